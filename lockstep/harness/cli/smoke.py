@@ -10,7 +10,6 @@ import typer
 
 from lockstep.harness.cli.options import JsonOpt, QuietOpt
 
-MEMORY = 8 << 30
 ANSWER_SECONDS, START_SECONDS = 30.0, 120.0  # the second while libraries are loaded
 NO_PROGRAM = (
     "it tries programs and servers; a Python file is run by naming python before it, a class of "
@@ -68,6 +67,7 @@ def smoke(
     from lockstep.harness.check.inputs import check_file
     from lockstep.harness.cli.terminal import Terminal
     from lockstep.harness.http.session import HttpSession, is_address
+    from lockstep.harness.processes.limits import MEMORY, room_for
     from lockstep.harness.protocol import smoke as work
     from lockstep.harness.protocol.session import ProgramSession, command_of, found_command
     from lockstep.harness.records import EXACT
@@ -97,7 +97,7 @@ def smoke(
                 *(words, path, EXACT),
                 time_limit=seconds or ANSWER_SECONDS,
                 start_limit=starting,
-                memory_limit=MEMORY,
+                memory_limit=room_for(path.stat().st_size, MEMORY),
                 name=command[0] if known else "",
             )
         steps = []

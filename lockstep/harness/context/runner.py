@@ -30,7 +30,9 @@ from lockstep.harness.processes.engine_process import (
     EngineProcess,
     Process,
     has_ended,
+    of_memory,
 )
+from lockstep.harness.processes.limits import room_for
 from lockstep.harness.processes.wire import Channel, Closed, WireError, WrongField, pack
 from lockstep.harness.protocol.messages import printable
 from lockstep.harness.protocol.session import ProgramSession, command_of
@@ -44,7 +46,8 @@ START_SECONDS = 120.0  # a cold start compiles; not charged to the first questio
 
 class Runner:
     """Opens sessions. `time_limit` is seconds per question, and for the start of what
-    is the user's (a program, a server, a class); `memory_limit` bytes per worker.
+    is the user's (a program, a server, a class); `memory_limit` bytes per worker, of a large model
+    more (`room_for`).
 
     `modules` register further adapters; workers import them too.
     """
@@ -76,6 +79,7 @@ class Runner:
             limits = {"time_limit": self.time_limit, "start_limit": self.time_limit}
             return HttpSession(adapter, model, settings, **limits)
         users = adapter not in ENGINES and is_users(adapter)
+        memory_limit = self.memory_of(model)
         if not users and (command := command_of(adapter)):
             return ProgramSession(
                 command,
@@ -83,7 +87,7 @@ class Runner:
                 settings,
                 time_limit=self.time_limit,
                 start_limit=self.time_limit,
-                memory_limit=self.memory_limit,
+                memory_limit=memory_limit,
                 name=adapter if adapter in ENGINES else "",
             )
         if not users:
@@ -95,11 +99,16 @@ class Runner:
             "modules": list(self.modules),
             "model": None if model is None else str(model),
             "settings": settings,
-            "memory_limit": self.memory_limit,
+            "memory_limit": memory_limit,
         }
         python = python_of(adapter) if split_version(adapter)[1] else None
         start = self.time_limit if users else START_SECONDS
         return IsolatedSession(opening, self.time_limit, python, start_limit=start)
+
+    def memory_of(self, model: Path | None) -> int | None:
+        if self.memory_limit is None or model is None or not model.is_file():
+            return self.memory_limit
+        return room_for(model.stat().st_size, self.memory_limit)
 
 
 def is_outside(engine: str) -> bool:
@@ -172,7 +181,8 @@ class IsolatedSession(Session):
             return Unanswerable(message=printable(str(error)))
         except Closed:
             death = self.worker.death() if self.worker else "did not start"
-            return Crashed(message=f"{who} {death} during {in_words(question)}", log=self._end())
+            message, log = f"{who} {death} during {in_words(question)}", self._end()
+            return Crashed(message=message + of_memory(log, self.opening["memory_limit"]), log=log)
         except WrongField as error:
             self._end()
             return Malformed(message=str(error))

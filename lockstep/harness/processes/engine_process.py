@@ -1,6 +1,7 @@
 """A child process in which an engine answers: its log's last lines, how it died, and its end."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -15,6 +16,7 @@ from lockstep.harness.processes.side_by_side import killed_by
 
 LOG_LINES = 50
 LOG_LINE_BYTES = 500
+NO_MEMORY = re.compile(r"memory|alloc", re.IGNORECASE)  # in the last words of most languages
 GRACE_SECONDS = 5.0  # between the end of the connection and the end of the process
 
 
@@ -68,6 +70,13 @@ class EngineProcess:
                 return False
             time.sleep(0.002)
         return True
+
+
+def of_memory(log: Sequence[str], limit: int | None) -> str:
+    """What is to be added to a death that is likely the limit's."""
+    if limit is None or not any(map(NO_MEMORY.search, log)):
+        return ""
+    return f" (it may use {limit / (1 << 30):.1f} GiB of memory, mapped files apart)"
 
 
 def has_ended(process: Process) -> bool:

@@ -19,7 +19,7 @@ from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.session import Session, in_words
 from lockstep.harness.foreign import building
 from lockstep.harness.processes import limits
-from lockstep.harness.processes.engine_process import EngineProcess, keep_tail
+from lockstep.harness.processes.engine_process import EngineProcess, keep_tail, of_memory
 from lockstep.harness.processes.variables import NO_BACKTRACE
 from lockstep.harness.processes.wire import Closed, WireError
 from lockstep.harness.protocol.frames import PIECE, Message, NoJson, Pipe, head_of, wait_for
@@ -139,7 +139,8 @@ class ProgramSession(Session):
         except Closed:
             death = self.program.death() if self.program else "did not start"
             at = in_words(question) if self.said else "start"
-            return Crashed(message=f"{self.name} {death} during {at}", log=self.end())
+            message, log = f"{self.name} {death} during {at}", self.end()
+            return Crashed(message=message + of_memory(log, self.memory_limit), log=log)
         except NotStarted as error:
             self.end()
             return error.outcome

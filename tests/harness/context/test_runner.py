@@ -128,6 +128,22 @@ def test_a_death_is_a_crash_with_its_last_words_and_the_next_question_is_answere
     assert worker_of(session) != before
 
 
+def test_an_engine_may_decode_a_large_model_and_takes_no_more_than_the_machine_has(
+    tmp_path: Path,
+) -> None:
+    """A gigabyte in four bits is eight as F32: an engine that reads all of it is honest."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = []
+    for size in (1 << 20, 1 << 30, 1 << 40):
+        path = tmp_path / f"{size}.gguf"
+        with path.open("wb") as file:
+            file.truncate(size)
+        with Runner(memory_limit=1 << 30).open("llama.cpp", path, EXACT) as session:
+            assert isinstance(session, IsolatedSession)
+            limits.append(session.opening["memory_limit"])
+    assert limits == [1 << 30, min(machine, 16 << 30), machine]
+
+
 @pytest.mark.parametrize("deed", ["hang", "hang_in_c"])
 def test_a_hang_is_a_timeout_and_the_next_question_is_answered(deed: str) -> None:
     with HASTY.open("fake", None, EXACT) as session:
