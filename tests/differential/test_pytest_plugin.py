@@ -120,7 +120,7 @@ def test_what_an_engine_does_not_offer_is_skipped_and_nothing_else_is_no_success
     mine = shlex.join([sys.executable, str(tmp_path / "mine.py")])
     given = ["--lockstep-engine", mine, "--lockstep-model", str(models[0])]
     code, said = pytest_in(tmp_path, *given, "-n", "1")  # whose worker says why
-    assert "2 passed, 10 skipped" in said, said
+    assert "2 passed, 11 skipped" in said, said
     assert "mine.py does not show tensors" in said
     assert code == 0
     wanted = ["--lockstep-suite", "trace", "--lockstep-suite", "tokens"]
@@ -129,7 +129,7 @@ def test_what_an_engine_does_not_offer_is_skipped_and_nothing_else_is_no_success
     assert code == 1
     (tmp_path / "mine.py").write_text(text.replace('"logits", "trace", "replace"', ""))
     code, said = pytest_in(tmp_path, *given)
-    assert "12 skipped" in said, said
+    assert "13 skipped" in said, said
     assert "nothing was compared" in said
     assert code == pytest.ExitCode.NO_TESTS_COLLECTED
 

@@ -1,10 +1,12 @@
 """Both engines are asked on models that are made for one question, and judged as in `check`."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import errno
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ from lockstep.harness.suites.logits import compared
 
 SUITE = "black-box"
 OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total")
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 ENOUGH = ("logits", "logprobs", "greedy")  # levels of harness.protocol
 Make = Callable[[GgufFile], Recipe]
 
@@ -189,6 +192,29 @@ class SliceAsker:
             finally:
                 path.unlink()
         return f"layer {layer} is what it is by its number: no model of one layer has such a one"
+
+
+def on_made_models(
+    plan: Plan, context: Context, suite: str, work: Callable[[SliceAsker], Iterator[Verdict]]
+) -> Iterator[Verdict]:
+    """The work's verdicts; where models cannot be made, or not asked about, it is said."""
+    with TemporaryDirectory(prefix="lockstep-") as folder:
+        inner = replace(plan, suites=(), by_name=False)
+        asker = SliceAsker(plan=inner, folder=Path(folder), progress=context.progress)
+        try:
+            yield from work(asker)
+        except NotSteady as error:
+            key = (suite, "not-deterministic")
+            yield context.verdict(suite, "diverged", str(error), {"at_fault": "subject"}, key)
+        except EngineError as error:
+            yield context.verdict(suite, "not-applicable", str(error))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            text = f"a model made of this one cannot be written to {folder}: {error.strerror}"
+            yield context.verdict(suite, "not-applicable", f"{text}; TMPDIR names another folder")
+        finally:
+            asker.close()
 
 
 def shows_no_tensors(info: EngineInfo) -> bool:

@@ -33,17 +33,23 @@ class FirstLayers:
 
 
 def write_first_layers(
-    model: Path, n: int, output: Path, progress: Callable[[str], None] = lambda _: None
+    model: Path,
+    n: int,
+    output: Path,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    window: int | None = None,
 ) -> FirstLayers:
-    """Raises EngineError, OSError; then nothing is left. Memory is bounded, as of `rewrite`."""
+    """window: in the place of the model's, which may keep all its layers then. Raises EngineError,
+    OSError; then nothing is left. Memory is bounded, as of `rewrite`."""
     with open_model(model) as file:
         total = n_layers(file)
-        if not 0 < n < total:
+        if not 0 < n < total + (window is not None):
             raise InvalidModel(f"{model} has {total} layers: take fewer, and one at least")
         if output.exists() and output.samefile(model):
             raise InvalidModel(f"{output} is the model itself; name another file")
         progress(f"writing {n} of {total} layers")
-        rewrite(file, first_layers(file, n), output)
+        rewrite(file, first_layers(file, n, window), output)
         try:
             progress("what llama.cpp's graph says of each layer")
             every, kept = roles_in(model, total), roles_in(output, n)

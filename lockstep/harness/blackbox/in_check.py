@@ -7,17 +7,14 @@ the engine decodes it, and each layer's matrices are looked at in their places (
 model the eps of its norms is seen where activations are small, and nowhere else.
 """
 
-import errno
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from lockstep.engine.errors import EngineError
+from lockstep.harness.blackbox import windows
 from lockstep.harness.blackbox.asking import (
-    NotSteady,
     SliceAnswer,
     SliceAsker,
+    on_made_models,
     shows_no_tensors,
     why_not_asked,
 )
@@ -34,8 +31,12 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
 
 SUITE = "black-box"
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 LENSES = 8  # for which both engines are started; bisect --black-box looks through all
+
+
+def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
+    """By suite."""
+    return {SUITE: partial(checked, plan), windows.SUITE: partial(windows.checked, plan)}
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
@@ -43,28 +44,16 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
         if context.named:
             yield context.verdict(SUITE, "not-applicable", reason)
         return
-    with TemporaryDirectory(prefix="lockstep-") as folder:
-        inner = replace(plan, suites=(), by_name=False)
-        asker = SliceAsker(plan=inner, folder=Path(folder), progress=context.progress)
-        try:
-            of_the_graph = list(of_graph(asker, context))
-            yield from of_the_graph
-            if is_quantised(asker):
-                yield from of_weights(asker, context)
-            if all(verdict.status != "diverged" for verdict in of_the_graph):
-                yield from of_places(asker, context)  # which have a fault of the graph as well
-        except NotSteady as error:
-            key = (SUITE, "not-deterministic")
-            yield context.verdict(SUITE, "diverged", str(error), {"at_fault": "subject"}, key)
-        except EngineError as error:
-            yield context.verdict(SUITE, "not-applicable", str(error))
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            text = f"a model made of this one cannot be written to {folder}: {error.strerror}"
-            yield context.verdict(SUITE, "not-applicable", f"{text}; TMPDIR names another folder")
-        finally:
-            asker.close()
+    yield from on_made_models(plan, context, SUITE, partial(verdicts_of, context))
+
+
+def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
+    of_the_graph = list(of_graph(asker, context))
+    yield from of_the_graph
+    if is_quantised(asker):
+        yield from of_weights(asker, context)
+    if all(verdict.status != "diverged" for verdict in of_the_graph):
+        yield from of_places(asker, context)  # which have a fault of the graph as well
 
 
 def not_asked(context: Context) -> str:

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from lockstep.harness.records import EngineInfo
     from lockstep.harness.runs.run import RunResult
 
-OF_RUNS = ("logits", "logprobs", "embeddings", "decode", "text", "black-box", "trace", "products")
+OF_RUNS = (
+    *("logits", "window", "logprobs", "embeddings", "decode", "text", "black-box"),
+    *("trace", "products"),
+)
 PLACE, MISTAKE = "the place, and the proof", "which mistake it is, if it is a known one"
 LAYER = "the layer, and the part of it"
 LARGE = 1 << 30  # bytes: from here on a check takes more than a minute on two cores

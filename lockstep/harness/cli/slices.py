@@ -1,5 +1,6 @@
 """`lockstep slice`: a model's first layers, as a model."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,9 @@ def first_layers(
     model: Annotated[Path, typer.Argument(help="A GGUF file.", metavar="MODEL")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
     layers: Annotated[int, typer.Option(help="So many, from the first on.", min=1)] = 2,
+    window: Annotated[
+        int | None, typer.Option(help="Let attention.sliding_window be so many tokens.", min=1)
+    ] = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Write the first layers of MODEL, with all that comes before and after them.
@@ -20,12 +24,13 @@ def first_layers(
     first two it is seconds, and whatever is wrong in how an engine computes a layer is wrong there:
     weights, types, vocabulary and metadata are the model's own. llama.cpp's graphs of both files
     are compared, so that each layer is what it was; it is said how many layers have one of each
-    kind. Examples:
+    kind. With a short window a short prompt shows whether an engine lets attention end where it
+    should. Examples:
 
     \b
       lockstep slice model.gguf -o first.gguf
       lockstep check first.gguf --engine ./my-engine
-      lockstep slice gemma.gguf -o first.gguf --layers 6
+      lockstep slice gemma.gguf -o first.gguf --layers 6 --window 11
     """
     from lockstep.harness.asking.template import keep_template
     from lockstep.harness.cli.shared import screen
@@ -33,7 +38,8 @@ def first_layers(
     with keep_template(), screen(quiet) as out:
         from lockstep.harness.blackbox.first_layers import write_first_layers
 
-        found = write_first_layers(model, layers, output, lambda text: out.progress("slice", text))
+        say = partial(out.progress, "slice")
+        found = write_first_layers(model, layers, output, say, window=window)
         size = output.stat().st_size
         out.line(f"{output}: {found.n} of {found.of} layers, {size:,} bytes")
         if found.enough > found.n:

@@ -1,6 +1,6 @@
 """The contract of a suite, and what all suites share: sessions, settings and the oracle's runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -98,8 +98,10 @@ class Context:
     runner: Runner = field(default_factory=Runner)  # opens other engines, with the same limits
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
-    # of an engine without tensors: what is asked on models that are made of this one
-    black_box: "Callable[[Context], Iterator[Verdict]] | None" = None
+    # by suite, what is asked on models that are made of this one
+    on_made_models: "Mapping[str, Callable[[Context], Iterator[Verdict]]]" = field(
+        default_factory=dict
+    )
     embeddings: bool = False  # what honest runs come to, instead of logits
     given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
@@ -173,6 +175,14 @@ class Context:
     ) -> Iterator[F32]:
         self.progress("a difference: our own runs that convert activations otherwise")
         return self.honest.converted(batches, only=only)
+
+    def asked_on_made_models(self, suite: str) -> Iterator[Verdict]:
+        ask = self.on_made_models.get(suite)
+        if ask is not None:
+            yield from ask(self)
+        elif self.named:
+            text = "no models are made for it here; lockstep check and bisect make them"
+            yield self.verdict(suite, "not-applicable", text)
 
     def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
         """The same with another subject: all that is known so far is of the oracle."""

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 SUITES = (  # those of check, but for shadow, which is about the oracle alone
-    *("metadata", "tokens", "dequant", "logits", "logprobs", "embeddings", "decode", "text"),
-    *("black-box", "acid", "trace", "products"),
+    *("metadata", "tokens", "dequant", "logits", "window", "logprobs", "embeddings", "decode"),
+    *("text", "black-box", "acid", "trace", "products"),
 )
 OUTPUT = "lockstep report"  # the property of a test that names the folder of its run
 SUMMARY = "lockstep summary"

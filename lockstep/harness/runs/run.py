@@ -19,7 +19,8 @@ from lockstep.harness.adapters import adapter_class
 from lockstep.harness.asking.environments import provide
 from lockstep.harness.asking.template import keep_template
 from lockstep.harness.bisect.bisection import bisect
-from lockstep.harness.blackbox.in_check import checked
+from lockstep.harness.blackbox import windows
+from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.check.check import (
     REPLAY,
     BadInput,
@@ -254,7 +255,7 @@ def check_one(plan: Plan, say: Say) -> None:
         return
     try:
         say(opened.engines)
-        opened.context.black_box = partial(checked, plan)
+        opened.context.on_made_models = questions(plan)
         for verdict in run_suites(opened.context, plan.suites):
             refused = plan.optional and verdict.detail.get("refused")
             say(not_taken(plan, verdict.summary) if refused else verdict)
@@ -285,7 +286,11 @@ def bisect_one(plan: Plan, say: Say) -> None:
     """Says what it does as text, and then the Bisection."""
     opened = opened_for(plan, say)
     try:
-        say(replace(bisect(opened.context), engines=opened.engines))
+        opened.context.on_made_models = questions(plan)
+        found = bisect(opened.context)
+        if any(v.suite == windows.SUITE and v.status == "diverged" for v in found.others):
+            found = windows.bisected(plan, opened.context) or found
+        say(replace(found, engines=opened.engines))
     except NoAnswer as error:
         raise patient(error) from error
     finally:

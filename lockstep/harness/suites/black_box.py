@@ -15,10 +15,5 @@ class BlackBox(Suite, name="black-box"):
         return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        """What is asked on models that are made of this one (harness.blackbox.in_check)."""
-        if context.black_box is None:
-            if context.named:
-                text = "no models are made for it here; lockstep check and bisect make them"
-                yield context.verdict("black-box", "not-applicable", text)
-            return
-        yield from context.black_box(context)
+        """As harness.blackbox.in_check says."""
+        yield from context.asked_on_made_models("black-box")

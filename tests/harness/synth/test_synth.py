@@ -2,7 +2,6 @@
 
 import tracemalloc
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.in_check import checked
+from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.check.check import open_plan, run_suites
 from lockstep.harness.cli.synth import SYNTH_TYPES
 from lockstep.harness.report.header import sha256_of
@@ -126,7 +125,7 @@ def test_an_engine_that_takes_the_usual_for_what_the_file_says_is_seen_on_a_buil
         opened = open_plan(plan, lambda _: None)
         info = replace(opened.context.subject_info, levels=levels, shows_nodes=False)
         context = replace(opened.context, subject_info=info)
-        context.black_box = partial(checked, plan)
+        context.on_made_models = questions(plan)
         diverges[name] = "diverged" in {v.status for v in run_suites(context, (suite,))}
         opened.close()
     assert diverges == {"f32": False, "hparams": True}
