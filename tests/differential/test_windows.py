@@ -14,7 +14,11 @@ from lockstep.harness.blackbox.first_layers import write_first_layers
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.windows import bisected
 from lockstep.harness.check.check import Plan, run_suites
+from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.records import Verdict
+from lockstep.harness.shadow.models import make_variant
+from lockstep.harness.shadow.models import opened as opened_for_names
+from lockstep.harness.synth.any_arch import variant_named, with_vocabulary
 from tests.differential.conftest import OpenPlan
 from tests.differential.test_first_layers import model_of
 
@@ -27,6 +31,17 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("windows")
     model = folder / "gemma3.gguf"
     write_first_layers(model_of("gemma3", folder, n_layer=8), 7, model, window=LONG)
+    return model
+
+
+@pytest.fixture(scope="module")
+def gemma3_in_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("in-f16")
+    whole, model = folder / "whole.gguf", folder / "gemma3.gguf"
+    variant = with_vocabulary(variant_named("gemma3"), 5000)
+    with opened_for_names() as session:
+        make_variant(variant, whole, quant="F16", session=session)
+    write_first_layers(whole, 2, model, window=LONG)
     return model
 
 
@@ -131,6 +146,31 @@ def test_layers_that_are_others_in_a_shorter_model_are_not_asked(
     found = says(model, "window")
     assert [v.status for v in found] == ["not-applicable"]
     assert "is another one in a model of 2 layers" in found[0].summary
+
+
+@pytest.mark.parametrize(
+    ("takes", "status"), [("F16", "agreed"), ("whole vocabulary", "agreed"), ("", "not-applicable")]
+)
+def test_who_does_not_take_the_model_is_given_another_and_accused_of_nothing(
+    takes: str, status: str, gemma3_in_f16: Path, says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right_way = windows.SliceAsker.open
+
+    def opened(asker: windows.SliceAsker, plan: Plan) -> windows.Opened:
+        with open_model(plan.subject_model) as file:
+            types = {info.type.name for info in file.tensors.values()}
+            fits = {
+                "F16": "F16" in types,
+                "whole vocabulary": file.tensors["token_embd.weight"].ne[1] == 5000,
+            }
+        if not fits.get(takes):
+            raise NoAnswer("not-compared", "it takes no such model", {})
+        return right_way(asker, plan)
+
+    monkeypatch.setattr(windows.SliceAsker, "open", opened)
+    found = says(gemma3_in_f16, "window")
+    assert [v.status for v in found] == [status]
+    assert ("it takes no such model" in found[0].summary) is (status != "agreed")
 
 
 def test_a_server_holds_another_model_only_if_somebody_gives_it_one(

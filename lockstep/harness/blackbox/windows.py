@@ -7,8 +7,9 @@ large vocabulary and a window of few tokens.
 """
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,9 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.blackbox.asking import (
+    SliceAnswer,
     SliceAsker,
+    left_unanswered,
     on_made_models,
     verdicts_of,
     why_not_asked,
@@ -28,13 +31,14 @@ from lockstep.harness.blackbox.asking import (
 from lockstep.harness.blackbox.first_layers import check_alike, roles_in
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import first_layers, n_layers, window_of
-from lockstep.harness.check.check import Opened, Plan, run_suites
+from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites
 from lockstep.harness.context.further_runs import n_cells
 from lockstep.harness.context.runner import Session
-from lockstep.harness.context.suite import Context
+from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.locate.segments import shows_tensors
 from lockstep.harness.records import Answered, Request, Verdict
 
+Way = Callable[[GgufFile, int], Recipe]  # of a model with such a window
 SUITE = "window"
 SHORT = 11  # tokens: the prompt is three times as long, and no power of two hides one more or less
 TOKENS = 32
@@ -61,70 +65,104 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def asked(context: Context, window: int, asker: SliceAsker) -> Iterator[Verdict]:
-    plan, n, what = with_short_window(asker, window)
-    opened = asker.open(plan)
+    n, what = layers_to_ask(asker, window)
+    for way in ways_to_make(asker, n):
+        found = answer_of(asker, way)
+        if found.worst.status != "not-compared":
+            break
+    text, status = f"{what}: {found.worst.summary}", found.worst.status
+    if status == "not-compared" or found.vacuous:  # a model that is not taken spoils nothing
+        text = f"{what}: {found.vacuous}" if found.vacuous else text
+        status = "not-applicable"
+    if found.places:
+        text += f": {found.places}"
+    yield context.verdict(SUITE, status, text, dict(found.worst.extent), (SUITE, status))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowAnswer:
+    """places: that are wrong; vacuous: why it says nothing that both agree."""
+
+    worst: SliceAnswer
+    places: str = ""
+    vacuous: str = ""
+
+
+def answer_of(asker: SliceAsker, way: Way) -> WindowAnswer:
+    plan = replace(asker.made(lambda file: way(file, SHORT)), n_tokens=TOKENS)
+    try:
+        opened = asker.open(plan)
+    except NoAnswer as error:
+        return WindowAnswer(worst=left_unanswered(error, plan.oracle))
+    except BadInput as error:
+        return WindowAnswer(worst=SliceAnswer(status="not-compared", summary=str(error)))
     try:
         worst = worst_of(verdicts_of(opened, ()), plan.oracle)
-        vacuous = unchanged(asker, opened, n) if worst.agrees else ""
-        place = places(opened) if worst.differs else ""
+        if worst.agrees:
+            return WindowAnswer(worst=worst, vacuous=unchanged(asker, opened, way))
+        return WindowAnswer(worst=worst, places=places(opened) if worst.differs else "")
     finally:
         opened.close()
-    if vacuous:
-        yield context.verdict(SUITE, "not-applicable", f"{what}: {vacuous}")
-        return
-    status = "not-applicable" if worst.status == "not-compared" else worst.status
-    text = f"{what}: {worst.summary}" + (f": {place}" if place else "")
-    yield context.verdict(SUITE, status, text, dict(worst.extent), (SUITE, status))
 
 
 def bisected(plan: Plan, context: Context) -> Bisection | None:
     """Of the run that `checked` asks for, where no op is wrong in the usual ones. None: here
-    neither."""
+    neither, or the engine takes no such model."""
     with TemporaryDirectory(prefix="lockstep-") as folder:
         asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
         try:
-            made, _, what = with_short_window(asker, window_of(context.file))
-            opened = asker.open(made)
-            try:
-                found = bisect(opened.context)
-            finally:
-                opened.close()
+            n, what = layers_to_ask(asker, window_of(context.file))
+            for way in ways_to_make(asker, n):
+                with suppress(NoAnswer, BadInput):
+                    found = bisection_of(asker, way)
+                    return replace(found, asked=what) if found.culprits else None
         finally:
             asker.close()
-    return replace(found, asked=what) if found.culprits else None
+    return None
 
 
-def with_short_window(asker: SliceAsker, window: int) -> tuple[Plan, int, str]:
-    """The plan, how many layers its model has, and what is asked in words."""
-    n, of = layers_to_ask(asker)
-    plan = asker.made(lambda file: of_window(asker, file, n, SHORT))
-    what = f"with a window of {SHORT} tokens in the place of {window}, its first {n} of {of} layers"
-    return replace(plan, n_tokens=TOKENS), n, what
+def bisection_of(asker: SliceAsker, way: Way) -> Bisection:
+    opened = asker.open(replace(asker.made(lambda file: way(file, SHORT)), n_tokens=TOKENS))
+    try:
+        return bisect(opened.context)
+    finally:
+        opened.close()
 
 
-def layers_to_ask(asker: SliceAsker) -> tuple[int, int]:
-    """So many of so many: one that sees otherwise than the first does is among them. Raises
-    Unsupported."""
+def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
+    """A model of n layers: in F32 with the first tokens of a large vocabulary; for who does not
+    take that, in the types that it has, and with all tokens."""
+
+    def in_types(file: GgufFile, window: int) -> Recipe:
+        return asker.with_few_tokens(file, first_layers(file, n, window))
+
+    def in_f32(file: GgufFile, window: int) -> Recipe:
+        return replace(in_types(file, window), stored=frozenset())
+
+    names = first_layers(asker.file, n).names.values()
+    if sum(4 * asker.file.tensors[name].n_elements for name in names) <= LARGEST:
+        yield in_f32
+    yield in_types
+    yield lambda file, window: first_layers(file, n, window)
+
+
+def layers_to_ask(asker: SliceAsker, window: int) -> tuple[int, str]:
+    """How many: one that sees otherwise than the first does is among them; and what is asked, in
+    words. Raises Unsupported."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
     n = min(total, next((layer + 1 for layer, (_, other) in enumerate(every) if other), 2))
     if n < total:
-        made = asker.made(lambda file: of_window(asker, file, n, window_of(file)))
+        made = asker.made(lambda file: asker.with_few_tokens(file, first_layers(file, n)))
         check_alike(every, roles_in(made.model, n))
-    return n, total
+    what = f"a window of {SHORT} tokens in the place of {window}, its first {n} of {total} layers"
+    return n, f"with {what}"
 
 
-def of_window(asker: SliceAsker, file: GgufFile, n: int, window: int) -> Recipe:
-    recipe = asker.with_few_tokens(file, first_layers(file, n, window))
-    in_f32 = sum(4 * file.tensors[name].n_elements for name in recipe.names.values())
-    return replace(recipe, stored=frozenset()) if in_f32 <= LARGEST else recipe
-
-
-def unchanged(asker: SliceAsker, opened: Opened, n: int) -> str:
+def unchanged(asker: SliceAsker, opened: Opened, way: Way) -> str:
     """Why it says nothing that both engines agree: the oracle makes nothing of the key."""
-    context = opened.context
-    path = asker.folder / "wide.gguf"
-    rewrite(asker.file, of_window(asker, asker.file, n, NO_END), path)
+    context, path = opened.context, asker.folder / "wide.gguf"
+    rewrite(asker.file, way(asker.file, NO_END), path)
     with context.runner.open(context.oracle.name, path, context.settings) as other:
         short, wide = (logits_of(session, context) for session in (context.oracle, other))
     if short is None or wide is None:

@@ -7,7 +7,7 @@ from lockstep.harness.context.suite import Context, Suite
 from lockstep.harness.records import Verdict
 
 
-class Window(Suite, name="window"):
+class WindowSuite(Suite, name="window"):
     order = 41
     expected = False
 
