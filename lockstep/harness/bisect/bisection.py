@@ -1,6 +1,6 @@
 """`lockstep bisect`: the first layer that diverges, the guilty ops in it, and the proof."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -172,15 +172,30 @@ def compares(finding: SiteFinding) -> bool:
 
 
 def layers_of(found: Findings) -> tuple[Layer, ...]:
-    """In the order of the graph, from the prompt's run (step 0)."""
+    """In the order of the graph, from the prompt's run (step 0); what is wrong in later ones alone,
+    as a cache that is read a cell short, is named with the step."""
     first = [f for f in found.all if f.site.step == 0]
+    at_first = {(f.layer, f.site.name) for f in first if f.mismatch is not None}
+    later: dict[Place, int] = {}
+    for f in found.guilty:
+        if (f.layer, f.site.name) not in at_first:
+            later.setdefault((f.layer, f.site.name), f.site.step)
     groups = [[first[i] for i in group] for group in by_layer([f.layer for f in first])]
     return tuple(
         Layer(
             layer=group[0].layer,
             last=group[-1].site.name,
             error=found.err_out(group[-1]),
-            guilty=tuple(f.site.name for f in group if f.mismatch is not None),
+            guilty=tuple(name for f in group if (name := as_guilty(f, later))),
         )
         for group in groups
     )
+
+
+def as_guilty(finding: SiteFinding, later: Mapping[Place, int]) -> str:
+    """Its name in the list of what is wrong, or "". later: the first step in which a site is."""
+    name = finding.site.name
+    if finding.mismatch is not None:
+        return name
+    step = later.get((finding.layer, name))
+    return "" if step is None else f"{name} (step {step})"

@@ -115,7 +115,8 @@ class Tokens(Suite, name="tokens"):
         outcome = context.oracle.ask("tokenize", [BEYOND], **flags)
         if isinstance(outcome, Answered):
             actual = context.ask(context.subject, "tokenize", [BEYOND], **flags)
-            return judged(context, "encode", {}, [BEYOND], outcome.value, actual)
+            way = "encode_beyond_unicode"  # what excuses "encode" does not excuse it
+            return judged(context, way, flags, [BEYOND], outcome.value, actual)
         error = no_answer(context.oracle.name, "tokenize", outcome)
         if not isinstance(outcome, Crashed | Rejected):
             raise error
@@ -212,7 +213,7 @@ def judged(
     _, given, want, got = wrong[0]
     said: dict[str, Any] = {"way": way, "flags": flags, "input": given[:WHOLE], "total": len(wrong)}
     said |= {"expected": repr(want)[:WHOLE], "actual": repr(got)[:WHOLE]}
-    if way == "encode":
+    if way.startswith("encode"):
         said["sides"] = sides(context, want, got)
     said["differences"] = [{"text": text} for text in texts[:AT_MOST]]
     return context.verdict(

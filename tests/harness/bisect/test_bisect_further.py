@@ -61,6 +61,24 @@ def test_a_fault_behind_64_cells_is_found_in_a_longer_run_and_confirmed(tmp_path
     assert found.patched.confirms
 
 
+def test_an_op_that_is_wrong_behind_the_prompt_alone_is_in_the_list_of_layers(
+    tmp_path: Path,
+) -> None:
+    """The list had said of every layer that no op of it was wrong, and named one below."""
+    found, words = bisected("mutant:cache-batch-sees-itself-alone", tmp_path)
+    assert found.first is not None
+    assert found.first.site.step == 1
+    listed = {layer.layer: layer.guilty for layer in found.layers}
+    assert listed[0] == (f"{found.first.site.name} (step 1)",)
+    assert f"{found.first.site.name} (step 1)" in words.split("first divergence")[0]
+
+
+def test_of_an_op_that_is_wrong_in_the_prompt_the_list_names_no_step(tmp_path: Path) -> None:
+    found, _ = bisected("mutant:rope-half-split", tmp_path)
+    assert all("step" not in name for layer in found.layers for name in layer.guilty)
+    assert found.layers[1].guilty
+
+
 def test_a_wrong_choice_of_tokens_is_the_fault_of_no_op(tmp_path: Path) -> None:
     found, words = bisected("mutant:greedy-second-best", tmp_path)
     assert not found.culprits
@@ -74,6 +92,14 @@ def test_a_wrong_tokenizer_is_said_by_bisect_too(tmp_path: Path) -> None:
     assert found.exit_code == NO_OP
     assert {verdict.suite for verdict in found.others} == {"tokens"}
     assert "tokens: encode" in words
+
+
+def test_a_text_beyond_unicode_is_named_with_the_flags_it_was_asked_with(tmp_path: Path) -> None:
+    """It had been called one without flags, of which a BOS was expected."""
+    found, words = bisected("mutant:bos-missing", tmp_path)
+    assert found.exit_code == NO_OP
+    assert "encode_beyond_unicode (add_special): 1 of 1 inputs differ" in words
+    assert "encode (no flags)" not in words
 
 
 def test_an_engine_that_never_chooses_a_control_token_is_found(tmp_path: Path) -> None:
