@@ -21,6 +21,7 @@ LISTS = {
 LINES = {
     "sends no JSON": b"Segmentation fault (core dumped)\n",
     "sends a list": b"[1]\n",
+    "answers the one before twice": b'{"id":1,"answer":{}}\n',
     "sends NaN": b'{"id":2,"answer":{"ids":[[NaN]]}}\n',
     "says a key twice": b'{"id":2,"answer":{"ids":[[1]]},"answer":{"ids":[[1]]}}\n',
     "has a text for its id": b'{"id":"2","answer":{"ids":[[1]]}}\n',

@@ -51,7 +51,9 @@ def test_the_vectors_are_verified_and_an_engine_is_held_against_them(alone: Alon
 
 def test_a_wrong_engine_is_found_by_the_vectors_alone(alone: Alone) -> None:
     wrong = ("--engine", "mutant:q4-0-nibbles-in-order", "--only", "dequant/q4_0")
-    assert alone("golden", "verify", *wrong, "--quiet").returncode == 1
+    done = alone("golden", "verify", *wrong, "--quiet")
+    assert done.returncode == 1
+    assert done.stdout.rstrip().endswith("diverged"), "with --quiet nothing else says of what kind"
 
 
 def test_a_text_is_tokenized_and_a_model_is_made(alone: Alone, tmp_path: Path) -> None:

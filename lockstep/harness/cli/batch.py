@@ -25,7 +25,11 @@ def fuzz_batch(
         list[str] | None, typer.Option(help="This schedule, as JSON, instead (repeatable).")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="The engine under test: reference, llama.cpp, llama.cpp@VERSION.")
+        str,
+        typer.Option(
+            help="The engine under test: reference, llama.cpp, llama.cpp@VERSION. No program: "
+            "what `check` asks for of batches and sequences is all that those are asked."
+        ),
     ] = "reference",
     oracle: OracleOpt = "llama.cpp",
 ) -> "FuzzPlan":

@@ -36,7 +36,11 @@ def fuzz_gguf(
         ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="The parser under test: reference, llama.cpp.")
+        str,
+        typer.Option(
+            help="The parser under test: reference, llama.cpp. No program: `check` asks one how "
+            "it reads a model, a file at a time."
+        ),
     ] = "reference",
     oracle: OracleOpt = "llama.cpp",
     witness: Annotated[

@@ -100,7 +100,10 @@ def fuzz_quants(
         list[str] | None, typer.Option(help="This block, as hex, instead (repeatable).")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="The engine under test: reference, gguf-py, mutant:NAME.")
+        str,
+        typer.Option(
+            help="The engine under test: as of check, or reference, gguf-py, mutant:NAME."
+        ),
     ] = "reference",
     oracle: OracleOpt = "llama.cpp",
 ) -> "FuzzPlan":

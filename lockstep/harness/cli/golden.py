@@ -1,5 +1,6 @@
 """The commands of `golden`: regenerate, verify, compare."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -132,8 +133,10 @@ def verify(
             out.verdict(verdict)
         if engine != "replay" and any(verdict.about == "replay" for verdict in verdicts):
             out.line(f"{engine} has no graph of its own here and replays llama.cpp's")
-        agreed = sum(v.status == "agreed" for v in verdicts)
-        asked = f"; {agreed} of {len(verdicts)} comparisons agree" if verdicts else ""
+        counts = Counter(v.status for v in verdicts)
+        agreed = counts.pop("agreed", 0)
+        others = "".join(f", {n} {status}" for status, n in counts.most_common())
+        asked = f"; {agreed} of {len(verdicts)} comparisons agree{others}" if verdicts else ""
         out.line(f"{root}: whole and unedited{asked}")
     raise typer.Exit(exit_code(verdicts) if verdicts else 0)
 

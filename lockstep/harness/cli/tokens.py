@@ -32,7 +32,10 @@ def fuzz_tokens(
     cases: Annotated[int, typer.Option(help="Texts for each vocabulary.", min=1)] = 100_000,
     hexes: HexOpt = None,
     engine: Annotated[
-        str, typer.Option(help="The engine under test: reference, llama.cpp, mutant:NAME.")
+        str,
+        typer.Option(
+            help="The engine under test: as of check, or reference, llama.cpp, mutant:NAME."
+        ),
     ] = "reference",
     oracle: Annotated[
         str, typer.Option(help="The engine it is held against; or tokenizers, sentencepiece.")

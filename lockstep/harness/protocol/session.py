@@ -47,6 +47,8 @@ DESCRIPTOR = "LOCKSTEP_ANSWERS"  # names one that answers may be written to, see
 START_SECONDS = 300.0  # loading a model; not charged to the first question
 SHOWN = 60  # characters of a line that is no answer
 ENDINGS = ("answer", "refused", "unsupported", "failed")
+# questions that no program is asked, where the name alone would be taken for one of the protocol
+UNASKED = {"parse": "to parse many files at once", "schedule": "operations on its cache"}
 
 
 def command_of(engine: str) -> list[str] | None:
@@ -155,7 +157,7 @@ class ProgramSession(Session):
         """What a question needs and the engine does not say that it can; "": nothing."""
         assert self.said is not None
         if question not in QUESTIONS:
-            return f"{question}, for which the protocol has no question"
+            return f"{UNASKED.get(question, question)}, for which the protocol has no question"
         needed = [QUESTIONS[question].level]
         if question == "evaluate":
             request: Request = args[0]
@@ -279,9 +281,11 @@ class EngineProgram(EngineProcess):
             raise WireError(f"{error}{self.who_else()}") from error
         head = answer.head
         if type(head.get("id")) is not int or head["id"] != self.asked:
+            twice = "; was the question before answered twice?"
             raise WireError(
                 f'expected "id":{self.asked}, got {head.get("id")!r:.60}, as answer to '
                 f"{message.head['ask']}: {json.dumps(head)[:SHOWN]}"
+                + (twice if head.get("id") == self.asked - 1 else "")
             )
         if sum(key in head for key in ENDINGS) != 1:
             raise WireError(f"expected one of {', '.join(ENDINGS)}, got {list(head)!r:.200}")

@@ -93,6 +93,20 @@ def test_what_an_engine_does_not_say_that_it_can_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize(
+    ("question", "words"),
+    [("parse", "to parse many files at once"), ("schedule", "operations on its cache")],
+)
+def test_what_the_fuzzers_ask_of_no_program_is_not_said_to_be_a_level_that_it_lacks(
+    question: str, words: str
+) -> None:
+    """An engine that offers `parse` was told that it does not, and that there is no such thing."""
+    with fake("answers") as session:
+        outcome = session.ask(question, np.zeros(0, np.uint8), np.zeros(0, np.int64), "buffer")
+    said = f"fake_program.py does not offer {words}, for which the protocol has no question"
+    assert outcome == Unanswerable(message=said, declared=True)
+
+
+@pytest.mark.parametrize(
     ("way", "words"),
     [
         ("lacks the ids", "no 'ids'"),
@@ -109,6 +123,7 @@ def test_what_an_engine_does_not_say_that_it_can_is_not_asked() -> None:
         ("announces ten gigabytes", "are more than"),
         ("counts badly", '"bytes" is 3'),
         ("miscounts", 'expected "id":2, got 99'),
+        ("answers the one before twice", "was the question before answered twice?"),
         ("sends no JSON", "expected a line of JSON"),
         ("sends a list", "expected a JSON object"),
         ("sends NaN", "NaN is no JSON"),
