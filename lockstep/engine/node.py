@@ -87,6 +87,7 @@ def wide(operand: Operand) -> F64:
     if operand.value is None:
         raise Unsupported(f"{operand.name} was not captured")
     if operand.type in PLAIN:
-        return operand.value.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+            return operand.value.astype(np.float64)
     rows = WeightFormat.named(operand.type).dequantize(operand.value.reshape(-1))
     return rows.reshape(tuple(reversed(operand.ne))).astype(np.float64)

@@ -137,7 +137,7 @@ class ReplayRun:
         self.nodes += 1
         if place not in self.values:
             return value
-        return put_in(value, np.asarray(self.values[place], value.dtype), planned.name)
+        return put_in(value, cast(self.values[place], value.dtype), planned.name)
 
     def given(self, planned: PlannedNode, place: Place) -> NDArray[Any] | None:
         """Of a node that is not computed."""
@@ -145,8 +145,7 @@ class ReplayRun:
             return None
         seen = self.memory.seen(planned.result)
         dtype, shape, _ = layout(seen.type, seen.ne)
-        value = np.asarray(self.values[place], dtype)
-        return put_in(np.zeros(shape, dtype), value, planned.name)
+        return put_in(np.zeros(shape, dtype), cast(self.values[place], dtype), planned.name)
 
     def compute(self, graph: Graph, planned: PlannedNode) -> NDArray[Any]:
         """What the node holds, in the type and shape of its tensor here."""
@@ -190,6 +189,11 @@ class ReplayRun:
 def not_computed(graph: Graph, planned: PlannedNode, error: Exception) -> NotComputed:
     reason = str(error) if isinstance(error, EngineError) else f"no sense: {error!r:.200}"
     return NotComputed(place=graph.place(planned), op=planned.op, name=planned.name, reason=reason)
+
+
+def cast(value: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    with np.errstate(invalid="ignore"):  # an engine may show signalling NaN
+        return np.asarray(value, dtype)
 
 
 def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:

@@ -61,8 +61,8 @@ def noise_between(honest: NDArray[Any], moved: NDArray[Any]) -> Noise:
     of the others; of numbers that are rows of their own, all are."""
     if honest.shape != moved.shape:
         return Noise(np.inf, np.inf)
-    a, b = honest.astype(np.float64), moved.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
+        a, b = honest.astype(np.float64), moved.astype(np.float64)
         far = np.abs(a - b)
         if not np.isfinite(far).all():
             far[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0

@@ -228,7 +228,8 @@ class SegmentJudge:
             steps = (raw % np.uint64(3)).astype(np.float64).reshape(value.shape) - 1
             numbers = value.dtype.kind == "f"
             size = self.step_at(place, value) if numbers else 0
-            found[place] = value + steps * size if numbers else value
+            with np.errstate(invalid="ignore"):  # an engine may show signalling NaN
+                found[place] = value + steps * size if numbers else value
         return found
 
     def step_at(self, place: Place, value: NDArray[Any]) -> NDArray[np.float64]:

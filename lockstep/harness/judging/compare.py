@@ -55,6 +55,13 @@ def mismatch_between(
     )
 
 
+def in_other_byte_order(expected: NDArray[Any], actual: NDArray[Any], allowed: float) -> str:
+    """What to say of numbers that are right as soon as their bytes are turned round, or ""."""
+    if mismatch_between(expected, actual.byteswap(), allowed) is not None:
+        return ""
+    return "; with the bytes of each number in the other order all are right"
+
+
 def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
     """The largest |a - b|; infinite where one is not finite and the other differs."""
     if a.shape != b.shape:

@@ -17,7 +17,7 @@ from lockstep.harness.adapters.reference import listing_of
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
-from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.judging.compare import in_other_byte_order, mismatch_between
 from lockstep.harness.records import FileSummary, TensorSummary, Unanswerable, Verdict
 
 CHUNK = 1 << 20  # weights compared at a time: whole blocks of every type, which stay in the cache
@@ -242,7 +242,8 @@ def divergence(
         "dequant",
         "diverged",
         f"{tensor.name} ({tensor.type}): {n}; row {row}, column {column} "
-        f"is {actual[at]:.9g}, expected {expected[at]:.9g}",
+        f"is {actual[at]:.9g}, expected {expected[at]:.9g}"
+        + in_other_byte_order(expected, actual, 0.0),
         detail,
         key=("dequant", "value", tensor.type),
     )

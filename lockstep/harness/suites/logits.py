@@ -15,7 +15,12 @@ from lockstep.harness.context.further_runs import FurtherRun, LeftOut, further_r
 from lockstep.harness.context.relations import asked_otherwise
 from lockstep.harness.context.repeats import not_deterministic, unsteady
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
-from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
+from lockstep.harness.judging.compare import (
+    in_other_byte_order,
+    largest,
+    mismatch_between,
+    worst_distance,
+)
 from lockstep.harness.judging.stored import half_step
 from lockstep.harness.judging.tolerances import Bound, whole_run
 from lockstep.harness.records import (
@@ -211,9 +216,9 @@ def compared(
         "kind": off.kind,
         "at_fault": at_fault,
     }
-    return context.verdict(
-        suite, "diverged", sentence(off, at_fault, what), detail, key=(suite, off.kind, at_fault)
-    )
+    text = sentence(off, at_fault, what)
+    text += in_other_byte_order(expected, got, float(bound.allowed))
+    return context.verdict(suite, "diverged", text, detail, key=(suite, off.kind, at_fault))
 
 
 def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:

@@ -1,12 +1,34 @@
-"""A weight that is NaN in the file is no difference, and is named: all logits may be NaN by it."""
+"""Weights that are NaN in the file are named, and numbers whose bytes an engine turns round."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.judging.compare import in_other_byte_order
+from lockstep.harness.records import Evaluation, Request, Trace, Verdict
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
+
+WORDS = "with the bytes of each number in the other order all are right"
+
+
+class TurnsBytesRound(Reference, name="byte order: turns bytes round"):
+    """Its arrays are big-endian: of some numbers that is a signalling NaN."""
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return super().dequantize(type_name, raw).byteswap()
+
+    def evaluate(self, request: Request) -> Evaluation:
+        found = super().evaluate(request)
+        logits = tuple(rows.byteswap() for rows in found.logits)
+        if found.trace is None:
+            return replace(found, logits=logits)
+        records = tuple(replace(r, value=r.value.byteswap()) for r in found.trace.records)
+        return Evaluation(logits=logits, trace=Trace(engine=self.name, records=records))
 
 
 def with_nan(model: Path, copy: Path, tensor: str) -> Path:
@@ -32,3 +54,31 @@ def test_one_engine_s_nan_is_a_difference(tmp_path: Path) -> None:
     wrong = with_nan(model, tmp_path / "nan.gguf", "blk.1.ffn_up.weight")
     plan = plan_for(model, subject_model=wrong, suites=("dequant",))
     assert "diverged" in {v.status for v in verdicts_of(plan)}
+
+
+def checked(engine: str, folder: Path, *suites: str) -> list[Verdict]:
+    plan = plan_for(builtin("f32", folder), engine=engine, suites=suites)
+    return [v for v in verdicts_of(plan) if v.status == "diverged"]
+
+
+def test_weights_and_logits_in_the_other_order_are_named_as_that(tmp_path: Path) -> None:
+    found = checked(TurnsBytesRound.name, tmp_path, "dequant", "logits")
+    for suite in ("dequant", "logits"):
+        said = [v.summary for v in found if v.suite == suite]
+        assert said
+        assert WORDS in said[0]
+
+
+def test_of_numbers_that_are_wrong_in_another_way_nothing_is_said_of_bytes(tmp_path: Path) -> None:
+    found = checked("mutant:rope-half-split", tmp_path, "logits")
+    assert found
+    assert not any(WORDS in v.summary for v in found)
+    one = np.ones(4, np.float32)
+    assert WORDS in in_other_byte_order(one, one.byteswap(), 0.0)
+    assert not in_other_byte_order(one, one + 1, 0.0)
+
+
+def test_shown_tensors_of_signalling_nans_are_differences_and_no_warnings(tmp_path: Path) -> None:
+    """Warnings of numpy, with paths of ours, had stood above the report; here they are errors."""
+    found = checked(TurnsBytesRound.name, tmp_path, "trace", "products")
+    assert any(v.suite == "trace" for v in found)

@@ -122,15 +122,19 @@ def rare_inputs(
         formula = tuple(ops[place] for place in segment.formula)
         starts = [by_name[site] for site in segment.starts]
         if formula in NORMS:
-            yield segment.place, {site: values[site] * SMALLER for site in starts}
+            yield segment.place, {site: scaled(values[site], SMALLER) for site in starts}
         elif formula in GATES:
             yield segment.place, {site: enlarged(values[site]) for site in starts}
 
 
 def enlarged(value: NDArray[Any]) -> NDArray[Any]:
     largest = np.abs(value).max(initial=0.0)
-    found: NDArray[Any] = value * (LARGEST / largest if 0 < largest < LARGEST else 1)
-    return found.astype(value.dtype)
+    return scaled(value, LARGEST / largest if 0 < largest < LARGEST else 1.0)
+
+
+def scaled(value: NDArray[Any], by: float | np.float32) -> NDArray[Any]:
+    with np.errstate(invalid="ignore"):  # an engine may show signalling NaN
+        return (value * by).astype(value.dtype)
 
 
 def shown_by(context: Context, request: Request) -> Values:
