@@ -272,6 +272,12 @@ def test_what_to_show_next_has_a_name_that_traces_have(qwen3: Recorded) -> None:
     assert found.axes == "(tokens, heads * head_dim)"
 
 
+def test_a_name_with_a_blank_in_it_is_told_from_the_words_beside_it(qwen3: Recorded) -> None:
+    """`show norm RMS_NORM-0 to halve it` had been read as two names, or as the norm of one."""
+    found, *_ = qwen3.accused(qwen3.run(OneOpWrong(name="attn_norm-0")), ("embd", "attn_norm"))
+    assert 'show "norm RMS_NORM-0" to halve it' in found.reason
+
+
 def test_nodes_have_the_names_of_our_sites_as_well(qwen3: Recorded) -> None:
     places = places_by_site(qwen3.program, qwen3.wires)
     for name in ("attn_norm", "Qcur", "ffn_swiglu", "l_out"):

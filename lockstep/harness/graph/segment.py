@@ -43,7 +43,9 @@ class Segment:
             f"honest runs ({noise.worst:.1e}, and in a row {noise.share:.1e} of its largest "
             "number), and the last op's own bound"
         )
-        return f"{text}; show {self.middle} to halve it"
+        name = str(self.middle)
+        shown = f'"{name}"' if " " in name else name  # of a node without a name: norm RMS_NORM-0
+        return f"{text}; show {shown} to halve it"
 
 
 def segments_of(
