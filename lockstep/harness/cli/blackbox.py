@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from lockstep.harness.check.check import Plan
     from lockstep.harness.cli.terminal import Terminal
 
+AGREE = "every slice, {weights}the whole model and what check asks besides agree"
 ENDS = {
-    0: "every slice, every weight, the whole model and what check asks besides agree",
     1: "DIVERGENCE",
     3: "INCOMPLETE: something was not compared",
 }
@@ -101,7 +101,8 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     yield from (f"what check asks besides, {v.suite}: {v.summary}" for v in result.others)
     yield from (f"not compared: {text}" for text in result.left_out)
     yield from (f"not asked: {text}" for text in [result.no_places] if text)
-    yield ENDS[result.exit_code]
+    weights = "every weight, " if result.lenses or result.places else ""  # if they were asked about
+    yield ENDS.get(result.exit_code, AGREE.format(weights=weights))
     if result.exit_code == 1 and result.whole.differs:  # which is all that diagnose looks at
         yield f"{MISTAKE}: {diagnose_command(plan)}"
 

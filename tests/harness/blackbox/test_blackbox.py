@@ -23,6 +23,7 @@ from lockstep.harness.blackbox.slices import (
     what_adds,
 )
 from lockstep.harness.blackbox.whole import SMALL
+from lockstep.harness.cli.blackbox import lines_of
 from lockstep.harness.mutants.wrong_eps import WrongEps
 from lockstep.harness.records import Evaluation, Request
 from tests.all_types import ROUNDING, model_of
@@ -36,8 +37,9 @@ from tests.black_boxes import (
     scaled,
     wrong_tensors,
 )
+from tests.harness.check.test_check import plan_for
 from tests.models import builtin, with_changed_weight, written
-from tests.quiet_engines import wrong
+from tests.quiet_engines import made, wrong
 
 # --- which part -----------------------------------------------------------------------------
 
@@ -291,6 +293,17 @@ def test_an_engine_of_lists_is_bisected_by_them(tmp_path: Path) -> None:
     assert all(part[0].startswith("attention: scores") for part in faults(found).values())
     honest = bisected(path, tmp_path / "made", engine="quiet")
     assert (faults(honest), honest.exit_code) == ({}, 0)
+
+
+def test_weights_that_nobody_could_ask_about_are_not_said_to_agree(tmp_path: Path) -> None:
+    """Where tokens alone are shown no matrix is looked at in its place, as the line before says."""
+    path = builtin("f32", tmp_path)
+    of_tokens = made("greedy: honest", levels=("greedy",))
+    for engine, weights in ((of_tokens, False), ("reference", True)):
+        found = bisected(path, tmp_path / str(weights), engine=engine)
+        *_, last = lines_of(plan_for(path, engine=engine), found)
+        assert last.endswith("agree")
+        assert ("every weight" in last) == weights == bool(found.lenses or found.places)
 
 
 def test_a_wrong_eps_that_only_tokens_show_is_found_where_check_finds_it(tmp_path: Path) -> None:
