@@ -187,7 +187,6 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 ROUNDED = "rounding of what the output norm gives and the output matrix reads"
 OF_VALUES: Table = (
     (simple_rows, "embeddings that are powers of two", "embedding"),
-    (larger, "a smaller eps", "eps"),
     (norms_of_ones, "norms with weights of one", "output norm: its weights"),
     (norms_of_one_number, "norms with weights and biases of one", "output norm: its weights"),
     (norms_of_one_bit, "norms that come to powers of two", ROUNDED),
@@ -207,6 +206,8 @@ def part_outside(asked: Asked) -> Part:
         if asked.agrees(nothing_to_norm, STILL):
             return agreed("output norm", f"{ONE_TOKEN}, and with {STILL}")
         return agreed("embedding of some tokens, or logits of others", ONE_TOKEN)
+    if asked.agrees(larger, "a smaller eps"):  # first: rows of about one hide an eps as well
+        return agreed("eps", "a smaller eps")
     if asked.agrees(one_row, SAME):
         return agreed("embedding", SAME)
     if part := asked.first_of(OF_VALUES):

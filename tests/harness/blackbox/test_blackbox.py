@@ -101,6 +101,20 @@ def test_what_is_wrong_outside_the_layers_is_named_and_the_layers_are_not_judged
     assert found.exit_code == 1
 
 
+def an_eighth(raw: NDArray[np.uint8], _: Any) -> None:
+    raw.view(np.float32)[:] /= 8
+
+
+def test_eps_is_not_taken_for_the_embedding_where_embeddings_are_small(tmp_path: Path) -> None:
+    """As those of stories260K: with larger ones in their place, powers of two, no eps counts."""
+    path, tensor = builtin("f32", tmp_path), "token_embd.weight"
+    small_ones = copy_with(path, tmp_path / "small.gguf", tensor, an_eighth)
+    found = bisected(small_ones, tmp_path / "made", engine="mutant:wrong-eps")
+    assert faults(found) == {None: ["eps"]}
+    found = bisected(small_ones, tmp_path / "other", engine="mutant:embeddings-column-major")
+    assert faults(found) == {None: ["embedding"]}
+
+
 class OtherSlope(Mirror):
     def swiglu_oai(self, gate: F32, up: F32) -> F32:
         x = np.minimum(gate, np.float32(7)).astype(np.float64)
