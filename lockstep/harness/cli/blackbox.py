@@ -94,6 +94,13 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     for what, answer in result.in_f32.items():
         yield f"  {'whole: ' + what.partition(',')[0]:<38} {figures(answer)}"
     yield ""
+    yield from ends(plan, result)
+
+
+def ends(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
+    """What stands below the table."""
+    if not result.rows:  # it is not deterministic, and was asked no more
+        yield f"the whole model: {result.whole.summary}"
     yield from reasons(result.rows, result.lenses)
     for what, answer in result.in_f32.items():
         if not answer.agrees:
@@ -103,7 +110,8 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     yield from (f"not asked: {text}" for text in [result.no_places] if text)
     weights = "every weight, " if result.lenses or result.places else ""  # if they were asked about
     yield ENDS.get(result.exit_code, AGREE.format(weights=weights))
-    if result.exit_code == 1 and result.whole.differs:  # which is all that diagnose looks at
+    # diagnose looks at the whole model alone, and mistakes that it knows are always the same
+    if result.exit_code == 1 and result.rows and result.whole.differs:
         yield f"{MISTAKE}: {diagnose_command(plan)}"
 
 

@@ -254,6 +254,9 @@ def test_of_an_engine_whose_runs_differ_no_part_is_named(tmp_path: Path) -> None
     assert faults(found) == {}
     assert "test:other-each-time is not deterministic" in found.whole.summary
     assert found.exit_code == 1
+    said = "\n".join(lines_of(plan_for(path, engine="test:other-each-time"), found))
+    assert "the whole model: test:other-each-time is not deterministic: " in said
+    assert "lockstep diagnose" not in said, "what differs from run to run is no known mistake"
 
 
 class NoNumbers(Mirror):
