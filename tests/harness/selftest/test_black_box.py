@@ -193,6 +193,13 @@ def test_a_fault_of_one_layer_is_named_however_it_is_wrong(tmp_path: Path) -> No
     assert rows[0].said == (("1", "FFN: up matrix"),)
 
 
+def test_a_mistake_that_is_another_one_in_each_run_is_said_and_ends_nothing() -> None:
+    """It takes each fifth norm for the last, of which a layer of qwen3 has four."""
+    part = CataloguePart(model="arch:qwen3", engines=("mutant:last-norm-missing",))
+    (found,) = tries(part)
+    assert found.status.startswith("not bisected: mutant:last-norm-missing is not deterministic")
+
+
 def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:
     out, file = Quietly(), tmp_path / "rows.jsonl"
     options: dict[str, Any] = {"only": "norms", "sample": 1, "seed": 5, "executor": None}

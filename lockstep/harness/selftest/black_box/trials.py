@@ -12,7 +12,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession
-from lockstep.harness.blackbox.asking import SliceAsker
+from lockstep.harness.blackbox.asking import NotSteady, SliceAsker
 from lockstep.harness.blackbox.bisection import BlackBoxBisection, bisect_black_box
 from lockstep.harness.blackbox.places import SeenInPlace, put_together
 from lockstep.harness.catalogue.models import model_for
@@ -123,7 +123,7 @@ def one(bench: BlackBoxBench, name: str) -> BlackBoxRow:
     ending: dict[str, Any] = {"engine": name, "family": family, "model": bench.name}
     try:
         status, found = said_of(asker, always=family == PREFIX)
-    except (NoAnswer, EngineError) as error:
+    except (NoAnswer, NotSteady, EngineError) as error:
         return BlackBoxRow(**ending, status=f"not bisected: {error}"[:200])
     finally:
         asker.close()
