@@ -78,8 +78,8 @@ def test_a_layer_that_is_another_one_in_a_shorter_model_is_refused(tmp_path: Pat
 def test_keys_that_say_something_else_of_a_layer_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_other_base(file: GgufFile, n: int) -> object:
-        recipe = recipe_of(file, n)
+    def with_other_base(file: GgufFile, n: int, window: int | None) -> object:
+        recipe = recipe_of(file, n, window)
         return replace(recipe, keys={**recipe.keys, "qwen3.rope.freq_base": ("F32", 500.0)})
 
     monkeypatch.setattr(first_layers, "first_layers", with_other_base)
