@@ -32,9 +32,10 @@ def in_bytes(x: F32, size: int, *, divided: bool = True) -> F64:
     between two steps the two may go to different ones."""
     n = x.shape[-1]
     size = size or n
-    rows = np.zeros((*x.shape[:-1], -(-n // size) * size), np.float32)
+    each = -(-n // size)  # said, as there may be no rows: of a batch without outputs
+    rows = np.zeros((*x.shape[:-1], each * size), np.float32)
     rows[..., :n] = x
-    blocks = rows.reshape(*x.shape[:-1], -1, size)
+    blocks = rows.reshape(*x.shape[:-1], each, size)
     most = np.abs(blocks).max(axis=-1, keepdims=True)
     with np.errstate(all="ignore"):
         scales = most / np.float32(STEPS)

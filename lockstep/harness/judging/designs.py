@@ -83,7 +83,7 @@ def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
     width = -(-x.shape[-1] // lanes) * lanes
     rows = np.zeros((len(x), width), np.float32)
     rows[:, : x.shape[-1]] = x
-    rows = rows.reshape(len(x), -1, lanes)
+    rows = rows.reshape(len(x), width // lanes, lanes)
     squares = np.square(rows, dtype=np.float64 if fused else np.float32)  # exact in float64
     total = np.zeros((len(x), lanes), np.float32)
     for i in range(rows.shape[1]):

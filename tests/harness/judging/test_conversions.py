@@ -14,6 +14,7 @@ from lockstep.harness.honest.bf16_activations import Bf16
 from lockstep.harness.honest.int8_blocks import Int8Blocks
 from lockstep.harness.honest.int8_rows import Int8Rows
 from lockstep.harness.judging.conversions import builds, conversions, in_bytes, is_type_in_blocks
+from lockstep.harness.judging.designs import sums_of_squares
 from lockstep.harness.synth.generator import MAKERS, stream
 
 
@@ -29,6 +30,15 @@ def normal(*shape: int) -> F32:
 
 def is_known(x: F32, shown: F64) -> bool:
     return any(np.array_equal(convert(x), shown) for convert in conversions(every=True))
+
+
+@pytest.mark.parametrize("convert", list(conversions(every=True)))
+def test_the_rows_of_a_batch_without_outputs_are_none(convert: Callable[[F32], F64]) -> None:
+    assert convert(normal(0, 96)).shape == (0, 96)
+
+
+def test_the_sums_of_no_rows_are_none() -> None:
+    assert sums_of_squares(normal(0, 96), lanes=64, fused=False).shape == (0,)
 
 
 @pytest.mark.parametrize("engine", [Int8Rows, Int8Blocks, Bf16])
