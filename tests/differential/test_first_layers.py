@@ -70,9 +70,11 @@ def test_llama_cpp_computes_the_same_in_each_layer_that_is_left(
 def test_a_layer_that_is_another_one_in_a_shorter_model_is_refused(tmp_path: Path) -> None:
     """Of 46 layers llama.cpp takes a gemma2 for the largest one, and scales scores otherwise."""
     model, output = model_of("gemma2", tmp_path, n_layer=46), tmp_path / "first.gguf"
+    output.write_bytes(b"of before")
     with pytest.raises(Unsupported, match="layer 0 is another one in a model of 2 layers"):
         write_first_layers(model, 2, output)
-    assert not output.exists()
+    assert output.read_bytes() == b"of before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first.gguf", "model.gguf"]
 
 
 def test_keys_that_say_something_else_of_a_layer_are_seen(

@@ -120,9 +120,19 @@ def test_where_the_window_is_within_what_is_asked_the_logits_say_it(
 ) -> None:
     model = model_of("gemma3", tmp_path, n_layer=2)
     found = says(model, "window")
-    assert [(v.status, "logits shows where it ends" in v.summary) for v in found] == [
+    assert [(v.status, "the usual run, with 34, shows it" in v.summary) for v in found] == [
         ("not-applicable", True)
     ]
+
+
+def test_a_window_within_longer_runs_is_asked_about_as_well(
+    gemma3: Path, tmp_path: Path, says: Says
+) -> None:
+    """A token more of 128 is lost in the logits of a quantised model, and traces are shorter."""
+    model = tmp_path / "model.gguf"
+    write_first_layers(gemma3, 2, model, window=128)
+    found = says(model, "window", engine="mutant:window-one-more")
+    assert [v.status for v in found] == ["diverged"]
 
 
 def test_a_window_that_llama_cpp_makes_nothing_of_is_not_called_compared(

@@ -15,12 +15,12 @@ from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox.rewriting import rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
 from lockstep.harness.blackbox.slices import IN_A_LAYER, first_layers, n_layers
+from lockstep.harness.check.check import LLAMA_CPP
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.graph.program import Graph
 from lockstep.harness.processes.limits import MEMORY
 from lockstep.harness.records import EXACT
 
-LLAMA_CPP = "llama.cpp"
 Role: TypeAlias = tuple[Node, ...]
 Layer: TypeAlias = tuple[Role, bool]  # what is computed, and whether the first sees otherwise
 
@@ -41,22 +41,23 @@ def write_first_layers(
     window: int | None = None,
 ) -> FirstLayers:
     """window: in the place of the model's, which may keep all its layers then. Raises EngineError,
-    OSError; then nothing is left. Memory is bounded, as of `rewrite`."""
+    OSError; then what was there is left. Memory is bounded, as of `rewrite`."""
     with open_model(model) as file:
         total = n_layers(file)
         if not 0 < n < total + (window is not None):
             raise InvalidModel(f"{model} has {total} layers: take fewer, and one at least")
         if output.exists() and output.samefile(model):
             raise InvalidModel(f"{output} is the model itself; name another file")
-        progress(f"writing {n} of {total} layers")
-        rewrite(file, first_layers(file, n, window), output)
+        made = output.with_name(f".{output.name}")  # what was there stays until this one is right
         try:
+            progress(f"writing {n} of {total} layers")
+            rewrite(file, first_layers(file, n, window), made)
             progress("what llama.cpp's graph says of each layer")
-            every, kept = roles_in(model, total), roles_in(output, n)
-            check_alike(every, kept)
-        except BaseException:
-            output.unlink(missing_ok=True)
-            raise
+            every = roles_in(model, total)
+            check_alike(every, roles_in(made, n))
+            made.replace(output)
+        finally:
+            made.unlink(missing_ok=True)
         return FirstLayers(n=n, of=total, enough=max(enough_of(every), enough_types(file, total)))
 
 
@@ -66,7 +67,7 @@ def roles_in(model: Path, n: int) -> list[Layer]:
         with Runner(memory_limit=MEMORY).open(LLAMA_CPP, model, EXACT) as session:
             graph: Graph = graph_of(session)
     except EngineError as error:
-        raise Unsupported(f"{model.name}: {error}") from error
+        raise Unsupported(f"{model.name.removeprefix('.')}: {error}") from error
     first = mask_of(graph, 0)
     return [(telling(role_of(graph, layer)), mask_of(graph, layer) != first) for layer in range(n)]
 

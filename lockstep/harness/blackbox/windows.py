@@ -1,9 +1,10 @@
 """Does attention end where a model's window ends? Asked with a short one.
 
-Real windows have 512 to 4096 tokens, and no prompt that is asked of a real model is as long: an
-engine that knows of no window, or ends it a token too early, gives the same logits. So both engines
-are given the model's first layers, one of each mask at least, in F32, with the first tokens of a
-large vocabulary and a window of few tokens.
+Real windows have 128 to 4096 tokens. The run of which ops are judged is shorter than any of them,
+and what is asked besides of a real model has 300 tokens at most, and logits that are allowed a few
+percents: an engine that knows of no window, or ends it a token too early, gives the same. So both
+engines are given the model's first layers, one of each mask at least, in F32, with the first tokens
+of a large vocabulary and a window of few tokens.
 """
 
 import shlex
@@ -32,9 +33,8 @@ from lockstep.harness.blackbox.first_layers import check_alike, roles_in
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import first_layers, n_layers, window_of
 from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites
-from lockstep.harness.context.further_runs import n_cells
 from lockstep.harness.context.runner import Session
-from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.context.suite import STEPS_TRACED, Context, NoAnswer
 from lockstep.harness.locate.segments import shows_tensors
 from lockstep.harness.records import Answered, Request, Verdict
 
@@ -47,18 +47,16 @@ LARGEST = 1 << 30  # bytes in F32, which two engines hold at once
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
-    window, most = window_of(context.file), n_cells(context)
-    if not window or window < most:
+    window, usual = window_of(context.file), context.n_tokens + STEPS_TRACED
+    if not window or window < usual:
         if context.named:
-            text = (
-                f"its window has {window} tokens, and {most} are asked: logits shows where it ends"
-            )
+            text = f"its window has {window} tokens, and the usual run, with {usual}, shows it"
             text = text if window else "it has no window"
             yield context.verdict(SUITE, "not-applicable", text)
         return
     if reason := why_not_asked(context.subject.name, context.subject_info.levels):
         cut = f"lockstep slice {shlex.quote(str(plan.model))} -o short.gguf --window {SHORT}"
-        text = f"no prompt is as long as its window of {window} tokens, and {reason}: {cut}"
+        text = f"its window of {window} tokens is longer than the usual run, and {reason}: {cut}"
         yield context.verdict(SUITE, "not-applicable", f"{text} makes a model to check")
         return
     yield from on_made_models(plan, context, SUITE, partial(asked, context, window))

@@ -60,7 +60,8 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
         if any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found):
             return f"{PLACE}: {bisect_command(plan)}"
         if not plan.engine.startswith("dump:"):
-            sliced, ordinary = can_be_sliced(plan, result.engines), wrong != {"black-box"}
+            sliced = can_be_sliced(plan, result.engines)
+            ordinary = not wrong <= {"black-box", "window"}
             return "\n".join(without_tensors(plan, sliced=sliced, ordinary=ordinary))
     return ""
 

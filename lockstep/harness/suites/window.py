@@ -1,4 +1,4 @@
-"""Does attention end where the window ends, where that is longer than any prompt asked?"""
+"""Does attention end where the window ends, if that is longer than the usual run?"""
 
 from collections.abc import Iterator
 

@@ -4,44 +4,25 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
 
-from lockstep.harness.cli import app
+from tests.command_line import Ending, Lockstep, lockstep
 from tests.models import builtin
+
+__all__ = ["lockstep"]
 
 QUICK = ("--oracle", "reference", "--suite", "metadata", "--quiet")  # no llama.cpp needed
 FUZZ = ("fuzz", "quants", "--type", "Q4_0", "--block", "003c" + "08" * 16, "--quiet")
 
 
-class Ending(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Lockstep = Callable[..., Ending]
-
-
-@pytest.fixture
-def lockstep(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Lockstep:
-    """Run a command in this process, outside of GitHub, whoever runs the tests."""
+@pytest.fixture(autouse=True)
+def outside_of_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests."""
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
-
-    def call(*args: object) -> Ending:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            app([str(arg) for arg in args])
-        code = end.value.code
-        assert isinstance(code, int | None)
-        return Ending(code or 0, *capfd.readouterr())
-
-    return call
 
 
 def checked(lockstep: Lockstep, tmp_path: Path, *options: object) -> Ending:

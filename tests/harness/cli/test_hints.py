@@ -26,6 +26,7 @@ BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
         (("logits",), {"logits": "diverged"}, [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
         (("greedy",), {"decode": "diverged"}, [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
         (("logits",), {"logits": "agreed", "black-box": "diverged"}, [LAYER + BY_SLICES]),
+        (("logits",), {"logits": "agreed", "window": "diverged"}, [LAYER + BY_SLICES]),
         (("generate",), {"text": "diverged"}, [MISTAKE + BY_ANSWERS]),
         (("generate",), {"text": "agreed"}, []),
         (("dequantize", "multiply"), {"dequant": "agreed"}, []),
