@@ -57,10 +57,11 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
         wrong = {v.suite for v in found if v.status == "diverged" and not is_gone_entry(v)}
         if not wrong.intersection(OF_RUNS) or plan.command.startswith("--arch"):
             continue
-        if any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found):
+        sliced = can_be_sliced(plan, result.engines)
+        traced = any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found)
+        if traced or ("window" in wrong and not sliced):  # who is asked that opens files
             return f"{PLACE}: {bisect_command(plan)}"
         if not plan.engine.startswith("dump:"):
-            sliced = can_be_sliced(plan, result.engines)
             ordinary = not wrong <= {"black-box", "window"}
             return "\n".join(without_tensors(plan, sliced=sliced, ordinary=ordinary))
     return ""

@@ -16,6 +16,7 @@ from tests.models import builtin
 EXAMPLE = Path(__file__).parents[3] / "lockstep" / "examples" / "engine.py"
 SHOWN = '"logits", "trace", "replace"'
 LAYER, MISTAKE = "the layer, and the part of it: ", "which mistake it is, if it is a known one: "
+PLACE = "the place, and the proof: "
 BY_SLICES = "lockstep bisect m.gguf --engine ./mine --black-box"
 BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
 
@@ -27,6 +28,11 @@ BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
         (("greedy",), {"decode": "diverged"}, [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
         (("logits",), {"logits": "agreed", "black-box": "diverged"}, [LAYER + BY_SLICES]),
         (("logits",), {"logits": "agreed", "window": "diverged"}, [LAYER + BY_SLICES]),
+        (
+            ("logits", "trace"),
+            {"window": "diverged"},
+            [f"{PLACE}lockstep bisect m.gguf --engine ./mine"],
+        ),
         (("generate",), {"text": "diverged"}, [MISTAKE + BY_ANSWERS]),
         (("generate",), {"text": "agreed"}, []),
         (("dequantize", "multiply"), {"dequant": "agreed"}, []),
@@ -39,6 +45,7 @@ def test_whole_commands_come_next_and_only_such_as_can_be_of_use(
     levels: tuple[str, ...], suites: dict[str, Status], lines: list[str], tmp_path: Path
 ) -> None:
     path, command = Path("m.gguf"), tmp_path / "mine"
+    shows = ("kq",) if "trace" in levels else ()
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
     plan = Plan(
@@ -55,7 +62,7 @@ def test_whole_commands_come_next_and_only_such_as_can_be_of_use(
     ]
     infos = (
         EngineInfo(engine="llama.cpp", version="1"),
-        EngineInfo(engine="mine", version="1", shows=(), levels=levels),
+        EngineInfo(engine="mine", version="1", shows=shows, levels=levels),
     )
     code = exit_code(verdicts)
     result = RunResult(code=code, folder=path, verdicts=verdicts, engines=infos, seconds=0.0)
