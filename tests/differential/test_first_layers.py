@@ -1,5 +1,7 @@
 """The first layers of a model, as a model: each computes what it did, says llama.cpp."""
 
+import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.shadow.nodes import capture
 from lockstep.harness.synth.any_arch import variant_named
 from tests.command_line import Lockstep, lockstep
+from tests.split_files import write_parts
 
 __all__ = ["lockstep"]
 
@@ -102,6 +105,39 @@ def test_the_model_itself_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="is the model itself"):
         write_first_layers(model, 1, model)
     assert model.read_bytes() == raw
+
+
+def test_no_part_of_a_split_model_is_overwritten(tmp_path: Path) -> None:
+    whole = model_of("qwen3", tmp_path, n_layer=2)
+    with GgufFile.open(whole) as file:
+        n = len(file.tensors)
+    first, second = write_parts(whole, tmp_path, (6, n - 6))
+    raw = second.read_bytes()
+    with pytest.raises(InvalidModel, match="is one of the 2 model files"):
+        write_first_layers(first, 1, second)
+    assert second.read_bytes() == raw
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_hidden_file_of_the_same_name_is_left(n: int, tmp_path: Path) -> None:
+    """Also the model itself."""
+    hidden = model_of("qwen3", tmp_path, n_layer=2).rename(tmp_path / ".first.gguf")
+    raw = hidden.read_bytes()
+    with suppress(InvalidModel):
+        write_first_layers(hidden, n, tmp_path / "first.gguf")
+    assert hidden.read_bytes() == raw
+    assert (tmp_path / "first.gguf").exists() is (n == 1)
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    model, pipe = model_of("qwen3", tmp_path, n_layer=2), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="a pipe; expected a regular file"):
+        write_first_layers(model, 1, pipe)
+    assert pipe.is_fifo()
+    with pytest.raises(FileNotFoundError) as error:
+        write_first_layers(model, 1, tmp_path / "nowhere" / "first.gguf")
+    assert error.value.filename == str(tmp_path / "nowhere" / "first.gguf")
 
 
 def test_the_command_says_how_many_layers_have_one_of_each_kind(

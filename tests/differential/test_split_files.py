@@ -54,6 +54,17 @@ def test_a_twin_of_a_split_model_is_one_file(tmp_path: Path) -> None:
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
+def test_no_part_of_a_model_is_written_over_by_its_twin(tmp_path: Path) -> None:
+    model = written(tmp_path, "q.gguf", quant="Q8_0")
+    with GgufFile.open(model) as file:
+        n = len(file.tensors)
+    first, second = write_parts(model, tmp_path, (1, n - 1))
+    raw = second.read_bytes()
+    with pytest.raises(InvalidModel, match="is one of the 2 model files"):
+        write_twin(first, second)
+    assert second.read_bytes() == raw
+
+
 def test_check_compares_the_tensors_of_all_parts_with_llama_cpp(
     parts: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ both files say whether it does, op by op.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 from lockstep.engine.errors import EngineError, InvalidModel, Unsupported
@@ -20,6 +21,7 @@ from lockstep.harness.context.runner import Runner
 from lockstep.harness.graph.program import Graph
 from lockstep.harness.processes.limits import MEMORY
 from lockstep.harness.records import EXACT
+from lockstep.harness.synth.gguf_writer import check_output
 
 Role: TypeAlias = tuple[Node, ...]
 Layer: TypeAlias = tuple[Role, bool]  # what is computed, and whether the first sees otherwise
@@ -46,18 +48,16 @@ def write_first_layers(
         total = n_layers(file)
         if not 0 < n < total + (window is not None):
             raise InvalidModel(f"{model} has {total} layers: take fewer, and one at least")
-        if output.exists() and output.samefile(model):
-            raise InvalidModel(f"{output} is the model itself; name another file")
-        made = output.with_name(f".{output.name}")  # what was there stays until this one is right
-        try:
+        check_output(output, model)
+        # what was there stays until this one is right, and any name beside it may be somebody's
+        with TemporaryDirectory(prefix=".lockstep-", dir=output.absolute().parent) as folder:
+            made = Path(folder) / output.name
             progress(f"writing {n} of {total} layers")
             rewrite(file, first_layers(file, n, window), made)
             progress("what llama.cpp's graph says of each layer")
             every = roles_in(model, total)
             check_alike(every, roles_in(made, n))
             made.replace(output)
-        finally:
-            made.unlink(missing_ok=True)
         return FirstLayers(n=n, of=total, enough=max(enough_of(every), enough_types(file, total)))
 
 
@@ -67,7 +67,7 @@ def roles_in(model: Path, n: int) -> list[Layer]:
         with Runner(memory_limit=MEMORY).open(LLAMA_CPP, model, EXACT) as session:
             graph: Graph = graph_of(session)
     except EngineError as error:
-        raise Unsupported(f"{model.name.removeprefix('.')}: {error}") from error
+        raise Unsupported(f"{model.name}: {error}") from error
     first = mask_of(graph, 0)
     return [(telling(role_of(graph, layer)), mask_of(graph, layer) != first) for layer in range(n)]
 

@@ -24,8 +24,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.errors import InvalidModel
 from lockstep.engine.gguf.file import DEFAULT_ALIGNMENT, Value, ValueType
 from lockstep.engine.gguf.regular_file import check_regular
+from lockstep.engine.gguf.split_files import parts_of
 from lockstep.engine.gguf.types import TensorType, type_by_name
 
 Typed = tuple[str | ValueType, Any]  # such as ("U32", 7), ("STR", "x"), ("ARR[F32]", [1.0])
@@ -73,17 +75,32 @@ def write_gguf(
     alignment other than 32 adds `general.alignment` after the other keys if it is not among them.
     ValueError says what does not fit: a value and its type, or a tensor and its number of bytes.
     """
-    if path.exists():
-        check_regular(path)  # renamed over, a device would be gone
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such folder to write a file to", str(path))
+    check_output(path)
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as out:
             _write(out, metadata, tensors, version, alignment)
         os.replace(part, path)
+    except OSError as error:  # a full disk does not say of which file
+        if error.filename is None:
+            error.filename = str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)  # is gone unless something went wrong
+
+
+def check_output(path: Path, model: Path | None = None) -> None:
+    """Raises OSError where no file can be put, and InvalidModel where one of the model's lies, of
+    which a split one has several: what is written takes the place of what is there."""
+    if path.exists():
+        check_regular(path)  # renamed over, a device would be gone
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder to write a file to", str(path))
+    if model is not None and path.exists():
+        parts = parts_of(model)
+        if any(path.samefile(part) for part in parts):
+            what = "the model itself" if len(parts) == 1 else f"one of the {len(parts)} model files"
+            raise InvalidModel(f"{path} is {what}; name another file")
 
 
 def gguf_bytes(

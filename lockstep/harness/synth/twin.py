@@ -15,7 +15,7 @@ from lockstep.engine.errors import InvalidModel
 from lockstep.engine.gguf.file import GgufFile, TensorInfo, Value
 from lockstep.engine.gguf.split_files import COUNT, N_TENSORS, NUMBER, open_model
 from lockstep.engine.quants.base import WeightFormat
-from lockstep.harness.synth.gguf_writer import Tensor, Typed, write_gguf
+from lockstep.harness.synth.gguf_writer import Tensor, Typed, check_output, write_gguf
 
 CHUNK = 1 << 20  # weights decoded at a time
 FILE_TYPE = "general.file_type"
@@ -31,8 +31,7 @@ def write_twin(model: Path, output: Path, progress: Progress = lambda _: None) -
     Memory is bounded: a chunk of a tensor at a time, and the header.
     """
     with open_model(model) as file:
-        if output.exists() and output.samefile(model):
-            raise InvalidModel(f"{output} is the model itself; name another file for its twin")
+        check_output(output, model)
         formats = {
             name: WeightFormat.named(info.type.name)
             for name, info in file.tensors.items()

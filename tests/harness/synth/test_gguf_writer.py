@@ -1,6 +1,8 @@
 """What the GGUF writer writes is what our reader, gguf-py's and llama.cpp's read."""
 
+import errno
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -279,6 +281,17 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
         write_gguf(path, {}, [("t", (2,), "F32", broken())])
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_says_which_file_it_was(tmp_path: Path) -> None:
+    def full() -> Iterator[bytes]:
+        yield b"1"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left") as error:
+        write_gguf(tmp_path / "a.gguf", {}, [("t", (3,), "I8", full())])
+    assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(tmp_path / "a.gguf"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_source_that_gives_too_much_is_not_read_to_its_end() -> None:
