@@ -48,7 +48,7 @@ class Model:
         n_ubatch: int = 512,
     ) -> None:
         self.file = open_model(path)
-        self.graph = architecture_of(self.file)(self.file)
+        self.graph = architecture_of(self.file)(self.file, n_ctx)
         self.ops = ops
         self.type_k, self.type_v = type_k, type_v
         self.flash_attn = flash_attn

@@ -22,7 +22,9 @@ class Architecture(Registered):
 
     causal = True  # or tokens see those behind them too, and nothing is remembered
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufFile, n_ctx: int = 512) -> None:
+        """n_ctx: tokens that a sequence may have, which in some models decides how they turn."""
+        self.n_ctx = n_ctx
         self.hparams = self.read_hparams(file.metadata)
         self.tensors = Tensors(file, self.hparams, self.table(self.hparams))
         self.tensors.check(self.name, self.kinds)

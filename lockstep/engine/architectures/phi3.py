@@ -1,17 +1,22 @@
 """phi3: llama with queries, keys and values in one matrix, gate and up in another.
 
 From the model's published definition (Phi-3 technical report; Phi3Attention and Phi3MLP of
-transformers). Files with factors for long contexts (rope_factors_long, _short) are not covered.
+transformers), and get_rope_factors of llama.cpp: frequencies have other factors where the context
+is longer than what the model was trained on first.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from lockstep.engine.architectures.llama import Llama
+from lockstep.engine.architectures.positions import scaled
 from lockstep.engine.architectures.step import Step
 from lockstep.engine.architectures.tensors import Table, table
-from lockstep.engine.hparams import Hparams
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.hparams import Hparams, Keys
+from lockstep.engine.ops.reference import RopeParams
 from lockstep.engine.quants.base import F32
 
 TENSORS = table("""
@@ -24,7 +29,25 @@ TENSORS = table("""
     blk.*.ffn_down.weight     n_embd      n_ff
     output_norm.weight        n_embd
     output.weight?            n_vocab     n_embd
+    rope_factors_long.weight?   n_pairs
+    rope_factors_short.weight?  n_pairs
 """)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phi3Hparams(Hparams):
+    n_rot: int  # elements of a head that are rotated, its first
+    n_ctx_orig: int  # beyond that the factors are the long ones
+
+    @property
+    def n_pairs(self) -> int:
+        return self.n_rot // 2
+
+    def check(self, arch: str) -> None:
+        super().check(arch)
+        if self.n_rot % 2 or self.n_rot > self.n_embd_head:
+            text = f"pairs, {self.n_embd_head} elements of a head at most"
+            raise InvalidModel(f"{arch}.rope.dimension_count is {self.n_rot}; expected {text}")
 
 
 class Phi3(Llama, name="phi3"):
@@ -33,9 +56,31 @@ class Phi3(Llama, name="phi3"):
     # llama.cpp reads the window and does without it (its pull request 13676)
     ignored = Llama.ignored | {"attention.sliding_window"}
 
+    hparams: Phi3Hparams
+
+    @classmethod
+    def hparams_of(cls, keys: Keys) -> Phi3Hparams:
+        sizes = cls.sizes(keys)
+        n_embd_head = keys.positive("attention.key_length", sizes["n_embd"] // sizes["n_head"])
+        keys.same("attention.value_length", n_embd_head, "the size of a head")
+        n_ctx_train = sizes["n_ctx_train"]
+        return Phi3Hparams(
+            **sizes,
+            n_embd_head=n_embd_head,
+            n_rot=keys.positive("rope.dimension_count", n_embd_head),
+            n_ctx_orig=keys.get("rope.scaling.original_context_length", int, n_ctx_train),
+        )
+
     @classmethod
     def table(cls, hparams: Hparams) -> Table:
         return TENSORS
+
+    def rope_params(self, layer: int = 0) -> RopeParams:
+        hp = self.hparams
+        name = f"rope_factors_{'long' if self.n_ctx > hp.n_ctx_orig else 'short'}.weight"
+        factors = self.tensors[name].values() if name in self.tensors else None
+        plain = RopeParams(hp.n_rot, hp.rope_freq_base, hp.rope_freq_scale, factors, self.halves)
+        return scaled(plain, hp.rope_attn_factor, hp.n_ctx_orig_yarn)
 
     def attention(self, step: Step, layer: int, x: F32) -> F32:
         hp, at, rope = self.hparams, step.batch.positions, self.rope_params(layer)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from lockstep.engine.errors import EngineError, InvalidModel, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
+from lockstep.harness.blackbox.long_texts import merged, only_in_long
 from lockstep.harness.blackbox.rewriting import rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
 from lockstep.harness.blackbox.slices import IN_A_LAYER, first_layers, n_layers
@@ -40,25 +41,29 @@ def write_first_layers(
     output: Path,
     progress: Callable[[str], None] = lambda _: None,
     *,
-    window: int | None = None,
+    short: bool = False,
 ) -> FirstLayers:
-    """window: in the place of the model's, which may keep all its layers then. Raises EngineError,
+    """short: with the keys of `long_texts`; it may keep all its layers then. Raises EngineError,
     OSError; then what was there is left. Memory is bounded, as of `rewrite`."""
     with open_model(model) as file:
         total = n_layers(file)
-        if not 0 < n < total + (window is not None):
+        if not 0 < n < total + short:
             raise InvalidModel(f"{model} has {total} layers: take fewer, and one at least")
         check_output(output, model)
+        every = list(only_in_long(file)) if short else []
+        if short and not every:
+            raise Unsupported(f"{model} has no window, and nothing else that only long texts show")
+        keys = merged(each.short for each in every)
         # what was there stays until this one is right, and any name beside it may be somebody's
         with TemporaryDirectory(prefix=".lockstep-", dir=output.absolute().parent) as folder:
             made = Path(folder) / output.name
             progress(f"writing {n} of {total} layers")
-            rewrite(file, first_layers(file, n, window), made)
+            rewrite(file, first_layers(file, n, keys), made)
             progress("what llama.cpp's graph says of each layer")
-            every = roles_in(model, total)
-            check_alike(every, roles_in(made, n))
+            layers = roles_in(model, total)
+            check_alike(layers, roles_in(made, n))
             made.replace(output)
-        return FirstLayers(n=n, of=total, enough=max(enough_of(every), enough_types(file, total)))
+        return FirstLayers(n=n, of=total, enough=max(enough_of(layers), enough_types(file, total)))
 
 
 def roles_in(model: Path, n: int) -> list[Layer]:

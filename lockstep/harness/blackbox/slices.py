@@ -9,6 +9,7 @@ its number (every sixth sees all tokens, the first few have no experts) other ke
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -93,9 +94,11 @@ def slice_of(
     )
 
 
-def first_layers(file: GgufFile, n: int, window: int | None = None) -> Recipe:
+def first_layers(
+    file: GgufFile, n: int, keys: Mapping[str, Typed | Value] = MappingProxyType({})
+) -> Recipe:
     """The model without the layers behind its first n: they keep their numbers, and matrices their
-    types. window: in the place of the one that it has."""
+    types. keys: in the place of those that it has."""
     names = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -104,27 +107,11 @@ def first_layers(file: GgufFile, n: int, window: int | None = None) -> Recipe:
     total = n_layers(file)
     return Recipe(
         names=names,
-        keys={**keys_of_layers(file, range(n)), **with_window(file, window)},
+        keys={**keys_of_layers(file, range(n)), **keys},
         stored=frozenset(names),
         rows={k: np.arange(file.tensors[k].ne[-1] // total * n) for k in names if k in ROWS},
         columns={k: file.tensors[k].ne[0] // total * n for k in names if k in COLUMNS},
     )
-
-
-def window_of(file: GgufFile) -> int:
-    """In tokens; 0: there is none, or not one number."""
-    found = file.metadata.get(f"{architecture(file)}.{WINDOW}")
-    return found.data if found is not None and isinstance(found.data, int) else 0
-
-
-def with_window(file: GgufFile, window: int | None) -> Mapping[str, Typed | Value]:
-    """Raises Unsupported for a model without one."""
-    if window is None:
-        return {}
-    key = f"{architecture(file)}.{WINDOW}"
-    if not window_of(file):
-        raise Unsupported(f"it has no window: {key} is not there, or not one number")
-    return {key: (file.metadata[key].type, window)}
 
 
 def keys_of_one(file: GgufFile, layer: int, role: Mapping[str, int]) -> Mapping[str, Typed | Value]:

@@ -1,6 +1,6 @@
 """The model that shows a mistake: a built-in one, or one of any architecture and type."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,11 +13,12 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.types import type_by_name
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
+from lockstep.harness.blackbox.long_texts import LONGER, grown
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.shadow.models import make_variant, opened
-from lockstep.harness.synth.any_arch import variant_named
+from lockstep.harness.synth.any_arch import Variant, variant_named
 from lockstep.harness.synth.builtin import BUILTIN, BUILTIN_VOCABULARIES
-from lockstep.harness.synth.gguf_writer import write_gguf
+from lockstep.harness.synth.gguf_writer import Tensor, write_gguf
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 
 ARCH, OWN = "arch:", "arch:llama:"
@@ -65,6 +66,9 @@ WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProx
         "gemma3-scaled": ("gemma3", {"rope.scaling.factor": ("F32", 8.0)}),
     }
 )
+# as Phi-3's of 128k; its context is longer than the original one however short a text is
+LONG_FACTORS = "phi3-long-factors"
+ORIGINAL = 4  # tokens
 # models of `synth` with four layers, where it makes two
 DEEPER: Mapping[str, str] = MappingProxyType(
     {"qwen2-deeper": "qwen2", "qwen3-deeper": "qwen3", "gpt2-deeper": "gpt2"}
@@ -92,22 +96,26 @@ def model_for(shows_on: str, folder: Path) -> Path:
     elif shows_on in WITH_KEYS:
         arch, keys = WITH_KEYS[shows_on]
         with_keys(model_for(ARCH + arch, folder), path, {f"{arch}.{k}": keys[k] for k in keys})
+    elif shows_on == LONG_FACTORS:
+        with_long_factors(model_for(ARCH + "phi3", folder), path)
     elif shows_on in QUIETER:
         arch, factor = QUIETER[shows_on]
         with_keys(model_for(ARCH + arch, folder), path, {})
         rewrite(path, "token_embd.weight", lambda rows: scale(rows, factor))
-    elif shows_on in DEEPER:
-        with opened() as session:
-            deeper = replace(variant_named(DEEPER[shows_on]), sizes=FOUR)
-            make_variant(deeper, path, session=session)
     elif shows_on.startswith(OWN):
         write_llama(long_rows(shows_on.removeprefix(OWN)), path)
-    elif shows_on.startswith(ARCH):
+    elif shows_on in DEEPER or shows_on.startswith(ARCH):
         with opened() as session:
-            make_variant(variant_named(shows_on.removeprefix(ARCH)), path, session=session)
+            make_variant(variant_of(shows_on), path, session=session)
     else:
         write_llama(BUILTIN_VOCABULARIES[shows_on], path)
     return path
+
+
+def variant_of(shows_on: str) -> Variant:
+    if shows_on in DEEPER:
+        return replace(variant_named(DEEPER[shows_on]), sizes=FOUR)
+    return variant_named(shows_on.removeprefix(ARCH))
 
 
 def long_rows(quant: str) -> LlamaRecipe:
@@ -132,8 +140,35 @@ def rewrite(path: Path, tensor: str, change: Callable[[Rows], None]) -> None:
         rows.flush()
 
 
-def with_keys(made: Path, path: Path, keys: Mapping[str, tuple[str, Any]]) -> None:
+def with_keys(
+    made: Path, path: Path, keys: Mapping[str, tuple[str, Any]], more: Sequence[Tensor] = ()
+) -> None:
+    """more: tensors."""
     with GgufFile.open(made) as file:
         every = file.tensors.values()
         rows = [(t.name, t.ne, t.type.name, [file.raw(t.name).tobytes()]) for t in every]
-        write_gguf(path, {**file.metadata, **keys}, rows)
+        write_gguf(path, {**file.metadata, **keys}, [*rows, *more])
+
+
+def with_long_factors(made: Path, path: Path, original: int = ORIGINAL) -> None:
+    """A phi3 three quarters of whose heads are rotated, as of Phi-4-mini, in a context of so many
+    times the original one as its own."""
+    with GgufFile.open(made) as file:
+        width, heads = (
+            int(file.metadata[f"phi3.{key}"].data)
+            for key in ("embedding_length", "attention.head_count")
+        )
+    pairs = width // heads * 3 // 8
+    keys = {
+        "phi3.rope.dimension_count": ("U32", 2 * pairs),
+        "phi3.context_length": ("U32", LONGER * original),
+        "phi3.rope.scaling.original_context_length": ("U32", original),
+        "phi3.rope.scaling.attn_factor": ("F32", grown(LONGER, original)),
+    }
+    grows = {"short": 1 / 64, "long": 3 / 8}
+    factors = {name: np.arange(pairs, dtype="<f4") * step + 1 for name, step in grows.items()}
+    more = [
+        (f"rope_factors_{name}.weight", (pairs,), "F32", [values.tobytes()])
+        for name, values in factors.items()
+    ]
+    with_keys(made, path, keys, more)

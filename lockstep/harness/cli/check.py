@@ -79,10 +79,10 @@ def check(
 ) -> None:
     """Run every suite that applies.
 
-    In order: metadata, tokens, dequant, logits, window, logprobs, embeddings, decode, text,
+    In order: metadata, tokens, dequant, logits, long-context, logprobs, embeddings, decode, text,
     black-box, acid, trace, products, shadow. logprobs and text are for engines that show no logits,
-    black-box for those that show no tensors, window for models whose window is longer than the
-    usual run, acid for models of `lockstep acid`.
+    black-box for those that show no tensors, long-context for models of which longer texts than the
+    usual run show more (windows, long factors), acid for models of `lockstep acid`.
 
     Without MODEL it checks the built-in seeded models; with --suite acid the acid models of every
     type, of which one alone is acid:ARCH:TYPE in the place of MODEL. Examples:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lockstep.harness.runs.run import RunResult
 
 OF_RUNS = (
-    *("logits", "window", "logprobs", "embeddings", "decode", "text", "black-box"),
+    *("logits", "long-context", "logprobs", "embeddings", "decode", "text", "black-box"),
     *("trace", "products"),
 )
 PLACE, MISTAKE = "the place, and the proof", "which mistake it is, if it is a known one"
@@ -59,10 +59,10 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
             continue
         sliced = can_be_sliced(plan, result.engines)
         traced = any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found)
-        if traced or ("window" in wrong and not sliced):  # who is asked that opens files
+        if traced or ("long-context" in wrong and not sliced):  # who is asked that opens files
             return f"{PLACE}: {bisect_command(plan)}"
         if not plan.engine.startswith("dump:"):
-            ordinary = not wrong <= {"black-box", "window"}
+            ordinary = not wrong <= {"black-box", "long-context"}
             return "\n".join(without_tensors(plan, sliced=sliced, ordinary=ordinary))
     return ""
 

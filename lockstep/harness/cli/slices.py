@@ -13,9 +13,9 @@ def first_layers(
     model: Annotated[Path, typer.Argument(help="A GGUF file.", metavar="MODEL")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
     layers: Annotated[int, typer.Option(help="So many, from the first on.", min=1)] = 2,
-    window: Annotated[
-        int | None, typer.Option(help="Let attention.sliding_window be so many tokens.", min=1)
-    ] = None,
+    short: Annotated[
+        bool, typer.Option("--short", help="Let short texts show what long ones do.")
+    ] = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Write the first layers of MODEL, with all that comes before and after them.
@@ -24,13 +24,13 @@ def first_layers(
     first two it is seconds, and whatever is wrong in how an engine computes a layer is wrong there:
     weights, types, vocabulary and metadata are the model's own. llama.cpp's graphs of both files
     are compared, so that each layer is what it was; it is said how many layers have one of each
-    kind. With a short window a short prompt shows whether an engine lets attention end where it
-    should. Examples:
+    kind. With --short what long texts alone show begins after few tokens: windows, the factors of
+    long contexts. Examples:
 
     \b
       lockstep slice model.gguf -o first.gguf
       lockstep check first.gguf --engine ./my-engine
-      lockstep slice gemma.gguf -o first.gguf --layers 6 --window 11
+      lockstep slice gemma.gguf -o first.gguf --layers 6 --short
     """
     from lockstep.harness.asking.template import keep_template
     from lockstep.harness.cli.shared import screen
@@ -39,7 +39,7 @@ def first_layers(
         from lockstep.harness.blackbox.first_layers import write_first_layers
 
         say = partial(out.progress, "slice")
-        found = write_first_layers(model, layers, output, say, window=window)
+        found = write_first_layers(model, layers, output, say, short=short)
         size = output.stat().st_size
         out.line(f"{output}: {found.n} of {found.of} layers, {size:,} bytes")
         if found.enough > found.n:

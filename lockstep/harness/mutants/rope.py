@@ -237,6 +237,16 @@ class FactorsOfQueries(WrongRope, name="mutant:rope-factors-of-queries-alone"):
         return right(x, at, replace(params, factors=None) if keys else params)
 
 
+class ShortFactors(WrongRope, name="mutant:rope-short-factors-alone"):
+    mistake = "the factors of short contexts are taken for long ones as well"
+    effect = "text falls apart beyond the context that the model was trained on first"
+    source = "unsloth #1193"
+    shows_on = "phi3-long-factors"
+
+    def change(self, model: Model) -> None:
+        model.graph.n_ctx = 0
+
+
 class WholePositions(WrongRope, name="mutant:rope-whole-positions"):
     mistake = "positions are divided by the scaling factor in whole numbers"
     effect = DEPTH

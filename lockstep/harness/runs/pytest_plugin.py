@@ -16,7 +16,16 @@ from typing import Any
 import pytest
 
 SUITES = (  # those of check, but for shadow, which is about the oracle alone
-    *("metadata", "tokens", "dequant", "logits", "window", "logprobs", "embeddings", "decode"),
+    *(
+        "metadata",
+        "tokens",
+        "dequant",
+        "logits",
+        "long-context",
+        "logprobs",
+        "embeddings",
+        "decode",
+    ),
     *("text", "black-box", "acid", "trace", "products"),
 )
 OUTPUT = "lockstep report"  # the property of a test that names the folder of its run

@@ -27,10 +27,10 @@ BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
         (("logits",), {"logits": "diverged"}, [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
         (("greedy",), {"decode": "diverged"}, [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
         (("logits",), {"logits": "agreed", "black-box": "diverged"}, [LAYER + BY_SLICES]),
-        (("logits",), {"logits": "agreed", "window": "diverged"}, [LAYER + BY_SLICES]),
+        (("logits",), {"logits": "agreed", "long-context": "diverged"}, [LAYER + BY_SLICES]),
         (
             ("logits", "trace"),
-            {"window": "diverged"},
+            {"long-context": "diverged"},
             [f"{PLACE}lockstep bisect m.gguf --engine ./mine"],
         ),
         (("generate",), {"text": "diverged"}, [MISTAKE + BY_ANSWERS]),

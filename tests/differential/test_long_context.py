@@ -1,18 +1,25 @@
 """A window that is longer than any prompt that is asked: where it ends is seen with a short one."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
+from lockstep.engine.architectures.phi3 import Phi3
+from lockstep.engine.architectures.step import Step
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.split_files import open_model
-from lockstep.harness.blackbox import windows
+from lockstep.harness.blackbox import long_context
 from lockstep.harness.blackbox.first_layers import write_first_layers
+from lockstep.harness.blackbox.long_context import bisected
+from lockstep.harness.blackbox.long_texts import only_in_long
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
-from lockstep.harness.blackbox.windows import bisected
+from lockstep.harness.blackbox.slices import architecture, first_layers
+from lockstep.harness.catalogue.models import model_for, with_long_factors
 from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.records import Verdict
@@ -23,14 +30,29 @@ from tests.differential.conftest import OpenPlan
 from tests.differential.test_first_layers import model_of
 
 LONG = 600  # tokens: a check of a small model asks for 512
+ORIGINAL = 4096  # of Phi-3
 Says = Callable[..., list[Verdict]]
+
+
+def windowed(whole: Path, n: int, model: Path, window: int) -> None:
+    """The first layers, with another window."""
+    with open_model(whole) as file:
+        key = f"{architecture(file)}.attention.sliding_window"
+        rewrite(file, first_layers(file, n, {key: ("U32", window)}), model)
+
+
+@pytest.fixture(scope="module")
+def phi3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("factors")
+    with_long_factors(model_for("arch:phi3", folder), folder / "phi3.gguf", ORIGINAL)
+    return folder / "phi3.gguf"
 
 
 @pytest.fixture(scope="module")
 def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("windows")
     model = folder / "gemma3.gguf"
-    write_first_layers(model_of("gemma3", folder, n_layer=8), 7, model, window=LONG)
+    windowed(model_of("gemma3", folder, n_layer=8), 7, model, LONG)
     return model
 
 
@@ -41,7 +63,7 @@ def gemma3_in_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
     variant = with_vocabulary(variant_named("gemma3"), 5000)
     with opened_for_names() as session:
         make_variant(variant, whole, quant="F16", session=session)
-    write_first_layers(whole, 2, model, window=LONG)
+    windowed(whole, 2, model, LONG)
     return model
 
 
@@ -58,7 +80,7 @@ def says(plan_for: Callable[..., Plan], open_for: OpenPlan) -> Says:
             if levels:
                 info = replace(context.subject_info, levels=levels, shows_nodes=False)
                 context = replace(context, subject_info=info)
-            context.on_made_models = {windows.SUITE: partial(windows.checked, asked)}
+            context.on_made_models = {long_context.SUITE: partial(long_context.checked, asked)}
             return list(run_suites(context, suites))
 
     return verdicts
@@ -66,11 +88,86 @@ def says(plan_for: Callable[..., Plan], open_for: OpenPlan) -> Says:
 
 @pytest.mark.parametrize("engine", ["reference", "fast", "honest:float64", "replay"])
 def test_right_engines_agree_with_a_short_window(engine: str, gemma3: Path, says: Says) -> None:
-    found = says(gemma3, "window", engine=engine)
+    found = says(gemma3, "long-context", engine=engine)
     assert [v.status for v in found] == ["agreed"]
     assert found[0].summary.startswith(
         "with a window of 11 tokens in the place of 600, its first 6 of 7 layers: "
     )
+
+
+@pytest.mark.parametrize("engine", ["reference", "fast", "honest:rope-float64", "replay"])
+def test_right_engines_agree_with_a_short_original_context(
+    engine: str, phi3: Path, says: Says
+) -> None:
+    found = says(phi3, "long-context", engine=engine)
+    assert [v.status for v in found] == ["agreed"]
+    assert found[0].summary.startswith(
+        "with an original context of 4 tokens in the place of 4096, its first 2 of 2 layers: "
+    )
+
+
+def test_who_takes_the_factors_of_short_contexts_for_long_ones_is_seen(
+    phi3: Path, says: Says
+) -> None:
+    engine = "mutant:rope-short-factors-alone"
+    others = says(phi3, "logits", "decode", "trace", engine=engine)
+    found = says(phi3, "long-context", engine=engine)
+    assert not any(v.status == "diverged" for v in others)
+    assert [v.status for v in found] == ["diverged"]
+    assert found[0].summary.endswith(": Qcur_rope-0, Kcur_rope-0, Qcur_rope-1, Kcur_rope-1")
+
+
+class Within(Step):
+    window: ClassVar[int]
+
+    def attend(self, *args: Any) -> Any:  # type: ignore[override]
+        return super().attend(*args, window=self.window)
+
+
+def test_a_window_that_llama_cpp_leaves_out_accuses_nobody_who_has_it(
+    phi3: Path, tmp_path: Path, says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Phi-3's published code has it. What llama.cpp makes something of is asked all the same."""
+    model = tmp_path / "model.gguf"
+    windowed(phi3, 2, model, 2047)
+    right = Phi3.forward
+
+    def with_window(self: Phi3, step: Step) -> Any:
+        key = "phi3.attention.sliding_window"
+        Within.window = self.tensors.weights.file.metadata[key].data
+        return right(self, Within(step.batch, step.memory, step.ops, step.probe, step.flash_attn))
+
+    monkeypatch.setattr(Phi3, "forward", with_window)
+    found = says(model, "long-context")
+    assert [v.status for v in found] == ["agreed"]
+    assert "a window" not in found[0].summary
+
+
+def test_an_engine_that_chooses_factors_by_the_text_and_not_by_the_context_is_right(
+    phi3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers does; llama.cpp chooses by how many tokens a context could hold."""
+
+    def by_the_text(self: Phi3, step: Any) -> Any:
+        self.n_ctx = int(step.batch.positions.max()) + 1
+        return right(self, step)
+
+    right = Phi3.forward
+    monkeypatch.setattr(Phi3, "forward", by_the_text)
+    found = says(phi3, "logits", "decode", "trace", "long-context")
+    assert {v.status for v in found} == {"agreed"}
+
+
+def test_what_multiplies_rotated_elements_follows_from_the_lengths_of_both_contexts(
+    phi3: Path,
+) -> None:
+    """An engine may compute it, or read it."""
+    with open_model(phi3) as file:
+        found = next(each for each in only_in_long(file) if each.of_cells)
+    keys = {key.removeprefix("phi3."): value[1] for key, value in found.short.items()}
+    longer = keys["context_length"] / keys["rope.scaling.original_context_length"]
+    expected = math.sqrt(1 + math.log(longer) / math.log(4))
+    assert keys["rope.scaling.attn_factor"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("engine", ["mutant:window-one-more", "mutant:window-one-less"])
@@ -79,7 +176,7 @@ def test_a_window_that_ends_elsewhere_is_seen_and_its_place_named(
 ) -> None:
     """Whatever else is asked does not show it: no prompt is as long."""
     others = says(gemma3, "logits", "decode", "trace", engine=engine)
-    found = says(gemma3, "window", engine=engine)
+    found = says(gemma3, "long-context", engine=engine)
     assert not any(v.status == "diverged" for v in others)
     assert [v.status for v in found] == ["diverged"]
     places = ", ".join(f"kq_soft_max-{layer}" for layer in range(5))  # the sixth has no window
@@ -103,25 +200,25 @@ def verdicts_with(
     says: Says,
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[Verdict]:
-    def opened(asker: windows.SliceAsker, plan: Plan) -> windows.Opened:
+    def opened(asker: long_context.SliceAsker, plan: Plan) -> long_context.Opened:
         found = right_way(asker, plan)
         info = replace(found.context.subject_info, levels=levels, shows=(), shows_nodes=False)
         found.context = replace(found.context, subject_info=info)
         return found
 
-    right_way = windows.SliceAsker.open
+    right_way = long_context.SliceAsker.open
     with monkeypatch.context() as patched:
-        patched.setattr(windows.SliceAsker, "open", opened)
-        return says(path, "window", levels=levels, engine=engine)
+        patched.setattr(long_context.SliceAsker, "open", opened)
+        return says(path, "long-context", levels=levels, engine=engine)
 
 
 def test_where_the_window_is_within_what_is_asked_the_logits_say_it(
     tmp_path: Path, says: Says
 ) -> None:
     model = model_of("gemma3", tmp_path, n_layer=2)
-    found = says(model, "window")
-    assert [(v.status, "the usual run, with 34, shows it" in v.summary) for v in found] == [
-        ("not-applicable", True)
+    found = says(model, "long-context")
+    assert [(v.status, v.summary) for v in found] == [
+        ("not-applicable", "nothing in it begins behind the usual run")
     ]
 
 
@@ -130,8 +227,8 @@ def test_a_window_within_longer_runs_is_asked_about_as_well(
 ) -> None:
     """A token more of 128 is lost in the logits of a quantised model, and traces are shorter."""
     model = tmp_path / "model.gguf"
-    write_first_layers(gemma3, 2, model, window=128)
-    found = says(model, "window", engine="mutant:window-one-more")
+    windowed(gemma3, 2, model, 128)
+    found = says(model, "long-context", engine="mutant:window-one-more")
     assert [v.status for v in found] == ["diverged"]
 
 
@@ -143,17 +240,17 @@ def test_a_window_that_llama_cpp_makes_nothing_of_is_not_called_compared(
         keys = {"qwen3.attention.sliding_window": ("U32", LONG)}
         names = {name: name for name in file.tensors}
         rewrite(file, Recipe(names=names, keys=keys, stored=frozenset(names)), model)
-    found = says(model, "window")
+    found = says(model, "long-context")
     assert [v.status for v in found] == ["not-applicable"]
-    assert "gives the same logits with any window" in found[0].summary
+    assert "gives the same logits without" in found[0].summary
 
 
 def test_layers_that_are_others_in_a_shorter_model_are_not_asked(
     tmp_path: Path, says: Says
 ) -> None:
     whole, model = model_of("gemma2", tmp_path, n_layer=46), tmp_path / "windowed.gguf"
-    write_first_layers(whole, 46, model, window=LONG)
-    found = says(model, "window")
+    windowed(whole, 46, model, LONG)
+    found = says(model, "long-context")
     assert [v.status for v in found] == ["not-applicable"]
     assert "is another one in a model of 2 layers" in found[0].summary
 
@@ -164,9 +261,9 @@ def test_layers_that_are_others_in_a_shorter_model_are_not_asked(
 def test_who_does_not_take_the_model_is_given_another_and_accused_of_nothing(
     takes: str, status: str, gemma3_in_f16: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right_way = windows.SliceAsker.open
+    right_way = long_context.SliceAsker.open
 
-    def opened(asker: windows.SliceAsker, plan: Plan) -> windows.Opened:
+    def opened(asker: long_context.SliceAsker, plan: Plan) -> long_context.Opened:
         with open_model(plan.subject_model) as file:
             types = {info.type.name for info in file.tensors.values()}
             fits = {
@@ -177,8 +274,8 @@ def test_who_does_not_take_the_model_is_given_another_and_accused_of_nothing(
             raise NoAnswer("not-compared", "it takes no such model", {})
         return right_way(asker, plan)
 
-    monkeypatch.setattr(windows.SliceAsker, "open", opened)
-    found = says(gemma3_in_f16, "window")
+    monkeypatch.setattr(long_context.SliceAsker, "open", opened)
+    found = says(gemma3_in_f16, "long-context")
     assert [v.status for v in found] == [status]
     assert ("it takes no such model" in found[0].summary) is (status != "agreed")
 
@@ -190,9 +287,9 @@ def test_a_server_holds_another_model_only_if_somebody_gives_it_one(
     with open_for(plan) as opened:
         context = opened.context
         context.subject.name = "http://localhost:8080"
-        found = list(windows.checked(plan, context))
+        found = list(long_context.checked(plan, context))
     assert [v.status for v in found] == ["not-applicable"]
-    assert f"lockstep slice {gemma3} -o short.gguf --window 11" in found[0].summary
+    assert f"lockstep slice {gemma3} -o short.gguf --short" in found[0].summary
 
 
 def test_a_bisection_finds_the_place_with_a_short_window(
@@ -211,7 +308,7 @@ def test_a_bisection_finds_the_place_with_a_short_window(
 
 
 def test_a_window_of_a_model_without_one_is_no_slice(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="it has no window"):
+    with pytest.raises(Unsupported, match="has no window, and nothing else that"):
         write_first_layers(
-            model_of("qwen3", tmp_path, n_layer=2), 2, tmp_path / "short.gguf", window=11
+            model_of("qwen3", tmp_path, n_layer=2), 2, tmp_path / "short.gguf", short=True
         )

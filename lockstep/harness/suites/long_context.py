@@ -1,4 +1,4 @@
-"""Does attention end where the window ends, if that is longer than the usual run?"""
+"""Is what only long texts show right: where windows end, the factors of long contexts?"""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from lockstep.harness.context.suite import Context, Suite
 from lockstep.harness.records import Verdict
 
 
-class WindowSuite(Suite, name="window"):
+class LongContext(Suite, name="long-context"):
     order = 41
     expected = False
 
@@ -15,5 +15,5 @@ class WindowSuite(Suite, name="window"):
         return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        """As harness.blackbox.windows says."""
-        yield from context.asked_on_made_models("window")
+        """As harness.blackbox.long_context says."""
+        yield from context.asked_on_made_models("long-context")

@@ -1,0 +1,234 @@
+"""Is what only long texts show right? Asked with a model in which a short one shows it.
+
+Real windows have 128 to 4096 tokens, and what is made of a long context begins as far on. The run
+of which ops are judged is shorter than any of them, and what is asked besides of a real model has
+300 tokens at most, and logits that are allowed a few percents: an engine that knows of no window,
+or ends it a token too early, gives the same. So both engines are given the model's first layers,
+one of each mask at least, in F32, with the first tokens of a large vocabulary and other keys
+(`long_texts.py`).
+"""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.quants.base import F32
+from lockstep.harness.bisect.bisection import Bisection, bisect
+from lockstep.harness.blackbox.asking import (
+    SliceAnswer,
+    SliceAsker,
+    left_unanswered,
+    on_made_models,
+    verdicts_of,
+    why_not_asked,
+    worst_of,
+)
+from lockstep.harness.blackbox.first_layers import check_alike, roles_in
+from lockstep.harness.blackbox.long_texts import Keys, OnlyInLong, merged, only_in_long
+from lockstep.harness.blackbox.rewriting import Recipe, rewrite
+from lockstep.harness.blackbox.slices import first_layers, n_layers
+from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites
+from lockstep.harness.context.runner import Session
+from lockstep.harness.context.suite import STEPS_TRACED, Context, NoAnswer
+from lockstep.harness.locate.segments import shows_tensors
+from lockstep.harness.records import Request, Verdict
+
+Way = Callable[[GgufFile, Keys], Recipe]  # of a model with such keys
+SUITE = "long-context"
+TOKENS = 32
+LARGEST = 1 << 30  # bytes in F32, which two engines hold at once
+
+
+def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+    every = unseen(context)
+    if not every:
+        if context.named:
+            text = "nothing in it begins behind the usual run"
+            yield context.verdict(SUITE, "not-applicable", text)
+        return
+    if reason := why_not_asked(context.subject.name, context.subject_info.levels):
+        cut = f"lockstep slice {shlex.quote(str(plan.model))} -o short.gguf --short"
+        text = f"{' and '.join(each.name for each in every)} {{}} longer than the usual run, and "
+        text = text.format("is" if len(every) == 1 else "are")
+        text += f"{reason}: {cut} makes a model to check"
+        yield context.verdict(SUITE, "not-applicable", text)
+        return
+    yield from on_made_models(plan, context, SUITE, partial(asked, context, every))
+
+
+def unseen(context: Context) -> list[OnlyInLong]:
+    """What the usual run, of which ops are judged, does not show."""
+    usual, cells = context.n_tokens + STEPS_TRACED, context.settings.n_ctx
+    every = only_in_long(context.file)
+    return [each for each in every if each.length >= (cells if each.of_cells else usual)]
+
+
+def asked(context: Context, every: Sequence[OnlyInLong], asker: SliceAsker) -> Iterator[Verdict]:
+    n, layers = layers_to_ask(asker)
+    try:
+        for way in ways_to_make(asker, n):
+            found = answer_of(asker, way, every)
+            if found.worst.status != "not-compared":
+                break
+    except MakesNothing as error:
+        text = f"{said(every, layers)}: {error}"
+        yield context.verdict(SUITE, "not-applicable", text)
+        return
+    status = found.worst.status  # a model that is not taken spoils nothing
+    status = "not-applicable" if status == "not-compared" else status
+    text = f"{said(found.asked, layers)}: {found.worst.summary}"
+    if found.places:
+        text += f": {found.places}"
+    yield context.verdict(SUITE, status, text, dict(found.worst.extent), (SUITE, status))
+
+
+def said(every: Sequence[OnlyInLong], layers: str) -> str:
+    return f"with {', '.join(each.what for each in every)}, {layers}"
+
+
+class MakesNothing(Exception):
+    """The oracle's answers are the same whatever these keys say, so that nothing is compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongAnswer:
+    """places: that are wrong."""
+
+    worst: SliceAnswer
+    asked: Sequence[OnlyInLong]
+    places: str = ""
+
+
+def answer_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> LongAnswer:
+    """Raises MakesNothing."""
+    try:
+        opened, shown = open_shown(asker, way, every)
+    except NoAnswer as error:
+        return LongAnswer(worst=left_unanswered(error, asker.plan.oracle), asked=every)
+    except BadInput as error:
+        worst = SliceAnswer(status="not-compared", summary=str(error))
+        return LongAnswer(worst=worst, asked=every)
+    try:
+        worst = worst_of(verdicts_of(opened, ()), asker.plan.oracle)
+        found = places(opened) if worst.differs else ""
+        return LongAnswer(worst=worst, asked=shown, places=found)
+    finally:
+        opened.close()
+
+
+def open_shown(
+    asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]
+) -> tuple[Opened, Sequence[OnlyInLong]]:
+    """With those keys alone that the oracle makes something of: an engine may know more of them.
+    Raises MakesNothing, NoAnswer, BadInput."""
+    opened = asker.open(plan_of(asker, way, every))
+    try:
+        shown = shown_by_oracle(asker, opened, way, every)
+    except BaseException:
+        opened.close()
+        raise
+    if len(shown) == len(every):
+        return opened, every
+    opened.close()
+    if not shown:
+        raise MakesNothing(f"{asker.plan.oracle} gives the same logits without")
+    return open_shown(asker, way, shown)
+
+
+def plan_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> Plan:
+    keys = merged(each.short for each in every)
+    return replace(asker.made(lambda file: way(file, keys)), n_tokens=TOKENS)
+
+
+def bisected(plan: Plan, context: Context) -> Bisection | None:
+    """Of the run that `checked` asks for, where no op is wrong in the usual ones. None: here
+    neither, or the engine takes no such model."""
+    every = unseen(context)
+    with TemporaryDirectory(prefix="lockstep-") as folder:
+        asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
+        try:
+            n, layers = layers_to_ask(asker)
+            for way in ways_to_make(asker, n):
+                with suppress(NoAnswer, BadInput, MakesNothing):
+                    found, shown = bisection_of(asker, way, every)
+                    return replace(found, asked=said(shown, layers)) if found.culprits else None
+        finally:
+            asker.close()
+    return None
+
+
+def bisection_of(
+    asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]
+) -> tuple[Bisection, Sequence[OnlyInLong]]:
+    opened, shown = open_shown(asker, way, every)
+    try:
+        return bisect(opened.context), shown
+    finally:
+        opened.close()
+
+
+def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
+    """A model of n layers: in F32 with the first tokens of a large vocabulary; for who does not
+    take that, in the types that it has, and with all tokens."""
+
+    def in_types(file: GgufFile, keys: Keys) -> Recipe:
+        return asker.with_few_tokens(file, first_layers(file, n, keys))
+
+    def in_f32(file: GgufFile, keys: Keys) -> Recipe:
+        return replace(in_types(file, keys), stored=frozenset())
+
+    names = first_layers(asker.file, n).names.values()
+    if sum(4 * asker.file.tensors[name].n_elements for name in names) <= LARGEST:
+        yield in_f32
+    yield in_types
+    yield lambda file, keys: first_layers(file, n, keys)
+
+
+def layers_to_ask(asker: SliceAsker) -> tuple[int, str]:
+    """How many: one that sees otherwise than the first does is among them; and which these are, in
+    words. Raises Unsupported."""
+    total = n_layers(asker.file)
+    every = roles_in(asker.plan.model, total)
+    n = min(total, next((layer + 1 for layer, (_, other) in enumerate(every) if other), 2))
+    if n < total:
+        made = asker.made(lambda file: asker.with_few_tokens(file, first_layers(file, n)))
+        check_alike(every, roles_in(made.model, n))
+    return n, f"its first {n} of {total} layers"
+
+
+def shown_by_oracle(
+    asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong]
+) -> list[OnlyInLong]:
+    """Of which of them its run is another one where no text shows it. Raises NoAnswer."""
+    context, path, shown = opened.context, asker.folder / "hidden.gguf", []
+    short = logits_of(context.oracle, context)
+    for each in every:
+        keys = merged(other.hidden if other is each else other.short for other in every)
+        rewrite(asker.file, way(asker.file, keys), path)
+        with context.runner.open(context.oracle.name, path, context.settings) as other:
+            hidden = logits_of(other, context)
+        apart = np.abs(short - hidden).max() / (np.abs(hidden).max() or 1.0)
+        if apart > 2 * context.noise.relative:
+            shown.append(each)
+    return shown
+
+
+def logits_of(session: Session, context: Context) -> F32:
+    """Raises NoAnswer."""
+    evaluation = context.ask(session, "evaluate", Request(batches=context.batches))
+    return np.concatenate(evaluation.logits)
+
+
+def places(opened: Opened) -> str:
+    """What of an engine that shows tensors is wrong on its own inputs."""
+    if not shows_tensors(opened.context):
+        return ""
+    found = [v.detail for v in run_suites(opened.context, ("trace",)) if v.status == "diverged"]
+    return ", ".join(dict.fromkeys(f"{d['site']}-{d['layer']}" for d in found if "site" in d))

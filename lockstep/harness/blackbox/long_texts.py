@@ -1,0 +1,101 @@
+"""What only long texts show of a model, and the keys with which a short one shows it."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from lockstep.engine.gguf.file import GgufFile, Value
+from lockstep.harness.blackbox.slices import NO_END, WINDOW, architecture, number
+from lockstep.harness.synth.gguf_writer import Typed
+
+Keys = Mapping[str, Typed | Value]
+SHORT = 11  # tokens: the prompt is three times as long, and no power of two hides one more or less
+ORIGINAL = "rope.scaling.original_context_length"
+ATTN_FACTOR = "rope.scaling.attn_factor"
+FEW = 4  # tokens of the original context: the logarithm of one would be 0, and it divides
+LONGER = 32  # times that: Phi-3's 131,072 of 4,096, and more than is asked
+ROUNDED = 1e-5  # relative, of a factor that a converter wrote as F32
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlyInLong:
+    """short: keys with which a text of a few tokens shows it; hidden: with these in their place
+    none does. of_cells: a context of more shows it, however short the text is."""
+
+    name: str
+    what: str  # is asked about, with `short`
+    length: int  # tokens, as the model is
+    short: Keys
+    hidden: Keys
+    of_cells: bool = False
+
+
+def merged(every: Iterable[Keys]) -> Keys:
+    return {key: value for keys in every for key, value in keys.items()}
+
+
+def only_in_long(file: GgufFile) -> Iterator[OnlyInLong]:
+    for find in (window, long_factors, temperature):
+        if found := find(file):
+            yield found
+
+
+def window(file: GgufFile) -> OnlyInLong | None:
+    n = number(file, WINDOW)
+    key = f"{architecture(file)}.{WINDOW}"
+    if not isinstance(n, int) or not n or file.metadata[key].element is not None:
+        return None
+    return OnlyInLong(
+        name=f"its window of {n} tokens",
+        what=f"a window of {SHORT} tokens in the place of {n}",
+        length=n,
+        short={key: (file.metadata[key].type, SHORT)},
+        hidden={key: ("U32", NO_END)},
+    )
+
+
+def long_factors(file: GgufFile) -> OnlyInLong | None:
+    """llama.cpp takes them for a context of more tokens than the original one, other engines for a
+    text of more; either where the original context is shorter than both."""
+    arch = architecture(file)
+    n_train = number(file, "context_length", 0)
+    original = number(file, ORIGINAL, n_train)
+    if "rope_factors_long.weight" not in file.tensors or not original:
+        return None
+    if number(file, "rope.scaling.type", "none") == "yarn":
+        return None  # its ramp depends on the original context, and ends in one of a few tokens
+    longer, keys = n_train / original, dict[str, Typed | Value]()
+    if math.isclose(number(file, ATTN_FACTOR, 1.0), grown(longer, original), rel_tol=ROUNDED):
+        # an engine may read it, or compute it of both lengths, as the published code does
+        longer = LONGER
+        keys[f"{arch}.{ATTN_FACTOR}"] = ("F32", grown(longer, FEW))
+    keys[f"{arch}.context_length"] = ("U32", max(FEW * LONGER, round(longer * FEW)))
+    return OnlyInLong(
+        name=f"its original context of {original} tokens",
+        what=f"an original context of {FEW} tokens in the place of {original}",
+        length=original,
+        short={**keys, f"{arch}.{ORIGINAL}": ("U32", FEW)},
+        hidden={**keys, f"{arch}.{ORIGINAL}": ("U32", NO_END)},
+        of_cells=True,
+    )
+
+
+def grown(longer: float, original: int) -> float:
+    """By which rotated elements are multiplied where a context is so many times the original
+    (transformers, _compute_longrope_parameters)."""
+    return math.sqrt(1 + math.log(longer) / math.log(original)) if longer > 1 else 1.0
+
+
+def temperature(file: GgufFile) -> OnlyInLong | None:
+    key = "attention.temperature_length"
+    n = number(file, key, 0)
+    if not n:
+        return None
+    full = f"{architecture(file)}.{key}"
+    return OnlyInLong(
+        name=f"its temperature_length of {n} tokens",
+        what=f"attention that is scaled every {SHORT} tokens, not every {n}",
+        length=n,
+        short={full: (file.metadata[full].type, SHORT)},
+        hidden={full: (file.metadata[full].type, NO_END)},
+    )
