@@ -146,7 +146,8 @@ def test_a_window_that_llama_cpp_leaves_out_accuses_nobody_who_has_it(
 def test_an_engine_that_chooses_factors_by_the_text_and_not_by_the_context_is_right(
     phi3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As transformers does; llama.cpp chooses by how many tokens a context could hold."""
+    """As transformers does; llama.cpp chooses by how many tokens a context could hold, so that a
+    short text is given the long ones in a large context (its issue 24823)."""
 
     def by_the_text(self: Phi3, step: Any) -> Any:
         self.n_ctx = int(step.batch.positions.max()) + 1
