@@ -4,7 +4,7 @@ Source: tools/server of llama.cpp, and what a build of 2026 answers. One request
 is taken from the cache of an earlier one, so that all prefixes are computed alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from lockstep.harness.protocol.messages import printable
 LEVELS = ("tokenize", "generate", "greedy", "logprobs")
 SURELY = 10_000  # added to a logit, which makes it the largest of any model's
 OF_MODEL = ("n_vocab", "n_embd", "n_params", "vocab_type")
+NO_LIST = ": it ignores logit_bias, and sends no completion_probabilities where the text ends"
 NO_VOCABULARY = 0  # of vocab_type; llama_token_to_piece asserts that there is one
 # the likeliest token whatever options the server was started with
 GREEDY = {
@@ -33,6 +34,7 @@ GREEDY = {
 class LlamaServer:
     n_ctx: int = 0  # cells of a slot; 0: it does not say
     plain: int | None = None  # see `letter`
+    ends: Callable[[], frozenset[int]] = frozenset  # tokens that end a text; none: unknown
 
     def about(self, ask: Ask) -> About:
         props = ask("GET", "/props")
@@ -77,16 +79,20 @@ class LlamaServer:
         while len(found) < n:
             here = [*map(int, prompt), *found]
             body = {"prompt": here, "n_predict": n - len(found), "return_tokens": True, **GREEDY}
-            new = tokens_of(ask("POST", "/completion", body))
+            said = ask("POST", "/completion", body)
+            new = tokens_of(said)
             found += new[: n - len(found)]
             if len(found) < n:
-                found.append(self.likeliest(ask, [*here, *new]))
+                found.append(self.likeliest(ask, [*here, *new], ended=has_ended(said)))
         return found
 
-    def likeliest(self, ask: Ask, prefix: Sequence[int]) -> int:
+    def likeliest(self, ask: Ask, prefix: Sequence[int], *, ended: bool) -> int:
+        """ended: the server says that an end of text comes here."""
         rows = self.listed(ask, prefix, 1)
+        if not rows and ended and len(ends := self.ends()) == 1:
+            return min(ends)
         if not rows or type(rows[0][0]) is not int:
-            raise Unsupported("the server does not say which token it ends with")
+            raise Unsupported(f"the server does not say which token it ends with{NO_LIST}")
         return rows[0][0]
 
     def logprobs(
@@ -97,11 +103,14 @@ class LlamaServer:
 
     def listed(self, ask: Ask, prefix: Sequence[int], k: int) -> list[tuple[int | bytes, float]]:
         """Of the raw logits, whatever the sampler does with them. The server sends no list with a
-        token that ends the text or begins a character, so that it is made to choose a letter."""
+        token that ends the text or begins a character, so that it is made to choose a letter. One
+        that takes no bias sends an empty one there, which is not compared."""
         letter = self.letter(ask)
         body = {"prompt": list(map(int, prefix)), "n_predict": 1, "n_probs": k}
         body |= {"logit_bias": [[letter, SURELY]]}
         said = ask("POST", "/completion", {**GREEDY, **body, "post_sampling_probs": False})
+        if has_ended(said) and not said.get("completion_probabilities"):
+            return []
         rows = member(said, "completion_probabilities", 0, "top_logprobs")
         return one_way(candidates(rows))
 
@@ -119,6 +128,11 @@ class LlamaServer:
             raise Unsupported(
                 f"the server's context has {self.n_ctx} cells, {n} are needed: --ctx-size"
             )
+
+
+def has_ended(said: Any) -> bool:
+    """Whether the server says that the text ended with a token that ends texts."""
+    return type(said) is dict and said.get("stop_type") == "eos"
 
 
 def tokens_of(said: Any) -> list[int]:

@@ -1,5 +1,6 @@
 """A server under test: asked over HTTP, trusted in nothing; it runs on, whatever it answers."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from math import prod
@@ -9,6 +10,7 @@ from typing import Any
 
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.session import Session
 from lockstep.harness.http.base import About, Ask, info_of
@@ -40,6 +42,7 @@ LOADING = 503  # its model, or without a free slot
 # few times only
 HURRIED = (408, 429)
 TIMES = 4
+SHOWN = 400  # characters of a request: a prompt of seventy ids, and all that goes with it
 LACKING = (404, 405, 501)
 CLOSED_TO_US = (401, 403)
 REFUSALS = (400, 413, 422)  # of what was asked; 413: it is too long
@@ -76,6 +79,9 @@ class HttpSession(Session):
         self.only_openai = engine.startswith(OPENAI) or self.address.base.endswith("/v1")
         self.server: LlamaServer | OpenAi | None = None
         self.said: EngineInfo | None = None
+        self.request = (
+            ""  # the last one, for whoever has to find out what was wrong with its answer
+        )
 
     def _ask(
         self,
@@ -106,7 +112,7 @@ class HttpSession(Session):
         except StillBusy as error:
             return self.busy(error)
         except (WireError, MalformedAnswer) as error:
-            return Malformed(message=printable(str(error)))
+            return Malformed(message=printable(f"{error}; asked: {self.request}"))
         except UnicodeDecodeError:
             text = "a text that is no UTF-8 cannot be sent as JSON"
             return Unanswerable(message=text, declared=True)
@@ -115,6 +121,7 @@ class HttpSession(Session):
 
     def asking(self, address: Address, deadline: float) -> Ask:
         def ask(method: str, path: str, body: Any = None) -> Any:
+            self.request = in_short(method, path, body)
             return waited_for(partial(exchange, address, method, path, body, deadline), deadline)
 
         return ask
@@ -161,7 +168,7 @@ class HttpSession(Session):
         if not self.only_openai:
             props = page(ask, "/props")
             if type(props) is dict and "default_generation_settings" in props:
-                native = LlamaServer()
+                native = LlamaServer(ends=partial(ends_of, self.model))
                 return native, native.about(ask)
         base = self.address.base
         if not base.endswith("/v1") and not self.name.startswith(OPENAI):
@@ -169,6 +176,12 @@ class HttpSession(Session):
             ask = self.asking(self.address, deadline)
         other = OpenAi(name=self.chosen)
         return other, other.about(ask)
+
+
+def in_short(method: str, path: str, body: Any) -> str:
+    """A request, to be sent again by hand if it is not long."""
+    said = "" if body is None else " " + json.dumps(body)
+    return f"{method} {path}{said[:SHOWN]}{'...' * (len(said) > SHOWN)}"
 
 
 class StillBusy(Exception):
@@ -231,6 +244,17 @@ def other_model(about: About, model: Path | None) -> str:
         if own.get(name) not in (None, value):
             return f"{name} is {value}, and {own[name]} in {model.name}"
     return ""
+
+
+def ends_of(model: Path | None) -> frozenset[int]:
+    """The tokens that end a text; none of a file that is not here or not read."""
+    if model is None or not model.is_file():
+        return frozenset()
+    try:
+        with GgufFile.open(model) as file:
+            return tokenizer_of(file.metadata).vocabulary.eog
+    except (EngineError, OSError):
+        return frozenset()
 
 
 def numbers_of(model: Path) -> dict[str, int]:

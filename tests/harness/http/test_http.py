@@ -13,6 +13,7 @@ from lockstep.harness.check.check import BadInput
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.http import client
 from lockstep.harness.http.client import KEY, address_of
+from lockstep.harness.http.llama_server import LlamaServer
 from lockstep.harness.http.session import HttpSession
 from lockstep.harness.protocol.smoke import smoke
 from lockstep.harness.records import (
@@ -112,6 +113,25 @@ def test_llama_servers_newer_lists_of_objects_are_read_as_well(model: Path) -> N
         assert [v.status for v in checked(model, url, "logprobs")] == ["agreed"]
 
 
+def test_a_server_that_takes_no_bias_may_end_the_text() -> None:
+    """It lists nothing there, and ends with the only token that ends texts; of two nobody knows."""
+
+    def ask(method: str, path: str, body: Any = None) -> Any:
+        if path == "/tokenize":
+            return {"tokens": [7]}
+        over = len(body["prompt"]) == 2
+        rows = [] if over else [{"top_logprobs": [{"id": 5, "logprob": -0.5}]}]
+        tokens = [] if over else [5]
+        stop = "limit" if len(tokens) == body["n_predict"] else "eos"
+        return {"tokens": tokens, "stop_type": stop, "completion_probabilities": rows}
+
+    server = LlamaServer(ends=lambda: frozenset({2}))
+    assert server.logprobs(ask, [[1], [1, 5]], 4) == [[(5, -0.5)], []]
+    assert server.greedy(ask, [1], 3) == [5, 2, 5]
+    with pytest.raises(Unsupported, match="it ignores logit_bias"):
+        LlamaServer(ends=lambda: frozenset({2, 3})).greedy(ask, [1], 3)
+
+
 # --- wrong ones -----------------------------------------------------------------------------------
 
 
@@ -156,6 +176,8 @@ def test_an_answer_of_another_form_is_malformed(
         (found,) = checked(model, url, "logprobs")
     assert (found.status, exit_code([found])) == ("malformed", 3)
     assert words in found.summary
+    if "ids from" not in words:  # which is known once all is read
+        assert '; asked: POST /completion {"temperature": 0' in found.summary
 
 
 def test_a_value_that_is_null_is_not_finite(model: Path) -> None:

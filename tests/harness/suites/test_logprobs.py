@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,21 @@ import pytest
 
 from lockstep.harness.check.check import Plan
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.judging.candidates import Off, names_of, off_from, read_list
+from lockstep.harness.judging.candidates import (
+    Candidate,
+    Listed,
+    Off,
+    names_of,
+    off_from,
+    read_list,
+)
 from lockstep.harness.records import DEFAULT, EXACT, Settings, Verdict
+from lockstep.harness.suites.logprobs import ends, left_open
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
 from tests.quiet_engines import HONEST_LISTS, WRONG_LISTS, Quiet, Row, made, shown
 
+END_IS_2 = SimpleNamespace(eog=frozenset({2}))
 LOGITS = np.array([4.0, 3.0, 2.5, 1.0, -2.0, -90.0], np.float32)
 NAMES = names_of(
     [b"a", b" b", b"b", b"\xff", b"\xfe", b"c"], [b"a", b"_b", b"b", b"<0xFF>", b"<0xFE>", b"c"]
@@ -185,6 +195,20 @@ def test_an_empty_list_among_others_is_not_compared(folder: Path) -> None:
     assert (agreed.status, rest.status) == ("agreed", "not-compared")
     assert "6 of 7 lists, which are empty" in rest.summary
     assert exit_code([agreed, rest]) == 3
+
+
+@pytest.mark.parametrize(
+    ("of_end", "ended"), [(1.0, [1]), (0.81, [1]), (0.79, [])], ids=["likeliest", "tie", "not"]
+)
+def test_an_empty_list_where_the_text_ends_is_explained(of_end: float, ended: list[int]) -> None:
+    """A server that stops there has nothing to list; one that stops elsewhere is not excused."""
+    context: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=END_IS_2))
+    full = Listed(candidates=(Candidate(ids=(0,), value=-1.0),))
+    logits = np.array([[0, 0, 5], [1, 0, of_end]], dtype=np.float32)
+    found = ends(context, [full, Listed(candidates=())], logits, 0.1)
+    assert found == ended
+    left = left_open([full, Listed(candidates=())], found)
+    assert left == ("" if ended else "not compared were 1 of 2 lists, which are empty")
 
 
 def test_texts_that_no_token_has_are_not_compared(folder: Path) -> None:
