@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.harness.cli.shared import bisect_command, diagnose_command
+from lockstep.harness.cli.shared import bisect_command, diagnose_command, without
 
 if TYPE_CHECKING:
     from lockstep.harness.check.check import Plan
@@ -16,7 +16,9 @@ OF_RUNS = (
     *("logits", "long-context", "logprobs", "embeddings", "decode", "text", "black-box"),
     *("trace", "products"),
 )
+OF_FILES = ("metadata", "tokens")  # what diagnose looks for mistakes of as well
 PLACE, MISTAKE = "the place, and the proof", "which mistake it is, if it is a known one"
+EXACTLY = "what sees far more, if its cache is F32 and it has no flash attention"
 LAYER = "the layer, and the part of it"
 LARGE = 1 << 30  # bytes: from here on a check takes more than a minute on two cores
 
@@ -36,11 +38,17 @@ def what_is_quicker(model: Path | None) -> str:
 
 
 def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    """Of a conforming engine that opens any file and shows no tensors."""
+    """Of a conforming server, held against the preset that servers start with though it may be more
+    exact; and of a conforming engine that opens any file and shows no tensors."""
     from lockstep.harness.adapters.parts.users import is_users
+    from lockstep.harness.http.session import is_address
     from lockstep.harness.protocol.session import command_of
+    from lockstep.harness.records import DEFAULT
 
     plan = plans[0]
+    if not result.code and is_address(plan.engine) and plan.settings.name == DEFAULT.name:
+        command = f"lockstep check {without(plan.command, '--settings')} --settings exact"
+        return f"{EXACTLY}: {command}"
     if result.code or not can_be_sliced(plan, result.engines):
         return ""
     if not is_users(plan.engine) and command_of(plan.engine) is None:
@@ -55,8 +63,10 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
     for plan in plans:
         found = [v for v in result.verdicts if v.case == plan.case and v.about != plan.oracle]
         wrong = {v.suite for v in found if v.status == "diverged" and not is_gone_entry(v)}
-        if not wrong.intersection(OF_RUNS) or plan.command.startswith("--arch"):
+        if not wrong.intersection(OF_RUNS + OF_FILES) or plan.command.startswith("--arch"):
             continue
+        if not wrong.intersection(OF_RUNS):
+            return f"{MISTAKE}: {diagnose_command(plan)}"
         sliced = can_be_sliced(plan, result.engines)
         traced = any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found)
         if traced or ("long-context" in wrong and not sliced):  # who is asked that opens files

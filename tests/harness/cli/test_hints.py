@@ -9,7 +9,7 @@ from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app
 from lockstep.harness.cli.hints import LARGE, next_step, what_is_quicker
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.records import EXACT, EngineInfo, Status, Verdict
+from lockstep.harness.records import DEFAULT, EXACT, EngineInfo, Settings, Status, Verdict
 from lockstep.harness.runs.run import RunResult
 from tests.models import builtin
 
@@ -34,6 +34,8 @@ BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
             [f"{PLACE}lockstep bisect m.gguf --engine ./mine"],
         ),
         (("generate",), {"text": "diverged"}, [MISTAKE + BY_ANSWERS]),
+        (("tokenize",), {"tokens": "diverged"}, [MISTAKE + BY_ANSWERS]),
+        (("parse",), {"metadata": "diverged"}, [MISTAKE + BY_ANSWERS]),
         (("generate",), {"text": "agreed"}, []),
         (("dequantize", "multiply"), {"dequant": "agreed"}, []),
         (("logits",), {"logits": "crashed"}, []),
@@ -68,6 +70,31 @@ def test_whole_commands_come_next_and_only_such_as_can_be_of_use(
     result = RunResult(code=code, folder=path, verdicts=verdicts, engines=infos, seconds=0.0)
     acid = f"; lockstep check --suite acid --engine {command}"
     assert next_step([plan], result).replace(acid, "").splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "named"),
+    [(DEFAULT, "agreed", True), (EXACT, "agreed", False), (DEFAULT, "crashed", False)],
+)
+def test_a_server_that_conforms_may_be_held_against_exact_settings(
+    settings: Settings, status: Status, named: bool
+) -> None:
+    """An eps of 1e-6 for 1e-5 is within the noise of an F16 cache, and is seen with F32."""
+    url = "http://localhost:1"
+    plan = Plan(
+        case="m",
+        model=Path("m.gguf"),
+        subject_model=Path("m.gguf"),
+        engine=url,
+        settings=settings,
+        command=f"m.gguf --engine {url} --settings {settings.name} --tokens 32",
+    )
+    verdicts = [Verdict(suite="logprobs", case="m", status=status, summary="")]
+    code = exit_code(verdicts)
+    result = RunResult(code=code, folder=Path("."), verdicts=verdicts, engines=(), seconds=0.0)
+    command = f"lockstep check m.gguf --engine {url} --tokens 32 --settings exact"
+    assert next_step([plan], result).endswith(command) == named
+    assert bool(next_step([plan], result)) == named
 
 
 def test_a_bisection_of_an_engine_without_tensors_names_whole_commands(
