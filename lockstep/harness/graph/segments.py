@@ -82,7 +82,9 @@ class SegmentJudge:
                 honest, noise, found = self.first_look()
         if any(finding.mismatch for _, finding in found):
             suspects = [segment for segment, finding in found if finding.mismatch]
-            more = self.noise(honest, range(RUNS, RUNS + MORE), suspects, jitter=rounded)
+            # of one op alone, none of it chosen, the first is not asked for: its bound is its limit
+            moved = [s for s in suspects if s.rounds or s.sorts or rounded]
+            more = self.noise(honest, range(RUNS, RUNS + MORE), moved, jitter=rounded)
             noise = {place: noise[place] | more[place] for place in noise}
             plain = self.run(Wide(), replace(self.build, plain=True), of=suspects)
             wider = self.noise(honest, range(RUNS), suspects, jitter=True)
