@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress
 from lockstep.harness.bench.shadow import model_of
+from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.records import EXACT
 
@@ -43,6 +44,7 @@ def check(path: Path, seed: int, clock: "PhaseClock") -> None:
     """All suites, in this process: what `lockstep check` does but for the report."""
     plan = Plan(case=path.name, model=path, subject_model=path, settings=EXACT, seed=seed)
     opened = open_plan(plan, clock.phase)
+    opened.context.on_made_models = questions(plan)
     try:
         for _ in run_suites(opened.context, ()):
             pass
