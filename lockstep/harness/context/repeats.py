@@ -2,7 +2,7 @@
 at fault, and what is done to it once shows nothing: it is said how often, and from where on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,14 +95,24 @@ def not_deterministic(context: Context, suite: str, found: Unsteady) -> Verdict:
     return context.verdict(suite, "diverged", text, detail, (suite, "not-deterministic"))
 
 
+def same_words(a: Any, b: Any) -> bool:
+    return repr(a) == repr(b)
+
+
 def asked_again(
-    context: Context, suite: str, first: Any, question: str, *args: Any
+    context: Context,
+    suite: str,
+    first: Any,
+    question: str,
+    *args: Any,
+    same: Callable[[Any, Any], bool] = same_words,
 ) -> Iterator[Verdict]:
     """Of an answer that is wrong and no run: whether it is always that one."""
     answers = [context.ask(context.subject, question, *args) for _ in range(AGAIN)]
-    differ = sum(repr(answer) != repr(first) for answer in answers)
+    differ = sum(not same(answer, first) for answer in answers)
     if differ:
         who = context.subject.name
         text = f"{who} is not deterministic: {differ} of {AGAIN} answers are others than the first"
+        text += "; does it draw at random, or keep something of an earlier question?"
         detail = {"differ": differ, "runs": AGAIN, "at_fault": "subject"}
         yield context.verdict(suite, "diverged", text, detail, (suite, "not-deterministic"))

@@ -3,6 +3,7 @@ far apart as they are?"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -14,14 +15,17 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.tokenizers.vocabulary import Attr
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import LeftOut, longer, with_rows
+from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.candidates import Listed, Off, names_of, off_from, read_list, spread
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
-from lockstep.harness.records import Request, Verdict
+from lockstep.harness.records import Answered, Request, Verdict
 from lockstep.harness.suites.logits import is_oracle_wrong
 
 MOST = 1024  # candidates of a list: more say little more, and are megabytes from a server
+ENOUGH = 5  # candidates, with their distances: two rows of logits have not so many in common
+MOST_LOGITS = 1 << 25  # 128 MB
 LENGTHS = (1, 2, 3, 5, 8, 13, 21)  # of prefixes, besides the whole: each may cost a request
 TEXT = (
     b"Once upon a time, there was a little girl named Lily. She loved to play outside, and on "
@@ -60,6 +64,11 @@ class LogProbs(Suite, name="logprobs"):
                 yield context.verdict("logprobs", "excused", ending(listed, ended))
             if text := left_open(listed, ended):
                 yield context.verdict("logprobs", "not-compared", text)
+        elif verdict.status == "diverged":
+            row = verdict.detail["list"]
+            asked_for, same = asked.prefixes[row : row + 1], partial(alike, verdict.detail["limit"])
+            first = lists[row : row + 1]
+            yield from asked_again(context, "logprobs", first, "logprobs", asked_for, k, same=same)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +157,48 @@ def compared(
         repr(detail["prefix"]) if context.subject_info.text_only else detail["prefix"]
     )
     detail |= {"token": off.token, "expected": off.expected, "actual": off.actual}
-    text = f"after prefix {row + 1} of {len(listed)} {sentence(off)}; at fault: subject"
+    detail |= {"list": row, "limit": float(bound.allowed)}
+    ends = (np.flatnonzero(asked.batch.outputs) + 1).tolist()
+    beginning = asked.batch.tokens[: ends[row]].tolist()
+    elsewhere = whose(context, beginning, listed[row], float(bound.allowed))
+    detail["right_after"] = elsewhere
+    text = f"after prefix {row + 1} of {len(listed)}, {lengths(ends, row)}, {sentence(off)}"
+    text += f"; it is right behind the first {elsewhere[-1]}" if elsewhere else ""
+    text += "; at fault: subject"
     return context.verdict("logprobs", "diverged", text, detail, ("logprobs", off.kind))
+
+
+def lengths(ends: Sequence[int], row: int) -> str:
+    """How long a prefix is tells what is cut, and where a window or a batch ends."""
+    before = f"; those of {ends[0]} to {ends[row - 1]} agree" if row > 1 else ""
+    before = f"; that of {ends[0]} agrees" if row == 1 else before
+    return f"of {ends[row]} token{'s' * (ends[row] != 1)}{before}"
+
+
+def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) -> list[int]:
+    """After how many of these tokens the oracle has that list: the row of another position was
+    taken, or what follows was not read. None of a list so short that it may be one by chance, and
+    of more logits than are asked for on suspicion."""
+    if len(listed.candidates) < ENOUGH or len(ids) * context.facts.n_vocab > MOST_LOGITS:
+        return []
+    outcome = context.oracle.ask("evaluate", Request(batches=(Batch.of(ids),)))
+    if not isinstance(outcome, Answered):
+        return []
+    rows = enumerate(outcome.value.logits[0], start=1)
+    return [n for n, logits in rows if off_from(listed, logits, allowed) is None]
+
+
+def alike(allowed: float, a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Two answers, within the noise of two runs: servers add in any order."""
+    for one, other in zip(a, b, strict=True):
+        values = dict(other)
+        if len(one) != len(other) or any(
+            repr(value) != repr(again := values.get(token, value))
+            and not abs(value - again) <= allowed
+            for token, value in one
+        ):
+            return False
+    return True
 
 
 def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[int, Off] | None:
@@ -252,7 +301,9 @@ def sentence(off: Off) -> str:
             f"the text of token {off.token} is listed {off.actual:.0f} times, and stands for "
             f"{off.expected:.0f}; {off.wrong} texts are listed too often"
         )
+    # a log-probability above 0 there is none, and the list may be of logits
+    shifted = " with the constant that fits most of the list" if off.expected > 0 else ""
     return (
-        f"token {off.token} is {off.actual:.7g}, expected {off.expected:.7g} (allowed "
+        f"token {off.token} is {off.actual:.7g}, expected {off.expected:.7g}{shifted} (allowed "
         f"{off.allowed:.2g}); {off.wrong} are off"
     )

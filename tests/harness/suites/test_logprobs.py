@@ -19,7 +19,7 @@ from lockstep.harness.judging.candidates import (
     read_list,
 )
 from lockstep.harness.records import DEFAULT, EXACT, Settings, Verdict
-from lockstep.harness.suites.logprobs import ends, left_open
+from lockstep.harness.suites.logprobs import alike, ends, left_open
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
 from tests.quiet_engines import HONEST_LISTS, WRONG_LISTS, Quiet, Row, made, shown
@@ -195,6 +195,53 @@ def test_an_empty_list_among_others_is_not_compared(folder: Path) -> None:
     assert (agreed.status, rest.status) == ("agreed", "not-compared")
     assert "6 of 7 lists, which are empty" in rest.summary
     assert exit_code([agreed, rest]) == 3
+
+
+def test_the_list_of_another_position_is_named(folder: Path) -> None:
+    """Prompts cut behind eight tokens: which lengths agree, and after which the list is right."""
+
+    def cut(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
+        return Quiet.logprobs(self, [p[:8] for p in prefixes], k)
+
+    def early(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
+        return Quiet.logprobs(self, [p[:-1] or p for p in prefixes], k)
+
+    made("lists: cut", logprobs=cut)
+    made("lists: early", logprobs=early)
+    for engine, words, right in (
+        ("lists: cut", "of 9 tokens; those of 1 to 8 agree, token ", 8),
+        ("lists: early", "of 2 tokens; that of 1 agrees, token ", 1),
+    ):
+        found = listed(folder, engine)
+        assert words in found.summary
+        assert found.summary.endswith(f"; it is right behind the first {right}; at fault: subject")
+        assert found.detail["right_after"] == [right]
+
+
+def test_a_wrong_list_is_asked_for_again(folder: Path) -> None:
+    """An engine that reads on behind what it was asked before."""
+    kept: list[int] = []
+
+    def stale(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
+        rows = []
+        for prefix in prefixes:
+            kept[:] = [*kept, *prefix][-200:]
+            rows += Quiet.logprobs(self, [list(kept)], k)
+        return rows
+
+    made("lists: stale", logprobs=stale)
+    wrong, again = verdicts_of(plan_of(folder, "lists: stale"))
+    assert (wrong.detail["kind"], wrong.status, again.status) == ("value", "diverged", "diverged")
+    assert again.summary.endswith("or keep something of an earlier question?")
+
+
+def test_an_answer_is_alike_within_the_noise_alone() -> None:
+    nan, least = float("nan"), float("-inf")
+    row = [(1, -0.5), (2, nan), (3, least)]
+    assert alike(0.01, [row], [[(1, -0.505), (3, least), (2, nan)]])
+    assert not alike(0.01, [row], [[(1, -0.52), (2, nan), (3, least)]])
+    assert not alike(0.01, [row], [[(1, -0.5), (2, -1.0), (3, least)]])
+    assert not alike(0.01, [row], [row[:2]])
 
 
 @pytest.mark.parametrize(
