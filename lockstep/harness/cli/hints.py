@@ -20,6 +20,7 @@ OF_FILES = ("metadata", "tokens")  # what diagnose looks for mistakes of as well
 PLACE, MISTAKE = "the place, and the proof", "which mistake it is, if it is a known one"
 EXACTLY = "what sees far more, if its cache is F32 and it has no flash attention"
 LAYER = "the layer, and the part of it"
+LAYERS = 2  # that `slice` leaves, if nobody says how many
 LARGE = 1 << 30  # bytes: from here on a check takes more than a minute on two cores
 
 
@@ -30,11 +31,30 @@ def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
 
 
 def what_is_quicker(model: Path | None) -> str:
-    """Of a model of which every command takes minutes."""
-    if model is None or not model.is_file() or (size := model.stat().st_size) < LARGE:
+    """Of a model of which every command takes minutes, and which has more layers than `slice`
+    leaves."""
+    from lockstep.engine.errors import EngineError
+
+    try:
+        size, layers = size_and_layers(model) if model is not None and model.is_file() else (0, 0)
+    except (EngineError, OSError):  # whoever opens it says what it is; some have no slices
         return ""
-    cut = shlex.join(["lockstep", "slice", str(model), "-o", "first.gguf"])
+    if model is None or size < LARGE or layers <= LAYERS:
+        return ""
+    name = "first.gguf" if model.name != "first.gguf" else "fewer.gguf"
+    cut = shlex.join(["lockstep", "slice", str(model), "-o", name])
     return f"{model.name} has {size / 1e9:.1f} GB, which takes minutes; its first layers: {cut}"
+
+
+def size_and_layers(model: Path) -> tuple[int, int]:
+    """In bytes, of all files that it is split into. Small ones are not opened."""
+    from lockstep.engine.gguf.split_files import NAME, open_model
+    from lockstep.harness.blackbox.slices import n_layers
+
+    if NAME.fullmatch(model.name) is None and model.stat().st_size < LARGE:
+        return 0, 0
+    with open_model(model) as file:
+        return file.size, n_layers(file)
 
 
 def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
+from lockstep.harness.cli.hints import LAYERS
 from lockstep.harness.cli.options import QuietOpt
 
 
 def first_layers(
     model: Annotated[Path, typer.Argument(help="A GGUF file.", metavar="MODEL")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
-    layers: Annotated[int, typer.Option(help="So many, from the first on.", min=1)] = 2,
+    layers: Annotated[int, typer.Option(help="So many, from the first on.", min=1)] = LAYERS,
     short: Annotated[
         bool, typer.Option("--short", help="Let short texts show what long ones do.")
     ] = False,

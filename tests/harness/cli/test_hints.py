@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app
 from lockstep.harness.cli.hints import LARGE, next_step, what_is_quicker
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import DEFAULT, EXACT, EngineInfo, Settings, Status, Verdict
 from lockstep.harness.runs.run import RunResult
-from tests.models import builtin
+from tests.models import builtin, written
+from tests.split_files import write_parts
 
 EXAMPLE = Path(__file__).parents[3] / "lockstep" / "examples" / "engine.py"
 SHOWN = '"logits", "trace", "replace"'
@@ -123,7 +125,31 @@ def test_a_bisection_of_an_engine_without_tensors_names_whole_commands(
 def test_of_a_large_model_the_command_that_writes_its_first_layers_is_named(tmp_path: Path) -> None:
     large, little = tmp_path / "large one.gguf", tmp_path / "small.gguf"
     for path, size in ((large, LARGE), (little, LARGE - 1)):
-        with path.open("wb") as file:
-            file.truncate(size)
+        of_size(written(tmp_path, path.name, n_layer=3), size)
     assert what_is_quicker(large).endswith(f"lockstep slice '{large}' -o first.gguf")
     assert not any(map(what_is_quicker, (little, None, Path("builtin:f32"))))
+    again = large.rename(tmp_path / "first.gguf")  # which no slice may replace
+    assert what_is_quicker(again).endswith(f"lockstep slice {again} -o fewer.gguf")
+
+
+def test_of_a_large_model_that_has_no_first_layers_none_is_named(tmp_path: Path) -> None:
+    """It has no more than two, or is none."""
+    of_size(written(tmp_path, "first.gguf", n_layer=2), LARGE)
+    of_size(tmp_path / "nothing.gguf", LARGE)
+    assert not any(what_is_quicker(tmp_path / name) for name in ("first.gguf", "nothing.gguf"))
+
+
+def test_a_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
+    model = written(tmp_path, "m.gguf", n_layer=3)
+    with GgufFile.open(model) as file:
+        n = len(file.tensors)
+    first, second = write_parts(model, tmp_path, (1, n - 1))
+    assert not what_is_quicker(first)
+    of_size(second, LARGE)
+    assert what_is_quicker(first).endswith(f"lockstep slice {first} -o first.gguf")
+
+
+def of_size(path: Path, size: int) -> None:
+    """With zeros behind its end, which take no room."""
+    with path.open("ab") as file:
+        file.truncate(size)
