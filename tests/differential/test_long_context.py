@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -20,7 +21,7 @@ from lockstep.harness.blackbox.long_texts import only_in_long
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import architecture, first_layers
 from lockstep.harness.catalogue.models import model_for, with_long_factors
-from lockstep.harness.check.check import Plan, run_suites
+from lockstep.harness.check.check import Opened, Plan, run_suites
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.records import Verdict
 from lockstep.harness.shadow.models import make_variant
@@ -91,7 +92,7 @@ def test_right_engines_agree_with_a_short_window(engine: str, gemma3: Path, says
     found = says(gemma3, "long-context", engine=engine)
     assert [v.status for v in found] == ["agreed"]
     assert found[0].summary.startswith(
-        "with a window of 11 tokens in the place of 600, its first 6 of 7 layers: "
+        "with a window of 10 tokens in the place of 600, its first 6 of 7 layers: "
     )
 
 
@@ -201,7 +202,7 @@ def verdicts_with(
     says: Says,
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[Verdict]:
-    def opened(asker: long_context.SliceAsker, plan: Plan) -> long_context.Opened:
+    def opened(asker: long_context.SliceAsker, plan: Plan) -> Opened:
         found = right_way(asker, plan)
         info = replace(found.context.subject_info, levels=levels, shows=(), shows_nodes=False)
         found.context = replace(found.context, subject_info=info)
@@ -233,17 +234,60 @@ def test_a_window_within_longer_runs_is_asked_about_as_well(
     assert [v.status for v in found] == ["diverged"]
 
 
-def test_a_window_that_llama_cpp_makes_nothing_of_is_not_called_compared(
-    tmp_path: Path, says: Says
+@pytest.mark.parametrize("engine", ["reference", "mutant:mask-hidden-as-zero"])
+def test_of_a_window_that_llama_cpp_makes_nothing_of_nothing_is_said(
+    engine: str, tmp_path: Path, says: Says
 ) -> None:
-    plain, model = model_of("qwen3", tmp_path, n_layer=2), tmp_path / "windowed.gguf"
-    with open_model(plain) as file:
-        keys = {"qwen3.attention.sliding_window": ("U32", LONG)}
-        names = {name: name for name in file.tensors}
-        rewrite(file, Recipe(names=names, keys=keys, stored=frozenset(names)), model)
-    found = says(model, "long-context")
+    """Neither that it was compared, nor that an engine is wrong that has one: llama.cpp has
+    switched off those of phi3, and of smallthinker takes 4096 for any number."""
+    model = tmp_path / "windowed.gguf"
+    windowed(model_of("phi3", tmp_path, n_layer=2), 2, model, LONG)
+    found = says(model, "long-context", engine=engine)
     assert [v.status for v in found] == ["not-applicable"]
     assert "gives the same logits without" in found[0].summary
+
+
+def test_a_model_without_logits_is_asked_for_embeddings(tmp_path: Path, says: Says) -> None:
+    """Of llama.cpp alone: no engine of ours has a symmetric window."""
+    model = tmp_path / "windowed.gguf"
+    windowed(model_of("modern-bert", tmp_path, n_layer=3), 3, model, LONG)
+    found = says(model, "long-context", engine="replay")
+    assert [v.status for v in found] == ["agreed"]
+    assert "of the largest embedding" in found[0].summary
+
+
+def test_what_a_file_does_not_say_of_its_window_is_known(tmp_path: Path, says: Says) -> None:
+    """The first files of gemma2 have no such key, and llama.cpp takes 4096."""
+    whole, model = model_of("gemma2", tmp_path, n_layer=2), tmp_path / "unsaid.gguf"
+    with open_model(whole) as file:
+        names = {name: name for name in file.tensors}
+        without = frozenset({"gemma2.attention.sliding_window"})
+        rewrite(file, Recipe(names=names, without=without, stored=frozenset(names)), model)
+    found = says(model, "long-context", engine="mutant:window-one-more")
+    assert [v.status for v in found] == ["diverged"]
+    assert "with a window of 10 tokens in the place of 4096" in found[0].summary
+
+
+def test_chunks_that_no_key_makes_shorter_are_not_called_no_window(
+    tmp_path: Path, says: Says
+) -> None:
+    found = says(model_of("llama4", tmp_path), "long-context", engine="replay")
+    assert [v.status for v in found] == ["not-applicable"]
+    assert "llama.cpp ends attention at every 8192 tokens" in found[0].summary
+
+
+@pytest.mark.parametrize(("allowed", "hidden"), [(1e-5, False), (5e-2, True)])
+def test_what_is_hidden_where_percents_are_allowed_is_said(
+    allowed: float, hidden: bool, gemma3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an engine that takes the model's own types alone."""
+    monkeypatch.setattr(long_context, "changed_by", lambda *_: 0.02)
+    opened: Any = SimpleNamespace(context=SimpleNamespace(noise=SimpleNamespace(relative=1e-6)))
+    rest: Any = None
+    with open_model(gemma3) as file:
+        every = list(only_in_long(file))
+    said = long_context.too_coarse(rest, opened, rest, every, allowed)
+    assert said == ("a window of one token less is within what is allowed" if hidden else "")
 
 
 def test_layers_that_are_others_in_a_shorter_model_are_not_asked(
@@ -264,7 +308,7 @@ def test_who_does_not_take_the_model_is_given_another_and_accused_of_nothing(
 ) -> None:
     right_way = long_context.SliceAsker.open
 
-    def opened(asker: long_context.SliceAsker, plan: Plan) -> long_context.Opened:
+    def opened(asker: long_context.SliceAsker, plan: Plan) -> Opened:
         with open_model(plan.subject_model) as file:
             types = {info.type.name for info in file.tensors.values()}
             fits = {

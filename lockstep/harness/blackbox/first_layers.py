@@ -5,7 +5,7 @@ both files say whether it does, op by op.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
@@ -14,7 +14,7 @@ from lockstep.engine.errors import EngineError, InvalidModel, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox.long_texts import merged, only_in_long
-from lockstep.harness.blackbox.rewriting import rewrite
+from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
 from lockstep.harness.blackbox.slices import IN_A_LAYER, first_layers, n_layers
 from lockstep.harness.check.check import LLAMA_CPP
@@ -24,8 +24,9 @@ from lockstep.harness.processes.limits import MEMORY
 from lockstep.harness.records import EXACT
 from lockstep.harness.synth.gguf_writer import check_output
 
+FACTORS = ("rope_freqs.weight",)  # one tensor for all layers
 Role: TypeAlias = tuple[Node, ...]
-Layer: TypeAlias = tuple[Role, bool]  # what is computed, and whether the first sees otherwise
+Layer: TypeAlias = tuple[Role, int]  # what is computed; which mask it reads, counted by layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,31 +51,54 @@ def write_first_layers(
         if not 0 < n < total + short:
             raise InvalidModel(f"{model} has {total} layers: take fewer, and one at least")
         check_output(output, model)
-        every = list(only_in_long(file)) if short else []
-        if short and not every:
+        begins = list(only_in_long(file)) if short else []
+        if short and not begins:
             raise Unsupported(f"{model} has no window, and nothing else that only long texts show")
-        keys = merged(each.short for each in every)
+        keys = merged(each.short for each in begins)
         # what was there stays until this one is right, and any name beside it may be somebody's
         with TemporaryDirectory(prefix=".lockstep-", dir=output.absolute().parent) as folder:
+            progress("what llama.cpp's graph says of each layer")
+            graph = graph_in(model)
+            every = layers_in(graph, total)
+            enough = max(enough_of(every), enough_types(file, total))
             made = Path(folder) / output.name
             progress(f"writing {n} of {total} layers")
-            rewrite(file, first_layers(file, n, keys), made)
-            progress("what llama.cpp's graph says of each layer")
-            layers = roles_in(model, total)
-            check_alike(layers, roles_in(made, n))
+            rewrite(file, without_unread(first_layers(file, n, keys), graph, n), made)
+            try:
+                check_alike(every, roles_in(made, n))
+            except Unsupported as error:
+                more = f"; --layers {enough} has one of each kind" if n < enough < total else ""
+                raise Unsupported(f"{error}{more}") from error
             made.replace(output)
-        return FirstLayers(n=n, of=total, enough=max(enough_of(layers), enough_types(file, total)))
+        return FirstLayers(n=n, of=total, enough=enough)
+
+
+def graph_in(model: Path) -> Graph:
+    try:
+        with Runner(memory_limit=MEMORY).open(LLAMA_CPP, model, EXACT) as session:
+            return graph_of(session)
+    except EngineError as error:
+        raise Unsupported(f"{model.name}: {error}") from error
 
 
 def roles_in(model: Path, n: int) -> list[Layer]:
-    """What each layer is, and whether it sees something else than the first one does."""
-    try:
-        with Runner(memory_limit=MEMORY).open(LLAMA_CPP, model, EXACT) as session:
-            graph: Graph = graph_of(session)
-    except EngineError as error:
-        raise Unsupported(f"{model.name}: {error}") from error
-    first = mask_of(graph, 0)
-    return [(telling(role_of(graph, layer)), mask_of(graph, layer) != first) for layer in range(n)]
+    return layers_in(graph_in(model), n)
+
+
+def layers_in(graph: Graph, n: int) -> list[Layer]:
+    """What each layer is, and what it sees: the first mask that is read is 0, the next other 1."""
+    masks = [mask_of(graph, layer) for layer in range(n)]
+    numbers = {mask: number for number, mask in enumerate(dict.fromkeys(masks))}
+    return [(telling(role_of(graph, layer)), numbers[masks[layer]]) for layer in range(n)]
+
+
+def without_unread(recipe: Recipe, graph: Graph, n: int) -> Recipe:
+    """Without the factors that none of the first n layers rotates by: gemma4 has them for layers
+    without a window, and llama.cpp refuses a file with tensors that no layer asks for."""
+    nodes = [node for layer in range(n) for node in role_of(graph, layer)]
+    read = {name for _, _, _, *reads in nodes for _, name, _ in reads}
+    names = {k: v for k, v in recipe.names.items() if v not in FACTORS or v in read}
+    return replace(recipe, names=names)
 
 
 def telling(role: tuple[Node, ...]) -> Role:
@@ -94,14 +118,14 @@ def check_alike(every: list[Layer], kept: list[Layer]) -> None:
     before: of those that read nothing but what others made, there may be fewer, but no other ones.
     """
     last = len(kept) - 1
-    for layer, (role, otherwise) in enumerate(kept):
+    for layer, (role, mask) in enumerate(kept):
         full, sees = every[layer]
         alike = role == full
         if layer == last:
             alike = by_name(role) == by_name(full) and set(role) <= {*full, *every[-1][0]}
-        if not alike or otherwise != sees:
-            text = f"layer {layer} is another one in a model of {len(kept)} layers: take more"
-            raise Unsupported(text)
+        if not alike or mask != sees:
+            text = f"layer {layer} is another one in a model of {len(kept)} layers"
+            raise Unsupported(f"{text}: take another number of them")
 
 
 def by_name(role: Role) -> list[Node]:
@@ -111,7 +135,7 @@ def by_name(role: Role) -> list[Node]:
 
 def enough_of(every: list[Layer]) -> int:
     """The fewest layers with one of each kind."""
-    kinds = [(by_name(role), otherwise) for role, otherwise in every]
+    kinds = [(by_name(role), mask) for role, mask in every]
     return 1 + max(map(kinds.index, kinds))
 
 

@@ -31,12 +31,18 @@ from lockstep.harness.blackbox.asking import (
     worst_of,
 )
 from lockstep.harness.blackbox.first_layers import check_alike, roles_in
-from lockstep.harness.blackbox.long_texts import Keys, OnlyInLong, merged, only_in_long
+from lockstep.harness.blackbox.long_texts import (
+    Keys,
+    OnlyInLong,
+    fixed_window,
+    merged,
+    only_in_long,
+)
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import first_layers, n_layers
 from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites
 from lockstep.harness.context.runner import Session
-from lockstep.harness.context.suite import STEPS_TRACED, Context, NoAnswer
+from lockstep.harness.context.suite import STEPS_TRACED, Context, NoAnswer, lacks
 from lockstep.harness.locate.segments import shows_tensors
 from lockstep.harness.records import Request, Verdict
 
@@ -47,9 +53,12 @@ LARGEST = 1 << 30  # bytes in F32, which two engines hold at once
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
-    every = unseen(context)
+    every, chunk = unseen(context), fixed_window(context.file)
+    if chunk:
+        text = f"llama.cpp ends attention at every {chunk} tokens, whatever the file says"
+        yield context.verdict(SUITE, "not-applicable", f"{text}: no run is as long")
     if not every:
-        if context.named:
+        if context.named and not chunk:
             text = "nothing in it begins behind the usual run"
             yield context.verdict(SUITE, "not-applicable", text)
         return
@@ -84,8 +93,8 @@ def asked(context: Context, every: Sequence[OnlyInLong], asker: SliceAsker) -> I
     status = found.worst.status  # a model that is not taken spoils nothing
     status = "not-applicable" if status == "not-compared" else status
     text = f"{said(found.asked, layers)}: {found.worst.summary}"
-    if found.places:
-        text += f": {found.places}"
+    if found.more:
+        text += f": {found.more}"
     yield context.verdict(SUITE, status, text, dict(found.worst.extent), (SUITE, status))
 
 
@@ -99,11 +108,11 @@ class MakesNothing(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class LongAnswer:
-    """places: that are wrong."""
+    """more: places that are wrong, or what is not seen."""
 
     worst: SliceAnswer
     asked: Sequence[OnlyInLong]
-    places: str = ""
+    more: str = ""
 
 
 def answer_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> LongAnswer:
@@ -116,11 +125,19 @@ def answer_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> LongA
         worst = SliceAnswer(status="not-compared", summary=str(error))
         return LongAnswer(worst=worst, asked=every)
     try:
-        worst = worst_of(verdicts_of(opened, ()), asker.plan.oracle)
-        found = places(opened) if worst.differs else ""
-        return LongAnswer(worst=worst, asked=shown, places=found)
+        worst = of_run(opened, asker.plan.oracle)
+        more = places(opened) if worst.differs else ""
+        if worst.agrees:
+            more = too_coarse(asker, opened, way, shown, worst.allowed)
+        return LongAnswer(worst=worst, asked=shown, more=more)
     finally:
         opened.close()
+
+
+def of_run(opened: Opened, oracle: str) -> SliceAnswer:
+    if opened.context.embeddings:
+        return worst_of(list(run_suites(opened.context, ("embeddings",))), oracle)
+    return worst_of(verdicts_of(opened, ()), oracle)
 
 
 def open_shown(
@@ -130,6 +147,8 @@ def open_shown(
     Raises MakesNothing, NoAnswer, BadInput."""
     opened = asker.open(plan_of(asker, way, every))
     try:
+        if lacks(opened.context.oracle.ask("evaluate", Request(batches=opened.context.batches))):
+            opened.context = opened.context.for_embeddings()
         shown = shown_by_oracle(asker, opened, way, every)
     except BaseException:
         opened.close()
@@ -192,11 +211,12 @@ def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
 
 
 def layers_to_ask(asker: SliceAsker) -> tuple[int, str]:
-    """How many: one that sees otherwise than the first does is among them; and which these are, in
-    words. Raises Unsupported."""
+    """How many: one with each mask is among them; and which these are, in words. Raises
+    Unsupported."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
-    n = min(total, next((layer + 1 for layer, (_, other) in enumerate(every) if other), 2))
+    masks = [mask for _, mask in every]
+    n = min(total, max(2, 1 + max(map(masks.index, masks))))
     if n < total:
         made = asker.made(lambda file: asker.with_few_tokens(file, first_layers(file, n)))
         check_alike(every, roles_in(made.model, n))
@@ -207,21 +227,50 @@ def shown_by_oracle(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong]
 ) -> list[OnlyInLong]:
     """Of which of them its run is another one where no text shows it. Raises NoAnswer."""
-    context, path, shown = opened.context, asker.folder / "hidden.gguf", []
-    short = logits_of(context.oracle, context)
-    for each in every:
-        keys = merged(other.hidden if other is each else other.short for other in every)
-        rewrite(asker.file, way(asker.file, keys), path)
-        with context.runner.open(context.oracle.name, path, context.settings) as other:
-            hidden = logits_of(other, context)
-        apart = np.abs(short - hidden).max() / (np.abs(hidden).max() or 1.0)
-        if apart > 2 * context.noise.relative:
-            shown.append(each)
-    return shown
+    noise = opened.context.noise.relative
+    return [
+        each
+        for each in every
+        if changed_by(each, each.hidden, asker, opened, way, every) > 2 * noise
+    ]
 
 
-def logits_of(session: Session, context: Context) -> F32:
-    """Raises NoAnswer."""
+def too_coarse(
+    asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
+) -> str:
+    """What an engine that agrees may still have wrong: matrices that are quantised hide more than
+    a token. allowed: of the largest logit. Raises NoAnswer."""
+    least = max(allowed, 2 * opened.context.noise.relative)
+    hidden = [
+        each.nearly_what
+        for each in every
+        if each.nearly and changed_by(each, each.nearly, asker, opened, way, every) <= least
+    ]
+    return f"{' and '.join(hidden)} is within what is allowed" if hidden else ""
+
+
+def changed_by(
+    one: OnlyInLong,
+    keys: Keys,
+    asker: SliceAsker,
+    opened: Opened,
+    way: Way,
+    every: Sequence[OnlyInLong],
+) -> float:
+    """How far the oracle's outputs are from those with these keys in the place of one's, of the
+    largest. Raises NoAnswer."""
+    context, path = opened.context, asker.folder / "other.gguf"
+    others = merged(keys if each is one else each.short for each in every)
+    rewrite(asker.file, way(asker.file, others), path)
+    with context.runner.open(context.oracle.name, path, context.settings) as session:
+        short, other = (outputs_of(each, context) for each in (context.oracle, session))
+    return float(np.abs(short - other).max() / (np.abs(other).max() or 1.0))
+
+
+def outputs_of(session: Session, context: Context) -> F32:
+    """Logits, or the embeddings that the model comes to. Raises NoAnswer."""
+    if context.embeddings:
+        return np.concatenate(context.ask(session, "embed", context.batches))
     evaluation = context.ask(session, "evaluate", Request(batches=context.batches))
     return np.concatenate(evaluation.logits)
 

@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lockstep.engine.gguf.file import GgufFile, Value
 from lockstep.harness.blackbox.slices import NO_END, WINDOW, architecture, number
 from lockstep.harness.synth.gguf_writer import Typed
 
 Keys = Mapping[str, Typed | Value]
-SHORT = 11  # tokens: the prompt is three times as long, and no power of two hides one more or less
+# tokens: the prompt is three times as long, and no power of two hides one more or less. Even, as
+# windows are: of a symmetric one each side has half
+SHORT = 10
+UNSAID = {"gemma2": 4096}  # windows of files without the key, as the first ones were
+FIXED = {"llama4": 8192}  # chunks, whatever the file says, but for 0
 ORIGINAL = "rope.scaling.original_context_length"
 ATTN_FACTOR = "rope.scaling.attn_factor"
 FEW = 4  # tokens of the original context: the logarithm of one would be 0, and it divides
@@ -20,13 +24,16 @@ ROUNDED = 1e-5  # relative, of a factor that a converter wrote as F32
 @dataclass(frozen=True, kw_only=True)
 class OnlyInLong:
     """short: keys with which a text of a few tokens shows it; hidden: with these in their place
-    none does. of_cells: a context of more shows it, however short the text is."""
+    none does; nearly: with these an engine has it as one that is a little wrong. of_cells: a
+    context of more shows it, however short the text is."""
 
     name: str
     what: str  # is asked about, with `short`
     length: int  # tokens, as the model is
     short: Keys
     hidden: Keys
+    nearly: Keys = field(default_factory=dict)
+    nearly_what: str = ""
     of_cells: bool = False
 
 
@@ -41,17 +48,29 @@ def only_in_long(file: GgufFile) -> Iterator[OnlyInLong]:
 
 
 def window(file: GgufFile) -> OnlyInLong | None:
-    n = number(file, WINDOW)
-    key = f"{architecture(file)}.{WINDOW}"
-    if not isinstance(n, int) or not n or file.metadata[key].element is not None:
+    arch = architecture(file)
+    key = f"{arch}.{WINDOW}"
+    found = file.metadata.get(key)
+    n = found.data if found else UNSAID.get(arch, 0)
+    kind = found.type if found else "U32"
+    if not isinstance(n, int) or not n:
         return None
     return OnlyInLong(
         name=f"its window of {n} tokens",
         what=f"a window of {SHORT} tokens in the place of {n}",
         length=n,
-        short={key: (file.metadata[key].type, SHORT)},
-        hidden={key: ("U32", NO_END)},
+        short={key: (kind, SHORT)},
+        hidden={key: (kind, NO_END)},
+        nearly={key: (kind, SHORT - 1)},
+        nearly_what="a window of one token less",
     )
+
+
+def fixed_window(file: GgufFile) -> int:
+    """In tokens, which no key makes fewer; 0: there is none."""
+    arch = architecture(file)
+    found = file.metadata.get(f"{arch}.{WINDOW}")
+    return 0 if found is not None and found.data == 0 else FIXED.get(arch, 0)
 
 
 def long_factors(file: GgufFile) -> OnlyInLong | None:

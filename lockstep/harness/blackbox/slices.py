@@ -16,6 +16,7 @@ import numpy as np
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile, Value
+from lockstep.harness.asking.facts import what_it_is, why_no_run
 from lockstep.harness.blackbox.changes import Change, times, zero
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.synth.gguf_writer import Typed
@@ -38,11 +39,15 @@ POST_NORMS = {  # behind them; grok has other names
 }
 EMBEDDINGS = ("token_embd", "position_embd", "token_embd_norm")  # bloom has a norm behind them
 SMALL = 2.0**-10  # of activations: eps is much beside their squares
-NOT_BY_LAYER = ("rope.dimension_sections",)  # arrays that are as long by accident
+# arrays that are as long by accident: of dimensions, tables of n-grams, classes, tokens, a target
+NOT_BY_LAYER = re.compile(
+    r"\.(rope\.dimension_sections|ple\..+|classifier\.output_labels|adapters\..+|target_layers)$"
+)
 # gemma3n and gemma4: a tensor for all layers, whose rows or columns are layer after layer
 ROWS, COLUMNS = ("per_layer_model_proj.weight",), ("per_layer_token_embd.weight",)
+PER_LAYER = "embedding_length_per_layer_input"
 SHARED = "attention.shared_kv_layers"  # so many of the last have the keys and values of others
-DENSE, MTP = "leading_dense_block_count", "nextn_predict_layers"
+COUNT, DENSE, MTP = "block_count", "leading_dense_block_count", "nextn_predict_layers"
 WINDOW, PERIOD = "attention.sliding_window", "attention.sliding_window_pattern"
 FULL = "full_attention_interval"
 NO_END = 1 << 20  # of a window that no text fills
@@ -60,14 +65,23 @@ def architecture(file: GgufFile) -> str:
 
 def n_layers(file: GgufFile) -> int:
     """Raises Unsupported for what cannot be sliced, with the reason."""
-    arch = architecture(file)
-    if any(name.startswith(("enc.", "dec.")) for name in file.tensors):
+    arch, kind = what_it_is(file)
+    if reason := why_no_run(arch, kind, len(file.tensors)):
+        raise Unsupported(reason)
+    if any(name.startswith(("enc.blk.", "dec.blk.")) for name in file.tensors):
         raise Unsupported("its encoder and its decoder have layers of their own: no slices")
-    found = file.metadata.get(f"{arch}.block_count")
-    if found is None or not isinstance(found.data, int):
-        raise Unsupported(f"{arch}.block_count is not one number: no slices")
-    extra = file.metadata.get(f"{arch}.{MTP}")
-    return found.data - (int(extra.data) if extra is not None else 0)
+    if f"{arch}.{COUNT}" not in file.metadata:
+        raise Unsupported(f"{arch}.{COUNT} is not in the file: no slices")
+    return number_in(file, COUNT) - number_in(file, MTP)
+
+
+def number_in(file: GgufFile, key: str) -> int:
+    """Of the architecture's; 0: it is not there. Raises Unsupported for what is no number."""
+    name = f"{architecture(file)}.{key}"
+    found = file.metadata.get(name)
+    if found is not None and type(found.data) is not int:
+        raise Unsupported(f"{name} is not one number: no slices")
+    return 0 if found is None else int(found.data)
 
 
 def slice_of(
@@ -110,8 +124,16 @@ def first_layers(
         keys={**keys_of_layers(file, range(n)), **keys},
         stored=frozenset(names),
         rows={k: np.arange(file.tensors[k].ne[-1] // total * n) for k in names if k in ROWS},
-        columns={k: file.tensors[k].ne[0] // total * n for k in names if k in COLUMNS},
+        columns={k: width // total * n for k, width in by_layer(file).items()},
     )
+
+
+def by_layer(file: GgufFile) -> dict[str, int]:
+    """The widths of tensors whose columns are layer after layer: of qwen4exp they are those of one
+    layer, which all have."""
+    one = file.metadata.get(f"{architecture(file)}.{PER_LAYER}")
+    widths = {name: file.tensors[name].ne[0] for name in COLUMNS if name in file.tensors}
+    return {name: w for name, w in widths.items() if one is None or w != one.data}
 
 
 def keys_of_one(file: GgufFile, layer: int, role: Mapping[str, int]) -> Mapping[str, Typed | Value]:
@@ -124,19 +146,19 @@ def keys_of_one(file: GgufFile, layer: int, role: Mapping[str, int]) -> Mapping[
 
 def keys_of_layers(file: GgufFile, layers: range) -> dict[str, Typed | Value]:
     """Of a model of these alone."""
-    arch, n = architecture(file), int(file.metadata[f"{architecture(file)}.block_count"].data)
-    found: dict[str, Typed | Value] = {f"{arch}.block_count": ("U32", len(layers))}
+    arch, n = architecture(file), number_in(file, COUNT)
+    found: dict[str, Typed | Value] = {f"{arch}.{COUNT}": ("U32", len(layers))}
     for key in file.metadata:
-        if not key.startswith(f"{arch}.") or key.endswith(NOT_BY_LAYER):
+        if not key.startswith(f"{arch}.") or NOT_BY_LAYER.search(key):
             continue
         value = file.metadata[key]
         if value.element is not None and len(value.data) == n:
             found[key] = replace(value, data=value.data[layers.start : layers.stop])
     if f"{arch}.{DENSE}" in file.metadata:
-        dense = range(int(file.metadata[f"{arch}.{DENSE}"].data))
+        dense = range(number_in(file, DENSE))
         found[f"{arch}.{DENSE}"] = ("U32", sum(layer in dense for layer in layers))
     if f"{arch}.{SHARED}" in file.metadata:
-        own = range(n - int(file.metadata[f"{arch}.{SHARED}"].data))
+        own = range(n - number_in(file, SHARED))
         found[f"{arch}.{SHARED}"] = ("U32", sum(layer not in own for layer in layers))
     if f"{arch}.{MTP}" in file.metadata:
         found[f"{arch}.{MTP}"] = ("U32", 0)
