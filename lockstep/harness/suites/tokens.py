@@ -6,11 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from lockstep.engine.errors import EngineError
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.suite import Context, NoAnswer, Suite, no_answer
 from lockstep.harness.records import Answered, Crashed, Rejected, Verdict
 from lockstep.harness.report.text import cut
 from lockstep.harness.suites.parts.originals import Original, originals_of
+from lockstep.harness.suites.parts.own_texts import own_texts
 from lockstep.harness.suites.parts.pieces import sides
 
 AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
@@ -101,7 +103,7 @@ class Tokens(Suite, name="tokens"):
 
         said: becomes what the oracle makes of them with all flags: some take it a second.
         """
-        every = [*TEXTS, *MORE_TEXTS, *(each.text for each in known)]
+        every = [*TEXTS, *MORE_TEXTS, *made_texts(context), *(each.text for each in known)]
         texts = [text for text in every if may_be_asked(context, text)]
         known = [each for each in known if each.text in texts]
         expected, actual = context.ask_both("tokenize", texts, **flags)
@@ -162,6 +164,14 @@ def asked(
     if len(missing) == len(flags) > 1:
         raise missing[0]
     yield from found
+
+
+def made_texts(context: Context) -> list[bytes]:
+    """Of pieces of the vocabulary, if we read it."""
+    try:
+        return own_texts(context.tokenizer, context.seed)
+    except EngineError:
+        return []
 
 
 def may_be_asked(context: Context, text: bytes) -> bool:
