@@ -27,12 +27,19 @@ class Unsteady:
     place: str  # the first in the order of a run
     site: Site | None  # of it, where tensors are shown
     apart: float  # the farthest logits, of the largest
+    first_alone: bool = False  # all the others are alike, which no race makes
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"{self.differ} of {self.runs} more runs of the same batches give other bits, from "
             f"{self.place} on; logits are up to {self.apart:.1e} of the largest apart"
         )
+        if self.first_alone:
+            text += (
+                f"; those {self.differ} are alike, bit for bit, and the first alone is another: no "
+                f"race, but what an earlier run left behind, and is not cleared"
+            )
+        return text
 
 
 def unsteady(
@@ -48,11 +55,15 @@ def unsteady(
     NoAnswer."""
     places: list[Place] = []
     apart, runs = 0.0, 0
+    second: Evaluation | None = None
+    alike = True
     while runs < (MORE if doubt or places else 1):
         outcome, again = again or session.ask("evaluate", request), None
         if not isinstance(outcome, Answered):
             raise no_answer(session.name, "evaluate the same again", outcome)
         runs += 1
+        second = second or outcome.value
+        alike = alike and first_difference(second, outcome.value) is None
         if place := first_difference(first, outcome.value):
             places.append(place)
             pairs = zip(first.logits, outcome.value.logits, strict=True)
@@ -61,7 +72,14 @@ def unsteady(
         return None
     size = max(map(largest, first.logits), default=0.0) or 1.0
     _, words, site = min(places, key=lambda place: place[0])
-    return Unsteady(differ=len(places), runs=runs, place=words, site=site, apart=apart / size)
+    return Unsteady(
+        differ=len(places),
+        runs=runs,
+        place=words,
+        site=site,
+        apart=apart / size,
+        first_alone=alike and len(places) == runs,
+    )
 
 
 def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
@@ -89,6 +107,7 @@ def not_deterministic(context: Context, suite: str, found: Unsteady) -> Verdict:
     text = f"{context.subject.name} is not deterministic: {found}"
     detail: dict[str, Any] = {"at_fault": "subject", "kind": "not-deterministic"}
     detail |= {"place": found.place, "differ": found.differ, "runs": found.runs}
+    detail |= {"first_alone": found.first_alone}
     # its size, for a list of what is known
     detail |= {"worst_relative_to_largest_logit": found.apart}
     detail |= {"allowed_relative": 2 * context.noise.relative}

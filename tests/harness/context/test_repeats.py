@@ -49,6 +49,16 @@ class Seldom(Racing, name="repeats: once wrong"):
     every, by, runs = 10, 1e-2, 9
 
 
+class Kept(Mirror):
+    """A state that begins where the last run ended, of whatever batches."""
+
+    left = np.float32(0)
+
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        before, self.left = self.left, np.float32(0.5)
+        return super().swiglu(gate, up + before)
+
+
 class Halves(Mirror):
     """A buffer that is read before it is written, every other time."""
 
@@ -57,6 +67,10 @@ class Halves(Mirror):
     def swiglu(self, gate: F32, up: F32) -> F32:
         self.calls += 1
         return super().swiglu(gate, up * np.float32(1 + self.calls % 2))
+
+
+class Uncleared(Reference, name="repeats: what is left"):
+    ops = Kept
 
 
 class Dice(Reference, name="repeats: dice"):
@@ -101,6 +115,15 @@ def test_a_race_is_a_verdict_of_its_own_kind_with_its_rate_and_place(model: Path
     assert "from output 0 of batch 0, token 7 on" in shaky.summary
     assert first.status == "agreed"  # the run that was looked at, and it alone
     assert exit_code([shaky, first]) == 1
+
+
+def test_what_an_earlier_run_left_is_told_from_a_race(model: Path) -> None:
+    _, shaky, _ = verdicts_of(model, Uncleared.name, "logits")
+    assert shaky.detail["first_alone"]
+    assert "no race" in shaky.summary
+    _, race, _ = verdicts_of(model, Often.name, "logits")
+    assert not race.detail["first_alone"]
+    assert "no race" not in race.summary
 
 
 def test_sums_in_any_order_are_said_and_the_rest_is_compared(model: Path) -> None:
