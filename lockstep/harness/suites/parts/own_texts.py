@@ -72,7 +72,7 @@ def contracted(pieces: Sequence[str]) -> Iterator[str]:
             by_first[piece[0].lower()].append(piece)
     for ending in CONTRACTIONS:
         for piece in by_first[ending[-1]]:
-            for before in {ending[:-1], ending[:-1].upper()}:
+            for before in dict.fromkeys((ending[:-1], ending[:-1].upper())):
                 yield f"it'{before}{piece}"
 
 
