@@ -20,7 +20,7 @@ from lockstep.harness.blackbox.long_context import bisected
 from lockstep.harness.blackbox.long_texts import only_in_long
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import architecture, first_layers
-from lockstep.harness.catalogue.models import model_for, with_long_factors
+from lockstep.harness.catalogue.models import model_for, with_keys, with_long_factors
 from lockstep.harness.check.check import Opened, Plan, run_suites
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.records import Verdict
@@ -266,6 +266,19 @@ def test_what_a_file_does_not_say_of_its_window_is_known(tmp_path: Path, says: S
     found = says(model, "long-context", engine="mutant:window-one-more")
     assert [v.status for v in found] == ["diverged"]
     assert "with a window of 10 tokens in the place of 4096" in found[0].summary
+
+
+def test_attention_that_is_scaled_far_behind_is_asked_about(tmp_path: Path, says: Says) -> None:
+    """As of Mistral Large 3, which has the graph of deepseek2."""
+    model = tmp_path / "scaled.gguf"
+    keys = {
+        "deepseek2.attention.temperature_length": ("U32", 8192),
+        "deepseek2.attention.temperature_scale": ("F32", 0.1),
+    }
+    with_keys(model_for("arch:deepseek2", tmp_path), model, keys)
+    found = says(model, "long-context", engine="replay")
+    assert [v.status for v in found] == ["agreed"]
+    assert "with attention that is scaled every 10 tokens, not every 8192" in found[0].summary
 
 
 def test_chunks_that_no_key_makes_shorter_are_not_called_no_window(
