@@ -127,6 +127,7 @@ def serving(
     takes_ids: bool = True,
     strict: bool = False,
     to_long: Busy | None = None,
+    port: int = 0,
 ) -> Iterator[str]:
     """Its address. strict: it refuses what OpenAI's does not have; else it punishes repetition
     where it is not told not to. to_long: what comes of prompts that are longer than LONG."""
@@ -152,7 +153,7 @@ def serving(
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

@@ -225,7 +225,7 @@ def shows_no_tensors(info: EngineInfo) -> bool:
 def why_not_asked(engine: str, levels: Collection[str] | None) -> str:
     """Why nothing can be asked of an engine on models that are made for it; "": it can."""
     if folder_of(engine) is not None or is_address(engine):
-        return f"{engine} holds one model and opens no other"
+        return f"{engine} holds one model and opens no other (serve:COMMAND starts one for each)"
     if levels is not None and not set(levels).intersection(ENOUGH):
         return f"{engine} offers none of {', '.join(ENOUGH)}, and models made of this one need one"
     return ""

@@ -37,7 +37,7 @@ from lockstep.harness.dumps.dump import (
     read_dump,
 )
 from lockstep.harness.graph.honest_runs import AlongLlamaCpp
-from lockstep.harness.http.session import is_address
+from lockstep.harness.http.session import is_address, is_served
 from lockstep.harness.judging.lanes import lanes_of
 from lockstep.harness.known.foreign import excused_if_foreign
 from lockstep.harness.known.runs import excused_if_known
@@ -297,7 +297,7 @@ def described(session: Session, *, under_test: bool = False) -> EngineInfo:
     under test did when it was started: that is a verdict like others."""
     outcome = session.ask("describe")
     if isinstance(outcome, Unanswerable | Rejected) and (
-        is_address(session.name) or is_users(session.name)
+        is_address(session.name) or is_served(session.name) or is_users(session.name)
     ):
         named = outcome.message.startswith(session.name)
         raise BadInput(outcome.message if named else f"{session.name}: {outcome.message}")

@@ -37,6 +37,7 @@ def check_opens_files(engine: str, subject_model: Path | None) -> None:
         raise usage("--suite acid makes the models of both engines: give no --subject-model")
     if is_address(engine) or folder_of(engine) is not None:
         raise usage(
-            f"{engine} holds one model and opens no other: write an acid model (lockstep acid "
-            "write -o acid.gguf), let it hold that, and check acid.gguf"
+            f"{engine} holds one model and opens no other (serve:COMMAND starts one for each): "
+            "write an acid model (lockstep acid write -o acid.gguf), let it hold that, and check "
+            "acid.gguf"
         )

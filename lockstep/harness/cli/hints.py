@@ -61,7 +61,7 @@ def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
     """Of a conforming server, held against the preset that servers start with though it may be more
     exact; and of a conforming engine that opens any file and shows no tensors."""
     from lockstep.harness.adapters.parts.users import is_users
-    from lockstep.harness.http.session import is_address
+    from lockstep.harness.http.session import is_address, is_served
     from lockstep.harness.protocol.session import command_of
     from lockstep.harness.records import DEFAULT
 
@@ -71,7 +71,8 @@ def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
         return f"{EXACTLY}: {command}"
     if result.code or not can_be_sliced(plan, result.engines):
         return ""
-    if not is_users(plan.engine) and command_of(plan.engine) is None:
+    known = is_users(plan.engine) or is_served(plan.engine)
+    if not known and command_of(plan.engine) is None:
         return ""  # one of ours
     acid = f"lockstep check --suite acid --engine {shlex.quote(plan.engine)}"
     return f"what sees more without tensors: {black_box_command(plan)}; {acid}"

@@ -24,9 +24,10 @@ EngineOpt = Annotated[
     typer.Option(
         help="The engine under test: a command that starts yours (./my-engine --fast; lockstep "
         "smoke says how far it gets), one of lockstep engine list, a server's address "
-        "(http://localhost:8080, openai:ADDRESS), "
-        "dump:FOLDER, adapter:MODULE, a name that an installed package registers, or reference, "
-        "fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME."
+        "(http://localhost:8080, openai:ADDRESS), serve:COMMAND which starts one for each model "
+        "('serve:./my-server -m {model} --port {port}'), dump:FOLDER, adapter:MODULE, a name that "
+        "an installed package registers, or reference, fast, replay, llama.cpp, llama.cpp@VERSION, "
+        "mutant:NAME, honest:NAME."
     ),
 ]
 AdapterOpt = Annotated[

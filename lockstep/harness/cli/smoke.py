@@ -66,14 +66,16 @@ def smoke(
     from lockstep.harness.asking.session import Session
     from lockstep.harness.check.inputs import check_file
     from lockstep.harness.cli.terminal import Terminal
-    from lockstep.harness.http.session import HttpSession, is_address
+    from lockstep.harness.http.served import ServedSession
+    from lockstep.harness.http.session import HttpSession, is_address, is_served
     from lockstep.harness.processes.limits import MEMORY, room_for
     from lockstep.harness.protocol import smoke as work
     from lockstep.harness.protocol.session import ProgramSession, command_of, found_command
     from lockstep.harness.records import EXACT
     from lockstep.harness.runs.run import builtin_model
 
-    command = split(engine or "") or command or []
+    served = engine if engine and is_served(engine) else ""
+    command = [served] if served else split(engine or "") or command or []
     if not command:
         raise typer.BadParameter("name a program: lockstep smoke -- COMMAND, or --engine TEXT")
     python = command[0].endswith(".py") and not os.access(command[0], os.X_OK)
@@ -89,6 +91,14 @@ def smoke(
                 *(command[0], path if model else None, EXACT),
                 time_limit=seconds or ANSWER_SECONDS,
                 start_limit=starting,
+            )
+        elif len(command) == 1 and is_served(command[0]):
+            words = command
+            session = ServedSession(
+                *(command[0], path, EXACT),
+                time_limit=seconds or ANSWER_SECONDS,
+                start_limit=starting,
+                memory_limit=room_for(path.stat().st_size, MEMORY),
             )
         else:
             known = command_of(command[0]) if len(command) == 1 else None  # an engine to add
@@ -112,5 +122,6 @@ def smoke(
         if as_json:
             out.json({"command": words, "levels": [asdict(step) for step in steps]})
         elif offered and not wrong:
-            out.line(f"go on: lockstep check {model or 'MODEL'} --engine {join([join(command)])}")
+            named = join([served or join(command)])
+            out.line(f"go on: lockstep check {model or 'MODEL'} --engine {named}")
     raise typer.Exit(1 if wrong else 0 if offered else 3)

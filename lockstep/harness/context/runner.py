@@ -24,7 +24,8 @@ from lockstep.harness.asking.session import LocalSession, Session, in_words, out
 from lockstep.harness.asking.template import forked_worker
 from lockstep.harness.dumps.dump import DumpSession, folder_of, map_of
 from lockstep.harness.foreign.engines import ENGINES
-from lockstep.harness.http.session import HttpSession, is_address
+from lockstep.harness.http.served import ServedSession
+from lockstep.harness.http.session import HttpSession, is_address, is_served
 from lockstep.harness.processes.engine_process import (
     LOG_LINES,
     EngineProcess,
@@ -68,7 +69,7 @@ class Runner:
 
         A path, a command with arguments or the name of an engine of harness.foreign is a program
         (harness.protocol), dump:FOLDER the run that is written there (harness.dumps), an address a
-        server (harness.http).
+        server (harness.http), serve:COMMAND one that is started.
         `NAME@VERSION` needs its environment (harness.asking.environments), or NotBuilt is raised.
         """
         for module in self.modules:
@@ -78,6 +79,15 @@ class Runner:
         if is_address(adapter):
             limits = {"time_limit": self.time_limit, "start_limit": self.time_limit}
             return HttpSession(adapter, model, settings, **limits)
+        if is_served(adapter):
+            return ServedSession(
+                adapter,
+                model,
+                settings,
+                time_limit=self.time_limit,
+                start_limit=self.time_limit,
+                memory_limit=self.memory_of(model),
+            )
         users = adapter not in ENGINES and is_users(adapter)
         memory_limit = self.memory_of(model)
         if not users and (command := command_of(adapter)):
@@ -114,6 +124,8 @@ class Runner:
 def is_outside(engine: str) -> bool:
     """Whether it is named by where it is: a dump, a server, a class of the user's, a command."""
     if folder_of(engine) is not None or is_address(engine) or is_users(engine):
+        return True
+    if is_served(engine):
         return True
     return command_of(engine) is not None
 

@@ -35,6 +35,7 @@ from lockstep.harness.records import (
 )
 
 OPENAI = "openai:"
+SERVE = "serve:"  # a command that starts one (harness.http.served)
 START_SECONDS = 300.0  # while a server is loading its model
 AGAIN_SECONDS = 0.5
 LOADING = 503  # its model, or without a free slot
@@ -53,10 +54,15 @@ def is_address(engine: str) -> bool:
     return engine.removeprefix(OPENAI).lower().startswith(("http://", "https://"))
 
 
+def is_served(engine: str) -> bool:
+    """Whether that names a command which starts a server."""
+    return engine.startswith(SERVE)
+
+
 def preset_for(engine: str) -> str:
     """What the oracle runs with, unless that is said: of how a server was started nobody knows
     more than that most are as llama-server starts, which is `default`."""
-    return DEFAULT.name if is_address(engine) else EXACT.name
+    return DEFAULT.name if is_address(engine) or is_served(engine) else EXACT.name
 
 
 class HttpSession(Session):
@@ -74,14 +80,18 @@ class HttpSession(Session):
     ) -> None:
         self.name, self.model, self.settings = engine, model, settings
         self.time_limit, self.start_limit = time_limit, start_limit
+        self.to(engine)
+        self.request = (
+            ""  # the last one, for whoever has to find out what was wrong with its answer
+        )
+
+    def to(self, engine: str) -> None:
+        """Whoever is at that address is asked from now on, and who it is first."""
         url, _, self.chosen = engine.removeprefix(OPENAI).partition("#")
         self.address = address_of(url)
         self.only_openai = engine.startswith(OPENAI) or self.address.base.endswith("/v1")
         self.server: LlamaServer | OpenAi | None = None
         self.said: EngineInfo | None = None
-        self.request = (
-            ""  # the last one, for whoever has to find out what was wrong with its answer
-        )
 
     def _ask(
         self,

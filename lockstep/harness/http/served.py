@@ -1,0 +1,142 @@
+"""`serve:COMMAND`: a server that is started for each model, so that it can be given any of them."""
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.http.session import SERVE, START_SECONDS, HttpSession
+from lockstep.harness.processes import limits
+from lockstep.harness.processes.engine_process import EngineProcess, has_ended, of_memory
+from lockstep.harness.processes.variables import NO_BACKTRACE
+from lockstep.harness.protocol.session import found_command
+from lockstep.harness.records import Crashed, Outcome, Settings, TimedOut
+
+MODEL, PORT = "{model}", "{port}"
+HOST = "127.0.0.1"
+LOOK_SECONDS = 0.05  # between two looks whether it listens
+
+
+def words_of(engine: str) -> list[str]:
+    """The words of the command. Raises Unsupported. No shell looks at it."""
+    try:
+        words = shlex.split(engine.removeprefix(SERVE))
+    except ValueError as error:
+        raise Unsupported(f"{engine!r} is no command: {error}") from error
+    for part, what in ((MODEL, "the file"), (PORT, "where it listens")):
+        if not any(part in word for word in words):
+            raise Unsupported(
+                f"{engine}: the command has no {part}, {what}: "
+                f'"{SERVE}./my-server --model {MODEL} --port {PORT}"'
+            )
+    return found_command(words)
+
+
+def free_port() -> int:
+    """Nobody else has it now."""
+    with socket.create_server((HOST, 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+class ServedSession(HttpSession):
+    """Started when it is first asked, and anew for the next question when it has died."""
+
+    def __init__(
+        self,
+        engine: str,
+        model: Path | None,
+        settings: Settings,
+        *,
+        time_limit: float,
+        memory_limit: int | None,
+        start_limit: float = START_SECONDS,
+    ) -> None:
+        self.words = words_of(engine)
+        here = f"http://{HOST}:1"  # until it is started
+        super().__init__(here, model, settings, time_limit=time_limit, start_limit=start_limit)
+        self.name, self.memory_limit = engine, memory_limit
+        self.process: EngineProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.process.pid if self.process else None
+
+    def _ask(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None = None,
+    ) -> Outcome:
+        try:
+            failure = self.running()
+            outcome = failure or super()._ask(question, args, kwargs, consume)
+        except BaseException:
+            self.end()
+            raise
+        if isinstance(outcome, TimedOut) and not failure:
+            return TimedOut(seconds=outcome.seconds, log=self.end())
+        if self.process is not None and has_ended(self.process.process):
+            return self.death(f"during {question}")
+        return outcome
+
+    def running(self) -> Outcome | None:
+        """Start it, if it does not run, and wait until it listens; what became of that instead."""
+        if self.process is not None and not has_ended(self.process.process):
+            return None
+        self.end()
+        port, deadline = free_port(), time.monotonic() + self.start_limit
+        model = "" if self.model is None else str(self.model.resolve())
+        words = [word.replace(MODEL, model).replace(PORT, str(port)) for word in self.words]
+        self.process = started(words, self.memory_limit)
+        self.to(f"http://{HOST}:{port}")
+        while not listens(port):
+            if has_ended(self.process.process):
+                return self.death("before it listened")
+            if time.monotonic() > deadline:
+                return TimedOut(seconds=self.start_limit, log=self.end())
+            time.sleep(LOOK_SECONDS)
+        return None
+
+    def death(self, when: str) -> Crashed:
+        assert self.process is not None
+        how = self.process.death()
+        log = self.end()
+        text = f"{self.name} {how} {when}"
+        return Crashed(message=text + of_memory(log, self.memory_limit), log=log)
+
+    def end(self) -> tuple[str, ...]:
+        """Kill it, and return its last words."""
+        process, self.process = self.process, None
+        return process.kill() if process else ()
+
+    def close(self) -> None:
+        self.end()
+
+
+def started(words: Sequence[str], memory_limit: int | None) -> EngineProcess:
+    leash = [sys.executable, "-I", "-S", limits.__file__, str(os.getpid())]
+    process = subprocess.Popen(
+        [*leash, str(memory_limit or 0), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**NO_BACKTRACE, **os.environ},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    return EngineProcess(process, process.stdout)
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

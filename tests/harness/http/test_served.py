@@ -1,0 +1,116 @@
+"""A server that Lockstep starts for each model."""
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.blackbox.asking import why_not_asked
+from lockstep.harness.cli.acid_checks import check_opens_files
+from lockstep.harness.context.runner import Runner, is_outside
+from lockstep.harness.http.served import ServedSession, words_of
+from lockstep.harness.http.session import preset_for
+from lockstep.harness.processes.engine_process import has_ended
+from lockstep.harness.records import EXACT, Answered, Crashed, TimedOut
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin
+
+SERVER = """
+import sys, time
+from pathlib import Path
+from tests.fake_server import serving
+model, port, how = sys.argv[1:]
+print("a log", flush=True)
+if how == "dies":
+    sys.exit("no such head")
+if how == "sleeps":
+    time.sleep(60)
+with serving(Path(model), port=int(port)):
+    time.sleep(600)
+"""
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("served")
+    (found / "server.py").write_text(SERVER)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def engine(folder: Path, how: str = "") -> str:
+    return f"serve:{sys.executable} {folder / 'server.py'} {{model}} {{port}} '{how}'"
+
+
+def test_it_is_compared_on_each_model_that_it_is_given(folder: Path) -> None:
+    for name in ("f32", "q8_0"):
+        model = builtin(name, folder)
+        found = verdicts_of(plan_for(model, engine=engine(folder), suites=("logprobs",)))
+        assert [v.status for v in found] == ["agreed"], found
+
+
+def test_it_is_started_anew_when_it_has_died_and_ends_with_the_session(folder: Path) -> None:
+    model = builtin("f32", folder)
+    with Runner(time_limit=120).open(engine(folder), model, EXACT) as session:
+        assert isinstance(session, ServedSession)
+        first = session.ask("tokenize", [b"Once"])
+        assert isinstance(first, Answered)
+        pid, process = session.pid, session.process
+        assert pid is not None
+        assert process is not None
+        os.kill(pid, 9)
+        while not has_ended(process.process):
+            time.sleep(0.01)
+        again = session.ask("tokenize", [b"Once"])
+        assert isinstance(again, Answered)
+        assert (again.value, session.pid != pid) == (first.value, True)
+        last = session.process
+    assert last is not None
+    assert has_ended(last.process)
+
+
+@pytest.mark.parametrize("how", ["dies", "sleeps"])
+def test_what_becomes_of_its_start_is_said_with_its_log(how: str, folder: Path) -> None:
+    start = 120.0 if how == "dies" else 5.0
+    with ServedSession(
+        engine(folder, how),
+        builtin("f32", folder),
+        EXACT,
+        time_limit=120,
+        start_limit=start,
+        memory_limit=None,
+    ) as session:
+        outcome = session.ask("tokenize", [b"Once"])
+        assert session.process is None
+    assert isinstance(outcome, Crashed if how == "dies" else TimedOut)
+    if isinstance(outcome, Crashed):
+        assert "exited with status 1 before it listened" in outcome.message
+        assert "no such head" in outcome.log[-1]
+
+
+def test_a_command_that_cannot_be_given_a_model_is_refused() -> None:
+    for command, words in (
+        ("serve:cat {model}", "no {port}, where it listens"),
+        ("serve:cat {port}", "no {model}, the file"),
+        ("serve:./nowhere {model} {port}", "no such file"),
+        ("serve:cat '{model} {port}", "is no command"),
+    ):
+        with pytest.raises(Unsupported, match=re.escape(words)):
+            words_of(command)
+
+
+def test_it_opens_other_models_and_is_held_against_what_servers_start_with() -> None:
+    served = "serve:cat {model} {port}"
+    assert (preset_for(served), is_outside(served)) == ("default", True)
+    assert not why_not_asked(served, ("logprobs",))
+    assert "serve:COMMAND" in why_not_asked("http://localhost:1", ("logprobs",))
+    check_opens_files(served, None)
