@@ -265,9 +265,12 @@ def logits_of(context: Context) -> Verdict:
 
 
 def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
-    """Of what was compared, if anything was."""
+    """Of what was compared, if anything was. Lists that are empty where the text ends are excused
+    beside those that agree, which they do not hide."""
     order = (1, 2, 3, 0)
     some = [verdict for verdict in verdicts if verdict.status != "not-applicable"]
+    if any(v.suite == "logprobs" and v.status == "agreed" for v in some):
+        some = [verdict for verdict in some if verdict.status != "excused"]
     worst = min(some or verdicts, key=lambda verdict: order.index(exit_code([verdict])))
     status, detail = worst.status, worst.detail
     if is_nobodys(status, worst.summary, detail, oracle):

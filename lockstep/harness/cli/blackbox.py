@@ -102,6 +102,11 @@ def ends(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     if not result.rows:  # it is not deterministic, and was asked no more
         yield f"the whole model: {result.whole.summary}"
     yield from reasons(result.rows, result.lenses)
+    if (types := only_as_stored(result)) and result.whole.differs:
+        yield (
+            f"every slice agrees in F32, and the whole model as stored does not: weights of {types}"
+            " are decoded or multiplied otherwise, or the layers are put together otherwise"
+        )
     for what, answer in result.in_f32.items():
         if not answer.agrees:
             yield f"the whole model, {what}: {answer.status}: {answer.summary[:SHOWN]}"
@@ -113,6 +118,14 @@ def ends(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     # diagnose looks at the whole model alone, and mistakes that it knows are always the same
     if result.exit_code == 1 and result.rows and result.whole.differs:
         yield f"{MISTAKE}: {diagnose_command(plan)}"
+
+
+def only_as_stored(result: "BlackBoxBisection") -> str:
+    """The types of the weights, where no slice is wrong and no lens could be looked through; ""."""
+    looked = any(look.answer.status in ("agreed", "diverged") for look in result.lenses)
+    if looked or not result.rows or not all(row.answer.agrees for row in result.rows):
+        return ""
+    return ", ".join(dict.fromkeys(look.lens.type for look in result.lenses))
 
 
 def fault_of(same: Sequence["Looked"]) -> str:
@@ -146,6 +159,9 @@ def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[
             yield f"{name_of(row)}: {row.answer.status}: {cut(row.answer.summary, SHOWN)}"
         for part in row.parts:
             yield f"{name_of(row)}: {part.name}: {part.words}"
-    for look in lenses:
-        if not look.answer.agrees:
-            yield f"lens {look.lens.type}: {look.answer.status}: {cut(look.answer.summary, SHOWN)}"
+    said = (
+        f"lens {look.lens.type}: {look.answer.status}: {cut(look.answer.summary, SHOWN)}"
+        for look in lenses
+        if not look.answer.agrees
+    )
+    yield from dict.fromkeys(said)  # many have the same
