@@ -19,6 +19,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.tokenizers.base import Tokenizer, cleaned
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import n_cells
+from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
@@ -181,7 +182,10 @@ def behind(context: Context, prompt: bytes, n: int) -> Iterator[Verdict]:
     free = free[: pieces.shown(free)]
     if not free:
         raise NothingToAsk("the oracle begins with a token of no text, and engines may end there")
-    yield from judged(context, batches, logits[-n:], free, said_text, pieces)
+    found = list(judged(context, batches, logits[-n:], free, said_text, pieces))
+    yield from found
+    if any(verdict.status == "diverged" for verdict in found):
+        yield from asked_again(context, "text", said_text, "generate", prompt, n)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -292,3 +292,16 @@ def test_text_that_is_none_is_malformed(folder: Path) -> None:
     for engine in ("text: a str", "text: endless"):
         (found,) = verdicts(builtin("f32", folder), engine, "text")
         assert found.status == "malformed"
+
+
+def test_a_wrong_text_is_asked_for_again(folder: Path) -> None:
+    """A temperature that is not 0, in an engine that shows nothing but what it draws."""
+    drawn = iter(range(1000))
+
+    def generate(self: Any, prompt: bytes, n: int) -> bytes:
+        return b"~~~%d" % next(drawn)
+
+    made("text: drawn", TextAlone, generate=generate)
+    wrong, again = verdicts(builtin("f32", folder), "text: drawn", "text")
+    assert (wrong.status, again.status) == ("diverged", "diverged")
+    assert "is not deterministic: 3 of 3 answers" in again.summary
