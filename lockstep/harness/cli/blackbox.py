@@ -113,7 +113,8 @@ def ends(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     yield from (f"what check asks besides, {v.suite}: {v.summary}" for v in result.others)
     yield from (f"not compared: {text}" for text in result.left_out)
     yield from (f"not asked: {text}" for text in [result.no_places] if text)
-    weights = "every weight, " if result.lenses or result.places else ""  # if they were asked about
+    seen = result.places or any(look.answer.agrees for look in result.lenses)
+    weights = "every weight, " if seen else ""  # which lists of tokens do not show
     yield ENDS.get(result.exit_code, AGREE.format(weights=weights))
     # diagnose looks at the whole model alone, and mistakes that it knows are always the same
     if result.exit_code == 1 and result.rows and result.whole.differs:

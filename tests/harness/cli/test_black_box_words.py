@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lockstep.harness.blackbox.asking import SliceAnswer, worst_of
-from lockstep.harness.cli.blackbox import only_as_stored, reasons
+from lockstep.harness.cli.blackbox import ends, only_as_stored, reasons
 from lockstep.harness.records import Status, Verdict
 
 LENS = SimpleNamespace(type="Q4_0")
@@ -31,6 +31,27 @@ def test_an_engine_of_lists_that_is_right_in_f32_is_told_what_is_left() -> None:
             rows=[row(status) for status in rows], lenses=[looked(status) for status in lenses]
         )
         assert only_as_stored(result) == said
+
+
+def test_weights_that_no_lens_showed_are_not_said_to_agree() -> None:
+    """An engine of lists: the summary was 'every weight' where no weight had been looked at."""
+    whole = SliceAnswer(status="agreed", summary="")
+    for named in (False, True):
+        result: Any = SimpleNamespace(
+            rows=[row("agreed")],
+            lenses=[looked("agreed" if named else "not-applicable")],
+            places=[],
+            whole=whole,
+            in_f32={},
+            others=[],
+            left_out=[],
+            no_places="",
+            exit_code=0,
+        )
+        plan: Any = None
+        *_, last = ends(plan, result)
+        assert last.startswith("every slice")
+        assert ("every weight" in last) == named
 
 
 def test_lists_that_are_empty_where_the_text_ends_do_not_hide_those_that_agree() -> None:
