@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.engine.errors import Unsupported
+from lockstep.harness.asking.session import in_words
 from lockstep.harness.http.session import SERVE, START_SECONDS, HttpSession
 from lockstep.harness.processes import limits
 from lockstep.harness.processes.engine_process import EngineProcess, has_ended, of_memory
@@ -83,7 +84,7 @@ class ServedSession(HttpSession):
         if isinstance(outcome, TimedOut) and not failure:
             return TimedOut(seconds=outcome.seconds, log=self.end())
         if self.process is not None and has_ended(self.process.process):
-            return self.death(f"during {question}")
+            return self.death(f"during {in_words(question)}")
         return outcome
 
     def running(self) -> Outcome | None:

@@ -12,7 +12,7 @@ from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.harness.answers import MalformedAnswer
-from lockstep.harness.asking.session import Session
+from lockstep.harness.asking.session import Session, in_words
 from lockstep.harness.http.base import About, Ask, info_of
 from lockstep.harness.http.client import Address, StatusRefused, address_of, exchange
 from lockstep.harness.http.llama_server import LlamaServer
@@ -106,7 +106,7 @@ class HttpSession(Session):
             if question == "describe":
                 return Answered(value=info, seconds=0.0)
             if question not in (info.levels or ()):
-                text = f"{self.name} does not offer {question}"
+                text = f"{self.name} does not offer {in_words(question)}"
                 return Unanswerable(message=text, declared=True)
             limit = self.time_limit
             started = monotonic()

@@ -86,6 +86,8 @@ def test_a_suite_asked_for_by_name_says_what_a_server_does_not_offer(model: Path
         found = checked(model, url, "metadata", "logits", "dequant")
     assert {v.status for v in found} == {"not-compared"}, found
     assert exit_code(found) == 3
+    said = " ".join(v.summary for v in found)  # by the names of smoke and of the protocol
+    assert all(f"does not offer {level}" in said for level in ("parse", "logits", "dequantize"))
 
 
 @pytest.mark.parametrize(("takes_ids", "strict"), [(True, True), (False, True), (False, False)])
