@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from lockstep.engine.architectures.gemma3 import Gemma3
 from lockstep.engine.architectures.phi3 import Phi3
 from lockstep.engine.architectures.step import Step
 from lockstep.engine.errors import Unsupported
@@ -32,6 +33,7 @@ from tests.differential.test_first_layers import model_of
 
 LONG = 600  # tokens: a check of a small model asks for 512
 ORIGINAL = 4096  # of Phi-3
+WINDOWED = (0, 1, 2, 3, 4, 6)  # of the first seven layers of gemma3
 Says = Callable[..., list[Verdict]]
 
 
@@ -53,7 +55,7 @@ def phi3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("windows")
     model = folder / "gemma3.gguf"
-    windowed(model_of("gemma3", folder, n_layer=8), 7, model, LONG)
+    windowed(model_of("gemma3", folder, n_layer=9), 8, model, LONG)
     return model
 
 
@@ -92,7 +94,7 @@ def test_right_engines_agree_with_a_short_window(engine: str, gemma3: Path, says
     found = says(gemma3, "long-context", engine=engine)
     assert [v.status for v in found] == ["agreed"]
     assert found[0].summary.startswith(
-        "with a window of 10 tokens in the place of 600, its first 6 of 7 layers: "
+        "with a window of 10 tokens in the place of 600, its first 7 of 8 layers: "
     )
 
 
@@ -181,8 +183,23 @@ def test_a_window_that_ends_elsewhere_is_seen_and_its_place_named(
     found = says(gemma3, "long-context", engine=engine)
     assert not any(v.status == "diverged" for v in others)
     assert [v.status for v in found] == ["diverged"]
-    places = ", ".join(f"kq_soft_max-{layer}" for layer in range(5))  # the sixth has no window
+    places = ", ".join(f"kq_soft_max-{layer}" for layer in WINDOWED)
     assert found[0].summary.endswith(f": {places}")
+
+
+def test_a_last_layer_that_sees_all_is_seen(
+    gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gemma4's does; of six layers of gemma3 it would be right by chance."""
+    right_way = Gemma3.window
+
+    def window(graph: Gemma3, layer: int) -> int:
+        return 0 if layer == graph.hparams.n_layer - 1 else right_way(graph, layer)
+
+    monkeypatch.setattr(Gemma3, "window", window)
+    found = says(gemma3, "long-context")
+    assert [v.status for v in found] == ["diverged"]
+    assert found[0].summary.endswith(": kq_soft_max-6")
 
 
 @pytest.mark.parametrize("levels", [("logits",), ("greedy",)])
@@ -310,7 +327,7 @@ def test_layers_that_are_others_in_a_shorter_model_are_not_asked(
     windowed(whole, 46, model, LONG)
     found = says(model, "long-context")
     assert [v.status for v in found] == ["not-applicable"]
-    assert "is another one in a model of 2 layers" in found[0].summary
+    assert "is another one in a model of 3 layers" in found[0].summary
 
 
 @pytest.mark.parametrize(
@@ -359,7 +376,7 @@ def test_a_bisection_finds_the_place_with_a_short_window(
     assert found is not None
     assert found.exit_code == 1
     assert [(c.layer, c.site.name) for c in found.culprits] == [
-        (layer, "kq_soft_max") for layer in range(5)
+        (layer, "kq_soft_max") for layer in WINDOWED
     ]
     assert found.patched is not None
     assert found.patched.confirms

@@ -10,7 +10,7 @@ model the eps of its norms is seen where activations are small, and nowhere else
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from lockstep.harness.blackbox import long_context
+from lockstep.harness.blackbox import long_context, long_prompt
 from lockstep.harness.blackbox.asking import (
     SliceAnswer,
     SliceAsker,
@@ -36,7 +36,10 @@ LENSES = 8  # for which both engines are started; bisect --black-box looks throu
 
 def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
     """By suite."""
-    return {SUITE: partial(checked, plan), long_context.SUITE: partial(long_context.checked, plan)}
+    return {
+        SUITE: partial(checked, plan),
+        long_context.SUITE: partial(long_prompt.long_texts, plan),
+    }
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:

@@ -170,6 +170,8 @@ def bisected(plan: Plan, context: Context) -> Bisection | None:
     """Of the run that `checked` asks for, where no op is wrong in the usual ones. None: here
     neither, or the engine takes no such model."""
     every = unseen(context)
+    if not every:
+        return None
     with TemporaryDirectory(prefix="lockstep-") as folder:
         asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
         try:
@@ -211,12 +213,12 @@ def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
 
 
 def layers_to_ask(asker: SliceAsker) -> tuple[int, str]:
-    """How many: one with each mask is among them; and which these are, in words. Raises
-    Unsupported."""
+    """How many: one with each mask is among them, and one more, as who lets a model's last layer
+    see all may be right by chance; and which these are, in words. Raises Unsupported."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
     masks = [mask for _, mask in every]
-    n = min(total, max(2, 1 + max(map(masks.index, masks))))
+    n = min(total, 2 + max(map(masks.index, masks)))
     if n < total:
         made = asker.made(lambda file: asker.with_few_tokens(file, first_layers(file, n)))
         check_alike(every, roles_in(made.model, n))

@@ -1,0 +1,190 @@
+"""Is a prompt right that is longer than what engines compute at once?
+
+They cut prompts into pieces of 256 or 512 tokens, keep tables of positions, and grow their caches.
+Nothing that is asked of a whole model is as long: it would take minutes. So both engines are given
+a model's first two layers, in F32 and with the first tokens of a large vocabulary, and one prompt
+of more than a thousand tokens.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+import numpy as np
+from numpy.random import Philox
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError
+from lockstep.harness.bisect.bisection import Bisection, bisect
+from lockstep.harness.blackbox import long_context
+from lockstep.harness.blackbox.asking import (
+    NotSteady,
+    SliceAsker,
+    left_unanswered,
+    on_made_models,
+    why_not_asked,
+)
+from lockstep.harness.blackbox.long_context import SUITE, ways_to_make
+from lockstep.harness.blackbox.slices import first_layers, n_layers, number
+from lockstep.harness.check.check import BadInput, Opened, Plan
+from lockstep.harness.context.further_runs import FurtherRun
+from lockstep.harness.context.repeats import unsteady
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.records import Answered, Request, Settings, Verdict
+from lockstep.harness.suites.logits import further_verdict, part
+
+PROMPT = 1101  # tokens: more than four pieces of 256, two of 512 and one of 1024, and some left
+STEPS = 3  # single tokens behind it
+CELLS = 2048
+LAYERS = 2
+LARGEST = 1 << 25  # weights of these: 74 GFLOP, seconds of an engine that uses a processor well
+LEAST = 520  # tokens: of a model that takes no more, `logits` fills the cache
+Found = TypeVar("Found")
+
+
+def long_texts(plan: Plan, context: Context) -> Iterator[Verdict]:
+    """All that the suite asks."""
+    yield from long_context.checked(plan, context)
+    yield from checked(plan, context)
+
+
+def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+    if tokens_of(context) > LEAST:
+        yield from on_made_models(plan, context, SUITE, partial(asked, context))
+
+
+def tokens_of(context: Context) -> int:
+    """Of the prompt; 0: none is asked. With an encoder a prompt is one piece whatever its length,
+    and who shows no logits is asked for more text."""
+    levels, facts = context.subject_info.levels, context.facts
+    if facts.decoder_start is not None or not (levels is None or "logits" in levels):
+        return 0
+    if why_not_asked(context.subject.name, levels):
+        return 0
+    limits = (facts.n_positions, number(context.file, "context_length", 0))
+    return int(min([PROMPT + STEPS, *(limit for limit in limits if limit)])) - STEPS
+
+
+def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
+    n, of = tokens_of(context), n_layers(asker.file)
+    layers = f"its first {min(LAYERS, of)} of {of} layers"
+    what = f"with a prompt of {n} tokens at once and {STEPS} behind it, {layers}"
+    if weights_of(asker) > LARGEST:
+        text = f"{what}: not asked, it would take an engine long"
+        yield from [context.verdict(SUITE, "not-applicable", text)] if context.named else []
+        return
+    context.progress("a long prompt")
+    settings = replace(asker.plan.settings, n_ctx=CELLS)
+    yield from opened_with(asker, settings, lambda opened: said(context, opened, n, what)) or ()
+
+
+def weights_of(asker: SliceAsker) -> int:
+    """But for embeddings and head, of which few tokens are kept."""
+    layers = min(LAYERS, n_layers(asker.file))
+    names = [n for n in first_layers(asker.file, layers).names.values() if n.startswith("blk.")]
+    return sum(asker.file.tensors[name].n_elements for name in names)
+
+
+def opened_with(
+    asker: SliceAsker, settings: Settings, work: Callable[[Opened], Found]
+) -> Found | None:
+    """On the first model that both take; None: there is none, or it has no logits."""
+    for way in ways_to_make(asker, min(LAYERS, n_layers(asker.file))):
+        made = asker.made(lambda file, way=way: way(file, {}))  # type: ignore[misc]
+        try:
+            opened = asker.open(replace(made, settings=settings))
+        except (NoAnswer, BadInput):
+            continue
+        try:
+            few = Request(batches=(Batch.of([0]),))
+            outcomes = opened.context.outcomes("evaluate", few)
+            if all(isinstance(outcome, Answered) for outcome in outcomes):
+                return work(opened)
+        finally:
+            opened.close()
+    return None
+
+
+def said(context: Context, opened: Opened, n: int, what: str) -> list[Verdict]:
+    """Raises NotSteady."""
+    inner = opened.context
+    run = FurtherRun(words=what, batches=batches_of(inner, n), usual=True)
+    try:
+        expected, actual = inner.ask_both("evaluate", Request(batches=run.batches))
+    except NoAnswer as error:
+        left = left_unanswered(error, inner.oracle.name)
+        # who is slow, or takes no such prompt, is held against nobody
+        slow = left.status in ("timed-out", "not-compared") or error.status == "diverged"
+        status = "not-applicable" if slow else left.status
+        return [context.verdict(SUITE, status, f"{what}: {left.summary}", {}, (SUITE, status))]
+    found = further_verdict(inner, run, expected, actual)
+    text = f"{what}: {found.summary}"
+    if found.status == "diverged":
+        shaky = unsteady(inner.subject, Request(batches=run.batches), actual)
+        if shaky and shaky.apart > 2 * inner.noise.relative:
+            raise NotSteady(f"{inner.subject.name} is not deterministic: {shaky}")
+        wrong = shortest_wrong(inner, n)
+        text += f"; one of {wrong - 1} is right, and one of {wrong} is not" if wrong else ""
+    return [
+        context.verdict(
+            SUITE, found.status, text, {**found.detail}, (SUITE, found.status, "prompt")
+        )
+    ]
+
+
+def batches_of(context: Context, n: int, steps: int = STEPS) -> tuple[Batch, ...]:
+    """The prompt, of which the last logits are asked for, and single tokens."""
+    raw = Philox(key=context.seed).random_raw(n + steps)
+    ids = [int(r >> np.uint64(33)) % context.facts.n_vocab for r in raw]
+    prompt = Batch.of(ids[:n])
+    prompt.outputs[:-1] = False
+    return (prompt, *(Batch.of([ids[n + i]], start=n + i) for i in range(steps)))
+
+
+def shortest_wrong(context: Context, n: int) -> int:
+    """The length from which on prompts are wrong, if those of n tokens are; 0: a usual one is."""
+    right, wrong = context.n_tokens, n
+    if is_wrong(context, right):
+        return 0
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        right, wrong = (right, middle) if is_wrong(context, middle) else (middle, wrong)
+    return wrong
+
+
+def is_wrong(context: Context, n: int) -> bool:
+    context.progress(f"a prompt of {n} tokens")
+    request = Request(batches=batches_of(context, n, steps=0))
+    expected, actual = context.ask_both("evaluate", request)
+    return part(context, np.concatenate(expected.logits), actual)
+
+
+def bisected(plan: Plan, context: Context) -> Bisection | None:
+    """Of the shortest prompt that is wrong, where no op is wrong in the usual run. None: there is
+    no such prompt, or the engine takes no such model."""
+    n = tokens_of(context)
+    with TemporaryDirectory(prefix="lockstep-") as folder, suppress(NoAnswer, EngineError):
+        asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
+        try:
+            if n <= LEAST or weights_of(asker) > LARGEST:
+                return None
+            # in one ubatch: tensors of several are not held against each other
+            settings = replace(plan.settings, n_ctx=CELLS, n_ubatch=CELLS)
+            return opened_with(asker, settings, partial(bisection_of, n=n))
+        finally:
+            asker.close()
+    return None
+
+
+def bisection_of(opened: Opened, n: int) -> Bisection | None:
+    context = opened.context
+    wrong = shortest_wrong(context, n) if is_wrong(context, n) else 0
+    if not wrong:
+        return None
+    found = bisect(replace(context, given=batches_of(context, wrong)))
+    words = f"with a prompt of {wrong} tokens, its first layers alone"
+    return replace(found, asked=words) if found.culprits else None

@@ -1,0 +1,102 @@
+"""Prompts of more than a thousand tokens, of which nothing is asked on a whole model."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox import long_prompt
+from lockstep.harness.check.check import Plan, run_suites
+from lockstep.harness.records import Evaluation, Request, Verdict
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
+from tests.differential.conftest import OpenPlan
+
+ROWS = 700  # of a table of positions
+SUITE = long_prompt.SUITE
+
+
+class Table(Mirror):
+    def rope(self, x: Any, at: Any, params: Any) -> Any:
+        return super().rope(x, np.minimum(at, ROWS - 1), params)
+
+
+class TableTooShort(Reference, name="long prompt: positions beyond a table are its last"):
+    ops = Table
+
+
+class FewAtOnce(Reference, name="long prompt: takes no such prompt"):
+    def evaluate(self, request: Request) -> Evaluation:
+        if max(map(len, request.batches)) > ROWS:
+            raise Unsupported(f"no more than {ROWS} tokens at once")
+        return super().evaluate(request)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("long") / "model.gguf"
+    write_llama(LlamaRecipe(seed=5, n_ctx_train=4096), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def says(plan_for: Callable[..., Plan], open_for: OpenPlan) -> Callable[..., list[Verdict]]:
+    def verdicts(path: Path, *suites: str, **plan: str) -> list[Verdict]:
+        asked = plan_for(path, suites=suites, by_name=True, **plan)
+        with open_for(asked) as opened:
+            opened.context.on_made_models = {SUITE: partial(long_prompt.checked, asked)}
+            return list(run_suites(opened.context, suites))
+
+    return verdicts
+
+
+@pytest.mark.parametrize("engine", ["reference", "fast", "honest:float64"])
+def test_right_engines_agree(engine: str, model: Path, says: Callable[..., list[Verdict]]) -> None:
+    found = says(model, SUITE, engine=engine)
+    assert [v.status for v in found] == ["agreed"]
+    words = (
+        "with a prompt of 1101 tokens at once and 3 behind it, its first 2 of 2 layers: 4 positions"
+    )
+    assert found[0].summary.startswith(words)
+
+
+def test_positions_beyond_a_table_are_seen_and_how_long_a_prompt_may_be(
+    model: Path, says: Callable[..., list[Verdict]]
+) -> None:
+    others = says(model, "logits", "decode", "trace", engine=TableTooShort.name)
+    found = says(model, SUITE, engine=TableTooShort.name)
+    assert {v.status for v in others} == {"agreed"}
+    assert [v.status for v in found] == ["diverged"]
+    assert found[0].summary.endswith(f"one of {ROWS} is right, and one of {ROWS + 1} is not")
+
+
+def test_a_bisection_finds_the_place_in_the_shortest_wrong_prompt(
+    model: Path, plan_for: Callable[..., Plan], open_for: OpenPlan
+) -> None:
+    plan = plan_for(model, engine=TableTooShort.name)
+    with open_for(plan) as opened:
+        found = long_prompt.bisected(plan, opened.context)
+    assert found is not None
+    assert found.asked == f"with a prompt of {ROWS + 1} tokens, its first layers alone"
+    places = {f"{c.site.name}-{c.layer}" for c in found.culprits}
+    assert places == {"Qcur_rope-0", "Kcur_rope-0", "Qcur_rope-1", "Kcur_rope-1"}
+
+
+def test_who_takes_no_such_prompt_is_accused_of_nothing(
+    model: Path, says: Callable[..., list[Verdict]]
+) -> None:
+    found = says(model, SUITE, engine=FewAtOnce.name)
+    assert [v.status for v in found] == ["not-applicable"]
+    assert f"no more than {ROWS} tokens at once" in found[0].summary
+
+
+def test_a_model_of_few_positions_is_not_asked(
+    tmp_path: Path, says: Callable[..., list[Verdict]]
+) -> None:
+    write_llama(LlamaRecipe(n_ctx_train=512), tmp_path / "model.gguf")
+    assert says(tmp_path / "model.gguf", SUITE) == []
