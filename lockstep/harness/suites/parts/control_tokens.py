@@ -1,5 +1,6 @@
 """Does an engine choose a control token where it is the likeliest? Text seldom ends within a few
-tokens, and some engines leave these out of what they choose from.
+tokens, and some engines leave these out of what they choose from: all of them, or the one that they
+take for none, which may be the first or the last id of any type.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, whole_tru
 
 TYPES = "tokenizer.ggml.token_type"
 UNKNOWN, CONTROL = 2, 3  # llama_token_type
+MOST = 4  # tokens asked for, each a prompt of hundreds to read
 NOT_KNOWN = "whether it chooses control tokens is not known: where one is likeliest"
 TOO_NEAR = f"{NOT_KNOWN}, noise decides"
 HONEST = f"{NOT_KNOWN}, honest engines of another design choose as it does"
@@ -28,8 +30,9 @@ Ids = NDArray[np.intp]
 
 
 def control_token(context: Context, *, may_refuse: bool = False) -> Verdict | None:
-    """Behind the first of the seeded beginnings after which the oracle likes one best, by far;
-    None of a model that has none. may_refuse: the subject need not take a prompt of as many tokens.
+    """Behind the first of the seeded beginnings after which the oracle likes one best, by far, for
+    each of a few; None of a model that has none. may_refuse: the subject need not take a prompt of
+    as many tokens.
     """
     controls = ids_of_control(context)
     n = min(n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab))
@@ -39,25 +42,38 @@ def control_token(context: Context, *, may_refuse: bool = False) -> Verdict | No
     run: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=whole))
     (logits,) = run.logits
     allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
-    at = first_of(logits, controls, allowed)
-    if at is None:
+    ends = np.array([0, logits.shape[1] - 1])
+    places = firsts_of(logits, np.union1d(controls, ends), allowed)[:MOST]
+    if not places:
         text = f"behind none of {n} seeded beginnings is a control token the likeliest by far"
         return context.verdict("decode", "not-applicable", text)
-    wanted, ids = int(logits[at].argmax()), whole[0].tokens[: at + 1].tolist()
-    outcome = context.subject.ask("greedy", ids, 1)
-    if may_refuse and isinstance(outcome, Unanswerable | Rejected):
-        left = LeftOut.of(f"no control token was asked for: {at + 1} tokens", outcome)
-        return left.verdict(context, "decode")
-    (said,) = context.answer(context.subject, "greedy", outcome)
-    if said == wanted:
-        text = f"the control token {wanted} behind {at + 1} seeded ones is the same"
-        return context.verdict("decode", "agreed", text)
-    if is_oracle_wrong(context, whole, logits, whole_truth(context, whole)):
-        return context.verdict("decode", "not-compared", WRONG_ORACLE)
-    return another(context, ids, logits, said)
+    same: list[str] = []
+    unclear: Verdict | None = None
+    for at in places:
+        wanted, ids = int(logits[at].argmax()), whole[0].tokens[: at + 1].tolist()
+        outcome = context.subject.ask("greedy", ids, 1)
+        if may_refuse and isinstance(outcome, Unanswerable | Rejected):
+            left = LeftOut.of(f"no control token was asked for: {at + 1} tokens", outcome)
+            return left.verdict(context, "decode")
+        (said,) = context.answer(context.subject, "greedy", outcome)
+        if said == wanted:
+            same.append(f"{wanted} behind {at + 1}")
+            continue
+        if is_oracle_wrong(context, whole, logits, whole_truth(context, whole)):
+            return context.verdict("decode", "not-compared", WRONG_ORACLE)
+        found = another(context, ids, logits, said, is_control=wanted in controls)
+        if found.status == "diverged":
+            return found
+        unclear = found
+    if not same:
+        return unclear
+    text = f"control tokens, the first and the last, are the same: {', '.join(same)} seeded ones"
+    return context.verdict("decode", "agreed", text)
 
 
-def another(context: Context, ids: Sequence[int], logits: F32, said: int) -> Verdict:
+def another(
+    context: Context, ids: Sequence[int], logits: F32, said: int, *, is_control: bool = True
+) -> Verdict:
     """What is said of the token chosen in the place of the likeliest. logits: the oracle's."""
     row, batches = logits[len(ids) - 1], (Batch.of(ids),)
     wanted = int(row.argmax())
@@ -72,9 +88,10 @@ def another(context: Context, ids: Sequence[int], logits: F32, said: int) -> Ver
         return context.verdict("decode", "not-applicable", TOO_NEAR)
     if is_honest(context, batches, chosen):
         return context.verdict("decode", "not-applicable", HONEST)
+    what = "the control token" if is_control else "token"
     text = (
-        f"behind the first {len(ids)} seeded tokens the next is {said}, the oracle's the control "
-        f"token {wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
+        f"behind the first {len(ids)} seeded tokens the next is {said}, the oracle's {what} "
+        f"{wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
     )
     detail = {"at_fault": "subject", "expected": wanted, "actual": said, "allowed": allowed}
     return context.verdict("decode", "diverged", text, detail, key=("decode", "control token"))
@@ -87,11 +104,11 @@ def ids_of_control(context: Context) -> Ids:
     return np.flatnonzero((types == UNKNOWN) | (types == CONTROL))
 
 
-def first_of(logits: F32, controls: Ids, allowed: float) -> int | None:
-    """Where the largest is one of these and no other is near."""
+def firsts_of(logits: F32, wanted: Ids, allowed: float) -> list[int]:
+    """Of each of these that is the largest somewhere with no other near, the first such place."""
     if not np.isfinite(logits).all() or logits.shape[1] < 2:
-        return None
+        return []
     first, second = np.sort(logits, axis=1)[:, :-3:-1].T
-    clear = np.isin(logits.argmax(axis=1), controls) & (first - second > allowed)
-    found = np.flatnonzero(clear)
-    return int(found[0]) if len(found) else None
+    best = logits.argmax(axis=1)
+    clear = np.flatnonzero(np.isin(best, wanted) & (first - second > allowed))
+    return sorted(int(clear[at]) for at in np.unique(best[clear], return_index=True)[1])
