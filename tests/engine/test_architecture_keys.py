@@ -96,3 +96,11 @@ def test_deepseek2_says_how_experts_are_chosen_or_is_of_the_files_that_did_not()
     flash = {**silent, "block_count": 47, "vocab_size": 154880}
     gating = [read("deepseek2", **keys).gating for keys in (silent, flash)]  # type: ignore[attr-defined]
     assert gating == [1, 2]
+
+
+def test_gemma2_has_no_head_of_its_own_as_llama_cpp_has_none_for_it() -> None:
+    tables = {arch: Architecture.named(arch).table(read(arch)) for arch in ("gemma2", "gemma3")}
+    assert {arch: "output.weight?" in table for arch, table in tables.items()} == {
+        "gemma2": False,
+        "gemma3": True,
+    }

@@ -48,7 +48,9 @@ class Gemma2(Gemma3, name="gemma2"):
 
     @classmethod
     def table(cls, hparams: Hparams) -> Table:
-        return {**TENSORS, **POST_NORMS, **DENSE}
+        """Its head is the embeddings: llama.cpp refuses a file with one of its own."""
+        tied = {name: shape for name, shape in TENSORS.items() if name != "output.weight?"}
+        return {**tied, **POST_NORMS, **DENSE}
 
     def rope_params(self, layer: int = 0) -> RopeParams:
         hp = self.hparams
