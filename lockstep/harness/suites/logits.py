@@ -13,7 +13,7 @@ from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.by_chance import by_chance
 from lockstep.harness.context.further_runs import FurtherRun, LeftOut, further_runs
 from lockstep.harness.context.relations import asked_otherwise
-from lockstep.harness.context.repeats import not_deterministic, unsteady
+from lockstep.harness.context.repeats import first_difference, not_deterministic, unsteady
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.judging.compare import (
     in_other_byte_order,
@@ -88,11 +88,12 @@ def asked_more(
     same, unanswered, differ = asked_otherwise(context, first)
     if verdict.status != "agreed":  # it would be said of every run again
         return same, [*unanswered, "further on: this run does not agree"], wrong + differ
-    more = asked_further(context, runs)
+    more = asked_further(context, runs, first)
     return same + more[0], unanswered + more[1], wrong + differ + more[2]
 
 
-def asked_further(context: Context, runs: Sequence[FurtherRun]) -> Ways:
+def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluation) -> Ways:
+    """first: what the subject answered to the usual run."""
     same: list[str] = []
     unanswered: list[str] = []
     wrong: list[Verdict] = []
@@ -112,8 +113,19 @@ def asked_further(context: Context, runs: Sequence[FurtherRun]) -> Ways:
         if verdict.status == "agreed":
             same.append(run.words)
         else:
-            wrong.append(placed(run, verdict))
+            wrong.append(placed(run, with_old_answer(run, verdict, actual, first)))
     return same, unanswered, wrong
+
+
+def with_old_answer(
+    run: FurtherRun, verdict: Verdict, actual: Evaluation, first: Evaluation
+) -> Verdict:
+    """Said of an answer to other tokens that is the one before: no op is wrong there."""
+    if not run.usual or first_difference(replace(first, trace=None), actual) is not None:
+        return verdict
+    text = "; bit for bit what it answered to the usual tokens: those that changed were not read"
+    detail = {**verdict.detail, "answered_before": True}
+    return replace(verdict, summary=verdict.summary + text, detail=detail)
 
 
 def left_out(run: FurtherRun, oracle: Outcome, subject: Outcome) -> LeftOut | None:

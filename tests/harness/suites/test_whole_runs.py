@@ -3,12 +3,14 @@ upon where there is nothing to compare."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lockstep.engine.batch import Batch
 from lockstep.engine.errors import NotInModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.reference import ReferenceOps as Plain
@@ -213,3 +215,27 @@ def test_bisect_finds_nothing_where_everything_is_nan_and_does_not_conform(
     assert not found.culprits
     assert found.not_compared
     assert found.exit_code == 3
+
+
+class ByItsBeginning(Reference, name="whole runs: a prompt by its beginning"):
+    """What is kept of prompts is found by how they begin and end."""
+
+    @cached_property
+    def known(self) -> dict[tuple[int, ...], Batch]:
+        return {}
+
+    def evaluate(self, request: Request) -> Evaluation:
+        first, *rest = request.batches
+        ids = first.tokens.tolist()
+        before = self.known.setdefault((len(ids), *ids[:3], ids[-1]), first)
+        batches = (replace(first, tokens=before.tokens), *rest)
+        return super().evaluate(replace(request, batches=batches))
+
+
+def test_an_answer_to_the_tokens_before_is_called_so(model: Path) -> None:
+    found = verdicts_of(model, "logits", engine=ByItsBeginning.name)
+    (wrong,) = [v for v in found if v.status == "diverged"]
+    assert wrong.summary.startswith("with another middle token: ")
+    assert "those that changed were not read" in wrong.summary
+    others = verdicts_of(model, "logits", engine="mutant:cache-cells-beyond-64", n_tokens=32)
+    assert not any("were not read" in v.summary for v in others)
