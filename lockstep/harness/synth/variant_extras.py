@@ -26,8 +26,10 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "gpt-oss": Sizes(n_head=4, n_head_kv=2),
         "muse-glimmer": Sizes(n_head=4, n_head_kv=2),
         "afmoe": Sizes(n_head=4, n_head_kv=2),
-        "nemotron_h": Sizes(n_layer=3),
-        "nemotron_h_moe": Sizes(n_layer=3),
+        # two heads in each of two groups: of one a group it does not show which group is whose
+        **{name: Sizes(n_head=4) for name in ("mamba2", "falcon-h1", "granitehybrid")},
+        "nemotron_h": Sizes(n_layer=3, n_head=4),
+        "nemotron_h_moe": Sizes(n_layer=3, n_head=4),
         "qwen3tts": Sizes(n_vocab=3072),  # the head of the codec has a fixed size
         "hrm_text": Sizes(n_layer=6),  # 1 layer a stack, 2 high cycles of 2 low ones and a high one
         "chameleon": Sizes(n_vocab=10240),

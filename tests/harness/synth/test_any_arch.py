@@ -49,6 +49,20 @@ def test_every_architecture_has_one_form_or_both() -> None:
 
 
 @pytest.mark.parametrize("name", variants())
+def test_a_variant_goes_beyond_positions_of_a_byte_or_a_bfloat16(name: str) -> None:
+    variant = variant_named(name)
+    _, n_ctx = metadata(variant)[f"{variant.arch}.context_length"]
+    assert n_ctx >= 256 + 64
+
+
+@pytest.mark.parametrize("name", ["mamba2", "falcon-h1", "granitehybrid", "nemotron_h"])
+def test_groups_of_a_state_have_several_heads_each(name: str) -> None:
+    keys = metadata(variant_named(name))
+    heads, groups = (keys[f"{name}.ssm.{k}"][1] for k in ("time_step_rank", "group_count"))
+    assert heads >= 2 * groups >= 4
+
+
+@pytest.mark.parametrize("name", variants())
 def test_a_variant_has_the_keys_of_its_architecture_only(name: str) -> None:
     variant = variant_named(name)
     keys = metadata(variant)
