@@ -50,6 +50,11 @@ def rest(context: Context, found: Findings) -> Verdict:
     fine = [f for f in products if f.mismatch is None and f.compared]
     others = [f for f in found.all if f not in products and f.mismatch is None and f.compared]
     shown = [f.sees for f in fine if math.isfinite(f.sees)]
+    if not products and not found.guilty:  # those that could be there are named already
+        text = "no product has both its input and its result shown"
+        if others:
+            text += f"; {len(others)} gates on large inputs and norms on small ones agree"
+        return context.verdict("products", "not-applicable", text)
     if not shown and not found.guilty:  # the empty ones are named already
         text = "the products of what was kept of their inputs are zero throughout"
         return context.verdict("products", "not-compared", text)

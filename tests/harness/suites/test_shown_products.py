@@ -1,0 +1,38 @@
+"""`products` of an engine that shows some tensors, but of no product both ends."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import EngineInfo, Evaluation, Request
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin
+
+SHOWN = (
+    *("embd", "Qcur", "Kcur", "Vcur", "Qcur_rope", "Kcur_rope", "kqv_out", "ffn_inp"),
+    *("ffn_gate", "ffn_up", "ffn_swiglu", "l_out", "result_output"),
+)
+
+
+class Folded(Reference, name="products: no norm is shown"):
+    """As one whose norms are multiplied into the matrices behind them."""
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), shows=SHOWN)
+
+    def evaluate(self, request: Request) -> Evaluation:
+        found = super().evaluate(request)
+        if found.trace is None:
+            return found
+        records = tuple(r for r in found.trace.records if r.site.name in SHOWN)
+        return replace(found, trace=replace(found.trace, records=records))
+
+
+def test_where_no_product_stands_alone_nothing_is_said_to_be_zero(tmp_path: Path) -> None:
+    plan = plan_for(builtin("f32", tmp_path), engine=Folded.name, suites=("logits", "products"))
+    first, *found = verdicts_of(plan)
+    assert (first.suite, first.status) == ("logits", "agreed")
+    assert {v.status for v in found} == {"not-applicable"}, [v.summary for v in found]
+    assert not any("zero throughout" in v.summary for v in found)
+    assert exit_code([first, *found]) == 0
