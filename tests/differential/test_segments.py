@@ -20,7 +20,8 @@ from lockstep.engine.ops.near import Expected
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.graph.aliases import places_by_site, renamed
-from lockstep.harness.graph.ways import Honest, Wide
+from lockstep.harness.graph.segments import MORE, RUNS, SegmentJudge
+from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.records import EXACT, Site
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
@@ -72,6 +73,22 @@ def test_whole_numbers_in_the_place_of_others_are_found_where_they_are(qwen3: Re
     place = next(p for p in values if str(qwen3.wires[p].site) == "l_out-0")
     values[place] = np.rint(values[place]).astype(np.int32)
     assert str(qwen3.accused(values, LAYERS)[0].site) == "l_out-0"
+
+
+@pytest.mark.parametrize(("only", "runs"), [((), RUNS), (LAYERS, RUNS + MORE + RUNS)])
+def test_noise_of_a_single_op_is_not_measured_where_its_bound_is_the_limit(
+    only: tuple[str, ...], runs: int, qwen3: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one op that is wrong there are runs with wider inputs alone: hundreds of engines are."""
+    right, made = SegmentJudge.run, []
+
+    def run(self: SegmentJudge, way: Honest, *args: Any, **more: Any) -> Any:
+        made.append(isinstance(way, Noisy))
+        return right(self, way, *args, **more)
+
+    monkeypatch.setattr(SegmentJudge, "run", run)
+    assert qwen3.accused(qwen3.run(OneOpWrong(name="ffn_up-1")), only)
+    assert sum(made) == runs
 
 
 def test_where_layers_are_shown_the_layer_is_found_and_what_to_show_next(qwen3: Recorded) -> None:
