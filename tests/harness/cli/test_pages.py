@@ -21,8 +21,8 @@ PAGES = (
     *("ARCHITECTURE.md", "CONTRIBUTING.md"),
 )
 COMMAND = re.compile(r"(?<![\w./-])lockstep ([a-z][a-z-]*(?: [a-z][a-z-]*)?)([^`\n|#]*)")
-# every command has the first; the other is that of a program behind a command
-BESIDES = ("--help", "--threads")
+# every command has it
+BESIDES = ("--help",)
 
 
 def commands() -> dict[str, Any]:
@@ -47,7 +47,8 @@ def problems(text: str) -> list[str]:
         options = {each for param in known[name].params for each in param.opts}
         if hasattr(known[name], "commands"):
             continue
-        said = [option.split("=")[0] for option in re.findall(r"(?<=\s)--[a-z][\w-]*", rest)]
+        own = re.sub(r"'[^']*'|\"[^\"]*\"", "", rest)  # not of a program behind it
+        said = [option.split("=")[0] for option in re.findall(r"(?<=\s)--[a-z][\w-]*", own)]
         found += [
             f"lockstep {name} has no {option}"
             for option in said
