@@ -97,10 +97,22 @@ def explain(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
+# of JavaScript, Java, Go, Rust and C#: the stack follows
+MESSAGE = re.compile(
+    r"\s*(?:panic: |thread '.+' panicked|Exception in thread|Unhandled exception|fatal error: |"
+    r"(?:Uncaught )?[\w.]*(?:Error|Exception)\b.*:)"
+)
+
+
 def last_words(log: Sequence[str]) -> Sequence[str]:
-    """What an engine said last, before Python wrote down where its process stood."""
+    """What an engine said last, before Python wrote down where its process stood; of languages
+    that write their stack behind it, what comes before that."""
     fatal = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
-    return log[:fatal][-6:] if fatal else log[-6:]
+    log = log[:fatal] if fatal else log
+    said = next((i for i in reversed(range(len(log))) if MESSAGE.match(log[i])), len(log))
+    if said >= len(log) - 6:
+        return log[-6:]
+    return [*log[said : said + 4], "...", log[-1]]
 
 
 def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:

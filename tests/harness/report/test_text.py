@@ -212,6 +212,30 @@ def test_an_abort_shows_its_message_rather_than_where_python_stood(
     assert words[-1:] == [log[1] if "GGML_ASSERT" in " ".join(log) else log[-1]] if log else True
 
 
+STACK = [f"    at frame {i}" for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Error: type Q4_K is not supported",
+        "Uncaught TypeError: x is undefined",
+        'Exception in thread "main" java.io.IOException: no such file',
+        "panic: runtime error: index out of range [3] with length 3",
+        "thread 'main' panicked at src/main.rs:3:5:",
+        "System.ArgumentException: no such tensor",
+    ],
+)
+def test_a_message_is_shown_whatever_stack_comes_behind_it(message: str) -> None:
+    words = last_words(["loading", message, *STACK, "Node.js v18"])
+    assert words == [message, *STACK[:3], "...", "Node.js v18"]
+
+
+def test_a_message_that_is_near_the_end_is_shown_with_what_was_said_before() -> None:
+    log = [*STACK, "ValueError: bad"]
+    assert last_words(log) == log[-6:]
+
+
 # --- lines that are cut -------------------------------------------------------------------------
 
 
