@@ -11,9 +11,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from lockstep.engine.kernels.compiled import compiled, source_stamp
+from lockstep.engine.kernels.unpacking import SHARED_SOURCES
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.products import activation_format, minimum_of
@@ -79,9 +80,11 @@ def changed_entry(kind: Kind) -> Kind:
         values[3 * book.itemsize] += 1
         book = values.view(book.dtype)
         book.flags.writeable = False
-    # not from numba's cache on disk, which knows functions by the place of their source
     changed = types.FunctionType(function.__code__, {**function.__globals__, name: book})
-    return wrong(kind, njit(nogil=True)(changed))
+    # numba's cache on disk knows functions by the place of their source, and by this name
+    changed.__qualname__ = f"{function.__qualname__}_with_another_entry"
+    stamp = SHARED_SOURCES + source_stamp(__file__)  # the books, and what is changed in them
+    return wrong(kind, compiled(changed, stamp, nogil=True, error_model="numpy"))
 
 
 def without_sign(kind: Kind) -> Kind:
