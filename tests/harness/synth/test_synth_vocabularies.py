@@ -16,7 +16,7 @@ from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from lockstep.harness.synth.vocabularies import KINDS, vocabulary_keys
 from lockstep.harness.synth.vocabularies.charsmap import charsmap
-from lockstep.harness.synth.vocabularies.glue import merges_of
+from lockstep.harness.synth.vocabularies.glue import ALPHABET, merges_of
 from lockstep.harness.synth.vocabularies.t5 import REPLACED
 
 # Pinned: another machine, another numpy or another version of us must write these very bytes.
@@ -129,6 +129,13 @@ def test_equal_scores_and_scores_out_of_order_are_there_where_they_are_promised(
 def test_letters_that_cannot_make_enough_pieces_are_refused() -> None:
     with pytest.raises(ValueError, match="2 letters do not make 100 pieces"):
         merges_of("ab", 100, seed=0, legal=lambda piece: len(piece) < 4)
+
+
+def test_more_tokens_than_two_bytes_count_are_made_as_well() -> None:
+    """An id in sixteen bits shows from there on; the first draws are those of a small one."""
+    many = merges_of(ALPHABET, 66_000, seed=0)
+    assert len({left + right for left, right in many}) == 66_000
+    assert many[:300] == merges_of(ALPHABET, 300, seed=0)
 
 
 # --- the character map --------------------------------------------------------------------------

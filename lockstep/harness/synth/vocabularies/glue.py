@@ -7,7 +7,7 @@ from lockstep.harness.synth.draws import integers, stream
 LONGEST = 12  # characters of a piece
 ALPHABET = "etaoinshrdlucmfwypvbgkjqxz" + "0123456789.,!?'-ETASN" + "éñßд你好한ก"
 DRAWS = 512  # pairs drawn at a time
-PATIENCE = 200  # times that many, before giving up
+PATIENCE = 200  # times that many without a new one, before giving up
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token types of GGUF
 
@@ -25,7 +25,9 @@ def merges_of(
     pieces, known = list(letters), {*letters, *taken}
     merges: list[Merge] = []
     bits = stream(seed, "tokenizer.ggml.merges")
-    for _ in range(PATIENCE):
+    idle = 0
+    while idle < PATIENCE:
+        before = len(merges)
         for left, right in integers(bits, 2 * DRAWS, 1 << 31).reshape(-1, 2).tolist():
             # squaring prefers early pieces, as in a real vocabulary
             a, b = (pieces[int((i / 2**31) ** 2 * len(pieces))] for i in (left, right))
@@ -36,6 +38,7 @@ def merges_of(
                 merges.append((a, b))
                 pieces.append(piece)
                 known.add(piece)
+        idle = 0 if len(merges) > before else idle + 1
     raise ValueError(f"{len(letters)} letters do not make {n} pieces of at most {LONGEST}")
 
 
