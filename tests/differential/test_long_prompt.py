@@ -30,6 +30,20 @@ class TableTooShort(Reference, name="long prompt: positions beyond a table are i
     ops = Table
 
 
+class LeftOver(Mirror):
+    """As many rows for each thread, and none does the rest."""
+
+    def linear(self, x: Any, weight: Any) -> Any:
+        out = super().linear(x, weight)
+        rest = out.shape[-1] % self.flash.n_threads
+        out[..., out.shape[-1] - rest :] = 0
+        return out
+
+
+class RowsLeftOver(Reference, name="long prompt: rows left over among threads"):
+    ops = LeftOver
+
+
 class FewAtOnce(Reference, name="long prompt: takes no such prompt"):
     def evaluate(self, request: Request) -> Evaluation:
         if max(map(len, request.batches)) > ROWS:
@@ -59,10 +73,8 @@ def says(plan_for: Callable[..., Plan], open_for: OpenPlan) -> Callable[..., lis
 def test_right_engines_agree(engine: str, model: Path, says: Callable[..., list[Verdict]]) -> None:
     found = says(model, SUITE, engine=engine)
     assert [v.status for v in found] == ["agreed"]
-    words = (
-        "with a prompt of 1101 tokens at once and 3 behind it, its first 2 of 2 layers: 4 positions"
-    )
-    assert found[0].summary.startswith(words)
+    words = "with a prompt of 1101 tokens at once and 3 behind it, 3 threads, its first 2 of 2"
+    assert found[0].summary.startswith(f"{words} layers: 4 positions")
 
 
 def test_positions_beyond_a_table_are_seen_and_how_long_a_prompt_may_be(
@@ -82,9 +94,20 @@ def test_a_bisection_finds_the_place_in_the_shortest_wrong_prompt(
     with open_for(plan) as opened:
         found = long_prompt.bisected(plan, opened.context)
     assert found is not None
-    assert found.asked == f"with a prompt of {ROWS + 1} tokens, its first layers alone"
+    assert found.asked == f"with a prompt of {ROWS + 1} tokens, 3 threads, its first layers alone"
     places = {f"{c.site.name}-{c.layer}" for c in found.culprits}
     assert places == {"Qcur_rope-0", "Kcur_rope-0", "Qcur_rope-1", "Kcur_rope-1"}
+
+
+def test_rows_that_threads_leave_over_are_seen_and_said_to_be_no_matter_of_length(
+    model: Path, plan_for: Callable[..., Plan], says: Callable[..., list[Verdict]]
+) -> None:
+    """With one thread, as in all else that `exact` asks, there is no rest."""
+    others = says(model, "logits", "decode", engine=RowsLeftOver.name)
+    found = says(model, SUITE, engine=RowsLeftOver.name)
+    assert {v.status for v in others} == {"agreed"}
+    assert [v.status for v in found] == ["diverged"]
+    assert found[0].summary.endswith("one of 32 is wrong as well")
 
 
 def test_who_takes_no_such_prompt_is_accused_of_nothing(

@@ -76,7 +76,9 @@ def bisect(context: Context) -> Bisection:
         return first
     said = tuple(said_by_check(context))
     wrong = tuple(verdict for verdict in said if verdict.status == "diverged")
-    asked = {verdict.detail.get("asked") for verdict in wrong}
+    # an answer to other tokens is of no op, though the look-up of these is the first to differ
+    old = [verdict for verdict in wrong if verdict.detail.get("answered_before")]
+    asked = {verdict.detail.get("asked") for verdict in wrong if verdict not in old}
     for run in runs_asked(context, first):
         found = bisect_further(context, run) if run.words in asked else None
         if found is not None:

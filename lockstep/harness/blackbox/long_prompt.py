@@ -3,7 +3,8 @@
 They cut prompts into pieces of 256 or 512 tokens, keep tables of positions, and grow their caches.
 Nothing that is asked of a whole model is as long: it would take minutes. So both engines are given
 a model's first two layers, in F32 and with the first tokens of a large vocabulary, and one prompt
-of more than a thousand tokens.
+of more than a thousand tokens; with three threads, since these engines are started anyway: rows
+that are left over among threads are seen with several, and with few numbers of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ STEPS = 3  # single tokens behind it
 CELLS = 2048
 LAYERS = 2
 LARGEST = 1 << 25  # weights of these: 74 GFLOP, seconds of an engine that uses a processor well
+THREADS = 3
 LEAST = 520  # tokens: of a model that takes no more, `logits` fills the cache
 Found = TypeVar("Found")
 
@@ -72,13 +74,13 @@ def tokens_of(context: Context) -> int:
 def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     n, of = tokens_of(context), n_layers(asker.file)
     layers = f"its first {min(LAYERS, of)} of {of} layers"
-    what = f"with a prompt of {n} tokens at once and {STEPS} behind it, {layers}"
+    what = f"with a prompt of {n} tokens at once and {STEPS} behind it, {THREADS} threads, {layers}"
     if weights_of(asker) > LARGEST:
         text = f"{what}: not asked, it would take an engine long"
         yield from [context.verdict(SUITE, "not-applicable", text)] if context.named else []
         return
     context.progress("a long prompt")
-    settings = replace(asker.plan.settings, n_ctx=CELLS)
+    settings = replace(asker.plan.settings, n_ctx=CELLS, n_threads=THREADS)
     yield from opened_with(asker, settings, lambda opened: said(context, opened, n, what)) or ()
 
 
@@ -128,7 +130,9 @@ def said(context: Context, opened: Opened, n: int, what: str) -> list[Verdict]:
         if shaky and shaky.apart > 2 * inner.noise.relative:
             raise NotSteady(f"{inner.subject.name} is not deterministic: {shaky}")
         wrong = shortest_wrong(inner, n)
-        text += f"; one of {wrong - 1} is right, and one of {wrong} is not" if wrong else ""
+        text += f"; one of {wrong - 1} is right, and one of {wrong} is not"
+        if wrong == inner.n_tokens:
+            text = f"{what}: {found.summary}; one of {wrong} is wrong as well"
     return [
         context.verdict(
             SUITE, found.status, text, {**found.detail}, (SUITE, found.status, "prompt")
@@ -146,10 +150,11 @@ def batches_of(context: Context, n: int, steps: int = STEPS) -> tuple[Batch, ...
 
 
 def shortest_wrong(context: Context, n: int) -> int:
-    """The length from which on prompts are wrong, if those of n tokens are; 0: a usual one is."""
+    """The length from which on prompts are wrong, if those of n tokens are; no shorter than a
+    usual one."""
     right, wrong = context.n_tokens, n
     if is_wrong(context, right):
-        return 0
+        return right
     while wrong - right > 1:
         middle = (right + wrong) // 2
         right, wrong = (right, middle) if is_wrong(context, middle) else (middle, wrong)
@@ -173,7 +178,7 @@ def bisected(plan: Plan, context: Context) -> Bisection | None:
             if n <= LEAST or weights_of(asker) > LARGEST:
                 return None
             # in one ubatch: tensors of several are not held against each other
-            settings = replace(plan.settings, n_ctx=CELLS, n_ubatch=CELLS)
+            settings = replace(plan.settings, n_ctx=CELLS, n_ubatch=CELLS, n_threads=THREADS)
             return opened_with(asker, settings, partial(bisection_of, n=n))
         finally:
             asker.close()
@@ -182,9 +187,9 @@ def bisected(plan: Plan, context: Context) -> Bisection | None:
 
 def bisection_of(opened: Opened, n: int) -> Bisection | None:
     context = opened.context
-    wrong = shortest_wrong(context, n) if is_wrong(context, n) else 0
-    if not wrong:
+    if not is_wrong(context, n):
         return None
+    wrong = shortest_wrong(context, n)
     found = bisect(replace(context, given=batches_of(context, wrong)))
-    words = f"with a prompt of {wrong} tokens, its first layers alone"
+    words = f"with a prompt of {wrong} tokens, {THREADS} threads, its first layers alone"
     return replace(found, asked=words) if found.culprits else None

@@ -16,6 +16,9 @@ from lockstep.harness.records import Answered, Evaluation, Outcome, Request, Sit
 
 MORE = 7  # runs where something differs: a coin that is off is met in 127 of 128 cases
 AGAIN = 3  # of whole texts
+# times: what is left of a run fades, and each later one begins with a little else; a race is as far
+# from itself as from the first run
+FAR = 32
 
 Place = tuple[int, str, Site | None]  # how far into the run, and in words
 
@@ -27,7 +30,7 @@ class Unsteady:
     place: str  # the first in the order of a run
     site: Site | None  # of it, where tensors are shown
     apart: float  # the farthest logits, of the largest
-    first_alone: bool = False  # all the others are alike, which no race makes
+    first_alone: bool = False  # all the others are alike, or nearly: no race makes that
 
     def __str__(self) -> str:
         text = (
@@ -36,8 +39,8 @@ class Unsteady:
         )
         if self.first_alone:
             text += (
-                f"; those {self.differ} are alike, bit for bit, and the first alone is another: no "
-                f"race, but what an earlier run left behind, and is not cleared"
+                f"; those {self.differ} are alike, and the first alone is another: no race, but "
+                f"what an earlier run left behind, and is not cleared"
             )
         return text
 
@@ -56,18 +59,17 @@ def unsteady(
     places: list[Place] = []
     apart, runs = 0.0, 0
     second: Evaluation | None = None
-    alike = True
+    spread = 0.0  # of all but the first
     while runs < (MORE if doubt or places else 1):
         outcome, again = again or session.ask("evaluate", request), None
         if not isinstance(outcome, Answered):
             raise no_answer(session.name, "evaluate the same again", outcome)
         runs += 1
         second = second or outcome.value
-        alike = alike and first_difference(second, outcome.value) is None
+        spread = max(spread, farthest(second, outcome.value))
         if place := first_difference(first, outcome.value):
             places.append(place)
-            pairs = zip(first.logits, outcome.value.logits, strict=True)
-            apart = max(apart, *(worst_distance(a, b) for a, b in pairs))
+            apart = max(apart, farthest(first, outcome.value))
     if not places:
         return None
     size = max(map(largest, first.logits), default=0.0) or 1.0
@@ -78,8 +80,12 @@ def unsteady(
         place=words,
         site=site,
         apart=apart / size,
-        first_alone=alike and len(places) == runs,
+        first_alone=runs > 1 and len(places) == runs and spread <= apart / FAR,
     )
+
+
+def farthest(a: Evaluation, b: Evaluation) -> float:
+    return max(worst_distance(x, y) for x, y in zip(a.logits, b.logits, strict=True))
 
 
 def first_difference(first: Evaluation, again: Evaluation) -> Place | None:

@@ -59,6 +59,14 @@ class Kept(Mirror):
         return super().swiglu(gate, up + before)
 
 
+class Fading(Kept):
+    """What is left becomes less from run to run."""
+
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        before, self.left = self.left, np.float32(0.5) - self.left / np.float32(4096)
+        return Mirror.swiglu(self, gate, up + before)
+
+
 class Halves(Mirror):
     """A buffer that is read before it is written, every other time."""
 
@@ -71,6 +79,10 @@ class Halves(Mirror):
 
 class Uncleared(Reference, name="repeats: what is left"):
     ops = Kept
+
+
+class NearlyUncleared(Reference, name="repeats: what is left fades"):
+    ops = Fading
 
 
 class Dice(Reference, name="repeats: dice"):
@@ -117,8 +129,9 @@ def test_a_race_is_a_verdict_of_its_own_kind_with_its_rate_and_place(model: Path
     assert exit_code([shaky, first]) == 1
 
 
-def test_what_an_earlier_run_left_is_told_from_a_race(model: Path) -> None:
-    _, shaky, _ = verdicts_of(model, Uncleared.name, "logits")
+@pytest.mark.parametrize("engine", [Uncleared.name, NearlyUncleared.name])
+def test_what_an_earlier_run_left_is_told_from_a_race(engine: str, model: Path) -> None:
+    _, shaky, _ = verdicts_of(model, engine, "logits")
     assert shaky.detail["first_alone"]
     assert "no race" in shaky.summary
     _, race, _ = verdicts_of(model, Often.name, "logits")

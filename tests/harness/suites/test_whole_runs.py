@@ -15,7 +15,7 @@ from lockstep.engine.errors import NotInModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.reference import ReferenceOps as Plain
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.bisect.bisection import NO_OP, bisect
 from lockstep.harness.check.check import Opened, open_plan, run_suites, settings_for
 from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.exit_codes import exit_code
@@ -239,3 +239,15 @@ def test_an_answer_to_the_tokens_before_is_called_so(model: Path) -> None:
     assert "those that changed were not read" in wrong.summary
     others = verdicts_of(model, "logits", engine="mutant:cache-cells-beyond-64", n_tokens=32)
     assert not any("were not read" in v.summary for v in others)
+
+
+def test_bisect_blames_no_op_for_an_answer_to_the_tokens_before(model: Path) -> None:
+    """The look-up of embeddings would be the first that differs."""
+    opened = open_plan(plan_for(model, engine=ByItsBeginning.name), print)
+    try:
+        found = bisect(opened.context)
+    finally:
+        opened.close()
+    assert not found.culprits
+    assert any("were not read" in verdict.summary for verdict in found.others)
+    assert found.exit_code == NO_OP
