@@ -30,8 +30,10 @@ class Segment:
 
     @property
     def middle(self) -> Site | None:
-        """What to show next: it halves the segment. One of the names that traces have, if any."""
-        named = [s for s in self.inside if s.name in SITES] or self.inside
+        """What to show next: it halves the segment. One of the names that traces have, if any;
+        views and copies of what has no name tell nobody what to show."""
+        named = [s for s in self.inside if s.name in SITES]
+        named = named or [s for s in self.inside if "(" not in s.name]
         return named[len(named) // 2] if named else None
 
     def reason(self, own: str, noise: Noise) -> str:
@@ -43,6 +45,8 @@ class Segment:
             f"honest runs ({noise.worst:.1e}, and in a row {noise.share:.1e} of its largest "
             "number), and the last op's own bound"
         )
+        if self.middle is None:
+            return text
         name = str(self.middle)
         shown = f'"{name}"' if " " in name else name  # of a node without a name: norm RMS_NORM-0
         return f"{text}; show {shown} to halve it"
