@@ -15,6 +15,7 @@ from lockstep.harness.asking.session import in_words
 from lockstep.harness.http.session import SERVE, START_SECONDS, HttpSession
 from lockstep.harness.processes import limits
 from lockstep.harness.processes.engine_process import EngineProcess, has_ended, of_memory
+from lockstep.harness.processes.group_guard import GroupGuard
 from lockstep.harness.processes.variables import NO_BACKTRACE
 from lockstep.harness.protocol.session import found_command
 from lockstep.harness.records import Crashed, Outcome, Settings, TimedOut
@@ -132,7 +133,7 @@ def started(words: Sequence[str], memory_limit: int | None) -> EngineProcess:
         start_new_session=True,
     )
     assert process.stdout is not None
-    return EngineProcess(process, process.stdout)
+    return EngineProcess(process, process.stdout, GroupGuard(process.pid))
 
 
 def listens(port: int) -> bool:

@@ -2,6 +2,9 @@
 
 import os
 import re
+import shlex
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,7 +26,7 @@ SERVER = """
 import sys, time
 from pathlib import Path
 from tests.fake_server import serving
-model, port, how = sys.argv[1:]
+model, port, how = sys.argv[1:4]
 print("a log", flush=True)
 if how == "dies":
     sys.exit("no such head")
@@ -114,3 +117,49 @@ def test_it_opens_other_models_and_is_held_against_what_servers_start_with() -> 
     assert not why_not_asked(served, ("logprobs",))
     assert "serve:COMMAND" in why_not_asked("http://localhost:1", ("logprobs",))
     check_opens_files(served, None)
+
+
+WRAPPER = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, *sys.argv[1:]])
+with open(sys.argv[-1], "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+child.wait()
+"""
+ASKS = """
+import sys, time
+from pathlib import Path
+from lockstep.harness.context.runner import Runner
+from lockstep.harness.records import EXACT
+session = Runner(time_limit=120).open(sys.argv[1], Path(sys.argv[2]), EXACT)
+print(type(session.ask("tokenize", [b"Once"])).__name__, flush=True)
+time.sleep(600)
+"""
+
+
+def runs(pid: int) -> bool:
+    """And is no zombie, which in a container may have nobody to reap it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_what_it_has_started_ends_with_lockstep_however_that_ends(
+    how: signal.Signals, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "wrapper.py").write_text(WRAPPER)
+    said = tmp_path / "pids"
+    words = [sys.executable, str(tmp_path / "wrapper.py"), str(folder / "server.py")]
+    command = f"serve:{shlex.join(words)} {{model}} {{port}} '' {said}"
+    asks = [sys.executable, "-c", ASKS, command, str(builtin("f32", folder))]
+    with subprocess.Popen(asks, stdout=subprocess.PIPE, text=True) as lockstep:
+        assert lockstep.stdout is not None
+        assert lockstep.stdout.readline() == "Answered\n"
+        pids = [int(word) for word in said.read_text().split()]
+        assert all(map(runs, pids))
+        lockstep.send_signal(how)
+    while any(map(runs, pids)):
+        time.sleep(0.01)
