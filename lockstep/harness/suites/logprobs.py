@@ -1,10 +1,12 @@
 """Of an engine that shows no logits: are the likeliest tokens that it lists the right ones, and as
 far apart as they are?"""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from math import inf, isnan
 from typing import Any
 
 import numpy as np
@@ -190,15 +192,36 @@ def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) 
 
 def alike(allowed: float, a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Two answers, within the noise of two runs: servers add in any order."""
-    for one, other in zip(a, b, strict=True):
-        values = dict(other)
-        if len(one) != len(other) or any(
-            repr(value) != repr(again := values.get(token, value))
-            and not abs(value - again) <= allowed
-            for token, value in one
+    pairs = list(zip(a, b, strict=True))
+    return all(
+        len(one) == len(other) and is_in(other, one, allowed) and is_in(one, other, allowed)
+        for one, other in pairs
+    )
+
+
+def is_in(whole: Sequence[Any], row: Sequence[Any], allowed: float) -> bool:
+    """Whether each token of a row has its value in the whole one, which several with one text may
+    have; who stands at the end of one list may have dropped out of the other."""
+    theirs = by_token(whole)
+    least = min((value for _, value in whole if not isnan(value)), default=inf)
+    for token, values in by_token(row).items():
+        same = theirs.get(token, [])
+        if any(
+            repr(value) != repr(again) and not abs(value - again) <= allowed
+            for value, again in zip(values, same, strict=False)
         ):
             return False
+        if not all(value <= least + allowed for value in values[len(same) :]):
+            return False
     return True
+
+
+def by_token(row: Sequence[Any]) -> dict[Any, list[float]]:
+    """The values of each, from the largest on."""
+    found: dict[Any, list[float]] = defaultdict(list)
+    for token, value in sorted(row, key=lambda each: (isnan(each[1]), -each[1])):
+        found[token].append(value)
+    return found
 
 
 def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[int, Off] | None:

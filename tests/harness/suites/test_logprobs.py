@@ -244,6 +244,16 @@ def test_an_answer_is_alike_within_the_noise_alone() -> None:
     assert not alike(0.01, [row], [row[:2]])
 
 
+def test_the_same_list_with_a_text_twice_is_alike_and_one_of_other_tokens_is_not() -> None:
+    twice = [(b"x", -1.0), (b"x", -5.0)]
+    assert alike(0.01, [twice], [twice])
+    assert not alike(0.01, [twice], [[(b"x", -1.0), (b"x", -4.0)]])
+    assert not alike(0.01, [[(5, -0.1)]], [[(7, -0.2)]])
+    # the last two of a list may change their places within the noise, and no others
+    assert alike(0.01, [[(1, -0.5), (2, -3.0)]], [[(1, -0.5), (3, -2.995)]])
+    assert not alike(0.01, [[(1, -0.5), (2, -3.0)]], [[(1, -0.5), (3, -2.9)]])
+
+
 @pytest.mark.parametrize(
     ("of_end", "ended"), [(1.0, [1]), (0.81, [1]), (0.79, [])], ids=["likeliest", "tie", "not"]
 )
