@@ -95,7 +95,8 @@ def test_a_divergence_is_exit_code_1_with_the_command_that_repeats_it(
     [
         ("./mine", {"logits": "diverged"}, "diagnose m.gguf --engine ./mine --steps 4 --seed 0"),
         ("./mine", {"decode": "diverged", "trace": "agreed"}, "bisect m.gguf --engine ./mine"),
-        ("./mine", {"tokens": "diverged", "logits": "agreed"}, ""),
+        ("./mine", {"tokens": "diverged", "logits": "agreed"}, "diagnose m.gguf --engine ./mine"),
+        ("./mine", {"dequant": "diverged", "logits": "agreed"}, ""),
         ("dump:mine", {"logits": "diverged"}, ""),
     ],
 )
