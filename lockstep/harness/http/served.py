@@ -1,6 +1,7 @@
 """`serve:COMMAND`: a server that is started for each model, so that it can be given any of them."""
 
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -17,10 +18,12 @@ from lockstep.harness.processes import limits
 from lockstep.harness.processes.engine_process import EngineProcess, has_ended, of_memory
 from lockstep.harness.processes.group_guard import GroupGuard
 from lockstep.harness.processes.variables import NO_BACKTRACE
+from lockstep.harness.processes.wire import Closed
 from lockstep.harness.protocol.session import found_command
 from lockstep.harness.records import Crashed, Outcome, Settings, TimedOut
 
 MODEL, PORT = "{model}", "{port}"
+PARTS = re.compile(f"{re.escape(MODEL)}|{re.escape(PORT)}")  # a model's name may hold one as well
 HOST = "127.0.0.1"
 LOOK_SECONDS = 0.05  # between two looks whether it listens
 
@@ -64,6 +67,7 @@ class ServedSession(HttpSession):
         super().__init__(here, model, settings, time_limit=time_limit, start_limit=start_limit)
         self.name, self.memory_limit = engine, memory_limit
         self.process: EngineProcess | None = None
+        self.question = ""  # the one that is asked
 
     @property
     def pid(self) -> int | None:
@@ -77,6 +81,7 @@ class ServedSession(HttpSession):
         consume: Callable[[Any], None] | None = None,
     ) -> Outcome:
         try:
+            self.question = question
             failure = self.running()
             outcome = failure or super()._ask(question, args, kwargs, consume)
         except BaseException:
@@ -88,6 +93,11 @@ class ServedSession(HttpSession):
             return self.death(f"during {in_words(question)}")
         return outcome
 
+    def closed(self, error: Closed) -> Outcome:
+        """The kernel closes the connections of who dies before it tells its parent; who lives on is
+        started anew, as it may have broken off anywhere."""
+        return self.death(f"during {in_words(self.question)}")
+
     def running(self) -> Outcome | None:
         """Start it, if it does not run, and wait until it listens; what became of that instead."""
         if self.process is not None and not has_ended(self.process.process):
@@ -95,7 +105,8 @@ class ServedSession(HttpSession):
         self.end()
         port, deadline = free_port(), time.monotonic() + self.start_limit
         model = "" if self.model is None else str(self.model.resolve())
-        words = [word.replace(MODEL, model).replace(PORT, str(port)) for word in self.words]
+        parts = {MODEL: model, PORT: str(port)}
+        words = [PARTS.sub(lambda found: parts[found[0]], word) for word in self.words]
         self.process = started(words, self.memory_limit)
         self.to(f"http://{HOST}:{port}")
         while not listens(port):
@@ -137,8 +148,10 @@ def started(words: Sequence[str], memory_limit: int | None) -> EngineProcess:
 
 
 def listens(port: int) -> bool:
+    """Where nobody does, a connection may be given that very port as its own, and have itself at
+    its other end."""
     try:
-        socket.create_connection((HOST, port), timeout=1.0).close()
+        with socket.create_connection((HOST, port), timeout=1.0) as found:
+            return bool(found.getsockname() != found.getpeername())
     except OSError:
         return False
-    return True

@@ -116,7 +116,7 @@ class HttpSession(Session):
         except TimeoutError:
             return TimedOut(seconds=limit)
         except Closed as error:
-            return self.nobody(error) if self.said is None else Crashed(message=str(error))
+            return self.closed(error)
         except StatusRefused as error:
             return self.refusal(error)
         except StillBusy as error:
@@ -136,7 +136,9 @@ class HttpSession(Session):
 
         return ask
 
-    def nobody(self, error: Closed) -> Outcome:
+    def closed(self, error: Closed) -> Outcome:
+        if self.said is not None:
+            return Crashed(message=str(error))
         text = f"{error}; start the server with the same model, and wait until it listens"
         return Unanswerable(message=text)
 

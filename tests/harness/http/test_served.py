@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from lockstep.engine.errors import Unsupported
 from lockstep.harness.blackbox.asking import why_not_asked
 from lockstep.harness.cli.acid_checks import check_opens_files
 from lockstep.harness.context.runner import Runner, is_outside
-from lockstep.harness.http.served import ServedSession, words_of
+from lockstep.harness.http.served import HOST, ServedSession, listens, words_of
 from lockstep.harness.http.session import preset_for
 from lockstep.harness.processes.engine_process import has_ended
 from lockstep.harness.records import EXACT, Answered, Crashed, TimedOut
@@ -117,6 +118,45 @@ def test_it_opens_other_models_and_is_held_against_what_servers_start_with() -> 
     assert not why_not_asked(served, ("logprobs",))
     assert "serve:COMMAND" in why_not_asked("http://localhost:1", ("logprobs",))
     check_opens_files(served, None)
+
+
+ABORTS = """
+import os, socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[2]))) as server:
+    while True:
+        connection, _ = server.accept()
+        if connection.recv(1000):
+            held = bytearray(b"a" * (1 << 28))  # the kernel takes that back after the connection
+            print("no such tensor in", sys.argv[1], flush=True)
+            os.abort()
+"""
+
+
+def test_a_death_in_the_first_question_is_one_and_no_server_that_nobody_has_started(
+    tmp_path: Path,
+) -> None:
+    """The connection ends before the process has."""
+    (tmp_path / "aborts.py").write_text(ABORTS)
+    command = (
+        f"serve:{shlex.join([sys.executable, str(tmp_path / 'aborts.py')])} {{model}} {{port}}"
+    )
+    model = tmp_path / "{port}.gguf"
+    with Runner(time_limit=120).open(command, model, EXACT) as session:
+        for _ in range(3):
+            outcome = session.ask("tokenize", [b"Once"])
+            assert isinstance(outcome, Crashed)
+            assert outcome.message.endswith("was killed by SIGABRT during tokenize")
+            assert outcome.log[-1] == f"no such tensor in {model}"
+
+
+def test_a_connection_to_itself_is_nobody_who_listens() -> None:
+    real = socket.socket()
+    with real, pytest.MonkeyPatch.context() as patch:
+        real.bind((HOST, 0))
+        port = real.getsockname()[1]
+        real.connect((HOST, port))  # what the kernel may choose by chance
+        patch.setattr(socket, "create_connection", lambda *_, **__: real)
+        assert not listens(port)
 
 
 WRAPPER = """
