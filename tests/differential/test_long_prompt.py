@@ -123,3 +123,21 @@ def test_a_model_of_few_positions_is_not_asked(
 ) -> None:
     write_llama(LlamaRecipe(n_ctx_train=512), tmp_path / "model.gguf")
     assert says(tmp_path / "model.gguf", SUITE) == []
+
+
+class DiesInSearch(Reference, name="long prompt: wrong, and dies of shorter ones"):
+    ops = Table
+
+    def evaluate(self, request: Request) -> Evaluation:
+        (n, *_) = map(len, request.batches)
+        if ROWS / 2 < n < long_prompt.PROMPT:
+            raise RuntimeError(f"{n} tokens")
+        return super().evaluate(request)
+
+
+def test_a_difference_is_one_though_the_engine_dies_where_its_beginning_is_looked_for(
+    model: Path, says: Callable[..., list[Verdict]]
+) -> None:
+    (found,) = says(model, SUITE, engine=DiesInSearch.name)
+    assert found.status == "diverged"
+    assert "; from which length on is not known: " in found.summary

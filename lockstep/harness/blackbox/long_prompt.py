@@ -35,7 +35,7 @@ from lockstep.harness.check.check import BadInput, Opened, Plan
 from lockstep.harness.context.further_runs import FurtherRun
 from lockstep.harness.context.repeats import unsteady
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.records import Answered, Request, Settings, Verdict
+from lockstep.harness.records import Answered, Evaluation, Request, Settings, Verdict
 from lockstep.harness.suites.logits import further_verdict, part
 
 PROMPT = 1101  # tokens: more than four pieces of 256, two of 512 and one of 1024, and some left
@@ -126,18 +126,27 @@ def said(context: Context, opened: Opened, n: int, what: str) -> list[Verdict]:
     found = further_verdict(inner, run, expected, actual)
     text = f"{what}: {found.summary}"
     if found.status == "diverged":
-        shaky = unsteady(inner.subject, Request(batches=run.batches), actual)
-        if shaky and shaky.apart > 2 * inner.noise.relative:
-            raise NotSteady(f"{inner.subject.name} is not deterministic: {shaky}")
-        wrong = shortest_wrong(inner, n)
-        text += f"; one of {wrong - 1} is right, and one of {wrong} is not"
-        if wrong == inner.n_tokens:
-            text = f"{what}: {found.summary}; one of {wrong} is wrong as well"
+        text += more_of(inner, run, actual, n)
     return [
         context.verdict(
             SUITE, found.status, text, {**found.detail}, (SUITE, found.status, "prompt")
         )
     ]
+
+
+def more_of(context: Context, run: FurtherRun, first: Evaluation, n: int) -> str:
+    """What is found out of a difference; it is one all the same if an engine dies meanwhile. Raises
+    NotSteady."""
+    try:
+        shaky = unsteady(context.subject, Request(batches=run.batches), first)
+        if shaky and shaky.apart > 2 * context.noise.relative:
+            raise NotSteady(f"{context.subject.name} is not deterministic: {shaky}")
+        wrong = shortest_wrong(context, n)
+    except NoAnswer as error:
+        return f"; from which length on is not known: {error}"
+    if wrong == context.n_tokens:
+        return f"; one of {wrong} is wrong as well"
+    return f"; one of {wrong - 1} is right, and one of {wrong} is not"
 
 
 def batches_of(context: Context, n: int, steps: int = STEPS) -> tuple[Batch, ...]:
