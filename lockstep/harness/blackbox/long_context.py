@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.bisect.bisection import Bisection, bisect
@@ -128,7 +129,7 @@ def answer_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> LongA
         worst = of_run(opened, asker.plan.oracle)
         more = places(opened) if worst.differs else ""
         if worst.agrees:
-            more = too_coarse(asker, opened, way, shown, worst.allowed)
+            more = unseen_of(asker, opened, way, shown, worst.allowed)
         return LongAnswer(worst=worst, asked=shown, more=more)
     finally:
         opened.close()
@@ -172,7 +173,8 @@ def bisected(plan: Plan, context: Context) -> Bisection | None:
     every = unseen(context)
     if not every:
         return None
-    with TemporaryDirectory(prefix="lockstep-") as folder:
+    # of whom `checked` says why such a model is not made the usual bisection is as true
+    with TemporaryDirectory(prefix="lockstep-") as folder, suppress(EngineError):
         asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
         try:
             n, layers = layers_to_ask(asker)
@@ -235,6 +237,16 @@ def shown_by_oracle(
         for each in every
         if changed_by(each, each.hidden, asker, opened, way, every) > 2 * noise
     ]
+
+
+def unseen_of(
+    asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
+) -> str:
+    """The answers agree, whatever becomes of the oracle's further runs."""
+    try:
+        return too_coarse(asker, opened, way, every, allowed)
+    except NoAnswer as error:
+        return f"what is within what is allowed is not known: {error}"
 
 
 def too_coarse(

@@ -17,6 +17,7 @@ FIXED = {"llama4": 8192}  # chunks, whatever the file says, but for 0
 ORIGINAL = "rope.scaling.original_context_length"
 ATTN_FACTOR = "rope.scaling.attn_factor"
 FEW = 4  # tokens of the original context: the logarithm of one would be 0, and it divides
+LARGEST = (1 << 31) - 1  # tokens: positions have 32 bits, with a sign
 LONGER = 32  # times that: Phi-3's 131,072 of 4,096, and more than is asked
 ROUNDED = 1e-5  # relative, of a factor that a converter wrote as F32
 
@@ -88,7 +89,8 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
         # an engine may read it, or compute it of both lengths, as the published code does
         longer = LONGER
         keys[f"{arch}.{ATTN_FACTOR}"] = ("F32", grown(longer, FEW))
-    keys[f"{arch}.context_length"] = ("U32", max(FEW * LONGER, round(longer * FEW)))
+    context = max(FEW * LONGER, round(longer * FEW))
+    keys[f"{arch}.context_length"] = ("U32", min(context, LARGEST))
     return OnlyInLong(
         name=f"its original context of {original} tokens",
         what=f"an original context of {FEW} tokens in the place of {original}",
@@ -102,7 +104,9 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
 def grown(longer: float, original: int) -> float:
     """By which rotated elements are multiplied where a context is so many times the original
     (transformers, _compute_longrope_parameters)."""
-    return math.sqrt(1 + math.log(longer) / math.log(original)) if longer > 1 else 1.0
+    if longer <= 1 or original <= 1:  # of one token it would be a division by zero
+        return 1.0
+    return math.sqrt(1 + math.log(longer) / math.log(original))
 
 
 def temperature(file: GgufFile) -> OnlyInLong | None:

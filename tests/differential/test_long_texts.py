@@ -1,0 +1,44 @@
+"""The keys with which a short text shows what long ones do."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.harness.blackbox.long_texts import only_in_long
+from lockstep.harness.blackbox.rewriting import rewrite
+from lockstep.harness.blackbox.slices import first_layers
+from lockstep.harness.catalogue.models import model_for, with_long_factors
+
+
+@pytest.fixture(scope="module")
+def phi3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("factors")
+    with_long_factors(model_for("arch:phi3", folder), folder / "phi3.gguf", 4096)
+    return folder / "phi3.gguf"
+
+
+def test_what_multiplies_rotated_elements_follows_from_the_lengths_of_both_contexts(
+    phi3: Path,
+) -> None:
+    """An engine may compute it, or read it."""
+    with open_model(phi3) as file:
+        found = next(each for each in only_in_long(file) if each.of_cells)
+    keys = {key.removeprefix("phi3."): value[1] for key, value in found.short.items()}
+    longer = keys["context_length"] / keys["rope.scaling.original_context_length"]
+    expected = math.sqrt(1 + math.log(longer) / math.log(4))
+    assert keys["rope.scaling.attn_factor"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("original", "context"), [(1, 128), (2, (1 << 32) - 1), (5, 3)])
+def test_lengths_of_contexts_that_nobody_has_are_no_defect(
+    original: int, context: int, phi3: Path, tmp_path: Path
+) -> None:
+    lengths = {"context_length": context, "rope.scaling.original_context_length": original}
+    with open_model(phi3) as file:
+        keys = {f"phi3.{key}": ("U32", n) for key, n in lengths.items()}
+        rewrite(file, first_layers(file, 1, keys), tmp_path / "odd.gguf")
+    with open_model(tmp_path / "odd.gguf") as file:
+        found = next(each for each in only_in_long(file) if each.of_cells)
+        rewrite(file, first_layers(file, 1, found.short), tmp_path / "short.gguf")
