@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.engine.architectures.phi3 import Phi3
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox import long_prompt
+from lockstep.harness.catalogue.models import model_for, with_long_factors
 from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.records import Evaluation, Request, Verdict
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
@@ -116,6 +118,21 @@ def test_who_takes_no_such_prompt_is_accused_of_nothing(
     found = says(model, SUITE, engine=FewAtOnce.name)
     assert [v.status for v in found] == ["not-applicable"]
     assert f"no more than {ROWS} tokens at once" in found[0].summary
+
+
+def test_who_chooses_the_factors_of_long_contexts_by_the_text_is_right(
+    tmp_path: Path, says: Callable[..., list[Verdict]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an original context between the prompt and twice as much."""
+
+    def by_the_text(self: Phi3, step: Any) -> Any:
+        self.n_ctx = int(step.batch.positions.max()) + 1
+        return right(self, step)
+
+    right = Phi3.forward
+    monkeypatch.setattr(Phi3, "forward", by_the_text)
+    with_long_factors(model_for("arch:phi3", tmp_path), tmp_path / "model.gguf", original=1500)
+    assert [v.status for v in says(tmp_path / "model.gguf", SUITE)] == ["agreed"]
 
 
 def test_a_model_of_few_positions_is_not_asked(
