@@ -110,7 +110,9 @@ def last_words(log: Sequence[str]) -> Sequence[str]:
     fatal = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
     log = log[:fatal] if fatal else log
     said = next((i for i in reversed(range(len(log))) if MESSAGE.match(log[i])), len(log))
-    if said >= len(log) - 6:
+    behind = log[said + 1 :]
+    # Go indents every other line of a stack; what is no stack went on after a message like that
+    if said >= len(log) - 6 or 3 * sum(line[:1].isspace() for line in behind) < len(behind):
         return log[-6:]
     return [*log[said : said + 4], "...", log[-1]]
 

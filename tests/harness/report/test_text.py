@@ -231,6 +231,12 @@ def test_a_message_is_shown_whatever_stack_comes_behind_it(message: str) -> None
     assert words == [message, *STACK[:3], "...", "Node.js v18"]
 
 
+def test_a_message_after_which_an_engine_went_on_hides_no_later_one() -> None:
+    steps = [f"layer {i} of 20 is loaded" for i in range(20)]
+    log = ["Error: no such cache: going on without", *steps, "GGML_ASSERT(n > 0) failed", "Aborted"]
+    assert last_words(log) == log[-6:]
+
+
 def test_a_message_that_is_near_the_end_is_shown_with_what_was_said_before() -> None:
     log = [*STACK, "ValueError: bad"]
     assert last_words(log) == log[-6:]
