@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,16 @@ from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.context.repeats import MORE, first_difference, unsteady
 from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.records import EXACT, Evaluation, Request, Verdict
+from lockstep.harness.records import (
+    EXACT,
+    Answered,
+    Evaluation,
+    Request,
+    Site,
+    TensorRecord,
+    Trace,
+    Verdict,
+)
 from tests.models import some_batches, written
 
 
@@ -182,3 +192,25 @@ def test_outputs_of_another_shape_are_a_difference_and_end_nothing(shape: tuple[
     again = Evaluation(logits=(steady, np.zeros(shape, np.float32)), trace=None)
     assert first_difference(first, again) == (1, "the shape of batch 1's outputs", None)
     assert first_difference(first, first) is None
+
+
+def test_runs_that_show_tensors_alone_are_held_against_each_other_as_well() -> None:
+    """Of a dump, which need not have logits."""
+    site = Site(step=0, layer=0, name="norm")
+
+    def shown(value: float) -> Evaluation:
+        record = TensorRecord(site=site, value=np.full(2, value, np.float32))
+        return Evaluation(logits=(), trace=Trace(engine="same", records=(record,)))
+
+    class Same:
+        name = "same"
+
+        def ask(self, question: str, request: Request) -> Answered:
+            return Answered(value=shown(1), seconds=0.0)
+
+    session: Any = Same()
+    request = Request(batches=some_batches())
+    assert unsteady(session, request, shown(1)) is None
+    found = unsteady(session, request, shown(2))
+    assert found is not None
+    assert (found.differ, found.runs, found.site) == (MORE, MORE, site)
