@@ -1,6 +1,6 @@
 """Do both engines give the same logits at every position of a prompt, and the right ones?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,6 +97,7 @@ def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluatio
     same: list[str] = []
     unanswered: list[str] = []
     wrong: list[Verdict] = []
+    earlier = {"to the usual tokens": first}
     for run in runs:
         context.progress(f"logits of both engines {run.words}")
         request = Request(batches=run.batches)
@@ -113,19 +114,25 @@ def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluatio
         if verdict.status == "agreed":
             same.append(run.words)
         else:
-            wrong.append(placed(run, with_old_answer(run, verdict, actual, first)))
+            wrong.append(placed(run, with_old_answer(run, verdict, actual, earlier)))
+        if run.usual:
+            earlier[run.words] = actual
     return same, unanswered, wrong
 
 
 def with_old_answer(
-    run: FurtherRun, verdict: Verdict, actual: Evaluation, first: Evaluation
+    run: FurtherRun, verdict: Verdict, actual: Evaluation, earlier: Mapping[str, Evaluation]
 ) -> Verdict:
-    """Said of an answer to other tokens that is the one before: no op is wrong there."""
-    if not run.usual or first_difference(replace(first, trace=None), actual) is not None:
+    """Said of an answer to other tokens that is one before: no op is wrong there. earlier: what the
+    subject answered to others that are as many."""
+    if not run.usual:
         return verdict
-    text = "; bit for bit what it answered to the usual tokens: those that changed were not read"
-    detail = {**verdict.detail, "answered_before": True}
-    return replace(verdict, summary=verdict.summary + text, detail=detail)
+    for words, answer in earlier.items():
+        if first_difference(replace(answer, trace=None), actual) is None:
+            text = f"; bit for bit what it answered {words}: those that changed were not read"
+            detail = {**verdict.detail, "answered_before": True}
+            return replace(verdict, summary=verdict.summary + text, detail=detail)
+    return verdict
 
 
 def left_out(run: FurtherRun, oracle: Outcome, subject: Outcome) -> LeftOut | None:

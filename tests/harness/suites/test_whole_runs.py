@@ -241,6 +241,31 @@ def test_an_answer_to_the_tokens_before_is_called_so(model: Path) -> None:
     assert not any("were not read" in v.summary for v in others)
 
 
+class ByItsFirstToken(Reference, name="whole runs: the last prompt by its first token"):
+    @cached_property
+    def known(self) -> dict[tuple[int, ...], Batch]:
+        return {}
+
+    def evaluate(self, request: Request) -> Evaluation:
+        first, *rest = request.batches
+        key = (len(first), int(first.tokens[0]))
+        if key not in self.known:
+            self.known.clear()
+        before = self.known.setdefault(key, first)
+        return super().evaluate(
+            replace(request, batches=(replace(first, tokens=before.tokens), *rest))
+        )
+
+
+def test_an_answer_to_other_tokens_than_the_usual_ones_is_called_so_as_well(model: Path) -> None:
+    """The last prompt alone is kept, which is one with another token."""
+    found = verdicts_of(model, "logits", engine=ByItsFirstToken.name)
+    (wrong,) = [v for v in found if v.status == "diverged"]
+    assert wrong.summary.startswith("with another last token: ")
+    words = "; bit for bit what it answered with another middle token: those that changed were"
+    assert words in wrong.summary
+
+
 def test_bisect_blames_no_op_for_an_answer_to_the_tokens_before(model: Path) -> None:
     """The look-up of embeddings would be the first that differs."""
     opened = open_plan(plan_for(model, engine=ByItsBeginning.name), print)
