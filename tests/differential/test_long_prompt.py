@@ -1,6 +1,7 @@
 """Prompts of more than a thousand tokens, of which nothing is asked on a whole model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from lockstep.engine.errors import Unsupported
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox import long_prompt
+from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.catalogue.models import model_for, with_long_factors
-from lockstep.harness.check.check import Plan, run_suites
+from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
 from lockstep.harness.records import Evaluation, Request, Verdict
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.differential.conftest import OpenPlan
@@ -133,6 +135,33 @@ def test_who_chooses_the_factors_of_long_contexts_by_the_text_is_right(
     monkeypatch.setattr(Phi3, "forward", by_the_text)
     with_long_factors(model_for("arch:phi3", tmp_path), tmp_path / "model.gguf", original=1500)
     assert [v.status for v in says(tmp_path / "model.gguf", SUITE)] == ["agreed"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "status", "words"),
+    [
+        (512, "not-applicable", "has a context of 512 tokens"),
+        (1024, "agreed", "with a prompt of 1021 tokens at once and 3 behind it, 1 threads"),
+    ],
+)
+def test_an_engine_that_says_what_context_it_has_is_asked_for_no_more(
+    cells: int,
+    status: str,
+    words: str,
+    model: Path,
+    says: Callable[..., list[Verdict]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """llama.cpp is run with the same."""
+
+    def followed(plan: Plan, progress: Any) -> Opened:
+        settings = replace(plan.settings, n_ctx=cells, n_threads=1)
+        return open_plan(replace(plan, settings=settings), progress)
+
+    monkeypatch.setattr(SliceAsker, "open", lambda self, plan: followed(plan, self.progress))
+    (found,) = says(model, SUITE)
+    assert found.status == status
+    assert words in found.summary
 
 
 def test_a_model_of_few_positions_is_not_asked(

@@ -76,14 +76,17 @@ def tokens_of(context: Context) -> int:
 def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     n, of = tokens_of(context), n_layers(asker.file)
     layers = f"its first {min(LAYERS, of)} of {of} layers"
-    what = f"with a prompt of {n} tokens at once and {STEPS} behind it, {THREADS} threads, {layers}"
     if weights_of(asker) > LARGEST:
-        text = f"{what}: not asked, it would take an engine long"
+        text = f"{asked_for(n, THREADS)}, {layers}: not asked, it would take an engine long"
         yield from [context.verdict(SUITE, "not-applicable", text)] if context.named else []
         return
     context.progress("a long prompt")
     settings = replace(asker.plan.settings, n_ctx=CELLS, n_threads=THREADS)
-    yield from opened_with(asker, settings, lambda opened: said(context, opened, n, what)) or ()
+    yield from opened_with(asker, settings, lambda opened: said(context, opened, n, layers)) or ()
+
+
+def asked_for(n: int, threads: int) -> str:
+    return f"with a prompt of {n} tokens at once and {STEPS} behind it, {threads} threads"
 
 
 def weights_of(asker: SliceAsker) -> int:
@@ -113,9 +116,15 @@ def opened_with(
     return None
 
 
-def said(context: Context, opened: Opened, n: int, what: str) -> list[Verdict]:
+def said(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]:
     """Raises NotSteady."""
     inner = opened.context
+    n = min(n, inner.settings.n_ctx - STEPS)  # of an engine that says that it has fewer
+    what = f"{asked_for(n, inner.settings.n_threads)}, {layers}"
+    if n <= LEAST:
+        text = f"no long prompt was asked for: {inner.subject.name} has a context of "
+        text += f"{inner.settings.n_ctx} tokens"
+        return [context.verdict(SUITE, "not-applicable", text)]
     run = FurtherRun(words=what, batches=batches_of(inner, n), usual=True)
     try:
         expected, actual = inner.ask_both("evaluate", Request(batches=run.batches))
@@ -198,9 +207,11 @@ def bisected(plan: Plan, context: Context) -> Bisection | None:
 
 def bisection_of(opened: Opened, n: int) -> Bisection | None:
     context = opened.context
-    if not is_wrong(context, n):
+    n = min(n, context.settings.n_ctx)
+    if n <= LEAST or not is_wrong(context, n):
         return None
     wrong = shortest_wrong(context, n)
     found = bisect(replace(context, given=batches_of(context, wrong)))
-    words = f"with a prompt of {wrong} tokens, {THREADS} threads, its first layers alone"
+    threads = context.settings.n_threads
+    words = f"with a prompt of {wrong} tokens, {threads} threads, its first layers alone"
     return replace(found, asked=words) if found.culprits else None
