@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from lockstep.harness.blackbox.long_texts import only_in_long
 from lockstep.harness.blackbox.rewriting import rewrite
 from lockstep.harness.blackbox.slices import first_layers
 from lockstep.harness.catalogue.models import model_for, with_long_factors
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +44,18 @@ def test_lengths_of_contexts_that_nobody_has_are_no_defect(
     with open_model(tmp_path / "odd.gguf") as file:
         found = next(each for each in only_in_long(file) if each.of_cells)
         rewrite(file, first_layers(file, 1, found.short), tmp_path / "short.gguf")
+
+
+@pytest.mark.parametrize(
+    "value", [("STR", "x"), ("ARR[U32]", []), ("U8", 200), ("F32", 4096.0), ("I32", -1)], ids=str
+)
+@pytest.mark.parametrize("key", ["attention.sliding_window", "attention.temperature_length"])
+def test_a_key_that_is_no_number_of_tokens_is_none(
+    key: str, value: tuple[str, Any], tmp_path: Path
+) -> None:
+    """llama.cpp does not read it in a llama, and loads the model."""
+    write_llama(LlamaRecipe(), tmp_path / "llama.gguf")
+    with open_model(tmp_path / "llama.gguf") as file:
+        rewrite(file, first_layers(file, 1, {f"llama.{key}": value}), tmp_path / "odd.gguf")
+    with open_model(tmp_path / "odd.gguf") as file:
+        assert list(only_in_long(file)) == []

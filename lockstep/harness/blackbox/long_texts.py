@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from lockstep.engine.gguf.file import GgufFile, Value
+from lockstep.engine.gguf.file import GgufFile, Value, ValueType
 from lockstep.harness.blackbox.slices import NO_END, WINDOW, architecture, number
 from lockstep.harness.synth.gguf_writer import Typed
 
@@ -16,6 +16,8 @@ UNSAID = {"gemma2": 4096}  # windows of files without the key, as the first ones
 FIXED = {"llama4": 8192}  # chunks, whatever the file says, but for 0
 ORIGINAL = "rope.scaling.original_context_length"
 ATTN_FACTOR = "rope.scaling.attn_factor"
+# which hold NO_END as well
+WIDE = (ValueType.U32, ValueType.I32, ValueType.U64, ValueType.I64)
 FEW = 4  # tokens of the original context: the logarithm of one would be 0, and it divides
 LARGEST = (1 << 31) - 1  # tokens: positions have 32 bits, with a sign
 LONGER = 32  # times that: Phi-3's 131,072 of 4,096, and more than is asked
@@ -48,13 +50,21 @@ def only_in_long(file: GgufFile) -> Iterator[OnlyInLong]:
             yield found
 
 
+def tokens_in(file: GgufFile, key: str, unsaid: int = 0) -> int:
+    """Of the architecture's; 0: none, or nothing that llama.cpp takes for a number of tokens. Keys
+    of other architectures it does not read, so that they may be anything."""
+    found = file.metadata.get(f"{architecture(file)}.{key}")
+    if found is None:
+        return unsaid
+    return int(found.data) if found.type in WIDE and found.data > 0 else 0
+
+
 def window(file: GgufFile) -> OnlyInLong | None:
     arch = architecture(file)
     key = f"{arch}.{WINDOW}"
-    found = file.metadata.get(key)
-    n = found.data if found else UNSAID.get(arch, 0)
-    kind = found.type if found else "U32"
-    if not isinstance(n, int) or not n:
+    n = tokens_in(file, WINDOW, UNSAID.get(arch, 0))
+    kind = file.metadata[key].type if key in file.metadata else "U32"
+    if not n:
         return None
     return OnlyInLong(
         name=f"its window of {n} tokens",
@@ -78,8 +88,8 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
     """llama.cpp takes them for a context of more tokens than the original one, other engines for a
     text of more; either where the original context is shorter than both."""
     arch = architecture(file)
-    n_train = number(file, "context_length", 0)
-    original = number(file, ORIGINAL, n_train)
+    n_train = tokens_in(file, "context_length")
+    original = tokens_in(file, ORIGINAL, n_train)
     if "rope_factors_long.weight" not in file.tensors or not original:
         return None
     if number(file, "rope.scaling.type", "none") == "yarn":
@@ -111,7 +121,7 @@ def grown(longer: float, original: int) -> float:
 
 def temperature(file: GgufFile) -> OnlyInLong | None:
     key = "attention.temperature_length"
-    n = number(file, key, 0)
+    n = tokens_in(file, key)
     if not n:
         return None
     full = f"{architecture(file)}.{key}"
