@@ -187,3 +187,12 @@ def test_a_difference_is_one_though_the_engine_dies_where_its_beginning_is_looke
     (found,) = says(model, SUITE, engine=DiesInSearch.name)
     assert found.status == "diverged"
     assert "; from which length on is not known: " in found.summary
+
+
+def test_a_small_model_is_asked_by_name_alone(
+    model: Path, plan_for: Callable[..., Plan], open_for: OpenPlan
+) -> None:
+    plan = plan_for(model)
+    with open_for(plan) as opened:
+        assert not opened.context.named
+        assert list(long_prompt.checked(plan, opened.context)) == []
