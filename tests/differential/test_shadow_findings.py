@@ -85,12 +85,12 @@ def test_a_prompt_beyond_the_table_of_positions_is_refused_by_name(tmp_path: Pat
     with opened() as namer:
         make_variant(variant_named("starcoder"), path, session=namer)
     exact = PRESETS["exact"]
-    plan = ShadowPlan(case="starcoder", model=path, settings=exact, work=Work(tokens=300))
+    plan = ShadowPlan(case="starcoder", model=path, settings=exact, work=Work(tokens=364))
     result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], None, Listener())
     (verdict,) = result.verdicts
     assert (verdict.status, result.code) == ("not-compared", 3)
-    assert "256 positions" in verdict.summary
-    check = Plan(case="starcoder", model=path, subject_model=path, settings=exact, n_tokens=255)
-    with pytest.raises(BadInput, match="take --tokens 254 or fewer"):
+    assert "320 positions" in verdict.summary
+    check = Plan(case="starcoder", model=path, subject_model=path, settings=exact, n_tokens=319)
+    with pytest.raises(BadInput, match="take --tokens 318 or fewer"):
         preflight(check)
-    preflight(replace(check, n_tokens=254))
+    preflight(replace(check, n_tokens=318))
