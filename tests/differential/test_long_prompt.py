@@ -196,3 +196,22 @@ def test_a_small_model_is_asked_by_name_alone(
     with open_for(plan) as opened:
         assert not opened.context.named
         assert list(long_prompt.checked(plan, opened.context)) == []
+
+
+@pytest.mark.parametrize(("named", "status"), [(False, "not-applicable"), (True, "agreed")])
+def test_a_slow_engine_is_asked_by_name_alone(
+    named: bool,
+    status: str,
+    model: Path,
+    plan_for: Callable[..., Plan],
+    open_for: OpenPlan,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(long_prompt, "PATIENCE", 0.0)
+    monkeypatch.setattr(long_prompt, "is_small", lambda file: False)
+    plan = plan_for(model)
+    with open_for(plan) as opened:
+        opened.context.named = named
+        (found,) = long_prompt.checked(plan, opened.context)
+    assert found.status == status
+    assert ("it would take reference some" in found.summary) is (not named)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import TypeVar
 
 import numpy as np
@@ -45,6 +46,7 @@ STEPS = 3  # single tokens behind it
 CELLS = 1280
 LAYERS = 2
 LARGEST = 1 << 25  # weights of these: 74 GFLOP, seconds of an engine that uses a processor well
+PATIENCE = 30.0  # seconds: a check of a real model takes about that without it
 THREADS = 3
 LEAST = 520  # tokens: of a model that takes no more, `logits` fills the cache
 Found = TypeVar("Found")
@@ -127,6 +129,10 @@ def said(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]
         text = f"no long prompt was asked for: {inner.subject.name} has a context of "
         text += f"{inner.settings.n_ctx} tokens"
         return [context.verdict(SUITE, "not-applicable", text)]
+    if not context.named and (seconds := seconds_of(inner, n)) > PATIENCE:
+        text = f"{what}: not asked, it would take {inner.subject.name} some {seconds:.0f} s"
+        text += "; --suite long-context asks all the same"
+        return [context.verdict(SUITE, "not-applicable", text)]
     run = FurtherRun(words=what, batches=batches_of(inner, n), usual=True)
     try:
         expected, actual = inner.ask_both("evaluate", Request(batches=run.batches))
@@ -145,6 +151,19 @@ def said(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]
             SUITE, found.status, text, {**found.detail}, (SUITE, found.status, "prompt")
         )
     ]
+
+
+def seconds_of(context: Context, n: int) -> float:
+    """That the subject may need for so many tokens, by one and by a usual prompt of them."""
+
+    def taken(tokens: int) -> float:
+        request = Request(batches=batches_of(context, tokens, steps=0))
+        began = perf_counter()
+        context.subject.ask("evaluate", request)
+        return perf_counter() - began
+
+    one, usual = taken(1), taken(context.n_tokens)
+    return one + max(usual - one, 0.0) * n / context.n_tokens
 
 
 def more_of(context: Context, run: FurtherRun, first: Evaluation, n: int) -> str:
