@@ -186,6 +186,18 @@ def test_a_window_that_ends_elsewhere_is_seen_and_its_place_named(
     assert found[0].summary.endswith(f": {places}")
 
 
+def test_who_does_not_read_the_number_may_have_it_in_its_code_and_that_is_said(
+    gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the model as it is such an engine is right, and one that knows no window is not."""
+    right_way, text = Gemma3.window, "it does not know it, or has the number in its code"
+    (other,) = says(gemma3, "long-context", engine="mutant:window-one-more")
+    monkeypatch.setattr(Gemma3, "window", lambda graph, il: right_way(graph, il) and LONG)
+    (fixed,) = says(gemma3, "long-context")
+    assert (fixed.status, other.status) == ("diverged", "diverged")
+    assert (text in fixed.summary, text in other.summary) == (True, False)
+
+
 def test_a_last_layer_that_sees_all_is_seen(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:

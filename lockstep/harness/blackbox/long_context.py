@@ -127,9 +127,12 @@ def answer_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> LongA
         return LongAnswer(worst=worst, asked=every)
     try:
         worst = of_run(opened, asker.plan.oracle)
-        more = places(opened) if worst.differs else ""
+        more = ""
         if worst.agrees:
             more = unseen_of(asker, opened, way, shown, worst.allowed)
+        elif worst.differs:
+            unread = not_read(asker, opened, way, shown, worst.allowed)
+            more = ": ".join(filter(None, (unread, places(opened))))
         return LongAnswer(worst=worst, asked=shown, more=more)
     finally:
         opened.close()
@@ -258,9 +261,29 @@ def too_coarse(
     hidden = [
         each.nearly_what
         for each in every
-        if each.nearly and changed_by(each, each.nearly, asker, opened, way, every) <= least
+        if changed_by(each, each.nearly, asker, opened, way, every) <= least
     ]
     return f"{' and '.join(hidden)} is within what is allowed" if hidden else ""
+
+
+def not_read(
+    asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
+) -> str:
+    """Of an engine that answers as if no text showed it: with the model as it is it may be right,
+    which nothing that is asked can tell from one that knows of no such thing."""
+    least, subject = max(allowed, 2 * opened.context.noise.relative), opened.context.subject
+    try:
+        unread = [
+            each.what
+            for each in every
+            if changed_by(each, each.hidden, asker, opened, way, every, who=subject) <= least
+        ]
+    except NoAnswer:
+        return ""
+    if not unread:
+        return ""
+    text = "it answers as without: it does not know it, or has the number in its code"
+    return text if len(unread) == len(every) else f"{text} ({', '.join(unread)})"
 
 
 def changed_by(
@@ -270,14 +293,15 @@ def changed_by(
     opened: Opened,
     way: Way,
     every: Sequence[OnlyInLong],
+    who: Session | None = None,
 ) -> float:
-    """How far the oracle's outputs are from those with these keys in the place of one's, of the
-    largest. Raises NoAnswer."""
+    """How far outputs are from the oracle's with these keys in the place of one's, of the largest.
+    who: whose; the oracle's own. Raises NoAnswer."""
     context, path = opened.context, asker.folder / "other.gguf"
     others = merged(keys if each is one else each.short for each in every)
     rewrite(asker.file, way(asker.file, others), path)
     with context.runner.open(context.oracle.name, path, context.settings) as session:
-        short, other = (outputs_of(each, context) for each in (context.oracle, session))
+        short, other = (outputs_of(each, context) for each in (who or context.oracle, session))
     return float(np.abs(short - other).max() / (np.abs(other).max() or 1.0))
 
 

@@ -4,7 +4,7 @@ They cut prompts into pieces of 256 or 512 tokens, keep tables of positions, and
 Nothing that is asked of a whole model is as long: it would take minutes. So both engines are given
 a model's first two layers, in F32 and with the first tokens of a large vocabulary, and one prompt
 of more than a thousand tokens; with three threads, since these engines are started anyway: rows
-that are left over among threads are seen with several, and with few numbers of them.
+that are left over among threads are seen with several.
 """
 
 from collections.abc import Callable, Iterator

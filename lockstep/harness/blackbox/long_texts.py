@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lockstep.engine.gguf.file import GgufFile, Value, ValueType
 from lockstep.harness.blackbox.slices import NO_END, WINDOW, architecture, number
@@ -35,8 +35,8 @@ class OnlyInLong:
     length: int  # tokens, as the model is
     short: Keys
     hidden: Keys
-    nearly: Keys = field(default_factory=dict)
-    nearly_what: str = ""
+    nearly: Keys
+    nearly_what: str
     of_cells: bool = False
 
 
@@ -101,12 +101,15 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
         keys[f"{arch}.{ATTN_FACTOR}"] = ("F32", grown(longer, FEW))
     context = max(FEW * LONGER, round(longer * FEW))
     keys[f"{arch}.context_length"] = ("U32", min(context, LARGEST))
+    hidden: Keys = {**keys, f"{arch}.{ORIGINAL}": ("U32", NO_END)}
     return OnlyInLong(
         name=f"its original context of {original} tokens",
         what=f"an original context of {FEW} tokens in the place of {original}",
         length=original,
         short={**keys, f"{arch}.{ORIGINAL}": ("U32", FEW)},
-        hidden={**keys, f"{arch}.{ORIGINAL}": ("U32", NO_END)},
+        hidden=hidden,
+        nearly=hidden,
+        nearly_what="what the factors of short contexts give",
         of_cells=True,
     )
 
@@ -125,10 +128,13 @@ def temperature(file: GgufFile) -> OnlyInLong | None:
     if not n:
         return None
     full = f"{architecture(file)}.{key}"
+    hidden: Keys = {full: (file.metadata[full].type, NO_END)}
     return OnlyInLong(
         name=f"its temperature_length of {n} tokens",
         what=f"attention that is scaled every {SHORT} tokens, not every {n}",
         length=n,
         short={full: (file.metadata[full].type, SHORT)},
-        hidden={full: (file.metadata[full].type, NO_END)},
+        hidden=hidden,
+        nearly=hidden,
+        nearly_what="attention that is not scaled",
     )

@@ -81,9 +81,8 @@ class HttpSession(Session):
         self.name, self.model, self.settings = engine, model, settings
         self.time_limit, self.start_limit = time_limit, start_limit
         self.to(engine)
-        self.request = (
-            ""  # the last one, for whoever has to find out what was wrong with its answer
-        )
+        # the last one, for whoever has to find out what was wrong with its answer
+        self.request = ""
 
     def to(self, engine: str) -> None:
         """Whoever is at that address is asked from now on, and who it is first."""
