@@ -212,3 +212,10 @@ def test_the_kinds_of_a_model_are_counted_by_types_as_well(tmp_path: Path) -> No
     assert write_first_layers(
         model_of("qwen3", tmp_path, n_layer=3), 1, tmp_path / "first.gguf"
     ) == FirstLayers(n=1, of=3, enough=1)
+
+
+def test_a_window_of_a_model_without_one_is_no_slice(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="has no window, and nothing else that"):
+        write_first_layers(
+            model_of("qwen3", tmp_path, n_layer=2), 2, tmp_path / "short.gguf", short=True
+        )

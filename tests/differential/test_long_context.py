@@ -12,10 +12,8 @@ import pytest
 from lockstep.engine.architectures.gemma3 import Gemma3
 from lockstep.engine.architectures.phi3 import Phi3
 from lockstep.engine.architectures.step import Step
-from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox import long_context
-from lockstep.harness.blackbox.first_layers import write_first_layers
 from lockstep.harness.blackbox.long_context import bisected
 from lockstep.harness.blackbox.long_texts import only_in_long
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
@@ -394,10 +392,3 @@ def test_a_bisection_finds_the_place_with_a_short_window(
     ]
     assert found.patched is not None
     assert found.patched.confirms
-
-
-def test_a_window_of_a_model_without_one_is_no_slice(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="has no window, and nothing else that"):
-        write_first_layers(
-            model_of("qwen3", tmp_path, n_layer=2), 2, tmp_path / "short.gguf", short=True
-        )
