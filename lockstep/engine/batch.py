@@ -34,6 +34,13 @@ class Batch:
         )
 
     @classmethod
+    def for_next(cls, tokens: Sequence[int]) -> "Batch":
+        """A prompt, with the logits behind its last token alone."""
+        batch = cls.of(tokens)
+        batch.outputs[:-1] = False
+        return batch
+
+    @classmethod
     def to_encode(cls, batch: "Batch") -> "Batch":
         """The same tokens for the encoder, whose result every later batch reads."""
         none = np.zeros(len(batch), np.bool_)

@@ -89,7 +89,7 @@ class Narrow(Session):
         """The likeliest tokens behind each prefix, with the logarithms of their probabilities."""
         rows: list[Row] = []
         for ids in prefixes:
-            outcome = self.inner.ask("evaluate", Request(batches=(Batch.of(ids),)))
+            outcome = self.inner.ask("evaluate", Request(batches=(Batch.for_next(ids),)))
             if not isinstance(outcome, Answered):
                 return outcome
             logits = outcome.value.logits[0][-1].astype(np.float64)

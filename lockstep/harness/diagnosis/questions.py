@@ -221,7 +221,11 @@ class Likeliest(MistakeQuestion):
         ids = self.prefix
         if isinstance(ids, bytes):
             ids = tuple(*value_of(session.ask("tokenize", [ids]), [[]]))
-        return value_of(session.ask("evaluate", Request(batches=(last_row(ids),)))) if ids else None
+        return (
+            value_of(session.ask("evaluate", Request(batches=(Batch.for_next(ids),))))
+            if ids
+            else None
+        )
 
     def compare(self, said: Listed, answer: Any, session: LocalSession, noise: float) -> Compared:
         """said: as harness.judging.candidates has it, once names of tokens are known."""
@@ -230,12 +234,6 @@ class Likeliest(MistakeQuestion):
             return Compared.exactly([False])
         allowed = float(whole_run(noise, largest(row)).allowed)
         return Compared.exactly([off_from(said, row, allowed) is None])
-
-
-def last_row(ids: Sequence[int]) -> Batch:
-    batch = Batch.of(ids)
-    batch.outputs[:-1] = False
-    return batch
 
 
 def value_of(outcome: Outcome, default: Any = None) -> Any:

@@ -1,0 +1,104 @@
+"""What is done to a prompt before it is computed, wrong: ops, logits and the choice are right."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.model import Model
+from lockstep.engine.quants.base import F32
+from lockstep.harness.mutants.base import Mutant
+from lockstep.harness.mutants.parts.mistakes import put
+from lockstep.harness.records import Evaluation, Request
+
+
+class WrongPrompt(Mutant):
+    """`read` is what the engine makes of a prompt. Only where it chooses tokens itself or gives a
+    list of what comes next: who asks for rows of logits says which token is where."""
+
+    group = "prompts"
+    site = "decode"  # the suite: no op is wrong
+    layer = None
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        raise NotImplementedError
+
+    def make_model(self) -> Model:
+        model = super().make_model()
+        put(model, "choices", self.choices)
+        return model
+
+    def choices(
+        self,
+        right: Callable[[Sequence[int], int], Iterator[tuple[int, F32]]],
+        prompt: Sequence[int],
+        n: int,
+    ) -> Iterator[tuple[int, F32]]:
+        return right(self.read(prompt), n)
+
+    def evaluate(self, request: Request) -> Evaluation:
+        if is_for_the_next_token(request):
+            read = self.read(request.batches[0].tokens)
+            request = replace(request, batches=(Batch.for_next(read),))
+        return super().evaluate(request)
+
+
+def is_for_the_next_token(request: Request) -> bool:
+    """Whether nothing but what follows one prompt is asked for, as by an engine's own list."""
+    batch, *others = request.batches
+    alone = not others and not batch.encoder and len(batch) > 1
+    return alone and not request.capture and bool(batch.outputs[-1]) and batch.outputs.sum() == 1
+
+
+class BosAdded(WrongPrompt, name="mutant:prompt-bos-added"):
+    mistake = "BOS is put before a prompt of ids, which has it already if it wants it"
+    effect = "answers are a little off"
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        bos = self.tokenizer.vocabulary.bos
+        return [*(() if bos is None else (bos,)), *map(int, ids)]
+
+
+class LastTwice(WrongPrompt, name="mutant:prompt-last-token-twice"):
+    mistake = "the last token of a prompt is computed with it, and once more to begin the answer"
+    effect = "the text stutters at its beginning"
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        return [*map(int, ids), int(ids[-1])]
+
+
+class LastMissing(WrongPrompt, name="mutant:prompt-without-last-token"):
+    mistake = "the last token of a prompt is not computed before the answer begins"
+    effect = "the answer begins with what was there already"
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        return list(map(int, ids[:-1] if len(ids) > 1 else ids))
+
+
+class FirstMissing(WrongPrompt, name="mutant:prompt-without-first-token"):
+    mistake = "the first token of a prompt is taken for BOS, and left out"
+    effect = "answers are a little off"
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        return list(map(int, ids[1:] if len(ids) > 1 else ids))
+
+
+class CutInFront(WrongPrompt, name="mutant:prompt-keeps-last-32"):
+    mistake = "of a prompt of more than 32 tokens the last 32 are kept, as if there were no room"
+    effect = "what stood at the beginning of a long prompt is forgotten, BOS too"
+    kept = 32
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        return list(map(int, ids[-self.kept :]))
+
+
+class TakenForLast(WrongPrompt, name="mutant:prompt-beginning-of-last"):
+    """What was generated behind the last prompt is no part of what is kept."""
+
+    mistake = "as many tokens as the last prompt had are taken from it, without a look at them"
+    effect = "the second prompt is answered as if it began as the first"
+    last: tuple[int, ...] = ()
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        n = min(len(self.last), len(ids) - 1)
+        self.last = (*self.last[:n], *map(int, ids[n:]))
+        return list(self.last)
