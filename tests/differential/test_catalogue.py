@@ -47,6 +47,15 @@ def test_a_greedy_loop_that_is_wrong_shows_in_text_alone(bench: TrialBench) -> N
     assert all(found.passes.values())
 
 
+def test_a_prompt_that_begins_as_the_last_one_shows_though_logits_are_right(
+    bench: TrialBench,
+) -> None:
+    found = try_wrong(bench, Adapter.named("mutant:prompt-beginning-of-last"), "f32")
+    assert all(seen.caught for seen in found.views.values())
+    assert "behind the first 9 seeded tokens" in found.views["logits"].said
+    assert found.found == "decode"
+
+
 def test_what_moves_hardly_anything_shows_in_tensors_and_passes_every_fixed_limit(
     bench: TrialBench,
 ) -> None:

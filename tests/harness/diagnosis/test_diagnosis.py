@@ -18,7 +18,7 @@ from lockstep.engine.weights import Weight
 from lockstep.harness.adapters import adapter_class
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession
-from lockstep.harness.catalogue.views import ALL, TEXT, View, seen_through
+from lockstep.harness.catalogue.views import ALL, LOGITS, TEXT, View, seen_through
 from lockstep.harness.check.check import described, open_plan
 from lockstep.harness.cli.diagnosis import diagnosis_lines
 from lockstep.harness.diagnosis.diagnosis import (
@@ -187,6 +187,14 @@ def test_a_mistake_of_the_choice_is_told_from_those_of_logits(
     assert tokens.right < tokens.compared
     assert (found.status, names(found)) == ("named", [mistake])
     assert runs(diagnosed(mistake, tmp_path, view=TEXT, known=known)).status == by_text
+
+
+@pytest.mark.parametrize("view", [LOGITS, TEXT], ids=lambda view: view.name)
+def test_a_prompt_whose_last_token_is_computed_twice_is_named(view: View, tmp_path: Path) -> None:
+    mistake = "mutant:prompt-last-token-twice"
+    known = (mistake, "mutant:prompt-bos-added", *CATALOGUE)
+    found = runs(diagnosed(mistake, tmp_path, view=view, known=known))
+    assert (found.status, names(found)) == ("named", [mistake])
 
 
 def test_a_mistake_of_the_reader_and_one_of_the_runs_are_named_apart(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Does an engine choose a control token where it is the likeliest? Text seldom ends within a few
 tokens, and some engines leave these out of what they choose from: all of them, or the one that they
-take for none, which may be the first or the last id of any type.
+take for none, which may be the first or the last id of any type. And does it read a second prompt?
+One that keeps the first may take that for the beginning of every other.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, whole_tru
 TYPES = "tokenizer.ggml.token_type"
 UNKNOWN, CONTROL = 2, 3  # llama_token_type
 MOST = 4  # tokens asked for, each a prompt of hundreds to read
+SECOND_PROMPT = "the token behind a second prompt is the same"
+CONTROL_TOKENS = "control tokens, the first and the last, are the same"
+SECOND = 8  # tokens before the last of a second prompt; "Once upon a time" is four or five
 NOT_KNOWN = "whether it chooses control tokens is not known: where one is likeliest"
 TOO_NEAR = f"{NOT_KNOWN}, noise decides"
 HONEST = f"{NOT_KNOWN}, honest engines of another design choose as it does"
@@ -31,25 +35,28 @@ Ids = NDArray[np.intp]
 
 def control_token(context: Context, *, may_refuse: bool = False) -> Verdict | None:
     """Behind the first of the seeded beginnings after which the oracle likes one best, by far, for
-    each of a few; None of a model that has none. may_refuse: the subject need not take a prompt of
-    as many tokens.
+    each of a few, and any token behind a short one. may_refuse: the subject need not take a prompt
+    of as many tokens.
     """
     controls = ids_of_control(context)
     n = min(n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab))
-    if context.facts.decoder_start is not None or not len(controls) or n < 1:
+    if context.facts.decoder_start is not None or n < 1:
         return None
     whole = (Batch.of(many_ids(context, n)),)
     run: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=whole))
     (logits,) = run.logits
     allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
     ends = np.array([0, logits.shape[1] - 1])
-    places = firsts_of(logits, np.union1d(controls, ends), allowed)[:MOST]
-    if not places:
-        text = f"behind none of {n} seeded beginnings is a control token the likeliest by far"
-        return context.verdict("decode", "not-applicable", text)
-    same: list[str] = []
+    asked = {
+        SECOND_PROMPT: second_prompt(logits, allowed),
+        CONTROL_TOKENS: firsts_of(logits, np.union1d(controls, ends), allowed)[:MOST],
+    }
+    none = f"behind none of {n} seeded beginnings is a control token the likeliest by far"
+    if not any(asked.values()):
+        return context.verdict("decode", "not-applicable", none)
+    same: dict[str, list[str]] = {}
     unclear: Verdict | None = None
-    for at in places:
+    for what, at in ((what, at) for what, places in asked.items() for at in places):
         wanted, ids = int(logits[at].argmax()), whole[0].tokens[: at + 1].tolist()
         outcome = context.subject.ask("greedy", ids, 1)
         if may_refuse and isinstance(outcome, Unanswerable | Rejected):
@@ -57,22 +64,24 @@ def control_token(context: Context, *, may_refuse: bool = False) -> Verdict | No
             return left.verdict(context, "decode")
         (said,) = context.answer(context.subject, "greedy", outcome)
         if said == wanted:
-            same.append(f"{wanted} behind {at + 1}")
+            same.setdefault(what, []).append(f"{wanted} behind {at + 1}")
             continue
         if is_oracle_wrong(context, whole, logits, whole_truth(context, whole)):
             return context.verdict("decode", "not-compared", WRONG_ORACLE)
-        found = another(context, ids, logits, said, is_control=wanted in controls)
+        key = "control token" if what == CONTROL_TOKENS else "second prompt"
+        found = another(context, ids, logits, said, key, is_control=wanted in controls)
         if found.status == "diverged":
             return found
         unclear = found
     if not same:
         return unclear
-    text = f"control tokens, the first and the last, are the same: {', '.join(same)} seeded ones"
-    return context.verdict("decode", "agreed", text)
+    parts = [f"{what}: {', '.join(tokens)} seeded ones" for what, tokens in same.items()]
+    parts += [] if asked[CONTROL_TOKENS] else [none]
+    return context.verdict("decode", "agreed", "; ".join(parts))
 
 
 def another(
-    context: Context, ids: Sequence[int], logits: F32, said: int, *, is_control: bool = True
+    context: Context, ids: Sequence[int], logits: F32, said: int, key: str, *, is_control: bool
 ) -> Verdict:
     """What is said of the token chosen in the place of the likeliest. logits: the oracle's."""
     row, batches = logits[len(ids) - 1], (Batch.of(ids),)
@@ -94,7 +103,7 @@ def another(
         f"{wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
     )
     detail = {"at_fault": "subject", "expected": wanted, "actual": said, "allowed": allowed}
-    return context.verdict("decode", "diverged", text, detail, key=("decode", "control token"))
+    return context.verdict("decode", "diverged", text, detail, key=("decode", key))
 
 
 def ids_of_control(context: Context) -> Ids:
@@ -106,9 +115,22 @@ def ids_of_control(context: Context) -> Ids:
 
 def firsts_of(logits: F32, wanted: Ids, allowed: float) -> list[int]:
     """Of each of these that is the largest somewhere with no other near, the first such place."""
-    if not np.isfinite(logits).all() or logits.shape[1] < 2:
-        return []
-    first, second = np.sort(logits, axis=1)[:, :-3:-1].T
     best = logits.argmax(axis=1)
-    clear = np.flatnonzero(np.isin(best, wanted) & (first - second > allowed))
+    clear = clear_places(logits, allowed)
+    clear = clear[np.isin(best[clear], wanted)]
     return sorted(int(clear[at]) for at in np.unique(best[clear], return_index=True)[1])
+
+
+def second_prompt(logits: F32, allowed: float) -> list[int]:
+    """One that is longer than the text that `decode` goes on from, so that more than that text's
+    tokens would be taken from a cache of it; else the longest of those that are clear."""
+    clear = clear_places(logits, allowed).tolist()
+    return [next((at for at in clear if at >= SECOND), clear[-1])] if clear else []
+
+
+def clear_places(logits: F32, allowed: float) -> Ids:
+    """Behind which one token is likelier than any other by more than that."""
+    if not np.isfinite(logits).all() or logits.shape[1] < 2:
+        return np.zeros(0, np.intp)
+    first, second = np.sort(logits, axis=1)[:, :-3:-1].T
+    return np.flatnonzero(first - second > allowed)
