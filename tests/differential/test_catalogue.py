@@ -47,12 +47,13 @@ def test_a_greedy_loop_that_is_wrong_shows_in_text_alone(bench: TrialBench) -> N
     assert all(found.passes.values())
 
 
-def test_a_prompt_that_begins_as_the_last_one_shows_though_logits_are_right(
-    bench: TrialBench,
+@pytest.mark.parametrize("name", ["beginning-of-last", "of-the-same-length", "keeps-last-32"])
+def test_prompts_taken_for_others_show_though_logits_are_right(
+    name: str, bench: TrialBench
 ) -> None:
-    found = try_wrong(bench, Adapter.named("mutant:prompt-beginning-of-last"), "f32")
+    found = try_wrong(bench, Adapter.named(f"mutant:prompt-{name}"), "f32")
     assert all(seen.caught for seen in found.views.values())
-    assert "behind the first 9 seeded tokens" in found.views["logits"].said
+    assert "seeded tokens the next is" in found.views["logits"].said
     assert found.found == "decode"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.model import Model
@@ -37,7 +38,7 @@ class WrongPrompt(Mutant):
 
     def evaluate(self, request: Request) -> Evaluation:
         if is_for_the_next_token(request):
-            read = self.read(request.batches[0].tokens)
+            read = self.read(request.batches[0].tokens.tolist())
             request = replace(request, batches=(Batch.for_next(read),))
         return super().evaluate(request)
 
@@ -102,3 +103,15 @@ class TakenForLast(WrongPrompt, name="mutant:prompt-beginning-of-last"):
         n = min(len(self.last), len(ids) - 1)
         self.last = (*self.last[:n], *map(int, ids[n:]))
         return list(self.last)
+
+
+class TakenByLength(WrongPrompt, name="mutant:prompt-of-the-same-length"):
+    mistake = "a prompt as long as one before is taken for that one, which is kept"
+    effect = "now and then the answer to another question"
+
+    @cached_property
+    def kept(self) -> dict[int, list[int]]:
+        return {}
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        return self.kept.setdefault(len(ids), list(map(int, ids)))

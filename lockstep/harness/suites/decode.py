@@ -76,7 +76,7 @@ class Decode(Suite, name="decode"):
             yield from asked_again(context, "decode", subject, *asked)
             return
         try:
-            control = control_token(context)
+            control = control_token(context, len(prompt))
         except NoAnswer:
             yield verdict
             raise
@@ -119,7 +119,7 @@ def tokens_alone(
         lambda: greedy_alone(context, prompt, batches, oracle, subject),
         lambda: next_tokens(context),
         lambda: close_calls(context),
-        lambda: filter(None, [control_token(context, may_refuse=True)]),
+        lambda: filter(None, [control_token(context, len(prompt), may_refuse=True)]),
     )
     for question in questions:
         found = list(question())

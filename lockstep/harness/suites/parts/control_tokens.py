@@ -1,7 +1,7 @@
 """Does an engine choose a control token where it is the likeliest? Text seldom ends within a few
 tokens, and some engines leave these out of what they choose from: all of them, or the one that they
-take for none, which may be the first or the last id of any type. And does it read a second prompt?
-One that keeps the first may take that for the beginning of every other.
+take for none, which may be the first or the last id of any type. And does it read other
+prompts? One that keeps the first may take that for theirs, or for their beginning.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.further_runs import ROWS, LeftOut, many_ids, n_cells
+from lockstep.harness.context.further_runs import PROMPT, ROWS, LeftOut, many_ids, n_cells
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
@@ -23,9 +23,8 @@ from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, whole_tru
 TYPES = "tokenizer.ggml.token_type"
 UNKNOWN, CONTROL = 2, 3  # llama_token_type
 MOST = 4  # tokens asked for, each a prompt of hundreds to read
-SECOND_PROMPT = "the token behind a second prompt is the same"
+OTHER_PROMPTS = "the token behind other prompts is the same"
 CONTROL_TOKENS = "control tokens, the first and the last, are the same"
-SECOND = 8  # tokens before the last of a second prompt; "Once upon a time" is four or five
 NOT_KNOWN = "whether it chooses control tokens is not known: where one is likeliest"
 TOO_NEAR = f"{NOT_KNOWN}, noise decides"
 HONEST = f"{NOT_KNOWN}, honest engines of another design choose as it does"
@@ -33,10 +32,10 @@ HONEST = f"{NOT_KNOWN}, honest engines of another design choose as it does"
 Ids = NDArray[np.intp]
 
 
-def control_token(context: Context, *, may_refuse: bool = False) -> Verdict | None:
+def control_token(context: Context, first: int, *, may_refuse: bool = False) -> Verdict | None:
     """Behind the first of the seeded beginnings after which the oracle likes one best, by far, for
-    each of a few, and any token behind a short one. may_refuse: the subject need not take a prompt
-    of as many tokens.
+    each of a few, and any token behind one as long as the prompt that was asked first, of so many
+    tokens, and a longer one. may_refuse: the subject need not take a prompt of as many.
     """
     controls = ids_of_control(context)
     n = min(n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab))
@@ -48,7 +47,7 @@ def control_token(context: Context, *, may_refuse: bool = False) -> Verdict | No
     allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
     ends = np.array([0, logits.shape[1] - 1])
     asked = {
-        SECOND_PROMPT: second_prompt(logits, allowed),
+        OTHER_PROMPTS: other_prompts(logits, allowed, first),
         CONTROL_TOKENS: firsts_of(logits, np.union1d(controls, ends), allowed)[:MOST],
     }
     none = f"behind none of {n} seeded beginnings is a control token the likeliest by far"
@@ -68,7 +67,7 @@ def control_token(context: Context, *, may_refuse: bool = False) -> Verdict | No
             continue
         if is_oracle_wrong(context, whole, logits, whole_truth(context, whole)):
             return context.verdict("decode", "not-compared", WRONG_ORACLE)
-        key = "control token" if what == CONTROL_TOKENS else "second prompt"
+        key = "control token" if what == CONTROL_TOKENS else "other prompt"
         found = another(context, ids, logits, said, key, is_control=wanted in controls)
         if found.status == "diverged":
             return found
@@ -121,11 +120,13 @@ def firsts_of(logits: F32, wanted: Ids, allowed: float) -> list[int]:
     return sorted(int(clear[at]) for at in np.unique(best[clear], return_index=True)[1])
 
 
-def second_prompt(logits: F32, allowed: float) -> list[int]:
-    """One that is longer than the text that `decode` goes on from, so that more than that text's
-    tokens would be taken from a cache of it; else the longest of those that are clear."""
+def other_prompts(logits: F32, allowed: float, first: int) -> list[int]:
+    """One as long as the first, or what is kept of that may be found by its length and be this
+    one's, and one of more tokens than a tile or a small ubatch; else the next longer that is clear,
+    so that all of the first may be its beginning, else the longest."""
     clear = clear_places(logits, allowed).tolist()
-    return [next((at for at in clear if at >= SECOND), clear[-1])] if clear else []
+    found = [next((at for at in clear if at + 1 >= n), clear[-1]) for n in (first, PROMPT) if clear]
+    return sorted(set(found))
 
 
 def clear_places(logits: F32, allowed: float) -> Ids:
