@@ -73,6 +73,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 MAX_DIMENSIONS = 8  # ggml has 4
 PLAIN = frozenset({str, int, float, bool, type(None)})
+MANY = 1000  # whole numbers in a list: as text they take three times as long as in an array
 
 
 class WireError(Exception):
@@ -231,15 +232,24 @@ def encode(value: Any, arrays: list[NDArray[Any]]) -> Any:
         arrays.append(np.frombuffer(value, np.uint8))
         return {"$": "bytes", "v": len(arrays) - 1}
     if isinstance(value, list):
-        if PLAIN.issuperset(map(type, value)):  # ids, by the ten thousand
-            return value
-        return [encode(item, arrays) for item in value]
+        return encode_list(value, arrays)
     if isinstance(value, tuple):
         return {"$": "tuple", "v": [encode(item, arrays) for item in value]}
     if isinstance(value, Mapping):
         pairs = [[encode(k, arrays), encode(v, arrays)] for k, v in value.items()]
         return {"$": "dict", "v": pairs}
     return encode_record(value, arrays)
+
+
+def encode_list(value: list[Any], arrays: list[NDArray[Any]]) -> Any:
+    kinds = {*map(type, value)}
+    if len(value) >= MANY and kinds == {int}:  # ids, by the ten thousand
+        with suppress(OverflowError):
+            arrays.append(np.array(value, np.int64))
+            return {"$": "ints", "v": len(arrays) - 1}
+    if PLAIN.issuperset(kinds):
+        return value
+    return [encode(item, arrays) for item in value]
 
 
 def encode_record(value: Any, arrays: list[NDArray[Any]]) -> Any:
@@ -269,15 +279,21 @@ def build(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:
     if tag == "array":
         return arrays[index_of(held, arrays)]
     if tag == "bytes":
-        raw = arrays[index_of(held, arrays)]
-        if raw.dtype != np.uint8 or raw.ndim != 1:
-            raise WireError(f"bytes must be a row of uint8, got {raw.dtype} {raw.shape}")
-        return raw.tobytes()
+        return row_of("bytes", np.uint8, arrays[index_of(held, arrays)]).tobytes()
+    if tag == "ints":
+        return row_of("ints", np.int64, arrays[index_of(held, arrays)]).tolist()
     if tag == "tuple":
         return tuple(build(item, arrays) for item in held)
     if tag == "dict":
         return {build(key, arrays): build(value, arrays) for key, value in held}
     return build_record(tag, held, arrays)
+
+
+def row_of(what: str, dtype: type[np.generic], array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype != dtype or array.ndim != 1:
+        found = f"{array.dtype} {array.shape}"
+        raise WireError(f"{what} must be a row of {dtype.__name__}, got {found}")
+    return array
 
 
 def build_record(tag: Any, held: Any, arrays: Sequence[NDArray[Any]]) -> Any:
