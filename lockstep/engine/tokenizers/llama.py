@@ -4,8 +4,8 @@ Source: llm_tokenizer_spm_session and the SPM cases of llama_vocab::impl::tokeni
 llama_vocab::byte_to_token in src/llama-vocab.cpp of llama-cpp-python 0.3.36.
 """
 
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from lockstep.engine.tokenizers.merging import Merging
 from lockstep.engine.tokenizers.tables import table_of
 from lockstep.engine.tokenizers.vocabulary import Defaults
 
+KEPT = 256  # parts of texts
 MISSING = -2  # stands for the token of byte 0, and so on down
 
 
@@ -49,7 +50,7 @@ class LlamaTokenizer(Tokenizer, name="llama"):
         llama.cpp also knows how to take a merged symbol apart again; that never happens, because
         it merges only what is a token.
         """
-        (ids,) = self.merging.ids(text, [len(text)])
+        ids = self.merged(text)
         if min(ids, default=0) < 0:  # llama.cpp ends the process
             byte = MISSING - next(token for token in ids if token < 0)
             raise InvalidModel(
@@ -57,6 +58,19 @@ class LlamaTokenizer(Tokenizer, name="llama"):
                 f"the text and in no token"
             )
         return ids
+
+    @cached_property
+    def merged(self) -> Callable[[bytes], tuple[int, ...]]:
+        """The last parts are kept: flags leave most of a text as it is, and it is asked for with
+        one flag after the other."""
+        merging = self.merging
+
+        @lru_cache(KEPT)
+        def merged(text: bytes) -> tuple[int, ...]:
+            (ids,) = merging.ids(text, [len(text)])
+            return tuple(ids)
+
+        return merged
 
     @cached_property
     def merging(self) -> Merging:
