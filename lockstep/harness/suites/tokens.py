@@ -79,7 +79,8 @@ class Tokens(Suite, name="tokens"):
         said: dict[bytes, list[int]] = {}
         both = itertools.product((True, False), repeat=2)
         flags = [{"add_special": add, "parse_special": parse} for add, parse in both]
-        encoded = partial(self.encoded, known=known, said=said)
+        every = [*TEXTS, *MORE_TEXTS, *made_texts(context), *(each.text for each in known)]
+        encoded = partial(self.encoded, every=every, known=known, said=said)
         yield from asked(context, "encode", flags, encoded)
         if not context.subject_info.utf8_only:
             yield from asked(context, "encode", [{"add_special": True}], self.beyond)
@@ -96,6 +97,7 @@ class Tokens(Suite, name="tokens"):
         self,
         context: Context,
         flags: dict[str, bool],
+        every: Sequence[bytes],
         known: Sequence[Original],
         said: dict[bytes, list[int]],
     ) -> Verdict:
@@ -103,7 +105,6 @@ class Tokens(Suite, name="tokens"):
 
         said: becomes what the oracle makes of them with all flags: some take it a second.
         """
-        every = [*TEXTS, *MORE_TEXTS, *made_texts(context), *(each.text for each in known)]
         texts = [text for text in every if may_be_asked(context, text)]
         known = [each for each in known if each.text in texts]
         expected, actual = context.ask_both("tokenize", texts, **flags)
