@@ -1,6 +1,7 @@
 """A Python class of the user's is an engine, run in a process of its own, believed in nothing."""
 
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,6 +229,18 @@ def test_an_installed_package_registers_an_engine_by_name(model: Path) -> None:
     assert found.status == "agreed"
     assert is_outside("theirs")
     assert registered_names() == ["reference", "theirs"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_package_that_is_installed_or_removed_meanwhile_is_seen(tmp_path: Path) -> None:
+    assert registered("later") is None
+    info = tmp_path / "later-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[lockstep.engines]\nlater = their_engine:Mine\n")
+    assert registered_names() == ["later", "reference", "theirs"]
+    shutil.rmtree(info)
+    assert registered("later") is None
 
 
 @pytest.mark.usefixtures("installed")

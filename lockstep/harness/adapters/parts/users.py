@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from dataclasses import replace
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isclass
 from pathlib import Path
@@ -42,11 +43,29 @@ def registered(name: str) -> EntryPoint | None:
     """
     if ":" in name or "/" in name or "@" in name or is_ours(name):
         return None
-    found = list(entry_points(group=GROUP, name=name))
+    found = [entry for entry in installed() if entry.name == name]
     if len({entry.value for entry in found}) > 1:
         packages = ", ".join(sorted(entry.dist.name for entry in found if entry.dist))
         raise Unsupported(f"several packages register an engine named {name!r}: {packages}")
     return found[0] if found else None
+
+
+def installed() -> tuple[EntryPoint, ...]:
+    """Engines that packages register."""
+    return installed_in(tuple((path, changed_at(path)) for path in map(os.path.abspath, sys.path)))
+
+
+@lru_cache(1)  # a check asks several times, and each time every package's metadata would be read
+def installed_in(path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """path: `sys.path`, and when each of it changed: with every package that comes or goes."""
+    return tuple(entry_points(group=GROUP))
+
+
+def changed_at(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def is_ours(name: str) -> bool:
@@ -58,7 +77,7 @@ def is_ours(name: str) -> bool:
 
 
 def registered_names() -> list[str]:
-    return sorted({entry.name for entry in entry_points(group=GROUP)})
+    return sorted({entry.name for entry in installed()})
 
 
 def users_class(name: str) -> type[Adapter]:
