@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 STANDARD_INPUT = Path("-")
+MAGIC = b"GGUF"  # at the beginning of every model
 # A text becomes a list of up to as many ids as it has bytes, each some ten times as large as one.
 LARGEST_TEXT = 64 << 20
 
@@ -37,6 +38,29 @@ def check_folder_of(path: Path) -> None:
 
     if not path.absolute().parent.is_dir():
         raise BadInput(f"{path}: cannot be written: {path.absolute().parent} is no folder")
+
+
+def check_is_no_model(path: Path) -> None:
+    """Before something else is written. Raises BadInput where a model lies there."""
+    from lockstep.harness.check.check import BadInput
+
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) == MAGIC:
+                raise BadInput(f"{path}: it is a model, and would be overwritten")
+
+
+def check_replaced(path: Path, *inputs: Path) -> None:
+    """Before what is there is replaced by a text. Raises BadInput where it is a model, one of the
+    inputs or a device, which would be gone, or where no file can be put."""
+    from lockstep.harness.check.check import BadInput
+
+    check_folder_of(path)
+    if path.exists():
+        check_file(path)
+    check_is_no_model(path)
+    if any(path.exists() and path.samefile(each) for each in inputs):
+        raise BadInput(f"{path}: it is read, and would be overwritten; name another file")
 
 
 def read_text(path: Path) -> bytes:

@@ -57,6 +57,7 @@ def formats_wanted(given: Sequence[str] | None) -> list[WantedFormat]:
 
 def make_room(path: Path) -> None:
     from lockstep.harness.check.check import BadInput
+    from lockstep.harness.check.inputs import check_is_no_model
 
     if path.is_dir():
         raise BadInput(f"--format: {path} is a folder: name a file in it")
@@ -65,10 +66,8 @@ def make_room(path: Path) -> None:
             f"--format: {path} has the name of a report, and may be the one that is read"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
+    check_is_no_model(path)
     if path.is_file():
-        with path.open("rb") as file:
-            if file.read(4) == b"GGUF":
-                raise BadInput(f"--format: {path} is a model, and would be overwritten")
         path.unlink()
     if not os.access(path.parent, os.W_OK):
         raise BadInput(f"--format: {path.parent} cannot be written to")

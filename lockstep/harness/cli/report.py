@@ -85,16 +85,17 @@ def diff(
       lockstep report diff reports/MONDAY-check reports/TUESDAY-check -o changes.html
       lockstep report diff reports/MONDAY-shadow reports/TUESDAY-shadow --moved 0.25
     """
-    from lockstep.harness.check.inputs import check_folder_of
+    from lockstep.harness.check.inputs import check_replaced
     from lockstep.harness.report import changes
     from lockstep.harness.report.page.diff import page_of_changes, sentence_of
     from lockstep.harness.report.page.verdicts import RowsOfRun
     from lockstep.harness.report.page.write import write_text
 
     with screen(quiet, as_json) as out:
+        reports = [report_in(folder) for folder in (a, b)]
         if output is not None:
-            check_folder_of(output)
-        runs = [RowsOfRun.of(report_in(folder)[1]) for folder in (a, b)]
+            check_replaced(output, *(path for path, _ in reports))
+        runs = [RowsOfRun.of(rows) for _, rows in reports]
         found = changes.changes_between(*runs)
         if as_json:
             out.json(changes.as_json(found))

@@ -19,6 +19,7 @@ from typing import Any
 
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.gguf.regular_file import read_regular
+from lockstep.harness.check.inputs import check_is_no_model
 from lockstep.harness.records import Verdict
 
 FIELDS = ("case", "suite", "key", "reason")
@@ -224,14 +225,11 @@ def check_size(row: Mapping[str, Any], where: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Before a run that takes a while. Raises InvalidModel."""
+    """Before a run that takes a while. Raises InvalidModel, BadInput."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is no folder"
         raise InvalidModel(f"{path}: cannot be written: {why}")
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(4) == b"GGUF":
-                raise InvalidModel(f"{path}: it is a model, and would be overwritten")
+    check_is_no_model(path)
 
 
 def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> int:

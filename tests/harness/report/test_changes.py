@@ -1,6 +1,7 @@
 """`lockstep report diff`: what is new, gone, changed, nearer to its limit; worse is exit code 1."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,26 @@ def test_the_command_says_it_in_lines_json_and_a_page(
     assert "20% of its limit 90% of its limit" in text
     assert code_of(a, b, "--json") == 1
     assert json.loads(capsys.readouterr().out)["worse"] is True
+
+
+def test_a_page_takes_the_place_of_no_model_no_report_that_is_read_and_no_device(
+    folder: Callable[[str, Rows], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = folder("a", run(verdict("logits")))
+    (tmp_path / "m.gguf").write_bytes(b"GGUF and more")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(Path(a) / "report.jsonl")
+    for name, why in (
+        ("m.gguf", "it is a model, and would be overwritten"),
+        ("a/report.jsonl", "it is read, and would be overwritten"),
+        ("link", "it is read, and would be overwritten"),
+        ("pipe", "a pipe; expected a regular file"),
+        ("nowhere/d.html", "is no folder"),
+    ):
+        assert code_of(a, a, "-o", str(tmp_path / name)) == 2
+        assert why in capsys.readouterr().err
+    assert (tmp_path / "m.gguf").read_bytes() == b"GGUF and more"
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_move_fails_the_command_where_that_is_asked_for(
