@@ -31,6 +31,7 @@ LONGEST = 2 * LARGEST  # bytes of a file: longer than a key may be
 STATUS = re.compile(r"#(\d+)\s+(\w+)\s+cov: (\d+)")
 COMPLAINT = re.compile(r"[\w.]+(Error|Exception)\b|.*ERROR: ")
 LAST_WORDS = 12
+OF_LIBFUZZER = re.compile("((crash|leak|timeout|oom|slow-unit)-)?[0-9a-f]{40}")
 Say = Callable[[str], None]
 
 
@@ -101,9 +102,10 @@ def seeded(folder: Path, corpus: Sequence[bytes], seed: int) -> None:
 
 
 def kept(folder: Path) -> list[Path]:
-    """The files. libFuzzer names its own without the suffix by which a corpus is recognised."""
+    """The files. libFuzzer names its own without the suffix by which a corpus is recognised;
+    whatever else lies there is somebody's."""
     for path in folder.iterdir():
-        if path.suffix == "" and path.is_file():
+        if OF_LIBFUZZER.fullmatch(path.name) and path.is_file():
             path.rename(path.with_name(f"{path.name}.gguf"))
     return sorted(folder.glob("*.gguf"))
 

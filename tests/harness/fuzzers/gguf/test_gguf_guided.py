@@ -84,6 +84,12 @@ def test_a_folder_starts_with_each_fault_and_takes_what_libfuzzer_names(folder: 
     assert b"GGUF" in [path.read_bytes() for path in kept(folder)]
 
 
+def test_other_files_of_the_folder_keep_their_names(folder: Path) -> None:
+    (folder / "LICENSE").write_bytes(b"of somebody")
+    assert b"of somebody" not in [path.read_bytes() for path in kept(folder)]
+    assert (folder / "LICENSE").is_file()
+
+
 def test_what_ended_a_round_is_said() -> None:
     words = ["INFO: x", "KeyError: 'behind'", "==3== ERROR: libFuzzer: fuzz target exited"]
     assert complaint(words, 77) == "KeyError: 'behind'"
