@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lockstep.engine.architectures.phi3 import Phi3
+from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.adapters.reference import Reference
@@ -17,7 +18,8 @@ from lockstep.harness.blackbox import long_prompt
 from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.catalogue.models import model_for, with_long_factors
 from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
-from lockstep.harness.records import Evaluation, Request, Verdict
+from lockstep.harness.context.suite import Context, no_answer
+from lockstep.harness.records import Evaluation, Request, TimedOut, Verdict
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.differential.conftest import OpenPlan
 
@@ -55,6 +57,20 @@ class FewAtOnce(Reference, name="long prompt: takes no such prompt"):
         return super().evaluate(request)
 
 
+class KeepsTooFew(Reference, name="long prompt: a cache that lost its first cells"):
+    """All of a prompt sees all of it, and what comes behind it the last cells."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        whole = super().evaluate(request)
+        first, *steps = request.batches
+        n = len(first) - ROWS
+        if n <= 0 or not steps:
+            return whole
+        kept = Batch.of(first.tokens[n:].tolist(), start=n)
+        cut = super().evaluate(replace(request, batches=(kept, *steps)))
+        return replace(whole, logits=(*whole.logits[:1], *cut.logits[1:]))
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("long") / "model.gguf"
@@ -89,6 +105,52 @@ def test_positions_beyond_a_table_are_seen_and_how_long_a_prompt_may_be(
     assert {v.status for v in others} == {"agreed"}
     assert [v.status for v in found] == ["diverged"]
     assert found[0].summary.endswith(f"one of {ROWS} is right, and one of {ROWS + 1} is not")
+
+
+def test_a_prompt_that_is_right_is_not_called_wrong_where_what_is_behind_it_is(
+    model: Path, says: Callable[..., list[Verdict]]
+) -> None:
+    found = says(model, SUITE, engine=KeepsTooFew.name)
+    assert [v.status for v in found] == ["diverged"]
+    assert found[0].summary.endswith(
+        "; the prompt itself is right, and 3 tokens behind it are not; "
+        f"they are behind one of {ROWS}, and not behind one of {ROWS + 1}"
+    )
+
+
+@pytest.mark.parametrize(("foretold", "status"), [(1.0, "timed-out"), (100.0, "not-applicable")])
+def test_who_hangs_of_a_long_prompt_is_not_taken_for_slow(
+    foretold: float,
+    status: str,
+    model: Path,
+    says: Callable[..., list[Verdict]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The limit is 300 s, and what grows with the square of the length takes 34 times that."""
+
+    def hangs(context: Context, question: str, request: Request) -> Any:
+        if len(request.batches[0]) > ROWS:
+            raise no_answer(context.subject.name, question, TimedOut(seconds=300.0))
+        return ask_both(context, question, request)
+
+    ask_both = Context.ask_both
+    monkeypatch.setattr(Context, "ask_both", hangs)
+    monkeypatch.setattr(long_prompt, "seconds_of", lambda context, n: foretold)
+    (found,) = says(model, SUITE)
+    assert found.status == status
+    assert ("by its shorter ones it would take some 1.0 s" in found.summary) is (foretold == 1.0)
+
+
+def test_of_a_model_that_would_take_long_it_is_said(
+    model: Path, plan_for: Callable[..., Plan], open_for: OpenPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_prompt, "LARGEST", 1000)
+    monkeypatch.setattr(long_prompt, "is_small", lambda file: False)
+    plan = plan_for(model)
+    with open_for(plan) as opened:
+        (found,) = long_prompt.checked(plan, opened.context)
+    assert found.status == "not-applicable"
+    assert found.summary.endswith("not asked, it would take an engine long")
 
 
 def test_a_bisection_finds_the_place_in_the_shortest_wrong_prompt(
