@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import shlex
 import socket
 import subprocess
@@ -25,6 +26,8 @@ from lockstep.harness.records import Crashed, Outcome, Settings, TimedOut
 MODEL, PORT = "{model}", "{port}"
 PARTS = re.compile(f"{re.escape(MODEL)}|{re.escape(PORT)}")  # a model's name may hold one as well
 HOST = "127.0.0.1"
+FIRST_PORT, LAST_PORT = 20_000, 32_768  # Linux gives away those behind, others from 49152 on
+PORTS = 3  # are tried; two that somebody takes in the moment between are chance, more are not
 LOOK_SECONDS = 0.05  # between two looks whether it listens
 
 
@@ -44,9 +47,22 @@ def words_of(engine: str) -> list[str]:
 
 
 def free_port() -> int:
-    """Nobody else has it now."""
+    """Nobody else has it now. Until the server listens, which may be when it has loaded its model,
+    anybody may take it; systems give away none of these to who asks for any."""
+    for _ in range(PORTS):
+        port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT)
+        if is_free(port):
+            return port
     with socket.create_server((HOST, 0)) as taken:
         return int(taken.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError:
+        return False
+    return True
 
 
 class ServedSession(HttpSession):
@@ -68,6 +84,8 @@ class ServedSession(HttpSession):
         self.name, self.memory_limit = engine, memory_limit
         self.process: EngineProcess | None = None
         self.question = ""  # the one that is asked
+        self.port = self.n_answered = 0  # of this process
+        self.port_lost = False  # to another process, before it could listen
 
     @property
     def pid(self) -> int | None:
@@ -80,8 +98,22 @@ class ServedSession(HttpSession):
         kwargs: dict[str, Any],
         consume: Callable[[Any], None] | None = None,
     ) -> Outcome:
+        self.question = question
+        for _ in range(PORTS):
+            self.port_lost = False
+            outcome = self.ask_once(question, args, kwargs, consume)
+            if not self.port_lost:
+                break
+        return outcome
+
+    def ask_once(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        consume: Callable[[Any], None] | None,
+    ) -> Outcome:
         try:
-            self.question = question
             failure = self.running()
             outcome = failure or super()._ask(question, args, kwargs, consume)
         except BaseException:
@@ -91,6 +123,7 @@ class ServedSession(HttpSession):
             return TimedOut(seconds=outcome.seconds, log=self.end())
         if self.process is not None and has_ended(self.process.process):
             return self.death(f"during {in_words(question)}")
+        self.n_answered += 1
         return outcome
 
     def closed(self, error: Closed) -> Outcome:
@@ -104,6 +137,7 @@ class ServedSession(HttpSession):
             return None
         self.end()
         port, deadline = free_port(), time.monotonic() + self.start_limit
+        self.port, self.n_answered = port, 0
         model = "" if self.model is None else str(self.model.resolve())
         parts = {MODEL: model, PORT: str(port)}
         words = [PARTS.sub(lambda found: parts[found[0]], word) for word in self.words]
@@ -122,6 +156,9 @@ class ServedSession(HttpSession):
         how = self.process.death()
         log = self.end()
         text = f"{self.name} {how} {when}"
+        if not is_free(self.port):  # though all that it has started is dead
+            self.port_lost = self.n_answered == 0
+            text += f"; another process has its port, {self.port}"
         return Crashed(message=text + of_memory(log, self.memory_limit), log=log)
 
     def end(self) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from lockstep.engine.errors import Unsupported
 from lockstep.harness.blackbox.asking import why_not_asked
 from lockstep.harness.cli.acid_checks import check_opens_files
 from lockstep.harness.context.runner import Runner, is_outside
-from lockstep.harness.http.served import HOST, ServedSession, listens, words_of
+from lockstep.harness.http import served
+from lockstep.harness.http.served import HOST, ServedSession, free_port, listens, words_of
 from lockstep.harness.http.session import preset_for
 from lockstep.harness.processes.engine_process import has_ended
 from lockstep.harness.records import EXACT, Answered, Crashed, TimedOut
@@ -157,6 +158,35 @@ def test_a_connection_to_itself_is_nobody_who_listens() -> None:
         real.connect((HOST, port))  # what the kernel may choose by chance
         patch.setattr(socket, "create_connection", lambda *_, **__: real)
         assert not listens(port)
+
+
+def test_a_port_that_another_process_has_taken_meanwhile_is_no_death_of_the_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one end of a connection, say: nobody listens there."""
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        taken = other.getsockname()[1]
+        ports = iter([taken, free_port()])
+        monkeypatch.setattr(served, "free_port", lambda: next(ports))
+        with Runner(time_limit=120).open(engine(folder), builtin("f32", folder), EXACT) as session:
+            assert isinstance(session, ServedSession)
+            outcome = session.ask("tokenize", [b"Once"])
+            assert isinstance(outcome, Answered)
+            assert session.port != taken
+
+
+def test_a_server_that_never_gets_its_port_has_died_and_it_is_said_why(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        port = other.getsockname()[1]
+        monkeypatch.setattr(served, "free_port", lambda: port)
+        with Runner(time_limit=120).open(engine(folder), builtin("f32", folder), EXACT) as session:
+            outcome = session.ask("tokenize", [b"Once"])
+    assert isinstance(outcome, Crashed)
+    assert f"before it listened; another process has its port, {port}" in outcome.message
 
 
 WRAPPER = """
