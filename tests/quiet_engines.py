@@ -13,6 +13,7 @@ from lockstep.engine.batch import Batch
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.fast import FastEngine
 from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.graph.engine import ReplayEngine
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.mutants.kv_head_modulo import KvHeadModulo
 from lockstep.harness.mutants.missing_scale import MissingScale
@@ -149,3 +150,8 @@ WRONG_LISTS = {
         **changed(lambda e, row: as_dictionary(e, [row[0], *row[2:9]])),
     ): "missing",
 }
+
+
+class OnlyEmbeds(ReplayEngine, name="embeds, and nothing else"):
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), levels=("embed",), shows=(), shows_nodes=False)

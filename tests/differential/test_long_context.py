@@ -27,6 +27,7 @@ from lockstep.harness.shadow.models import opened as opened_for_names
 from lockstep.harness.synth.any_arch import variant_named, with_vocabulary
 from tests.differential.conftest import OpenPlan
 from tests.differential.test_first_layers import model_of
+from tests.quiet_engines import OnlyEmbeds
 
 LONG = 600  # tokens: a check of a small model asks for 512
 ORIGINAL = 4096  # of Phi-3
@@ -273,11 +274,14 @@ def test_of_a_window_that_llama_cpp_makes_nothing_of_nothing_is_said(
     assert "gives the same logits without" in found[0].summary
 
 
-def test_a_model_without_logits_is_asked_for_embeddings(tmp_path: Path, says: Says) -> None:
+@pytest.mark.parametrize("engine", ["replay", OnlyEmbeds.name])
+def test_a_model_without_logits_is_asked_for_embeddings(
+    engine: str, tmp_path: Path, says: Says
+) -> None:
     """Of llama.cpp alone: no engine of ours has a symmetric window."""
     model = tmp_path / "windowed.gguf"
     windowed(model_of("modern-bert", tmp_path, n_layer=3), 3, model, LONG)
-    found = says(model, "long-context", engine="replay")
+    found = says(model, "long-context", engine=engine)
     assert [v.status for v in found] == ["agreed"]
     assert "of the largest embedding" in found[0].summary
 

@@ -222,12 +222,15 @@ def shows_no_tensors(info: EngineInfo) -> bool:
     return silent and not (info.computes_nodes or info.shows_nodes)
 
 
-def why_not_asked(engine: str, levels: Collection[str] | None) -> str:
-    """Why nothing can be asked of an engine on models that are made for it; "": it can."""
+def why_not_asked(
+    engine: str, levels: Collection[str] | None, enough: Sequence[str] = ENOUGH
+) -> str:
+    """Why nothing can be asked of an engine on models that are made for it; "": it can. enough: any
+    of these levels is."""
     if folder_of(engine) is not None or is_address(engine):
         return f"{engine} holds one model and opens no other (serve:COMMAND starts one for each)"
-    if levels is not None and not set(levels).intersection(ENOUGH):
-        return f"{engine} offers none of {', '.join(ENOUGH)}, and models made of this one need one"
+    if levels is not None and not set(levels).intersection(enough):
+        return f"{engine} offers none of {', '.join(enough)}, and models made of this one need one"
     return ""
 
 

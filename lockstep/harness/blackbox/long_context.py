@@ -23,6 +23,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.blackbox.asking import (
+    ENOUGH,
     SliceAnswer,
     SliceAsker,
     left_unanswered,
@@ -63,7 +64,8 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
             text = "nothing in it begins behind the usual run"
             yield context.verdict(SUITE, "not-applicable", text)
         return
-    if reason := why_not_asked(context.subject.name, context.subject_info.levels):
+    levels, enough = context.subject_info.levels, (*ENOUGH, "embed")
+    if reason := why_not_asked(context.subject.name, levels, enough):
         cut = f"lockstep slice {shlex.quote(str(plan.model))} -o short.gguf --short"
         text = f"{' and '.join(each.name for each in every)} {{}} longer than the usual run, and "
         text = text.format("is" if len(every) == 1 else "are")
