@@ -33,9 +33,13 @@ from lockstep.harness.runs.quick import answer
 from lockstep.harness.shadow.nodes import capture
 from lockstep.harness.sites import SITES
 
+COMMAND = "lockstep trace"
+INDEX, TENSORS = "index.json", "tensors.safetensors"
+
 
 def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
     """Says how many tensors and whose in the end. A prompt's text replaces the seeded tokens."""
+    check_folder(folder)
     opened = open_plan(plan, say)
     try:
         context = opened.context
@@ -53,15 +57,35 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
     rows = [row_of(r.site, r.value) for r in trace.records]
     tokens = [batch.tokens.tolist() for batch in batches]
     index = header(
-        f"lockstep trace {plan.command}",
+        f"{COMMAND} {plan.command}",
         plan.seed,
         [model_row(plan.case, plan.model)],
         opened.engines[1:],
     ) | {"tokens": tokens, "tensors": rows}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "tensors.safetensors")
-    (folder / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    save_file(tensors, folder / TENSORS)
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
     say((len(tensors), opened.engines[1].engine))  # a replay in reference's place, say
+
+
+def check_folder(folder: Path) -> None:
+    """Before a run that takes a while. Raises BadInput where it is none, and where it holds the
+    dump of another program, which has files of the same names."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is no folder: name one for the tensors")
+    there = [name for name in (INDEX, TENSORS) if (folder / name).exists()]
+    if there and not is_ours(folder / INDEX):
+        text = f"{folder} holds {' and '.join(there)}, not of {COMMAND}, and would lose it"
+        raise BadInput(f"{text}: name another folder")
+
+
+def is_ours(index: Path) -> bool:
+    try:
+        said = json.loads(index.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    command = said.get("command") if isinstance(said, dict) else None
+    return isinstance(command, str) and command.startswith(COMMAND)
 
 
 def traced(session: Session, batches: Sequence[Batch]) -> Trace:
