@@ -24,12 +24,16 @@ EVERY = 3  # of outputs one in three is asked for
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way:
-    """Another request, and which rows of the first answer it gives, and at which of its own."""
+    """Another request, and which rows of the first answer it gives, and at which of its own.
+
+    besides: what else is other in it than the words say.
+    """
 
     words: str
     request: Request
     first: Sequence[NDArray[np.intp]]  # for each batch
     own: Sequence[NDArray[np.intp]]
+    besides: str = ""
 
 
 def ways(context: Context) -> Iterator[Way]:
@@ -80,6 +84,7 @@ def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Way:
         request=Request(batches=tuple(mixed)),
         first=[np.arange(len(batch)) for batch in batches],
         own=own,
+        besides="such batches have twice as many tokens, which may be what is wrong",
     )
 
 
@@ -133,6 +138,7 @@ def difference(
         f"are not what they were, worst {far:.1e} of the largest (allowed {allowed:.1e}); "
         "at fault: subject"
     )
+    text += f"; {way.besides}" if way.besides else ""
     detail: dict[str, Any] = {"asked": way.words, "at_fault": "subject", "reason": bound.reason}
     detail |= {"worst_relative_to_largest_logit": far, "allowed_relative": allowed}
     return context.verdict("logits", "diverged", text, detail, ("logits", way.words, "subject"))

@@ -172,6 +172,21 @@ class SecondSeesItselfAlone(Cache, name="mutant:cache-second-batch-sees-itself-a
     view = SeveralAlone
 
 
+class WithoutTheOneBefore(CellView):
+    def visible(self, window: int) -> Bools:
+        first = np.arange(len(self.look.at)) % 64 == 0
+        first[0] = False
+        hidden: Bools = first[:, None] & (self.look.cells == self.look.at[:, None] - 1)
+        return super().visible(window) & ~hidden
+
+
+class FirstOfUbatchMisses(Cache, name="mutant:cache-ubatch-misses-the-one-before"):
+    mistake = "the first token of each further 64 of a prompt does not see the one before"
+    effect = "long prompts are understood a little worse"
+    site = "kq_soft_max"
+    view = WithoutTheOneBefore
+
+
 class WrongBlocks(CellView):
     def visible(self, window: int) -> Bools:
         same: Bools = self.look.at[:, None] // 64 == self.look.cells // 64

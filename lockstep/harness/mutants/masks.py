@@ -221,6 +221,18 @@ class WindowsOfGemma3(WrongWindow, name="mutant:windows-of-gemma3-from-the-first
         return right((layer - 1) % 6)
 
 
+class KindsOfGemma3(WrongWindow, name="mutant:kinds-of-gemma3-from-the-first"):
+    mistake = (
+        "the first of six layers sees everything and has the rope of those that do, not the last"
+    )
+    shows_on = "arch:gemma3"
+    site = "Qcur_rope"
+
+    def numbers(self, hparams: Any) -> Any:
+        every = range(hparams.n_layer)
+        return replace(hparams, windows=tuple(hparams.has_window((il - 1) % 6) for il in every))
+
+
 class WindowOfPrompt(WrongWindow, name="mutant:window-in-decode-only"):
     mistake = "the window is a matter of which cells are kept, so a prompt is not cut to it"
 

@@ -326,6 +326,22 @@ class RestartsWithUbatch(WrongRope, name="mutant:rope-restarts-with-ubatch"):
         return at % 64
 
 
+class LaterBatchesLate(WrongRope, name="mutant:rope-later-batches-late"):
+    mistake = "from the second batch on positions are one late"
+    effect = "the prompt is understood; what is generated is a little off"
+
+    def positions(self, at: I32) -> I32:
+        return at + np.int32(at[0] > 0)
+
+
+class SecondPromptLate(WrongRope, name="mutant:rope-second-prompt-late"):
+    mistake = "positions of several tokens on a filled cache are one late"
+    effect = "the second question of a conversation is understood a little worse"
+
+    def positions(self, at: I32) -> I32:
+        return at + np.int32(at[0] > 0 and len(at) > 1)
+
+
 class PositionsInBf16(WrongRope, name="mutant:rope-positions-bf16"):
     mistake = "positions are kept in BF16, which counts by two from 256 on"
     effect = "fine up to 256 tokens, then worse and worse"

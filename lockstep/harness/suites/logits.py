@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.batch import Batch
+from lockstep.engine.batch import Batch, joined
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.by_chance import by_chance
@@ -24,6 +24,7 @@ from lockstep.harness.judging.compare import (
 from lockstep.harness.judging.stored import half_step
 from lockstep.harness.judging.tolerances import Bound, whole_run
 from lockstep.harness.records import (
+    Answered,
     Evaluation,
     Mismatch,
     Outcome,
@@ -62,6 +63,7 @@ class Logits(Suite, name="logits"):
         if again is None:
             yield verdict
             return
+        verdict = with_one_batch(context, context.batches, verdict, expected)
         try:
             same, unanswered, wrong = asked_more(context, request, actual, verdict, again)
         except NoAnswer:
@@ -92,6 +94,32 @@ def asked_more(
     return same + more[0], unanswered + more[1], wrong + differ + more[2]
 
 
+def with_one_batch(
+    context: Context, batches: Sequence[Batch], verdict: Verdict, expected: Evaluation
+) -> Verdict:
+    """Said of a run that differs where the same tokens do not once they come all at once: what
+    begins with a second batch is wrong, its positions, its mask or what is kept for it."""
+    if verdict.detail.get("at_fault") != "subject" or len(batches) < 2 or context.given:
+        return verdict
+    if any(batch.encoder or batch.seq_ids.any() for batch in batches):
+        return verdict
+    context.progress("the subject's logits in one batch")
+    request = Request(batches=(joined(batches),))
+    outcome = context.subject.ask("evaluate", request)
+    if not isinstance(outcome, Answered) or part(
+        context, np.concatenate(expected.logits), outcome.value
+    ):
+        return verdict
+    first = len(batches[0])
+    text = f"; the same tokens in one batch agree, so look at what a batch behind the first {first}"
+    text += " tokens gets: positions, mask, cache"
+    return replace(
+        verdict,
+        summary=verdict.summary + text,
+        detail={**verdict.detail, "in_one_batch": "agreed"},
+    )
+
+
 def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluation) -> Ways:
     """first: what the subject answered to the usual run."""
     same: list[str] = []
@@ -111,6 +139,7 @@ def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluatio
         roles = zip((context.oracle, context.subject), said, strict=True)
         expected, actual = (context.answer(s, f"evaluate {run.words}", o) for s, o in roles)
         verdict = further_verdict(context, run, expected, actual)
+        verdict = with_one_batch(context, run.batches, verdict, expected)
         if verdict.status == "agreed":
             same.append(run.words)
         else:

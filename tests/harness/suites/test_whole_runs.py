@@ -56,6 +56,33 @@ def test_a_wrong_oracle_is_a_divergence_and_at_fault(name: str, suite: str, tmp_
     assert found[0].detail["at_fault"] == "oracle"
 
 
+@pytest.mark.parametrize(
+    ("engine", "agrees"),
+    [
+        ("mutant:rope-later-batches-late", True),
+        ("mutant:cache-ubatch-misses-the-one-before", False),  # wherever a batch begins
+        (WRONG, False),
+    ],
+)
+def test_what_a_second_batch_alone_shows_agrees_in_one_and_it_is_said(
+    engine: str, agrees: bool, model: Path
+) -> None:
+    wrong = [v for v in verdicts_of(model, "logits", engine=engine) if v.status == "diverged"]
+    (found,) = (v for v in wrong if "other logits" not in v.summary)
+    assert found.detail["at_fault"] == "subject"
+    assert ("the same tokens in one batch agree" in found.summary) is agrees
+    assert found.detail.get("in_one_batch") == ("agreed" if agrees else None)
+
+
+def test_the_first_batch_that_is_wrong_beside_another_sequence_may_be_so_for_its_size(
+    model: Path,
+) -> None:
+    found = verdicts_of(model, "logits", engine="mutant:rope-second-prompt-late")
+    (beside,) = (v for v in found if "beside another sequence" in v.summary)
+    assert "twice as many tokens, which may be what is wrong" in beside.summary
+    assert any(v.detail.get("in_one_batch") == "agreed" for v in found)
+
+
 @pytest.mark.parametrize("suite", ["logits", "decode"])
 def test_engines_that_are_wrong_in_the_same_way_are_both_at_fault(suite: str, model: Path) -> None:
     found = verdicts_of(model, suite, oracle=WRONG, engine=WRONG)
