@@ -78,12 +78,8 @@ def scaled(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
 
 
 def one_layer_of(arch: str, folder: Path) -> Path:
-    return layers_of(arch, 1, folder)
-
-
-def layers_of(arch: str, n: int, folder: Path) -> Path:
     path = folder / f"{arch}.gguf"
     with opened() as session:
-        variant = replace(variant_named(arch), sizes=(("n_layer", n),))
+        variant = replace(variant_named(arch), sizes=(("n_layer", 1),))
         make_variant(variant, path, session=session)
     return path

@@ -16,7 +16,7 @@ from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker,
 from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
 from lockstep.harness.blackbox.looking import Looked, look
 from lockstep.harness.blackbox.naming import FAILS, OF_ATTENTION, Asked, Part, part_outside
-from lockstep.harness.blackbox.numbers import are_of_number_0, by_number, of_other_kinds
+from lockstep.harness.blackbox.numbers import are_of_number_0, by_number
 from lockstep.harness.blackbox.parts import larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, n_layers
@@ -98,9 +98,7 @@ def of_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
     for layer in range(n):
         known = {part.name: part for row in rows for part in row.parts}
         rows.append(of_layer(asker, layer, n, list(known.values())))
-    return (
-        by_number(asker, n) if are_of_number_0(asker, rows, n) else of_other_kinds(asker, rows, n)
-    )
+    return by_number(asker, n) if are_of_number_0(asker, rows, n) else rows
 
 
 def check_can_be_asked(asker: SliceAsker, engines: Sequence[EngineInfo] = ()) -> None:

@@ -2,13 +2,11 @@
 
 Where no slice differs and the whole does, each layer is asked at its own place, the others muted.
 Many at once first: a group that agrees has no wrong layer. Where all slices differ it may be the
-number 0 that does, which all of them have. Where layers are of several kinds by their number (every
-sixth without a window), an engine that counts them otherwise takes number 0 for another kind than
-the slice is: right layers' slices differ and a wrong one's agrees, so each is asked at its place.
-And who takes another layer's tensors is right where all layers have the same.
+number 0 that does, which all of them have. And who takes another layer's tensors is right where all
+layers have the same.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lockstep.engine.gguf.file import GgufFile
@@ -91,36 +89,20 @@ def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
 
 def guilty_among(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:
     """A row for each of them."""
-    return named_rows(asker, at_their_places(asker, layers))
-
-
-def named_rows(
-    asker: SliceAsker, answers: Iterable[tuple[int, SliceAnswer]], likely: Collection[str] = ()
-) -> Iterator[LayerRow]:
-    """likely: as `parts_of_layer` has it."""
-    for layer, answer in answers:
-        if answer.differs:
-            yield named(asker, layer, answer, likely)
-        else:
-            yield LayerRow(layer=layer, answer=answer, what=AT_ITS_PLACE)
-
-
-def at_their_places(asker: SliceAsker, layers: Sequence[int]) -> Iterator[tuple[int, SliceAnswer]]:
-    """An answer for each of them: of a group that agrees the same one."""
     asker.progress(f"layers {layers[0]} to {layers[-1]} at their places")
     answer = with_others_muted(asker, layers)
-    if not answer.differs or len(layers) == 1:
-        yield from ((layer, answer) for layer in layers)
-        return
-    middle = len(layers) // 2
-    yield from at_their_places(asker, layers[:middle])
-    yield from at_their_places(asker, layers[middle:])
+    if not answer.differs:
+        yield from (LayerRow(layer=n, answer=answer, what=AT_ITS_PLACE) for n in layers)
+    elif len(layers) == 1:
+        yield named(asker, layers[0], answer)
+    else:
+        middle = len(layers) // 2
+        yield from guilty_among(asker, layers[:middle])
+        yield from guilty_among(asker, layers[middle:])
 
 
-def named(
-    asker: SliceAsker, layer: int, answer: SliceAnswer, likely: Collection[str] = ()
-) -> LayerRow:
-    row = parts_of_layer(asker, layer, None, answer, likely)
+def named(asker: SliceAsker, layer: int, answer: SliceAnswer) -> LayerRow:
+    row = parts_of_layer(asker, layer, None, answer)
     return replace(row, parts=tuple(map(by_its_number, row.parts)), what=AT_ITS_PLACE)
 
 
@@ -142,18 +124,3 @@ def are_of_number_0(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bo
     if n < 2 or len(slices) < n or not all(row.answer.differs for row in slices):
         return False
     return is_small_enough(asker) and with_others_muted(asker, (n - 1,)).agrees
-
-
-def of_other_kinds(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> list[LayerRow]:
-    """The slices, or a row for each layer at its place where others differ there: then the engine
-    has another layer than the slice's under number 0. Where none differs at its place, what the
-    slices show is all that is known."""
-    wrong = [row.layer for row in slices if row.answer.differs]
-    if not wrong or n < 2 or len(asker.roles) < 2 or not is_small_enough(asker):
-        return list(slices)
-    found = list(at_their_places(asker, range(n)))
-    there = [layer for layer, answer in found if answer.differs]
-    if there == wrong or not there:
-        return list(slices)
-    likely = {part.asked_as for row in slices for part in row.parts}
-    return list(named_rows(asker, found, likely))

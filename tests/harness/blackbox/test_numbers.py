@@ -24,7 +24,7 @@ from lockstep.harness.selftest.black_box.one_layer import (
     engine_with,
 )
 from lockstep.harness.selftest.black_box.opening import KnownModels
-from tests.black_boxes import asker_of, bisected, faults, layers_of
+from tests.black_boxes import asker_of, bisected, faults
 from tests.models import written
 
 AGREES = SliceAnswer(status="agreed", summary="")
@@ -89,7 +89,7 @@ def test_of_many_layers_one_is_found_in_few_questions(monkeypatch: pytest.Monkey
         asked.append(tuple(layers))
         return DIFFERS if 5 in layers else AGREES
 
-    def named(asker: Any, layer: int, answer: SliceAnswer, likely: Any) -> LayerRow:
+    def named(asker: Any, layer: int, answer: SliceAnswer) -> LayerRow:
         return LayerRow(layer=layer, answer=answer)
 
     monkeypatch.setattr(numbers, "with_others_muted", answer)
@@ -117,38 +117,3 @@ def test_two_matrices_that_are_put_into_the_same_are_named_with_it() -> None:
     assert both == ["blk.1.ffn_up.weight and ffn_gate.weight, or what they are put into"]
     assert not put_together([seen("1.ffn_up"), seen("2.ffn_gate", "1.attn_q")])
     assert len(put_together([seen("0.attn_q"), seen("0.attn_k")])) == 1
-
-
-def test_layers_whose_kind_is_counted_otherwise_are_named_at_their_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every sixth layer sees all tokens: to who takes the first of six for it, the one layer of
-    each slice is such. The slices of the right layers 1 to 4 differ, and that of layer 5 agrees."""
-    slices = [LayerRow(layer=n, answer=AGREES if n == 5 else DIFFERS) for n in range(7)]
-    monkeypatch.setattr(
-        numbers, "named", lambda asker, layer, answer, _: LayerRow(layer=layer, answer=answer)
-    )
-    wrong = {}
-    for engine in ("mutant:windows-of-gemma3-from-the-first", "mutant:window-one-less"):
-        path = layers_of("gemma3", 7, tmp_path)
-        asker = asker_of(path, tmp_path / "made", engine=engine)
-        asker.plan = replace(asker.plan, n_tokens=24)  # its window has 16
-        asker.roles = {((), False): {}, ((), True): "another kind"}
-        try:
-            rows = numbers.of_other_kinds(asker, slices, 7)
-        finally:
-            asker.close()
-        wrong[engine] = [row.layer for row in rows if row.answer.differs]
-    assert list(wrong.values()) == [[0, 5, 6], [0, 1, 2, 3, 4, 6]]
-
-
-def test_a_fault_that_is_nowhere_at_its_place_stays_with_the_slices_that_show_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slices = [LayerRow(layer=n, answer=DIFFERS if n == 2 else AGREES) for n in range(3)]
-    asker: Any = type("Asker", (), {"roles": {"a": {}, "b": {}}})
-    monkeypatch.setattr(numbers, "is_small_enough", lambda asker: True)
-    for there in ([], [2]):
-        answers = [(n, DIFFERS if n in there else AGREES) for n in range(3)]
-        monkeypatch.setattr(numbers, "at_their_places", lambda *_, answers=answers: answers)
-        assert numbers.of_other_kinds(asker, slices, 3) == slices
