@@ -1,7 +1,7 @@
 """Bisections of engines that show logits, and files that are wrong in one place."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.blackbox.bisection import BlackBoxBisection, bisect_black_box
+from lockstep.harness.catalogue.models import with_keys
 from lockstep.harness.check.check import Plan
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named
@@ -82,4 +83,13 @@ def one_layer_of(arch: str, folder: Path) -> Path:
     with opened() as session:
         variant = replace(variant_named(arch), sizes=(("n_layer", 1),))
         make_variant(variant, path, session=session)
+    return path
+
+
+def model_of_arch(arch: str, folder: Path, keys: Mapping[str, tuple[str, Any]]) -> Path:
+    """As `synth` makes it, with other keys."""
+    path, made = folder / f"{arch}.gguf", folder / f"{arch}-as-made.gguf"
+    with opened() as session:
+        make_variant(variant_named(arch), made, session=session)
+    with_keys(made, path, keys)
     return path

@@ -16,7 +16,12 @@ from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker,
 from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
 from lockstep.harness.blackbox.looking import Looked, look
 from lockstep.harness.blackbox.naming import FAILS, OF_ATTENTION, Asked, Part, part_outside
-from lockstep.harness.blackbox.numbers import are_of_number_0, by_number
+from lockstep.harness.blackbox.numbers import (
+    are_of_number_0,
+    are_of_other_numbers,
+    by_number,
+    counted_otherwise,
+)
 from lockstep.harness.blackbox.parts import larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, n_layers
@@ -98,7 +103,11 @@ def of_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
     for layer in range(n):
         known = {part.name: part for row in rows for part in row.parts}
         rows.append(of_layer(asker, layer, n, list(known.values())))
-    return by_number(asker, n) if are_of_number_0(asker, rows, n) else rows
+    if are_of_number_0(asker, rows, n):
+        return by_number(asker, n)
+    if are_of_other_numbers(asker, rows, n):
+        return counted_otherwise(rows, by_number(asker, n))
+    return rows
 
 
 def check_can_be_asked(asker: SliceAsker, engines: Sequence[EngineInfo] = ()) -> None:
@@ -152,7 +161,8 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
         yield LayerRow(layer=None, answer=replace(answer, status="not-compared", summary=text))
         return
     if answer.differs:
-        part = part_outside(asked) if answer.status == "diverged" else FAILS
+        of_logits = shows_logits(answer)
+        part = part_outside(asked, of_logits=of_logits) if answer.status == "diverged" else FAILS
         part = told_from_scale(asker, part) if part.name == EPS.name else part
         yield LayerRow(layer=None, answer=answer, parts=(part,), asked=asked.found)
         return
@@ -161,6 +171,11 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
     assert small is not None
     parts = (told_from_scale(asker, EPS),) if small.differs else ()
     yield LayerRow(layer=None, answer=small, parts=parts, what=SMALL)
+
+
+def shows_logits(answer: SliceAnswer) -> bool:
+    levels = answer.engines[1].levels if answer.engines else None  # the oracle's come first
+    return levels is None or "logits" in levels
 
 
 def told_from_scale(asker: SliceAsker, eps: Part) -> Part:

@@ -32,6 +32,7 @@ from lockstep.harness.blackbox.parts import (
     plain,
     plain_head,
     position_0,
+    quiet_logits,
     shared_muted,
     simple_rows,
     tied_head,
@@ -70,6 +71,11 @@ class Asked:
                 return None
             self.found[words] = answer
         return self.found[words]
+
+    def is_open(self, maker: Maker, words: str) -> bool:
+        """Whether nobody knows: an engine refuses such a model, or fails on it."""
+        answer = self.answer(maker, words)
+        return answer is not None and answer.status not in ("agreed", "diverged")
 
     def agrees(self, maker: Maker, words: str) -> bool:
         answer = self.answer(maker, words)
@@ -184,6 +190,9 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 
 # --- outside the layers -------------------------------------------------------------------------
 
+OF_LOGITS = "what is made of logits: a cap"
+# gemma2's head is always the table of its embeddings, whose rows no model can have otherwise alone
+BOTH_ENDS = "embedding, output norm, output matrix, or what is made of logits"
 ROUNDED = "rounding of what the output norm gives and the output matrix reads"
 OF_VALUES: Table = (
     (simple_rows, "embeddings that are powers of two", "embedding"),
@@ -198,8 +207,10 @@ OF_THE_HEAD: Table = (
 )
 
 
-def part_outside(asked: Asked) -> Part:
-    """A row of another token, another row for all, or a head that is wrong whatever it is given."""
+def part_outside(asked: Asked, *, of_logits: bool) -> Part:
+    """A row of another token, another row for all, or a head that is wrong whatever it is given.
+    of_logits: logits are compared; of small ones the probabilities are nearly the same, right or
+    wrong."""
     if asked.agrees(no_positions, "learned positions of zero"):
         return agreed("embedding: learned positions", "learned positions of zero")
     if asked.agrees(position_0, ONE_TOKEN):
@@ -208,14 +219,21 @@ def part_outside(asked: Asked) -> Part:
         return agreed("embedding of some tokens, or logits of others", ONE_TOKEN)
     if asked.agrees(larger, "a smaller eps"):  # first: rows of about one hide an eps as well
         return agreed("eps", "a smaller eps")
+    words = "logits a millionth as large"
+    if of_logits and asked.agrees(quiet_logits, words):
+        return agreed(OF_LOGITS, words)
     if asked.agrees(one_row, SAME):
         return agreed("embedding", SAME)
-    if part := asked.first_of(OF_VALUES):
-        return part
+    return asked.first_of(OF_VALUES) or part_of_the_head(asked)
+
+
+def part_of_the_head(asked: Asked) -> Part:
     words = "the same row for all tokens, and no norm"
     in_the_head = asked.differs(nothing_but_the_head, words)
     if part := asked.first_of(OF_THE_HEAD):
         return part
+    if asked.is_open(nothing_but_the_head, words):
+        return asked.rest(BOTH_ENDS)
     if not in_the_head:
         return differed("embedding", f"{STILL}, and agree with {words}")
     return differed("output matrix, or what is made of logits", words)

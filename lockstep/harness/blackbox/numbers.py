@@ -2,13 +2,16 @@
 
 Where no slice differs and the whole does, each layer is asked at its own place, the others muted.
 Many at once first: a group that agrees has no wrong layer. Where all slices differ it may be the
-number 0 that does, which all of them have. And who takes another layer's tensors is right where all
-layers have the same.
+number 0 that does, which all of them have. Where some differ in a model whose layers are something
+by their number (every sixth sees all tokens), an engine may count otherwise: what it takes layer 0
+for, slices of any layer have, and at their places other layers differ. And who takes another
+layer's tensors is right where all layers have the same.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.layers import LayerRow, parts_of_layer
@@ -117,6 +120,43 @@ def with_others_muted(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
         return muted(file, layers)
 
     return asker.ask(make)
+
+
+def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:
+    """Whether slices say otherwise than layers at their places, in a model whose layers are not
+    all alike. Those that agree are asked at once, of those that differ a few: the first, which is
+    at the place of its slice, its neighbour and the last."""
+    wrong = [row.layer for row in slices if row.layer is not None and row.answer.differs]
+    right = [row.layer for row in slices if row.layer is not None and row.answer.agrees]
+    if not wrong or not is_small_enough(asker) or not have_roles(asker, n):
+        return False
+    asker.progress("whether slices say what layers do at their places")
+    few = dict.fromkeys((wrong[0], wrong[min(1, len(wrong) - 1)], wrong[-1]))
+    if right and with_others_muted(asker, right).status == "diverged":
+        return True
+    return any(with_others_muted(asker, (layer,)).agrees for layer in few)
+
+
+def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) -> list[LayerRow]:
+    """placed: layers at their places, whose parts then say what slices came to."""
+    wrong = ", ".join(str(row.layer) for row in slices if row.answer.differs)
+    text = (
+        f"as models of one layer it is layers {wrong} that differ: which layers are of which kind "
+        "is counted otherwise"
+    )
+
+    def with_text(part: Part) -> Part:
+        return replace(part, words=f"{part.words}; {text}" if part.words else text)
+
+    return [replace(row, parts=tuple(map(with_text, row.parts))) for row in placed]
+
+
+def have_roles(asker: SliceAsker, n: int) -> bool:
+    """Whether slices of some layers have other keys than those of others."""
+    try:
+        return len({tuple(asker.role(layer).items()) for layer in range(n)}) > 1
+    except Unsupported:
+        return False
 
 
 def are_of_number_0(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:

@@ -46,6 +46,7 @@ from lockstep.harness.synth.gguf_writer import Typed
 EMBEDDING, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 LARGER = 2.0**10  # eps is then a millionth of what it was beside the squares
 TINY = 2.0**-24  # of embeddings: the smallest that a half holds; its square is nothing beside one
+QUIET = 2.0**-20  # of logits: squared beside one, what a cap makes of them is less than a rounding
 POSITIONS, OUTPUT_NORM_BIAS = "position_embd.weight", "output_norm.bias"
 ONE_TOKEN = "a single token"
 ONE = (Batch.of([1]),)  # a single token: at position 0 there is one thing to attend to
@@ -183,6 +184,13 @@ def nothing_but_the_head(file: GgufFile, layer: int) -> Neutral:
     before = nothing_to_norm(file, layer)
     row = constant(TINY / scale_of_embeddings(file))
     return replace(before, changes={**before.changes, **rows_alone(file, row)})
+
+
+def quiet_logits(file: GgufFile, layer: int) -> Neutral | None:
+    """A cap does nothing to them. They are as right or as wrong as they were, all else being a
+    power of two smaller, which rounds alike."""
+    names = {OUTPUT_NORM, OUTPUT_NORM_BIAS} & set(file.tensors)
+    return Neutral(changes=dict.fromkeys(names, times(QUIET))) if names else None
 
 
 def eps_of(file: GgufFile, value: float) -> Mapping[str, Typed]:

@@ -24,8 +24,8 @@ from lockstep.harness.selftest.black_box.one_layer import (
     engine_with,
 )
 from lockstep.harness.selftest.black_box.opening import KnownModels
-from tests.black_boxes import asker_of, bisected, faults
-from tests.models import written
+from tests.black_boxes import asker_of, bisected, faults, model_of_arch
+from tests.models import with_changed_weight, written
 
 AGREES = SliceAnswer(status="agreed", summary="")
 DIFFERS = SliceAnswer(status="diverged", summary="")
@@ -47,6 +47,27 @@ def test_what_the_first_layer_does_is_not_held_against_slices_of_others(tmp_path
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
     assert faults(found) == {0: ["attention: rotation, by its number"]}
     assert [row.layer for row in found.rows[2:]] == [0, 1, 2]
+
+
+def test_layers_that_are_counted_otherwise_are_named_and_not_those_whose_slices_differ(
+    tmp_path: Path,
+) -> None:
+    """The first of six sees everything, not the last: so do the slices of layers 1 to 4, each of
+    which is the first of its model."""
+    window = {"gemma3.attention.sliding_window": ("U32", 3)}
+    path = model_of_arch("gemma3", tmp_path, window)
+    engine = "mutant:windows-of-gemma3-from-the-first"
+    found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
+    part = "attention: mask, softmax or cache, by its number"
+    assert faults(found) == {0: [part], 5: [part]}
+    assert "counted otherwise" in found.guilty[0].parts[0].words
+
+
+def test_a_tensor_of_one_layer_is_no_matter_of_numbers(tmp_path: Path) -> None:
+    path = model_of_arch("gemma3", tmp_path, {})
+    off = with_changed_weight(path, tmp_path / "off.gguf", "blk.2.ffn_down.weight", 3, 5, 0.5)
+    found = bisected(path, tmp_path / "made", oracle="llama.cpp", subject_model=off)
+    assert faults(found) == {2: ["FFN: down matrix"]}
 
 
 def test_an_op_of_a_later_layer_is_named_at_its_place_and_not_by_two_matrices(

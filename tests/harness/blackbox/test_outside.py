@@ -1,0 +1,45 @@
+"""What is wrong outside the layers, of models whose logits are capped and whose head is the table.
+
+Gemma 2 has both: no model of it has a head of its own, which llama.cpp refuses, so that what is
+asked with one is not answered. That was taken for agreement, and the embedding was named.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox.naming import BOTH_ENDS, OF_LOGITS
+from tests.black_boxes import bisected, faults, one_layer_of
+
+OF_LOGITS_ALONE = 3  # where synth's gemma2 caps them; scores at 50
+
+
+class NoFifthLogit(Mirror):
+    def soft_cap(self, x: F32, cap: float) -> F32:
+        out = super().soft_cap(x, cap)
+        wrong = cap == OF_LOGITS_ALONE and np.arange(out.shape[-1]) == 5
+        return np.where(wrong, np.float32(0), out)
+
+
+class WithNoFifthLogit(Reference, name="test:one-token-has-no-logit"):
+    ops = NoFifthLogit
+
+
+@pytest.mark.parametrize(
+    ("engine", "part"),
+    [
+        ("mutant:logit-cap-missing", OF_LOGITS),
+        ("mutant:logit-cap-clips", OF_LOGITS),
+        ("test:one-token-has-no-logit", BOTH_ENDS),
+    ],
+)
+def test_a_model_that_llama_cpp_refuses_is_no_agreement(
+    engine: str, part: str, tmp_path: Path
+) -> None:
+    path = one_layer_of("gemma2", tmp_path)
+    found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
+    assert faults(found) == {None: [part]}
