@@ -265,8 +265,36 @@ def compared(
         "at_fault": at_fault,
     }
     text = sentence(off, at_fault, what)
+    limit = bound.allowed + rounded
+    text += tokens_that_differ(batches, rows_that_differ(expected, got, limit))
     text += in_other_byte_order(expected, got, float(bound.allowed))
     return context.verdict(suite, "diverged", text, detail, key=(suite, off.kind, at_fault))
+
+
+def rows_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> Sequence[int]:
+    if expected.shape != got.shape:
+        return ()
+    limits = np.broadcast_to(limit, expected.shape)
+    rows = enumerate(zip(expected, got, limits, strict=True))
+    return [i for i, row in rows if mismatch_between(*row) is not None]
+
+
+def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int]) -> str:
+    """Which, where others agree: from the end of a chunk or of a window on, or in later batches."""
+    n = sum(int(batch.outputs.sum()) for batch in batches)
+    if not rows or len(rows) == n or max(rows) >= n:
+        return ""
+    asked = np.flatnonzero(np.concatenate([batch.outputs for batch in batches]))
+    first, last = int(asked[rows[0]]), int(asked[rows[-1]])
+    numbers = f"number {first}" if first == last else f"numbers {first} to {last}"
+    starts = np.cumsum([0, *(len(batch) for batch in batches)])
+    among = sorted({int(starts.searchsorted(asked[row], "right")) - 1 for row in rows})
+    text = f"; those of {len(rows)} of {n} tokens, {numbers}"
+    if len(batches) > 1 and among[0] == among[-1]:
+        text += f", all of batch {among[0]}"
+    elif among and among[0]:
+        text += f", none before batch {among[0]}"
+    return text
 
 
 def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:

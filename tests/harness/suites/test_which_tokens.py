@@ -1,0 +1,45 @@
+"""Of logits that differ it is said which tokens have them: there a chunk or a window begins."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.suites.logits import rows_that_differ, tokens_that_differ
+
+PROMPT, NEXT = Batch.of(range(1, 9)), Batch.of([5], start=8)
+LAST_ALONE = replace(PROMPT, outputs=np.arange(8) == 7)
+
+
+@pytest.mark.parametrize(
+    ("batches", "rows", "said"),
+    [
+        ((PROMPT,), range(8), ""),  # nothing agrees
+        ((PROMPT,), (), ""),
+        ((PROMPT,), (4, 6, 7), "; those of 3 of 8 tokens, numbers 4 to 7"),
+        ((PROMPT, NEXT), (3, 4), "; those of 2 of 9 tokens, numbers 3 to 4, all of batch 0"),
+        ((PROMPT, NEXT), (8,), "; those of 1 of 9 tokens, number 8, all of batch 1"),
+        (
+            (PROMPT, NEXT, replace(NEXT)),
+            (8, 9),
+            "; those of 2 of 10 tokens, numbers 8 to 9, none before batch 1",
+        ),
+        # rows are those of outputs, tokens those of the run
+        ((LAST_ALONE, NEXT), (1,), "; those of 1 of 2 tokens, number 8, all of batch 1"),
+    ],
+)
+def test_which_tokens_have_other_logits(
+    batches: tuple[Batch, ...], rows: tuple[int, ...], said: str
+) -> None:
+    assert tokens_that_differ(batches, rows) == said
+
+
+def test_rows_are_those_that_are_off_by_more_than_is_allowed() -> None:
+    right, wrong = np.zeros((4, 3), np.float32), np.zeros((4, 3), np.float32)
+    wrong[1:, 2] = [0.1, 0.3, np.nan]
+    assert rows_that_differ(right, wrong, np.array(0.2)) == [2, 3]
+    each = np.full((4, 3), 0.2)
+    each[2] = 0.4  # of numbers that were rounded when they were written down
+    assert rows_that_differ(right, wrong, each) == [3]
+    assert rows_that_differ(right, wrong[:3], np.array(0.2)) == ()
