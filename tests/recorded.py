@@ -1,6 +1,6 @@
 """llama.cpp's graph of a tiny model, what engines would show of it, and who is accused of that."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,7 +75,10 @@ def as_it_is(_: Path) -> None:
 
 @contextmanager
 def recorded(
-    arch: str, folder: Path, change: Callable[[Path], None] = as_it_is
+    arch: str,
+    folder: Path,
+    change: Callable[[Path], None] = as_it_is,
+    batches: Sequence[Batch] = BATCHES,
 ) -> Iterator[Recorded]:
     """change: of the model's file."""
     path = folder / f"{arch}.gguf"
@@ -85,7 +88,7 @@ def recorded(
     with GgufFile.open(path) as file, Runner().open("llama.cpp", path, EXACT) as session:
         info = session.ask("describe")
         assert isinstance(info, Answered)
-        program = record(session, BATCHES)
+        program = record(session, batches)
         assert isinstance(program, Program)
         yield Recorded(
             program=program,

@@ -1,6 +1,7 @@
 """Tensors that are shown in part, or by two names: what is left out, or said otherwise."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ from numpy.typing import NDArray
 from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.segments import SegmentJudge
 from lockstep.harness.graph.ways import Honest
-from lockstep.harness.locate.segments import by_place, misshapen, wrong_by_another_name
+from lockstep.harness.locate.segments import (
+    by_place,
+    misshapen,
+    outputs_alone,
+    wrong_by_another_name,
+)
 from lockstep.harness.records import Site
 from tests.recorded import BATCHES, Recorded, recorded
 
@@ -50,6 +56,21 @@ def test_experts_that_are_used_have_to_be_shown(tmp_path: Path) -> None:
             assert (found.detail if found else "") == (
                 "2 experts are in use, and 1 are shown" if shown == 1 else ""
             )
+
+
+def test_an_engine_may_show_its_last_layer_of_all_tokens(tmp_path: Path) -> None:
+    """llama.cpp drops those without outputs there: an honest engine was told of a wrong shape."""
+    asked = replace(BATCHES[0], outputs=np.array([False, True, False, False, True]))
+    with recorded("qwen3", tmp_path, batches=(asked,)) as found:
+        places = places_by_site(found.program, found.wires)
+        site = next(s for s in places if str(s) == "l_out-1")
+        whole = np.arange(5 * 256, dtype=np.float32).reshape(5, 256)
+        shown = {site: whole}
+        kept = outputs_alone((asked,), found.program, places, shown)
+        assert np.array_equal(kept[site], whole[[1, 4]])
+        assert misshapen(found.program, {places[site]: kept[site]}) == {}
+        first = next(s for s in places if str(s) == "l_out-0")
+        assert outputs_alone((asked,), found.program, places, {first: whole}) == {}
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5])

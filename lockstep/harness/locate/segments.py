@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.batch import Batch
 from lockstep.engine.choices import choices
 from lockstep.engine.node import Node
 from lockstep.harness.context.further_runs import is_small
@@ -54,6 +55,7 @@ class OwnRun:
     places: Mapping[Site, Place]
     wires: Mapping[Place, Wire]
     values: Values
+    cut: Collection[Site]  # of which the rows without outputs were left out
     given: Values  # what it was made to go on with
     shown: Mapping[Place, NDArray[Any]]  # what can be gone on with
     others: Sequence[Mapping[Place, NDArray[Any]]]  # what other names of a node say otherwise
@@ -75,7 +77,8 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
     places = places_by_site(program, wires_of(program))
     values = values_shown(context, program, given)
     absent = [places[site] for site in promised(context, places, values)]
-    shown, *others = by_place(values, places)
+    kept = outputs_alone(context.batches, program, places, values)
+    shown, *others = by_place({**values, **kept}, places)
     # one that is shown by another of its names is there
     unfit = {place: Mismatch(kind="missing") for place in absent if place not in shown}
     for each in (*others, shown):
@@ -93,6 +96,7 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
         places=places,
         wires=renamed(wires_of(program), places),
         values=values,
+        cut=kept,
         given=given or Values(),
         shown=shown,
         others=[{p: v for p, v in each.items() if p in shown} for each in others],
@@ -144,7 +148,11 @@ def judge_own_run(context: Context, run: OwnRun) -> tuple[Findings, dict[Place, 
     if judge.orders:  # its experts come in another order than the oracle's
         return findings, {}
     fixed = context.subject_info.fixed
-    names = {places[s]: s for s in run.values if places.get(s) in run.shown and s.name not in fixed}
+    names = {
+        places[s]: s
+        for s in run.values
+        if places.get(s) in run.shown and s.name not in fixed and s not in run.cut
+    }
     return findings, healed([place for place, f in found.items() if f.mismatch], names)
 
 
@@ -171,6 +179,23 @@ def by_place(values: Values, places: Mapping[Site, Place]) -> Iterator[dict[Plac
                 known.append(value)
     for number in range(max(1, *map(len, names.values()), 1)):
         yield {place: known[number] for place, known in names.items() if number < len(known)}
+
+
+def outputs_alone(
+    batches: Sequence[Batch], program: Program, places: Mapping[Site, Place], values: Values
+) -> Values:
+    """What is shown of all tokens where llama.cpp's node has those alone whose logits are asked
+    for: its last layer drops the others behind attention, and an engine need not."""
+    ne = {g.place(node): node.result.ne for g in program.graphs for node in g.nodes}
+    found = Values()
+    for site, value in values.items():
+        outputs = batches[site.step].outputs
+        n, asked = len(outputs), int(outputs.sum())
+        if site not in places or asked == n or not value.ndim or len(value) != n:
+            continue
+        if value.size // n * asked == prod(ne[places[site]]):
+            found[site] = value[outputs]
+    return found
 
 
 def is_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
