@@ -8,7 +8,7 @@ together.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lockstep.harness.blackbox.asking import SliceAnswer
 from lockstep.harness.blackbox.parts import (
@@ -16,6 +16,7 @@ from lockstep.harness.blackbox.parts import (
     Maker,
     experts_alike,
     experts_alike_and_loud,
+    in_one_batch,
     larger,
     no_bias,
     no_positions,
@@ -112,6 +113,9 @@ def differed(name: str, words: str) -> Part:
 SCORES = "scores: queries, keys as they are kept, rotation or scale"
 MASK = "mask, softmax or cache"
 LOST = "mask, softmax or cache, or heads that are lost"
+ROTATION = "rotation"
+OF_PLACES = (ROTATION, SCORES, MASK)  # what depends on which tokens there were before
+ONE_BATCH = "all tokens in one batch"
 # in the order in which they are asked: what each says if the engines agree with it
 OF_ATTENTION: Table = (
     (no_bias, "biases of zero", "bias"),
@@ -119,7 +123,7 @@ OF_ATTENTION: Table = (
     (norms_of_ones, "norms with weights of one", "weights of norms"),
     (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
     (norms_do_nothing, STILL, "attention norm"),
-    (no_rotation, "positions that turn nothing", "rotation"),
+    (no_rotation, "positions that turn nothing", ROTATION),
     (no_scores, "queries of zero", SCORES),
     (no_sinks, "sinks that take nothing", "sinks"),
     (position_0, ONE_TOKEN, MASK),
@@ -140,7 +144,7 @@ def part_of_attention(
     if MASK in likely:  # a single token has no scores either: they are asked about before
         likely = {*likely, SCORES}
     if part := asked.first_of(OF_ATTENTION, likely):
-        return part
+        return with_batches(asked, part) if part.name in OF_PLACES else part
     words = "values that are all alike"
     if asked.differs(plain(*BOTH, *ENDS, period=1), words):
         return heads() or differed(LOST, words)
@@ -148,6 +152,14 @@ def part_of_attention(
     if asked.differs(plain(*BOTH, *ENDS), words):
         return heads() or differed("values as they are kept, or how heads are put together", words)
     return asked.first_of(ITS_ENDS) or heads() or asked.rest("its norm or matrices")
+
+
+def with_batches(asked: Asked, part: Part) -> Part:
+    """Whether it is what a second batch is given that is wrong of it."""
+    if not asked.agrees(in_one_batch, ONE_BATCH):
+        return part
+    text = "and with all tokens in one batch: of batches behind the first it is wrong"
+    return replace(part, words=f"{part.words}, {text}")
 
 
 # --- FFN ----------------------------------------------------------------------------------------

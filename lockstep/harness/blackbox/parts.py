@@ -49,6 +49,7 @@ TINY = 2.0**-24  # of embeddings: the smallest that a half holds; its square is 
 QUIET = 2.0**-20  # of logits: squared beside one, what a cap makes of them is less than a rounding
 POSITIONS, OUTPUT_NORM_BIAS = "position_embd.weight", "output_norm.bias"
 ONE_TOKEN = "a single token"
+BATCH = 34  # tokens, as many as the run has that is asked about elsewhere
 ONE = (Batch.of([1]),)  # a single token: at position 0 there is one thing to attend to
 STILL = 1e30  # rope.scaling.factor: positions become so small that nothing is turned
 MOST_HEADS = 64
@@ -214,6 +215,12 @@ def no_bias(file: GgufFile, layer: int) -> Neutral | None:
 
 def position_0(file: GgufFile, layer: int) -> Neutral:
     return Neutral(given=ONE)
+
+
+def in_one_batch(file: GgufFile, layer: int) -> Neutral:
+    """As it is: no token is in a batch behind the first."""
+    n = min(BATCH, file.tensors[EMBEDDING].ne[1] - 1)
+    return Neutral(given=(Batch.of(range(1, n + 1)),))
 
 
 def no_scores(file: GgufFile, layer: int) -> Neutral | None:
