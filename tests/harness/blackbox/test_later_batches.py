@@ -1,4 +1,4 @@
-"""What is wrong of batches behind the first alone: the place is the same, and where to look is not."""
+"""Where only batches behind the first are wrong, the place is the same and the mistake is not."""
 
 from pathlib import Path
 
