@@ -29,7 +29,7 @@ def verdict(**changes: Any) -> Verdict:
 VERDICTS = (
     verdict(),
     verdict(status="diverged", summary=STRANGE, key="logits/value", repro="lockstep check m"),
-    verdict(status="not-compared", summary="cannot be asked", detail={"log": ["a", "b"]}),
+    verdict(status="not-compared", summary="cannot be asked", detail={"\udc80": ["a", "b"]}),
     verdict(detail={"gain": math.inf, "err": -math.inf, "deep": {"x": [math.nan, 1.5, b"\xff"]}}),
 )
 
@@ -114,8 +114,10 @@ def without_line(n: int) -> Callable[[list[bytes]], list[bytes]]:
         (lambda lines: [*lines[:3], b"7\n", *lines[3:]], "line 4"),
         (lambda lines: [*lines[:3], b'{"kind": "verdict"}\n', *lines[3:]], "line 4"),
         (lambda lines: [x.replace(b'"agreed"', b'"fine"') for x in lines], "line 2"),
+        # whose row has a key that is no text
+        (lambda lines: [x.replace(b'"not-compared"', b'"fine"') for x in lines], "line 4"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_an_edited_report_is_broken(
     report: Path, edit: Callable[[list[bytes]], list[bytes]], says: str
