@@ -118,6 +118,39 @@ def test_a_prompt_that_is_right_is_not_called_wrong_where_what_is_behind_it_is(
     )
 
 
+class FailsBehind(Reference, name="long prompt: an index beyond a table raises"):
+    LAST = ROWS
+
+    def evaluate(self, request: Request) -> Evaluation:
+        if (last := max(int(batch.positions.max()) for batch in request.batches)) >= self.LAST:
+            raise IndexError(f"index {last} is out of bounds for axis 0 with size {self.LAST}")
+        return super().evaluate(request)
+
+
+class FailsInSteps(FailsBehind, name="long prompt: the first token behind one of 1101 raises"):
+    LAST = long_prompt.PROMPT
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (FailsBehind.name, f"(one of {ROWS} is answered, one of {ROWS + 1} is not)"),
+        (
+            FailsInSteps.name,
+            "(3 tokens behind one of 1098 are answered, 3 tokens behind one of 1099 are not)",
+        ),
+    ],
+)
+def test_who_raises_at_a_long_prompt_is_told_what_it_raised_and_what_it_answers(
+    engine: str, words: str, model: Path, says: Callable[..., list[Verdict]]
+) -> None:
+    (found,) = says(model, SUITE, engine=engine)
+    assert (found.status, found.detail["said"]) == ("crashed", True)
+    assert words in found.summary
+    last = long_prompt.PROMPT + long_prompt.STEPS - 1
+    assert f"failed in logits: IndexError: index {last} is out of bounds" in found.summary
+
+
 @pytest.mark.parametrize(("foretold", "status"), [(1.0, "timed-out"), (100.0, "not-applicable")])
 def test_who_hangs_of_a_long_prompt_is_not_taken_for_slow(
     foretold: float,

@@ -127,9 +127,11 @@ def failure(error: Exception) -> dict[str, Any]:
         return {"kind": "crashed", "message": str(error)}
     if isinstance(error, MemoryError):
         return {"kind": "crashed", "message": f"out of memory: {error}".rstrip(": ")}
-    # the engine's own frames: who reads this wrote them, and not the worker
-    lines = [line for line in traceback.format_exception(error)[1:] if f'"{__file__}"' not in line]
-    return {"kind": "crashed", "message": "".join(lines[-3:]).strip()}
+    # first what it is, as many see no more of it; then the engine's own frames: who reads this
+    # wrote them, and not the worker
+    what = "".join(traceback.format_exception_only(error)).strip()
+    frames = [frame for frame in traceback.format_tb(error.__traceback__) if __file__ not in frame]
+    return {"kind": "crashed", "message": "\n".join([what, *frames[-2:]]).rstrip()}
 
 
 if __name__ == "__main__":

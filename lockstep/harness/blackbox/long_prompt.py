@@ -36,7 +36,15 @@ from lockstep.harness.check.check import BadInput, Opened, Plan
 from lockstep.harness.context.further_runs import FurtherRun, is_small
 from lockstep.harness.context.repeats import unsteady
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.records import Answered, Evaluation, Request, Settings, Verdict
+from lockstep.harness.records import (
+    Answered,
+    Evaluation,
+    Outcome,
+    Request,
+    Settings,
+    TimedOut,
+    Verdict,
+)
 from lockstep.harness.suites.logits import further_verdict, part
 
 PROMPT = 1101  # tokens: more than four pieces of 256, two of 512 and one of 1024, and some left
@@ -148,7 +156,10 @@ def said(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]
         status = "not-applicable" if slow else left.status
         if status == "timed-out":
             text += f"; by its shorter ones it would take some {seconds:.1f} s"
-        return [context.verdict(SUITE, status, text, {}, (SUITE, status))]
+        elif status == "crashed":
+            what = f"{what}{of_answered(inner, n)}"
+            text = f"{what}: {left.summary}"
+        return [context.verdict(SUITE, status, text, error.detail, (SUITE, status))]
     found = further_verdict(inner, run, expected, actual)
     text = f"{what}: {found.summary}"
     if found.status == "diverged":
@@ -177,6 +188,40 @@ def hangs(context: Context, seconds: float, n: int) -> bool:
     """Whether so many foretold seconds do not come to the time limit if the time of all that an
     engine does grows with the square of a prompt's length, as that of attention does."""
     return seconds * max(n / context.n_tokens, 1.0) < context.runner.time_limit
+
+
+def of_answered(context: Context, n: int) -> str:
+    """Of an engine that failed at a prompt of n tokens, or at what is behind it: up to which length
+    it answers, for a sentence."""
+    asked: list[Outcome] = []
+
+    def fails(tokens: int, steps: int) -> bool:
+        context.progress(f"whether a prompt of {tokens} tokens is answered")
+        request = Request(batches=batches_of(context, tokens, steps))
+        asked.append(context.subject.ask("evaluate", request))
+        return not isinstance(asked[-1], Answered)
+
+    steps = next((steps for steps in (0, STEPS) if fails(n, steps)), None)
+    if steps is None:
+        return " (asked again, it answered)"
+    prompt = f"{steps} tokens behind one" if steps else "one"
+    be = "are" if steps else "is"
+    fewest = first_where(lambda tokens: fails(tokens, steps), context.n_tokens, n)
+    if any(isinstance(outcome, TimedOut) for outcome in asked):
+        return ""
+    if fewest == context.n_tokens:
+        return f" ({prompt} of {fewest} {be} not answered either)"
+    return f" ({prompt} of {fewest - 1} {be} answered, {prompt} of {fewest} {be} not)"
+
+
+def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
+    """From which number of tokens on it holds, if it does for the most."""
+    if wrong(least):
+        return least
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if wrong(middle) else (middle, most)
+    return most
 
 
 def more_of(context: Context, run: FurtherRun, first: Evaluation, n: int) -> str:
@@ -220,13 +265,7 @@ def shortest_wrong(context: Context, n: int) -> tuple[int, int] | None:
     steps = next((steps for steps in (0, STEPS) if is_wrong(context, n, steps)), None)
     if steps is None:
         return None
-    right, wrong = context.n_tokens, n
-    if is_wrong(context, right, steps):
-        return right, steps
-    while wrong - right > 1:
-        middle = (right + wrong) // 2
-        right, wrong = (right, middle) if is_wrong(context, middle, steps) else (middle, wrong)
-    return wrong, steps
+    return first_where(lambda n: is_wrong(context, n, steps), context.n_tokens, n), steps
 
 
 def is_wrong(context: Context, n: int, steps: int) -> bool:

@@ -209,7 +209,7 @@ def test_any_other_exception_is_a_crash_with_its_traceback(engine: str) -> None:
         outcome = session.ask("evaluate", Request(batches=()))
         assert isinstance(outcome, Crashed)
         assert "fake_engines.py" in outcome.message
-        assert outcome.message.endswith("ZeroDivisionError: a bug in the adapter")
+        assert outcome.message.startswith("ZeroDivisionError: a bug in the adapter")
         assert isinstance(session.ask("greedy", [], 1), Answered)
 
 
