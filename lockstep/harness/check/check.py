@@ -24,6 +24,7 @@ from lockstep.harness.context.suite import (
     Context,
     NoAnswer,
     Suite,
+    line_that_says_why,
     no_answer,
     patient,
 )
@@ -307,7 +308,7 @@ def described(session: Session, *, under_test: bool = False) -> EngineInfo:
         text = f"{session.name} does not take the model: {outcome.message}"
         raise NoAnswer("not-compared", text, {})
     if not isinstance(outcome, Answered):
-        why = str(no_answer(session.name, "describe", outcome)).splitlines()[-1]
+        why = line_that_says_why(str(no_answer(session.name, "describe", outcome)))
         raise BadInput(f"{session.name} cannot be started: {why}; see lockstep doctor")
     info: EngineInfo = outcome.value
     version = split_version(session.name)[1]

@@ -343,6 +343,12 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
     raise TypeError(f"{outcome!r} is an answer")
 
 
+def line_that_says_why(message: str) -> str:
+    """The first; of a traceback, as a program in Python may send it, the last."""
+    lines = message.splitlines() or [""]
+    return lines[-1 if "Traceback (most recent call last)" in lines[0] else 0]
+
+
 def patient(error: NoAnswer) -> NoAnswer:
     """The same; who waited in vain is told how to wait otherwise."""
     if error.status != "timed-out":

@@ -12,7 +12,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.types import type_by_name
 from lockstep.harness.context.further_runs import further_runs, many_ids, n_cells
 from lockstep.harness.context.relations import ways
-from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.context.suite import Context, NoAnswer, line_that_says_why
 from lockstep.harness.diagnosis.questions import (
     Continued,
     Decoded,
@@ -53,7 +53,7 @@ class AskedQuestion:
 
 def asked(context: Context) -> tuple[list[AskedQuestion], list[str]]:
     """All that the subject answers, in the order in which every other engine is asked, and what it
-    does not answer. Of a traceback the last line says why."""
+    does not answer."""
     found: list[AskedQuestion] = []
     missing: dict[str, list[str]] = {}  # by what became of them, which is often the same
     for question in questions_for(context):
@@ -64,8 +64,8 @@ def asked(context: Context) -> tuple[list[AskedQuestion], list[str]]:
                 AskedQuestion(question=question, said=readable(context, question, outcome.value))
             )
         elif not isinstance(outcome, Unanswerable):  # what it does not offer is no gap
-            why = getattr(outcome, "message", "no answer in time").splitlines()
-            missing.setdefault(why[-1] if why else "", []).append(question.words)
+            why = line_that_says_why(getattr(outcome, "message", "no answer in time"))
+            missing.setdefault(why, []).append(question.words)
     return found, [f"{', '.join(words)}: {why}" for why, words in missing.items()]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lockstep.harness.asking.environments import built
 from lockstep.harness.context.runner import Runner
-from lockstep.harness.context.suite import no_answer
+from lockstep.harness.context.suite import line_that_says_why, no_answer
 from lockstep.harness.judging.lanes import lanes_of
 from lockstep.harness.records import EXACT, Answered
 from lockstep.harness.report.header import versions
@@ -38,7 +38,7 @@ def oracle_rows() -> list[Row]:
     with Runner(time_limit=60).open("llama.cpp", None, EXACT) as session:
         outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
-        why = str(no_answer("llama.cpp", "describe", outcome)).splitlines()[-1]
+        why = line_that_says_why(str(no_answer("llama.cpp", "describe", outcome)))
         return [("llama.cpp", f"does not start: {why}", False)]
     build = outcome.value.build
     return [
@@ -54,7 +54,7 @@ def rounding_rows() -> list[Row]:
     with Runner(time_limit=60).open("llama.cpp activations", None, EXACT) as session:
         outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
-        why = str(no_answer("llama.cpp", "describe", outcome)).splitlines()[-1]
+        why = line_that_says_why(str(no_answer("llama.cpp", "describe", outcome)))
         return [("activations", f"cannot be asked for: {why}", False)]
     rows = []
     for part in outcome.value.build.split(" | "):

@@ -8,7 +8,13 @@ from typing import Any
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.suite import Context, NoAnswer, Suite, no_answer
+from lockstep.harness.context.suite import (
+    Context,
+    NoAnswer,
+    Suite,
+    line_that_says_why,
+    no_answer,
+)
 from lockstep.harness.records import Answered, Crashed, Rejected, Verdict
 from lockstep.harness.report.text import cut
 from lockstep.harness.suites.parts.originals import Original, originals_of
@@ -131,7 +137,7 @@ class Tokens(Suite, name="tokens"):
             "tokens",
             "excused",
             f"a code point beyond U+10FFFF: {error.summary.splitlines()[0]}, as is known; "
-            f"{context.subject.name}: {words.splitlines()[-1]}",
+            f"{context.subject.name}: {line_that_says_why(words)}",
             {"input": repr(BEYOND), "oracle": error.summary, "subject": words},
         )
 

@@ -17,6 +17,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.asking import template
 from lockstep.harness.context.runner import LOG_LINES, IsolatedSession, Runner, Session
+from lockstep.harness.context.suite import line_that_says_why
 from lockstep.harness.processes.forked_process import ForkedProcess
 from lockstep.harness.records import (
     EXACT,
@@ -385,3 +386,15 @@ def test_a_consumer_that_fails_ends_the_stream_and_the_next_question_is_answered
 def test_only_a_stream_can_be_streamed(session: Session) -> None:
     with pytest.raises(ValueError, match="no stream named 'greedy'"):
         session.stream("greedy", lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ("IndexError: index 7\n  File engine.py, line 3", "IndexError: index 7"),
+        ("Traceback (most recent call last):\n  File e.py, line 3\nKeyError: 'x'", "KeyError: 'x'"),
+        ("", ""),
+    ],
+)
+def test_of_several_lines_one_says_why(message: str, why: str) -> None:
+    assert line_that_says_why(message) == why
