@@ -131,7 +131,9 @@ def test_an_engine_that_contradicts_itself_is_found(engine: str, way: str, model
     assert [verdict.detail["asked"] for verdict in of_itself] == [way]
     assert wrong[0].status == "diverged"
     assert f"gives other logits {way}" in wrong[0].summary
-    assert wrong[0].summary.endswith("at fault: subject")
+    assert "at fault: subject" in wrong[0].summary
+    twice = "such batches have twice as many tokens, which may be what is wrong"
+    assert wrong[0].summary.endswith(twice) is (way == "beside another sequence")
 
 
 def test_what_an_engine_does_not_answer_is_said_and_accuses_nobody(model: Path) -> None:
