@@ -39,7 +39,8 @@ class SiteFinding:
     axes: str = ""  # of the tensor, in words
     inputs: tuple[Site, ...] = ()  # what the op reads of what was computed before
     weight: str = ""  # the tensor of the file that it reads, or several
-    parameters: str = ""  # in words, where the subject's file gives the op others
+    # in words: those that the subject's file gives the op otherwise; or whose values are shown
+    parameters: str = ""
     # of the worst element: its error as a share of what it may be, and where it is. An engine of
     # another design is beyond 1 and right
     worst: tuple[float, tuple[int, ...]] = (0.0, ())

@@ -27,6 +27,7 @@ from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.judging.findings import Findings, Values
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.nodes import build_of, recorded, run_through
+from lockstep.harness.locate.other_names import with_other_name
 from lockstep.harness.processes.ahead import Ahead, may_fork
 from lockstep.harness.records import Evaluation, Mismatch, Request, Site
 from lockstep.harness.sites import SITES
@@ -69,6 +70,9 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
     run = own_run(context, given)
     context.progress(f"judging what {len(run.shown)} shown tensors enclose")
     found, put_in = judge_own_run(context, run)
+    found = replace(
+        found, all=with_other_name(context, run.program, run.places, run.shown, found.all)
+    )
     return replace(found, values=oracle_values(context, put_in, run.shown))
 
 

@@ -1,0 +1,83 @@
+"""What an engine shows under the name of one node and llama.cpp has as another near it.
+
+Embeddings that are scaled already, queries behind their rotation instead of before: the engine is
+right and the name is not, and what reads the tensor looks wrong as well. Words alone: what is shown
+is no less wrong as the tensor that it is called.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.node import Node
+from lockstep.harness.context.suite import Context
+from lockstep.harness.graph.program import Place, Program
+from lockstep.harness.graph.shown import part_shown
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.locate.nodes import run_through
+from lockstep.harness.records import Site
+
+NEAR = 6  # nodes of llama.cpp's graph: from a product to what its norm and its rotation come to
+# of its distance from the tensor that it is called: what came in before may be a little off
+MUCH_NEARER = 2.0**-4
+
+
+def with_other_name(
+    context: Context,
+    program: Program,
+    places: Mapping[Site, Place],
+    shown: Mapping[Place, NDArray[Any]],
+    found: Sequence[SiteFinding],
+) -> tuple[SiteFinding, ...]:
+    """found, with a word at the first that is wrong: behind it inputs are other ones as well."""
+    first = next((f for f in found if f.mismatch is not None), None)
+    if first is None or places.get(first.site) not in shown:
+        return tuple(found)
+    place = places[first.site]
+    near = near_nodes(program, place)
+    values: dict[Place, NDArray[Any]] = {}
+
+    def look(node: Node) -> None:
+        part = part_shown(node.value, shown[place].shape, node.name) if node.place in near else None
+        if part is not None and part.dtype.kind == "f":
+            values[node.place] = part.copy()
+
+    run_through(context, look)
+    names = {place: str(site) for site, place in reversed(list(places.items()))}
+    text = other_name(shown[place], place, values, names)
+    return tuple(replace(f, parameters=text) if text and f is first else f for f in found)
+
+
+def near_nodes(program: Program, place: Place) -> set[Place]:
+    """Of the same decode."""
+    for graph in program.graphs:
+        every = [graph.place(node) for node in graph.nodes]
+        if place in every:
+            at = every.index(place)
+            return {*every[max(0, at - NEAR) : at + NEAR + 1]}
+    return set()
+
+
+def other_name(
+    shown: NDArray[Any],
+    place: Place,
+    values: Mapping[Place, NDArray[Any]],
+    names: Mapping[Place, str],
+) -> str:
+    """ "": it is none of them. values: llama.cpp's, in the shape that is shown."""
+    if place not in values or shown.dtype.kind != "f" or not np.isfinite(shown).all():
+        return ""
+    off = {p: worst_distance(v, shown) / (largest(v) or 1.0) for p, v in values.items()}
+    here = off.pop(place)
+    named = [p for p in off if p in names and off[p] <= here * MUCH_NEARER]
+    if not named:
+        return ""
+    best = min(named, key=lambda p: off[p])
+    return (
+        f"what is shown is llama.cpp's {names[best]} ({off[best]:.1e} of its largest value off): "
+        "it has another name, or what lies between them is left out"
+    )

@@ -1,0 +1,46 @@
+"""Of a tensor that is shown under another node's name it is said which one it is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.harness.graph.aliases import places_by_site
+from lockstep.harness.graph.ways import Honest
+from lockstep.harness.locate.other_names import NEAR, near_nodes, other_name
+from lockstep.harness.records import Site
+from tests.recorded import recorded
+
+RIGHT, OFF, SMALL = (np.arange(8, dtype=np.float32) + n for n in (0.0, 1.0, 1e-4))
+A, B, C = (0, 0, 1), (0, 0, 2), (0, 0, 3)
+NAMES = {A: "embd", B: "inp_scaled"}
+
+
+def test_the_nearest_is_named_if_it_is_much_nearer_than_what_it_is_called() -> None:
+    said = other_name(SMALL, A, {A: OFF, B: RIGHT}, NAMES)
+    assert said.startswith("what is shown is llama.cpp's inp_scaled (1.4e-05 of")
+    assert other_name(SMALL + 0.5, A, {A: OFF, B: RIGHT}, NAMES) == ""  # as far from each
+    assert other_name(SMALL, A, {A: OFF, C: RIGHT}, NAMES) == ""  # it cannot be shown by a name
+    assert other_name(SMALL, A, {B: RIGHT}, NAMES) == ""  # of the node nothing is known
+    assert other_name(SMALL * np.nan, A, {A: OFF, B: RIGHT}, NAMES) == ""
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "real"), [("gemma3", "embd", "inp_scaled"), ("qwen3", "Qcur_rope-1", "")]
+)
+def test_embeddings_that_are_scaled_already_are_known_for_it(
+    arch: str, name: str, real: str, tmp_path: Path
+) -> None:
+    with recorded(arch, tmp_path) as found:
+        places = places_by_site(found.program, found.wires)
+        names: dict[str, Site] = {str(s): s for s in places if not s.step}
+        place = places[names[name]]
+        near = near_nodes(found.program, place)
+        assert place in near
+        assert len(near) <= 2 * NEAR + 1
+        run = found.run(Honest())
+        shown = run[places[names[real]]] if real else run[place] * np.float32(1.01)
+        values = {p: run[p] for p in near if p in run and run[p].shape == shown.shape}
+        texts = {p: str(s) for s, p in places.items()}
+        said = other_name(shown, place, values, texts)
+        assert (f"llama.cpp's {real} " in said) if real else (said == "")
