@@ -199,15 +199,19 @@ def small(
 
 
 def made_small(names: Collection[str]) -> dict[str, Change]:
-    """What is added to the residual, of tensors with these names."""
+    """What is added to the residual, and what heads have that a norm of theirs reads (attn_q before
+    attn_q_norm), of tensors with these names."""
     changes: dict[str, Change] = {}
     stems: dict[str, set[str]] = {}  # of each layer
     for found in filter(None, map(IN_A_LAYER.fullmatch, names)):
         stems.setdefault(found[1], set()).add(found[2].rsplit(".", 1)[0])
     for name in names:
         inside = IN_A_LAYER.fullmatch(name)
-        adds = EMBEDDINGS if inside is None else what_adds(stems[inside[1]])
-        if is_values(name) and is_one_of(inside[2] if inside else name, tuple(adds)):
+        adds: tuple[str, ...] = EMBEDDINGS
+        if inside is not None:
+            own = stems[inside[1]]
+            adds = (*what_adds(own), *(stem for stem in own if f"{stem}_norm" in own))
+        if is_values(name) and is_one_of(inside[2] if inside else name, adds):
             changes[name] = times(SMALL)
     return changes
 
