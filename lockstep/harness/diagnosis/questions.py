@@ -221,11 +221,9 @@ class Likeliest(MistakeQuestion):
         ids = self.prefix
         if isinstance(ids, bytes):
             ids = tuple(*value_of(session.ask("tokenize", [ids]), [[]]))
-        return (
-            value_of(session.ask("evaluate", Request(batches=(Batch.for_next(ids),))))
-            if ids
-            else None
-        )
+        if not ids:
+            return None
+        return value_of(session.ask("evaluate", Request(batches=(Batch.for_next(ids),))))
 
     def compare(self, said: Listed, answer: Any, session: LocalSession, noise: float) -> Compared:
         """said: as harness.judging.candidates has it, once names of tokens are known."""

@@ -1,7 +1,7 @@
 """Does an engine choose a control token where it is the likeliest? Text seldom ends within a few
 tokens, and some engines leave these out of what they choose from: all of them, or the one that they
-take for none, which may be the first or the last id of any type. And does it read other
-prompts? One that keeps the first may take that for theirs, or for their beginning.
+take for none, which may be the first or the last id of any type. And does it read other prompts?
+One that keeps the first may take that for theirs, or for their beginning.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,13 @@ UNKNOWN, CONTROL = 2, 3  # llama_token_type
 MOST = 4  # tokens asked for, each a prompt of hundreds to read
 OTHER_PROMPTS = "the token behind other prompts is the same"
 CONTROL_TOKENS = "control tokens, the first and the last, are the same"
-NOT_KNOWN = "whether it chooses control tokens is not known: where one is likeliest"
-TOO_NEAR = f"{NOT_KNOWN}, noise decides"
-HONEST = f"{NOT_KNOWN}, honest engines of another design choose as it does"
+KEYS = {OTHER_PROMPTS: "other prompt", CONTROL_TOKENS: "control token"}
+NOT_KNOWN = {
+    OTHER_PROMPTS: "whether it reads other prompts is not known: behind one",
+    CONTROL_TOKENS: "whether it chooses control tokens is not known: where one is likeliest",
+}
+TOO_NEAR = "noise decides"
+HONEST = "honest engines of another design choose as it does"
 
 Ids = NDArray[np.intp]
 
@@ -67,8 +71,7 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
             continue
         if is_oracle_wrong(context, whole, logits, whole_truth(context, whole)):
             return context.verdict("decode", "not-compared", WRONG_ORACLE)
-        key = "control token" if what == CONTROL_TOKENS else "other prompt"
-        found = another(context, ids, logits, said, key, is_control=wanted in controls)
+        found = another(context, ids, logits, said, what, is_control=wanted in controls)
         if found.status == "diverged":
             return found
         unclear = found
@@ -76,13 +79,15 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
         return unclear
     parts = [f"{what}: {', '.join(tokens)} seeded ones" for what, tokens in same.items()]
     parts += [] if asked[CONTROL_TOKENS] else [none]
+    parts += [unclear.summary] if unclear else []
     return context.verdict("decode", "agreed", "; ".join(parts))
 
 
 def another(
-    context: Context, ids: Sequence[int], logits: F32, said: int, key: str, *, is_control: bool
+    context: Context, ids: Sequence[int], logits: F32, said: int, asked: str, *, is_control: bool
 ) -> Verdict:
-    """What is said of the token chosen in the place of the likeliest. logits: the oracle's."""
+    """What is said of the token chosen in the place of the likeliest. logits: the oracle's; asked:
+    for which of the two reasons."""
     row, batches = logits[len(ids) - 1], (Batch.of(ids),)
     wanted = int(row.argmax())
     # experts may be nearly alike: this run has noise of its own
@@ -93,16 +98,16 @@ def another(
         return bool(run[-1].max() - run[-1, said] <= room)
 
     if not margin > allowed:
-        return context.verdict("decode", "not-applicable", TOO_NEAR)
+        return context.verdict("decode", "not-applicable", f"{NOT_KNOWN[asked]}, {TOO_NEAR}")
     if is_honest(context, batches, chosen):
-        return context.verdict("decode", "not-applicable", HONEST)
+        return context.verdict("decode", "not-applicable", f"{NOT_KNOWN[asked]}, {HONEST}")
     what = "the control token" if is_control else "token"
     text = (
         f"behind the first {len(ids)} seeded tokens the next is {said}, the oracle's {what} "
         f"{wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
     )
     detail = {"at_fault": "subject", "expected": wanted, "actual": said, "allowed": allowed}
-    return context.verdict("decode", "diverged", text, detail, key=("decode", key))
+    return context.verdict("decode", "diverged", text, detail, key=("decode", KEYS[asked]))
 
 
 def ids_of_control(context: Context) -> Ids:
