@@ -76,16 +76,13 @@ class Decode(Suite, name="decode"):
             yield from asked_again(context, "decode", subject, *asked)
             return
         try:
-            control = control_token(context, len(prompt))
+            control = list(control_token(context, len(prompt)))
         except NoAnswer:
             yield verdict
             raise
-        if control is None or control.status in ("agreed", "not-applicable"):
-            more = f"; {control.summary}" if control else ""
-            yield replace(verdict, summary=verdict.summary + more)
-            return
-        yield verdict
-        yield control
+        beside = [v.summary for v in control if v.status in ("agreed", "not-applicable")]
+        yield replace(verdict, summary="; ".join([verdict.summary, *beside]))
+        yield from (v for v in control if v.status not in ("agreed", "not-applicable"))
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:
@@ -119,7 +116,7 @@ def tokens_alone(
         lambda: greedy_alone(context, prompt, batches, oracle, subject),
         lambda: next_tokens(context),
         lambda: close_calls(context),
-        lambda: filter(None, [control_token(context, len(prompt), may_refuse=True)]),
+        lambda: control_token(context, len(prompt), may_refuse=True),
     )
     for question in questions:
         found = list(question())

@@ -2,13 +2,25 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 
 from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError, InvalidBatch, Unsupported
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.records import Request
-from lockstep.harness.suites.parts.control_tokens import MOST, firsts_of
+from lockstep.harness.suites.parts import control_tokens
+from lockstep.harness.suites.parts.control_tokens import (
+    MOST,
+    OTHER_PROMPTS,
+    firsts_of,
+    lengths_asked,
+    other_prompts,
+)
+from lockstep.harness.suites.parts.oracles_logits import in_one
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import written
 
@@ -48,3 +60,88 @@ def test_of_each_the_first_place_where_no_other_is_near() -> None:
     assert firsts_of(logits, np.array([0, 2]), 0.1) == [3, 4]
     assert firsts_of(logits, np.array([2]), 1.5) == []
     assert MOST >= 2
+
+
+# --- other prompts --------------------------------------------------------------------------------
+
+
+class TakesFew(Reference, name="control tokens: takes 40 positions"):
+    """Honest: with logits to show, and a short memory."""
+
+    refusal: EngineError = Unsupported("40 positions")
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        if len(prompt) + n > 40:
+            raise self.refusal
+        return super().greedy(prompt, n)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status"),
+    [(Unsupported("40 positions"), "agreed"), (InvalidBatch("40 positions"), "not-compared")],
+)
+def test_who_takes_fewer_positions_is_accused_of_nothing_and_asked_for_what_it_takes(
+    refusal: EngineError, status: str, tmp_path: Path
+) -> None:
+    TakesFew.refusal = refusal
+    model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
+    plan = plan_for(model, engine=TakesFew.name, suites=("decode",), n_tokens=32, n_steps=6)
+    logits, *tokens = verdicts_of(plan)
+    assert logits.status == "agreed"
+    assert {v.status for v in tokens} == {"agreed", status}
+    assert OTHER_PROMPTS in tokens[0].summary
+    assert "the token behind 67 seeded ones" in tokens[-1].summary
+    assert tokens[-1].summary.endswith("40 positions")
+
+
+@pytest.mark.parametrize("engine", ["prompt-keeps-last-32", "prompt-of-the-same-length"])
+def test_prompts_are_as_long_where_the_vocabulary_leaves_room_for_few_logits(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for 12 rows: no beginning of 67 tokens was among the first so many."""
+    monkeypatch.setattr(control_tokens, "ROWS", 12 * 312)
+    model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
+    plan = plan_for(model, engine=f"mutant:{engine}", suites=("decode",), n_tokens=32, n_steps=6)
+    found = verdicts_of(plan)
+    assert found[-1].status == "diverged", found
+    assert found[-1].key == "decode/other prompt"
+
+
+def test_where_no_token_is_likeliest_by_far_it_is_said_that_other_prompts_are_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_tokens, "clear_places", lambda *_: np.zeros(0, np.intp))
+    model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
+    (_, tokens) = verdicts_of(plan_for(model, suites=("decode",), n_tokens=32, n_steps=6))
+    assert tokens.status == "agreed"
+    assert "whether it reads other prompts, or chooses control tokens, is not known" in (
+        tokens.summary
+    )
+
+
+def test_the_lengths_asked_for_are_those_from_the_first_prompts_and_from_67_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def asked(n_vocab: int, cells: int = 128) -> list[int]:
+        monkeypatch.setattr(control_tokens, "n_cells", lambda _: cells)
+        context: Any = SimpleNamespace(facts=SimpleNamespace(n_vocab=n_vocab))
+        return lengths_asked(context, 5)
+
+    assert asked(312) == [*range(1, 128)]
+    assert asked(49_152) == [*range(1, 15), *range(67, 74)]
+    assert asked(262_144) == [5, 6, 67, 68]
+    assert asked(1 << 21) == []  # not one row
+    assert asked(262_144, cells=5) == [1, 2, 3, 4]
+
+
+def test_of_rows_that_are_few_the_lengths_are_their_own() -> None:
+    logits = np.eye(3, dtype=np.float32)
+    assert other_prompts(logits, 0.5, [1, 4, 67], 4) == [1, 2]
+    assert other_prompts(logits, 0.5, [1, 4, 40], 41) == [2]
+    assert other_prompts(logits, 2.0, [1, 4, 67], 4) == []
+
+
+def test_honest_runs_have_the_outputs_that_engines_are_asked_for() -> None:
+    batch = Batch.for_next([1, 2, 3])
+    (one,) = in_one((batch,))
+    assert one.outputs.tolist() == [False, False, True]

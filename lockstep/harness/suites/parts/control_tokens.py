@@ -4,18 +4,32 @@ take for none, which may be the first or the last id of any type. And does it re
 One that keeps the first may take that for theirs, or for their beginning.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.further_runs import PROMPT, ROWS, LeftOut, many_ids, n_cells
+from lockstep.harness.context.further_runs import (
+    PROMPT,
+    ROWS,
+    LeftOut,
+    many_ids,
+    n_cells,
+    with_rows,
+)
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
-from lockstep.harness.records import Evaluation, Rejected, Request, Unanswerable, Verdict
+from lockstep.harness.records import (
+    Evaluation,
+    Rejected,
+    Request,
+    Status,
+    Unanswerable,
+    Verdict,
+)
 from lockstep.harness.suites.logits import is_oracle_wrong
 from lockstep.harness.suites.parts.close_calls import is_honest
 from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, whole_truth
@@ -30,65 +44,87 @@ NOT_KNOWN = {
     OTHER_PROMPTS: "whether it reads other prompts is not known: behind one",
     CONTROL_TOKENS: "whether it chooses control tokens is not known: where one is likeliest",
 }
+NONE = {
+    OTHER_PROMPTS: "whether it reads other prompts, or chooses control tokens, is not known: "
+    "behind none of {} seeded beginnings is one token the likeliest by far",
+    CONTROL_TOKENS: "behind none of {} seeded beginnings is a control token the likeliest by far",
+}
+WORDS = {OTHER_PROMPTS: "the token", CONTROL_TOKENS: "a control token"}
 TOO_NEAR = "noise decides"
 HONEST = "honest engines of another design choose as it does"
 
 Ids = NDArray[np.intp]
 
 
-def control_token(context: Context, first: int, *, may_refuse: bool = False) -> Verdict | None:
+def control_token(context: Context, first: int, *, may_refuse: bool = False) -> Iterator[Verdict]:
     """Behind the first of the seeded beginnings after which the oracle likes one best, by far, for
     each of a few, and any token behind one as long as the prompt that was asked first, of so many
-    tokens, and a longer one. may_refuse: the subject need not take a prompt of as many.
+    tokens, and a longer one. Who takes fewer positions may refuse a longer one, which is left out;
+    may_refuse: and the subject any.
     """
     controls = ids_of_control(context)
-    n = min(n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab))
-    if context.facts.decoder_start is not None or n < 1:
-        return None
-    whole = (Batch.of(many_ids(context, n)),)
+    ends = lengths_asked(context, first)
+    if context.facts.decoder_start is not None or not ends:
+        return
+    every = many_ids(context, ends[-1])
+    whole = (with_rows(every, ends),)
     run: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=whole))
     (logits,) = run.logits
     allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
-    ends = np.array([0, logits.shape[1] - 1])
+    likeliest = np.union1d(controls, [0, logits.shape[1] - 1])
     asked = {
-        OTHER_PROMPTS: other_prompts(logits, allowed, first),
-        CONTROL_TOKENS: firsts_of(logits, np.union1d(controls, ends), allowed)[:MOST],
+        OTHER_PROMPTS: other_prompts(logits, allowed, ends, first),
+        CONTROL_TOKENS: firsts_of(logits, likeliest, allowed)[:MOST],
     }
-    none = f"behind none of {n} seeded beginnings is a control token the likeliest by far"
-    if not any(asked.values()):
-        return context.verdict("decode", "not-applicable", none)
+    none = [text.format(len(ends)) for what, text in NONE.items() if not asked[what]][:1]
     same: dict[str, list[str]] = {}
-    unclear: Verdict | None = None
+    unclear, left = "", dict[Status, Verdict]()
     for what, at in ((what, at) for what, places in asked.items() for at in places):
-        wanted, ids = int(logits[at].argmax()), whole[0].tokens[: at + 1].tolist()
+        wanted, ids = int(logits[at].argmax()), every[: ends[at]]
         outcome = context.subject.ask("greedy", ids, 1)
-        if may_refuse and isinstance(outcome, Unanswerable | Rejected):
-            left = LeftOut.of(f"no control token was asked for: {at + 1} tokens", outcome)
-            return left.verdict(context, "decode")
+        if isinstance(outcome, Unanswerable | Rejected) and (may_refuse or len(ids) > first):
+            one = LeftOut.of(f"{WORDS[what]} behind {len(ids)} seeded ones", outcome)
+            left.setdefault(one.status, one.verdict(context, "decode"))
+            continue
         (said,) = context.answer(context.subject, "greedy", outcome)
         if said == wanted:
-            same.setdefault(what, []).append(f"{wanted} behind {at + 1}")
+            same.setdefault(what, []).append(f"{wanted} behind {len(ids)}")
             continue
         if is_oracle_wrong(context, whole, logits, whole_truth(context, whole)):
-            return context.verdict("decode", "not-compared", WRONG_ORACLE)
-        found = another(context, ids, logits, said, what, is_control=wanted in controls)
+            yield context.verdict("decode", "not-compared", WRONG_ORACLE)
+            return
+        batch, rows = with_rows(ids, ends[: at + 1]), logits[: at + 1]
+        found = another(context, batch, rows, said, what, is_control=wanted in controls)
         if found.status == "diverged":
-            return found
-        unclear = found
-    if not same:
-        return unclear
+            yield found
+            return
+        unclear = found.summary
     parts = [f"{what}: {', '.join(tokens)} seeded ones" for what, tokens in same.items()]
-    parts += [] if asked[CONTROL_TOKENS] else [none]
-    parts += [unclear.summary] if unclear else []
-    return context.verdict("decode", "agreed", "; ".join(parts))
+    parts += [*none, unclear] if unclear else none
+    if parts:
+        status: Status = "agreed" if same else "not-applicable"
+        yield context.verdict("decode", status, "; ".join(parts))
+    yield from left.values()
+
+
+def lengths_asked(context: Context, first: int) -> list[int]:
+    """Of the beginnings whose next token is looked at: all, or of a large vocabulary as many as
+    there is room for logits: some from each of those lengths on that are asked for, and short
+    ones."""
+    n, room = n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab)
+    if n <= room:
+        return [*range(1, n + 1)]
+    each = (room + 2) // 3
+    wanted = [*range(first, first + each), *range(PROMPT, PROMPT + each), *range(1, n + 1)]
+    return sorted(list(dict.fromkeys(end for end in wanted if end <= n))[:room])
 
 
 def another(
-    context: Context, ids: Sequence[int], logits: F32, said: int, asked: str, *, is_control: bool
+    context: Context, batch: Batch, logits: F32, said: int, asked: str, *, is_control: bool
 ) -> Verdict:
-    """What is said of the token chosen in the place of the likeliest. logits: the oracle's; asked:
-    for which of the two reasons."""
-    row, batches = logits[len(ids) - 1], (Batch.of(ids),)
+    """What is said of the token chosen in the place of the likeliest. batch: up to it, with the
+    outputs of which the oracle's logits are; asked: for which of the two reasons."""
+    row, batches = logits[-1], (batch,)
     wanted = int(row.argmax())
     # experts may be nearly alike: this run has noise of its own
     allowed = 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed)
@@ -103,7 +139,7 @@ def another(
         return context.verdict("decode", "not-applicable", f"{NOT_KNOWN[asked]}, {HONEST}")
     what = "the control token" if is_control else "token"
     text = (
-        f"behind the first {len(ids)} seeded tokens the next is {said}, the oracle's {what} "
+        f"behind the first {len(batch)} seeded tokens the next is {said}, the oracle's {what} "
         f"{wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
     )
     detail = {"at_fault": "subject", "expected": wanted, "actual": said, "allowed": allowed}
@@ -125,18 +161,18 @@ def firsts_of(logits: F32, wanted: Ids, allowed: float) -> list[int]:
     return sorted(int(clear[at]) for at in np.unique(best[clear], return_index=True)[1])
 
 
-def other_prompts(logits: F32, allowed: float, first: int) -> list[int]:
+def other_prompts(logits: F32, allowed: float, ends: Sequence[int], first: int) -> list[int]:
     """One as long as the first, or what is kept of that may be found by its length and be this
     one's, and one of more tokens than a tile or a small ubatch; else the next longer that is clear,
-    so that all of the first may be its beginning, else the longest."""
+    so that all of the first may be its beginning, else the longest. ends: as `lengths_asked`."""
     clear = clear_places(logits, allowed).tolist()
-    found = [next((at for at in clear if at + 1 >= n), clear[-1]) for n in (first, PROMPT) if clear]
-    return sorted(set(found))
+    lengths = (first, PROMPT) if clear else ()
+    return sorted({next((at for at in clear if ends[at] >= n), clear[-1]) for n in lengths})
 
 
 def clear_places(logits: F32, allowed: float) -> Ids:
     """Behind which one token is likelier than any other by more than that."""
     if not np.isfinite(logits).all() or logits.shape[1] < 2:
         return np.zeros(0, np.intp)
-    first, second = np.sort(logits, axis=1)[:, :-3:-1].T
+    first, second = np.partition(logits, (-2, -1), axis=1)[:, :-3:-1].T
     return np.flatnonzero(first - second > allowed)

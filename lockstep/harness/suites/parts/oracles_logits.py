@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockstep.engine.batch import Batch
+from lockstep.engine.batch import Batch, joined
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Request
@@ -28,7 +28,6 @@ def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
 
 
 def in_one(batches: Sequence[Batch]) -> tuple[Batch, ...]:
-    """All that is decoded in one batch: weights are decoded once."""
+    """All that is decoded in one batch, with the same outputs: weights are decoded once."""
     encoded = [batch for batch in batches if batch.encoder]
-    tokens = np.concatenate([batch.tokens for batch in batches if not batch.encoder])
-    return (*encoded, Batch.of(tokens.tolist()))
+    return (*encoded, joined([batch for batch in batches if not batch.encoder]))
