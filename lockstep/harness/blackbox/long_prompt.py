@@ -45,7 +45,8 @@ from lockstep.harness.records import (
     TimedOut,
     Verdict,
 )
-from lockstep.harness.suites.logits import further_verdict, part
+from lockstep.harness.suites.logits import further_verdict
+from lockstep.harness.suites.parts.which_tokens import part
 
 PROMPT = 1101  # tokens: more than four pieces of 256, two of 512 and one of 1024, and some left
 STEPS = 3  # single tokens behind it

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.batch import Batch, joined
+from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.by_chance import by_chance
@@ -21,7 +21,6 @@ from lockstep.harness.judging.compare import (
     mismatch_between,
     worst_distance,
 )
-from lockstep.harness.judging.stored import half_step
 from lockstep.harness.judging.tolerances import Bound, whole_run
 from lockstep.harness.records import (
     Answered,
@@ -34,10 +33,16 @@ from lockstep.harness.records import (
     Verdict,
 )
 from lockstep.harness.suites.parts.by_position import by_position
+from lockstep.harness.suites.parts.one_batch import with_one_batch
+from lockstep.harness.suites.parts.which_tokens import (
+    NOTHING,
+    part,
+    rounding,
+    rows_that_differ,
+    tokens_that_differ,
+)
 
-LOGITS = "result_output"
 Ways = tuple[list[str], list[str], list[Verdict]]  # that give the same, not answered, what differs
-NOTHING = np.zeros(())
 
 
 class Logits(Suite, name="logits"):
@@ -63,7 +68,10 @@ class Logits(Suite, name="logits"):
         if again is None:
             yield verdict
             return
-        verdict = with_one_batch(context, context.batches, verdict, expected)
+        if isinstance(again, Answered) and part(
+            context, np.concatenate(expected.logits), again.value
+        ):  # or it is another each time
+            verdict = with_one_batch(context, context.batches, verdict, expected, actual)
         try:
             same, unanswered, wrong = asked_more(context, request, actual, verdict, again)
         except NoAnswer:
@@ -94,32 +102,6 @@ def asked_more(
     return same + more[0], unanswered + more[1], wrong + differ + more[2]
 
 
-def with_one_batch(
-    context: Context, batches: Sequence[Batch], verdict: Verdict, expected: Evaluation
-) -> Verdict:
-    """Said of a run that differs where the same tokens do not once they come all at once: what
-    begins with a second batch is wrong, its positions, its mask or what is kept for it."""
-    if verdict.detail.get("at_fault") != "subject" or len(batches) < 2 or context.given:
-        return verdict
-    if any(batch.encoder or batch.seq_ids.any() for batch in batches):
-        return verdict
-    context.progress("the subject's logits in one batch")
-    request = Request(batches=(joined(batches),))
-    outcome = context.subject.ask("evaluate", request)
-    if not isinstance(outcome, Answered) or part(
-        context, np.concatenate(expected.logits), outcome.value
-    ):
-        return verdict
-    first = len(batches[0])
-    text = f"; the same tokens in one batch agree, so look at what a batch behind the first {first}"
-    text += " tokens gets: positions, mask, cache"
-    return replace(
-        verdict,
-        summary=verdict.summary + text,
-        detail={**verdict.detail, "in_one_batch": "agreed"},
-    )
-
-
 def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluation) -> Ways:
     """first: what the subject answered to the usual run."""
     same: list[str] = []
@@ -139,7 +121,7 @@ def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluatio
         roles = zip((context.oracle, context.subject), said, strict=True)
         expected, actual = (context.answer(s, f"evaluate {run.words}", o) for s, o in roles)
         verdict = further_verdict(context, run, expected, actual)
-        verdict = with_one_batch(context, run.batches, verdict, expected)
+        verdict = with_one_batch(context, run.batches, verdict, expected, actual)
         if verdict.status == "agreed":
             same.append(run.words)
         else:
@@ -181,12 +163,6 @@ def further_verdict(
     if not run.usual or part(context, truth, subject):
         truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
     return compared(context, "logits", run.batches, oracle, subject, truth)
-
-
-def part(context: Context, expected: F32, subject: Evaluation) -> bool:
-    allowed = whole_run(context.noise.relative, largest(expected)).allowed
-    got = np.concatenate(subject.logits)
-    return mismatch_between(expected, got, allowed + rounding(context, subject)) is not None
 
 
 def placed(run: FurtherRun, verdict: Verdict) -> Verdict:
@@ -269,39 +245,6 @@ def compared(
     text += tokens_that_differ(batches, rows_that_differ(expected, got, limit))
     text += in_other_byte_order(expected, got, float(bound.allowed))
     return context.verdict(suite, "diverged", text, detail, key=(suite, off.kind, at_fault))
-
-
-def rows_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> Sequence[int]:
-    if expected.shape != got.shape:
-        return ()
-    limits = np.broadcast_to(limit, expected.shape)
-    rows = enumerate(zip(expected, got, limits, strict=True))
-    return [i for i, row in rows if mismatch_between(*row) is not None]
-
-
-def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int]) -> str:
-    """Which, where others agree: from the end of a chunk or of a window on, or in later batches."""
-    n = sum(int(batch.outputs.sum()) for batch in batches)
-    if not rows or len(rows) == n or max(rows) >= n:
-        return ""
-    asked = np.flatnonzero(np.concatenate([batch.outputs for batch in batches]))
-    first, last = int(asked[rows[0]]), int(asked[rows[-1]])
-    numbers = f"number {first}" if first == last else f"numbers {first} to {last}"
-    starts = np.cumsum([0, *(len(batch) for batch in batches)])
-    among = sorted({int(starts.searchsorted(asked[row], "right")) - 1 for row in rows})
-    text = f"; those of {len(rows)} of {n} tokens, {numbers}"
-    if len(batches) > 1 and among[0] == among[-1]:
-        text += f", all of batch {among[0]}"
-    elif among and among[0]:
-        text += f", none before batch {among[0]}"
-    return text
-
-
-def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:
-    """How far each of the subject's logits may be from what it was before it was written down."""
-    kinds = {site.step: k for site, k in context.subject.stored.items() if site.name == LOGITS}
-    steps = (half_step(rows, kinds.get(i, "F32")) for i, rows in enumerate(run.logits))
-    return np.concatenate(list(steps)) if kinds else NOTHING
 
 
 def difference(

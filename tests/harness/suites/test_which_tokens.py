@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.engine.batch import Batch
-from lockstep.harness.suites.logits import rows_that_differ, tokens_that_differ
+from lockstep.harness.suites.parts.which_tokens import rows_that_differ, tokens_that_differ
 
 PROMPT, NEXT = Batch.of(range(1, 9)), Batch.of([5], start=8)
 LAST_ALONE = replace(PROMPT, outputs=np.arange(8) == 7)

@@ -13,7 +13,10 @@ import pytest
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import NotInModel
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps as Plain
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import NO_OP, bisect
 from lockstep.harness.check.check import Opened, open_plan, run_suites, settings_for
@@ -72,6 +75,58 @@ def test_what_a_second_batch_alone_shows_agrees_in_one_and_it_is_said(
     assert found.detail["at_fault"] == "subject"
     assert ("the same tokens in one batch agree" in found.summary) is agrees
     assert found.detail.get("in_one_batch") == ("agreed" if agrees else None)
+
+
+class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
+    """Of matrices and so many activations at once the last row is not multiplied."""
+
+    n_rows = 1
+
+    def make_ops(self) -> Mirror:
+        class Ops(Mirror):
+            def linear(self, x: F32, weight: Weight) -> F32:
+                out = super().linear(x, weight)
+                if len(x) == WrongInRowsOf.n_rows:
+                    out[..., -1] = 0
+                return out
+
+        return Ops()
+
+
+@pytest.mark.parametrize(
+    ("n", "said"),
+    [
+        (1, "and a first batch of 1 does not: look at the kernels for a single row"),
+        (5, "and a first batch of 5 does not: look at the kernels for so many rows"),
+        (8, "so look at what is done with 8 tokens at once: the kernels for so many rows"),
+    ],
+)
+def test_a_wrong_kernel_for_few_rows_is_no_matter_of_what_stands_before(
+    n: int, said: str, model: Path
+) -> None:
+    """In one batch nothing is wrong either, as that has more rows."""
+    WrongInRowsOf.n_rows = n
+    found = verdicts_of(model, "logits", engine=WrongInRowsOf.name, n_tokens=8)
+    texts = [v.summary for v in found if v.detail.get("in_one_batch")]
+    assert len(texts) == 1
+    assert said in texts[0]
+    assert "positions, mask, cache" not in texts[0]
+
+
+def test_what_is_another_the_first_time_alone_is_no_matter_of_batches(model: Path) -> None:
+    class OnceWrong(Reference, name="test:once wrong"):
+        asked = 0
+
+        def evaluate(self, request: Request) -> Evaluation:
+            run = super().evaluate(request)
+            OnceWrong.asked += 1
+            factor = np.float32(1.1 if OnceWrong.asked == 1 else 1.0)
+            return replace(run, logits=tuple(rows * factor for rows in run.logits))
+
+    first, again, *_ = verdicts_of(model, "logits", engine="test:once wrong")
+    assert (first.status, again.status) == ("diverged", "diverged")
+    assert "in one batch" not in first.summary
+    assert "is not deterministic" in again.summary
 
 
 def test_the_first_batch_that_is_wrong_beside_another_sequence_may_be_so_for_its_size(

@@ -1,0 +1,71 @@
+"""What differs in several batches and not in one: what later ones are given, or their size."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lockstep.engine.batch import Batch, joined
+from lockstep.harness.context.suite import Context
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Answered, Evaluation, Request, Verdict
+from lockstep.harness.suites.parts.which_tokens import part, rounding, rows_that_differ
+
+
+def with_one_batch(
+    context: Context,
+    batches: Sequence[Batch],
+    verdict: Verdict,
+    expected: Evaluation,
+    actual: Evaluation,
+) -> Verdict:
+    """Said of a run that differs where the same tokens do not once they come all at once: what
+    begins with a second batch is wrong, its positions, its mask or what is kept for it; or what is
+    done with as many tokens as the first has that is wrong, wherever they stand."""
+    if verdict.detail.get("at_fault") != "subject" or len(batches) < 2 or context.given:
+        return verdict
+    if any(batch.encoder or batch.seq_ids.any() for batch in batches):
+        return verdict
+    context.progress("the subject's logits in one batch")
+    request = Request(batches=(joined(batches),))
+    outcome = context.subject.ask("evaluate", request)
+    if not isinstance(outcome, Answered) or part(
+        context, np.concatenate(expected.logits), outcome.value
+    ):
+        return verdict
+    text, by_size = by_size_or_place(context, batches, first_wrong(context, expected, actual))
+    detail = {**verdict.detail, "in_one_batch": "agreed", "by_size": by_size}
+    text = f"{verdict.summary}; the same tokens in one batch agree, {text}"
+    return replace(verdict, summary=text, detail=detail)
+
+
+def by_size_or_place(
+    context: Context, batches: Sequence[Batch], wrong: int
+) -> tuple[str, bool | None]:
+    """What a batch that is wrong was given wrongly, and whether it is so for its size; None: nobody
+    knows. wrong: the number of the first such."""
+    n, first = len(batches[wrong]), len(batches[0])
+    size = "the kernels for so many rows" if n > 1 else "the kernels for a single row"
+    place = f"what a batch behind the first {first} tokens gets: positions, mask, cache"
+    if not wrong:
+        return f"so look at what is done with {n} tokens at once: {size}", True
+    whole = joined(batches)
+    alone = Batch.of(whole.tokens[:n].tolist())
+    request = Request(batches=(alone,))
+    outcomes = context.oracle.ask("evaluate", request), context.subject.ask("evaluate", request)
+    oracle, subject = (o.value if isinstance(o, Answered) else None for o in outcomes)
+    if oracle is None or subject is None:
+        return f"so look at {place}, or at {size}", None
+    if part(context, np.concatenate(oracle.logits), subject):
+        return f"and a first batch of {n} does not: look at {size}", True
+    return f"so look at {place}", False
+
+
+def first_wrong(context: Context, expected: Evaluation, actual: Evaluation) -> int:
+    """The first batch of which a logit is."""
+    truth, got = np.concatenate(expected.logits), np.concatenate(actual.logits)
+    allowed = whole_run(context.noise.relative, largest(truth)).allowed
+    rows = rows_that_differ(truth, got, allowed + rounding(context, actual))
+    ends = np.cumsum([len(rows) for rows in expected.logits])
+    return int(ends.searchsorted(rows[0], "right")) if rows else 0

@@ -1,0 +1,56 @@
+"""Which logits of a run differ: of which tokens, in which batches."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.suite import Context
+from lockstep.harness.judging.compare import largest, mismatch_between
+from lockstep.harness.judging.stored import half_step
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Evaluation
+
+LOGITS = "result_output"
+NOTHING = np.zeros(())
+
+
+def part(context: Context, expected: F32, subject: Evaluation) -> bool:
+    allowed = whole_run(context.noise.relative, largest(expected)).allowed
+    got = np.concatenate(subject.logits)
+    return mismatch_between(expected, got, allowed + rounding(context, subject)) is not None
+
+
+def rows_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> Sequence[int]:
+    if expected.shape != got.shape:
+        return ()
+    limits = np.broadcast_to(limit, expected.shape)
+    rows = enumerate(zip(expected, got, limits, strict=True))
+    return [i for i, row in rows if mismatch_between(*row) is not None]
+
+
+def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int]) -> str:
+    """Which, where others agree: from the end of a chunk or of a window on, or in later batches."""
+    n = sum(int(batch.outputs.sum()) for batch in batches)
+    if not rows or len(rows) == n or max(rows) >= n:
+        return ""
+    asked = np.flatnonzero(np.concatenate([batch.outputs for batch in batches]))
+    first, last = int(asked[rows[0]]), int(asked[rows[-1]])
+    numbers = f"number {first}" if first == last else f"numbers {first} to {last}"
+    starts = np.cumsum([0, *(len(batch) for batch in batches)])
+    among = sorted({int(starts.searchsorted(asked[row], "right")) - 1 for row in rows})
+    text = f"; those of {len(rows)} of {n} tokens, {numbers}"
+    if len(batches) > 1 and among[0] == among[-1]:
+        text += f", all of batch {among[0]}"
+    elif among and among[0]:
+        text += f", none before batch {among[0]}"
+    return text
+
+
+def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:
+    """How far each of the subject's logits may be from what it was before it was written down."""
+    kinds = {site.step: k for site, k in context.subject.stored.items() if site.name == LOGITS}
+    steps = (half_step(rows, kinds.get(i, "F32")) for i, rows in enumerate(run.logits))
+    return np.concatenate(list(steps)) if kinds else NOTHING
