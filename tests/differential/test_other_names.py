@@ -25,6 +25,15 @@ def test_the_nearest_is_named_if_it_is_much_nearer_than_what_it_is_called() -> N
     assert other_name(SMALL * np.nan, A, {A: OFF, B: RIGHT}, NAMES) == ""
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_one_number_everywhere_is_nobodys_tensor(value: float) -> None:
+    """Of an engine that shows zeros, beside what is zero in llama.cpp as a bias of zeros makes it;
+    or one number."""
+    shown = np.full(8, value, np.float32)
+    assert other_name(shown, A, {A: RIGHT, B: shown.copy()}, NAMES) == ""
+    assert other_name(shown[:1], A, {A: RIGHT[1:2] * 3, B: shown[:1]}, NAMES) == ""
+
+
 @pytest.mark.parametrize(
     ("arch", "name", "real"), [("gemma3", "embd", "inp_scaled"), ("qwen3", "Qcur_rope-1", "")]
 )

@@ -71,6 +71,8 @@ def other_name(
     """ "": it is none of them. values: llama.cpp's, in the shape that is shown."""
     if place not in values or shown.dtype.kind != "f" or not np.isfinite(shown).all():
         return ""
+    if not shown.size or (shown == shown.flat[0]).all():
+        return ""  # zeros, or shares of one expert: they are no tensor's more than another's
     off = {p: worst_distance(v, shown) / (largest(v) or 1.0) for p, v in values.items()}
     here = off.pop(place)
     named = [p for p in off if p in names and off[p] <= here * MUCH_NEARER]
