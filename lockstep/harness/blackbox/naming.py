@@ -205,6 +205,7 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 OF_LOGITS = "what is made of logits: a cap"
 # gemma2's head is always the table of its embeddings, whose rows no model can have otherwise alone
 BOTH_ENDS = "embedding, output norm, output matrix, or what is made of logits"
+ONE_ROW = "kernels for a single row, as one token at a time has"
 ROUNDED = "rounding of what the output norm gives and the output matrix reads"
 OF_VALUES: Table = (
     (simple_rows, "embeddings that are powers of two", "embedding"),
@@ -229,6 +230,8 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
         if asked.agrees(nothing_to_norm, STILL):
             return agreed("output norm", f"{ONE_TOKEN}, and with {STILL}")
         return agreed("embedding of some tokens, or logits of others", ONE_TOKEN)
+    if asked.differs(position_0, ONE_TOKEN) and asked.agrees(in_one_batch, ONE_BATCH):
+        return agreed(ONE_ROW, f"{ONE_BATCH}, and differ with the first alone")
     if asked.agrees(larger, "a smaller eps"):  # first: rows of about one hide an eps as well
         return agreed("eps", "a smaller eps")
     words = "logits a millionth as large"

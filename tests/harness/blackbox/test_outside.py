@@ -11,9 +11,11 @@ import pytest
 
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.naming import BOTH_ENDS, OF_LOGITS
+from lockstep.harness.blackbox.naming import BOTH_ENDS, OF_LOGITS, ONE_ROW
 from tests.black_boxes import bisected, faults, one_layer_of
+from tests.models import builtin
 
 OF_LOGITS_ALONE = 3  # where synth's gemma2 caps them; scores at 50
 
@@ -43,3 +45,23 @@ def test_a_model_that_llama_cpp_refuses_is_no_agreement(
     path = one_layer_of("gemma2", tmp_path)
     found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
     assert faults(found) == {None: [part]}
+
+
+class WrongForOneRow(Mirror):
+    """Decoding has a kernel of its own, which prompts never meet."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        out = super().linear(x, weight)
+        if len(x) == 1:
+            out[..., -1] = 0
+        return out
+
+
+class WithWrongForOneRow(Reference, name="test:wrong-for-one-row"):
+    ops = WrongForOneRow
+
+
+def test_a_kernel_for_a_single_row_is_no_wrong_output_matrix(tmp_path: Path) -> None:
+    found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine="test:wrong-for-one-row")
+    assert faults(found) == {None: [ONE_ROW]}
+    assert "all tokens in one batch" in found.guilty[0].parts[0].words
