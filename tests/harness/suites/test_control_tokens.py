@@ -22,7 +22,7 @@ from lockstep.harness.suites.parts.control_tokens import (
 )
 from lockstep.harness.suites.parts.oracles_logits import in_one
 from tests.harness.check.test_check import plan_for, verdicts_of
-from tests.models import written
+from tests.models import builtin, written
 
 
 class NeverOne(Reference, name="control tokens: never one"):
@@ -90,7 +90,7 @@ def test_who_takes_fewer_positions_is_accused_of_nothing_and_asked_for_what_it_t
     assert logits.status == "agreed"
     assert {v.status for v in tokens} == {"agreed", status}
     assert OTHER_PROMPTS in tokens[0].summary
-    assert "the token behind 67 seeded ones" in tokens[-1].summary
+    assert "the token behind 71 seeded ones" in tokens[-1].summary
     assert tokens[-1].summary.endswith("40 positions")
 
 
@@ -134,11 +134,24 @@ def test_the_lengths_asked_for_are_those_from_the_first_prompts_and_from_67_on(
     assert asked(262_144, cells=5) == [1, 2, 3, 4]
 
 
-def test_of_rows_that_are_few_the_lengths_are_their_own() -> None:
-    logits = np.eye(3, dtype=np.float32)
-    assert other_prompts(logits, 0.5, [1, 4, 67], 4) == [1, 2]
-    assert other_prompts(logits, 0.5, [1, 4, 40], 41) == [2]
-    assert other_prompts(logits, 2.0, [1, 4, 67], 4) == []
+def test_of_long_prompts_one_is_asked_for_whose_beginning_tells() -> None:
+    clear, lengths = np.arange(4), [1, 4, 67, 68]
+    never, last = np.zeros(4, np.bool_), np.arange(4) == 3
+    assert other_prompts(clear, never, lengths, 4) == [1, 2]
+    assert other_prompts(clear, last, lengths, 4) == [1, 3]
+    assert other_prompts(clear[:2], last, lengths, 5) == [1]  # the longest that is clear
+    assert other_prompts(clear[:0], last, lengths, 4) == []
+
+
+def test_a_prompt_that_is_cut_is_seen_where_the_token_depends_on_its_beginning(
+    tmp_path: Path,
+) -> None:
+    """Behind 67 tokens the next is the same without the first 35, behind 68 it is not."""
+    model, engine = builtin("f32", tmp_path), "mutant:prompt-keeps-last-32"
+    plan = plan_for(model, engine=engine, suites=("decode",), n_tokens=32, n_steps=16)
+    *_, found = verdicts_of(plan)
+    assert found.status == "diverged"
+    assert found.key == "decode/other prompt"
 
 
 def test_honest_runs_have_the_outputs_that_engines_are_asked_for() -> None:

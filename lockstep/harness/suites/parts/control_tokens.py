@@ -36,6 +36,7 @@ from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, whole_tru
 
 TYPES = "tokenizer.ggml.token_type"
 UNKNOWN, CONTROL = 2, 3  # llama_token_type
+TURNED = PROMPT // 2  # tokens of a beginning that is another: what is cut has lost as many
 MOST = 4  # tokens asked for, each a prompt of hundreds to read
 OTHER_PROMPTS = "the token behind other prompts is the same"
 CONTROL_TOKENS = "control tokens, the first and the last, are the same"
@@ -70,10 +71,13 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
     whole = (with_rows(every, ends),)
     run: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=whole))
     (logits,) = run.logits
+    turned = (with_rows([*every[:TURNED][::-1], *every[TURNED:]], ends),)
+    run = context.ask(context.oracle, "evaluate", Request(batches=turned))
+    telling = run.logits[0].argmax(axis=1) != logits.argmax(axis=1)
     allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
     likeliest = np.union1d(controls, [0, logits.shape[1] - 1])
     asked = {
-        OTHER_PROMPTS: other_prompts(logits, allowed, ends, first),
+        OTHER_PROMPTS: other_prompts(clear_places(logits, allowed), telling, ends, first),
         CONTROL_TOKENS: firsts_of(logits, likeliest, allowed)[:MOST],
     }
     none = [text.format(len(ends)) for what, text in NONE.items() if not asked[what]][:1]
@@ -137,7 +141,7 @@ def another(
         return context.verdict("decode", "not-applicable", f"{NOT_KNOWN[asked]}, {TOO_NEAR}")
     if is_honest(context, batches, chosen):
         return context.verdict("decode", "not-applicable", f"{NOT_KNOWN[asked]}, {HONEST}")
-    what = "the control token" if is_control else "token"
+    what = "control token" if is_control else "token"
     text = (
         f"behind the first {len(batch)} seeded tokens the next is {said}, the oracle's {what} "
         f"{wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
@@ -161,13 +165,19 @@ def firsts_of(logits: F32, wanted: Ids, allowed: float) -> list[int]:
     return sorted(int(clear[at]) for at in np.unique(best[clear], return_index=True)[1])
 
 
-def other_prompts(logits: F32, allowed: float, ends: Sequence[int], first: int) -> list[int]:
+def other_prompts(
+    clear: Ids, telling: NDArray[np.bool_], ends: Sequence[int], first: int
+) -> list[int]:
     """One as long as the first, or what is kept of that may be found by its length and be this
-    one's, and one of more tokens than a tile or a small ubatch; else the next longer that is clear,
-    so that all of the first may be its beginning, else the longest. ends: as `lengths_asked`."""
-    clear = clear_places(logits, allowed).tolist()
-    lengths = (first, PROMPT) if clear else ()
-    return sorted({next((at for at in clear if ends[at] >= n), clear[-1]) for n in lengths})
+    one's, and one of more tokens than a tile or a small ubatch, behind which another token comes
+    with another beginning, if there is one; else the next longer that is clear, so that all of the
+    first may be its beginning, else the longest. ends: as `lengths_asked`."""
+    if not len(clear):
+        return []
+    long = [at for at in clear.tolist() if ends[at] >= PROMPT]
+    short = [at for at in clear.tolist() if ends[at] >= first]
+    long = [at for at in long if telling[at]] or long
+    return sorted({some[0] if some else int(clear[-1]) for some in (short, long)})
 
 
 def clear_places(logits: F32, allowed: float) -> Ids:
