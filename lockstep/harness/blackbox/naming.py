@@ -226,14 +226,16 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
     wrong."""
     if asked.agrees(no_positions, "learned positions of zero"):
         return agreed("embedding: learned positions", "learned positions of zero")
+    # before one token alone, which may be within the limit where all of them are just beyond; and
+    # before embeddings of about one, which hide an eps as well
+    if asked.agrees(larger, "a smaller eps"):
+        return agreed("eps", "a smaller eps")
     if asked.agrees(position_0, ONE_TOKEN):
         if asked.agrees(nothing_to_norm, STILL):
             return agreed("output norm", f"{ONE_TOKEN}, and with {STILL}")
         return agreed("embedding of some tokens, or logits of others", ONE_TOKEN)
     if asked.differs(position_0, ONE_TOKEN) and asked.agrees(in_one_batch, ONE_BATCH):
         return agreed(ONE_ROW, f"{ONE_BATCH}, and differ with the first alone")
-    if asked.agrees(larger, "a smaller eps"):  # first: rows of about one hide an eps as well
-        return agreed("eps", "a smaller eps")
     words = "logits a millionth as large"
     if of_logits and asked.agrees(quiet_logits, words):
         return agreed(OF_LOGITS, words)

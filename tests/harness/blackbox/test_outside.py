@@ -65,3 +65,30 @@ def test_a_kernel_for_a_single_row_is_no_wrong_output_matrix(tmp_path: Path) -> 
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine="test:wrong-for-one-row")
     assert faults(found) == {None: [ONE_ROW]}
     assert "all tokens in one batch" in found.guilty[0].parts[0].words
+
+
+OFF = {"eps": 0.0}  # what the engine below adds to the model's
+
+
+class EpsOff(Mirror):
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        return super().rms_norm(x, weight, eps + OFF["eps"])
+
+
+class WithEpsOff(Reference, name="test:eps-that-is-just-seen"):
+    ops = EpsOff
+
+
+def test_an_eps_that_is_just_seen_is_not_taken_for_the_rows_of_some_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one token alone it is within the limit, so that the engines agree there: the qwen3 of an
+    engine that had 1e-6 for 1e-5 was said to have wrong embeddings of some tokens."""
+    path = builtin("f32", tmp_path)
+    monkeypatch.setitem(OFF, "eps", 1e-3)
+    first = bisected(path, tmp_path / "much", engine="test:eps-that-is-just-seen").rows[0].answer
+    # what it does to the logits grows as eps does, as long as that is small beside the squares
+    monkeypatch.setitem(OFF, "eps", 1e-3 * 1.02 * first.allowed / first.worst)
+    found = bisected(path, tmp_path / "made", engine="test:eps-that-is-just-seen")
+    assert 1 < found.rows[0].answer.worst / found.rows[0].answer.allowed < 1.1
+    assert faults(found) == {None: ["eps"]}
