@@ -11,7 +11,7 @@ from functools import partial
 
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
-from lockstep.harness.blackbox import long_context, long_prompt
+from lockstep.harness.blackbox import long_context, long_prompt, own_token
 from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker, why_not_asked
 from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
 from lockstep.harness.blackbox.looking import Looked, look
@@ -141,7 +141,10 @@ def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
     asker.progress("what check asks besides")
     plan = replace(asker.plan, suites=(), by_name=False)
     opened = asker.open(plan)
-    opened.context.on_made_models = {long_context.SUITE: partial(long_prompt.long_texts, plan)}
+    opened.context.on_made_models = {
+        long_context.SUITE: partial(long_prompt.long_texts, plan),
+        own_token.SUITE: partial(own_token.checked, plan),
+    }
     try:
         said = tuple(said_by_check(opened.context))
     finally:

@@ -10,7 +10,7 @@ model the eps of its norms is seen where activations are small, and nowhere else
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from lockstep.harness.blackbox import long_context, long_prompt
+from lockstep.harness.blackbox import long_context, long_prompt, own_token
 from lockstep.harness.blackbox.asking import (
     SliceAnswer,
     SliceAsker,
@@ -39,6 +39,7 @@ def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
     return {
         SUITE: partial(checked, plan),
         long_context.SUITE: partial(long_prompt.long_texts, plan),
+        own_token.SUITE: partial(own_token.checked, plan),
     }
 
 

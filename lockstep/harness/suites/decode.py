@@ -82,13 +82,21 @@ class Decode(Suite, name="decode"):
             raise
         beside = [v.summary for v in control if v.status in ("agreed", "not-applicable")]
         yield replace(verdict, summary="; ".join([verdict.summary, *beside]))
-        yield from (v for v in control if v.status not in ("agreed", "not-applicable"))
+        others = [v for v in control if v.status not in ("agreed", "not-applicable")]
+        yield from others or own_tokens(context)
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:
             return context.tokens[:4]
         ids: list[int] = context.ask(context.oracle, "tokenize", [context.prompt])[0]
         return ids or context.tokens[:4]  # a vocabulary may have no token for any of it
+
+
+def own_tokens(context: Context) -> Iterator[Verdict]:
+    """Those that are the likeliest nowhere, on a model of which each is somewhere, as
+    harness.blackbox.own_token says."""
+    if "decode" in context.on_made_models:
+        yield from context.asked_on_made_models("decode")
 
 
 def few_alone(batches: Sequence[Batch]) -> tuple[Batch, ...]:
@@ -117,6 +125,7 @@ def tokens_alone(
         lambda: next_tokens(context),
         lambda: close_calls(context),
         lambda: control_token(context, len(prompt), may_refuse=True),
+        lambda: own_tokens(context),
     )
     for question in questions:
         found = list(question())

@@ -104,6 +104,9 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
             return
         unclear = found.summary
     parts = [f"{what}: {', '.join(tokens)} seeded ones" for what, tokens in same.items()]
+    chosen = {int(logits[at].argmax()) for at in asked[CONTROL_TOKENS]}
+    if chosen and (unseen := sorted({0, logits.shape[1] - 1} - chosen)):
+        parts.append(f"not {' and '.join(map(str, unseen))}, the likeliest by far nowhere")
     parts += [*none, unclear] if unclear else none
     if parts:
         status: Status = "agreed" if same else "not-applicable"

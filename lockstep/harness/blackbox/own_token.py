@@ -1,0 +1,131 @@
+"""Does an engine choose each id where it is the likeliest: the first, the last, control tokens?
+
+Text seldom ends within a few tokens, and the last id of a vocabulary is the likeliest nowhere: of
+an engine whose greedy search ends one id early nothing is seen on the user's model. So both engines
+are given one whose layers add nothing and whose head is the table of its embeddings, rows of signs:
+behind each token the likeliest is the token itself, by far.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.blackbox.asking import SliceAsker, on_made_models, why_not_asked
+from lockstep.harness.blackbox.changes import signs
+from lockstep.harness.blackbox.parts import (
+    EMBEDDING,
+    OUTPUT,
+    norms_do_nothing,
+    off,
+    scale_of_embeddings,
+)
+from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.blackbox.slices import ENDS_OF_HALVES, n_layers, slice_of
+from lockstep.harness.check.check import BadInput, Plan
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Answered, Evaluation, Request, Verdict
+from lockstep.harness.suites.parts.control_tokens import clear_places, ids_of_control
+
+SUITE = "decode"
+MOST = 8  # ids; the first and the last are among them
+LARGEST = 1 << 26  # numbers in a table of embeddings that cannot be cut: both engines read it
+# of each logit that is the likeliest: a cap, of 30 where there is one, leaves it above the others
+LOUD = 8.0
+WHERE = "on a model of which each token is the likeliest behind itself"
+
+
+def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+    levels = context.subject_info.levels
+    if (levels is not None and "greedy" not in levels) or context.facts.decoder_start is not None:
+        return
+    if not why_not_asked(context.subject.name, levels, ("greedy",)):
+        yield from on_made_models(plan, context, SUITE, partial(asked, context))
+
+
+def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
+    n_layers(asker.file)  # raises Unsupported for what cannot be sliced
+    ne = asker.file.tensors[EMBEDDING].ne if EMBEDDING in asker.file.tensors else (0, 0)
+    made = asker.with_few_tokens(asker.file, recipe_of(asker.file))
+    if not made.rows and ne[0] * ne[-1] > LARGEST:
+        return
+    context.progress("tokens that are the likeliest behind themselves")
+    make = partial(with_few, asker)
+    try:
+        opened = asker.open(asker.made(make))
+    except (NoAnswer, BadInput):
+        return  # nobody is held to a model that nobody has trained
+    try:
+        yield from said(context, opened.context)
+    finally:
+        opened.close()
+
+
+def with_few(asker: SliceAsker, file: GgufFile) -> Recipe:
+    return asker.with_few_tokens(file, recipe_of(file))
+
+
+def recipe_of(file: GgufFile) -> Recipe:
+    before, muted = norms_do_nothing(file, 0), off(ENDS_OF_HALVES)(file, 0)
+    assert muted is not None
+    width = file.tensors[EMBEDDING].ne[0]
+    size = 2.0 ** np.floor(np.log2(LOUD / width))
+    tables = {EMBEDDING: signs(1 / scale_of_embeddings(file))}
+    if OUTPUT in file.tensors:
+        tables[OUTPUT] = signs(float(size))
+    recipe = slice_of(file, 0, role={}, changes={**before.changes, **muted.changes, **tables})
+    return Recipe(names=recipe.names, keys={**recipe.keys, **before.keys}, changes=recipe.changes)
+
+
+def said(outer: Context, context: Context) -> Iterator[Verdict]:
+    """context: of the made model. Nothing, where the oracle does not choose so."""
+    ids = ids_to_choose(context)
+    batch = Batch.of(ids.tolist())
+    outcome = context.oracle.ask("evaluate", Request(batches=(batch,)))
+    if not isinstance(outcome, Answered):
+        return
+    run: Evaluation = outcome.value
+    (logits,) = run.logits
+    allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
+    clear = set(clear_places(logits, allowed).tolist())
+    same: list[int] = []
+    for at, wanted in enumerate(ids.tolist()):
+        if at not in clear or int(logits[at].argmax()) != wanted:
+            continue
+        outcome = context.subject.ask("greedy", ids[: at + 1].tolist(), 1)
+        if not isinstance(outcome, Answered):
+            return  # of a prompt of ids that no text has, or of such a model
+        (found,) = outcome.value
+        if found != wanted:
+            yield another(outer, ids[: at + 1], found, logits[at], allowed)
+            return
+        same.append(wanted)
+    if same:
+        text = f"{WHERE} it chooses {', '.join(map(str, same))}"
+        yield outer.verdict(SUITE, "agreed", text)
+
+
+def another(
+    context: Context, ids: NDArray[np.intp], found: int, row: NDArray[np.float32], allowed: float
+) -> Verdict:
+    wanted, n = int(ids[-1]), len(row)
+    margin = float(row[wanted] - row[found]) if 0 <= found < n else float("inf")
+    which = {0: ", the first id", n - 1: f", the last of {n} ids"}.get(wanted, "")
+    text = (
+        f"{WHERE}: behind {', '.join(map(str, ids))} the next is {found}, the oracle's {wanted}"
+        f"{which}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
+    )
+    detail = {"at_fault": "subject", "expected": wanted, "actual": found, "allowed": allowed}
+    return context.verdict(SUITE, "diverged", text, detail, key=(SUITE, "own token"))
+
+
+def ids_to_choose(context: Context) -> NDArray[np.intp]:
+    """The last one comes last: who takes another for it is seen with all that are right before."""
+    last = context.facts.n_vocab - 1
+    others = np.setdiff1d(ids_of_control(context), [0, last])[: MOST - 2]
+    return np.array([0, *others, last], np.intp)

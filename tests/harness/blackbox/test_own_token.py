@@ -1,0 +1,79 @@
+"""Ids that are the likeliest nowhere on a user's model: an engine may never choose them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox.in_check import questions
+from lockstep.harness.blackbox.own_token import WHERE
+from lockstep.harness.check.check import open_plan, run_suites
+from lockstep.harness.records import Request, Verdict
+from tests.black_boxes import bisected, one_layer_of
+from tests.harness.check.test_check import plan_for
+from tests.models import written
+from tests.quiet_engines import Quiet, made
+
+VOCABULARY = 2000  # of so many ids few are the likeliest behind some hundreds of beginnings
+
+
+def without(first: int, last: int) -> Any:
+    """A greedy search that ends so many ids early, or begins late."""
+
+    def greedy(self: Any, prompt: Sequence[int], n: int) -> list[int]:
+        ids: list[int] = []
+        while len(ids) < n:
+            request = Request(batches=(Batch.of([*prompt, *ids]),))
+            row = self.evaluate(request).logits[0][-1]
+            ids.append(first + int(row[first : len(row) - last].argmax()))
+        return ids
+
+    return greedy
+
+
+def decoded(model: Path, engine: str, **changes: Any) -> list[Verdict]:
+    plan = plan_for(model, engine=engine, suites=("decode",), n_tokens=32, **changes)
+    opened = open_plan(plan, lambda _: None)
+    opened.context.on_made_models = questions(plan)
+    try:
+        return list(run_suites(opened.context, plan.suites))
+    finally:
+        opened.close()
+
+
+def of_own_tokens(found: list[Verdict]) -> list[Verdict]:
+    return [verdict for verdict in found if WHERE in verdict.summary]
+
+
+@pytest.mark.parametrize("levels", [("greedy",), ("logits", "greedy")])
+@pytest.mark.parametrize(("first", "last", "id"), [(0, 1, VOCABULARY - 1), (1, 0, 0)])
+def test_a_greedy_search_that_loses_an_id_is_found_where_the_id_is_nowhere_the_likeliest(
+    first: int, last: int, id: int, levels: tuple[str, ...], tmp_path: Path
+) -> None:
+    """No beginning that is asked for ends in it, by far: all else agrees."""
+    model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
+    greedy = without(first, last)
+    name = made(f"own token: {first}, {last}, {levels}", Quiet, levels=levels, greedy=greedy)
+    *fine, wrong = decoded(model, name)
+    assert "diverged" not in {verdict.status for verdict in fine}
+    assert (wrong.status, wrong.key) == ("diverged", "decode/own token")
+    assert (wrong.detail["expected"], wrong.detail["at_fault"]) == (id, "subject")
+    assert bisected(model, tmp_path / "made", engine=name).exit_code == 1
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt2", "rwkv6", "mamba", "deepseek2"])
+def test_a_right_engine_chooses_the_first_and_the_last_id(arch: str, tmp_path: Path) -> None:
+    """gemma2 caps its logits, and its head is the table; gpt2 has positions that are learned."""
+    model = one_layer_of(arch, tmp_path)
+    found = of_own_tokens(decoded(model, "replay", oracle="llama.cpp"))
+    assert [verdict.status for verdict in found] == ["agreed"]
+    assert " it chooses 0, " in found[0].summary
+
+
+def test_what_was_the_likeliest_nowhere_is_not_said_to_be_the_same(tmp_path: Path) -> None:
+    model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
+    said = "; ".join(verdict.summary for verdict in decoded(model, Reference.name))
+    assert "the likeliest by far nowhere" in said or "behind none of" in said
