@@ -27,6 +27,7 @@ from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.whole import TWIN, in_f32
+from lockstep.harness.check import several_threads
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.locate.locate import LEVELS
 from lockstep.harness.records import EngineInfo, Verdict
@@ -144,6 +145,7 @@ def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
     opened.context.on_made_models = {
         long_context.SUITE: partial(long_prompt.long_texts, plan),
         own_token.SUITE: partial(own_token.checked, plan),
+        several_threads.SUITE: partial(several_threads.checked, plan),
     }
     try:
         said = tuple(said_by_check(opened.context))

@@ -26,6 +26,7 @@ from lockstep.harness.blackbox.places import see_in_place
 from lockstep.harness.blackbox.report import as_of_logits
 from lockstep.harness.blackbox.slices import n_layers
 from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enough
+from lockstep.harness.check import several_threads
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
@@ -40,6 +41,7 @@ def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
         SUITE: partial(checked, plan),
         long_context.SUITE: partial(long_prompt.long_texts, plan),
         own_token.SUITE: partial(own_token.checked, plan),
+        several_threads.SUITE: partial(several_threads.checked, plan),
     }
 
 

@@ -98,7 +98,7 @@ class Context:
     runner: Runner = field(default_factory=Runner)  # opens other engines, with the same limits
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
-    # by suite, what is asked on models that are made of this one
+    # by suite, what is asked on models that are made of this one, or of an engine started anew
     on_made_models: "Mapping[str, Callable[[Context], Iterator[Verdict]]]" = field(
         default_factory=dict
     )

@@ -23,6 +23,7 @@ MARKS = {
 
 # where to look if no op is wrong
 CALLS = "what is kept from call to call, at the order of calls, and at sampling"
+THREADS = "what threads share, and at the rows that are left over among them"
 RACES = "threads that add up in any order, and at memory that is read before it is written"
 BEFORE_RUNS = {  # suites that ask for parts of an engine by themselves
     "tokens": "the tokenizer (its runs are right)",
@@ -124,6 +125,8 @@ def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     if suites and suites <= BEFORE_RUNS.keys():
         places = ", and at ".join(BEFORE_RUNS[suite] for suite in BEFORE_RUNS if suite in suites)
         return f"no op is wrong on its own inputs: look at {places}"
+    if every and all("n_threads" in detail for _, detail in every):  # with one it was right
+        return f"no op is wrong on its own inputs: look at {THREADS}"
     races = {detail.get("kind") == "not-deterministic" for _, detail in every}
     if True in races:  # whatever else differs may follow from it
         then = f"; if these are in order, at {CALLS}" if False in races else ""

@@ -34,6 +34,7 @@ from lockstep.harness.records import (
 )
 from lockstep.harness.suites.parts.by_position import by_position
 from lockstep.harness.suites.parts.one_batch import with_one_batch
+from lockstep.harness.suites.parts.threads import ask_several_threads
 from lockstep.harness.suites.parts.which_tokens import (
     NOTHING,
     part,
@@ -77,6 +78,8 @@ class Logits(Suite, name="logits"):
         except NoAnswer:
             yield verdict
             raise
+        if not wrong and verdict.status == "agreed":
+            ask_several_threads(context, same, unanswered, wrong)
         yield with_ways(verdict, same, unanswered)
         yield from wrong
 

@@ -13,6 +13,8 @@ RACE = ("logits", {"kind": "not-deterministic"})
         ([("tokens", {})], "look at the tokenizer"),
         ([("metadata", {}), ("tokens", {})], "the tokenizer (its runs are right), and at how the"),
         ([RACE], "threads that add up in any order"),
+        ([("logits", {"n_threads": 3})], "what threads share"),
+        ([("logits", {"n_threads": 3}), ("decode", {})], "what is kept from call to call"),
         ([("logits", {"kind": "value"}), ("tokens", {})], "what is kept from call to call"),
         ([RACE, ("logits", {"kind": "value"}), ("decode", {})], "look at threads that add up"),
         ([("decode", {}), RACE], "; if these are in order, at what is kept from call to call"),

@@ -1,0 +1,65 @@
+"""Does a program give the same logits with several threads?
+
+All else is asked of one, as the settings say, so that whoever lets threads share a buffer, or loses
+the rows that are left over among them, is right everywhere. Of a model that the long prompt of
+`long_context` is asked of, that is asked with several; any other is asked here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lockstep.harness.blackbox.long_prompt import LEAST, THREADS, tokens_of
+from lockstep.harness.check.check import BadInput, Plan, described
+from lockstep.harness.context.further_runs import FurtherRun, is_small
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.protocol.session import command_of
+from lockstep.harness.records import Evaluation, Rejected, Request, Unanswerable, Verdict
+from lockstep.harness.suites.logits import further_verdict, placed
+
+SUITE = "logits"
+TIMES = 4  # what threads do at once is another thing each time
+WORDS = f"with {THREADS} threads"
+
+
+def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+    """Nothing of an engine that has one thread whatever it is told."""
+    long_prompt = tokens_of(context) > LEAST and not is_small(context.file)
+    given = context.given or context.settings.n_threads >= THREADS
+    if given or long_prompt or command_of(plan.engine) is None:
+        return
+    context.progress(f"logits {WORDS}")
+    settings = replace(context.settings, n_threads=THREADS)
+    with context.runner.open(plan.engine, plan.subject_model, settings) as session:
+        try:
+            info = described(session, under_test=True)
+        except (BadInput, NoAnswer):
+            return  # it was started with the model before, and need not be a second time
+        if info.settings is None or info.settings.n_threads == THREADS:
+            yield from said(replace(context, subject=session))
+
+
+def said(context: Context) -> Iterator[Verdict]:
+    """Each time the same batches, until one differs."""
+    run = FurtherRun(words=WORDS, batches=context.batches, usual=True)
+    request = Request(batches=run.batches)
+    expected: Evaluation = context.ask(context.oracle, "evaluate", request)
+    found: Verdict | None = None
+    for _ in range(TIMES):
+        outcome = context.subject.ask("evaluate", request)
+        if isinstance(outcome, Unanswerable | Rejected):
+            yield context.verdict(SUITE, "not-applicable", f"{WORDS}: {outcome.message}")
+            return
+        try:
+            actual = context.answer(context.subject, f"evaluate {WORDS}", outcome)
+        except NoAnswer as error:
+            yield context.verdict(
+                SUITE, error.status, str(error), error.detail, (SUITE, error.status, "threads")
+            )
+            return
+        found = placed(run, further_verdict(context, run, expected, actual))
+        if found.status != "agreed":
+            text = f"{found.summary}; with one thread it agrees"
+            yield replace(found, summary=text, detail={**found.detail, "n_threads": THREADS})
+            return
+    if found is not None:
+        yield found

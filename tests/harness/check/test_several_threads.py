@@ -1,0 +1,80 @@
+"""Programs that are right with one thread, and not with several: on models of any size."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.blackbox.in_check import questions
+from lockstep.harness.check.check import open_plan, run_suites
+from lockstep.harness.records import Verdict
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin, written
+
+EXAMPLE = Path(__file__).parents[3] / "lockstep" / "examples" / "engine.py"
+START = 'if question["ask"] == "start":\n        can'
+
+
+def program(folder: Path, changes: dict[str, str]) -> str:
+    """The example, changed: a command."""
+    text = EXAMPLE.read_text()
+    for old, new in changes.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    path = folder / "engine.py"
+    path.write_text(text)
+    return f"{sys.executable} {path}"
+
+
+def logits_of(engine: str, model: Path) -> list[Verdict]:
+    plan = plan_for(model, engine=engine, oracle="llama.cpp", suites=("logits",), n_tokens=8)
+    opened = open_plan(plan, lambda _: None)
+    opened.context.on_made_models = questions(plan)
+    try:
+        return list(run_suites(opened.context, plan.suites))
+    finally:
+        opened.close()
+
+
+HEAD = 'x @ self.w[f"{head}.weight"].T'
+# rows of the head that are left over when each thread has as many as the others
+LOST = f"rows_of_threads({HEAD})"
+DEFINITION = """threads = 1
+
+
+def rows_of_threads(x):
+    x[:, x.shape[1] // threads * threads :] = 0
+    return x
+
+
+class File:"""
+FOLLOWED = """if question["ask"] == "start":
+        global threads
+        threads = question["settings"]["n_threads"]
+        can"""
+
+
+def test_rows_that_are_left_over_among_threads_are_missed_on_a_small_model(tmp_path: Path) -> None:
+    changes = {HEAD: LOST, "class File:": DEFINITION, START: FOLLOWED}
+    *fine, wrong = logits_of(program(tmp_path, changes), written(tmp_path, n_vocab=320))
+    assert [verdict.status for verdict in fine] == ["agreed"]
+    assert (wrong.status, wrong.detail["n_threads"]) == ("diverged", 3)
+    assert wrong.detail["at_fault"] == "subject"
+    assert wrong.summary.startswith("with 3 threads: ")
+
+
+def test_an_engine_that_is_right_with_several_threads_agrees(tmp_path: Path) -> None:
+    (found,) = logits_of(program(tmp_path, {}), builtin("f32", tmp_path))
+    assert found.status == "agreed"
+    assert "with 3 threads" in found.detail["same"]
+
+
+@pytest.mark.parametrize("settings", ['{"n_threads": 1}', '{"n_threads": 2}'])
+def test_an_engine_that_says_how_many_threads_it_has_is_not_said_to_have_three(
+    settings: str, tmp_path: Path
+) -> None:
+    old = '"can": can, "shows": SHOWS}'
+    said = program(tmp_path, {old: f'{old[:-1]}, "settings": {settings}}}'})
+    (found,) = logits_of(said, builtin("f32", tmp_path))
+    assert found.status == "agreed"
+    assert "with 3 threads" not in found.detail["same"]
