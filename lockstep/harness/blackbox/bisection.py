@@ -11,7 +11,7 @@ from functools import partial
 
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
-from lockstep.harness.blackbox import long_context, long_prompt, own_token
+from lockstep.harness.blackbox import long_context, long_prompt, own_token, several_threads
 from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker, why_not_asked
 from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
 from lockstep.harness.blackbox.looking import Looked, look
@@ -27,7 +27,6 @@ from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.whole import TWIN, in_f32
-from lockstep.harness.check import several_threads
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.locate.locate import LEVELS
 from lockstep.harness.records import EngineInfo, Verdict

@@ -10,7 +10,7 @@ model the eps of its norms is seen where activations are small, and nowhere else
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from lockstep.harness.blackbox import long_context, long_prompt, own_token
+from lockstep.harness.blackbox import long_context, long_prompt, own_token, several_threads
 from lockstep.harness.blackbox.asking import (
     SliceAnswer,
     SliceAsker,
@@ -26,7 +26,6 @@ from lockstep.harness.blackbox.places import see_in_place
 from lockstep.harness.blackbox.report import as_of_logits
 from lockstep.harness.blackbox.slices import n_layers
 from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enough
-from lockstep.harness.check import several_threads
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict

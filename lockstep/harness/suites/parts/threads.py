@@ -1,4 +1,4 @@
-"""What is said of an engine that is right with one thread, as check.several_threads asks."""
+"""What is said of an engine that is right with one thread, as blackbox.several_threads asks."""
 
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
