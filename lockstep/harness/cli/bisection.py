@@ -5,11 +5,13 @@ from typing import Any
 
 from lockstep.harness.bisect.bisection import NO_OP, Bisection
 from lockstep.harness.check.check import Plan
+from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.proof import Patched
 from lockstep.harness.report.text import explain_finding, site_name, where_to_look
 from lockstep.harness.suites.parts.tensor_suite import detail_of
 
 SHOWN = 5  # culprits explained in full
+PIECES = 3  # of an axis, each of neighbours that are off
 
 
 def bisection_of(plan: Plan, result: Bisection) -> Mapping[str, Any]:
@@ -59,6 +61,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
             + f"affected output rows: {rows}"
             + (f" and {more} more" if more > 0 else "")
         )
+        lines += [f"    {text}" for text in alone(culprit)]
         if culprit.parameters:
             lines.append(f"    {culprit.parameters}")
         lines.append(
@@ -83,6 +86,19 @@ def proof(plan: Plan, result: Bisection) -> list[str]:
     if result.failed:
         return [f"not confirmed: with the oracle's tensors put in, {result.failed}"]
     return [] if result.patched is None else [confirmation(result.patched)]
+
+
+def alone(culprit: SiteFinding) -> list[str]:
+    """Which tokens or heads are off, where others are not and those that are come in few pieces."""
+    names = culprit.axes.strip("()").split(", ")
+    found = []
+    for axis, indices in culprit.alone.items():
+        ends = [i for i, index in enumerate(indices) if i == 0 or indices[i - 1] != index - 1]
+        pieces = [indices[a:b] for a, b in zip(ends, [*ends[1:], len(indices)], strict=True)]
+        if len(pieces) <= PIECES and -axis <= len(names):
+            words = (str(p[0]) if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in pieces)
+            found.append(f"only {names[axis]} {', '.join(words)}: all others agree")
+    return found
 
 
 def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:

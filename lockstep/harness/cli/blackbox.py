@@ -111,6 +111,7 @@ def ends(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
         if not answer.agrees:
             yield f"the whole model, {what}: {answer.status}: {answer.summary[:SHOWN]}"
     yield from (f"what check asks besides, {v.suite}: {v.summary}" for v in result.others)
+    yield from where_else(result)
     yield from (f"not compared: {text}" for text in result.left_out)
     yield from (f"not asked: {text}" for text in [result.no_places] if text)
     seen = result.places or any(look.answer.agrees for look in result.lenses)
@@ -119,6 +120,17 @@ def ends(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     # diagnose looks at the whole model alone, and mistakes that it knows are always the same
     if result.exit_code == 1 and result.rows and result.whole.differs:
         yield f"{MISTAKE}: {diagnose_command(plan)}"
+
+
+def where_else(result: "BlackBoxBisection") -> Iterator[str]:
+    """Where every part agrees, and what is chosen by its logits or computed by threads does not."""
+    from lockstep.harness.report.text import CALLS, THREADS
+
+    wrong = [verdict for verdict in result.others if verdict.status == "diverged"]
+    if wrong and all("n_threads" in verdict.detail for verdict in wrong):
+        yield f"with one thread every part is right: look at {THREADS}"
+    elif wrong and {verdict.suite for verdict in wrong} == {"decode"} and result.whole.allowed:
+        yield f"every part of it is right, and so are its logits: look at {CALLS}"
 
 
 def only_as_stored(result: "BlackBoxBisection") -> str:

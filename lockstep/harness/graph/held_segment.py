@@ -13,6 +13,7 @@ from lockstep.harness.judging.compare import largest, share_of_limit, worst_dist
 from lockstep.harness.judging.judge import (
     SiteFinding,
     affected,
+    affected_alone,
     elements_compared,
     smallest_scale_error,
 )
@@ -46,6 +47,7 @@ class HeldSegment:
             mismatch=self.mismatch,
             at_fault="subject" if wrong else "",
             outputs=affected(self.truth, self.shown, self.allowed) if wrong else (),
+            alone=affected_alone(self.truth, self.shown, self.allowed) if wrong else {},
             compared=elements_compared(self.truth, self.shown, self.allowed),
             sees=smallest_scale_error(self.truth, self.allowed),
             layer=wire.layer,

@@ -5,8 +5,8 @@ are each held to the bound of the op, and whoever is beyond it is at fault.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ class SiteFinding:
     mismatch: Mismatch | None  # None: in agreement
     at_fault: str  # "", "subject", "oracle" or "both"
     outputs: tuple[int, ...] = ()  # indices along the last axis that are out of bound
+    # of an axis before it, where some are and others are not: which, by its number from the end
+    alone: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     sees: float = math.inf  # a scale of the whole result that is off by this share must show
     compared: int = 1  # elements that are a number on some side, and have a limit
     layer: int | None = None  # that the op is part of
@@ -81,6 +83,7 @@ def finding_of(
         mismatch=mismatch,
         at_fault=at_fault,
         outputs=affected(truth, accused, allowed),
+        alone=affected_alone(truth, accused, allowed) if at_fault else {},
         sees=smallest_scale_error(truth, allowed),
         compared=elements_compared(truth, oracle, allowed),
         worst=worst,
@@ -88,7 +91,7 @@ def finding_of(
 
 
 def without_fault(found: SiteFinding) -> SiteFinding:
-    return replace(found, mismatch=None, at_fault="", outputs=())
+    return replace(found, mismatch=None, at_fault="", outputs=(), alone={})
 
 
 def conforms(
@@ -114,11 +117,33 @@ def affected(
     """Indices along the last axis at which any element is out of bound."""
     if actual is None or actual.shape != truth.shape:
         return ()
-    with np.errstate(invalid="ignore"):
-        bad = ~(np.abs(actual.astype(np.float64) - truth) <= allowed)
-    bad &= ~((actual == truth) | (np.isnan(actual) & np.isnan(truth)))
+    bad = out_of_bound(truth, actual, allowed)
     rows = bad.reshape(-1, bad.shape[-1]) if bad.size else bad.reshape(0, 0)
     return tuple(np.flatnonzero(rows.any(axis=0)).tolist())
+
+
+def out_of_bound(
+    truth: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    with np.errstate(invalid="ignore"):
+        bad = ~(np.abs(actual.astype(np.float64) - truth) <= allowed)
+    return np.asarray(bad & ~((actual == truth) | (np.isnan(actual) & np.isnan(truth))))
+
+
+def affected_alone(
+    truth: NDArray[Any], actual: NDArray[Any] | None, allowed: NDArray[np.float64]
+) -> Mapping[int, tuple[int, ...]]:
+    """Of each axis but the last the indices at which any element is out of bound, where there are
+    others: some tokens of a batch, or some heads."""
+    if actual is None or actual.shape != truth.shape:
+        return {}
+    found: dict[int, tuple[int, ...]] = {}
+    bad = out_of_bound(truth, actual, allowed)
+    for axis in range(bad.ndim - 1):
+        some = bad.any(axis=tuple(i for i in range(bad.ndim) if i != axis))
+        if some.any() and not some.all():
+            found[axis - bad.ndim] = tuple(np.flatnonzero(some).tolist())
+    return found
 
 
 def smallest_scale_error(truth: NDArray[Any], allowed: NDArray[np.float64]) -> float:
