@@ -1,11 +1,14 @@
 """The choice of the next token, wrong: ops and logits are right."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar, cast
 
 import numpy as np
 
 from lockstep.engine.batch import Batch
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.harness.mutants.base import Mutant
 
@@ -17,8 +20,6 @@ class WrongChoice(Mutant):
     site = "decode"  # the suite: no op is wrong
     layer = None
     row: ClassVar[int] = -1  # of the prompt's logits
-    late: ClassVar[int] = 0  # added to positions of what is generated
-    stands: ClassVar[bool] = False  # they are all the first one
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         memory = self.loaded.new_memory()
@@ -27,7 +28,7 @@ class WrongChoice(Mutant):
         while len(ids) < n:
             ids.append(int(self.choose(last, ids)))
             if len(ids) < n:
-                at = len(prompt) + self.late + (0 if self.stands else len(ids) - 1)
+                at = len(prompt) + len(ids) - 1
                 last = self.loaded.decode(Batch.of(ids[-1:], start=at), memory)[-1]
         return ids
 
@@ -41,11 +42,42 @@ class FirstRow(WrongChoice, name="mutant:greedy-of-first-row"):
     effect = "an answer begins with the wrong word"
 
 
-class PositionLate(WrongChoice, name="mutant:greedy-position-late"):
-    late = 1
+class Misplaced(Mirror):
+    """`at` is what becomes of positions."""
+
+    at: Callable[[I32], I32] | None = None
+
+    def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
+        found = positions if self.at is None else self.at(positions)
+        return super().rope(x, found, params)
+
+
+class WrongPosition(WrongChoice):
+    """What is generated turns as if it stood elsewhere; an engine that has positions of its own
+    does not see that they are not consecutive, as the memory would."""
+
+    ops = Misplaced
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        ops = cast(Misplaced, self.loaded.ops)
+        ops.at = partial(self.placed, len(prompt))
+        try:
+            return super().greedy(prompt, n)
+        finally:
+            ops.at = None
+
+    def placed(self, n: int, positions: I32) -> I32:
+        """n: tokens of the prompt, whose places are right."""
+        raise NotImplementedError
+
+
+class PositionLate(WrongPosition, name="mutant:greedy-position-late"):
     mistake = "the first generated token is put one position behind its own"
     effect = "text drifts"
     source = "onnxruntime-genai #2354"
+
+    def placed(self, n: int, positions: I32) -> I32:
+        return np.where(positions < n, positions, positions + 1)
 
 
 class SecondBest(WrongChoice, name="mutant:greedy-second-best"):
@@ -119,7 +151,9 @@ class LowPrecision(WrongChoice, name="mutant:greedy-of-rough-logits"):
         return int(np.argmax((logits.view(np.uint32) & np.uint32(0xFFF00000)).view(np.float32)))
 
 
-class StandsStill(WrongChoice, name="mutant:greedy-lacks-position"):
-    stands = True
+class StandsStill(WrongPosition, name="mutant:greedy-lacks-position"):
     mistake = "all that is generated is put at one position"
     effect = "the text repeats itself"
+
+    def placed(self, n: int, positions: I32) -> I32:
+        return np.minimum(positions, n)
