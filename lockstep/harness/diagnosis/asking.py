@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from lockstep.harness.diagnosis.questions import (
     Greedy,
     Header,
     Ids,
+    InTurn,
     Likeliest,
     MistakeQuestion,
     RunQuestion,
@@ -34,10 +35,11 @@ from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS, may_be_asked, some
 
 BLOCKS = 4096  # of each type of weights
 LONGEST = 4000  # bytes of a text: some wrong tokenizers take a step for each pair of them
-AFTER = 16  # tokens of an engine whose logits are shown as well
 BEGINNINGS = 32  # behind each of which an engine without logits is asked for one token
 LONG_ONES = (33, 40, 48, 56, 64, 65, 67, 80, 96, 112, 127, 129, 160, 200, 257, 261)
 SHORT = 8  # tokens behind each text but the first
+# of prompts in turn: nobody is asked for others as long, and one is longer than a small ubatch
+IN_TURN = (37, 37, 37, 59, 59)
 CELLS = 64  # of a run that costs no more than a text
 CANDIDATES = 64  # of a list: a server sends them one by one
 WORDS = 5  # that each beginning of a long text has more than the one before
@@ -168,18 +170,29 @@ def of_logits(context: Context, *, greedy: bool) -> Iterator[MistakeQuestion]:
     for run in short:
         yield RunQuestion(words=f"the logits {run.words}", batches=run.batches)
     if greedy:
-        yield text_of(context, min(AFTER, context.n_steps))
+        yield text_of(context)
+        yield from prompts_in_turn(context)
     for run in runs[len(short) :]:
         yield RunQuestion(words=f"the logits {run.words}", batches=run.batches)
 
 
-def text_of(context: Context, n: int) -> Greedy:
+def text_of(context: Context) -> Greedy:
     return Greedy(
-        words=f"{n} greedy tokens",
+        words=f"{context.n_steps} greedy tokens",
         ids=tuple(Decode().prompt(context)),
-        n=n,
+        n=context.n_steps,
         decoder_start=context.facts.decoder_start,
     )
+
+
+def prompts_in_turn(context: Context) -> Iterator[InTurn]:
+    """What is kept of one prompt may be taken for the next one's."""
+    room = n_cells(context) - 1
+    lengths = [n for n in IN_TURN if n <= room]
+    if context.facts.decoder_start is None and lengths:
+        ids = iter(many_ids(context, 1 + sum(lengths)))
+        prompts = tuple(tuple(islice(ids, n)) for n in (1, *lengths))
+        yield InTurn(words=f"the token behind {len(lengths)} prompts in turn", prompts=prompts)
 
 
 def of_tokens_behind(context: Context) -> Iterator[MistakeQuestion]:
@@ -189,7 +202,8 @@ def of_tokens_behind(context: Context) -> Iterator[MistakeQuestion]:
         for ids, n in beginnings(context):
             words = f"the token behind {n} seeded ones, from {ids[0]} on"
             yield Greedy(words=words, ids=tuple(ids[:n]), n=1)
-    yield text_of(context, context.n_steps)
+    yield text_of(context)
+    yield from prompts_in_turn(context)
 
 
 def beginnings(context: Context) -> Iterator[tuple[list[int], int]]:

@@ -18,7 +18,13 @@ from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.context.suite import Context
 from lockstep.harness.diagnosis.asking import AskedQuestion, asked, readable
 from lockstep.harness.diagnosis.engines import Engines, candidates
-from lockstep.harness.diagnosis.questions import Greedy, RunQuestion, value_of
+from lockstep.harness.diagnosis.questions import (
+    Compared,
+    Greedy,
+    InTurn,
+    RunQuestion,
+    value_of,
+)
 from lockstep.harness.diagnosis.race import HeldAnswers, TriedMistake, held, is_text, race
 from lockstep.harness.records import Answered, EngineInfo, Request
 
@@ -210,13 +216,15 @@ def says_enough(engines: Engines, of: HeldAnswers) -> bool:
         return True
     off = [(one, c) for one, c in zip(of.every, of.right, strict=True) if not c.same.all()]
     numbers = any(np.isfinite(c.apart[~c.same]).any() for one, c in off if not is_text(one))
-    return numbers or sum(choices(engines, one) for one, _ in off if is_text(one)) >= PLACES
+    return numbers or sum(choices(engines, *each) for each in off if is_text(each[0])) >= PLACES
 
 
-def choices(engines: Engines, one: AskedQuestion) -> int:
+def choices(engines: Engines, one: AskedQuestion, right: Compared) -> int:
     """How many tokens of a text the right engine would choose otherwise where they stand; of a text
     whose tokens nobody knows at least one."""
     question = one.question
+    if isinstance(question, InTurn):
+        return int((~right.same).sum())
     if not isinstance(question, Greedy) or question.n == 1:
         return 1
     batches = steps_of(question.ids, one.said, question.decoder_start)

@@ -44,9 +44,13 @@ class Engines:
 
     def session(self, cls: type[Any]) -> LocalSession:
         if cls not in self.sessions:
-            made = without_roundings(cls) if self.plain else cls
-            self.sessions[cls] = LocalSession(made, self.path, self.settings)
+            self.sessions[cls] = self.fresh(cls)
         return self.sessions[cls]
+
+    def fresh(self, cls: type[Any]) -> LocalSession:
+        """One that was asked nothing yet, for the caller to close."""
+        made = without_roundings(cls) if self.plain else cls
+        return LocalSession(made, self.path, self.settings)
 
     def answer(self, cls: type[Any], question: MistakeQuestion) -> Any:
         if question.is_as_right(cls):

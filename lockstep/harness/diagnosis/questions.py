@@ -4,6 +4,7 @@ same: bit for bit, token by token, or within the noise of honest runs.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -298,6 +299,41 @@ def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool
         return False
     allowed = 2 * float(whole_run(noise, largest(row)).allowed)
     return bool(0 < row[own] - row[other] <= allowed)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InTurn(MistakeQuestion):
+    """The token behind each of several prompts, one asked after the other. The first is not looked
+    at: of one token, it leaves nothing that a later one could be taken to go on from."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    unit = "tokens"
+    aspect = "runs"
+    methods = (*RUN, "greedy")
+
+    def ask(self, session: Session) -> Outcome:
+        started, said = perf_counter(), list[int]()
+        for ids in self.prompts:
+            outcome = session.ask("greedy", list(ids), 1)
+            if not isinstance(outcome, Answered):
+                return outcome
+            said += outcome.value
+        return Answered(value=said, seconds=perf_counter() - started)
+
+    def of(self, session: LocalSession) -> Any:
+        """As `Greedy.of`, of each."""
+        found = [Greedy(words="", ids=ids, n=1).of(session) for ids in self.prompts]
+        return None if any(answer is None for answer in found) else found
+
+    def compare(
+        self, said: list[int], answer: Any, session: LocalSession, noise: float
+    ) -> Compared:
+        """A tie within the noise is the same: here nothing stands behind it."""
+        rows = zip(said[1:], answer[1:], strict=True)
+        return Compared.exactly(
+            token == ids[0] or bool(logits and is_tie(logits[0], ids[0], token, noise))
+            for token, (ids, logits) in rows
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

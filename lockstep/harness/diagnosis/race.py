@@ -11,17 +11,25 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.diagnosis.asking import AskedQuestion
 from lockstep.harness.diagnosis.engines import Engines
-from lockstep.harness.diagnosis.questions import Compared, Continued, Greedy, RunQuestion
+from lockstep.harness.diagnosis.questions import (
+    Compared,
+    Continued,
+    Greedy,
+    InTurn,
+    RunQuestion,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldAnswers:
     """The right engine's answers beside the subject's; of texts those come first that part, and
-    soon: of the others no mistake is seen, and each token is a run."""
+    soon: of the others no mistake is seen, and each token is a run. in_turn: as the subject was
+    asked."""
 
     every: tuple[AskedQuestion, ...]
     right: tuple[Compared, ...]
     noise: float
+    in_turn: tuple[AskedQuestion, ...]
 
     @property
     def off(self) -> list[AskedQuestion]:
@@ -31,9 +39,13 @@ class HeldAnswers:
 def held(engines: Engines, every: Sequence[AskedQuestion], noise: float) -> HeldAnswers:
     pairs = [(one, compared(engines, Reference, one, noise)) for one in every]
     found = [(one, c) for one, c in pairs if c is not None]
+    in_turn = tuple(one for one, _ in found)
     found.sort(key=lambda pair: cost(*pair))
     return HeldAnswers(
-        every=tuple(one for one, _ in found), right=tuple(c for _, c in found), noise=noise
+        every=tuple(one for one, _ in found),
+        right=tuple(c for _, c in found),
+        noise=noise,
+        in_turn=in_turn,
     )
 
 
@@ -51,7 +63,7 @@ def beginning(one: AskedQuestion, right: Compared) -> AskedQuestion | None:
 
 
 def is_text(one: AskedQuestion) -> bool:
-    return isinstance(one.question, Greedy | Continued)
+    return isinstance(one.question, Greedy | Continued | InTurn)
 
 
 def compared(engines: Engines, cls: type[Any], one: AskedQuestion, noise: float) -> Compared | None:
@@ -77,7 +89,8 @@ def race(
     for number, cls in enumerate(classes, 1):
         progress(f"known mistake {number} of {len(classes)}")
         with engines.opened(cls):
-            yield tried(engines, cls, of)
+            remembers = getattr(cls, "remembers", False)
+            yield (tried_in_turn if remembers else tried)(engines, cls, of)
 
 
 def tried(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
@@ -96,6 +109,23 @@ def tried(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
             break
     survived = len(found) == len(of.every) and all(own.same.all() for own in found)
     return TriedMistake(cls=cls, survived=survived, left=left_by(found, of))
+
+
+def tried_in_turn(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
+    """Of one whose answers depend on what was asked before: all of it, as the subject was."""
+    found: dict[int, Compared] = {}
+    with engines.fresh(cls) as session:
+        for one in of.in_turn:
+            answer = one.question.of(session)
+            if answer is None:
+                return TriedMistake(cls=cls, survived=False, left=inf)
+            own = one.question.compare(one.said, answer, session, of.noise)
+            if not own.same.all():
+                return TriedMistake(cls=cls, survived=False, left=inf)
+            found[id(one)] = own
+    return TriedMistake(
+        cls=cls, survived=True, left=left_by([found[id(one)] for one in of.every], of)
+    )
 
 
 def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:

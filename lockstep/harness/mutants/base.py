@@ -20,3 +20,4 @@ class Mutant(Reference):
     layer: ClassVar[int | None] = 0
     first_of_all: ClassVar[bool] = False  # also of a plain `selftest`
     moves_logits: ClassVar[bool] = True  # if not, no patch can confirm what the trace finds
+    remembers: ClassVar[bool] = False  # answers depend on what was asked before

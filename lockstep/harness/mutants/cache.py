@@ -290,6 +290,7 @@ class NotCleared(Cache, name="mutant:cache-not-cleared"):
     layer = None
     cells = Tracked
     view = Haunted
+    remembers = True
     last: Any = None
 
     def new_memory(self, right: Callable[..., Memory], **shape: Any) -> Memory:

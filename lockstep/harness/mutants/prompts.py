@@ -97,6 +97,7 @@ class TakenForLast(WrongPrompt, name="mutant:prompt-beginning-of-last"):
 
     mistake = "as many tokens as the last prompt had are taken from it, without a look at them"
     effect = "the second prompt is answered as if it began as the first"
+    remembers = True
     last: tuple[int, ...] = ()
 
     def read(self, ids: Sequence[int]) -> list[int]:
@@ -108,6 +109,7 @@ class TakenForLast(WrongPrompt, name="mutant:prompt-beginning-of-last"):
 class TakenByLength(WrongPrompt, name="mutant:prompt-of-the-same-length"):
     mistake = "a prompt as long as one before is taken for that one, which is kept"
     effect = "now and then the answer to another question"
+    remembers = True
 
     @cached_property
     def kept(self) -> dict[int, list[int]]:
