@@ -16,6 +16,7 @@ from lockstep.harness.blackbox.parts import (
     Maker,
     experts_alike,
     experts_alike_and_loud,
+    head_apart,
     in_one_batch,
     larger,
     no_bias,
@@ -206,6 +207,7 @@ OF_LOGITS = "what is made of logits: a cap"
 # gemma2's head is always the table of its embeddings, whose rows no model can have otherwise alone
 BOTH_ENDS = "embedding, output norm, output matrix, or what is made of logits"
 ONE_ROW = "kernels for a single row, as one token at a time has"
+TIED, APART = "output matrix, which is the table of embeddings", "a head that is a matrix apart"
 ROUNDED = "rounding of what the output norm gives and the output matrix reads"
 OF_VALUES: Table = (
     (simple_rows, "embeddings that are powers of two", "embedding"),
@@ -224,6 +226,9 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
     """A row of another token, another row for all, or a head that is wrong whatever it is given.
     of_logits: logits are compared; of small ones the probabilities are nearly the same, right or
     wrong."""
+    # before all that is asked with a head apart from the embeddings: it agrees as well
+    if asked.agrees(head_apart, APART):
+        return agreed(TIED, APART)
     if asked.agrees(no_positions, "learned positions of zero"):
         return agreed("embedding: learned positions", "learned positions of zero")
     # before one token alone, which may be within the limit where all of them are just beyond; and

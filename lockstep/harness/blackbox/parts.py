@@ -341,6 +341,11 @@ def tied_head(file: GgufFile, layer: int) -> Neutral | None:
     return Neutral(own_head=True, head=EMBEDDING)
 
 
+def head_apart(file: GgufFile, layer: int) -> Neutral | None:
+    """As it is, but that the head, which is the table of embeddings, is a matrix of its own."""
+    return None if OUTPUT in file.tensors else Neutral(own_head=True)
+
+
 def plain_head(file: GgufFile, layer: int) -> Neutral | None:
     """Logits are the last norm's results, in turn."""
     return Neutral(changes={OUTPUT: one_hot}, own_head=True)

@@ -13,7 +13,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.naming import BOTH_ENDS, OF_LOGITS, ONE_ROW
+from lockstep.harness.blackbox.naming import BOTH_ENDS, OF_LOGITS, ONE_ROW, TIED
 from tests.black_boxes import bisected, faults, one_layer_of
 from tests.models import builtin
 
@@ -92,3 +92,26 @@ def test_an_eps_that_is_just_seen_is_not_taken_for_the_rows_of_some_tokens(
     found = bisected(path, tmp_path / "made", engine="test:eps-that-is-just-seen")
     assert 1 < found.rows[0].answer.worst / found.rows[0].answer.allowed < 1.1
     assert faults(found) == {None: ["eps"]}
+
+
+class LosesLastIdOfTheTable(Mirror):
+    """A head apart from the embeddings is read by other code."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        out = super().linear(x, weight)
+        if weight.name == "token_embd.weight":
+            out[..., -1] = 0
+        return out
+
+
+class WithLastIdLost(Reference, name="test:the-table-loses-its-last-id"):
+    ops = LosesLastIdOfTheTable
+
+
+def test_a_head_that_is_wrong_where_it_is_the_table_alone_is_no_wrong_embedding(
+    tmp_path: Path,
+) -> None:
+    """What is asked with embeddings of another kind has a head apart, and agrees for that alone."""
+    path = builtin("f16", tmp_path)
+    found = bisected(path, tmp_path / "made", engine="test:the-table-loses-its-last-id")
+    assert faults(found) == {None: [TIED]}
