@@ -145,6 +145,12 @@ def settings_for(plan: Plan) -> Settings:
     return replace(plan.settings, n_ctx=n_ctx, n_ubatch=max(plan.settings.n_ubatch, plan.n_tokens))
 
 
+def in_full(settings: Settings) -> Settings:
+    """As an engine keeps keys and values that does not round them: a server does not say how it
+    keeps them, and a program may have overlooked what it was told."""
+    return replace(settings, type_k="F32", type_v="F32", flash_attn=False)
+
+
 @dataclass(kw_only=True)
 class Opened:
     """Both engines, opened for a plan. Close it when done."""
@@ -157,6 +163,8 @@ class Opened:
         self.context.oracle.close()
         self.context.subject.close()
         self.context.llama_cpp.close()
+        if self.context.in_full is not None:
+            self.context.in_full.close()
 
 
 def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
@@ -187,6 +195,8 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         subject = program or runner.open(engine, plan.subject_model, settings)
         graph = plan.oracle == LLAMA_CPP
         llama_cpp = oracle if graph else runner.open(LLAMA_CPP, plan.model, settings)
+        rounds = program is not None and in_full(settings) != settings
+        full = runner.open(LLAMA_CPP, plan.model, in_full(settings)) if rounds else None
     except Unsupported as error:
         raise BadInput(str(error)) from error
     if not is_compiled(flash_attn=settings.flash_attn):
@@ -214,6 +224,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             named=plan.by_name and bool(plan.suites),
             facts=facts,
             make_honest=along_llama_cpp,
+            in_full=full,
             lanes=lanes_of(build.build),
             runner=runner,
             repro=lambda suite: f"lockstep check {plan.command} --suite {suite}",
@@ -280,6 +291,7 @@ def along_llama_cpp(context: Context) -> AlongLlamaCpp:
         build=Build(lanes=context.lanes, n_threads=s.n_threads, generic=s.generic),
         embeddings=context.embeddings,
         flash_attn=s.flash_attn,
+        in_full=context.in_full,
     )
 
 

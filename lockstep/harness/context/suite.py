@@ -71,8 +71,8 @@ class HonestRuns(Protocol):
     def converted(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
-        """As engines convert activations that have another format for them, one by one. only: the
-        formats with these numbers, in this order."""
+        """As engines of other designs compute, one by one: with another format for activations, or
+        for keys and values. only: the designs with these numbers, in this order."""
 
 
 @dataclass(kw_only=True)
@@ -85,6 +85,8 @@ class Context:
     oracle: Session
     subject: Session
     llama_cpp: Session  # on the oracle's file: its graph is what ops are judged along
+    # the same with keys and values in F32, which a subject may have that is the user's own
+    in_full: Session | None = None
     subject_info: EngineInfo  # what the subject says of itself: which sites it shows
     settings: Settings
     n_tokens: int
@@ -173,7 +175,7 @@ class Context:
     def converted_runs(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
-        self.progress("a difference: our own runs that convert activations otherwise")
+        self.progress("a difference: our own runs of other designs")
         return self.honest.converted(batches, only=only)
 
     def asked_on_made_models(self, suite: str) -> Iterator[Verdict]:

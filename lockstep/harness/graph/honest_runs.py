@@ -35,6 +35,8 @@ class AlongLlamaCpp:
     build: Build
     embeddings: bool = False  # instead of logits
     flash_attn: bool = False
+    # llama.cpp on the same file with keys and values in F32: of a subject that may keep them so
+    in_full: Session | None = None
     begun: dict[bytes, Ahead] = field(default_factory=dict)  # floors that forks compute
 
     def recording(self, batches: Sequence[Batch]) -> Program:
@@ -94,12 +96,25 @@ class AlongLlamaCpp:
     def converted(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
-        if is_quantised(self.file):
-            program = self.program(batches)
-            every = list(builds(self.build))
-            for build in every if only is None else [every[n] for n in only]:
-                found = np.concatenate(whole(replay(program, self.file, build, Wide(sizes=False))))
-                yield found.astype(np.float32)
+        every = list(self.other_designs())
+        for design in every if only is None else [every[n] for n in only]:
+            program = design.along.program(batches)
+            found = np.concatenate(whole(replay(program, self.file, design.build, design.way)))
+            yield found.astype(np.float32)
+
+    def other_designs(self) -> Iterator["Design"]:
+        """Other formats for activations; and with keys and values in F32 these and llama.cpp's."""
+        wide = Wide(sizes=False)
+        formats = list(builds(self.build)) if is_quantised(self.file) else []
+        yield from (Design(along=self, build=build, way=wide) for build in formats)
+        if self.in_full is None:
+            return
+        full = replace(self, llama_cpp=self.in_full, flash_attn=False, in_full=None, begun={})
+        plain = replace(self.build, plain=True)
+        yield Design(along=full, build=plain, way=wide)
+        if formats:
+            yield Design(along=full, build=self.build, way=Honest(sizes=False))
+        yield from (Design(along=full, build=build, way=wide) for build in formats)
 
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         program = self.program(batches)
@@ -107,3 +122,12 @@ class AlongLlamaCpp:
         wide = replace(self.build, plain=True)
         plain = whole(replay(program, self.file, wide, Wide(sizes=False)))
         return np.concatenate(mirror), np.concatenate(plain).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """Of an honest engine that is none of llama.cpp's: along which graph it runs, and how."""
+
+    along: AlongLlamaCpp
+    build: Build
+    way: Honest

@@ -151,8 +151,13 @@ def compared(
         text = "honest runs of this model overflow, so that no limit can be given"
         return context.verdict("logprobs", "not-compared", text, {"reason": bound.reason})
     detail = what_was_compared(listed, logits, float(bound.allowed)) | {"reason": bound.reason}
-    if first is None or agrees_with_an_honest_run(context, batches, listed):
+    if first is None:
         return context.verdict("logprobs", "agreed", agreement(listed, detail), detail)
+    if (run := honest_run_of(context, batches, listed)) is not None:
+        allowed = float(whole_run(context.noise_on(batches), largest(run)).allowed)
+        detail = what_was_compared(listed, run, allowed) | {"reason": bound.reason}
+        text = f"{agreement(listed, detail)}, of an honest run of another design"
+        return context.verdict("logprobs", "agreed", text, detail)
     row, off = first
     detail |= {"prefix": asked.prefixes[row], "at_fault": "subject", "kind": off.kind}
     detail["prefix"] = (
@@ -232,16 +237,16 @@ def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[in
     return None
 
 
-def agrees_with_an_honest_run(
+def honest_run_of(
     context: Context, batches: Sequence[Batch], listed: Sequence[Listed]
-) -> bool:
-    """With conversions of activations as llama.cpp makes them, without, or with others."""
+) -> F32 | None:
+    """Whose lists these are: with conversions of activations as llama.cpp makes them, without, or
+    of another design. None: nobody's."""
     noise = context.noise_on(batches)
-    runs = chain(context.honest_runs(batches), context.converted_runs(batches))
-    return any(
-        first_off(listed, run, float(whole_run(noise, largest(run)).allowed)) is None
-        for run in runs
-    )
+    for run in chain(context.honest_runs(batches), context.converted_runs(batches)):
+        if first_off(listed, run, float(whole_run(noise, largest(run)).allowed)) is None:
+            return run
+    return None
 
 
 def what_was_compared(listed: Sequence[Listed], logits: F32, allowed: float) -> dict[str, Any]:
