@@ -16,6 +16,7 @@ from lockstep.harness.records import EXACT, Request
 from tests.quiet_engines import log_softmax
 
 Change = Callable[[str, Any], Any]  # path, answer -> answer
+Refuses = Callable[[Any], str]  # body -> why it is refused, or nothing
 LONG = 30  # tokens, which usual prompts do not have
 
 
@@ -38,8 +39,10 @@ class Honest:
         takes_ids: bool,
         strict: bool,
         to_long: Busy | None,
+        refuses: Refuses,
+        around: str,
     ) -> None:
-        self.strict, self.to_long = strict, to_long
+        self.strict, self.to_long, self.refuses, self.around = strict, to_long, refuses, around
         self.engine = FastEngine(model, EXACT)
         self.change, self.pages, self.takes_ids = change, pages, takes_ids
         self.lock = threading.Lock()
@@ -48,6 +51,8 @@ class Honest:
         method = getattr(self, path.removeprefix("/v1").strip("/").replace("/", "_"), None)
         if path not in self.pages or method is None:
             return 404, {"error": {"message": "File Not Found", "code": 404}}
+        if why := self.refuses(body or {}):
+            return 400, {"error": {"message": why}}
         with self.lock:
             status, said = method(body, path.startswith("/v1"))
         said = self.change(path, said) if status == 200 else said
@@ -70,7 +75,9 @@ class Honest:
         return 200, {"tokens": self.engine.tokenize([body["content"].encode()], **flags)[0]}
 
     def ids_of(self, prompt: Any) -> list[int]:
-        return self.engine.tokenize([prompt.encode()])[0] if isinstance(prompt, str) else prompt
+        if not isinstance(prompt, str):
+            return prompt
+        return self.engine.tokenize([self.around.format(prompt).encode()])[0]
 
     def completion(self, body: Any, v1: bool) -> tuple[int, Any]:
         """An end of text ends it, as there; here that is any token without a text. There are no
@@ -127,11 +134,14 @@ def serving(
     takes_ids: bool = True,
     strict: bool = False,
     to_long: Busy | None = None,
+    refuses: Refuses = lambda body: "",
+    around: str = "{}",
     port: int = 0,
 ) -> Iterator[str]:
     """Its address. strict: it refuses what OpenAI's does not have; else it punishes repetition
-    where it is not told not to. to_long: what comes of prompts that are longer than LONG."""
-    honest = Honest(model, change, pages, takes_ids, strict, to_long)
+    where it is not told not to. to_long: what comes of prompts that are longer than LONG;
+    around: what it puts around a prompt that is a text."""
+    honest = Honest(model, change, pages, takes_ids, strict, to_long, refuses, around)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

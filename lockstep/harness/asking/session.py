@@ -48,6 +48,11 @@ class Session:
         """Programs of its graphs, by what was run (harness.graph.record)."""
         return {}
 
+    @cached_property
+    def counted(self) -> dict[bytes, int]:
+        """Prompts that it was given as texts, and of how many tokens it says that they are."""
+        return {}
+
     @property
     def stored(self) -> Mapping[Site, str]:
         """Of what it shows: in which type it was written down, where that is not as computed."""

@@ -27,6 +27,7 @@ KEY = "LOCKSTEP_API_KEY"  # the variable whose value servers that want a key are
 LARGEST = 8 << 20
 LARGEST_ERROR = 1 << 16  # of a refusal, which is a sentence
 PIECE = 1 << 20
+REFUSALS = (400, 413, 422)  # of what was asked; 413: it is too long
 
 
 class StatusRefused(Exception):

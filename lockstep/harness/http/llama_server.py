@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.http.base import About, Ask, as_bytes, candidates, member, one_way, text, utf8
-from lockstep.harness.http.client import StatusRefused
+from lockstep.harness.http.client import REFUSALS, StatusRefused
 from lockstep.harness.protocol.messages import printable
 
 LEVELS = ("tokenize", "generate", "greedy", "logprobs")
@@ -34,6 +34,7 @@ GREEDY = {
 class LlamaServer:
     n_ctx: int = 0  # cells of a slot; 0: it does not say
     plain: int | None = None  # see `letter`
+    takes_bias: bool = True  # until it refuses one
     ends: Callable[[], frozenset[int]] = frozenset  # tokens that end a text; none: unknown
 
     def about(self, ask: Ask) -> About:
@@ -104,12 +105,19 @@ class LlamaServer:
     def listed(self, ask: Ask, prefix: Sequence[int], k: int) -> list[tuple[int | bytes, float]]:
         """Of the raw logits, whatever the sampler does with them. The server sends no list with a
         token that ends the text or begins a character, so that it is made to choose a letter. One
-        that takes no bias sends an empty one there, which is not compared."""
-        letter = self.letter(ask)
-        body = {"prompt": list(map(int, prefix)), "n_predict": 1, "n_probs": k}
-        body |= {"logit_bias": [[letter, SURELY]]}
-        said = ask("POST", "/completion", {**GREEDY, **body, "post_sampling_probs": False})
-        if has_ended(said) and not said.get("completion_probabilities"):
+        that takes no bias, or refuses it, sends an empty one there, which is not compared."""
+        body = {**GREEDY, "prompt": list(map(int, prefix)), "n_predict": 1, "n_probs": k}
+        body |= {"post_sampling_probs": False}
+        bias = {"logit_bias": [[self.letter(ask), SURELY]]} if self.takes_bias else {}
+        try:
+            said = ask("POST", "/completion", body | bias)
+        except StatusRefused as error:
+            if not bias or error.status not in REFUSALS:
+                raise
+            said = ask("POST", "/completion", body)
+            self.takes_bias = False
+        none = type(said) is dict and not said.get("completion_probabilities")
+        if none and (has_ended(said) or not self.takes_bias):
             return []
         rows = member(said, "completion_probabilities", 0, "top_logprobs")
         return one_way(candidates(rows))

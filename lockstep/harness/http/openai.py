@@ -43,6 +43,8 @@ class OpenAi:
         self.name = self.name or only_model(ask)
         self.takes_ids = self.counts(ask, PROBE, len(PROBE))
         self.plain = PLAIN if self.takes_plain(ask) else {}
+        if not self.plain and not self.takes_ids:
+            self.complete(ask, self.probe, 1)  # who refuses this as well says why, and is not asked
         self.most = next((k for k in SIZES if self.lists(ask, k)), 0)
         return About(
             version=printable(f"OpenAI-compatible server of {self.name}"),

@@ -14,7 +14,7 @@ from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.session import Session, in_words
 from lockstep.harness.http.base import About, Ask, info_of
-from lockstep.harness.http.client import Address, StatusRefused, address_of, exchange
+from lockstep.harness.http.client import REFUSALS, Address, StatusRefused, address_of, exchange
 from lockstep.harness.http.llama_server import LlamaServer
 from lockstep.harness.http.openai import OpenAi
 from lockstep.harness.processes.wire import Closed, WireError
@@ -46,7 +46,6 @@ TIMES = 4
 SHOWN = 400  # characters of a request: a prompt of seventy ids, and all that goes with it
 LACKING = (404, 405, 501)
 CLOSED_TO_US = (401, 403)
-REFUSALS = (400, 413, 422)  # of what was asked; 413: it is too long
 
 
 def is_address(engine: str) -> bool:
@@ -131,7 +130,12 @@ class HttpSession(Session):
     def asking(self, address: Address, deadline: float) -> Ask:
         def ask(method: str, path: str, body: Any = None) -> Any:
             self.request = in_short(method, path, body)
-            return waited_for(partial(exchange, address, method, path, body, deadline), deadline)
+            get = partial(exchange, address, method, path, body, deadline)
+            said = waited_for(get, deadline)
+            prompt = body.get("prompt") if type(body) is dict else None
+            if type(prompt) is str and (n := tokens_counted(said)) is not None:
+                self.counted[prompt.encode()] = n
+            return said
 
         return ask
 
@@ -193,6 +197,15 @@ def in_short(method: str, path: str, body: Any) -> str:
     """A request, to be sent again by hand if it is not long."""
     said = "" if body is None else " " + json.dumps(body)
     return f"{method} {path}{said[:SHOWN]}{'...' * (len(said) > SHOWN)}"
+
+
+def tokens_counted(said: Any) -> int | None:
+    """Of the prompt, as servers of both kinds say it."""
+    if type(said) is not dict:
+        return None
+    usage = said.get("usage")
+    n = usage.get("prompt_tokens") if type(usage) is dict else said.get("tokens_evaluated")
+    return n if type(n) is int else None
 
 
 class StillBusy(Exception):

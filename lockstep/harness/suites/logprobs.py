@@ -24,6 +24,7 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Request, Verdict
 from lockstep.harness.suites.logits import is_oracle_wrong
+from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 
 MOST = 1024  # candidates of a list: more say little more, and are megabytes from a server
 ENOUGH = 5  # candidates, with their distances: two rows of logits have not so many in common
@@ -172,6 +173,8 @@ def compared(
     text = f"after prefix {row + 1} of {len(listed)}, {lengths(ends, row)}, {sentence(off)}"
     text += f"; it is right behind the first {elsewhere[-1]}" if elsewhere else ""
     text += "; at fault: subject"
+    if isinstance(given := asked.prefixes[row], bytes):
+        text += counted_otherwise(context, given, ends[row])
     return context.verdict("logprobs", "diverged", text, detail, ("logprobs", off.kind))
 
 

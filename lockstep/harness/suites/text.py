@@ -18,12 +18,12 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.quants.base import F32
 from lockstep.engine.tokenizers.base import Tokenizer, cleaned
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import n_cells
+from lockstep.harness.context.further_runs import LeftOut, n_cells
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
-from lockstep.harness.records import Verdict
+from lockstep.harness.records import Answered, Rejected, Unanswerable, Verdict
 from lockstep.harness.suites.decode import EXACT_TIE
 from lockstep.harness.suites.parts.close_calls import (
     beginnings_of,
@@ -34,6 +34,7 @@ from lockstep.harness.suites.parts.close_calls import (
     texts_of,
 )
 from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, oracles_logits
+from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 
 # Behind one prompt a wrong engine may well go on rightly: with BOS put in twice a model of stories
 # does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.
@@ -133,7 +134,8 @@ def close_calls(context: Context) -> Iterator[Verdict]:
             yield context.verdict("text", "not-compared", WRONG_ORACLE)
             return
         where = f"behind {texts[one.ids][-20:].decode()!r}"
-        yield replace(wrong, summary=f"{where}: {wrong.summary}")
+        more = counted_otherwise(context, texts[one.ids], len(one.ids))
+        yield with_more(replace(wrong, summary=f"{where}: {wrong.summary}"), more)
         return
     if unclear:
         text = f"behind {unclear} prompts its text is longer or shorter than one token's"
@@ -172,7 +174,8 @@ def behind(context: Context, prompt: bytes, n: int) -> Iterator[Verdict]:
         raise NothingToAsk("the prompt has no tokens, so there is nothing to go on from")
     context.progress(f"the text of {n} tokens")
     free = context.ask(context.oracle, "greedy", ids, n)
-    said_text = context.ask(context.subject, "generate", prompt, n)
+    taken, said_text, left = said_in_full(context, prompt, n)
+    n, free = taken, free[:taken]
     batches = steps_of(ids, free, context.facts.decoder_start)
     logits = oracles_logits(context, batches)
     if logits is None:
@@ -183,9 +186,33 @@ def behind(context: Context, prompt: bytes, n: int) -> Iterator[Verdict]:
     if not free:
         raise NothingToAsk("the oracle begins with a token of no text, and engines may end there")
     found = list(judged(context, batches, logits[-n:], free, said_text, pieces))
-    yield from found
+    more = counted_otherwise(context, prompt, len(ids))
+    yield from (with_more(verdict, more) for verdict in found)
     if any(verdict.status == "diverged" for verdict in found):
         yield from asked_again(context, "text", said_text, "generate", prompt, n)
+    elif left is not None:
+        yield left.verdict(context, "text")
+
+
+def with_more(verdict: Verdict, more: str) -> Verdict:
+    wrong = verdict.status == "diverged"
+    return replace(verdict, summary=verdict.summary + more) if wrong and more else verdict
+
+
+def said_in_full(context: Context, prompt: bytes, n: int) -> tuple[int, bytes, LeftOut | None]:
+    """Of how many tokens a text the subject writes, and why of no more: a server may have a limit,
+    or a context with no room for so many. Who refuses to write one token refuses the prompt.
+    Raises NoAnswer."""
+    first = outcome = context.subject.ask("generate", prompt, n)
+    taken = n
+    while isinstance(outcome, Unanswerable | Rejected) and taken > 1:
+        taken //= 2
+        outcome = context.subject.ask("generate", prompt, taken)
+    if taken == n or not isinstance(outcome, Answered):
+        return n, context.answer(context.subject, "generate", first), None
+    assert isinstance(first, Unanswerable | Rejected)
+    what = f"the text behind its first {taken} tokens (--steps {taken} asks for no more)"
+    return taken, outcome.value, LeftOut.of(what, first)
 
 
 @dataclass(frozen=True, kw_only=True)
