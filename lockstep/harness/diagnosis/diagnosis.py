@@ -22,6 +22,7 @@ from lockstep.harness.diagnosis.questions import (
     Compared,
     Greedy,
     InTurn,
+    Likeliest,
     RunQuestion,
     value_of,
 )
@@ -215,7 +216,11 @@ def says_enough(engines: Engines, of: HeldAnswers) -> bool:
     if runs and all(runs):
         return True
     off = [(one, c) for one, c in zip(of.every, of.right, strict=True) if not c.same.all()]
-    numbers = any(np.isfinite(c.apart[~c.same]).any() for one, c in off if not is_text(one))
+    numbers = any(
+        isinstance(one.question, Likeliest) or np.isfinite(c.apart[~c.same]).any()
+        for one, c in off
+        if not is_text(one)
+    )
     return numbers or sum(choices(engines, *each) for each in off if is_text(each[0])) >= PLACES
 
 

@@ -4,6 +4,7 @@ same: bit for bit, token by token, or within the noise of honest runs.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession, Session
-from lockstep.harness.judging.candidates import Listed, off_from
+from lockstep.harness.judging.candidates import Listed, off_from, squares
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, FileSummary, Outcome, Request
@@ -231,8 +232,10 @@ class Likeliest(MistakeQuestion):
         (row,) = answer.logits[0]
         if not (np.isfinite(row) | np.isneginf(row)).all():
             return Compared.exactly([False])
-        allowed = float(whole_run(noise, largest(row)).allowed)
-        return Compared.exactly([off_from(said, row, allowed) is None])
+        off = off_from(said, row, float(whole_run(noise, largest(row)).allowed))
+        # what is missing, or stands in another order, is no distance
+        apart = squares(said, row) if off is None or off.kind == "value" else inf
+        return Compared(same=np.array([off is None]), apart=np.array([apart]))
 
 
 def value_of(outcome: Outcome, default: Any = None) -> Any:

@@ -16,6 +16,7 @@ from lockstep.harness.diagnosis.questions import (
     Continued,
     Greedy,
     InTurn,
+    Likeliest,
     RunQuestion,
 )
 
@@ -129,11 +130,13 @@ def tried_in_turn(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake
 
 
 def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
-    """Of rows on which the right engine is off. What is NaN there, or infinite, and the same in the
-    wrong one is explained, and no distance."""
+    """Of rows, or lists, on which the right engine is off. What is NaN there, or infinite, and the
+    same in the wrong one is explained, and no distance. A mistake that takes no part of a distance
+    away may be within its own limit all the same: that grows with the largest of its logits."""
     of_it, of_right = 0.0, 0.0
     for one, a, b in zip(of.every, own, of.right, strict=False):
-        if isinstance(one.question, RunQuestion) and len(a.same) == len(b.same):
+        has_numbers = isinstance(one.question, RunQuestion | Likeliest)
+        if has_numbers and len(a.same) == len(b.same):
             off = ~b.same & np.isfinite(b.apart)
             of_it += float(a.apart[off].sum())
             of_right += float(b.apart[off].sum())

@@ -263,6 +263,16 @@ def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
     }
 
 
+def squares(listed: Listed, logits: F32) -> float:
+    """How far the values are from these logits: the sum of squares that no constant makes smaller.
+    Infinite of fewer than two values, of which a constant takes one to anything."""
+    sure, _, _ = sorted_out(listed, logits)
+    apart = np.array([c.value - float(logits[c.ids[0]]) for c in sure])
+    if len(apart) < 2 or not np.isfinite(apart).all():
+        return inf
+    return float(((apart - apart.mean()) ** 2).sum())
+
+
 def spread(listed: Listed, logits: F32) -> tuple[int, float]:
     """How many values were compared with each other, and half of how far they are off."""
     sure, _, _ = sorted_out(listed, logits)

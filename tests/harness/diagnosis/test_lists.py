@@ -1,0 +1,66 @@
+"""Lists of likely tokens: a mistake is named by how near its logits are, not by its limit."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.quants.base import F32
+from lockstep.harness.diagnosis.asking import AskedQuestion
+from lockstep.harness.diagnosis.diagnosis import LEFT
+from lockstep.harness.diagnosis.questions import Compared, Likeliest
+from lockstep.harness.diagnosis.race import HeldAnswers, left_by
+from lockstep.harness.judging.candidates import Candidate, Listed
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.mutants.output import LogProbabilities
+
+QUESTION = Likeliest(words="the likeliest", prefix=(1,), k=20)
+RIGHT = np.random.default_rng(3).standard_normal(400).astype(np.float32)
+NOISE = 1e-3
+SHARE = 1.6  # of what two honest runs may differ by: the right engine is off
+
+
+def listed(row: F32, n: int = 20) -> Listed:
+    order = np.argsort(-row)[:n].tolist()
+    return Listed(candidates=tuple(Candidate(ids=(t,), value=float(row[t])) for t in order))
+
+
+def compared(said: Listed, row: F32) -> Compared:
+    answer: Any = SimpleNamespace(logits=(row[None],))
+    return QUESTION.compare(said, answer, SimpleNamespace(), NOISE)  # type: ignore[arg-type]
+
+
+def wrong_one() -> F32:
+    """Of an engine that is off by a little more than the noise, each logit by its own share."""
+    shares = np.random.default_rng(7).uniform(-1, 1, RIGHT.size)
+    off = SHARE * 2 * NOISE * largest(RIGHT) * shares
+    return (RIGHT + off).astype(np.float32)
+
+
+def left(said: Listed, own: Compared) -> float:
+    right = compared(said, RIGHT)
+    one = AskedQuestion(question=QUESTION, said=said)
+    return left_by([own], HeldAnswers(every=(one,), right=(right,), noise=NOISE))
+
+
+def test_log_probabilities_for_logits_explain_no_list_by_their_larger_limit() -> None:
+    said = listed(wrong_one())
+    own = compared(said, LogProbabilities.logits(RIGHT[None])[0])
+    assert not compared(said, RIGHT).same.all()
+    assert own.same.all()  # its logits are larger, so that more is allowed
+    assert left(said, own) > 0.99 > LEFT
+
+
+def test_the_engine_that_makes_the_list_explains_all_of_it() -> None:
+    said = listed(wrong_one())
+    assert left(said, compared(said, wrong_one())) < 1e-3
+
+
+def test_a_list_that_lacks_a_token_is_no_distance_and_is_explained_by_who_lacks_it() -> None:
+    without = RIGHT.copy()
+    without[int(RIGHT.argmax())] = -np.inf
+    said = listed(without)
+    right, own = compared(said, RIGHT), compared(said, without)
+    assert not right.same.all()
+    assert own.same.all()
+    assert left(said, own) == 0.0
