@@ -3,7 +3,7 @@ far apart as they are?"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from math import inf, isnan
@@ -34,6 +34,7 @@ TEXT = (
     b"Once upon a time, there was a little girl named Lily. She loved to play outside, and on "
     b"sunny days she took her red ball to the park, where 12 of her friends were waiting."
 )
+MIDDLE = 2  # tokens that are the same before it, at least
 WRONG_ORACLE = "lists are held against the oracle's logits, and these are wrong"
 
 
@@ -57,7 +58,16 @@ class LogProbs(Suite, name="logprobs"):
         lists = context.ask(context.subject, "logprobs", asked.prefixes, k)
         listed = [read_list(row, names(context, lists)) for row in lists]
         verdict = compared(context, asked, run.logits[0], listed)
-        yield verdict
+        if verdict.status == "agreed":
+            try:
+                text, wrong = behind_one_alike(context, asked, k)
+            except NoAnswer:
+                yield verdict
+                raise
+            yield replace(verdict, summary=verdict.summary + text)
+            yield from wrong
+        else:
+            yield verdict
         if asked.left_out:
             yield asked.left_out.verdict(context, "logprobs")
         if verdict.status == "agreed":
@@ -113,6 +123,45 @@ def by_text(context: Context) -> AskedPrefixes:
     return AskedPrefixes(
         prefixes=[texts[n - 1] for n in ends], batch=with_rows(ids[: ends[-1]], ends)
     )
+
+
+def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[str, list[Verdict]]:
+    """A prompt is asked for, and then the same with its middle changed. Who keeps keys and values
+    of the first must see how far the second is the same: none of the other questions asks for that,
+    as each is a beginning of the next, or begins otherwise."""
+    usual = [p for p in asked.prefixes if isinstance(p, bytes) or len(p) <= context.n_tokens]
+    if not usual or (other := with_another_middle(context, usual[-1])) is None:
+        return "", []
+    ids = context.ask(context.oracle, "tokenize", [other])[0] if type(other) is bytes else other
+    one = AskedPrefixes(prefixes=[other], batch=Batch.for_next(ids))
+    run = context.ask(context.oracle, "evaluate", Request(batches=(one.batch,)))
+
+    def behind(first: list[int] | bytes) -> Verdict:
+        lists = context.ask(context.subject, "logprobs", [first, other], k)[1:]
+        listed = [read_list(row, names(context, lists)) for row in lists]
+        return compared(context, one, run.logits[0], listed)
+
+    context.progress("a prompt behind one that begins alike")
+    found = behind(usual[-1])
+    if found.status != "diverged":
+        return "; the same behind a prompt that begins alike" * (found.status == "agreed"), []
+    again = behind(b"2 + 2 =" if type(other) is bytes else ids[::-1])
+    text = f"behind a prompt that is another from its middle on: {found.summary}"
+    if again.status == "agreed":
+        text += "; behind one that begins otherwise it is right, so look at what is kept of a "
+        text += "prompt for the next: it may be taken as far as both are the same, and no further"
+    return "", [replace(found, summary=text, key=f"{found.key}/begins-alike")]
+
+
+def with_another_middle(context: Context, prefix: list[int] | bytes) -> list[int] | bytes | None:
+    """None: it has no middle."""
+    if isinstance(prefix, bytes):
+        n = len(prefix) // 2  # of ASCII
+        return prefix[:n] + b"my" + prefix[n + 2 :] if n > 2 * MIDDLE else None
+    n, n_vocab = len(prefix) // 2, context.facts.n_vocab
+    if n < MIDDLE or n_vocab < 2:
+        return None
+    return [*prefix[:n], (prefix[n] + n_vocab // 2) % n_vocab, *prefix[n + 1 :]]
 
 
 def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dict[bytes, Any]:

@@ -1,0 +1,65 @@
+"""Engines that keep a prompt's keys and values for the next: rightly, and further than is right."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.harness.records import Verdict
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import written
+from tests.quiet_engines import Quiet, Row
+
+
+class Keeps(Quiet, name="lists: keeps a prompt"):
+    """As far as both are the same. `first` is how much of it is looked at."""
+
+    first: int | None = None
+    kept: Sequence[int] = ()
+
+    def listed(self, prefix: Sequence[int], k: int) -> Row:
+        ids = [*prefix]
+        alike = next(
+            (i for i, (a, b) in enumerate(zip(self.kept, ids, strict=False)) if a != b), len(ids)
+        )
+        if self.first is not None and alike >= self.first:
+            n = min(len(self.kept), len(ids) - 1)
+            ids = [*self.kept[:n], *ids[n:]]
+        self.kept = ids
+        return super().listed(ids, k)
+
+
+class ByItsFirstFour(Keeps, name="lists: keeps a prompt by its first four tokens"):
+    first = 4
+
+
+class ByItsFirstFourOfTexts(ByItsFirstFour, name="lists of texts: keeps one by its first four"):
+    text_only = True
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept")
+    return written(folder, seed=0, n_layer=1, n_embd=32, n_ff=64)
+
+
+def checked(model: Path, engine: type[Any]) -> list[Verdict]:
+    plan = plan_for(model, engine=engine.name, suites=("logprobs",), n_tokens=24)
+    return verdicts_of(plan)
+
+
+def test_who_keeps_a_prompt_as_far_as_both_are_the_same_agrees(model: Path) -> None:
+    (found,) = checked(model, Keeps)
+    assert found.status == "agreed", found
+    assert "the same behind a prompt that begins alike" in found.summary
+
+
+@pytest.mark.parametrize("engine", [ByItsFirstFour, ByItsFirstFourOfTexts])
+def test_who_keeps_more_of_it_is_found_and_told_where_to_look(
+    engine: type[Any], model: Path
+) -> None:
+    found = checked(model, engine)
+    assert [verdict.status for verdict in found] == ["agreed", "diverged"], found
+    assert "behind one that begins otherwise it is right" in found[1].summary
+    assert found[1].detail["at_fault"] == "subject"
