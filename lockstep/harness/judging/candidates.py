@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from math import inf, isfinite, isnan, log
+from math import inf, isfinite, isnan, log, nan
 from typing import Literal
 
 import numpy as np
@@ -261,6 +261,21 @@ def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
         value: max(by_place, 0.5 * 10.0 ** (d.adjusted() + 1 - max(digits, 3)) if value else 0.0)
         for value, d in written.items()
     }
+
+
+def factor(lists: Iterable[Listed], logits: Iterable[F32]) -> float:
+    """That takes distances between logits nearest to those between the values, of all lists; NaN
+    where there are none."""
+    both = own = 0.0
+    for listed, row in zip(lists, logits, strict=True):
+        sure, _, _ = sorted_out(listed, row)
+        values, theirs = (
+            np.array(numbers) - (np.mean(numbers) if numbers else 0.0)
+            for numbers in ([c.value for c in sure], [float(row[c.ids[0]]) for c in sure])
+        )
+        both += float(values @ theirs)
+        own += float(theirs @ theirs)
+    return both / own if own else nan
 
 
 def squares(listed: Listed, logits: F32) -> float:

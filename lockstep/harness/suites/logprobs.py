@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from math import inf, isnan
+from math import log as ln
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,15 @@ from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import LeftOut, longer, with_rows
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
-from lockstep.harness.judging.candidates import Listed, Off, names_of, off_from, read_list, spread
+from lockstep.harness.judging.candidates import (
+    Listed,
+    Off,
+    factor,
+    names_of,
+    off_from,
+    read_list,
+    spread,
+)
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Request, Verdict
@@ -34,6 +43,9 @@ TEXT = (
     b"Once upon a time, there was a little girl named Lily. She loved to play outside, and on "
     b"sunny days she took her red ball to the park, where 12 of her friends were waiting."
 )
+BASES = {"10": 1 / ln(10), "2": 1 / ln(2)}  # what a natural logarithm is multiplied by
+NEAR = 1e-3  # the factor of a base
+MOST_FACTOR = 20.0  # a list that is nearly flat is right but for some factor whatever it says
 MIDDLE = 2  # tokens that are the same before it, at least
 WRONG_ORACLE = "lists are held against the oracle's logits, and these are wrong"
 
@@ -222,9 +234,26 @@ def compared(
     text = f"after prefix {row + 1} of {len(listed)}, {lengths(ends, row)}, {sentence(off)}"
     text += f"; it is right behind the first {elsewhere[-1]}" if elsewhere else ""
     text += "; at fault: subject"
+    text += multiplied(listed, logits, float(bound.allowed))
     if isinstance(given := asked.prefixes[row], bytes):
         text += counted_otherwise(context, given, ends[row])
     return context.verdict("logprobs", "diverged", text, detail, ("logprobs", off.kind))
+
+
+def multiplied(listed: Sequence[Listed], logits: F32, allowed: float) -> str:
+    """A clause where all lists are right but for one factor; "": they are not."""
+    by = factor(listed, logits)
+    if not 1 / MOST_FACTOR < by < MOST_FACTOR:
+        return ""
+    divided = [
+        replace(each, candidates=tuple(replace(c, value=c.value / by) for c in each.candidates))
+        for each in listed
+    ]
+    if first_off(divided, logits, allowed) is not None:
+        return ""
+    base = next((base for base, value in BASES.items() if abs(by / value - 1) < NEAR), "")
+    what = f"logarithms to base {base}" if base else f"a temperature of {1 / by:.4g}"
+    return f"; all are right but for a factor of {by:.4g}, as of {what}"
 
 
 def lengths(ends: Sequence[int], row: int) -> str:

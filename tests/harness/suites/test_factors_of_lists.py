@@ -1,0 +1,39 @@
+"""Lists whose values are all multiplied: by what is said, and of which logarithm or temperature."""
+
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin
+from tests.quiet_engines import changed, made, moved
+
+
+def by(factor: float) -> dict[str, Any]:
+    return changed(lambda _, row: [(token, value * factor) for token, value in row])
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        (made("lists: to base 10", **by(1 / log(10))), "0.4343, as of logarithms to base 10"),
+        (made("lists: to base 2", **by(1 / log(2))), "1.443, as of logarithms to base 2"),
+        (made("lists: at 0.8", **by(1 / 0.8)), "1.25, as of a temperature of 0.8"),
+        (made("lists: at 0.7", **by(1 / 0.7)), "as of a temperature of 0.7"),
+    ],
+)
+def test_a_factor_of_all_values_is_named(engine: str, says: str, tmp_path: Path) -> None:
+    model = builtin("f32", tmp_path)
+    found = verdicts_of(plan_for(model, engine=engine, suites=("logprobs",)))
+    assert found[0].status == "diverged", found
+    assert says in found[0].summary
+
+
+def test_one_value_that_is_off_has_no_factor(tmp_path: Path) -> None:
+    engine = made("lists: one moved, and no factor", **changed(moved(0.01)))
+    plan = plan_for(builtin("f32", tmp_path), engine=engine, suites=("logprobs",))
+    found = verdicts_of(plan)
+    assert found[0].status == "diverged", found
+    assert "factor" not in found[0].summary
