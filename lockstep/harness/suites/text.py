@@ -40,6 +40,10 @@ from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 # does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.
 OTHERS = (b"2 + 2 =", b"The cat", b"def f(x):")
 N_OTHERS = 8  # tokens behind each
+# The second is asked right behind the first, with which it begins: who keeps a prompt for the next
+# must see where they part, which no other two of these ask for.
+BEFORE = b"Once there was a girl named Sue who had a red ball. One day"
+ALIKE = b"Once there was a dog named Max who had a big bone. One day"
 LONG = (
     b"On the first day of spring the old man opened the door of his shop, put 12 chairs before "
     b"it, and waited. Nobody came. On the second day a girl stopped and asked: 'What do you "
@@ -77,17 +81,22 @@ def behind_others(context: Context) -> Iterator[Verdict]:
     """Those that agree in one; what the model leaves open there is no gap of the engine's."""
     same = 0
     room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
-    for prompt in (*OTHERS, *([LONG[:room]] if room > 0 else [])):
+    alike = [ALIKE] if room > len(BEFORE) else []
+    for prompt in (*OTHERS, *alike, *([LONG[:room]] if room > 0 else [])):
+        wrong = False
         try:
+            if prompt == ALIKE:
+                context.ask(context.subject, "generate", BEFORE, 1)
             for verdict in behind(context, prompt, min(N_OTHERS, context.n_steps)):
                 if verdict.status == "agreed":
                     same += 1
                     continue
-                yield replace(
-                    verdict, summary=f"behind {prompt[:20].decode()!r}: {verdict.summary}"
-                )
-                if verdict.status != "excused":
-                    return
+                more = kept_too_long(context) if is_wrong(verdict) and prompt == ALIKE else ""
+                text = f"behind {prompt[:20].decode()!r}: {verdict.summary}{more}"
+                yield replace(verdict, summary=text)
+                wrong = wrong or verdict.status != "excused"
+            if wrong:
+                return
         except NothingToAsk:
             continue
         except NoAnswer as error:
@@ -100,6 +109,23 @@ def behind_others(context: Context) -> Iterator[Verdict]:
     if same:
         text = f"the texts behind {same} more prompts are the same, of up to {N_OTHERS} tokens each"
         yield context.verdict("text", "agreed", text)
+
+
+def kept_too_long(context: Context) -> str:
+    """A clause where the text is right behind a prompt that begins otherwise."""
+    try:
+        context.ask(context.subject, "generate", OTHERS[0], 1)
+        again = list(behind(context, ALIKE, min(N_OTHERS, context.n_steps)))
+    except NoAnswer:  # the difference is said all the same
+        return ""
+    if not again or any(map(is_wrong, again)):
+        return ""
+    text = "; it is right when it is not asked right behind one that begins alike, so look at what "
+    return text + "is kept of a prompt for the next"
+
+
+def is_wrong(verdict: Verdict) -> bool:
+    return verdict.status == "diverged"
 
 
 def close_calls(context: Context) -> Iterator[Verdict]:
@@ -195,8 +221,8 @@ def behind(context: Context, prompt: bytes, n: int) -> Iterator[Verdict]:
 
 
 def with_more(verdict: Verdict, more: str) -> Verdict:
-    wrong = verdict.status == "diverged"
-    return replace(verdict, summary=verdict.summary + more) if wrong and more else verdict
+    more = more if is_wrong(verdict) else ""
+    return replace(verdict, summary=verdict.summary + more)
 
 
 def said_in_full(context: Context, prompt: bytes, n: int) -> tuple[int, bytes, LeftOut | None]:

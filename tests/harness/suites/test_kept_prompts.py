@@ -34,6 +34,22 @@ class ByItsFirstFour(Keeps, name="lists: keeps a prompt by its first four tokens
     first = 4
 
 
+class TextByItsFirstFour(Quiet, name="text: keeps a prompt by its first four tokens"):
+    levels = ("generate",)
+    first: int | None = 4
+    kept: Sequence[int] = ()
+
+    def generate(self, prompt: bytes, n: int) -> bytes:
+        ids = self.tokenize([prompt])[0]
+        read = ids
+        if self.first is not None and [*self.kept[: self.first]] == ids[: self.first]:
+            m = min(len(self.kept), len(ids) - 1)
+            read = [*self.kept[:m], *ids[m:]]
+        self.kept = read
+        pieces = [self.tokenizer.piece(t, special=False) for t in self.greedy(read, n)]
+        return self.write(pieces)
+
+
 class ByItsFirstFourOfTexts(ByItsFirstFour, name="lists of texts: keeps one by its first four"):
     text_only = True
 
@@ -63,3 +79,11 @@ def test_who_keeps_more_of_it_is_found_and_told_where_to_look(
     assert [verdict.status for verdict in found] == ["agreed", "diverged"], found
     assert "behind one that begins otherwise it is right" in found[1].summary
     assert found[1].detail["at_fault"] == "subject"
+
+
+def test_by_its_text_alone_it_is_found_too(model: Path) -> None:
+    plan = plan_for(model, engine=TextByItsFirstFour.name, suites=("text",), n_steps=8)
+    found = [verdict for verdict in verdicts_of(plan) if verdict.status == "diverged"]
+    assert found
+    assert found[0].summary.startswith("behind 'Once there was a dog")
+    assert "not asked right behind one that begins alike" in found[0].summary
