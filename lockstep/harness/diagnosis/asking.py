@@ -30,7 +30,8 @@ from lockstep.harness.judging.candidates import read_list
 from lockstep.harness.records import Answered, Unanswerable
 from lockstep.harness.suites.decode import Decode
 from lockstep.harness.suites.logprobs import LENGTHS, by_text, names
-from lockstep.harness.suites.text import LONG, OTHERS, Pieces
+from lockstep.harness.suites.parts.text_readings import Pieces
+from lockstep.harness.suites.text import LONG, OTHERS
 from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS, may_be_asked, some_tokens
 
 BLOCKS = 4096  # of each type of weights

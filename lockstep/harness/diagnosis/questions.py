@@ -20,7 +20,8 @@ from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, FileSummary, Outcome, Request
 from lockstep.harness.suites.dequant import bits
 from lockstep.harness.suites.metadata import readable, same_key
-from lockstep.harness.suites.text import Pieces, Reading, fits, readings, why_not_compared
+from lockstep.harness.suites.parts.text_readings import Pieces, Reading, readings
+from lockstep.harness.suites.text import fits, why_not_compared
 from lockstep.harness.suites.tokens import is_utf8
 
 RUN = ("ops", "make_ops", "make_model", "loaded", "evaluate")

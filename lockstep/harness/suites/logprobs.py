@@ -1,12 +1,10 @@
 """Of an engine that shows no logits: are the likeliest tokens that it lists the right ones, and as
 far apart as they are?"""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from math import inf, isnan
 from math import log as ln
 from typing import Any
 
@@ -33,6 +31,7 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Request, Verdict
 from lockstep.harness.suites.logits import is_oracle_wrong
+from lockstep.harness.suites.parts.lists_alike import alike
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 
 MOST = 1024  # candidates of a list: more say little more, and are megabytes from a server
@@ -274,40 +273,6 @@ def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) 
         return []
     rows = enumerate(outcome.value.logits[0], start=1)
     return [n for n, logits in rows if off_from(listed, logits, allowed) is None]
-
-
-def alike(allowed: float, a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Two answers, within the noise of two runs: servers add in any order."""
-    pairs = list(zip(a, b, strict=True))
-    return all(
-        len(one) == len(other) and is_in(other, one, allowed) and is_in(one, other, allowed)
-        for one, other in pairs
-    )
-
-
-def is_in(whole: Sequence[Any], row: Sequence[Any], allowed: float) -> bool:
-    """Whether each token of a row has its value in the whole one, which several with one text may
-    have; who stands at the end of one list may have dropped out of the other."""
-    theirs = by_token(whole)
-    least = min((value for _, value in whole if not isnan(value)), default=inf)
-    for token, values in by_token(row).items():
-        same = theirs.get(token, [])
-        if any(
-            repr(value) != repr(again) and not abs(value - again) <= allowed
-            for value, again in zip(values, same, strict=False)
-        ):
-            return False
-        if not all(value <= least + allowed for value in values[len(same) :]):
-            return False
-    return True
-
-
-def by_token(row: Sequence[Any]) -> dict[Any, list[float]]:
-    """The values of each, from the largest on."""
-    found: dict[Any, list[float]] = defaultdict(list)
-    for token, value in sorted(row, key=lambda each: (isnan(each[1]), -each[1])):
-        found[token].append(value)
-    return found
 
 
 def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[int, Off] | None:

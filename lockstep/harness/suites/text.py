@@ -5,18 +5,15 @@ accused unless no token that fits the text is within the noise of the oracle's l
 """
 
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lockstep.engine.batch import Batch, steps_of
-from lockstep.engine.errors import EngineError
 from lockstep.engine.quants.base import F32
-from lockstep.engine.tokenizers.base import Tokenizer, cleaned
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import LeftOut, n_cells
 from lockstep.harness.context.repeats import asked_again
@@ -35,6 +32,7 @@ from lockstep.harness.suites.parts.close_calls import (
 )
 from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, oracles_logits
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
+from lockstep.harness.suites.parts.text_readings import REPLACED, Pieces, Reading, readings
 
 # Behind one prompt a wrong engine may well go on rightly: with BOS put in twice a model of stories
 # does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.
@@ -51,7 +49,6 @@ LONG = (
     b"a day.' She laughed, counted her coins (there were 7), and bought one. They sat down, and "
     b"he told her about the river that once ran where the street is now, about the boats,"
 )
-REPLACED = "\ufffd".encode()  # what bytes that are no UTF-8 are shown as
 
 
 class Text(Suite, name="text"):
@@ -239,77 +236,6 @@ def said_in_full(context: Context, prompt: bytes, n: int) -> tuple[int, bytes, L
     assert isinstance(first, Unanswerable | Rejected)
     what = f"the text behind its first {taken} tokens (--steps {taken} asks for no more)"
     return taken, outcome.value, LeftOut.of(what, first)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pieces:
-    """The bytes of each token, by our own reader."""
-
-    tokenizer: Tokenizer
-
-    @classmethod
-    def of(cls, context: Context) -> "Pieces":
-        try:
-            return cls(tokenizer=context.tokenizer)
-        except EngineError as error:
-            text = f"our own reader cannot tell the texts of tokens: {error}"
-            raise NoAnswer("not-compared", text, {}) from error
-
-    def __getitem__(self, token: int) -> bytes:
-        """Of control tokens none: most engines do not show them."""
-        if token >= self.tokenizer.vocabulary.n_vocab:
-            return b""  # a model may have more logits than tokens
-        return self.tokenizer.piece(token, special=False)
-
-    def shown(self, ids: Sequence[int]) -> int:
-        """So many come before the first without a text: there engines may end, or show a name."""
-        return next((i for i, token in enumerate(ids) if not self[token]), len(ids))
-
-    @property
-    def cleans(self) -> bool:
-        return self.tokenizer.vocabulary.clean_spaces
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """The subject's text and the ends of the oracle's tokens, in one honest way to write both.
-
-    end: so many of the oracle's tokens fit; rest: of the subject's text behind them.
-    """
-
-    end: int
-    rest: bytes
-    note: str = ""
-
-
-def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Reading]:
-    """The text as it is; with the space that some engines take from its beginning; without the
-    spaces that llama.cpp takes out where the vocabulary says so; as JSON has it."""
-    yield reading(said, free, pieces, bytes)
-    if pieces[free[0]].startswith(b" ") and not said.startswith(b" "):
-        note = "but for the space that it begins with"
-        yield replace(reading(b" " + said, free, pieces, bytes), note=note)
-    if pieces.cleans:
-        yield reading(cleaned(said), free, pieces, cleaned)
-    if REPLACED in said:
-        note = "but for bytes that are no characters"
-        yield replace(reading(in_characters(said), free, pieces, in_characters), note=note)
-
-
-def in_characters(text: bytes) -> bytes:
-    """How many U+FFFD stand for bytes that are no characters is everybody's own choice."""
-    return re.sub("\ufffd+", "\ufffd", text.decode("utf-8", "replace")).encode()
-
-
-def reading(
-    said: bytes, free: Sequence[int], pieces: Pieces, write: Callable[[bytes], bytes]
-) -> Reading:
-    text, before, fits = b"", b"", 0
-    for end, token in enumerate(free, 1):
-        text += pieces[token]
-        if said.startswith(written := write(text)):  # inside of a character it may not
-            before, fits = written, end
-    return Reading(end=fits, rest=said[len(before) :])
 
 
 def judged(

@@ -19,7 +19,8 @@ from lockstep.harness.judging.candidates import (
     read_list,
 )
 from lockstep.harness.records import DEFAULT, EXACT, Settings, Verdict
-from lockstep.harness.suites.logprobs import alike, ends, left_open
+from lockstep.harness.suites.logprobs import ends, left_open
+from lockstep.harness.suites.parts.lists_alike import alike
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
 from tests.quiet_engines import HONEST_LISTS, WRONG_LISTS, Quiet, Row, made, shown

@@ -1,0 +1,82 @@
+"""An engine's text beside the tokens of the oracle's, in each honest way to write these."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from lockstep.engine.errors import EngineError
+from lockstep.engine.tokenizers.base import Tokenizer, cleaned
+from lockstep.harness.context.suite import Context, NoAnswer
+
+REPLACED = "\ufffd".encode()  # what bytes that are no UTF-8 are shown as
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """The bytes of each token, by our own reader."""
+
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, context: Context) -> "Pieces":
+        try:
+            return cls(tokenizer=context.tokenizer)
+        except EngineError as error:
+            text = f"our own reader cannot tell the texts of tokens: {error}"
+            raise NoAnswer("not-compared", text, {}) from error
+
+    def __getitem__(self, token: int) -> bytes:
+        """Of control tokens none: most engines do not show them."""
+        if token >= self.tokenizer.vocabulary.n_vocab:
+            return b""  # a model may have more logits than tokens
+        return self.tokenizer.piece(token, special=False)
+
+    def shown(self, ids: Sequence[int]) -> int:
+        """So many come before the first without a text: there engines may end, or show a name."""
+        return next((i for i, token in enumerate(ids) if not self[token]), len(ids))
+
+    @property
+    def cleans(self) -> bool:
+        return self.tokenizer.vocabulary.clean_spaces
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The subject's text and the ends of the oracle's tokens, in one honest way to write both.
+
+    end: so many of the oracle's tokens fit; rest: of the subject's text behind them.
+    """
+
+    end: int
+    rest: bytes
+    note: str = ""
+
+
+def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Reading]:
+    """The text as it is; with the space that some engines take from its beginning; without the
+    spaces that llama.cpp takes out where the vocabulary says so; as JSON has it."""
+    yield reading(said, free, pieces, bytes)
+    if pieces[free[0]].startswith(b" ") and not said.startswith(b" "):
+        note = "but for the space that it begins with"
+        yield replace(reading(b" " + said, free, pieces, bytes), note=note)
+    if pieces.cleans:
+        yield reading(cleaned(said), free, pieces, cleaned)
+    if REPLACED in said:
+        note = "but for bytes that are no characters"
+        yield replace(reading(in_characters(said), free, pieces, in_characters), note=note)
+
+
+def in_characters(text: bytes) -> bytes:
+    """How many U+FFFD stand for bytes that are no characters is everybody's own choice."""
+    return re.sub("\ufffd+", "\ufffd", text.decode("utf-8", "replace")).encode()
+
+
+def reading(
+    said: bytes, free: Sequence[int], pieces: Pieces, write: Callable[[bytes], bytes]
+) -> Reading:
+    text, before, fits = b"", b"", 0
+    for end, token in enumerate(free, 1):
+        text += pieces[token]
+        if said.startswith(written := write(text)):  # inside of a character it may not
+            before, fits = written, end
+    return Reading(end=fits, rest=said[len(before) :])
