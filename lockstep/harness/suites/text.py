@@ -261,16 +261,16 @@ def judged(
         return
     reason = why_not_compared(best, free, pieces)
     if reason:
-        if best.end:
-            yield context.verdict("text", "agreed", same(best))
-        if best.end < len(free) - 1 or not best.end or lacks_characters(best, free, pieces):
-            yield context.verdict("text", "not-compared", reason)
+        yield from ended(context, reason, free, best, pieces)
         return
-    if not np.isfinite(context.noise_on(batches)):
+    noise = context.noise.relative
+    tie = first_tie(noise, logits, free, best, pieces)
+    if tie is None:  # else more runs are not worth their time: each prompt would have its own
+        tie = first_tie(noise := context.noise_on(batches), logits, free, best, pieces)
+    if not np.isfinite(noise):
         text = "honest runs of this model overflow, so that no limit can be given for its ties"
         yield context.verdict("text", "not-compared", text)
         return
-    tie = first_tie(context, batches, logits, free, best, pieces)
     if tie is None:
         yield divergence(context, logits, free, best, pieces)
         return
@@ -284,6 +284,15 @@ def judged(
         f"follows is another text"
     )
     yield context.verdict("text", "excused", text, detail)
+
+
+def ended(
+    context: Context, reason: str, free: Sequence[int], best: Reading, pieces: Pieces
+) -> Iterator[Verdict]:
+    if best.end:
+        yield context.verdict("text", "agreed", same(best))
+    if best.end < len(free) - 1 or not best.end or lacks_characters(best, free, pieces):
+        yield context.verdict("text", "not-compared", reason)
 
 
 def same(found: Reading) -> str:
@@ -320,16 +329,10 @@ def is_replaced(rest: bytes, piece: bytes) -> bool:
 
 
 def first_tie(
-    context: Context,
-    batches: Sequence[Batch],
-    logits: F32,
-    free: Sequence[int],
-    best: Reading,
-    pieces: Pieces,
+    noise: float, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
 ) -> tuple[int, dict[str, Any]] | None:
     """The first token that another honest engine may choose otherwise, and with this very text."""
     rest = b"".join(pieces[token] for token in free[: best.end]) + best.rest
-    noise = context.noise_on(batches)
     for step in range(best.end + 1):
         row, chosen = logits[step], free[step]
         allowed = 2 * float(whole_run(noise, largest(row)).allowed)

@@ -217,14 +217,23 @@ WORDS = Words(
 GIRL_IS = (2, 5)
 
 
-def text_verdicts(said: bytes, *rows: dict[int, float], noise: float = 0.01) -> list[Verdict]:
-    """The oracle's text is " girl is"; a row has logits before each token, others are -9."""
+def text_verdicts(
+    said: bytes, *rows: dict[int, float], noise: float = 0.01, more: float | None = None
+) -> list[Verdict]:
+    """The oracle's text is " girl is"; a row has logits before each token, others are -9. more: the
+    noise of more runs, if they may be asked for."""
+
+    def noise_on(batches: Any) -> float:
+        assert more is not None, "more runs were asked for"
+        return more
+
     logits = np.full((len(rows), 8), -9.0, np.float32)
     for row, given in zip(logits, rows, strict=True):
         for token, value in given.items():
             row[token] = value
     context: Any = SimpleNamespace(
-        noise_on=lambda _: noise,
+        noise=SimpleNamespace(relative=noise),
+        noise_on=noise_on,
         verdict=partial(Context.verdict, SimpleNamespace(case="c", repro=str)),
     )
     pieces: Any = WORDS
@@ -248,13 +257,21 @@ def test_a_tie_between_two_ways_to_cut_a_text_is_looked_for_before_the_place_tha
 
 
 def test_a_tie_with_a_token_that_does_not_fit_excuses_nothing() -> None:
-    (found,) = text_verdicts(b" girls", {2: 5.0, 4: 4.99}, {5: 5.0, 4: 4.99})
+    (found,) = text_verdicts(b" girls", {2: 5.0, 4: 4.99}, {5: 5.0, 4: 4.99}, more=0.01)
     assert (found.status, found.detail["step"], found.detail["actual"]) == ("diverged", 1, 7)
     assert found.detail["margin"] == 14.0
 
 
 def test_a_tie_with_a_control_token_excuses_since_it_has_no_text() -> None:
     assert [v.status for v in text_verdicts(b" dog", {2: 5.0, 0: 4.99}, {5: 5.0})] == ["excused"]
+
+
+def test_more_runs_are_asked_for_only_where_the_usual_noise_makes_no_tie() -> None:
+    """Of a real model each prompt's take minutes."""
+    clear, near = {2: 5.0, 4: 4.5}, {2: 5.0, 4: 4.99}
+    assert [v.status for v in text_verdicts(b" boy", near, {5: 5.0})] == ["excused"]
+    assert [v.status for v in text_verdicts(b" boy", clear, {5: 5.0}, more=0.1)] == ["excused"]
+    assert [v.status for v in text_verdicts(b" boy", clear, {5: 5.0}, more=0.01)] == ["diverged"]
 
 
 def test_without_a_limit_nothing_is_said_of_ties() -> None:
