@@ -11,7 +11,13 @@ from functools import partial
 
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
-from lockstep.harness.blackbox import long_context, long_prompt, own_token, several_threads
+from lockstep.harness.blackbox import (
+    long_context,
+    long_prompt,
+    own_prompts,
+    own_token,
+    several_threads,
+)
 from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker, why_not_asked
 from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
 from lockstep.harness.blackbox.looking import Looked, look
@@ -30,6 +36,7 @@ from lockstep.harness.blackbox.whole import TWIN, in_f32
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.locate.locate import LEVELS
 from lockstep.harness.records import EngineInfo, Verdict
+from lockstep.harness.suites.decode import PROMPTS
 
 SMALL = "small activations"
 NO_LENS = "weights: lenses show them through the last norm and the head, which differ"
@@ -144,6 +151,7 @@ def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
     opened.context.on_made_models = {
         long_context.SUITE: partial(long_prompt.long_texts, plan),
         own_token.SUITE: partial(own_token.checked, plan),
+        PROMPTS: partial(own_prompts.checked, plan),
         several_threads.SUITE: partial(several_threads.checked, plan),
     }
     try:

@@ -10,7 +10,13 @@ model the eps of its norms is seen where activations are small, and nowhere else
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from lockstep.harness.blackbox import long_context, long_prompt, own_token, several_threads
+from lockstep.harness.blackbox import (
+    long_context,
+    long_prompt,
+    own_prompts,
+    own_token,
+    several_threads,
+)
 from lockstep.harness.blackbox.asking import (
     SliceAnswer,
     SliceAsker,
@@ -29,6 +35,7 @@ from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enoug
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
+from lockstep.harness.suites.decode import PROMPTS
 
 SUITE = "black-box"
 LENSES = 8  # for which both engines are started; bisect --black-box looks through all
@@ -40,6 +47,7 @@ def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
         SUITE: partial(checked, plan),
         long_context.SUITE: partial(long_prompt.long_texts, plan),
         own_token.SUITE: partial(own_token.checked, plan),
+        PROMPTS: partial(own_prompts.checked, plan),
         several_threads.SUITE: partial(several_threads.checked, plan),
     }
 

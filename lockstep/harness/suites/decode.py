@@ -26,7 +26,7 @@ from lockstep.harness.suites.parts.close_calls import (
     said_of,
     seeded_runs,
 )
-from lockstep.harness.suites.parts.control_tokens import control_token
+from lockstep.harness.suites.parts.control_tokens import OTHER_PROMPTS, control_token
 from lockstep.harness.suites.parts.oracles_logits import (
     WRONG_ORACLE,
     in_one,
@@ -36,6 +36,7 @@ from lockstep.harness.suites.parts.oracles_logits import (
 from lockstep.harness.suites.parts.pieces import sides
 
 PROMPT = b"Once upon a time"
+PROMPTS = "decode: prompts"  # what is asked on a made model where nothing is known of them else
 NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
 NO_LIMIT = "honest runs of this model overflow, so that no limit can be given for its tokens"
 EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
@@ -83,7 +84,7 @@ class Decode(Suite, name="decode"):
         beside = [v.summary for v in control if v.status in ("agreed", "not-applicable")]
         yield replace(verdict, summary="; ".join([verdict.summary, *beside]))
         others = [v for v in control if v.status not in ("agreed", "not-applicable")]
-        yield from others or own_tokens(context)
+        yield from others or own_tokens(context, control)
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:
@@ -92,11 +93,14 @@ class Decode(Suite, name="decode"):
         return ids or context.tokens[:4]  # a vocabulary may have no token for any of it
 
 
-def own_tokens(context: Context) -> Iterator[Verdict]:
+def own_tokens(context: Context, known: Sequence[Verdict]) -> Iterator[Verdict]:
     """Those that are the likeliest nowhere, on a model of which each is somewhere, as
-    harness.blackbox.own_token says."""
-    if "decode" in context.on_made_models:
-        yield from context.asked_on_made_models("decode")
+    harness.blackbox.own_token says; and, where nothing is known of other prompts, these on a model
+    of which it is, as harness.blackbox.own_prompts says. known: what was found of both."""
+    reads = any(OTHER_PROMPTS in verdict.summary for verdict in known)
+    for question in ("decode",) if reads else ("decode", PROMPTS):
+        if question in context.on_made_models:
+            yield from context.asked_on_made_models(question)
 
 
 def few_alone(batches: Sequence[Batch]) -> tuple[Batch, ...]:
@@ -125,8 +129,9 @@ def tokens_alone(
         lambda: next_tokens(context),
         lambda: close_calls(context),
         lambda: control_token(context, len(prompt), may_refuse=True),
-        lambda: own_tokens(context),
+        lambda: own_tokens(context, found),
     )
+    found: list[Verdict] = []
     for question in questions:
         found = list(question())
         yield from found
