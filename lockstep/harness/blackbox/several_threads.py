@@ -12,7 +12,7 @@ from lockstep.harness.blackbox.long_prompt import LEAST, THREADS, tokens_of
 from lockstep.harness.check.check import BadInput, Plan, described
 from lockstep.harness.context.further_runs import FurtherRun, is_small
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.protocol.session import command_of
+from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import Evaluation, Rejected, Request, Unanswerable, Verdict
 from lockstep.harness.suites.logits import further_verdict, placed
 
@@ -25,7 +25,7 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     """Nothing of an engine that has one thread whatever it is told."""
     long_prompt = tokens_of(context) > LEAST and not is_small(context.file)
     given = context.given or context.settings.n_threads >= THREADS
-    if given or long_prompt or command_of(plan.engine) is None:
+    if given or long_prompt or not isinstance(context.subject, ProgramSession):
         return
     context.progress(f"logits {WORDS}")
     settings = replace(context.settings, n_threads=THREADS)
