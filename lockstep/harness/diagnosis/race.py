@@ -30,7 +30,7 @@ class HeldAnswers:
     every: tuple[AskedQuestion, ...]
     right: tuple[Compared, ...]
     noise: float
-    in_turn: tuple[AskedQuestion, ...]
+    in_turn: tuple[AskedQuestion, ...] = ()
 
     @property
     def off(self) -> list[AskedQuestion]:

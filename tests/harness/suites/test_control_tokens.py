@@ -11,7 +11,7 @@ import pytest
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError, InvalidBatch, Unsupported
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.records import Request
+from lockstep.harness.records import Evaluation, Request
 from lockstep.harness.suites.parts import control_tokens
 from lockstep.harness.suites.parts.control_tokens import (
     MOST,
@@ -74,6 +74,11 @@ class TakesFew(Reference, name="control tokens: takes 40 positions"):
         if len(prompt) + n > 40:
             raise self.refusal
         return super().greedy(prompt, n)
+
+    def evaluate(self, request: Request) -> Evaluation:
+        if sum(map(len, request.batches)) > 40:
+            raise self.refusal
+        return super().evaluate(request)
 
 
 @pytest.mark.parametrize(

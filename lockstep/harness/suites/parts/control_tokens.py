@@ -23,6 +23,7 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import (
+    Answered,
     Evaluation,
     Rejected,
     Request,
@@ -88,6 +89,9 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
         outcome = context.subject.ask("greedy", ids, 1)
         if isinstance(outcome, Unanswerable | Rejected) and (may_refuse or len(ids) > first):
             one = LeftOut.of(f"{WORDS[what]} behind {len(ids)} seeded ones", outcome)
+            if not may_refuse and shows_logits_behind(context, ids):
+                why = f"{one.why}, though it shows logits behind them"
+                one = LeftOut(status="not-compared", why=why)
             left.setdefault(one.status, one.verdict(context, "decode"))
             continue
         (said,) = context.answer(context.subject, "greedy", outcome)
@@ -112,6 +116,12 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
         status: Status = "agreed" if same else "not-applicable"
         yield context.verdict("decode", status, "; ".join(parts))
     yield from left.values()
+
+
+def shows_logits_behind(context: Context, ids: list[int]) -> bool:
+    """Who does may not say that there is no room for so many."""
+    request = Request(batches=(Batch.for_next(ids),))
+    return isinstance(context.subject.ask("evaluate", request), Answered)
 
 
 def lengths_asked(context: Context, first: int) -> list[int]:
