@@ -13,9 +13,12 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.blackbox.bisection import BlackBoxBisection, bisect_black_box
+from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.catalogue.models import with_keys
-from lockstep.harness.check.check import Plan
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.records import Verdict
+from lockstep.harness.shadow.models import make_variant
+from lockstep.harness.shadow.models import opened as llama_cpp_opened
 from lockstep.harness.synth.any_arch import variant_named
 from tests.harness.check.test_check import plan_for
 
@@ -34,6 +37,16 @@ def bisected(path: Path, folder: Path, **changes: Any) -> BlackBoxBisection:
         return bisect_black_box(asker)
     finally:
         asker.close()
+
+
+def with_made_models(plan: Plan) -> list[Verdict]:
+    """As `check` asks, on models that are made of the user's as well."""
+    opened = open_plan(plan, lambda _: None)
+    opened.context.on_made_models = questions(plan)
+    try:
+        return list(run_suites(opened.context, plan.suites))
+    finally:
+        opened.close()
 
 
 def faults(found: BlackBoxBisection) -> dict[int | None, list[str]]:
@@ -80,7 +93,7 @@ def scaled(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
 
 def one_layer_of(arch: str, folder: Path) -> Path:
     path = folder / f"{arch}.gguf"
-    with opened() as session:
+    with llama_cpp_opened() as session:
         variant = replace(variant_named(arch), sizes=(("n_layer", 1),))
         make_variant(variant, path, session=session)
     return path
@@ -89,7 +102,7 @@ def one_layer_of(arch: str, folder: Path) -> Path:
 def model_of_arch(arch: str, folder: Path, keys: Mapping[str, tuple[str, Any]]) -> Path:
     """As `synth` makes it, with other keys."""
     path, made = folder / f"{arch}.gguf", folder / f"{arch}-as-made.gguf"
-    with opened() as session:
+    with llama_cpp_opened() as session:
         make_variant(variant_named(arch), made, session=session)
     with_keys(made, path, keys)
     return path

@@ -12,6 +12,7 @@ from functools import partial
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
 from lockstep.harness.blackbox import (
+    choosing,
     long_context,
     long_prompt,
     own_prompts,
@@ -150,7 +151,7 @@ def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
     opened = asker.open(plan)
     opened.context.on_made_models = {
         long_context.SUITE: partial(long_prompt.long_texts, plan),
-        own_token.SUITE: partial(own_token.checked, plan),
+        choosing.SUITE: partial(own_token.checked, plan),
         PROMPTS: partial(own_prompts.checked, plan),
         several_threads.SUITE: partial(several_threads.checked, plan),
     }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from lockstep.harness.blackbox import (
+    choosing,
     long_context,
     long_prompt,
     own_prompts,
@@ -46,7 +47,7 @@ def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
     return {
         SUITE: partial(checked, plan),
         long_context.SUITE: partial(long_prompt.long_texts, plan),
-        own_token.SUITE: partial(own_token.checked, plan),
+        choosing.SUITE: partial(own_token.checked, plan),
         PROMPTS: partial(own_prompts.checked, plan),
         several_threads.SUITE: partial(several_threads.checked, plan),
     }

@@ -8,7 +8,6 @@ on which one is asked.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -16,27 +15,24 @@ import numpy as np
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
-from lockstep.harness.blackbox.asking import SliceAsker, on_made_models, why_not_asked
 from lockstep.harness.blackbox.changes import times
-from lockstep.harness.blackbox.own_token import LARGEST
-from lockstep.harness.blackbox.parts import EMBEDDING, LARGER
+from lockstep.harness.blackbox.choosing import SUITE, asked_to_choose, chosen_behind
+from lockstep.harness.blackbox.parts import LARGER
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import (
     ATTENTION_OUT,
     is_values,
-    n_layers,
     slice_of,
     within,
 )
-from lockstep.harness.check.check import BadInput, Plan
+from lockstep.harness.check.check import Plan
 from lockstep.harness.context.further_runs import many_ids, n_cells
-from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Request, Verdict
 from lockstep.harness.suites.parts.close_calls import is_honest
 
-SUITE = "decode"
 LENGTHS = ((37, 3), (59, 2))  # of prompts, and how many of each: of two sizes, one beyond 32 by far
 KEPT = 32  # tokens that are left of a prompt that is cut
 TRIED = 24  # seeded prompts of each length
@@ -56,66 +52,45 @@ class TellingPrompt:
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
-    levels = context.subject_info.levels
-    if (levels is not None and "greedy" not in levels) or context.facts.decoder_start is not None:
-        return
-    if not why_not_asked(context.subject.name, levels, ("greedy",)):
-        yield from on_made_models(plan, context, SUITE, partial(asked, context))
+    yield from asked_to_choose(plan, context, "prompts in turn", first_layer, said)
 
 
-def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
-    n_layers(asker.file)  # raises Unsupported for what cannot be sliced
-    ne = asker.file.tensors[EMBEDDING].ne if EMBEDDING in asker.file.tensors else (0, 0)
-    make = partial(first_layer, asker)
-    if not make(asker.file).rows and ne[0] * ne[-1] > LARGEST:
-        return
-    context.progress("prompts in turn")
-    try:
-        opened = asker.open(asker.made(make))
-    except (NoAnswer, BadInput):
-        return  # nobody is held to a model that nobody has trained
-    try:
-        yield from said(context, opened.context)
-    finally:
-        opened.close()
-
-
-def first_layer(asker: SliceAsker, file: GgufFile) -> Recipe:
+def first_layer(file: GgufFile) -> Recipe:
     """With what attention adds made large, or the last token alone decides what comes next."""
     loud = {
         name: times(LARGER)
         for name in within(file, 0)
         if is_values(name) and name.split(".")[2] in ATTENTION_OUT
     }
-    return asker.with_few_tokens(file, slice_of(file, 0, role={}, changes=loud))
+    return slice_of(file, 0, role={}, changes=loud)
 
 
 def said(outer: Context, context: Context) -> Iterator[Verdict]:
-    """context: of the made model. Nothing where no prompt tells, or one of them is not answered."""
-    prompts = telling_prompts(context)
-    if len(prompts) < 2:
-        return
-    # of one token, which leaves nothing that the next could be taken to go on from
-    first = prompts[0].ids[:1]
-    if answer(context, first) is None:
+    """Nothing where fewer than two prompts tell, or one of them is refused."""
+    prompts, ties = telling_prompts(context), 0
+    if len(prompts) < 2 or chosen_behind(context, prompts[0].ids[:1]) is None:
         return
     for number, prompt in enumerate(prompts, 1):
-        found = answer(context, prompt.ids)
+        found = chosen_behind(context, prompt.ids)
         if found is None:
             return
-        if found != prompt.wanted and not may_be(context, prompt, found):
-            # of which nothing is kept that is not this one's
-            alone = answer(context, prompt.ids[:1]) is not None and answer(context, prompt.ids)
+        if found == prompt.wanted:
+            continue
+        if not may_be(context, prompt, found):
             which = f"prompt {number} of {len(prompts)} in turn, of {len(prompt.ids)} tokens"
-            yield another(outer, prompt, found, which, alone == prompt.wanted)
+            yield another(outer, prompt, found, which, is_right_alone(context, prompt))
             return
+        ties += 1
     text = f"{WHERE} the token behind {len(prompts)} prompts in turn is the same"
-    yield outer.verdict(SUITE, "agreed", text)
+    text += f", but behind {ties} one that an honest engine may choose" * bool(ties)
+    if ties < len(prompts):
+        yield outer.verdict(SUITE, "agreed", text)
 
 
-def answer(context: Context, ids: list[int]) -> int | None:
-    outcome = context.subject.ask("greedy", ids, 1)
-    return int(outcome.value[0]) if isinstance(outcome, Answered) else None
+def is_right_alone(context: Context, prompt: TellingPrompt) -> bool:
+    """Asked right behind its own first token, of which nothing can be kept that is not its own."""
+    first = chosen_behind(context, prompt.ids[:1])
+    return first is not None and chosen_behind(context, prompt.ids) == prompt.wanted
 
 
 def may_be(context: Context, prompt: TellingPrompt, found: int) -> bool:
@@ -170,7 +145,7 @@ def telling_prompt(
     second, first = np.partition(row, -2)[-2:]
     if not first - second > 2 * float(whole_run(context.noise.relative, largest(row)).allowed):
         return None
-    others = [ids[-KEPT:]] if len(ids) > KEPT + LENGTHS[0][0] // 2 else []
+    others = [ids[-KEPT:]] if len(ids) > LENGTHS[0][0] else []
     if before:
         others += [before[-1].ids, [*before[-1].ids[: len(ids) - 1], ids[-1]]]
     rows = [logits_behind(context, other) for other in others]

@@ -7,15 +7,14 @@ behind each token the likeliest is the token itself, by far.
 """
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.harness.blackbox.asking import SliceAsker, on_made_models, why_not_asked
 from lockstep.harness.blackbox.changes import signs
+from lockstep.harness.blackbox.choosing import SUITE, asked_to_choose, chosen_behind
 from lockstep.harness.blackbox.parts import (
     EMBEDDING,
     OUTPUT,
@@ -24,50 +23,23 @@ from lockstep.harness.blackbox.parts import (
     scale_of_embeddings,
 )
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import ENDS_OF_HALVES, n_layers, slice_of
-from lockstep.harness.check.check import BadInput, Plan
-from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.blackbox.slices import ENDS_OF_HALVES, slice_of
+from lockstep.harness.check.check import Plan
+from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Evaluation, Request, Verdict
 from lockstep.harness.suites.parts.control_tokens import clear_places, ids_of_control
 
-SUITE = "decode"
 MOST = 8  # ids; the first and the last are among them
-LARGEST = 1 << 26  # numbers in a table of embeddings that cannot be cut: both engines read it
 # of each logit that is the likeliest: a cap, of 30 where there is one, leaves it above the others
 LOUD = 8.0
 WHERE = "on a model of which each token is the likeliest behind itself"
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
-    levels = context.subject_info.levels
-    if (levels is not None and "greedy" not in levels) or context.facts.decoder_start is not None:
-        return
-    if not why_not_asked(context.subject.name, levels, ("greedy",)):
-        yield from on_made_models(plan, context, SUITE, partial(asked, context))
-
-
-def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
-    n_layers(asker.file)  # raises Unsupported for what cannot be sliced
-    ne = asker.file.tensors[EMBEDDING].ne if EMBEDDING in asker.file.tensors else (0, 0)
-    made = asker.with_few_tokens(asker.file, recipe_of(asker.file))
-    if not made.rows and ne[0] * ne[-1] > LARGEST:
-        return
-    context.progress("tokens that are the likeliest behind themselves")
-    make = partial(with_few, asker)
-    try:
-        opened = asker.open(asker.made(make))
-    except (NoAnswer, BadInput):
-        return  # nobody is held to a model that nobody has trained
-    try:
-        yield from said(context, opened.context)
-    finally:
-        opened.close()
-
-
-def with_few(asker: SliceAsker, file: GgufFile) -> Recipe:
-    return asker.with_few_tokens(file, recipe_of(file))
+    words = "tokens that are the likeliest behind themselves"
+    yield from asked_to_choose(plan, context, words, recipe_of, said)
 
 
 def recipe_of(file: GgufFile) -> Recipe:
@@ -97,10 +69,9 @@ def said(outer: Context, context: Context) -> Iterator[Verdict]:
     for at, wanted in enumerate(ids.tolist()):
         if at not in clear or int(logits[at].argmax()) != wanted:
             continue
-        outcome = context.subject.ask("greedy", ids[: at + 1].tolist(), 1)
-        if not isinstance(outcome, Answered):
-            return  # of a prompt of ids that no text has, or of such a model
-        (found,) = outcome.value
+        found = chosen_behind(context, ids[: at + 1].tolist())
+        if found is None:
+            return
         if found != wanted:
             yield another(outer, ids[: at + 1], found, logits[at], allowed)
             return

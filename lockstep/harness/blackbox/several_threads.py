@@ -35,7 +35,7 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
         except (BadInput, NoAnswer):
             return  # it was started with the model before, and need not be a second time
         if info.settings is None or info.settings.n_threads == THREADS:
-            yield from said(replace(context, subject=session))
+            yield from said(context.with_subject(session, context.subject_model, info))
 
 
 def said(context: Context) -> Iterator[Verdict]:

@@ -308,7 +308,7 @@ def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InTurn(MistakeQuestion):
     """The token behind each of several prompts, one asked after the other. The first is not looked
-    at: of one token, it leaves nothing that a later one could be taken to go on from."""
+    at: it is of one token, and no more than that is left of what was asked before."""
 
     prompts: tuple[tuple[int, ...], ...]
     unit = "tokens"

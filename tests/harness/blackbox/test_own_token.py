@@ -8,11 +8,9 @@ import pytest
 
 from lockstep.engine.batch import Batch
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.blackbox.own_token import WHERE
-from lockstep.harness.check.check import open_plan, run_suites
 from lockstep.harness.records import Request, Verdict
-from tests.black_boxes import bisected, one_layer_of
+from tests.black_boxes import bisected, one_layer_of, with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import written
 from tests.quiet_engines import Quiet, made
@@ -36,12 +34,7 @@ def without(first: int, last: int) -> Any:
 
 def decoded(model: Path, engine: str, **changes: Any) -> list[Verdict]:
     plan = plan_for(model, engine=engine, suites=("decode",), n_tokens=32, **changes)
-    opened = open_plan(plan, lambda _: None)
-    opened.context.on_made_models = questions(plan)
-    try:
-        return list(run_suites(opened.context, plan.suites))
-    finally:
-        opened.close()
+    return with_made_models(plan)
 
 
 def of_own_tokens(found: list[Verdict]) -> list[Verdict]:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.harness.blackbox.in_check import questions
-from lockstep.harness.check.check import open_plan, run_suites
 from lockstep.harness.records import Verdict
+from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin, written
 
@@ -28,12 +27,7 @@ def program(folder: Path, changes: dict[str, str]) -> str:
 
 def logits_of(engine: str, model: Path) -> list[Verdict]:
     plan = plan_for(model, engine=engine, oracle="llama.cpp", suites=("logits",), n_tokens=8)
-    opened = open_plan(plan, lambda _: None)
-    opened.context.on_made_models = questions(plan)
-    try:
-        return list(run_suites(opened.context, plan.suites))
-    finally:
-        opened.close()
+    return with_made_models(plan)
 
 
 HEAD = 'x @ self.w[f"{head}.weight"].T'

@@ -1,0 +1,64 @@
+"""Engines that choose tokens, on a model that is made of the user's for one question."""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.blackbox.asking import SliceAsker, on_made_models, why_not_asked
+from lockstep.harness.blackbox.parts import EMBEDDING
+from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.blackbox.slices import n_layers
+from lockstep.harness.check.check import BadInput, Plan
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.records import Rejected, Unanswerable, Verdict
+
+SUITE = "decode"
+LARGEST = 1 << 26  # numbers in a table of embeddings that cannot be cut: both engines read it
+
+
+def asked_to_choose(
+    plan: Plan,
+    context: Context,
+    words: str,
+    recipe_of: Callable[[GgufFile], Recipe],
+    said: Callable[[Context, Context], Iterator[Verdict]],
+) -> Iterator[Verdict]:
+    """recipe_of: how the model is made; said: what is said of it, of the user's context and of that
+    of the made model. Nobody is held to a model that nobody has trained."""
+    levels = context.subject_info.levels
+    if (levels is not None and "greedy" not in levels) or context.facts.decoder_start is not None:
+        return
+
+    def work(asker: SliceAsker) -> Iterator[Verdict]:
+        def make(file: GgufFile) -> Recipe:
+            return asker.with_few_tokens(file, recipe_of(file))
+
+        n_layers(asker.file)  # raises Unsupported for what cannot be sliced
+        table = asker.file.tensors.get(EMBEDDING)
+        if table is None or (prod(table.ne) > LARGEST and not make(asker.file).rows):
+            return
+        context.progress(words)
+        try:
+            opened = asker.open(asker.made(make))
+        except (NoAnswer, BadInput):
+            return
+        try:
+            yield from said(context, opened.context)
+        except NoAnswer as error:
+            text = f"{words}, on a model made of this one: {error}"
+            yield context.verdict(SUITE, "not-applicable", text)
+        finally:
+            opened.close()
+
+    if not why_not_asked(context.subject.name, levels, ("greedy",)):
+        yield from on_made_models(plan, context, SUITE, work)
+
+
+def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
+    """By the subject; None: it refuses a prompt of ids that no text has, or of so many. Raises
+    NoAnswer where it fails."""
+    outcome = context.subject.ask("greedy", list(ids), 1)
+    if isinstance(outcome, Unanswerable | Rejected):
+        return None
+    (found,) = context.answer(context.subject, "greedy", outcome)
+    return int(found)
