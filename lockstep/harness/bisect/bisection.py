@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lockstep.harness.check.check import run_suites, suites_named
-from lockstep.harness.context.further_runs import FurtherRun, further_runs
+from lockstep.harness.context.further_runs import (
+    FurtherRun,
+    further_runs,
+    ids_of_narrow_integers,
+)
 from lockstep.harness.context.repeats import Unsteady, unsteady
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.findings import Findings, by_layer
@@ -98,7 +102,9 @@ def said_by_check(context: Context) -> Iterable[Verdict]:
 
 
 def runs_asked(context: Context, first: Bisection) -> Iterable[FurtherRun]:
-    return [further_run(context)] if first.found.embeddings else further_runs(context)
+    if first.found.embeddings:
+        return [further_run(context)]
+    return [*further_runs(context), ids_of_narrow_integers(context)]
 
 
 def bisect_further(context: Context, run: FurtherRun) -> Bisection | None:

@@ -10,8 +10,10 @@ model the eps of its norms is seen where activations are small, and nowhere else
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from lockstep.harness.bisect.bisection import Bisection
 from lockstep.harness.blackbox import (
     choosing,
+    fewer_layers,
     long_context,
     long_prompt,
     own_prompts,
@@ -37,6 +39,7 @@ from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites.decode import PROMPTS
+from lockstep.harness.suites.logits import FEWER_LAYERS
 
 SUITE = "black-box"
 LENSES = 8  # for which both engines are started; bisect --black-box looks through all
@@ -50,7 +53,19 @@ def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
         choosing.SUITE: partial(own_token.checked, plan),
         PROMPTS: partial(own_prompts.checked, plan),
         several_threads.SUITE: partial(several_threads.checked, plan),
+        FEWER_LAYERS: partial(fewer_layers.checked, plan),
     }
+
+
+def bisected(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisection | None:
+    """Of what is wrong on made models, where no op is in the runs of the model itself."""
+    diverged = [verdict for verdict in wrong if verdict.status == "diverged"]
+    asks: list[Callable[[Plan, Context], Bisection | None]] = []
+    if any(FEWER_LAYERS in verdict.key for verdict in diverged):
+        asks += [fewer_layers.bisected]
+    if any(verdict.suite == long_context.SUITE for verdict in diverged):
+        asks += [long_context.bisected, long_prompt.bisected]
+    return next(filter(None, (ask(plan, context) for ask in asks)), None)
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:

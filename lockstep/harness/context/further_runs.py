@@ -77,6 +77,19 @@ def almost_the_same(context: Context) -> Iterator[FurtherRun]:
         yield FurtherRun(words=f"with another {words} token", batches=batches, usual=True)
 
 
+def ids_of_narrow_integers(context: Context) -> FurtherRun:
+    """Of a model whose first layers are asked for all else: what they keep of a vocabulary may end
+    before these ids."""
+    ids = narrow_ids(context.facts.n_vocab)
+    return FurtherRun(
+        words="for ids where narrow integers end", batches=(Batch.of(ids),), usual=True
+    )
+
+
+def narrow_ids(n_vocab: int) -> list[int]:
+    return list(dict.fromkeys([n_vocab - 1, *(token for token in EDGES if token < n_vocab)]))
+
+
 def n_cells(context: Context) -> int:
     """As many positions as all engines must have; of a large model no more than say something, and
     not very many behind a prompt that was asked to be short."""
@@ -131,8 +144,7 @@ def many_ids(context: Context, n: int) -> list[int]:
     a small vocabulary is met whole."""
     n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
     others = np.argsort(Philox(key=[context.seed, n_vocab]).random_raw(n_vocab), kind="stable")
-    edges = [n_vocab - 1, *(token for token in EDGES if token < n_vocab)]
-    ids = list(dict.fromkeys([*edges, *others[:n].tolist()]))
+    ids = list(dict.fromkeys([*narrow_ids(n_vocab), *others[:n].tolist()]))
     return [ids[i % len(ids)] for i in range(n)]
 
 

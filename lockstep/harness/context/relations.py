@@ -89,13 +89,14 @@ def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Way:
 
 
 def asked_otherwise(
-    context: Context, subject: Evaluation
+    context: Context, subject: Evaluation, *, tensors_only: bool = False
 ) -> tuple[list[str], list[str], list[Verdict]]:
-    """In which ways it gives the same, which it does not have, and what differs or is refused."""
+    """In which ways it gives the same, which it does not have, and what differs or is refused.
+    tensors_only: not but with tensors shown, which are this run's."""
     same: list[str] = []
     unanswered: list[str] = []
     wrong: list[Verdict] = []
-    for way in ways(context):
+    for way in (way for way in ways(context) if way.request.capture or not tensors_only):
         context.progress(f"the subject's logits {way.words}")
         outcome = context.subject.ask("evaluate", way.request)
         if isinstance(outcome, Unanswerable):

@@ -19,8 +19,7 @@ from lockstep.harness.adapters import adapter_class
 from lockstep.harness.asking.environments import provide
 from lockstep.harness.asking.template import keep_template
 from lockstep.harness.bisect.bisection import bisect
-from lockstep.harness.blackbox import long_context, long_prompt
-from lockstep.harness.blackbox.in_check import questions
+from lockstep.harness.blackbox.in_check import bisected, questions
 from lockstep.harness.check.check import (
     REPLAY,
     BadInput,
@@ -288,9 +287,7 @@ def bisect_one(plan: Plan, say: Say) -> None:
     try:
         opened.context.on_made_models = questions(plan)
         found = bisect(opened.context)
-        if any(v.suite == long_context.SUITE and v.status == "diverged" for v in found.others):
-            of_long = (long_context.bisected, long_prompt.bisected)
-            found = next(filter(None, (each(plan, opened.context) for each in of_long)), found)
+        found = bisected(plan, opened.context, found.others) or found
         say(replace(found, engines=opened.engines))
     except NoAnswer as error:
         raise patient(error) from error

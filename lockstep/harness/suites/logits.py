@@ -11,7 +11,12 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.by_chance import by_chance
-from lockstep.harness.context.further_runs import FurtherRun, LeftOut, further_runs
+from lockstep.harness.context.further_runs import (
+    FurtherRun,
+    LeftOut,
+    further_runs,
+    ids_of_narrow_integers,
+)
 from lockstep.harness.context.relations import asked_otherwise
 from lockstep.harness.context.repeats import first_difference, not_deterministic, unsteady
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
@@ -43,6 +48,7 @@ from lockstep.harness.suites.parts.which_tokens import (
     tokens_that_differ,
 )
 
+FEWER_LAYERS = "logits: fewer layers"  # what is asked besides of a large model's first layers
 Ways = tuple[list[str], list[str], list[Verdict]]  # that give the same, not answered, what differs
 
 
@@ -88,21 +94,32 @@ def asked_more(
     context: Context, request: Request, first: Evaluation, verdict: Verdict, again: Outcome
 ) -> Ways:
     """Otherwise, then more; again: what the same once more was answered."""
-    runs = list(further_runs(context)) if verdict.status == "agreed" else []
+    agrees = verdict.status == "agreed"
+    fewer = list(on_fewer_layers(context)) if agrees else []
+    further = [ids_of_narrow_integers(context)] if fewer else further_runs(context)
+    runs = list(further) if agrees else []
     for run in runs:
         if not run.usual:
             context.honest.begin(run.batches, seed=context.seed, runs=0)
-    doubt = verdict.status != "agreed"
-    shaky = unsteady(context.subject, request, first, doubt=doubt, again=again)
+    shaky = unsteady(context.subject, request, first, doubt=not agrees, again=again)
     wrong = [not_deterministic(context, "logits", shaky)] if shaky else []
     if shaky and shaky.apart > 2 * context.noise.relative:
         why = "in other ways, and further on: its own runs differ by more than is allowed"
         return [], [], [*wrong, context.verdict("logits", "not-compared", why)]
-    same, unanswered, differ = asked_otherwise(context, first)
-    if verdict.status != "agreed":  # it would be said of every run again
+    same, unanswered, differ = asked_otherwise(context, first, tensors_only=bool(fewer))
+    if not agrees:  # it would be said of every run again
         return same, [*unanswered, "further on: this run does not agree"], wrong + differ
     more = asked_further(context, runs, first)
-    return same + more[0], unanswered + more[1], wrong + differ + more[2]
+    same += [*more[0], *(each.summary for each in fewer if each.status == "agreed")]
+    differ += [*more[2], *(each for each in fewer if each.status != "agreed")]
+    return same, unanswered + more[1], wrong + differ
+
+
+def on_fewer_layers(context: Context) -> Iterator[Verdict]:
+    """All that is asked besides of a model whose first layers say as much in less time, as
+    harness.blackbox.fewer_layers says; nothing of others."""
+    if FEWER_LAYERS in context.on_made_models:
+        yield from context.asked_on_made_models(FEWER_LAYERS)
 
 
 def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluation) -> Ways:

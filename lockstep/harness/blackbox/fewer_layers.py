@@ -1,0 +1,141 @@
+"""What `logits` asks of a model besides its usual run, asked of a large one's first layers.
+
+How many tokens come at once, which of them have outputs, and what else is in the cache is right or
+wrong in every layer alike, and what is asked of all of them takes minutes of a model of gigabytes.
+In fewer layers roundings add up to less, too, so that less is allowed. They are as many as have one
+of each kind, and each tensor in each of its types; matrices keep these.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.bisect.bisection import Bisection, bisect
+from lockstep.harness.blackbox.asking import SliceAsker, on_made_models, why_not_asked
+from lockstep.harness.blackbox.first_layers import enough_types
+from lockstep.harness.blackbox.long_context import layers_to_ask
+from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.blackbox.slices import ALIKE, architecture, first_layers, n_layers
+from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites
+from lockstep.harness.context.further_runs import is_small
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.records import Verdict
+from lockstep.harness.suites.logits import FEWER_LAYERS
+
+SUITE = "logits"
+SHARE = 0.5  # of a model's bytes: a slice of more is hardly less work
+AT_LEAST = 2  # layers: the last one alone may leave rows out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fewer:
+    recipe_of: Callable[[GgufFile], Recipe]
+    words: str
+
+
+def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+    """Nothing where the whole model has to be asked: it is small, or the engine takes no other."""
+    if is_asked(context):
+        yield from on_made_models(plan, context, SUITE, partial(asked, context))
+
+
+def is_asked(context: Context) -> bool:
+    levels = context.subject_info.levels
+    one_run = context.given or context.subject_info.partial or context.facts.decoder_start
+    return not (
+        one_run or is_small(context.file) or why_not_asked(context.subject.name, levels, (SUITE,))
+    )
+
+
+def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
+    opened, words = opened_with(asker)
+    if opened is None:
+        return
+    try:
+        found = list(run_suites(opened.context, (SUITE,)))
+    finally:
+        opened.close()
+    if nobody_answered(found):
+        return
+    for verdict in found:
+        detail = {**verdict.detail, "asked": words}
+        text = f"{words}: {verdict.summary}"
+        yield context.verdict(SUITE, verdict.status, text, detail, (verdict.key, FEWER_LAYERS))
+
+
+def nobody_answered(found: list[Verdict]) -> bool:
+    """Nobody is held to a model that nobody has trained."""
+    return not any(verdict.status in ("agreed", "diverged") for verdict in found) or any(
+        "question" in verdict.detail for verdict in found
+    )
+
+
+def opened_with(asker: SliceAsker) -> tuple[Opened | None, str]:
+    """None: there is no such model, or one of the engines takes none."""
+    with suppress(Unsupported):
+        for fewer in ways_to_make(asker):
+            with suppress(NoAnswer, BadInput):
+                return asker.open(asker.made(fewer.recipe_of)), fewer.words
+    return None, ""
+
+
+def ways_to_make(asker: SliceAsker) -> Iterator[Fewer]:
+    """With the first tokens of a large vocabulary; for who does not take that, with all of them.
+    Raises Unsupported."""
+    total = n_layers(asker.file)
+    n = AT_LEAST if architecture(asker.file) in ALIKE else layers_to_ask(asker)[0]
+    n = max(n, enough_types(asker.file, total))
+    if n >= total:
+        return
+    words = f"its first {n} of {total} layers"
+
+    def few(file: GgufFile) -> Recipe:
+        return asker.with_few_tokens(file, first_layers(file, n))
+
+    def every(file: GgufFile) -> Recipe:
+        return first_layers(file, n)
+
+    for recipe_of in (few, every):
+        if n_bytes(asker.file, recipe_of(asker.file)) <= SHARE * size_of(asker.file):
+            yield Fewer(recipe_of=recipe_of, words=words)
+
+
+def size_of(file: GgufFile) -> int:
+    return sum(tensor.n_bytes for tensor in file.tensors.values())
+
+
+def n_bytes(file: GgufFile, recipe: Recipe) -> int:
+    """Of what the recipe keeps; matrices keep their types."""
+    found = 0
+    for new, old in recipe.names.items():
+        tensor, rows = file.tensors[old], recipe.rows.get(new)
+        kept = 1.0 if rows is None else len(rows) / tensor.ne[-1]
+        found += int(tensor.n_bytes * kept)
+    return found
+
+
+def bisected(plan: Plan, context: Context) -> Bisection | None:
+    """Of what `checked` asks, where no op is wrong in the usual run of the whole model. None: here
+    neither, or nothing is asked."""
+    if not is_asked(context):
+        return None
+    with TemporaryDirectory(prefix="lockstep-") as folder, suppress(NoAnswer, EngineError):
+        asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
+        try:
+            opened, words = opened_with(asker)
+            if opened is None:
+                return None
+            try:
+                found = bisect(opened.context)
+            finally:
+                opened.close()
+            asked = ", ".join(filter(None, (words, found.asked)))
+            return replace(found, asked=asked) if found.culprits else None
+        finally:
+            asker.close()
+    return None

@@ -1,0 +1,118 @@
+"""What a large model is asked besides its usual run: on its first layers, in its own types."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox.in_check import bisected, questions
+from lockstep.harness.check.check import open_plan
+from lockstep.harness.context import further_runs
+from lockstep.harness.mutants.embeddings import ROWS, ops_with
+from lockstep.harness.records import Evaluation, Request, Verdict
+from tests.black_boxes import with_made_models
+from tests.harness.check.test_check import plan_for
+from tests.models import written
+
+FIRST = "its first 2 of 6 layers: "
+
+
+@pytest.fixture(autouse=True)
+def every_model_counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(further_runs, "SMALL", 0)
+
+
+def model(folder: Path, **recipe: Any) -> Path:
+    return written(folder, **{"n_layer": 6, "quant": "Q4_0", **recipe})
+
+
+def logits_of(model: Path, engine: str = "reference") -> list[Verdict]:
+    plan = plan_for(model, engine=engine, oracle="llama.cpp", suites=("logits",), n_tokens=16)
+    return with_made_models(plan)
+
+
+@pytest.mark.parametrize("engine", ["reference", "honest:float64", "honest:activations-int8-rows"])
+def test_honest_engines_agree_on_the_first_layers(engine: str, tmp_path: Path) -> None:
+    (found,) = logits_of(model(tmp_path), engine)
+    assert found.status == "agreed"
+    whole, layers = found.summary.split(FIRST)
+    assert "for ids where narrow integers end" in whole
+    assert "in batches of" not in whole
+    for way in ("in batches of", "beside another sequence", "with two sequences that come later"):
+        assert way in layers
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "rows-beyond-tile",
+        "batch-fifth-row-of-five",
+        "cache-sequences-leak",
+        "cache-cells-beyond-64",
+    ],
+)
+def test_what_is_wrong_in_other_batches_alone_is_found_there(mistake: str, tmp_path: Path) -> None:
+    fine, *wrong = logits_of(model(tmp_path), f"mutant:{mistake}")
+    assert fine.status == "agreed"
+    assert wrong
+    for found in wrong:
+        assert (found.status, found.detail["at_fault"]) == ("diverged", "subject")
+        assert found.summary.startswith(FIRST)
+
+
+class Last(Reference, name="fewer layers: row 4999 is zero"):
+    ops = ops_with(
+        get_rows=lambda ops, w, ids: np.where(
+            ids[:, None] == 4999, np.float32(0), ROWS(ops, w, ids)
+        )
+    )
+
+
+def test_an_id_that_the_first_layers_do_not_keep_is_asked_of_the_whole(tmp_path: Path) -> None:
+    fine, wrong = logits_of(model(tmp_path, n_vocab=5000), Last.name)
+    assert fine.status == "agreed"
+    assert (wrong.status, wrong.detail["at_fault"]) == ("diverged", "subject")
+    assert wrong.detail["asked"] == "for ids where narrow integers end"
+
+
+def test_bisect_names_the_op_that_is_wrong_in_the_first_layers(tmp_path: Path) -> None:
+    path = model(tmp_path)
+    plan = plan_for(path, engine="mutant:rows-beyond-tile", oracle="llama.cpp", n_tokens=16)
+    opened = open_plan(plan, lambda _: None)
+    opened.context.on_made_models = questions(plan)
+    try:
+        wrong = with_made_models(replace(plan, suites=("logits",)))
+        found = bisected(plan, opened.context, wrong)
+    finally:
+        opened.close()
+    assert found is not None
+    assert found.exit_code == 1
+    assert found.first is not None
+    assert (found.first.layer, found.first.site.name) == (0, "Qcur")
+    assert found.asked.startswith("its first 2 of 6 layers, for 256 tokens in batches of ")
+
+
+class Six(Reference, name="fewer layers: knows six alone"):
+    """An engine in whose code the number of layers stands."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        if "blk.5.attn_q.weight" not in self.loaded.file.tensors:
+            raise RuntimeError("blk.5.attn_q.weight is missing")
+        return super().evaluate(request)
+
+
+def test_who_takes_no_model_of_fewer_layers_is_asked_with_all_of_them(tmp_path: Path) -> None:
+    (found,) = logits_of(model(tmp_path), Six.name)
+    assert found.status == "agreed"
+    assert "in batches of" in found.summary
+    assert "layers" not in found.summary
+
+
+def test_a_model_of_two_layers_is_asked_whole(tmp_path: Path) -> None:
+    (found,) = logits_of(model(tmp_path, n_layer=2))
+    assert found.status == "agreed"
+    assert "in batches of" in found.summary
+    assert "first 2" not in found.summary
