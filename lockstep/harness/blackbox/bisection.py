@@ -24,7 +24,7 @@ from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
 from lockstep.harness.blackbox.looking import Looked, look
 from lockstep.harness.blackbox.naming import FAILS, OF_ATTENTION, Asked, Part, part_outside
 from lockstep.harness.blackbox.numbers import (
-    are_of_number_0,
+    are_of_one_number,
     are_of_other_numbers,
     by_number,
     counted_otherwise,
@@ -111,7 +111,7 @@ def of_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
     for layer in range(n):
         known = {part.name: part for row in rows for part in row.parts}
         rows.append(of_layer(asker, layer, n, list(known.values())))
-    if are_of_number_0(asker, rows, n):
+    if are_of_one_number(asker, rows, n):
         return by_number(asker, n)
     if are_of_other_numbers(asker, rows, n):
         return counted_otherwise(rows, by_number(asker, n))

@@ -1,11 +1,11 @@
-"""What a layer is by its number: slices give all layers the number 0.
+"""What a layer is by its number: slices give all layers the number 0, and let each be the last.
 
 Where no slice differs and the whole does, each layer is asked at its own place, the others muted.
 Many at once first: a group that agrees has no wrong layer. Where all slices differ it may be the
-number 0 that does, which all of them have. Where some differ in a model whose layers are something
-by their number (every sixth sees all tokens), an engine may count otherwise: what it takes layer 0
-for, slices of any layer have, and at their places other layers differ. And who takes another
-layer's tensors is right where all layers have the same.
+number 0 that does, or what is done in a model's last layer. Where some differ in a model whose
+layers are something by their number (every sixth sees all tokens), an engine may count otherwise:
+what it takes layer 0 for, slices of any layer have, and at their places other layers differ. And
+who takes another layer's tensors is right where all layers have the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.layers import LayerRow, parts_of_layer
 from lockstep.harness.blackbox.naming import Part
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import IN_A_LAYER, muted
+from lockstep.harness.blackbox.slices import IN_A_LAYER, first_layers, muted
 from lockstep.harness.blackbox.whole import is_small_enough
 
 AT_ITS_PLACE, ALL_MUTED = "the others muted", "all layers muted"
@@ -159,8 +159,21 @@ def have_roles(asker: SliceAsker, n: int) -> bool:
         return False
 
 
-def are_of_number_0(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:
-    """Whether it is the slices' number that differs: the last layer agrees at its own place."""
+def are_of_one_number(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:
+    """Whether it is the slices' number that differs, or that their layer is the last: the last one
+    agrees at its own place, or the first where another comes behind it."""
     if n < 2 or len(slices) < n or not all(row.answer.differs for row in slices):
         return False
-    return is_small_enough(asker) and with_others_muted(asker, (n - 1,)).agrees
+    if not is_small_enough(asker):
+        return False
+    return with_another_behind(asker).agrees or with_others_muted(asker, (n - 1,)).agrees
+
+
+def with_another_behind(asker: SliceAsker) -> SliceAnswer:
+    """The first layer, and a second that adds nothing."""
+
+    def make(file: GgufFile) -> Recipe:
+        changes = muted(file, (0,)).changes
+        return replace(first_layers(file, 2), stored=frozenset(), changes=changes)
+
+    return asker.ask_of_layer(make)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from lockstep.engine.model import Model
+from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.blackbox import numbers
 from lockstep.harness.blackbox.asking import SliceAnswer
@@ -17,10 +19,13 @@ from lockstep.harness.blackbox.layers import LayerRow
 from lockstep.harness.blackbox.naming import Part
 from lockstep.harness.blackbox.numbers import ANOTHERS, by_its_number, guilty_among
 from lockstep.harness.blackbox.places import SeenInPlace, put_together
+from lockstep.harness.blackbox.slices import n_layers
+from lockstep.harness.mutants.parts.mistakes import put
 from lockstep.harness.selftest.black_box.one_layer import (
     BY_NAME,
     BY_NUMBER,
     OneLayerFault,
+    Spoilt,
     engine_with,
 )
 from lockstep.harness.selftest.black_box.opening import KnownModels
@@ -47,6 +52,29 @@ def test_what_the_first_layer_does_is_not_held_against_slices_of_others(tmp_path
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
     assert faults(found) == {0: ["attention: rotation, by its number"]}
     assert [row.layer for row in found.rows[2:]] == [0, 1, 2]
+
+
+class LastLayer(Reference, name="numbers: the last layer does not turn queries"):
+    def make_model(self) -> Model:
+        model = super().make_model()
+        last = n_layers(self.file) - 1
+        fault = OneLayerFault(way=BY_NUMBER, layer=last, where="Qcur_rope", change="not-turned")
+
+        def decode(right: Any, batch: Any, memory: Any, probe: Any, **options: Any) -> Any:
+            return right(batch, memory, Spoilt(probe, fault), **options)
+
+        put(model, "decode", decode)
+        return model
+
+
+@pytest.mark.parametrize("quant", ["F32", "Q8_0"])
+def test_what_the_last_layer_does_is_not_held_against_slices_of_others(
+    quant: str, tmp_path: Path
+) -> None:
+    """Each of which is the last of its model."""
+    path = written(tmp_path, n_layer=3, quant=quant)
+    found = bisected(path, tmp_path / "made", engine=LastLayer.name)
+    assert faults(found) == {2: ["attention: rotation, by its number"]}
 
 
 def test_layers_that_are_counted_otherwise_are_named_and_not_those_whose_slices_differ(
