@@ -39,7 +39,7 @@ from lockstep.harness.records import EngineInfo, Request, Settings, Status, Verd
 from lockstep.harness.suites.logits import compared
 
 SUITE = "black-box"
-OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total")
+OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 ENOUGH = ("logits", "logprobs", "greedy")  # levels of harness.protocol
 Make = Callable[[GgufFile], Recipe]

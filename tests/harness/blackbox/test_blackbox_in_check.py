@@ -12,6 +12,7 @@ from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.in_check import checked
 from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.records import Verdict
+from lockstep.harness.report.text import explain
 from lockstep.harness.runs.known_failures import (
     KnownFailures,
     extent_of,
@@ -72,6 +73,7 @@ def test_a_weight_that_is_read_wrong_is_named_by_its_tensor(model: Path, tmp_pat
 def test_a_wrong_graph_differs_on_the_twin_and_its_weights_do_not(model: Path) -> None:
     found = list(verdicts(plan_of(model, engine="mutant:rope-half-split")))
     (twin,) = [v for v in found if v.status == "diverged"]
+    assert "allowed because: " in explain(twin)
     assert twin.summary.startswith("the F32 twin: ")
     assert any(v.status == "agreed" and "weights" in v.summary for v in found)
 
