@@ -5,7 +5,7 @@ nothing is converted, so that little has to be allowed. Then lenses show the dec
 all of that agrees, so must whatever `check` asks: the whole model in F32, and the other suites.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from lockstep.engine.errors import Unsupported
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
 from lockstep.harness.blackbox import (
     choosing,
+    fewer_layers,
     long_context,
     long_prompt,
     own_prompts,
@@ -34,10 +35,12 @@ from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.whole import TWIN, in_f32
-from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.check.check import Plan
+from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.locate.locate import LEVELS
 from lockstep.harness.records import EngineInfo, Verdict
 from lockstep.harness.suites.decode import PROMPTS
+from lockstep.harness.suites.logits import FEWER_LAYERS
 
 SMALL = "small activations"
 NO_LENS = "weights: lenses show them through the last norm and the head, which differ"
@@ -149,18 +152,24 @@ def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
     asker.progress("what check asks besides")
     plan = replace(asker.plan, suites=(), by_name=False)
     opened = asker.open(plan)
-    opened.context.on_made_models = {
-        long_context.SUITE: partial(long_prompt.long_texts, plan),
-        choosing.SUITE: partial(own_token.checked, plan),
-        PROMPTS: partial(own_prompts.checked, plan),
-        several_threads.SUITE: partial(several_threads.checked, plan),
-    }
+    opened.context.on_made_models = questions_besides(plan)
     try:
         said = tuple(said_by_check(opened.context))
     finally:
         opened.close()
     wrong = tuple(verdict for verdict in said if verdict.status == "diverged")
     return wrong or tuple(verdict for verdict in said if verdict.status in UNANSWERED)
+
+
+def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
+    """What suites ask on made models, by their names for it, and no bisection asks itself."""
+    return {
+        long_context.SUITE: partial(long_prompt.long_texts, plan),
+        choosing.SUITE: partial(own_token.checked, plan),
+        PROMPTS: partial(own_prompts.checked, plan),
+        several_threads.SUITE: partial(several_threads.checked, plan),
+        FEWER_LAYERS: partial(fewer_layers.checked, plan),
+    }
 
 
 def outside(asker: SliceAsker) -> Iterator[LayerRow]:

@@ -25,9 +25,9 @@ from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.logits import FEWER_LAYERS
 
 SUITE = "logits"
+KEY = "fewer layers"  # of what differs there
 SHARE = 0.5  # of a model's bytes: a slice of more is hardly less work
 AT_LEAST = 2  # layers: the last one alone may leave rows out
 
@@ -65,7 +65,7 @@ def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     for verdict in found:
         detail = {**verdict.detail, "asked": words}
         text = f"{words}: {verdict.summary}"
-        yield context.verdict(SUITE, verdict.status, text, detail, (verdict.key, FEWER_LAYERS))
+        yield context.verdict(SUITE, verdict.status, text, detail, (verdict.key, KEY))
 
 
 def nobody_answered(found: list[Verdict]) -> bool:

@@ -11,15 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from lockstep.harness.bisect.bisection import Bisection
-from lockstep.harness.blackbox import (
-    choosing,
-    fewer_layers,
-    long_context,
-    long_prompt,
-    own_prompts,
-    own_token,
-    several_threads,
-)
+from lockstep.harness.blackbox import fewer_layers, long_context, long_prompt
 from lockstep.harness.blackbox.asking import (
     SliceAnswer,
     SliceAsker,
@@ -27,7 +19,7 @@ from lockstep.harness.blackbox.asking import (
     shows_no_tensors,
     why_not_asked,
 )
-from lockstep.harness.blackbox.bisection import outside
+from lockstep.harness.blackbox.bisection import outside, questions_besides
 from lockstep.harness.blackbox.layers import of_layer
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
@@ -38,8 +30,6 @@ from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enoug
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.decode import PROMPTS
-from lockstep.harness.suites.logits import FEWER_LAYERS
 
 SUITE = "black-box"
 LENSES = 8  # for which both engines are started; bisect --black-box looks through all
@@ -47,21 +37,14 @@ LENSES = 8  # for which both engines are started; bisect --black-box looks throu
 
 def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
     """By suite."""
-    return {
-        SUITE: partial(checked, plan),
-        long_context.SUITE: partial(long_prompt.long_texts, plan),
-        choosing.SUITE: partial(own_token.checked, plan),
-        PROMPTS: partial(own_prompts.checked, plan),
-        several_threads.SUITE: partial(several_threads.checked, plan),
-        FEWER_LAYERS: partial(fewer_layers.checked, plan),
-    }
+    return {SUITE: partial(checked, plan), **questions_besides(plan)}
 
 
 def bisected(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisection | None:
     """Of what is wrong on made models, where no op is in the runs of the model itself."""
     diverged = [verdict for verdict in wrong if verdict.status == "diverged"]
     asks: list[Callable[[Plan, Context], Bisection | None]] = []
-    if any(FEWER_LAYERS in verdict.key for verdict in diverged):
+    if any(verdict.key.endswith(fewer_layers.KEY) for verdict in diverged):
         asks += [fewer_layers.bisected]
     if any(verdict.suite == long_context.SUITE for verdict in diverged):
         asks += [long_context.bisected, long_prompt.bisected]
