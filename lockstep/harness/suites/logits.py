@@ -141,7 +141,7 @@ def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluatio
         roles = zip((context.oracle, context.subject), said, strict=True)
         expected, actual = (context.answer(s, f"evaluate {run.words}", o) for s, o in roles)
         verdict = further_verdict(context, run, expected, actual)
-        verdict = with_one_batch(context, run.batches, verdict, expected, actual)
+        verdict = with_one_batch(context, run.batches, verdict, expected, actual, usual=run.usual)
         if verdict.status == "agreed":
             same.append(run.words)
         else:

@@ -339,6 +339,21 @@ class ByItsFirstToken(Reference, name="whole runs: the last prompt by its first 
         )
 
 
+class ByItsSizes(Reference, name="whole runs: a beginning by the sizes of batches"):
+    """Of the call before, with batches as large, the first four tokens are taken."""
+
+    sizes: tuple[int, ...] = ()
+    four: Sequence[int] = ()
+
+    def evaluate(self, request: Request) -> Evaluation:
+        first, *rest = request.batches
+        tokens, sizes = first.tokens.copy(), tuple(map(len, request.batches))
+        if sizes == self.sizes:
+            tokens[:4] = self.four
+        self.sizes, self.four = sizes, first.tokens[:4]
+        return super().evaluate(replace(request, batches=(replace(first, tokens=tokens), *rest)))
+
+
 def test_an_answer_to_other_tokens_than_the_usual_ones_is_called_so_as_well(model: Path) -> None:
     """The last prompt alone is kept, which is one with another token."""
     found = verdicts_of(model, "logits", engine=ByItsFirstToken.name)
@@ -346,6 +361,19 @@ def test_an_answer_to_other_tokens_than_the_usual_ones_is_called_so_as_well(mode
     assert wrong.summary.startswith("with another last token: ")
     words = "; bit for bit what it answered with another middle token: those that changed were"
     assert words in wrong.summary
+
+
+@pytest.mark.parametrize(("name", "more"), [("f32", False), ("moe-q8_0", True)])
+def test_what_is_kept_of_calls_before_is_no_matter_of_how_many_tokens_there_are(
+    name: str, more: bool, tmp_path: Path
+) -> None:
+    """All in one batch they are as many as no call had before, and so they are read."""
+    found = verdicts_of(builtin(name, tmp_path), "logits", engine=ByItsSizes.name)
+    wrong = [v for v in found if v.detail.get("in_one_batch")]
+    assert wrong
+    assert not any("kernels" in v.summary for v in wrong)
+    assert all("look at what is kept of calls before" in v.summary for v in wrong)
+    assert all(("or at experts" in v.summary) is more for v in wrong)
 
 
 def test_bisect_blames_no_op_for_an_answer_to_the_tokens_before(model: Path) -> None:

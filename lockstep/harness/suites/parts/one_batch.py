@@ -1,4 +1,5 @@
-"""What differs in several batches and not in one: what later ones are given, or their size."""
+"""What differs in several batches and not in one: what later ones are given, their size, or what is
+kept of calls before."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,9 @@ from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Evaluation, Request, Verdict
 from lockstep.harness.suites.parts.which_tokens import part, rounding, rows_that_differ
 
+KEPT = "and other tokens in such batches do: look at what is kept of calls before"
+EXPERTS = ", or at experts that are chosen for few of these tokens"  # rows are few there as well
+
 
 def with_one_batch(
     context: Context,
@@ -19,10 +23,13 @@ def with_one_batch(
     verdict: Verdict,
     expected: Evaluation,
     actual: Evaluation,
+    *,
+    usual: bool = False,
 ) -> Verdict:
     """Said of a run that differs where the same tokens do not once they come all at once: what
     begins with a second batch is wrong, its positions, its mask or what is kept for it; or what is
-    done with as many tokens as the first has that is wrong, wherever they stand."""
+    done with as many tokens as the first has that is wrong, wherever they stand. usual: neither is,
+    as other tokens in such batches agree; then it matters what was asked before."""
     if verdict.detail.get("at_fault") != "subject" or len(batches) < 2 or context.given:
         return verdict
     if any(batch.encoder or batch.seq_ids.any() for batch in batches):
@@ -34,7 +41,12 @@ def with_one_batch(
         context, np.concatenate(expected.logits), outcome.value
     ):
         return verdict
-    text, by_size = by_size_or_place(context, batches, first_wrong(context, expected, actual))
+    by_size: bool | None = False
+    if usual:
+        n_experts = context.file.metadata.get(f"{context.facts.architecture}.expert_count")
+        text = KEPT + EXPERTS * bool(n_experts and n_experts.data)
+    else:
+        text, by_size = by_size_or_place(context, batches, first_wrong(context, expected, actual))
     detail = {**verdict.detail, "in_one_batch": "agreed", "by_size": by_size}
     text = f"{verdict.summary}; the same tokens in one batch agree, {text}"
     return replace(verdict, summary=text, detail=detail)
