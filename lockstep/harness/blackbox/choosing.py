@@ -5,6 +5,7 @@ from math import prod
 
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.asking import SliceAsker, on_made_models, why_not_asked
+from lockstep.harness.blackbox.few_tokens import OF_TOKENS
 from lockstep.harness.blackbox.parts import EMBEDDING
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import n_layers
@@ -14,6 +15,7 @@ from lockstep.harness.records import Rejected, Unanswerable, Verdict
 
 SUITE = "decode"
 LARGEST = 1 << 26  # numbers in a table of embeddings that cannot be cut: both engines read it
+WHOLE = 1 << 25  # in all tables of one that can be, and is not where ids matter: 128 MB
 
 
 def asked_to_choose(
@@ -22,20 +24,28 @@ def asked_to_choose(
     words: str,
     recipe_of: Callable[[GgufFile], Recipe],
     said: Callable[[Context, Context], Iterator[Verdict]],
+    *,
+    every_id: bool = False,
 ) -> Iterator[Verdict]:
     """recipe_of: how the model is made; said: what is said of it, of the user's context and of that
-    of the made model. Nobody is held to a model that nobody has trained."""
+    of the made model; every_id: which has all ids of the user's, unless its tables were too large.
+    Nobody is held to a model that nobody has trained."""
     levels = context.subject_info.levels
     if (levels is not None and "greedy" not in levels) or context.facts.decoder_start is not None:
         return
 
     def work(asker: SliceAsker) -> Iterator[Verdict]:
+        table = asker.file.tensors.get(EMBEDDING)
+        if table is None:
+            return
+        whole = every_id and size_of_tables(asker.file) <= WHOLE
+
         def make(file: GgufFile) -> Recipe:
-            return asker.with_few_tokens(file, recipe_of(file))
+            recipe = recipe_of(file)
+            return recipe if whole else asker.with_few_tokens(file, recipe)
 
         n_layers(asker.file)  # raises Unsupported for what cannot be sliced
-        table = asker.file.tensors.get(EMBEDDING)
-        if table is None or (prod(table.ne) > LARGEST and not make(asker.file).rows):
+        if prod(table.ne) > LARGEST and not make(asker.file).rows:
             return
         context.progress(words)
         try:
@@ -52,6 +62,10 @@ def asked_to_choose(
 
     if not why_not_asked(context.subject.name, levels, ("greedy",)):
         yield from on_made_models(plan, context, SUITE, work)
+
+
+def size_of_tables(file: GgufFile) -> int:
+    return sum(prod(file.tensors[name].ne) for name in OF_TOKENS if name in file.tensors)
 
 
 def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:

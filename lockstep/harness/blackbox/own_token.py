@@ -31,7 +31,8 @@ from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Evaluation, Request, Verdict
 from lockstep.harness.suites.parts.control_tokens import clear_places, ids_of_control
 
-MOST = 8  # ids; the first and the last are among them
+MOST = 8  # ids of control; the first and the last are among them
+EDGES = (256, 32768, 65536)  # ids that do not fit: in a byte, in 16 bits with a sign and without
 # of each logit that is the likeliest: a cap, of 30 where there is one, leaves it above the others
 LOUD = 8.0
 WHERE = "on a model of which each token is the likeliest behind itself"
@@ -39,7 +40,7 @@ WHERE = "on a model of which each token is the likeliest behind itself"
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     words = "tokens that are the likeliest behind themselves"
-    yield from asked_to_choose(plan, context, words, recipe_of, said)
+    yield from asked_to_choose(plan, context, words, recipe_of, said, every_id=True)
 
 
 def recipe_of(file: GgufFile) -> Recipe:
@@ -77,7 +78,9 @@ def said(outer: Context, context: Context) -> Iterator[Verdict]:
             return
         same.append(wanted)
     if same:
-        text = f"{WHERE} it chooses {', '.join(map(str, same))}"
+        n, of = context.facts.n_vocab, outer.facts.n_vocab
+        cut = f" (that has {n} of {of} tokens, as they are many)" * (n != of)
+        text = f"{WHERE} it chooses {', '.join(map(str, same))}{cut}"
         yield outer.verdict(SUITE, "agreed", text)
 
 
@@ -98,5 +101,6 @@ def another(
 def ids_to_choose(context: Context) -> NDArray[np.intp]:
     """The last one comes last: who takes another for it is seen with all that are right before."""
     last = context.facts.n_vocab - 1
-    others = np.setdiff1d(ids_of_control(context), [0, last])[: MOST - 2]
+    controls = np.setdiff1d(ids_of_control(context), [0, last])[: MOST - 2]
+    others = np.setdiff1d([*controls, *(edge for edge in EDGES if edge < last)], [0, last])
     return np.array([0, *others, last], np.intp)

@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.engine.batch import Batch
 from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox import choosing
 from lockstep.harness.blackbox.own_token import WHERE
 from lockstep.harness.records import Request, Verdict
 from tests.black_boxes import bisected, one_layer_of, with_made_models
@@ -55,6 +56,29 @@ def test_a_greedy_search_that_loses_an_id_is_found_where_the_id_is_nowhere_the_l
     assert (wrong.status, wrong.key) == ("diverged", "decode/own token")
     assert (wrong.detail["expected"], wrong.detail["at_fault"]) == (id, "subject")
     assert bisected(model, tmp_path / "made", engine=name).exit_code == 1
+
+
+def test_a_greedy_search_of_ids_of_16_bits_is_found_on_a_model_that_has_more(
+    tmp_path: Path,
+) -> None:
+    """Of which the first thousand tokens alone would be asked elsewhere."""
+    model = written(tmp_path, n_layer=1, n_vocab=32770)
+    greedy = without(0, 2)
+    name = made("own token: of 16 bits", Quiet, levels=("greedy",), greedy=greedy)
+    wrong = of_own_tokens(decoded(model, name))
+    assert [(verdict.status, verdict.detail["expected"]) for verdict in wrong] == [
+        ("diverged", 32768)
+    ]
+
+
+def test_a_vocabulary_that_is_cut_as_it_is_large_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "WHOLE", 1 << 17)
+    model = written(tmp_path, n_layer=1, n_embd=32, n_ff=32, n_vocab=5000)
+    (found,) = of_own_tokens(decoded(model, Reference.name))
+    assert found.status == "agreed"
+    assert "1023 (that has 1024 of 5000 tokens, as they are many)" in found.summary
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt2", "rwkv6", "mamba", "deepseek2"])
