@@ -1,6 +1,6 @@
 """Engines that choose tokens, on a model that is made of the user's for one question."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from math import prod
 
 from lockstep.engine.gguf.file import GgufFile
@@ -11,7 +11,7 @@ from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import n_layers
 from lockstep.harness.check.check import BadInput, Plan
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.records import Rejected, Unanswerable, Verdict
+from lockstep.harness.records import Verdict
 
 SUITE = "decode"
 LARGEST = 1 << 26  # numbers in a table of embeddings that cannot be cut: both engines read it
@@ -66,13 +66,3 @@ def asked_to_choose(
 
 def size_of_tables(file: GgufFile) -> int:
     return sum(prod(file.tensors[name].ne) for name in OF_TOKENS if name in file.tensors)
-
-
-def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
-    """By the subject; None: it refuses a prompt of ids that no text has, or of so many. Raises
-    NoAnswer where it fails."""
-    outcome = context.subject.ask("greedy", list(ids), 1)
-    if isinstance(outcome, Unanswerable | Rejected):
-        return None
-    (found,) = context.answer(context.subject, "greedy", outcome)
-    return int(found)

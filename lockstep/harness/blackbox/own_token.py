@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.changes import signs
-from lockstep.harness.blackbox.choosing import SUITE, asked_to_choose, chosen_behind
+from lockstep.harness.blackbox.choosing import SUITE, asked_to_choose
 from lockstep.harness.blackbox.parts import (
     EMBEDDING,
     OUTPUT,
@@ -30,6 +30,7 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Evaluation, Request, Verdict
 from lockstep.harness.suites.parts.control_tokens import clear_places, ids_of_control
+from lockstep.harness.suites.parts.prompts_in_turn import chosen_behind
 
 MOST = 8  # ids of control; the first and the last are among them
 EDGES = (256, 32768, 65536)  # ids that do not fit: in a byte, in 16 bits with a sign and without

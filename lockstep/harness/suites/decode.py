@@ -26,7 +26,7 @@ from lockstep.harness.suites.parts.close_calls import (
     said_of,
     seeded_runs,
 )
-from lockstep.harness.suites.parts.control_tokens import OTHER_PROMPTS, control_token
+from lockstep.harness.suites.parts.control_tokens import control_token
 from lockstep.harness.suites.parts.oracles_logits import (
     WRONG_ORACLE,
     in_one,
@@ -34,10 +34,11 @@ from lockstep.harness.suites.parts.oracles_logits import (
     whole_truth,
 )
 from lockstep.harness.suites.parts.pieces import sides
+from lockstep.harness.suites.parts.prompts_in_turn import in_turn
 from lockstep.harness.suites.parts.which_tokens import part
 
 PROMPT = b"Once upon a time"
-PROMPTS = "decode: prompts"  # what is asked on a made model where nothing is known of them else
+PROMPTS = "decode: prompts"  # what is asked on a made model where this one tells nothing
 NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
 NO_LIMIT = "honest runs of this model overflow, so that no limit can be given for its tokens"
 EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
@@ -90,7 +91,7 @@ class Decode(Suite, name="decode"):
         beside = [v.summary for v in control if v.status in ("agreed", "not-applicable")]
         yield replace(verdict, summary="; ".join([verdict.summary, *beside]))
         others = [v for v in control if v.status not in ("agreed", "not-applicable")]
-        yield from others or own_tokens(context, control)
+        yield from others or own_tokens(context)
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:
@@ -99,14 +100,20 @@ class Decode(Suite, name="decode"):
         return ids or context.tokens[:4]  # a vocabulary may have no token for any of it
 
 
-def own_tokens(context: Context, known: Sequence[Verdict]) -> Iterator[Verdict]:
+def own_tokens(context: Context) -> Iterator[Verdict]:
     """Those that are the likeliest nowhere, on a model of which each is somewhere, as
-    harness.blackbox.own_token says; and, where nothing is known of other prompts, these on a model
-    of which it is, as harness.blackbox.own_prompts says. known: what was found of both."""
-    reads = any(OTHER_PROMPTS in verdict.summary for verdict in known)
-    for question in ("decode",) if reads else ("decode", PROMPTS):
-        if question in context.on_made_models:
-            yield from context.asked_on_made_models(question)
+    harness.blackbox.own_token says; and prompts in turn: on this model, of which many are soon
+    read, if it is small and they tell, else on one of which they do, as
+    harness.blackbox.own_prompts says."""
+    if "decode" in context.on_made_models:
+        yield from context.asked_on_made_models("decode")
+    known = []
+    if is_small(context.file) and context.facts.decoder_start is None:
+        context.progress("prompts in turn")
+        known = list(in_turn(context, context))
+        yield from known
+    if not known and PROMPTS in context.on_made_models:
+        yield from context.asked_on_made_models(PROMPTS)
 
 
 def few_alone(batches: Sequence[Batch]) -> tuple[Batch, ...]:
@@ -135,9 +142,8 @@ def tokens_alone(
         lambda: next_tokens(context),
         lambda: close_calls(context),
         lambda: control_token(context, len(prompt), may_refuse=True),
-        lambda: own_tokens(context, found),
+        lambda: own_tokens(context),
     )
-    found: list[Verdict] = []
     for question in questions:
         found = list(question())
         yield from found

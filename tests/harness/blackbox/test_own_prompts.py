@@ -10,7 +10,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox.own_prompts import WHERE, checked
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.parts import control_tokens
+from lockstep.harness.suites import decode
 from tests.black_boxes import one_layer_of, with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
@@ -49,7 +49,7 @@ def test_an_honest_engine_is_right_behind_all_of_them(
 ) -> None:
     (found,) = asked(builtin(model, tmp_path), engine)
     assert found.status == "agreed"
-    assert found.summary.startswith(f"{WHERE} the token behind ")
+    assert found.summary.startswith(f"{WHERE}the token behind ")
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "gpt2", "gpt-oss", "rwkv6", "mamba", "deepseek2"])
@@ -78,13 +78,14 @@ def test_who_fails_on_a_model_that_nobody_trained_is_not_held_to_it_and_it_is_sa
     assert "no room" in found.summary
 
 
-def test_it_is_asked_where_nothing_is_known_of_other_prompts_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("tell", [True, False])
+def test_it_is_asked_where_prompts_of_the_model_itself_do_not_tell(
+    tell: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = builtin("f32", tmp_path)
     plan = plan_for(model, engine="reference", oracle="llama.cpp", suites=("decode",), n_tokens=32)
-    known = "; ".join(verdict.summary for verdict in with_made_models(plan))
-    assert control_tokens.OTHER_PROMPTS in known
-    assert WHERE not in known
-    monkeypatch.setattr(control_tokens, "other_prompts", lambda *_: [])
-    assert WHERE in "; ".join(verdict.summary for verdict in with_made_models(plan))
+    if not tell:
+        monkeypatch.setattr(decode, "in_turn", lambda *_: iter(()))
+    said = "; ".join(verdict.summary for verdict in with_made_models(plan))
+    assert "prompts in turn is the same" in said
+    assert (WHERE not in said) is tell

@@ -1,0 +1,162 @@
+"""Does an engine read each prompt for itself, and all of it?
+
+It is asked for prompts in turn, of which the oracle's answer depends on their beginning and on
+which one is asked: who cuts a prompt, takes one for another that is as long, or keeps more of it
+for the next than both begin with, answers otherwise.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.further_runs import many_ids, n_cells
+from lockstep.harness.context.suite import Context
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Answered, Rejected, Request, Unanswerable, Verdict
+from lockstep.harness.suites.parts.close_calls import is_honest
+
+SUITE = "decode"
+# of each prompt in turn how many tokens it has, and with how many of the one before it begins: of
+# the same size, longer than what a cut leaves by far, and one that begins alike
+PROMPTS = ((37, 0), (37, 0), (37, 0), (59, 0), (59, 29), (97, 0), (199, 0))
+KEPT = (32, 64, 128)  # tokens that are left of a prompt that is cut
+CUT = 16  # tokens that it loses, at least: fewer hardly matter
+TRIED = 24  # seeded prompts for each of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class TellingPrompt:
+    """logits: the oracle's behind it; like: with how many tokens of the one before it begins."""
+
+    ids: list[int]
+    logits: F32
+    like: int = 0
+
+    @property
+    def wanted(self) -> int:
+        return int(self.logits.argmax())
+
+
+def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdict]:
+    """outer: the context of the user's model, of which it is said; context: of the model that is
+    asked about, which may be another. Nothing where fewer than two prompts tell, or one of the
+    first two is refused."""
+    prompts = telling_prompts(context)
+    if len(prompts) < 2 or chosen_behind(context, prompts[0].ids[:1]) is None:
+        return
+    asked: list[TellingPrompt] = []
+    ties = 0
+    for number, prompt in enumerate(prompts, 1):
+        found = chosen_behind(context, prompt.ids)
+        if found is None:
+            break
+        asked.append(prompt)
+        if found == prompt.wanted:
+            continue
+        if not may_be(context, prompt, found):
+            which = f"prompt {number} of {len(prompts)} in turn, of {len(prompt.ids)} tokens"
+            which += ", which begins as the one before" * bool(prompt.like)
+            alone = is_right_alone(context, prompt)
+            yield another(outer, prompt, found, f"{where}behind {which}", alone)
+            return
+        ties += 1
+    if len(asked) > max(1, ties):
+        yield outer.verdict(SUITE, "agreed", where + the_same(asked, ties))
+
+
+def the_same(asked: Sequence[TellingPrompt], ties: int) -> str:
+    lengths = [len(prompt.ids) for prompt in asked]
+    text = f"the token behind {len(asked)} prompts in turn is the same"
+    text += f", of {min(lengths)} to {max(lengths)} tokens"
+    text += ", one of which begins as the one before" * any(prompt.like for prompt in asked)
+    return text + f", but behind {ties} one that an honest engine may choose" * bool(ties)
+
+
+def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
+    """By the subject; None: it refuses a prompt of ids that no text has, or of so many. Raises
+    NoAnswer where it fails."""
+    outcome = context.subject.ask("greedy", list(ids), 1)
+    if isinstance(outcome, Unanswerable | Rejected):
+        return None
+    (found,) = context.answer(context.subject, "greedy", outcome)
+    return int(found)
+
+
+def is_right_alone(context: Context, prompt: TellingPrompt) -> bool:
+    """Asked right behind its own first token, of which nothing can be kept that is not its own."""
+    first = chosen_behind(context, prompt.ids[:1])
+    return first is not None and chosen_behind(context, prompt.ids) == prompt.wanted
+
+
+def may_be(context: Context, prompt: TellingPrompt, found: int) -> bool:
+    """Whether an honest engine may choose this one."""
+    batches = (Batch.for_next(prompt.ids),)
+    if not 0 <= found < len(prompt.logits):
+        return False
+
+    def chosen(run: F32, room: float) -> bool:
+        return bool(run[-1].max() - run[-1, found] <= room)
+
+    allowed = 2 * float(whole_run(context.noise_on(batches), largest(prompt.logits)).allowed)
+    return chosen(prompt.logits[None], allowed) or is_honest(context, batches, chosen)
+
+
+def another(
+    context: Context, prompt: TellingPrompt, found: int, which: str, alone: bool
+) -> Verdict:
+    how = "right" if alone else "wrong as well"
+    look = "whether such a prompt is cut, or taken for one as long"
+    if alone:
+        look = "what is kept of a prompt for the next"
+    text = (
+        f"{which}, the next is {found}, the oracle's {prompt.wanted}; asked right behind its own "
+        f"first token it is {how}: look at {look}"
+    )
+    detail = {"at_fault": "subject", "expected": prompt.wanted, "actual": found}
+    return context.verdict(SUITE, "diverged", text, detail, key=(SUITE, "other prompt"))
+
+
+def telling_prompts(context: Context) -> list[TellingPrompt]:
+    """By far the likeliest behind each is another one than behind the prompt before, than behind
+    that with this one's last token, and than behind what a cut would leave."""
+    room = n_cells(context) - 1
+    found: list[TellingPrompt] = []
+    ids = iter(many_ids(context, TRIED * sum(n for n, _ in PROMPTS)))
+    for n, like in PROMPTS:
+        if n > room:
+            break
+        begin = found[-1].ids[:like] if found else []
+        tried = ([*begin, *islice(ids, n - len(begin))] for _ in range(TRIED))
+        telling = (telling_prompt(context, one, found, len(begin)) for one in tried)
+        found += islice((prompt for prompt in telling if prompt is not None), 1)
+    return found
+
+
+def telling_prompt(
+    context: Context, ids: list[int], before: Sequence[TellingPrompt], like: int
+) -> TellingPrompt | None:
+    row = logits_behind(context, ids)
+    if row is None or not np.isfinite(row).all() or len(row) < 2:
+        return None
+    prompt = TellingPrompt(ids=ids, logits=row, like=like)
+    second, first = np.partition(row, -2)[-2:]
+    if not first - second > 2 * float(whole_run(context.noise.relative, largest(row)).allowed):
+        return None
+    others = [ids[-n:] for n in KEPT if n + CUT <= len(ids)]
+    if before:
+        others += [before[-1].ids, [*before[-1].ids[: len(ids) - 1], ids[-1]]]
+    rows = (logits_behind(context, other) for other in others)
+    if any(other is None or int(other.argmax()) == prompt.wanted for other in rows):
+        return None
+    return prompt
+
+
+def logits_behind(context: Context, ids: Sequence[int]) -> F32 | None:
+    """None: the oracle does not answer."""
+    outcome = context.oracle.ask("evaluate", Request(batches=(Batch.for_next(ids),)))
+    return outcome.value.logits[0][-1] if isinstance(outcome, Answered) else None

@@ -1,0 +1,95 @@
+"""Prompts in turn, of engines that choose tokens: who cuts them, or keeps too much of one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lockstep.engine.errors import NoRoom, Unsupported
+from lockstep.harness.records import Verdict
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin
+from tests.quiet_engines import Quiet
+
+
+class Keeps(Quiet, name="in turn: keeps a prompt"):
+    """As far as both are the same; `first`: that many tokens that are the same are enough."""
+
+    levels = ("greedy",)
+    first: int | None = None
+    kept: Sequence[int] = ()
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        read = [*prompt]
+        if self.first is not None and [*self.kept[: self.first]] == read[: self.first]:
+            m = min(len(self.kept), len(read) - 1)
+            read = [*self.kept[:m], *read[m:]]
+        self.kept = read
+        return super().greedy(read, n)
+
+
+class ByItsFirstFour(Keeps, name="in turn: keeps a prompt by its first four tokens"):
+    first = 4
+
+
+class CutTo64(Quiet, name="in turn: keeps the last 64 tokens"):
+    levels = ("greedy", "logits")
+    most = 64
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        return super().greedy(prompt[-self.most :], n)
+
+
+class CutTo128(CutTo64, name="in turn: keeps the last 128 tokens"):
+    most = 128
+
+
+class TakesFew(Quiet, name="in turn: takes 50 tokens"):
+    levels = ("greedy",)
+    why: type[Exception] = Unsupported
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        if len(prompt) > 50:
+            raise self.why("no room for more than 50 tokens")
+        return super().greedy(prompt, n)
+
+
+class RefusesMany(TakesFew, name="in turn: refuses more than 50 tokens"):
+    why = NoRoom
+
+
+def decoded(engine: type[Quiet], model: Path) -> list[Verdict]:
+    return verdicts_of(plan_for(model, engine=engine.name, suites=("decode",), n_tokens=32))
+
+
+@pytest.mark.parametrize("model", ["f32", "q8_0"])
+@pytest.mark.parametrize(
+    ("engine", "look"),
+    [
+        (ByItsFirstFour, "look at what is kept of a prompt for the next"),
+        (CutTo64, "look at whether such a prompt is cut"),
+        (CutTo128, "look at whether such a prompt is cut"),
+    ],
+)
+def test_who_cuts_a_long_prompt_or_keeps_one_by_its_beginning_is_found(
+    engine: type[Quiet], look: str, model: str, tmp_path: Path
+) -> None:
+    wrong = [v for v in decoded(engine, builtin(model, tmp_path)) if v.status == "diverged"]
+    assert wrong
+    assert engine is not ByItsFirstFour or look in wrong[0].summary
+    assert "in turn" not in wrong[0].summary or look in wrong[0].summary
+
+
+def test_who_keeps_a_prompt_as_far_as_both_are_the_same_is_right(tmp_path: Path) -> None:
+    *_, last = decoded(Keeps, builtin("f32", tmp_path))
+    assert last.status == "agreed"
+    assert "of 37 to 199 tokens, one of which begins as the one before" in last.summary
+
+
+@pytest.mark.parametrize("engine", [TakesFew, RefusesMany])
+def test_who_takes_no_more_than_fifty_tokens_is_held_to_those(
+    engine: type[Quiet], tmp_path: Path
+) -> None:
+    *_, last = decoded(engine, builtin("f32", tmp_path))
+    assert last.status == "agreed"
+    assert "behind 3 prompts in turn is the same, of 37 to 37 tokens" in last.summary
