@@ -20,7 +20,7 @@ from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
-from lockstep.harness.records import Answered, Rejected, Unanswerable, Verdict
+from lockstep.harness.records import Answered, Rejected, Status, Unanswerable, Verdict
 from lockstep.harness.suites.decode import EXACT_TIE
 from lockstep.harness.suites.parts.close_calls import (
     beginnings_of,
@@ -62,16 +62,24 @@ class Text(Suite, name="text"):
         if (said := not_offered(context, "generate", self.name)) is not None:
             yield from said
             return
-        found = set()
-        for verdict in behind(context, context.prompt, context.n_steps):
-            yield verdict
-            found.add(verdict.status)
+        found: set[Status] = set()
+        nothing = ""  # to ask behind the first
+        try:
+            for verdict in behind(context, context.prompt, context.n_steps):
+                yield verdict
+                found.add(verdict.status)
+        except NothingToAsk as error:
+            nothing = error.summary
         for more in (behind_others, close_calls):
             if not found <= {"agreed", "excused", "not-applicable"}:
-                return
+                break
             for verdict in more(context):
                 yield verdict
                 found.add(verdict.status)
+        if nothing:
+            status: Status = "not-applicable" if "agreed" in found else "not-compared"
+            text = f"behind {context.prompt[:20].decode('utf-8', 'replace')!r}: {nothing}"
+            yield context.verdict("text", status, text)
 
 
 def behind_others(context: Context) -> Iterator[Verdict]:

@@ -15,10 +15,11 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.suite import Context
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
-from lockstep.harness.records import Verdict
+from lockstep.harness.records import EXACT, Verdict
 from lockstep.harness.suites.text import is_replaced, judged
+from lockstep.harness.synth.llama import LlamaRecipe
 from tests.harness.check.test_check import plan_for, verdicts_of
-from tests.models import builtin, written
+from tests.models import builtin, with_metadata, written
 from tests.quiet_engines import Quiet, made, wrong
 
 
@@ -325,3 +326,25 @@ def test_a_wrong_text_is_asked_for_again(folder: Path) -> None:
     wrong, again = verdicts(builtin("f32", folder), "text: drawn", "text")
     assert (wrong.status, again.status) == ("diverged", "diverged")
     assert "is not deterministic: 3 of 3 answers" in again.summary
+
+
+def test_where_the_oracle_ends_at_once_the_text_behind_other_prompts_is_compared(
+    tmp_path: Path,
+) -> None:
+    """Its first token there is one of control, behind which engines may end; it was all that was
+    asked for."""
+    recipe = LlamaRecipe(n_layer=1)
+    path = written(tmp_path, n_layer=1)
+    engine = Reference(path, EXACT)
+    try:
+        (first,) = engine.greedy(engine.tokenize([b"Once upon a time"])[0], 1)
+        types = np.array(engine.file.metadata["tokenizer.ggml.token_type"].data)
+    finally:
+        engine.close()
+    types[first] = 3  # of control
+    with_metadata(path, recipe, tokenizer__ggml__token_type=("ARR[I32]", types.tolist()))
+    *fine, last = verdicts(path, "text alone", "text")
+    assert "agreed" in {verdict.status for verdict in fine}
+    assert last.status == "not-applicable"
+    assert "the oracle begins with a token of no text" in last.summary
+    assert "diverged" in {v.status for v in verdicts(path, "text: a letter", "text")}
