@@ -50,6 +50,7 @@ class Off:
     actual: float
     allowed: float
     wrong: int
+    missing: tuple[int, ...] = ()  # all tokens that are, the likeliest first
 
 
 def read_list(
@@ -173,6 +174,7 @@ def missing(listed: Listed, logits: F32, allowed: float) -> Off | None:
         actual=0.0,
         allowed=2 * allowed,
         wrong=len(left),
+        missing=tuple(left),
     )
 
 

@@ -1,7 +1,7 @@
 """Of an engine that shows no logits: are the likeliest tokens that it lists the right ones, and as
 far apart as they are?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -31,6 +31,7 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Request, Verdict
 from lockstep.harness.suites.logits import is_oracle_wrong
+from lockstep.harness.suites.parts.control_tokens import ids_of_control
 from lockstep.harness.suites.parts.lists_alike import alike
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 
@@ -45,6 +46,7 @@ TEXT = (
 BASES = {"10": 1 / ln(10), "2": 1 / ln(2)}  # what a natural logarithm is multiplied by
 NEAR = 1e-3  # the factor of a base
 MOST_FACTOR = 20.0  # a list that is nearly flat is right but for some factor whatever it says
+PROBABILITIES = "; these are probabilities, and their logarithms are right"
 MIDDLE = 2  # tokens that are the same before it, at least
 WRONG_ORACLE = "lists are held against the oracle's logits, and these are wrong"
 
@@ -233,26 +235,35 @@ def compared(
     text = f"after prefix {row + 1} of {len(listed)}, {lengths(ends, row)}, {sentence(off)}"
     text += f"; it is right behind the first {elsewhere[-1]}" if elsewhere else ""
     text += "; at fault: subject"
-    text += multiplied(listed, logits, float(bound.allowed))
+    text += what_they_are(listed, logits, float(bound.allowed))
+    if off.missing and set(off.missing) <= set(ids_of_control(context).tolist()):
+        text += "; all that are missing are tokens of control"
     if isinstance(given := asked.prefixes[row], bytes):
         text += counted_otherwise(context, given, ends[row])
     return context.verdict("logprobs", "diverged", text, detail, ("logprobs", off.kind))
 
 
-def multiplied(listed: Sequence[Listed], logits: F32, allowed: float) -> str:
-    """A clause where all lists are right but for one factor; "": they are not."""
+def what_they_are(listed: Sequence[Listed], logits: F32, allowed: float) -> str:
+    """A clause where the values are wrong and yet all are right: as probabilities, whose logarithms
+    are asked for, or but for one factor; "": they are not."""
+    values = [c.value for each in listed for c in each.candidates]
+    if min(values, default=0.0) > 0 and max(values) <= 1:
+        logs = [changed(each, lambda value: ln(value)) for each in listed]
+        return PROBABILITIES if first_off(logs, logits, allowed) is None else ""
     by = factor(listed, logits)
     if not 1 / MOST_FACTOR < by < MOST_FACTOR:
         return ""
-    divided = [
-        replace(each, candidates=tuple(replace(c, value=c.value / by) for c in each.candidates))
-        for each in listed
-    ]
+    divided = [changed(each, lambda value: value / by) for each in listed]
     if first_off(divided, logits, allowed) is not None:
         return ""
     base = next((base for base, value in BASES.items() if abs(by / value - 1) < NEAR), "")
     what = f"logarithms to base {base}" if base else f"a temperature of {1 / by:.4g}"
     return f"; all are right but for a factor of {by:.4g}, as of {what}"
+
+
+def changed(listed: Listed, change: Callable[[float], float]) -> Listed:
+    found = (replace(each, value=change(each.value)) for each in listed.candidates)
+    return replace(listed, candidates=tuple(found))
 
 
 def lengths(ends: Sequence[int], row: int) -> str:

@@ -1,6 +1,6 @@
 """Lists whose values are all multiplied: by what is said, and of which logarithm or temperature."""
 
-from math import log
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,31 @@ def test_a_factor_of_all_values_is_named(engine: str, says: str, tmp_path: Path)
     found = verdicts_of(plan_for(model, engine=engine, suites=("logprobs",)))
     assert found[0].status == "diverged", found
     assert says in found[0].summary
+
+
+def test_probabilities_are_called_so(tmp_path: Path) -> None:
+    shares = changed(lambda _, row: [(token, exp(value)) for token, value in row])
+    engine = made("lists: probabilities", **shares)
+    for model in ("f32", "q8_0"):
+        plan = plan_for(builtin(model, tmp_path), engine=engine, suites=("logprobs",))
+        found = verdicts_of(plan)
+        assert found[0].status == "diverged", found
+        assert found[0].summary.endswith("these are probabilities, and their logarithms are right")
+
+
+def test_lists_without_control_tokens_are_said_to_lack_these_alone(tmp_path: Path) -> None:
+    def lacks(*tokens: int) -> dict[str, Any]:
+        return changed(lambda _, row: [each for each in row if each[0] not in tokens])
+
+    engines = {
+        made("lists: no control tokens", **lacks(0, 1, 2)): True,
+        made("lists: nor 3", **lacks(0, 1, 2, 3)): False,
+    }
+    for engine, alone in engines.items():
+        plan = plan_for(builtin("f32", tmp_path), engine=engine, suites=("logprobs",))
+        found = verdicts_of(plan)
+        assert (found[0].status, found[0].detail["kind"]) == ("diverged", "missing")
+        assert ("all that are missing are tokens of control" in found[0].summary) is alone
 
 
 def test_one_value_that_is_off_has_no_factor(tmp_path: Path) -> None:

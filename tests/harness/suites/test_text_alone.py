@@ -91,7 +91,8 @@ def flat(folder: Path) -> Path:
 
 
 def test_greedy_tokens_alone_are_held_against_the_oracles(folder: Path) -> None:
-    text, single, close, control = verdicts(builtin("f32", folder), "greedy alone", "decode")
+    found = verdicts(builtin("f32", folder), "greedy alone", "decode")
+    text, single, close, control, in_turn = found
     assert (text.status, text.summary) == ("agreed", "6 greedy tokens are the same")
     assert (single.status, close.status) == ("agreed", "agreed")
     assert "the next token behind 10 of 10 seeded beginnings is the same" in single.summary
@@ -100,6 +101,8 @@ def test_greedy_tokens_alone_are_held_against_the_oracles(folder: Path) -> None:
     assert (
         "behind none of 143 seeded beginnings is a control token the likeliest" in control.summary
     )
+    assert in_turn.status == "agreed"
+    assert "the token behind 6 prompts in turn is the same" in in_turn.summary
 
 
 def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
@@ -121,8 +124,8 @@ def test_a_wrong_engine_that_is_right_behind_one_prompt_is_found_by_single_token
 
 
 def test_an_engine_with_lists_is_not_asked_for_single_tokens(folder: Path) -> None:
-    found, control = verdicts(builtin("f32", folder), "quiet", "decode")
-    assert (found.status, control.status) == ("agreed", "agreed")
+    found, control, in_turn = verdicts(builtin("f32", folder), "quiet", "decode")
+    assert {found.status, control.status, in_turn.status} == {"agreed"}
     assert "other prompts" in control.summary
 
 
