@@ -37,6 +37,12 @@ class ModelFacts:
     def no_run(self) -> str:
         return why_no_run(self.architecture, self.kind, self.n_tensors)
 
+    @property
+    def no_choice(self) -> str:
+        """Why no engine can choose a wrong token; "": it can."""
+        one = "its vocabulary has one token, so that there is nothing to choose from"
+        return self.no_run or (one if self.n_vocab == 1 else "")
+
 
 def facts_of_model(path: Path) -> ModelFacts:
     """Raises EngineError or OSError for what is no GGUF file, or a broken model of ours."""

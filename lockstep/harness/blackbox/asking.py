@@ -242,6 +242,8 @@ def verdicts_of(opened: Opened, given: Sequence[Batch]) -> list[Verdict]:
     if given:
         text = "no single tokens can be given to an engine that shows no logits"
         return [context.verdict(SUITE, "not-applicable", text)]
+    if text := context.facts.no_choice:
+        return [context.verdict(SUITE, "not-applicable", text)]
     names = ("logprobs",) if "logprobs" in levels else ("decode",)
     return list(run_suites(context, names))
 

@@ -51,7 +51,7 @@ class Decode(Suite, name="decode"):
     order = 50
 
     def inapplicable(self, facts: ModelFacts) -> str:
-        return facts.no_run
+        return facts.no_choice
 
     def run(self, context: Context) -> Iterator[Verdict]:
         prompt = self.prompt(context)

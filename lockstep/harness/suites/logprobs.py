@@ -58,7 +58,7 @@ class LogProbs(Suite, name="logprobs"):
     def inapplicable(self, facts: ModelFacts) -> str:
         if facts.decoder_start is not None:
             return facts.no_run or "an encoder reads the prompt, so prefixes are not asked for"
-        return facts.no_run
+        return facts.no_choice
 
     def run(self, context: Context) -> Iterator[Verdict]:
         if (said := not_offered(context, "logprobs", self.name)) is not None:
