@@ -145,7 +145,7 @@ def said(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]
         text = f"{what}: not asked, it would take {inner.subject.name} some {seconds:.0f} s"
         text += "; --suite long-context asks all the same"
         return [context.verdict(SUITE, "not-applicable", text)]
-    run = FurtherRun(words=what, batches=batches_of(inner, n, STEPS), usual=True)
+    run = FurtherRun(words=what, batches=batches_of(inner, n, STEPS), usual=True, known=True)
     try:
         expected, actual = inner.ask_both("evaluate", Request(batches=run.batches))
     except NoAnswer as error:

@@ -40,7 +40,7 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 def said(context: Context) -> Iterator[Verdict]:
     """Each time the same batches, until one differs."""
-    run = FurtherRun(words=WORDS, batches=context.batches, usual=True)
+    run = FurtherRun(words=WORDS, batches=context.batches, usual=True, known=True)
     request = Request(batches=run.batches)
     expected: Evaluation = context.ask(context.oracle, "evaluate", request)
     found: Verdict | None = None

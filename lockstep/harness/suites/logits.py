@@ -99,7 +99,7 @@ def asked_more(
     further = [ids_of_narrow_integers(context)] if fewer else further_runs(context)
     runs = list(further) if agrees else []
     for run in runs:
-        if not run.usual:
+        if not run.known:
             context.honest.begin(run.batches, seed=context.seed, runs=0)
     shaky = unsteady(context.subject, request, first, doubt=not agrees, again=again)
     wrong = [not_deterministic(context, "logits", shaky)] if shaky else []
@@ -178,9 +178,9 @@ def left_out(run: FurtherRun, oracle: Outcome, subject: Outcome) -> LeftOut | No
 def further_verdict(
     context: Context, run: FurtherRun, oracle: Evaluation, subject: Evaluation
 ) -> Verdict:
-    """Where the engines agree on a usual run, an honest one besides would cost as much as both."""
+    """Where the engines agree on what is known, an honest run would cost as much as both."""
     truth = np.concatenate(oracle.logits)
-    if not run.usual or part(context, truth, subject):
+    if not run.known or part(context, truth, subject):
         truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
     return compared(context, "logits", run.batches, oracle, subject, truth)
 

@@ -28,7 +28,8 @@ Bools = NDArray[np.bool_]
 N = 330  # cells of which the models are
 LONG, JOINED = f"for {N} tokens in batches of", "with two sequences that come later"
 FIRST, MIDDLE, LAST = (f"with another {place} token" for place in ("first", "middle", "last"))
-ASKED = (LONG, JOINED, FIRST, MIDDLE, LAST)
+ALONE = "for the first token alone"
+ASKED = (LONG, JOINED, FIRST, MIDDLE, LAST, ALONE)
 
 
 class RowsBehind64(Mirror):
@@ -157,6 +158,18 @@ class LastRowsOfLater(Reference, name="further: last rows"):
         return replace(found, logits=rows)
 
 
+class AloneOnAnEmptyCache(Reference, name="further: alone on an empty cache"):
+    """Of a prompt of one token nothing is attended to, as what was there before is."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        found = super().evaluate(request)
+        rows = (
+            logits * np.float32(1.01) if len(b) == 1 and not b.positions[0] else logits
+            for b, logits in zip(request.batches, found.logits, strict=True)
+        )
+        return replace(found, logits=tuple(rows))
+
+
 class SkipsWhatNobodyAsksFor(Reference, name="further: skips"):
     """A batch without outputs leaves something else in the cache."""
 
@@ -202,6 +215,7 @@ WRONG = {
     through(later_sequences_leak): {JOINED},
     through(ids_of_one_bit): {JOINED},
     LastRowsOfLater.name: {LONG, JOINED},
+    AloneOnAnEmptyCache.name: {ALONE},
     SkipsWhatNobodyAsksFor.name: {LONG},
     engine("whole tiles", ops=WholeTiles): {LONG},
     through(splits_of_128): {LONG},
@@ -271,7 +285,7 @@ def test_what_an_engine_does_not_answer_is_named_and_accuses_nobody(model: Path)
     assert verdict.status == "agreed"
     for words in (LONG, JOINED):
         assert f"not compared {words}" in verdict.summary or f"; {words}" in verdict.summary
-    ways = ["with tensors shown", "with outputs of some tokens only", FIRST, MIDDLE, LAST]
+    ways = ["with tensors shown", "with outputs of some tokens only", FIRST, MIDDLE, LAST, ALONE]
     assert verdict.detail["same"] == ways
 
 

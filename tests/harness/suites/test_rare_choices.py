@@ -92,7 +92,7 @@ def test_an_oracle_that_is_wrong_in_a_usual_run_is_not_the_truth_of_it(tmp_path:
     opened = open_plan(plan_for(builtin("moe", tmp_path)), lambda _: None)
     try:
         context = opened.context
-        run = FurtherRun(words="again", batches=context.batches, usual=True)
+        run = FurtherRun(words="again", batches=context.batches, usual=True, known=True)
         right = context.answer(
             context.subject,
             "evaluate",
