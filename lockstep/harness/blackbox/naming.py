@@ -207,6 +207,8 @@ OF_LOGITS = "what is made of logits: a cap"
 # gemma2's head is always the table of its embeddings, whose rows no model can have otherwise alone
 BOTH_ENDS = "embedding, output norm, output matrix, or what is made of logits"
 ONE_ROW = "kernels for a single row, as one token at a time has"
+SOME = "embedding of some tokens, or logits of others"
+FEW_ROWS = ", or kernels for as few rows as a batch of this run has"
 TIED, APART = "output matrix, which is the table of embeddings", "a head that is a matrix apart"
 ROUNDED = "rounding of what the output norm gives and the output matrix reads"
 OF_VALUES: Table = (
@@ -238,7 +240,9 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
     if asked.agrees(position_0, ONE_TOKEN):
         if asked.agrees(nothing_to_norm, STILL):
             return agreed("output norm", f"{ONE_TOKEN}, and with {STILL}")
-        return agreed("embedding of some tokens, or logits of others", ONE_TOKEN)
+        if asked.agrees(in_one_batch, ONE_BATCH):  # of other tokens, so that these are not cleared
+            return agreed(SOME + FEW_ROWS, f"{ONE_TOKEN}, and with {ONE_BATCH}")
+        return agreed(SOME, ONE_TOKEN)
     if asked.differs(position_0, ONE_TOKEN) and asked.agrees(in_one_batch, ONE_BATCH):
         return agreed(ONE_ROW, f"{ONE_BATCH}, and differ with the first alone")
     words = "logits a millionth as large"

@@ -13,7 +13,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.naming import BOTH_ENDS, OF_LOGITS, ONE_ROW, TIED
+from lockstep.harness.blackbox.naming import BOTH_ENDS, FEW_ROWS, OF_LOGITS, ONE_ROW, SOME, TIED
 from tests.black_boxes import bisected, faults, one_layer_of
 from tests.models import builtin
 
@@ -55,6 +55,26 @@ class WrongForOneRow(Mirror):
         if len(x) == 1:
             out[..., -1] = 0
         return out
+
+
+class WrongForEightRows(Mirror):
+    """As the first batch of such a run has."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        out = super().linear(x, weight)
+        if len(x) == 8:
+            out[..., -1] = 0
+        return out
+
+
+class WithWrongForEightRows(Reference, name="test:wrong-for-eight-rows"):
+    ops = WrongForEightRows
+
+
+def test_a_wrong_kernel_for_few_rows_is_among_what_is_named(tmp_path: Path) -> None:
+    path = builtin("f32", tmp_path)
+    found = bisected(path, tmp_path / "made", engine="test:wrong-for-eight-rows")
+    assert faults(found) == {None: [SOME + FEW_ROWS]}
 
 
 class WithWrongForOneRow(Reference, name="test:wrong-for-one-row"):
