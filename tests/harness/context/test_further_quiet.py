@@ -51,9 +51,9 @@ def test_an_engine_of_tokens_alone_that_never_chooses_a_control_token_is_found(
     assert "diverged" not in {v.status for v in fine}
     assert (wrong.status, wrong.key) == ("diverged", "decode/control token")
     right = made("further: tokens alone", Quiet, levels=("greedy",))
-    *_, last = verdicts_of(plan_for(model, engine=right, suites=("decode",), n_tokens=32))
-    assert last.status == "agreed"
-    assert "control tokens, the first and the last, are the same" in last.summary
+    *_, control, last = verdicts_of(plan_for(model, engine=right, suites=("decode",), n_tokens=32))
+    assert (control.status, last.status) == ("agreed", "agreed")
+    assert "control tokens, the first and the last, are the same" in control.summary
 
 
 def test_a_right_engine_of_tokens_alone_is_not_accused_by_a_wrong_oracle(model: Path) -> None:
