@@ -18,7 +18,7 @@ from lockstep.harness.suites.logits import further_verdict, placed
 
 SUITE = "logits"
 TIMES = 4  # what threads do at once is another thing each time
-WORDS = f"with {THREADS} threads"
+WORDS = f"started with n_threads {THREADS}"  # whether it follows that, nobody sees
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:

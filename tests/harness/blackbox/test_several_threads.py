@@ -54,13 +54,13 @@ def test_rows_that_are_left_over_among_threads_are_missed_on_a_small_model(tmp_p
     assert [verdict.status for verdict in fine] == ["agreed"]
     assert (wrong.status, wrong.detail["n_threads"]) == ("diverged", 3)
     assert wrong.detail["at_fault"] == "subject"
-    assert wrong.summary.startswith("with 3 threads: ")
+    assert wrong.summary.startswith("started with n_threads 3: ")
 
 
 def test_an_engine_that_is_right_with_several_threads_agrees(tmp_path: Path) -> None:
     (found,) = logits_of(program(tmp_path, {}), builtin("f32", tmp_path))
     assert found.status == "agreed"
-    assert "with 3 threads" in found.detail["same"]
+    assert "started with n_threads 3" in found.detail["same"]
 
 
 @pytest.mark.parametrize("settings", ['{"n_threads": 1}', '{"n_threads": 2}'])
@@ -71,4 +71,4 @@ def test_an_engine_that_says_how_many_threads_it_has_is_not_said_to_have_three(
     said = program(tmp_path, {old: f'{old[:-1]}, "settings": {settings}}}'})
     (found,) = logits_of(said, builtin("f32", tmp_path))
     assert found.status == "agreed"
-    assert "with 3 threads" not in found.detail["same"]
+    assert "started with n_threads 3" not in found.detail["same"]
