@@ -85,10 +85,8 @@ def almost_the_same(context: Context) -> Iterator[FurtherRun]:
 def ids_of_narrow_integers(context: Context) -> FurtherRun:
     """Of a model whose first layers are asked for all else: what they keep of a vocabulary may end
     before these ids."""
-    ids = narrow_ids(context.facts.n_vocab)
-    return FurtherRun(
-        words="for ids where narrow integers end", batches=(Batch.of(ids),), usual=True
-    )
+    words, ids = "for ids where narrow integers end", narrow_ids(context.facts.n_vocab)
+    return FurtherRun(words=words, batches=(Batch.of(ids),), usual=True, known=True)
 
 
 def narrow_ids(n_vocab: int) -> list[int]:
