@@ -105,8 +105,12 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
     harness.blackbox.own_token says; and prompts in turn: on this model, of which many are soon
     read, if it is small and they tell, else on one of which they do, as
     harness.blackbox.own_prompts says."""
+    known: list[Verdict] = []
     if "decode" in context.on_made_models:
-        yield from context.asked_on_made_models("decode")
+        known = list(context.asked_on_made_models("decode"))
+        yield from known
+    if any(verdict.status == "diverged" for verdict in known):
+        return
     known = []
     if is_small(context.file) and context.facts.decoder_start is None:
         context.progress("prompts in turn")
