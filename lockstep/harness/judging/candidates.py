@@ -6,6 +6,7 @@ that nothing is missing above the end of the list, and that the likeliest come f
 several tokens are shown as is any of them, and accuses none as long as one fits.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,12 +77,28 @@ def names_of(
     found: dict[bytes, list[int]] = defaultdict(list)
     for token, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
         escaped = b"bytes:" + b"".join(b"\\x%02x" % byte for byte in piece)
-        shown, kept = (piece.decode("utf-8", way).encode() for way in ("replace", "ignore"))
+        shown = shown_as(piece)
+        kept = piece.decode("utf-8", "ignore").encode()
         # some decode a token alone, and lose the space that it begins with
-        names = {piece, text, escaped, shown, kept, shown.removeprefix(b" ")}
+        names = {piece, text, escaped, *shown, kept, *(each.removeprefix(b" ") for each in shown)}
         for name in names | ({b""} if token in hidden else set()):
             found[name].append(token)
     return {name: tuple(ids) for name, ids in found.items()}
+
+
+def shown_as(piece: bytes) -> set[bytes]:
+    """Each way in which bytes that are no characters are shown, which nobody prescribes: U+FFFD for
+    every beginning of a character (Python, Rust, JavaScript), for every byte (Go's runes, and its
+    JSON), or for all that stand together (Go's ToValidUTF8)."""
+    once = piece.decode("utf-8", "replace")
+    if "\ufffd" not in once:
+        return {piece}
+    every = piece.decode("utf-8", "surrogateescape")  # a lone surrogate for each such byte
+    return {
+        once.encode(),
+        re.sub("[\udc80-\udcff]", "\ufffd", every).encode(),
+        re.sub("[\udc80-\udcff]+", "\ufffd", every).encode(),
+    }
 
 
 def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:

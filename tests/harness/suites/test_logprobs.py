@@ -87,6 +87,22 @@ def test_a_text_that_is_no_characters_accuses_nobody() -> None:
     assert NAMES[b"bytes:\\xff"] == (3,)
 
 
+@pytest.mark.parametrize("shown", ["\ufffd", "\ufffd\ufffd", "\ufffd\ufffd\ufffd"])
+def test_how_many_signs_stand_for_bytes_that_are_no_characters_is_nobodys_rule(shown: str) -> None:
+    # the beginnings of two characters; Go's JSON has a sign for each of the three bytes
+    names = names_of([b"a", b"\xe5\xbd\xe5", b"\xe5\xbd"], [b"a", b"?", b"??"])
+    assert 1 in names[shown.encode()]
+    said = [(b"a", -1.1234567), (shown.encode(), -2.1234567)]
+    logits = np.array([2.0, 1.0, -3.0], np.float32)
+    assert off_from(read_list(said, names), logits, 0.01) is None
+
+
+def test_a_sign_that_is_a_token_of_its_own_is_no_other_number_of_them() -> None:
+    names = names_of(["\ufffd\ufffd".encode(), b"a\xff"], [b"?", b"??"])
+    assert names["\ufffd\ufffd".encode()] == (0,)
+    assert "\ufffd".encode() not in names
+
+
 def test_a_control_token_may_be_shown_as_nothing_and_bytes_may_be_dropped() -> None:
     names = names_of([b"<s>", b"\xff", b"a"], [b"<s>", b"<0xFF>", b"a"], {0})
     assert (names[b""], names[b"<s>"]) == ((0, 1), (0,))
