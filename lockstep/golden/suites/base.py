@@ -9,8 +9,8 @@ from lockstep.engine.registry import Registered
 from lockstep.golden.store import Tensors
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import NoAnswer, no_answer
+from lockstep.harness.judging.no_characters import is_utf8
 from lockstep.harness.records import BOTH, EXACT, Answered, EngineInfo, Settings, Verdict
-from lockstep.harness.suites.tokens import is_utf8
 
 GENERATOR = "golden.generate 1"  # the number changes with the meaning of the vectors
 FORMAT = 1

@@ -27,6 +27,7 @@ from lockstep.harness.diagnosis.questions import (
     Written,
 )
 from lockstep.harness.judging.candidates import read_list
+from lockstep.harness.judging.no_characters import shown_as
 from lockstep.harness.records import Answered, Unanswerable
 from lockstep.harness.suites.decode import Decode
 from lockstep.harness.suites.logprobs import LENGTHS, by_text, names
@@ -118,6 +119,9 @@ def of_tokens(context: Context, *, ids: bool, texts: bool) -> Iterator[MistakeQu
         for text in (*TEXTS, *MORE_TEXTS)
         if len(text) < LONGEST and may_be_asked(context, text)
     )
+    forms = {b"\xff", *every}  # and as engines read them whose texts are UTF-8
+    every += tuple(sorted(set().union(*map(shown_as, forms)) - {*every}))
+    every += (b"\xff",) if may_be_asked(context, b"\xff") else ()
     rows = tuple((token,) for token in some_tokens(context.facts.n_vocab))
     several = tuple(tuple(int(t) for t in np.ravel(rows[i : i + 5])) for i in range(0, 100, 5))
     for special, parsed in product((True, False), repeat=2):

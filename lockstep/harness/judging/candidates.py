@@ -6,7 +6,6 @@ that nothing is missing above the end of the list, and that the likeliest come f
 several tokens are shown as is any of them, and accuses none as long as one fits.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 
 from lockstep.engine.ops.near import SMALLEST
 from lockstep.engine.quants.base import F32
+from lockstep.harness.judging.no_characters import shown_as
 from lockstep.harness.judging.stored import half_step, looks_like
 from lockstep.harness.judging.tolerances import log_softmax_roundings
 
@@ -84,21 +84,6 @@ def names_of(
         for name in names | ({b""} if token in hidden else set()):
             found[name].append(token)
     return {name: tuple(ids) for name, ids in found.items()}
-
-
-def shown_as(piece: bytes) -> set[bytes]:
-    """Each way in which bytes that are no characters are shown, which nobody prescribes: U+FFFD for
-    every beginning of a character (Python, Rust, JavaScript), for every byte (Go's runes, and its
-    JSON), or for all that stand together (Go's ToValidUTF8)."""
-    once = piece.decode("utf-8", "replace")
-    if "\ufffd" not in once:
-        return {piece}
-    every = piece.decode("utf-8", "surrogateescape")  # a lone surrogate for each such byte
-    return {
-        once.encode(),
-        re.sub("[\udc80-\udcff]", "\ufffd", every).encode(),
-        re.sub("[\udc80-\udcff]+", "\ufffd", every).encode(),
-    }
 
 
 def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:

@@ -11,9 +11,10 @@ from lockstep.engine.tokenizers.gpt2 import Gpt2Tokenizer
 from lockstep.engine.tokenizers.llama import LlamaTokenizer
 from lockstep.engine.tokenizers.splitting import TextSplitter
 from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.judging.no_characters import is_utf8
 from lockstep.harness.records import EXACT
 from lockstep.harness.suites.parts.own_texts import OF_A_KIND, own_texts
-from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS, is_utf8
+from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 
 RECIPES = {

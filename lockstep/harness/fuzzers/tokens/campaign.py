@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.harness.fuzzers.tokens.ask import Failure, TextAsker
 from lockstep.harness.fuzzers.tokens.shrink import order, shrunk
-from lockstep.harness.suites.tokens import is_utf8
+from lockstep.harness.judging.no_characters import is_utf8
 
 MOST_FOUND = 10  # kinds of difference, of one vocabulary, that are told apart
 MOST_SHRUNK = 40  # inputs that are made small to see of which kind they are
