@@ -13,8 +13,10 @@ from lockstep.harness.graph.row_noise import Noises
 from lockstep.harness.graph.segment import Found, Segment, is_wrong
 from lockstep.harness.graph.watched import Seen
 from lockstep.harness.graph.ways import Honest, Wide
-from lockstep.harness.judging.conversions import builds
+from lockstep.harness.judging.conversions import families_of_builds
 from lockstep.harness.judging.judge import SiteFinding
+
+FIRST = 2  # ways of a family that are always tried
 
 
 class JudgeOfSegments(Protocol):
@@ -49,10 +51,10 @@ def converted_otherwise(
     if not (left and (most or all_of_them)):
         return best
     first, rest = enough_to_refute(judge, left, len(every))
-    for build in builds(judge.build, every=True):
-        fine = agreeing(judge, first, build, noises)
+    for family in families_of_builds(judge.build):
+        fine = given(judge, first, family, noises)
         if fine:
-            fine |= agreeing(judge, rest, build, noises)
+            fine |= given(judge, rest, family, noises)
         best = max(best, fine, key=len)
         if len(best) == len(left):
             break
@@ -70,6 +72,20 @@ def enough_to_refute(
     while 2 * len(judge.quantised(by_weight[n:])) > weights:
         n += 1
     return by_weight[:n], by_weight[n:]
+
+
+def given(
+    judge: JudgeOfSegments, segments: Sequence[Segment], family: Sequence[Build], noises: Noises
+) -> dict[Place, SiteFinding]:
+    """Those of them that an engine would show which goes to one of two steps in any of these ways.
+    Activations between two steps are few: if the first ways give nothing, no way does."""
+    fine: dict[Place, SiteFinding] = {}
+    for n, build in enumerate(family):
+        left = [segment for segment in segments if segment.place not in fine]
+        if not left or (n >= FIRST and not fine):
+            break
+        fine |= agreeing(judge, left, build, noises)
+    return fine
 
 
 def agreeing(

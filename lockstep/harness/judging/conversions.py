@@ -2,16 +2,18 @@
 
 llama.cpp makes blocks of Q8_0, Q8_1 or Q8_K of them, whose scales are halves or floats; most others
 leave them as they are. Honest besides: whole steps with float32 scales, of any usual number of
-neighbours or of a whole row, and half precision. In these runs weights that are not quantised meet
-activations as they are.
+neighbours or of a whole row, blocks of Q8_0 whatever the weights, and half precision. In these runs
+weights that are not quantised meet activations as they are.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
+from lockstep.engine.activations.base import rounded_away
 from lockstep.engine.activations.bf16 import BF16Activations
 from lockstep.engine.activations.f16 import F16Activations
 from lockstep.engine.errors import Unsupported
@@ -25,11 +27,30 @@ STEPS = 127  # to each side of zero
 # activations that share a scale, 16 as weights of Q2_K, Q3_K, Q6_K and NVFP4 do; 0: the whole row
 SIZES = (16, 32, 64, 128, 256, 0)
 Convert = Callable[[F32], F64]
+How = Literal["divided", "multiplied", "inverse"]
+Rounding = Callable[[F32], F32]
 
 
-def in_bytes(x: F32, size: int, *, divided: bool = True) -> F64:
-    """x: (..., n) -> what is left of it. divided: by the scale, or multiplied by 127 / largest;
-    between two steps the two may go to different ones."""
+def rounded_up(x: F32) -> F32:
+    """As JavaScript and Java do half-way."""
+    return np.floor(x + np.float64(0.5)).astype(np.float32)
+
+
+# from activations to steps: by the scale, by 127 / largest, or by 1 / scale
+HOW: dict[How, Callable[[F32, F32, F32], F32]] = {
+    "divided": lambda x, most, scales: x / scales,
+    "multiplied": lambda x, most, scales: x * (np.float32(STEPS) / most),
+    "inverse": lambda x, most, scales: x * (np.float32(1) / scales),
+}
+# half-way to even, as processors do; away from zero, as C, Go and Rust; up
+ROUNDINGS: tuple[Rounding, ...] = (np.rint, rounded_away, rounded_up)
+
+
+def in_bytes(
+    x: F32, size: int, *, how: How = "divided", to: Rounding = np.rint, halves: bool = False
+) -> F64:
+    """x: (..., n) -> what is left of it. Between two steps `how` and `to` may go to different
+    ones. halves: the scale is kept in half precision, but the steps are of the unrounded one."""
     n = x.shape[-1]
     size = size or n
     each = -(-n // size)  # said, as there may be no rows: of a batch without outputs
@@ -39,8 +60,9 @@ def in_bytes(x: F32, size: int, *, divided: bool = True) -> F64:
     most = np.abs(blocks).max(axis=-1, keepdims=True)
     with np.errstate(all="ignore"):
         scales = most / np.float32(STEPS)
-        steps = blocks / scales if divided else blocks * (np.float32(STEPS) / most)
-        found = np.where(most == 0, 0.0, np.rint(steps) * scales.astype(np.float64))
+        steps = to(HOW[how](blocks, most, scales))
+        kept = scales.astype(np.float16) if halves else scales
+        found = np.where(most == 0, 0.0, steps * kept.astype(np.float64))
     return found.reshape(rows.shape)[..., :n]
 
 
@@ -53,21 +75,39 @@ def in_halves(x: F32) -> F64:
 
 
 def conversions(*, every: bool) -> Iterator[Convert]:
-    """every: also those that differ between two steps alone, which a whole run does not tell."""
-    for size in SIZES:
-        for divided in (True, False) if every else (True,):
-            yield partial(in_bytes, size=size, divided=divided)
-    yield from (in_bf16, in_halves)
-
-
-def builds(build: Build, *, every: bool = False) -> Iterator[Build]:
-    """In which an engine computes that converts so, and makes none of ggml's roundings. every: also
-    one that converts nothing and adds offsets of weights up apart, which cancels: the same numbers
-    to another bound, which matters for single ops alone."""
+    """every: also those that differ between two steps alone, or by the rounding of a scale, which
+    a whole run does not tell."""
+    yield from (family[0] for family in families(every=every))
     if every:
-        yield replace(build, plain=True, offsets_apart=True)
-    for convert in conversions(every=every):
+        yield from (convert for family in families(every=True) for convert in family[1:])
+
+
+def families(*, every: bool) -> Iterator[Sequence[Convert]]:
+    """Each is one format, in all ways of going to one of two steps that are about equally near; the
+    usual ones first."""
+    scales = [(size, False) for size in SIZES]
+    # llama.cpp's blocks of Q8_0, where it has others itself: its own GPUs meet all types with these
+    for size, halves in [*scales, (32, True)] if every else scales:
+        yield [
+            partial(in_bytes, size=size, how=how, to=to, halves=halves)
+            for to in ROUNDINGS
+            for how in HOW
+        ]
+    yield from ([in_bf16], [in_halves])
+
+
+def builds(build: Build) -> Iterator[Build]:
+    """In which an engine computes that converts so, and makes none of ggml's roundings."""
+    for convert in conversions(every=False):
         yield replace(build, plain=True, activations=convert)
+
+
+def families_of_builds(build: Build) -> Iterator[list[Build]]:
+    """For single ops. Also one that converts nothing and adds offsets of weights up apart, which
+    cancels: the same numbers to another bound."""
+    yield [replace(build, plain=True, offsets_apart=True)]
+    for family in families(every=True):
+        yield [replace(build, plain=True, activations=convert) for convert in family]
 
 
 def is_quantised(file: GgufFile) -> bool:

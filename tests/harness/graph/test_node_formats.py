@@ -11,13 +11,14 @@ from lockstep.engine.node import Node, Operand, layout
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect
 from lockstep.harness.graph.node_formats import TRIED, ProductFormats
-from lockstep.harness.judging.conversions import builds
+from lockstep.harness.judging.conversions import families_of_builds
 from lockstep.harness.records import Site
 from lockstep.harness.synth.generator import MAKERS, stream
 from tests.shadow_nodes import node, normal
 
 BUILD = Build(lanes=16)
-FORMATS = list(builds(BUILD, every=True))
+FAMILIES = list(families_of_builds(BUILD))
+FORMATS = [family[0] for family in FAMILIES]
 BF16, F16, ROW = len(FORMATS) - 2, len(FORMATS) - 1, len(FORMATS) - 4
 NONE = None  # of which no format is the reason
 

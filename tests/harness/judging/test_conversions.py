@@ -5,6 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from lockstep.engine.activations.base import GENERIC, X86
+from lockstep.engine.activations.q8_0 import Q8_0Activations
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.products import converted
@@ -87,6 +89,29 @@ def test_a_scale_for_as_many_as_sub_blocks_of_weights_have_is_known(
     scales = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
     shown = how((blocks / scales).astype(np.float64)) * scales.astype(np.float64)
     assert is_known(x, shown.reshape(x.shape)) == known
+
+
+@pytest.mark.parametrize("variant", [X86, GENERIC])
+def test_blocks_of_q8_0_are_known_whatever_the_weights_are(variant: str) -> None:
+    """An engine that has no blocks of Q8_K, and converts so for Q4_K as well, was accused."""
+    x = normal(200, 256)
+    assert is_known(x, Q8_0Activations.convert(x, variant).values)
+
+
+HALF_WAY: dict[str, Callable[[F64], F64]] = {
+    "to even": np.rint,
+    "away from zero": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
+    "up": lambda x: np.floor(x + 0.5),
+}
+
+
+@pytest.mark.parametrize("how", HALF_WAY)
+def test_half_way_between_two_steps_every_language_has_its_own_way(how: str) -> None:
+    x = np.arange(-64, 64, dtype=np.float32)[None] + np.float32(0.5)
+    x[:, ::32] = 127  # so that every scale is 1
+    assert is_known(x, HALF_WAY[how](x.astype(np.float64)))
+    assert not is_known(x, np.trunc(x).astype(np.float64))
+    assert not is_known(x, np.floor(x).astype(np.float64))
 
 
 def test_a_row_of_zeros_stays_and_one_that_is_no_number_is_none() -> None:

@@ -1,0 +1,66 @@
+"""An engine with one format for activations, whatever the weights are, goes through `check`."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.activations.base import GENERIC
+from lockstep.engine.activations.q8_0 import Q8_0Activations
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.near import F64
+from lockstep.engine.ops.products import is_in_blocks
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.reference import Reference
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import written
+
+
+class InQ8_0(Mirror):
+    def activations(self, x: F32, weight: Weight) -> F64:
+        if not is_in_blocks(weight.format):
+            return super().activations(x, weight)
+        return self.left(x)
+
+    def left(self, x: F32) -> F64:
+        return Q8_0Activations.convert(x, GENERIC).values
+
+    def sums(self, x: F32, weight: Weight) -> F64 | None:
+        return None
+
+
+class Truncating(InQ8_0):
+    def left(self, x: F32) -> F64:
+        blocks = x.reshape(*x.shape[:-1], -1, 32)
+        scales = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
+        kept = scales.astype(np.float16).astype(np.float64)
+        with np.errstate(all="ignore"):
+            steps = np.where(scales == 0, 0, np.trunc(blocks / scales))
+        return np.asarray(steps * kept).reshape(x.shape)
+
+
+class Honest(Reference, name="one format: blocks of Q8_0"):
+    """As llama.cpp's kernels for GPUs have it, and engines that have a single kernel."""
+
+    ops = InQ8_0
+
+
+class Wrong(Reference, name="one format: blocks of Q8_0, cut off"):
+    ops = Truncating
+
+
+@pytest.mark.parametrize(
+    ("engine", "statuses"), [(Honest, {"agreed"}), (Wrong, {"diverged"})], ids=["honest", "wrong"]
+)
+def test_blocks_of_q8_0_before_weights_in_k_quants(
+    engine: type[Reference], statuses: set[str], tmp_path: Path
+) -> None:
+    plan = plan_for(
+        written(tmp_path, n_embd=256, n_ff=256, quant="Q4_K"),
+        engine=engine.name,
+        suites=("trace", "products"),
+    )
+    found = {v.status for v in verdicts_of(plan)}
+    assert found - {"not-applicable"} >= statuses
+    assert ("diverged" in found) == ("diverged" in statuses)
