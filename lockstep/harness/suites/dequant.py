@@ -19,6 +19,7 @@ from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.judging.compare import in_other_byte_order, mismatch_between
 from lockstep.harness.records import FileSummary, TensorSummary, Unanswerable, Verdict
+from lockstep.harness.suites.parts.small_scales import BLOCKS, with_small_scales
 
 CHUNK = 1 << 20  # weights compared at a time: whole blocks of every type, which stay in the cache
 
@@ -35,6 +36,7 @@ class Dequant(Suite, name="dequant"):
         oracle = Side.of(context, context.oracle, held[context.model])
         subject = Side.of(context, context.subject, held[context.subject_model])
         agreed: dict[str, list[int]] = {}
+        first: dict[str, str] = {}  # tensor of each
         odd: Counter[str] = Counter()
         for i, tensor in enumerate(oracle.held.values()):
             context.progress(f"weights {i + 1}/{len(oracle.held)}: {tensor.name}")
@@ -44,7 +46,10 @@ class Dequant(Suite, name="dequant"):
             else:
                 kind = kinds(tensor, subject.held[tensor.name])
                 agreed.setdefault(kind, []).append(prod(tensor.ne))
+                first.setdefault(kind, tensor.name)
         for kind, sizes in sorted(agreed.items()):
+            if (wrong := wrong_if_small(context, oracle, subject, first[kind])) is not None:
+                yield wrong
             yield context.verdict(
                 "dequant",
                 "agreed",
@@ -166,6 +171,33 @@ def compare_tensor(
         if not_finite := int(np.count_nonzero(~np.isfinite(expected))):
             odd[tensor.name] += not_finite
     return None
+
+
+def wrong_if_small(context: Context, oracle: Side, subject: Side, name: str) -> Verdict | None:
+    """Of blocks like those of a tensor that both decode alike, but for their scales."""
+    kind = oracle.listed[name].type
+    if subject.listed[name].type != kind:
+        return None
+    n = min(BLOCKS * type_by_name(kind).block, prod(oracle.listed[name].ne))
+    raw = with_small_scales(kind, blocks_of(oracle, name, 0, n))
+    if raw is None:
+        return None
+    try:
+        expected, actual = context.ask_both("dequantize", kind, raw)
+    except NoAnswer as error:
+        text = f"{kind}, blocks with small scales: {error.summary}"
+        return context.verdict("dequant", error.status, text, error.detail)
+    if same_bits(expected, actual):
+        return None
+    differ = np.flatnonzero(bits(expected) != bits(actual))
+    at = int(differ[0])
+    text = (
+        f"{kind}: {len(differ)} of {len(expected)} weights differ in blocks with scales below "
+        f"6.1e-05, which are subnormal halves: weight {at} is {actual[at]:.9g}, expected "
+        f"{expected[at]:.9g}"
+    )
+    detail = {"type": kind, "hex": raw.tobytes().hex(), "weight": at}
+    return context.verdict("dequant", "diverged", text, detail, ("dequant", "small scales", kind))
 
 
 def decoded(context: Context, side: Side, name: str, start: int, stop: int) -> NDArray[np.float32]:

@@ -1,0 +1,29 @@
+"""Blocks whose scales are subnormal halves: some files have such, others have none.
+
+A reader of half precision that takes them for zero is right on the rest. As weights all of them are
+ordinary floats, so that nobody may flush them to zero.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.quants.base import WeightFormat
+
+BLOCKS = 32
+HALF = np.dtype("<f2")
+LARGEST = 0x3FF  # of the subnormal ones, as bits: 6.1e-5
+
+
+def with_small_scales(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+    """The first of these blocks with such scales, of all sizes; None: the type has no halves."""
+    layout = WeightFormat.named(kind).layout
+    blocks: NDArray[Any] = raw[: BLOCKS * layout.itemsize].view(layout).copy()
+    names = [name for name in layout.names or () if layout[name].base == HALF]
+    parts = [blocks[name] for name in names] if layout.names else [blocks]
+    parts = [part for part in parts if part.dtype == HALF and part.size]
+    for turn, part in enumerate(parts):
+        steps = np.geomspace(1, LARGEST, part.size).astype(np.uint16)
+        part[...] = np.roll(steps, turn).view(HALF).reshape(part.shape)
+    return blocks.view(np.uint8).reshape(-1) if parts else None
