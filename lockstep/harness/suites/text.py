@@ -36,7 +36,9 @@ from lockstep.harness.suites.parts.text_readings import REPLACED, Pieces, Readin
 
 # Behind one prompt a wrong engine may well go on rightly: with BOS put in twice a model of stories
 # does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.
-OTHERS = (b"2 + 2 =", b"The cat", b"def f(x):")
+# The last has spaces around it, which engines cut off that should not.
+SPACED = b"\n The dog said: "
+OTHERS = (b"2 + 2 =", b"The cat", b"def f(x):", SPACED)
 N_OTHERS = 8  # tokens behind each
 # The second is asked right behind the first, with which it begins: who keeps a prompt for the next
 # must see where they part, which no other two of these ask for.
@@ -96,7 +98,7 @@ def behind_others(context: Context) -> Iterator[Verdict]:
                 if verdict.status == "agreed":
                     same += 1
                     continue
-                more = kept_too_long(context) if is_wrong(verdict) and prompt == ALIKE else ""
+                more = reason(context, prompt) if is_wrong(verdict) else ""
                 text = f"behind {prompt[:20].decode()!r}: {verdict.summary}{more}"
                 yield replace(verdict, summary=text)
                 wrong = wrong or verdict.status != "excused"
@@ -114,6 +116,28 @@ def behind_others(context: Context) -> Iterator[Verdict]:
     if same:
         text = f"the texts behind {same} more prompts are the same, of up to {N_OTHERS} tokens each"
         yield context.verdict("text", "agreed", text)
+
+
+def reason(context: Context, prompt: bytes) -> str:
+    return {ALIKE: kept_too_long, SPACED: cut_off}.get(prompt, lambda _: "")(context)
+
+
+def cut_off(context: Context) -> str:
+    """A clause where the text is that behind the prompt without its spaces."""
+    n = min(N_OTHERS, context.n_steps)
+    texts = {}
+    for name, prompt in {
+        "": SPACED,
+        "around it": SPACED.strip(),
+        "at its end": SPACED.rstrip(),
+    }.items():
+        try:
+            texts[name] = context.ask(context.subject, "generate", prompt, n)
+        except NoAnswer:
+            return ""
+    whole = texts.pop("")
+    where = next((name for name, text in texts.items() if text == whole), None)
+    return f"; it is the same without the spaces {where}: are they cut off?" if where else ""
 
 
 def kept_too_long(context: Context) -> str:
