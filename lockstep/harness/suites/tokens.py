@@ -21,6 +21,7 @@ from lockstep.harness.report.text import cut
 from lockstep.harness.suites.parts.originals import Original, originals_of
 from lockstep.harness.suites.parts.own_texts import own_texts
 from lockstep.harness.suites.parts.pieces import sides
+from lockstep.harness.suites.parts.repaired_types import named_among
 
 AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
 WHOLE = 4000  # characters of the shortest that differs: one text is very long
@@ -257,6 +258,8 @@ def judged(
             summary += f"; {len(known)} of them: llama.cpp differs from the original"
             detail = {"differs_from_the_original": [each.row() for each in known]}
         return context.verdict("tokens", "agreed", summary, detail)
+    rows_asked = zip(inputs, expected, actual, strict=True)
+    why = named_among(context, (row for row in rows_asked if list(row[1]) != list(row[2])))
     wrong.sort(key=lambda row: row[0])  # the shortest says it best
     rows = [[cut(text, LONGEST) for text in (row[1], repr(row[3]), repr(row[2]))] for row in wrong]
     texts = [f"{given} gives {got}, expected {want}" for given, got, want in rows]
@@ -270,7 +273,7 @@ def judged(
         "tokens",
         "diverged",
         f"{way} ({on}): {len(wrong)} of {len(inputs)} inputs differ; {cut(given, 80)} "
-        f"gives {cut(repr(got), 80)}, expected {cut(repr(want), 80)}",
+        f"gives {cut(repr(got), 80)}, expected {cut(repr(want), 80)}{why}",
         said,
         key=("tokens", way, on),
     )
