@@ -98,9 +98,10 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
     if each.status == "none":
         far = ""
         if each.closest:
-            left = f"{each.closest.left:.0%} of the difference"
+            near = each.closest.left < 0.01  # two mistakes, or one made a little otherwise
+            left = f"{'less than 1%' if near else f'{each.closest.left:.0%}'} of the difference"
             far = f"; the closest leaves {left}: {words_of(each.closest)}"
-        yield f"  none of {each.tried} known mistakes makes these answers{far}"
+        yield f"  none of {each.tried} known mistakes makes all of these answers{far}"
     if not each.named:
         return
     if each.status == "few":  # nearly ties: whatever tips them makes these answers
