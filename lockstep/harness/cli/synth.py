@@ -65,9 +65,9 @@ def synth(
     """Write a small seeded model; the same options give the same bytes on every machine.
 
     The defaults are those of a llama. Of other architectures llama.cpp is asked which tensors they
-    have; their sizes are tiny ones that go together, but for those that are given. --tied, --eps
-    and --rope-... are for llama alone. They have a vocabulary of the kind that published models
-    have, where that is known. Examples:
+    have; their sizes are tiny ones that go together, but for those that are given. --tied, --eps,
+    --head-size and --rope-... are for llama alone. They have a vocabulary of the kind that
+    published models have, where that is known. Examples:
 
     \b
       lockstep synth -o tiny.gguf --quant Q4_0

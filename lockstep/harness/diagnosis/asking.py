@@ -31,8 +31,8 @@ from lockstep.harness.judging.no_characters import shown_as
 from lockstep.harness.records import Answered, Unanswerable
 from lockstep.harness.suites.decode import Decode
 from lockstep.harness.suites.logprobs import LENGTHS, by_text, names
+from lockstep.harness.suites.parts.prompts import LONG, OTHERS
 from lockstep.harness.suites.parts.text_readings import Pieces
-from lockstep.harness.suites.text import LONG, OTHERS
 from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS, may_be_asked, some_tokens
 
 BLOCKS = 4096  # of each type of weights

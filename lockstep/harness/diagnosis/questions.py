@@ -16,7 +16,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession, Session
 from lockstep.harness.judging.candidates import Listed, off_from, squares
 from lockstep.harness.judging.compare import largest
-from lockstep.harness.judging.no_characters import is_utf8, shown_as
+from lockstep.harness.judging.no_characters import is_utf8, read_alike
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, FileSummary, Outcome, Request
 from lockstep.harness.suites.dequant import bits
@@ -116,13 +116,7 @@ class Ids(MistakeQuestion):
     def compare(
         self, said: list[Any], answer: list[Any], session: LocalSession, noise: float
     ) -> Compared:
-        rows = {t: list(ids) for t, ids in zip(self.texts, answer, strict=True)}
-        strict = rows.get(b"\xff", []) == rows.get("\ufffd".encode())  # see suite tokens
-        forms = [shown_as(text) if strict else {text} for text in self.texts]
-        return Compared.exactly(
-            list(a) == rows[text] or any(list(a) == rows.get(form) for form in ways)
-            for text, ways, a in zip(self.texts, forms, said, strict=True)
-        )
+        return Compared.exactly(read_alike(self.texts, said, answer))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

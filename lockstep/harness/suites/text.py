@@ -32,25 +32,8 @@ from lockstep.harness.suites.parts.close_calls import (
 )
 from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, oracles_logits
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
+from lockstep.harness.suites.parts.prompts import ALIKE, BEFORE, LONG, N_OTHERS, OTHERS, SPACED
 from lockstep.harness.suites.parts.text_readings import REPLACED, Pieces, Reading, readings
-
-# Behind one prompt a wrong engine may well go on rightly: with BOS put in twice a model of stories
-# does so for 32 tokens behind "Once upon a time", and for 0 to 6 behind these.
-# The last has spaces around it, which engines cut off that should not.
-SPACED = b"\n The dog said: "
-OTHERS = (b"2 + 2 =", b"The cat", b"def f(x):", SPACED)
-N_OTHERS = 8  # tokens behind each
-# The second is asked right behind the first, with which it begins: who keeps a prompt for the next
-# must see where they part, which no other two of these ask for.
-BEFORE = b"Once there was a girl named Sue who had a red ball. One day"
-ALIKE = b"Once there was a dog named Max who had a big bone. One day"
-LONG = (
-    b"On the first day of spring the old man opened the door of his shop, put 12 chairs before "
-    b"it, and waited. Nobody came. On the second day a girl stopped and asked: 'What do you "
-    b"sell?' He thought for a while. 'Time,' he said, 'but only by the hour, and no more than 3 "
-    b"a day.' She laughed, counted her coins (there were 7), and bought one. They sat down, and "
-    b"he told her about the river that once ran where the street is now, about the boats,"
-)
 
 
 class Text(Suite, name="text"):

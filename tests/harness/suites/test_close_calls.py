@@ -22,7 +22,7 @@ from lockstep.harness.suites.parts.close_calls import (
     seeded_runs,
     texts_of,
 )
-from lockstep.harness.suites.text import LONG
+from lockstep.harness.suites.parts.prompts import LONG
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
 from tests.quiet_engines import Quiet, made, wrong
