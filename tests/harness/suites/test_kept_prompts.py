@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from lockstep.harness.adapters.fast import FastEngine
+from lockstep.harness.check.check import open_plan
 from lockstep.harness.records import EngineInfo, Verdict
+from lockstep.harness.suites.parts.prompts_in_turn import in_turn
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import written
 from tests.quiet_engines import Quiet, Row
@@ -138,11 +140,20 @@ def test_greedy_tokens_of_who_keeps_what_is_the_same_agree(telling: Path) -> Non
 
 
 @pytest.mark.parametrize("engine", [KeepsOneTooMany, AloneKeepsOneTooMany])
-def test_one_token_too_many_is_found_by_greedy_tokens_and_told_where_to_look(
-    engine: type[Any], telling: Path
-) -> None:
+def test_one_token_too_many_is_found_by_greedy_tokens(engine: type[Any], telling: Path) -> None:
     found = next(v for v in decoded(telling, engine) if v.status == "diverged")
     assert found.key == "decode/other prompt"
+    assert found.detail["at_fault"] == "subject"
+
+
+def test_behind_a_prompt_that_begins_alike_it_is_said_where_to_look(telling: Path) -> None:
+    plan = plan_for(telling, engine=KeepsOneTooMany.name, n_tokens=24)
+    opened = open_plan(plan, lambda _: None)
+    try:
+        (found,) = in_turn(opened.context, opened.context)
+    finally:
+        opened.close()
+    assert found.status == "diverged"
     assert "which begins as the one before" in found.summary
     assert "look at what is kept of a prompt for the next" in found.summary
 

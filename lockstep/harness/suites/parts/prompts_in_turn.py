@@ -22,8 +22,9 @@ from lockstep.harness.suites.parts.close_calls import is_honest
 
 SUITE = "decode"
 # of each prompt in turn how many tokens it has, and with how many of the one before it begins: of
-# the same size, longer than what a cut leaves by far, and one that begins alike
-PROMPTS = ((37, 0), (37, 0), (37, 0), (59, 0), (59, 29), (97, 0), (199, 0))
+# the same size, longer than what a cut leaves by far, and two that begin alike: to the middle, or
+# but for the last two tokens, of which who keeps one too many has another one
+PROMPTS = ((37, 0), (37, 0), (37, 0), (59, 0), (59, 29), (59, 57), (97, 0), (199, 0))
 KEPT = (32, 64, 128)  # tokens that are left of a prompt that is cut
 CUT = 16  # tokens that it loses, at least: fewer hardly matter
 TRIED = 24  # seeded prompts for each of them
@@ -49,6 +50,9 @@ def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdi
     prompts = telling_prompts(context)
     if len(prompts) < 2 or chosen_behind(context, prompts[0].ids[:1]) is None:
         return
+    # behind one that fills the context a cache that goes round has written over its beginning; who
+    # refuses it, may
+    context.subject.ask("greedy", many_ids(context, n_cells(context) - 1), 1)
     asked: list[TellingPrompt] = []
     ties = 0
     for number, prompt in enumerate(prompts, 1):
