@@ -83,7 +83,7 @@ def test_who_cuts_a_long_prompt_or_keeps_one_by_its_beginning_is_found(
 def test_who_keeps_a_prompt_as_far_as_both_are_the_same_is_right(tmp_path: Path) -> None:
     *_, last = decoded(Keeps, builtin("f32", tmp_path))
     assert last.status == "agreed"
-    assert "of 37 to 199 tokens, one of which begins as the one before" in last.summary
+    assert "of 37 to 195 tokens, of which 2 begin as the one before" in last.summary
 
 
 @pytest.mark.parametrize("engine", [TakesFew, RefusesMany])

@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.further_runs import many_ids, n_cells
+from lockstep.harness.context.further_runs import many_ids, n_cells, with_rows
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
@@ -28,6 +28,8 @@ PROMPTS = ((37, 0), (37, 0), (37, 0), (59, 0), (59, 29), (59, 57), (97, 0), (199
 KEPT = (32, 64, 128)  # tokens that are left of a prompt that is cut
 CUT = 16  # tokens that it loses, at least: fewer hardly matter
 TRIED = 24  # seeded prompts for each of them
+LONG = 64  # tokens: of more, beginnings of one run are tried, which the oracle reads at once
+ENDS = 12  # of each run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,8 @@ def the_same(asked: Sequence[TellingPrompt], ties: int) -> str:
     lengths = [len(prompt.ids) for prompt in asked]
     text = f"the token behind {len(asked)} prompts in turn is the same"
     text += f", of {min(lengths)} to {max(lengths)} tokens"
-    text += ", one of which begins as the one before" * any(prompt.like for prompt in asked)
+    alike = sum(prompt.like > 0 for prompt in asked)
+    text += f", of which {alike} begin as the one before" * bool(alike)
     return text + f", but behind {ties} one that an honest engine may choose" * bool(ties)
 
 
@@ -135,32 +138,42 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
         if n > room:
             break
         begin = found[-1].ids[:like] if found else []
-        tried = ([*begin, *islice(ids, n - len(begin))] for _ in range(TRIED))
-        telling = (telling_prompt(context, one, found, len(begin)) for one in tried)
-        found += islice((prompt for prompt in telling if prompt is not None), 1)
+        tried = islice(candidates(context, n, begin, ids), TRIED)
+        found += islice((one for one in tried if tells(context, one, found[-1:])), 1)
     return found
 
 
-def telling_prompt(
-    context: Context, ids: list[int], before: Sequence[TellingPrompt], like: int
-) -> TellingPrompt | None:
-    row = logits_behind(context, ids)
-    if row is None or not np.isfinite(row).all() or len(row) < 2:
-        return None
-    prompt = TellingPrompt(ids=ids, logits=row, like=like)
+def candidates(
+    context: Context, n: int, begin: list[int], ids: Iterator[int]
+) -> Iterator[TellingPrompt]:
+    """None where the oracle does not answer."""
+    ends = range(n - ENDS + 1, n + 1) if n > LONG else (n,)
+    while True:
+        run = [*begin, *islice(ids, n - len(begin))]
+        rows = logits_behind(context, run, ends)
+        if rows is None:
+            return
+        for end, row in zip(ends, rows, strict=True):
+            yield TellingPrompt(ids=run[:end], logits=row, like=len(begin))
+
+
+def tells(context: Context, one: TellingPrompt, before: Sequence[TellingPrompt]) -> bool:
+    ids, row = one.ids, one.logits
+    if not np.isfinite(row).all() or len(row) < 2:
+        return False
     second, first = np.partition(row, -2)[-2:]
     if not first - second > 2 * float(whole_run(context.noise.relative, largest(row)).allowed):
-        return None
+        return False
     others = [ids[-n:] for n in KEPT if n + CUT <= len(ids)]
-    if before:
-        others += [before[-1].ids, [*before[-1].ids[: len(ids) - 1], ids[-1]]]
-    rows = (logits_behind(context, other) for other in others)
-    if any(other is None or int(other.argmax()) == prompt.wanted for other in rows):
-        return None
-    return prompt
+    for last in before:
+        if one.wanted == last.wanted:
+            return False
+        others.append([*last.ids[: len(ids) - 1], ids[-1]])
+    every = (logits_behind(context, other, [len(other)]) for other in others)
+    return all(rows is not None and int(rows[0].argmax()) != one.wanted for rows in every)
 
 
-def logits_behind(context: Context, ids: Sequence[int]) -> F32 | None:
-    """None: the oracle does not answer."""
-    outcome = context.oracle.ask("evaluate", Request(batches=(Batch.for_next(ids),)))
-    return outcome.value.logits[0][-1] if isinstance(outcome, Answered) else None
+def logits_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> F32 | None:
+    """(ends, vocabulary); None: the oracle does not answer."""
+    outcome = context.oracle.ask("evaluate", Request(batches=(with_rows(ids, ends),)))
+    return outcome.value.logits[0] if isinstance(outcome, Answered) else None
