@@ -7,6 +7,7 @@ behind each token the likeliest is the token itself, by far.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,7 @@ def said(outer: Context, context: Context) -> Iterator[Verdict]:
     """context: of the made model. Nothing, where the oracle does not choose so."""
     ids = ids_to_choose(context)
     batch = Batch.of(ids.tolist())
+    context = replace(context, given=(batch,))  # of which the noise is measured
     outcome = context.oracle.ask("evaluate", Request(batches=(batch,)))
     if not isinstance(outcome, Answered):
         return

@@ -23,7 +23,7 @@ from lockstep.harness.processes.wire import Channel, Closed, WireError, pack
 A = TypeVar("A")
 B = TypeVar("B")
 BEHIND = 10  # more of niceness: engines have a time limit, and this has none
-LATER = 15  # of what is wanted after other forks' work
+LATER = 19  # of what is wanted after other forks' work
 
 
 class Ahead:
