@@ -189,6 +189,18 @@ class Q8_0Rounded(WrongFormat, name="mutant:q8-0-scale-of-ten-bits"):
         blocks["d"] = (blocks["d"].view(np.uint16) & 0xFFFE).view(np.float16)
 
 
+class Q8_0SmallScales(WrongFormat, name="mutant:q8-0-small-scales-flushed"):
+    kind, shows_on = "Q8_0", "q8_0"
+    site = "dequant"  # the model has no such scales
+    mistake = "Q8_0: scales that are subnormal halves are zero"
+    effect = "nothing, but in a file that has them"
+
+    @staticmethod
+    def before(blocks: Blocks) -> None:
+        d = blocks["d"]
+        d[np.abs(d.astype(np.float32)) < 2.0**-14] = 0
+
+
 class HalfAsBf16(WrongFormat, name="mutant:f16-as-bf16"):
     kind = "F16"
     mistake = "F16: halves are read as BF16"

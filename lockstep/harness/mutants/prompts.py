@@ -92,6 +92,11 @@ class CutInFront(WrongPrompt, name="mutant:prompt-keeps-last-32"):
         return list(map(int, ids[-self.kept :]))
 
 
+class CutTo64(CutInFront, name="mutant:prompt-keeps-last-64"):
+    mistake = "of a prompt of more than 64 tokens the last 64 are kept, as if there were no room"
+    kept = 64
+
+
 class TakenForLast(WrongPrompt, name="mutant:prompt-beginning-of-last"):
     """What was generated behind the last prompt is no part of what is kept."""
 
@@ -117,3 +122,38 @@ class TakenByLength(WrongPrompt, name="mutant:prompt-of-the-same-length"):
 
     def read(self, ids: Sequence[int]) -> list[int]:
         return self.kept.setdefault(len(ids), list(map(int, ids)))
+
+
+class KeptPrompt(WrongPrompt):
+    """`taken` is how much of the last prompt stands for the beginning of this one."""
+
+    remembers = True
+    given: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()  # in the cache, which is another one where too much was taken
+
+    def taken(self, ids: Sequence[int], alike: int) -> int:
+        """alike: with how many of the same tokens both begin."""
+        raise NotImplementedError
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        rows = enumerate(zip(self.given, ids, strict=False))
+        alike = next((i for i, (a, b) in rows if a != b), min(len(self.given), len(ids)))
+        n = min(self.taken(ids, alike), len(self.held), len(ids) - 1)
+        self.given, self.held = tuple(map(int, ids)), (*self.held[:n], *map(int, ids[n:]))
+        return list(self.held)
+
+
+class OneTooMany(KeptPrompt, name="mutant:prompt-one-kept-too-many"):
+    mistake = "of the last prompt one token more is kept than both begin with"
+    effect = "a question like the last one is answered with a word of that"
+
+    def taken(self, ids: Sequence[int], alike: int) -> int:
+        return alike + 1 if alike else 0
+
+
+class FoundByBeginning(KeptPrompt, name="mutant:prompt-found-by-its-first-four"):
+    mistake = "a prompt with the first four tokens of the last one is taken to begin as all of it"
+    effect = "with the same system prompt the second question is answered as the first"
+
+    def taken(self, ids: Sequence[int], alike: int) -> int:
+        return len(self.held) if alike >= 4 else alike
