@@ -45,11 +45,11 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def is_asked(context: Context) -> bool:
-    levels = context.subject_info.levels
-    one_run = context.given or context.subject_info.partial or context.facts.decoder_start
-    return not (
-        one_run or is_small(context.file) or why_not_asked(context.subject.name, levels, (SUITE,))
-    )
+    """Not of an engine that holds one run, nor where an encoder reads the prompt."""
+    info, facts = context.subject_info, context.facts
+    if context.given or info.partial or facts.decoder_start is not None or is_small(context.file):
+        return False
+    return not why_not_asked(context.subject.name, info.levels, (SUITE,))
 
 
 def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
