@@ -95,7 +95,7 @@ def asked_more(
 ) -> Ways:
     """Otherwise, then more; again: what the same once more was answered."""
     agrees = verdict.status == "agreed"
-    fewer = list(on_fewer_layers(context)) if agrees else []
+    fewer = on_fewer_layers(context) if agrees else []
     further = [ids_of_narrow_integers(context)] if fewer else further_runs(context)
     runs = list(further) if agrees else []
     for run in runs:
@@ -115,11 +115,13 @@ def asked_more(
     return same, unanswered + more[1], wrong + differ
 
 
-def on_fewer_layers(context: Context) -> Iterator[Verdict]:
-    """All that is asked besides of a model whose first layers say as much in less time, as
-    harness.blackbox.fewer_layers says; nothing of others."""
-    if FEWER_LAYERS in context.on_made_models:
-        yield from context.asked_on_made_models(FEWER_LAYERS)
+def on_fewer_layers(context: Context) -> list[Verdict]:
+    """Of all that is asked besides of a model whose first layers say as much in less time, as
+    harness.blackbox.fewer_layers says; nothing of others, which are asked whole."""
+    if FEWER_LAYERS not in context.on_made_models:
+        return []
+    found = list(context.asked_on_made_models(FEWER_LAYERS))
+    return found if {v.status for v in found} & {"agreed", "diverged"} else []
 
 
 def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluation) -> Ways:

@@ -1,5 +1,6 @@
 """What a large model is asked besides its usual run: on its first layers, in its own types."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox import asking
 from lockstep.harness.blackbox.in_check import bisected, questions
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.context import further_runs
@@ -106,6 +108,19 @@ class Six(Reference, name="fewer layers: knows six alone"):
 
 def test_who_takes_no_model_of_fewer_layers_is_asked_with_all_of_them(tmp_path: Path) -> None:
     (found,) = logits_of(model(tmp_path), Six.name)
+    assert found.status == "agreed"
+    assert "in batches of" in found.summary
+    assert "layers" not in found.summary
+
+
+def test_where_no_model_can_be_written_all_layers_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(asking, "rewrite", full)
+    (found,) = logits_of(model(tmp_path))
     assert found.status == "agreed"
     assert "in batches of" in found.summary
     assert "layers" not in found.summary
