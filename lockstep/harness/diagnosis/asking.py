@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.engine.architectures.base import Architecture
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.types import type_by_name
-from lockstep.harness.context.further_runs import further_runs, many_ids, n_cells
+from lockstep.harness.context.further_runs import further_runs, is_small, many_ids, n_cells
 from lockstep.harness.context.relations import ways
 from lockstep.harness.context.suite import Context, NoAnswer, line_that_says_why
 from lockstep.harness.diagnosis.questions import (
@@ -32,6 +32,7 @@ from lockstep.harness.records import Answered, Unanswerable
 from lockstep.harness.suites.decode import Decode
 from lockstep.harness.suites.logprobs import LENGTHS, by_text, names
 from lockstep.harness.suites.parts.prompts import LONG, OTHERS
+from lockstep.harness.suites.parts.prompts_in_turn import PROMPTS, telling_prompts
 from lockstep.harness.suites.parts.text_readings import Pieces
 from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS, may_be_asked, some_tokens
 
@@ -40,8 +41,6 @@ LONGEST = 4000  # bytes of a text: some wrong tokenizers take a step for each pa
 BEGINNINGS = 32  # behind each of which an engine without logits is asked for one token
 LONG_ONES = (33, 40, 48, 56, 64, 65, 67, 80, 96, 112, 127, 129, 160, 200, 257, 261)
 SHORT = 8  # tokens behind each text but the first
-# of prompts in turn: nobody is asked for others as long, and one is longer than a small ubatch
-IN_TURN = (37, 37, 37, 59, 59)
 CELLS = 64  # of a run that costs no more than a text
 CANDIDATES = 64  # of a list: a server sends them one by one
 WORDS = 5  # that each beginning of a long text has more than the one before
@@ -191,13 +190,19 @@ def text_of(context: Context) -> Greedy:
 
 
 def prompts_in_turn(context: Context) -> Iterator[InTurn]:
-    """What is kept of one prompt may be taken for the next one's."""
-    room = n_cells(context) - 1
-    lengths = [n for n in IN_TURN if n <= room]
-    if context.facts.decoder_start is None and lengths:
-        ids = iter(many_ids(context, 1 + sum(lengths)))
-        prompts = tuple(tuple(islice(ids, n)) for n in (1, *lengths))
-        yield InTurn(words=f"the token behind {len(lengths)} prompts in turn", prompts=prompts)
+    """What is kept of one prompt may be taken for the next one's. Of a small model those that
+    `check` asks for, whose answers depend on it; to look for them in a large one takes long."""
+    if context.facts.decoder_start is not None:
+        return
+    prompts = [tuple(one.ids) for one in telling_prompts(context)] if is_small(context.file) else []
+    if len(prompts) < 2:
+        room = n_cells(context) - 1
+        lengths = [n for n, like in PROMPTS if n <= room and not like]
+        ids = iter(many_ids(context, sum(lengths)))
+        prompts = [tuple(islice(ids, n)) for n in lengths]
+    if prompts:
+        words = f"the token behind {len(prompts)} prompts in turn"
+        yield InTurn(words=words, prompts=(prompts[0][:1], *prompts))
 
 
 def of_tokens_behind(context: Context) -> Iterator[MistakeQuestion]:

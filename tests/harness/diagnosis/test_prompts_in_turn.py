@@ -11,17 +11,28 @@ LAST = "mutant:prompt-beginning-of-last"
 BY_LENGTH = "mutant:prompt-of-the-same-length"
 NOT_CLEARED = "mutant:cache-not-cleared"
 CUT = "mutant:prompt-keeps-last-32"
-KNOWN = (LAST, BY_LENGTH, NOT_CLEARED, CUT, *CATALOGUE)
+CUT_LATER = "mutant:prompt-keeps-last-64"
+TOO_MANY = "mutant:prompt-one-kept-too-many"
+BY_BEGINNING = "mutant:prompt-found-by-its-first-four"
+KNOWN = (LAST, BY_LENGTH, NOT_CLEARED, CUT, CUT_LATER, TOO_MANY, BY_BEGINNING, *CATALOGUE)
 
 
 @pytest.mark.parametrize("view", [LOGITS, TEXT], ids=lambda view: view.name)
-@pytest.mark.parametrize("mistake", [LAST, BY_LENGTH, NOT_CLEARED, CUT])
+@pytest.mark.parametrize("mistake", [LAST, BY_LENGTH, NOT_CLEARED, CUT, CUT_LATER])
 def test_what_is_kept_of_a_prompt_or_cut_off_it_is_named(
     mistake: str, view: View, tmp_path: Path
 ) -> None:
     """Its answers depend on what was asked before: known mistakes are asked in the same order."""
     found = runs(diagnosed(mistake, tmp_path, view=view, known=KNOWN))
     assert (found.status, names(found)) == ("named", [mistake])
+
+
+@pytest.mark.parametrize("mistake", [TOO_MANY, BY_BEGINNING])
+def test_two_that_choose_the_same_behind_all_of_them_are_named_together(
+    mistake: str, tmp_path: Path
+) -> None:
+    found = runs(diagnosed(mistake, tmp_path, view=LOGITS, known=KNOWN))
+    assert (found.status, {*names(found)}) == ("named", {TOO_MANY, BY_BEGINNING})
 
 
 @pytest.mark.parametrize("view", [LOGITS, TEXT], ids=lambda view: view.name)
