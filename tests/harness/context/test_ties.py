@@ -74,7 +74,8 @@ def test_an_exact_tie_is_called_one_and_accuses_nobody(engine: str, tmp_path: Pa
         chosen = session.ask("greedy", ids, 1).value[0]  # type: ignore[union-attr]
     tied = with_equal_rows(model, tmp_path / "tied.gguf", 383, chosen)
     plan = plan_for(tied, engine=engine, suites=("decode",), n_steps=4)
-    whole, greedy = verdicts_of(plan)
+    whole, greedy, in_turn = verdicts_of(plan)
+    assert in_turn.status == "agreed"
     assert whole.status == "agreed"
     if engine == "reference":
         assert greedy.status == "agreed"
