@@ -115,7 +115,8 @@ def test_what_an_honest_run_would_choose_is_no_fault(
     plan = plan_for(builtin("f32", tmp_path), engine=Wavering.name, suites=("decode",), n_steps=8)
     verdicts = verdicts_of(plan)
     assert {v.status for v in verdicts} <= {"agreed", "not-applicable", status}
-    *_, last = (v for v in verdicts if "control token" not in v.summary)
+    others = ("control token", "prompts in turn")
+    *_, last = (v for v in verdicts if not any(words in v.summary for words in others))
     assert last.status == status
     if honest:
         assert f"behind {ASKED} it is what honest runs of another" in last.summary
