@@ -6,9 +6,9 @@ In fewer layers roundings add up to less, too, so that less is allowed. They are
 of each kind, and each tensor in each of its types; matrices keep these.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,13 +16,13 @@ from tempfile import TemporaryDirectory
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.bisect.bisection import Bisection, bisect
-from lockstep.harness.blackbox.asking import SliceAsker, on_made_models, why_not_asked
+from lockstep.harness.blackbox.asking import Make, SliceAsker, on_made_models, why_not_asked
 from lockstep.harness.blackbox.first_layers import enough_types
 from lockstep.harness.blackbox.long_context import layers_to_ask
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import ALIKE, architecture, first_layers, n_layers
 from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites
-from lockstep.harness.context.further_runs import is_small
+from lockstep.harness.context.further_runs import is_small, size_of
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.records import Verdict
 
@@ -30,12 +30,6 @@ SUITE = "logits"
 KEY = "fewer layers"  # of what differs there
 SHARE = 0.5  # of a model's bytes: a slice of more is hardly less work
 AT_LEAST = 2  # layers: the last one alone may leave rows out
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fewer:
-    recipe_of: Callable[[GgufFile], Recipe]
-    words: str
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
@@ -76,23 +70,23 @@ def nobody_answered(found: list[Verdict]) -> bool:
 
 
 def opened_with(asker: SliceAsker) -> tuple[Opened | None, str]:
-    """None: there is no such model, or one of the engines takes none."""
+    """And which layers it has. None: there is no such model, or one of the engines takes none."""
     with suppress(Unsupported):
-        for fewer in ways_to_make(asker):
+        n, total = layers_asked(asker), n_layers(asker.file)
+        for recipe_of in ways_to_make(asker, n) if n < total else ():
             with suppress(NoAnswer, BadInput):
-                return asker.open(asker.made(fewer.recipe_of)), fewer.words
+                return asker.open(asker.made(recipe_of)), f"its first {n} of {total} layers"
     return None, ""
 
 
-def ways_to_make(asker: SliceAsker) -> Iterator[Fewer]:
-    """With the first tokens of a large vocabulary; for who does not take that, with all of them.
-    Raises Unsupported."""
-    total = n_layers(asker.file)
+def layers_asked(asker: SliceAsker) -> int:
+    """Raises Unsupported."""
     n = AT_LEAST if architecture(asker.file) in ALIKE else layers_to_ask(asker)[0]
-    n = max(n, enough_types(asker.file, total))
-    if n >= total:
-        return
-    words = f"its first {n} of {total} layers"
+    return max(n, enough_types(asker.file, n_layers(asker.file)))
+
+
+def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Make]:
+    """With the first tokens of a large vocabulary; for who does not take that, with all of them."""
 
     def few(file: GgufFile) -> Recipe:
         return asker.with_few_tokens(file, first_layers(file, n))
@@ -102,11 +96,7 @@ def ways_to_make(asker: SliceAsker) -> Iterator[Fewer]:
 
     for recipe_of in (few, every):
         if n_bytes(asker.file, recipe_of(asker.file)) <= SHARE * size_of(asker.file):
-            yield Fewer(recipe_of=recipe_of, words=words)
-
-
-def size_of(file: GgufFile) -> int:
-    return sum(tensor.n_bytes for tensor in file.tensors.values())
+            yield recipe_of
 
 
 def n_bytes(file: GgufFile, recipe: Recipe) -> int:

@@ -42,8 +42,8 @@ EDGES = (0, 127, 128, 255, 256, 32767, 32768, 65535, 65536)  # ids where narrow 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FurtherRun:
-    """usual: the usual batches, but for a token. known: nothing is computed that the usual run does
-    not compute, so that no honest run of its own is needed until the engines part."""
+    """usual: as the usual run, with other tokens. known: it computes nothing that the usual run
+    does not, so that no honest run of its own is needed until the engines part."""
 
     words: str
     batches: tuple[Batch, ...]
@@ -105,7 +105,12 @@ def n_cells(context: Context) -> int:
 
 
 def is_small(file: GgufFile) -> bool:
-    return sum(tensor.n_bytes for tensor in file.tensors.values()) <= SMALL
+    return size_of(file) <= SMALL
+
+
+def size_of(file: GgufFile) -> int:
+    """Bytes of its weights."""
+    return sum(tensor.n_bytes for tensor in file.tensors.values())
 
 
 def batch_sizes(n: int) -> list[int]:

@@ -63,14 +63,15 @@ class Decode(Suite, name="decode"):
         if shows_no_logits(context):
             yield from tokens_alone(context, prompt, request.batches, free, subject)
             return
-        if is_small(context.file):
+        # of a large model nothing is computed that the usual run does not, if that is asked for as
+        # well: an honest run besides would cost as much as both engines', until they part
+        with_honest = is_small(context.file) or context.named
+        if with_honest:
             context.honest.begin(in_one(request.batches), seed=context.seed, runs=0)
         context.progress(f"decoding {len(request.batches)} batches in both engines")
         expected, actual = context.ask_both("evaluate", request)
         truth = np.concatenate(expected.logits)
-        # of a large model nothing is computed that the usual run does not, and an honest run
-        # besides would cost as much as both engines' until they part
-        if is_small(context.file) or part(context, truth, actual):
+        if with_honest or part(context, truth, actual):
             truth = whole_truth(context, request.batches)
         whole = compared(context, "decode", request.batches, expected, actual, truth)
         yield whole
