@@ -111,13 +111,12 @@ def check(
     with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
         from lockstep.harness.parallel.cluster import executor_for
         from lockstep.harness.parallel.works import Forks
-        from lockstep.harness.runs.known_failures import KnownFailures, check_writable, read_known
+        from lockstep.harness.runs.known_failures import KnownFailures, listed_in, read_known
         from lockstep.harness.runs.known_failures import write_known as write_failures
         from lockstep.harness.runs.run import Listener, run_plans
 
         wanted = formats_wanted(formats)
-        if write_known:
-            check_writable(write_known)
+        written = listed_in(write_known) if write_known else KnownFailures()
         if text := what_is_quicker(model):
             out.remark(text)
         out.progress("models", "making them")
@@ -145,6 +144,6 @@ def check(
         out.summary(result, diagnosed, "" if diagnose else next_step(plans, result))
         write_formats(wanted, result.folder, out)
         if write_known:
-            n = write_failures(write_known, result.verdicts, listed)
+            n = write_failures(write_known, result.verdicts, written | listed)
             out.remark(f"{n} divergences in {write_known}: write down why, and pass it as --known")
     raise typer.Exit(result.code)

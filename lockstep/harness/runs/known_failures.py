@@ -81,6 +81,15 @@ class KnownFailures:
     places: dict[Name, dict[str, list[Extent]]] = field(default_factory=dict)
     met: set[Name] = field(default_factory=set)
 
+    def __or__(self, other: "KnownFailures") -> "KnownFailures":
+        """The other's where both list a name, as of dicts."""
+        return KnownFailures(
+            reasons=self.reasons | other.reasons,
+            extents=self.extents | other.extents,
+            places=self.places | other.places,
+            met=self.met | other.met,
+        )
+
     def excused(self, verdict: Verdict) -> Verdict:
         """The same, or excused if it is listed."""
         name = name_of(verdict)
@@ -224,12 +233,14 @@ def check_size(row: Mapping[str, Any], where: str) -> None:
         raise InvalidModel(f"{where}: size: expected a number, got {size!r:.80}")
 
 
-def check_writable(path: Path) -> None:
-    """Before a run that takes a while. Raises InvalidModel, BadInput."""
+def listed_in(path: Path) -> KnownFailures:
+    """What stands in a file that is written anew behind a run that takes a while: reasons that
+    somebody wrote there. Raises InvalidModel, BadInput where it is another file or none can be."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is no folder"
         raise InvalidModel(f"{path}: cannot be written: {why}")
     check_is_no_model(path)
+    return read_known(path) if path.exists() else KnownFailures()
 
 
 def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> int:

@@ -8,7 +8,6 @@ import pytest
 
 from lockstep.engine.errors import InvalidModel
 from lockstep.harness.check.check import BadInput, Plan
-from lockstep.harness.cli import app
 from lockstep.harness.cli.hints import next_step
 from lockstep.harness.cli.terminal import ending_of
 from lockstep.harness.context.suite import no_answer
@@ -365,32 +364,3 @@ def test_a_list_of_one_engines_faults_does_not_excuse_a_graver_one_at_the_same_n
     assert other.code == 1
     grown = [v for v in other.verdicts if v.status == "diverged" and "is listed" in v.summary]
     assert {v.key for v in grown} & {v.key for v in wrong.verdicts}
-
-
-def test_a_list_that_cannot_be_written_is_said_before_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = builtin_model("f32", tmp_path)
-    missing = tmp_path / "no" / "k.json"
-    for path, words in ((tmp_path, "is a folder"), (missing, "is no folder"), (model, "a model")):
-        with pytest.raises(SystemExit) as end:
-            app(["check", "builtin:f32", "--write-known", str(path), "--report", str(tmp_path)])
-        assert end.value.code == 2
-        assert words in capsys.readouterr().err
-    assert not list(tmp_path.glob("*-check"))
-
-
-def test_what_is_listed_is_said_in_the_last_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "known.json"
-    asked = ["check", "builtin:f32", "--engine", "mutant:wrong-eps", "--oracle", "reference"]
-    asked += ["--suite", "trace", "--tokens", "4", "--report", str(tmp_path), "-q"]
-    for more, code, words in (
-        (["--write-known", str(path)], 1, "DIVERGENCE"),
-        (["--known", str(path)], 0, " listed as known ("),
-    ):
-        with pytest.raises(SystemExit) as end:
-            app([*asked, *more])
-        assert end.value.code == code
-        assert words in capsys.readouterr().out
