@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lockstep.engine.registry import Registered
-from lockstep.harness.check.check import BadInput
+from lockstep.harness.check.check import REFERENCE, BadInput
 from lockstep.harness.context.suite import no_answer
-from lockstep.harness.records import Outcome, Rejected
+from lockstep.harness.records import EXACT, Outcome, Rejected, Settings
 
 Progress = Callable[[str, str], None]  # (what is measured, text)
 
@@ -20,7 +20,7 @@ class BenchPlan:
     `size` counts the units that an engine is given at a time: of weights by default as many as our
     engine decodes at a time (engine.weights.CHUNK). Their floats stay in the cache, where whoever
     multiplies by them wants them; with many more the speed of the memory is measured, which one
-    thread of ours uses up already.
+    thread of ours uses up already. `engine` and `settings`: which engine a check is of, and how.
     """
 
     targets: tuple[str, ...] = ()
@@ -28,6 +28,8 @@ class BenchPlan:
     seconds: float = 0.02
     rounds: int = 7
     seed: int = 0
+    engine: str = REFERENCE
+    settings: Settings = EXACT
 
 
 def unanswered(engine: str, question: str, outcome: Outcome) -> BadInput:

@@ -13,7 +13,6 @@ from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress
 from lockstep.harness.bench.shadow import model_of
 from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.check.check import Plan, open_plan, run_suites
-from lockstep.harness.records import EXACT
 
 NUMBERED = re.compile(r"\d|\.\w")  # a number, or the name of a tensor
 WALL, OWN = "seconds", "own"
@@ -36,13 +35,20 @@ class CheckBench(Bench, name="check"):
             for target in plan.targets or self.targets():
                 path = model_of(target, Path(folder))
                 clock = PhaseClock(say=partial(progress, path.stem))
-                check(path, plan.seed, clock)
+                check(path, plan, clock)
                 yield from clock.rows(path.stem)
 
 
-def check(path: Path, seed: int, clock: "PhaseClock") -> None:
+def check(path: Path, asked: BenchPlan, clock: "PhaseClock") -> None:
     """All suites, in this process: what `lockstep check` does but for the report."""
-    plan = Plan(case=path.name, model=path, subject_model=path, settings=EXACT, seed=seed)
+    plan = Plan(
+        case=path.name,
+        model=path,
+        subject_model=path,
+        engine=asked.engine,
+        settings=asked.settings,
+        seed=asked.seed,
+    )
     opened = open_plan(plan, clock.phase)
     opened.context.on_made_models = questions(plan)
     try:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.harness.cli.options import JsonOpt, QuietOpt
+from lockstep.harness.cli.options import AdapterOpt, EngineOpt, JsonOpt, QuietOpt
+from lockstep.harness.cli.shared import REFERENCE, engine_of, preset_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,20 +77,27 @@ def check(
     model: Annotated[
         list[str] | None, typer.Argument(help="A GGUF file or builtin:NAME.", metavar="MODEL...")
     ] = None,
+    engine: EngineOpt = REFERENCE,
+    adapter: AdapterOpt = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Where the time of a check of our own engine goes, suite by suite and phase by phase.
+    """Where the time of a check goes, suite by suite and phase by phase.
 
-    The rest of the seconds llama.cpp computes, or a fork of ours in which the noise of honest runs
-    is measured. The exit code says nothing about speed. Example:
+    The rest of the seconds llama.cpp computes, or an engine of yours, or a fork of ours in which
+    the noise of honest runs is measured. The exit code says nothing about speed, nor about what
+    the check finds. Examples:
 
     \b
       lockstep bench check model.gguf
+      lockstep bench check model.gguf --engine "./my-engine --threads 2"
     """
     from lockstep.harness.bench.base import BenchPlan
+    from lockstep.harness.records import PRESETS
 
-    plan = BenchPlan(targets=tuple(model or ()))
+    name = engine_of(engine, adapter, None)
+    settings = PRESETS[preset_of(name, None)]
+    plan = BenchPlan(targets=tuple(model or ()), engine=name, settings=settings)
     legend = "of our processor: what this process computed in that time, on all processors"
     measure("check", plan, seconds_of, legend, as_json=as_json, quiet=quiet)
 
