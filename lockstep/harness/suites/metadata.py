@@ -96,12 +96,14 @@ def type_that_it_lacks(outcome: Outcome, oracle: FileSummary) -> str:
 
 
 def compared(context: Context, reader: str, oracle: FileSummary, other: FileSummary) -> Verdict:
+    oracle, n_ended = as_far_as_a_nul(oracle, other)
     found = differences(oracle, other)
     n = f"{len(oracle.metadata)} keys"
     n += f" and {len(oracle.tensors)} tensors" if "tensors" not in other.unknown else ""
     if not found:
         text = f"{reader} and the oracle agree on {n}"
         text += f"; it does not show {', '.join(other.unknown)}" if other.unknown else ""
+        text += f"; {n_ended} texts were compared up to a NUL, which ends them in C" * bool(n_ended)
         return context.verdict("metadata", "agreed", text)
     detail: dict[str, Any] = {"reader": reader, "total": len(found)}
     detail["differences"] = found[:AT_MOST]
@@ -187,6 +189,29 @@ def with_texts_of(want: Any, got: Any) -> Any:
 def holds_bytes(value: Any) -> bool:
     """A text with bytes that are no UTF-8, which our records keep as surrogates."""
     return type(value) is str and not value.isascii() and bool(BYTES.search(value))
+
+
+def as_far_as_a_nul(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
+    """What the oracle reads, with the other's texts in the places of those that are the same up to
+    a NUL, and how many there are: gguf_get_val_str and gguf_get_arr_str show no text behind one,
+    and a text of GGUF is its length and bytes."""
+    keys, n = {}, 0
+    for key, (kind, value) in oracle.metadata.items():
+        theirs = other.metadata.get(key, ABSENT)[1]
+        keys[key] = (kind, value)
+        if type(value) is list and type(theirs) is list and len(value) == len(theirs):
+            ended = [*map(ends_at_a_nul, value, theirs)]
+            pairs = zip(ended, value, theirs, strict=True)
+            keys[key] = (kind, [b if so else a for so, a, b in pairs])
+            n += sum(ended)
+        elif ends_at_a_nul(value, theirs):
+            keys[key] = (kind, theirs)
+            n += 1
+    return replace(oracle, metadata=keys), n
+
+
+def ends_at_a_nul(text: Any, whole: Any) -> bool:
+    return type(text) is type(whole) is str and "\0" in whole and whole.split("\0", 1)[0] == text
 
 
 def with_infinities_as_texts(value: Any) -> Any:

@@ -26,6 +26,7 @@ from lockstep.harness.records import (
     Verdict,
 )
 from lockstep.harness.suites.metadata import (
+    as_far_as_a_nul,
     differences,
     known_differences,
     readable,
@@ -227,6 +228,35 @@ def test_texts_that_are_no_utf8_accuse_no_engine_that_has_no_others() -> None:
         other = replace(honest, metadata=lacking)
         (found,) = differences(readable(summary, other)[0], other)
         assert found["where"] == "key 'name'"
+
+
+def test_a_text_that_the_oracle_shows_up_to_a_nul_accuses_no_engine_that_shows_it_whole() -> None:
+    shown = {"name": ("STR", "a"), "tokens": ("ARR[STR]", ["", "b"])}
+    summary = replace(SUMMARY, metadata=shown)
+    honest = replace(
+        SUMMARY, metadata={"name": ("STR", "a\0b"), "tokens": ("ARR[STR]", ["\0", "b"])}
+    )
+    seen, n = as_far_as_a_nul(summary, honest)
+    assert (differences(seen, honest), n) == ([], 2)
+    for wrong in ({**honest.metadata, "name": ("STR", "c\0b")}, {**shown, "name": ("STR", "ab")}):
+        other = replace(honest, metadata=wrong)
+        (found,) = differences(as_far_as_a_nul(summary, other)[0], other)
+        assert found["where"] == "key 'name'"
+
+
+def test_a_text_with_a_nul_is_read_whole_by_us_and_llama_cpp_accuses_nobody(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp", reason="llama_cpp is missing: nothing was read by it")
+    keys = {"general.architecture": ("STR", "llama"), "general.name": ("STR", "a\0b")}
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(keys, []))
+    plan = Plan(case="m", model=tmp_path / "m.gguf", subject_model=tmp_path / "m.gguf",
+                engine="reference", oracle="llama.cpp", settings=EXACT)  # fmt: skip
+    opened = open_plan(plan, lambda _: None)
+    try:
+        found = list(run_suites(opened.context, ("metadata",)))
+    finally:
+        opened.close()
+    assert {v.status for v in found} == {"agreed"}, found
+    assert "1 texts were compared up to a NUL" in found[0].summary
 
 
 LOSSY = """
