@@ -30,6 +30,7 @@ from lockstep.harness.suites.parts.close_calls import (
     said_of,
     texts_of,
 )
+from lockstep.harness.suites.parts.no_text import no_text_at_all
 from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, oracles_logits
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 from lockstep.harness.suites.parts.prompts import ALIKE, BEFORE, LONG, N_OTHERS, OTHERS, SPACED
@@ -55,6 +56,9 @@ class Text(Suite, name="text"):
                 found.add(verdict.status)
         except NothingToAsk as error:
             nothing = error.summary
+        if "not-compared" in found and (silent := no_text_at_all(context)) is not None:
+            yield silent
+            return
         for more in (behind_others, close_calls):
             if not found <= {"agreed", "excused", "not-applicable"}:
                 break

@@ -1,0 +1,71 @@
+"""Of an engine that writes nothing: is nothing what an honest one could have written?
+
+Behind one prompt it may end, or keep back what is no whole character, so an empty text accuses
+nobody. Behind several of which any honest run begins with characters it has chosen other tokens:
+where logits are NaN an argmax is often 0, a control token without a text.
+"""
+
+import numpy as np
+
+from lockstep.engine.batch import steps_of
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Verdict
+from lockstep.harness.suites.parts.oracles_logits import oracles_logits
+from lockstep.harness.suites.parts.prompts import N_OTHERS, OTHERS
+from lockstep.harness.suites.parts.text_readings import Pieces
+
+FEWEST = (
+    3  # prompts: a text that it must not go on with may well come behind one, hardly behind all
+)
+
+
+def no_text_at_all(context: Context) -> Verdict | None:
+    """The verdict if it writes nothing behind any prompt, and had to behind at least FEWEST."""
+    n, had_to = min(N_OTHERS, context.n_steps), []
+    for prompt in (context.prompt, *OTHERS):
+        try:
+            if context.ask(context.subject, "generate", prompt, n).strip():
+                return None
+            if must_write(context, prompt):
+                had_to.append(prompt)
+        except NoAnswer:  # of this prompt nothing is known
+            continue
+    if len(had_to) < FEWEST:
+        return None
+    text = (
+        f"it writes nothing behind any of {len(had_to)} prompts, where honest runs write "
+        "characters: it chooses a control token, or ends at once (an argmax of NaN "
+        "is often 0)"
+    )
+    detail = {"at_fault": "subject", "prompts": [repr(prompt) for prompt in had_to]}
+    return context.verdict("text", "diverged", text, detail, key=("text", "nothing"))
+
+
+def must_write(context: Context, prompt: bytes) -> bool:
+    """Whether honest runs write whole characters among their first N_OTHERS tokens: up to there no
+    other token is within the noise, and none has no text, which engines may end at."""
+    ids = context.ask(context.oracle, "tokenize", [prompt])[0]
+    if not ids:
+        return False
+    free = context.ask(context.oracle, "greedy", ids, min(N_OTHERS, context.n_steps))
+    batches = steps_of(ids, free, context.facts.decoder_start)
+    logits = oracles_logits(context, batches)
+    if logits is None or not np.isfinite(logits).all():
+        return False
+    noise, pieces = context.noise_on(batches), Pieces.of(context)
+    for row in logits[-len(free) :] if np.isfinite(noise) else ():
+        allowed = 2 * float(whole_run(noise, largest(row)).allowed)
+        likely = [pieces[token] for token in np.flatnonzero(row.max() - row <= allowed).tolist()]
+        if all(map(is_written, likely)):
+            return True
+        if len(likely) > 1 or not likely[0]:
+            return False
+    return False
+
+
+def is_written(piece: bytes) -> bool:
+    """Whether any engine shows something of it: spaces may be cut off, and characters that are not
+    whole kept back."""
+    return any(each.isprintable() and not each.isspace() for each in piece.decode(errors="ignore"))
