@@ -51,6 +51,22 @@ def test_a_variant_runs(name: str, quant: str, tmp_path: Path) -> None:
     assert all(abs(logits).max() > 0 for logits in outcome.value.logits)
 
 
+@pytest.mark.parametrize("arch", ["bitnet", "cohere2", "command-r", "gemma", "gemma2", "plm"])
+def test_text_of_a_model_without_a_head_tells_more_than_its_last_token(
+    arch: str, tmp_path: Path
+) -> None:
+    """Embeddings as large as what layers add made each token be followed by itself: an engine whose
+    attention was wrong in any way wrote the same text."""
+    path = tmp_path / "m.gguf"
+    with opened() as session:
+        make_variant(variant_named(arch), path, session=session)
+    prompts = [[(37 * k + 11 * j + 5) % 120 for j in range(12)] for k in range(12)]
+    with Runner().open("llama.cpp", path, EXACT) as engine:
+        asked = [[engine.ask("greedy", ids, 8) for ids in (p, p[-1:])] for p in prompts]
+    texts = [[outcome.value for outcome in pair if isinstance(outcome, Answered)] for pair in asked]
+    assert all(whole != behind_last for whole, behind_last in texts)
+
+
 @pytest.mark.parametrize(
     ("arch", "kind"),
     [

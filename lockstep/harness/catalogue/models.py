@@ -25,10 +25,6 @@ ARCH, OWN = "arch:", "arch:llama:"
 Rows = NDArray[Any]  # the blocks of a matrix, row by row
 
 
-def scale(rows: Rows, factor: np.float32) -> None:
-    rows["x"] *= factor
-
-
 def lowest_bytes(rows: Rows) -> None:
     rows["qs"][..., ::8] = -128
 
@@ -74,11 +70,6 @@ DEEPER: Mapping[str, str] = MappingProxyType(
     {"qwen2-deeper": "qwen2", "qwen3-deeper": "qwen3", "gpt2-deeper": "gpt2"}
 )
 FOUR = (("n_layer", 4),)
-# tied embeddings are large beside what layers add, so that each token is followed by itself,
-# whatever is wrong: text would show nothing
-QUIETER: Mapping[str, tuple[str, np.float32]] = MappingProxyType(
-    {"gemma2-quieter": ("gemma2", np.float32(0.03))}
-)
 
 
 def model_for(shows_on: str, folder: Path) -> Path:
@@ -98,10 +89,6 @@ def model_for(shows_on: str, folder: Path) -> Path:
         with_keys(model_for(ARCH + arch, folder), path, {f"{arch}.{k}": keys[k] for k in keys})
     elif shows_on == LONG_FACTORS:
         with_long_factors(model_for(ARCH + "phi3", folder), path)
-    elif shows_on in QUIETER:
-        arch, factor = QUIETER[shows_on]
-        with_keys(model_for(ARCH + arch, folder), path, {})
-        rewrite(path, "token_embd.weight", lambda rows: scale(rows, factor))
     elif shows_on.startswith(OWN):
         write_llama(long_rows(shows_on.removeprefix(OWN)), path)
     elif shows_on in DEEPER or shows_on.startswith(ARCH):

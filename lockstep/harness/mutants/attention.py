@@ -39,7 +39,7 @@ class ScaleOfWidth(WrongAttention, name="mutant:attention-scale-of-width"):
 class KeyLengthIgnoredGemma2(WrongAttention, name="mutant:attention-key-length-ignored-gemma2"):
     mistake = "every size of gemma2 is scaled by n_embd / n_head, as the largest alone is"
     source = "candle #3917"
-    shows_on = "gemma2-quieter"
+    shows_on = "arch:gemma2"
     site = "kq"
 
     def scale(self, right: Op, x: F32, factor: float) -> F32:
@@ -79,7 +79,7 @@ class ScaleMissingGpt2(WrongAttention, name="mutant:attention-scale-missing-gpt2
 
 
 class Capped(WrongAttention):
-    shows_on = "gemma2-quieter"
+    shows_on = "arch:gemma2"
     site = "kq_scaled_2"
 
 

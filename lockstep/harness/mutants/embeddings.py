@@ -125,7 +125,7 @@ class ScaleByWidth(Mutant, name="mutant:embedding-scale-by-width"):
     mistake = "Gemma's embeddings are multiplied by the width, not by its root"
     group = "embeddings"
     effect = "what layers add hardly counts: the text repeats itself"
-    shows_on = "gemma2-quieter"
+    shows_on = "arch:gemma2"
     site = "inp_scaled"
     layer = None
 

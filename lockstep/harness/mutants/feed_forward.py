@@ -158,7 +158,7 @@ class GegluExchanged(Mutant, name="mutant:geglu-exchanged"):
     mistake = "GELU of the other branch"
     group = "activations"
     effect = "noise from the first token on"
-    shows_on = "gemma2-quieter"
+    shows_on = "arch:gemma2"
     site = "ffn_geglu"
 
 

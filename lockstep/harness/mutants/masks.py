@@ -146,7 +146,7 @@ class CausalBert(WrongMask, name="mutant:mask-causal-bert"):
 
 class WrongWindow(WrongMask):
     effect = FORGETS
-    shows_on = "gemma2-quieter"
+    shows_on = "arch:gemma2"
 
 
 class WindowIgnored(WrongWindow, name="mutant:window-ignored"):

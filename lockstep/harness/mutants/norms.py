@@ -170,7 +170,7 @@ class PostNormMissing(Mistake, name="mutant:post-norm-missing"):
     mistake = "Gemma's norm behind attention is left out"
     group = "norms"
     effect = "activations grow from layer to layer"
-    shows_on = "gemma2-quieter"
+    shows_on = "arch:gemma2"
     site = "attn_post_norm"
 
     def change(self, model: Model) -> None:

@@ -191,7 +191,7 @@ class LogitCapMissing(Mutant, name="mutant:logit-cap-missing"):
     mistake = "Gemma 2's cap of the logits is left out"
     group = "output"
     effect = "greedy text is right; probabilities are not"
-    shows_on = "gemma2-quieter"
+    shows_on = "arch:gemma2"
     site = "result_output"
     layer = None
 
@@ -205,7 +205,7 @@ class CapClips(Mutant, name="mutant:logit-cap-clips"):
     mistake = "logits are clipped at the cap"
     group = "output"
     effect = "the likeliest tokens are all alike"
-    shows_on = "gemma2-quieter"
+    shows_on = "arch:gemma2"
     site = "result_output"
     layer = None
 
@@ -215,7 +215,7 @@ class CapOfScores(Mutant, name="mutant:logit-cap-of-scores"):
     mistake = "logits are capped by the cap of attention's scores"
     group = "output"
     effect = "greedy text is right; probabilities are not"
-    shows_on = "gemma2-quieter"
+    shows_on = "arch:gemma2"
     site = "result_output"
     layer = None
 
@@ -229,6 +229,6 @@ class CapNotMultiplied(Mutant, name="mutant:logit-cap-not-multiplied"):
     mistake = "the hyperbolic tangent is not multiplied by the cap again"
     group = "output"
     effect = "greedy text is right; sampled text is noise"
-    shows_on = "gemma2-quieter"
+    shows_on = "arch:gemma2"
     site = "result_output"
     layer = None

@@ -60,6 +60,8 @@ FLOATS = re.compile(
     r"|sinks|exp_probs|hc_|indexer|\.scale|layer_out|posnet|ple|router|laurel|per_layer|nextn"
 )
 SIGMA = 0.1
+TIED = 0.24  # what enters the first layer of those whose embeddings are the head, beside ones
+SCALED = frozenset({"gemma", "gemma2"})  # of those: embeddings are multiplied by sqrt(n_embd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +179,9 @@ def write_variant(
         text = f"{quant} needs rows of a multiple of {type_by_name(quant).block} weights"
         lengths = ", ".join(map(str, sorted({tensor.ne[0] for tensor in chosen})))
         raise InvalidModel(f"{text}; those of the matrices of {variant.arch} have {lengths}")
-    rows = {tensor.name: row(tensor, variant.arch, seed, quant) for tensor in kept}
+    writes = f"{variant.arch}.pooling_type" not in keys  # others have no logits
+    size = embedding_size(variant.arch, kept) if writes else 1.0
+    rows = {tensor.name: row(tensor, variant.arch, seed, quant, size) for tensor in kept}
     write_gguf(path, keys, rows.values())
     return left
 
@@ -206,10 +210,27 @@ def halves(tensor: TensorSummary) -> Iterator[TensorSummary]:
         yield replace(tensor, name=tensor.name.replace("gate_up_exps", name), ne=ne)
 
 
-def row(tensor: TensorSummary, arch: str, seed: int, quant: str) -> TensorRow:
+def embedding_size(arch: str, tensors: Sequence[TensorSummary]) -> float:
+    """The deviation of embeddings. Where they are the head as well and as large as what layers
+    add, each token is followed by itself whatever is wrong in between, and text shows nothing."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    if "output.weight" in by_name or "token_embd.weight" not in by_name:
+        return 1.0
+    width = by_name["token_embd.weight"].ne[0]
+    return TIED / width**0.5 if arch in SCALED else TIED
+
+
+def row(
+    tensor: TensorSummary, arch: str, seed: int, quant: str, embedding_size: float
+) -> TensorRow:
     kind, draw = type_of(tensor, quant), published(tensor.name, arch)
     bits = partial(stream, seed, tensor.name)
-    return tensor.name, tensor.ne, kind, Lazy(lambda: weights(tensor, kind, bits(), draw))
+    return (
+        tensor.name,
+        tensor.ne,
+        kind,
+        Lazy(lambda: weights(tensor, kind, bits(), draw, embedding_size)),
+    )
 
 
 def has_choice(tensor: TensorSummary) -> bool:
@@ -225,12 +246,14 @@ def type_of(tensor: TensorSummary, quant: str) -> str:
     return quant if tensor.ne[0] % type_by_name(quant).block == 0 else "F32"
 
 
-def weights(tensor: TensorSummary, kind: str, bits: Philox, draw: Draw | None) -> Iterator[bytes]:
+def weights(
+    tensor: TensorSummary, kind: str, bits: Philox, draw: Draw | None, embedding_size: float
+) -> Iterator[bytes]:
     """Of a size that keeps activations near one; what has a range of its own is drawn from it."""
     n, name = prod(tensor.ne), tensor.name
     if draw is not None:
         yield draw(bits, n, tensor.ne[0]).astype("<f4").tobytes()
     else:
         fan = tensor.ne[0] if len(tensor.ne) > 1 else 1 / SIGMA**2
-        sigma = 1.0 if name.startswith("token_embd.") else fan**-0.5
+        sigma = embedding_size if name.startswith("token_embd.") else fan**-0.5
         yield from tensor_bytes(bits, kind, n, sigma)

@@ -4,10 +4,12 @@ quantised one no token is so much likelier than another that a wrong one proved 
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox.own_prompts import WHERE, checked
+from lockstep.harness.catalogue.models import rewrite
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites import decode
@@ -60,8 +62,20 @@ def test_engines_of_other_architectures_are_asked_as_well(arch: str, tmp_path: P
 
 
 def test_nothing_is_said_where_no_prompt_tells(tmp_path: Path) -> None:
-    """Of gemma2 a norm takes out again what is made loud, and the last token alone decides."""
-    assert asked(one_layer_of("gemma2", tmp_path), "replay") == []
+    """Of embeddings that are the head and large, the last token alone decides; and of gemma2 a norm
+    takes out again what is made loud."""
+    model = one_layer_of("gemma2", tmp_path)
+    rewrite(
+        model,
+        "token_embd.weight",
+        lambda rows: np.multiply(rows["x"], np.float32(32), out=rows["x"]),
+    )
+    assert asked(model, "replay") == []
+
+
+def test_of_gemma2_as_synth_makes_it_prompts_tell(tmp_path: Path) -> None:
+    (found,) = asked(one_layer_of("gemma2", tmp_path), "replay")
+    assert found.status == "agreed"
 
 
 def test_who_fails_on_a_model_that_nobody_trained_is_not_held_to_it_and_it_is_said(

@@ -105,6 +105,22 @@ def test_a_state_decays_and_a_norm_is_around_one(tmp_path: Path) -> None:
     assert norm.std() > 0
 
 
+@pytest.mark.parametrize(("arch", "size"), [("plm", 0.24), ("gemma2", 0.03), ("bert", 1)])
+def test_embeddings_that_are_the_head_are_small_beside_what_layers_add(
+    arch: str, size: float, tmp_path: Path
+) -> None:
+    embeddings = drawn(tmp_path, "token_embd.weight", 64, 128, arch=arch)
+    assert embeddings.std() == pytest.approx(size, rel=0.05)
+
+
+def test_embeddings_beside_a_head_of_its_own_are_as_large_as_what_layers_add(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "m.gguf"
+    write_variant(variant_named("mamba"), (*TENSORS, tensor("output.weight", 64, 128)), path)
+    assert values(path, "token_embd.weight").std() == pytest.approx(1, rel=0.05)
+
+
 def drawn(tmp_path: Path, name: str, *ne: int, arch: str = "mamba2") -> NDArray[Any]:
     path = tmp_path / "m.gguf"
     write_variant(variant_named(arch), (tensor(name, *ne),), path)
