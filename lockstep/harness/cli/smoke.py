@@ -124,4 +124,7 @@ def smoke(
         elif offered and not wrong:
             named = join([served or join(command)])
             out.line(f"go on: lockstep check {model or 'MODEL'} --engine {named}")
+        ours = not (model or as_json or isinstance(session, HttpSession))
+        if ours and any(step.status == "refused" for step in steps):
+            out.line("it was given a tiny llama: --model FILE asks about one that it runs")
     raise typer.Exit(1 if wrong else 0 if offered else 3)

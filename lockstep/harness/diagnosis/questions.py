@@ -21,6 +21,7 @@ from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, FileSummary, Outcome, Request
 from lockstep.harness.suites.dequant import bits
 from lockstep.harness.suites.metadata import readable, same_key
+from lockstep.harness.suites.parts.no_text import is_written
 from lockstep.harness.suites.parts.text_readings import Pieces, Reading, readings
 from lockstep.harness.suites.text import fits, why_not_compared
 
@@ -375,6 +376,8 @@ class Continued(MistakeQuestion):
         if not free:
             return Compared.exactly([not said])
         best = max(readings(said, free, self.pieces), key=lambda r: (r.end, -len(r.rest)))
+        if not said and rows and is_written(self.pieces[free[0]]):  # control tokens have no text
+            return Compared.exactly([self.is_tie(rows[0], free[0], best, noise)])
         if best.end < len(free) and (
             why_not_compared(best, free, self.pieces)
             or (rows and self.is_tie(rows[best.end], free[best.end], best, noise))

@@ -124,3 +124,25 @@ def test_smoke_without_a_program_asks_for_one(lockstep: Lockstep) -> None:
     code, _, err = lockstep("smoke")
     assert code == 2
     assert "lockstep smoke -- COMMAND" in err
+
+
+OF_ANOTHER_ARCHITECTURE = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    start = {"protocol": 1, "engine": "e", "version": "1", "can": ["parse", "greedy"]}
+    answer = {"answer": start if asked["ask"] == "start" else {"metadata": {}}}
+    if asked["ask"] == "greedy":
+        answer = {"unsupported": "architecture llama"}
+    print(json.dumps({"id": asked["id"], **answer}), flush=True)
+"""
+
+
+def test_smoke_says_how_to_ask_an_engine_that_runs_no_llama(
+    lockstep: Lockstep, tmp_path: Path
+) -> None:
+    (tmp_path / "engine.py").write_text(OF_ANOTHER_ARCHITECTURE)
+    code, out, _ = lockstep("smoke", "--", sys.executable, str(tmp_path / "engine.py"))
+    assert code == 0
+    assert "greedy      refused  architecture llama" in out
+    assert out.splitlines()[-1].startswith("it was given a tiny llama: --model FILE")
