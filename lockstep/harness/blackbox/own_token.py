@@ -35,8 +35,9 @@ from lockstep.harness.suites.parts.prompts_in_turn import chosen_behind
 
 MOST = 8  # ids of control; the first and the last are among them
 EDGES = (256, 32768, 65536)  # ids that do not fit: in a byte, in 16 bits with a sign and without
-# of each logit that is the likeliest: a cap, of 30 where there is one, leaves it above the others
-LOUD = 8.0
+# of each logit that is the likeliest: a cap, of 30 where there is one, leaves it above the others;
+# and it has two digits where others have one, for who compares them as texts: "16" is before "5"
+LOUD = 16.0
 WHERE = "on a model of which each token is the likeliest behind itself"
 
 

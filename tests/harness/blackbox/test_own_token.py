@@ -58,6 +58,26 @@ def test_a_greedy_search_that_loses_an_id_is_found_where_the_id_is_nowhere_the_l
     assert bisected(model, tmp_path / "made", engine=name).exit_code == 1
 
 
+def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
+    """As JavaScript sorts numbers, if it is given nothing to compare them by."""
+    ids: list[int] = []
+    while len(ids) < n:
+        row = self.evaluate(Request(batches=(Batch.of([*prompt, *ids]),))).logits[0][-1]
+        ids.append(max(range(len(row)), key=lambda i: f"{row[i]:.9f}"))
+    return ids
+
+
+def test_a_greedy_search_that_compares_logits_as_texts_is_found_where_one_has_two_digits(
+    tmp_path: Path,
+) -> None:
+    """On a model whose logits are all below ten the largest is the last text as well."""
+    model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
+    name = made("own token: by text", Quiet, levels=("greedy",), greedy=by_text)
+    *fine, wrong = decoded(model, name)
+    assert "diverged" not in {verdict.status for verdict in fine}
+    assert (wrong.status, wrong.key) == ("diverged", "decode/own token")
+
+
 def test_a_greedy_search_of_ids_of_16_bits_is_found_on_a_model_that_has_more(
     tmp_path: Path,
 ) -> None:
