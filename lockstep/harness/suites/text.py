@@ -33,7 +33,16 @@ from lockstep.harness.suites.parts.close_calls import (
 from lockstep.harness.suites.parts.no_text import no_text_at_all
 from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, oracles_logits
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
-from lockstep.harness.suites.parts.prompts import ALIKE, BEFORE, LONG, N_OTHERS, OTHERS, SPACED
+from lockstep.harness.suites.parts.prompts import (
+    ALIKE,
+    BEFORE,
+    FOREIGN,
+    LONG,
+    N_OTHERS,
+    OTHERS,
+    SPACED,
+)
+from lockstep.harness.suites.parts.prompts_read import cut_off, keeps_characters, read_otherwise
 from lockstep.harness.suites.parts.text_readings import REPLACED, Pieces, Reading, readings
 
 
@@ -76,7 +85,8 @@ def behind_others(context: Context) -> Iterator[Verdict]:
     same = 0
     room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
     alike = [ALIKE] if room > len(BEFORE) else []
-    for prompt in (*OTHERS, *alike, *([LONG[:room]] if room > 0 else [])):
+    foreign = [FOREIGN] if keeps_characters(Pieces.of(context).tokenizer) else []
+    for prompt in (*OTHERS, *foreign, *alike, *([LONG[:room]] if room > 0 else [])):
         wrong = False
         try:
             if prompt == ALIKE:
@@ -86,7 +96,7 @@ def behind_others(context: Context) -> Iterator[Verdict]:
                     same += 1
                     continue
                 more = reason(context, prompt) if is_wrong(verdict) else ""
-                text = f"behind {prompt[:20].decode()!r}: {verdict.summary}{more}"
+                text = f"behind {prompt[:20].decode(errors='ignore')!r}: {verdict.summary}{more}"
                 yield replace(verdict, summary=text)
                 wrong = wrong or verdict.status != "excused"
             if wrong:
@@ -106,25 +116,9 @@ def behind_others(context: Context) -> Iterator[Verdict]:
 
 
 def reason(context: Context, prompt: bytes) -> str:
-    return {ALIKE: kept_too_long, SPACED: cut_off}.get(prompt, lambda _: "")(context)
-
-
-def cut_off(context: Context) -> str:
-    """A clause where the text is that behind the prompt without its spaces."""
-    n = min(N_OTHERS, context.n_steps)
-    texts = {}
-    for name, prompt in {
-        "": SPACED,
-        "around it": SPACED.strip(),
-        "at its end": SPACED.rstrip(),
-    }.items():
-        try:
-            texts[name] = context.ask(context.subject, "generate", prompt, n)
-        except NoAnswer:
-            return ""
-    whole = texts.pop("")
-    where = next((name for name, text in texts.items() if text == whole), None)
-    return f"; it is the same without the spaces {where}: are they cut off?" if where else ""
+    return {ALIKE: kept_too_long, SPACED: cut_off, FOREIGN: read_otherwise}.get(
+        prompt, lambda _: ""
+    )(context)
 
 
 def kept_too_long(context: Context) -> str:
@@ -175,7 +169,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         if oracles_logits(context, one.batches) is None:
             yield context.verdict("text", "not-compared", WRONG_ORACLE)
             return
-        where = f"behind {texts[one.ids][-20:].decode()!r}"
+        where = f"behind {texts[one.ids][-20:].decode(errors='ignore')!r}"
         more = counted_otherwise(context, texts[one.ids], len(one.ids))
         yield with_more(replace(wrong, summary=f"{where}: {wrong.summary}"), more)
         return

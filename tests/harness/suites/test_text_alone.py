@@ -220,6 +220,27 @@ def test_a_wrong_engine_that_is_right_behind_one_prompt_is_found_behind_others(
     assert last.summary.startswith("behind '")
 
 
+@pytest.mark.parametrize("coding", ["latin-1", "halves"])
+def test_an_engine_that_reads_characters_otherwise_is_found_behind_some_beyond_ascii(
+    coding: str, folder: Path
+) -> None:
+    def read(text: bytes) -> bytes:
+        if coding == "latin-1":
+            return text.decode("latin-1").encode()
+        units = text.decode().encode("utf-16-le")  # as JavaScript's split("") has them
+        halves = (units[i : i + 2].decode("utf-16-le", "replace") for i in range(0, len(units), 2))
+        return "".join(halves).encode()
+
+    def generate(self: Any, prompt: bytes, n: int) -> bytes:
+        ids = Reference.greedy(self, self.tokenize([read(prompt)])[0], n)
+        return b"".join(self.tokenizer.piece(token, special=False) for token in ids)
+
+    made(f"text: {coding}", TextAlone, generate=generate)
+    found = verdicts(builtin("f32", folder), f"text: {coding}", "text")
+    assert found[-1].status == "diverged"
+    assert "look at how other characters are read" in found[-1].summary
+
+
 class Words(dict[int, bytes]):
     """Pieces of a vocabulary made up for a test."""
 

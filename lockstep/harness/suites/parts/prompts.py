@@ -5,6 +5,9 @@
 # The last has spaces around it, which engines cut off that should not.
 SPACED = b"\n The dog said: "
 OTHERS = (b"2 + 2 =", b"The cat", b"def f(x):", SPACED)
+# Characters of two, three and four bytes, which UTF-16 has as one and as two halves. Where the
+# vocabulary has no bytes there may be no tokens for them.
+FOREIGN = "Caf\u00e9 \u2014 \u4f60\u597d \U0001f600, caf\u00e9".encode()
 N_OTHERS = 8  # tokens behind each
 # The second is asked right behind the first, with which it begins: who keeps a prompt for the next
 # must see where they part, which no other two of these ask for.
