@@ -273,7 +273,8 @@ def judged(
             yield context.verdict("text", "not-compared", f"{text}: {best.rest[:40]!r}")
         return
     reason = why_not_compared(best, free, pieces)
-    if reason:
+    # how many bytes a U+FFFD stands for nobody can tell: one more may be of another token of a tie
+    if reason and not (REPLACED in said and lacks_characters(best, free, pieces)):
         yield from ended(context, reason, free, best, pieces)
         return
     noise = context.noise.relative
@@ -283,6 +284,9 @@ def judged(
     if not np.isfinite(noise):
         text = "honest runs of this model overflow, so that no limit can be given for its ties"
         yield context.verdict("text", "not-compared", text)
+        return
+    if tie is None and reason:
+        yield from ended(context, reason, free, best, pieces)
         return
     if tie is None:
         yield divergence(context, logits, free, best, pieces)
