@@ -1,7 +1,7 @@
 """One engine with one model and one preset, and everything that asking it can end in."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +71,10 @@ class Session:
     def another(self) -> "Session | None":
         """The same engine with the same model once more, if it is a process that can be started
         again: whoever has it asks nobody else to wait."""
+        return None
+
+    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome] | None:
+        """Of several questions before any of them is answered; None: it takes one at a time."""
         return None
 
     def start(self) -> None:

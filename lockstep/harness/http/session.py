@@ -1,7 +1,8 @@
 """A server under test: asked over HTTP, trusted in nothing; it runs on, whatever it answers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -126,6 +127,18 @@ class HttpSession(Session):
             return Unanswerable(message=text, declared=True)
         except Unsupported as error:
             return Unanswerable(message=str(error))
+
+    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome] | None:
+        """Each by a connection of its own. Of a server that has answered before."""
+        if self.said is None:
+            return None
+        with ThreadPoolExecutor(len(every)) as threads:
+            ask = partial(HttpSession._ask, self, question, kwargs={})
+            outcomes = list(threads.map(ask, every))
+        return [
+            self._checked(question, args, {}, outcome)
+            for args, outcome in zip(every, outcomes, strict=True)
+        ]
 
     def asking(self, address: Address, deadline: float) -> Ask:
         def ask(method: str, path: str, body: Any = None) -> Any:

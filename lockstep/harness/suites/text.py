@@ -15,13 +15,14 @@ import numpy as np
 from lockstep.engine.batch import Batch, steps_of
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import LeftOut, n_cells
+from lockstep.harness.context.further_runs import n_cells
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
-from lockstep.harness.records import Answered, Rejected, Status, Unanswerable, Verdict
+from lockstep.harness.records import Status, Verdict
 from lockstep.harness.suites.decode import EXACT_TIE
+from lockstep.harness.suites.parts.at_once import asked_at_once
 from lockstep.harness.suites.parts.close_calls import (
     beginnings_of,
     closest,
@@ -30,6 +31,7 @@ from lockstep.harness.suites.parts.close_calls import (
     said_of,
     texts_of,
 )
+from lockstep.harness.suites.parts.full_texts import said_in_full
 from lockstep.harness.suites.parts.no_text import no_text_at_all
 from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, oracles_logits
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
@@ -68,7 +70,7 @@ class Text(Suite, name="text"):
         if "not-compared" in found and (silent := no_text_at_all(context)) is not None:
             yield silent
             return
-        for more in (behind_others, close_calls):
+        for more in (behind_others, close_calls, partial(asked_at_once, behind)):
             if not found <= {"agreed", "excused", "not-applicable"}:
                 break
             for verdict in more(context):
@@ -203,14 +205,18 @@ class NothingToAsk(NoAnswer):
         super().__init__("not-compared", why, {})
 
 
-def behind(context: Context, prompt: bytes, n: int) -> Iterator[Verdict]:
+def behind(
+    context: Context, prompt: bytes, n: int, said_before: bytes | None = None
+) -> Iterator[Verdict]:
     """Raises NoAnswer."""
     ids = context.ask(context.oracle, "tokenize", [prompt])[0]
     if not ids:
         raise NothingToAsk("the prompt has no tokens, so there is nothing to go on from")
     context.progress(f"the text of {n} tokens")
     free = context.ask(context.oracle, "greedy", ids, n)
-    taken, said_text, left = said_in_full(context, prompt, n)
+    taken, said_text, left = (
+        said_in_full(context, prompt, n) if said_before is None else (n, said_before, None)
+    )
     n, free = taken, free[:taken]
     batches = steps_of(ids, free, context.facts.decoder_start)
     logits = oracles_logits(context, batches)
@@ -224,7 +230,7 @@ def behind(context: Context, prompt: bytes, n: int) -> Iterator[Verdict]:
     found = list(judged(context, batches, logits[-n:], free, said_text, pieces))
     more = counted_otherwise(context, prompt, len(ids))
     yield from (with_more(verdict, more) for verdict in found)
-    if any(verdict.status == "diverged" for verdict in found):
+    if any(map(is_wrong, found)) and said_before is None:
         yield from asked_again(context, "text", said_text, "generate", prompt, n)
     elif left is not None:
         yield left.verdict(context, "text")
@@ -233,22 +239,6 @@ def behind(context: Context, prompt: bytes, n: int) -> Iterator[Verdict]:
 def with_more(verdict: Verdict, more: str) -> Verdict:
     more = more if is_wrong(verdict) else ""
     return replace(verdict, summary=verdict.summary + more)
-
-
-def said_in_full(context: Context, prompt: bytes, n: int) -> tuple[int, bytes, LeftOut | None]:
-    """Of how many tokens a text the subject writes, and why of no more: a server may have a limit,
-    or a context with no room for so many. Who refuses to write one token refuses the prompt.
-    Raises NoAnswer."""
-    first = outcome = context.subject.ask("generate", prompt, n)
-    taken = n
-    while isinstance(outcome, Unanswerable | Rejected) and taken > 1:
-        taken //= 2
-        outcome = context.subject.ask("generate", prompt, taken)
-    if taken == n or not isinstance(outcome, Answered):
-        return n, context.answer(context.subject, "generate", first), None
-    assert isinstance(first, Unanswerable | Rejected)
-    what = f"the text behind its first {taken} tokens (--steps {taken} asks for no more)"
-    return taken, outcome.value, LeftOut.of(what, first)
 
 
 def judged(

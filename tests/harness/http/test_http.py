@@ -236,7 +236,7 @@ def test_several_models_want_a_name(model: Path) -> None:
     with serving(model, two, OPENAI) as url:
         with pytest.raises(BadInput, match=r"behind #, as in .*: a, b"):
             checked(model, url, "text")
-        assert [v.status for v in checked(model, f"{url}/v1#a", "text")] == ["agreed"] * 2
+        assert [v.status for v in checked(model, f"{url}/v1#a", "text")] == ["agreed"] * 3
 
 
 def test_a_key_is_sent_and_never_part_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:

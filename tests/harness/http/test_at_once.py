@@ -1,0 +1,74 @@
+"""Several requests at a time: who keeps one buffer for all of them is right as long as each comes
+alone."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.harness.records import Verdict
+from lockstep.harness.suites.parts.at_once import AT_ONCE
+from tests.fake_server import Busy, serving
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builtin("f32", tmp_path_factory.mktemp("models"))
+
+
+def at_once(model: Path, engine: str) -> list[Verdict]:
+    found = verdicts_of(plan_for(model, engine=engine, suites=("text",), n_steps=6))
+    return [verdict for verdict in found if verdict.summary.startswith(AT_ONCE)]
+
+
+class Together:
+    """What is asked while another is being answered gets a change; two wait for each other."""
+
+    def __init__(self, change: Any) -> None:
+        self.change, self.lock, self.inside = change, threading.Lock(), 0
+        self.several = threading.Event()
+
+    def __call__(self, path: str, said: Any) -> Any:
+        if path != "/completion":
+            return said
+        with self.lock:
+            self.inside += 1
+            if self.inside > 1:
+                self.several.set()
+        met = self.several.wait(0.05)
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                self.several.clear()
+        return self.change(said) if met and isinstance(said, dict) else said
+
+
+def with_more(said: dict[str, Any]) -> dict[str, Any]:
+    return {**said, "content": "~~~" + said["content"]}
+
+
+def test_an_honest_server_writes_the_same_at_once(model: Path) -> None:
+    with serving(model) as address:
+        (found,) = at_once(model, address)
+    assert found.status == "agreed"
+
+
+def test_one_that_mixes_requests_up_diverges(model: Path) -> None:
+    with serving(model, Together(with_more)) as address:
+        (found,) = at_once(model, address)
+    assert (found.status, found.key) == ("diverged", "text/at once")
+    assert "what do requests share" in found.summary
+
+
+def test_one_that_takes_a_request_at_a_time_is_not_accused(model: Path) -> None:
+    busy = Busy({"error": {"message": "one at a time"}}, status=400)
+    with serving(model, Together(lambda said: busy)) as address:
+        found = at_once(model, address)
+    assert [verdict.status for verdict in found] == ["not-applicable"]
+
+
+def test_a_program_is_asked_for_one_thing_at_a_time(model: Path) -> None:
+    assert at_once(model, "reference") == []
