@@ -35,7 +35,7 @@ from lockstep.harness.dumps.dump import folder_of
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.graph.program import Graph
 from lockstep.harness.http.session import is_address
-from lockstep.harness.records import EngineInfo, Request, Settings, Status, Verdict
+from lockstep.harness.records import REFUSED, EngineInfo, Request, Settings, Status, Verdict
 from lockstep.harness.suites.logits import compared
 
 SUITE = "black-box"
@@ -290,8 +290,12 @@ def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
 
 
 def left_unanswered(error: NoAnswer, oracle: str) -> SliceAnswer:
-    nobodys = is_nobodys(error.status, str(error), error.detail, oracle)
-    return SliceAnswer(status="not-compared" if nobodys else error.status, summary=str(error))
+    if not is_nobodys(error.status, str(error), error.detail, oracle):
+        return SliceAnswer(status=error.status, summary=str(error))
+    text, detail = str(error), error.detail
+    if detail.get("kind") == REFUSED:  # no engine is wrong in that, so none is said to be
+        text = f"{detail['engine']} does not take the model that is made for it: {detail['where']}"
+    return SliceAnswer(status="not-compared", summary=text)
 
 
 def is_nobodys(status: Status, said: str, detail: Mapping[str, Any], oracle: str) -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from lockstep.harness.blackbox import in_check, whole
-from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unanswered
 from lockstep.harness.blackbox.in_check import checked
 from lockstep.harness.check.check import Plan, open_plan
-from lockstep.harness.records import Verdict
+from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.records import REFUSED, Verdict
 from lockstep.harness.report.text import explain
 from lockstep.harness.runs.known_failures import (
     KnownFailures,
@@ -151,3 +152,18 @@ def test_a_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path
     known = read_known(tmp_path / "known.json")
     tried = (*found, replace(found[0], detail=elsewhere))
     assert [known.excused(v).status for v in tried] == ["excused", "diverged", "diverged"]
+
+
+def test_of_a_made_model_that_llama_cpp_refuses_nobody_is_said_to_be_wrong() -> None:
+    """Of gemma2, which has no head of its own: a message about right and wrong sent its reader
+    looking for a fault of the engine."""
+    said = "llama.cpp refuses what the other engine accepts: wrong number of tensors"
+    detail = {
+        "engine": "llama.cpp",
+        "question": "evaluate",
+        "kind": REFUSED,
+        "where": "wrong number",
+    }
+    found = left_unanswered(NoAnswer("diverged", said, detail), "llama.cpp")
+    assert found.status == "not-compared"
+    assert found.summary == "llama.cpp does not take the model that is made for it: wrong number"
