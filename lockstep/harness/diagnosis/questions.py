@@ -376,22 +376,20 @@ class Continued(MistakeQuestion):
         if not free:
             return Compared.exactly([not said])
         best = max(readings(said, free, self.pieces), key=lambda r: (r.end, -len(r.rest)))
+        tie = best.end < len(free) and self.is_tie(rows, free, best, noise)
         if not said and rows and is_written(self.pieces[free[0]]):  # control tokens have no text
-            return Compared.exactly([self.is_tie(rows[0], free[0], best, noise)])
-        if best.end < len(free) and (
-            why_not_compared(best, free, self.pieces)
-            or (rows and self.is_tie(rows[best.end], free[best.end], best, noise))
-        ):
+            return Compared.exactly([tie])
+        if best.end < len(free) and (why_not_compared(best, free, self.pieces) or tie):
             return Compared.exactly([True] * best.end)
         return Compared.exactly(i < best.end for i in range(len(free)))
 
-    def is_tie(self, row: NDArray[np.float32], own: int, best: Reading, noise: float) -> bool:
+    def is_tie(self, rows: Any, free: Sequence[int], best: Reading, noise: float) -> bool:
         """Whether another token that fits the text is as likely."""
-        if not np.isfinite(row).all():
+        if not rows or not np.isfinite(row := rows[best.end]).all():
             return False
         margins = row.max() - row
         likely = np.flatnonzero(margins <= 2 * float(whole_run(noise, largest(row)).allowed))
-        others = (int(token) for token in likely if token != own)
+        others = (int(token) for token in likely if token != free[best.end])
         return any(fits(self.pieces[token], best.rest, self.pieces) for token in others)
 
     def shortened(self, n: int) -> "Continued":
