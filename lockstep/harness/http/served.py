@@ -21,7 +21,7 @@ from lockstep.harness.processes.group_guard import GroupGuard
 from lockstep.harness.processes.variables import NO_BACKTRACE
 from lockstep.harness.processes.wire import Closed
 from lockstep.harness.protocol.session import found_command
-from lockstep.harness.records import Crashed, Outcome, Settings, TimedOut
+from lockstep.harness.records import Busy, Crashed, Outcome, Settings, TimedOut
 
 MODEL, PORT = "{model}", "{port}"
 PARTS = re.compile(f"{re.escape(MODEL)}|{re.escape(PORT)}")  # a model's name may hold one as well
@@ -125,6 +125,16 @@ class ServedSession(HttpSession):
             return self.death(f"during {in_words(question)}")
         self.n_answered += 1
         return outcome
+
+    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome] | None:
+        found = super().ask_at_once(question, every)
+        if not any(isinstance(outcome, Busy) for outcome in found or ()):
+            return found
+        # the kernel closes connections before it tells the parent of a death
+        if self.process is not None and self.process.ends_in_time():
+            return [self.death(f"while it was asked to {question} several times at once")]
+        self.end()  # it may have broken off anywhere
+        return found
 
     def closed(self, error: Closed) -> Outcome:
         """The kernel closes the connections of who dies before it tells its parent; who lives on is

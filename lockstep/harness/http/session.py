@@ -99,6 +99,13 @@ class HttpSession(Session):
         kwargs: dict[str, Any],
         consume: Callable[[Any], None] | None = None,
     ) -> Outcome:
+        try:
+            return self.asked(question, args, kwargs)
+        except Closed as error:
+            return self.closed(error)
+
+    def asked(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+        """Raises Closed."""
         limit = self.start_limit
         try:
             info = self.started(monotonic() + limit)
@@ -114,8 +121,6 @@ class HttpSession(Session):
             return Answered(value=value, seconds=monotonic() - started)
         except TimeoutError:
             return TimedOut(seconds=limit)
-        except Closed as error:
-            return self.closed(error)
         except StatusRefused as error:
             return self.refusal(error)
         except StillBusy as error:
@@ -129,16 +134,22 @@ class HttpSession(Session):
             return Unanswerable(message=str(error))
 
     def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome] | None:
-        """Each by a connection of its own. Of a server that has answered before."""
+        """Each by a connection of its own. Of a server that has answered before; who fails in one
+        while it answers another, or breaks it off, is busy as long as it lives."""
+
+        def one(args: tuple[Any, ...]) -> Outcome:
+            try:
+                outcome = self.asked(question, args, {})
+            except Closed as error:
+                return Busy(message=str(error))
+            if isinstance(outcome, Crashed):
+                return Busy(message=outcome.message)
+            return self._checked(question, args, {}, outcome)
+
         if self.said is None:
             return None
         with ThreadPoolExecutor(len(every)) as threads:
-            ask = partial(HttpSession._ask, self, question, kwargs={})
-            outcomes = list(threads.map(ask, every))
-        return [
-            self._checked(question, args, {}, outcome)
-            for args, outcome in zip(every, outcomes, strict=True)
-        ]
+            return list(threads.map(one, every))
 
     def asking(self, address: Address, deadline: float) -> Ask:
         def ask(method: str, path: str, body: Any = None) -> Any:

@@ -42,7 +42,7 @@ class EngineProcess:
 
     def death(self) -> str:
         """How the process ended, for a sentence."""
-        if not self._ends_in_time():
+        if not self.ends_in_time():
             return "closed its connection without an answer"
         self.finalizer()
         status = self.process.wait()
@@ -54,7 +54,7 @@ class EngineProcess:
         """Let it end by itself, so that its engine can put things back; then make sure."""
         for end in self.ours:
             end.close()
-        self._ends_in_time()
+        self.ends_in_time()
         self.kill()
 
     def kill(self) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class EngineProcess:
         self.reader.join(GRACE_SECONDS)
         return tuple(self.tail)
 
-    def _ends_in_time(self) -> bool:
+    def ends_in_time(self) -> bool:
         deadline = time.monotonic() + GRACE_SECONDS
         while not has_ended(self.process):
             if time.monotonic() > deadline:

@@ -1,6 +1,7 @@
 """Several requests at a time: who keeps one buffer for all of them is right as long as each comes
 alone."""
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,18 @@ from lockstep.harness.suites.parts.at_once import AT_ONCE
 from tests.fake_server import Busy, serving
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
+
+SERVED = """
+import os, sys, time
+from pathlib import Path
+from tests.fake_server import serving
+from tests.harness.http.test_at_once import Together, with_more
+model, port, how = sys.argv[1:4]
+changes = {"dies": lambda said: os._exit(3), "mixes": with_more, "honest": lambda said: said}
+with serving(Path(model), Together(changes[how]), port=int(port)):
+    time.sleep(600)
+"""
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +85,40 @@ def test_one_that_takes_a_request_at_a_time_is_not_accused(model: Path) -> None:
 
 def test_a_program_is_asked_for_one_thing_at_a_time(model: Path) -> None:
     assert at_once(model, "reference") == []
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "words"),
+    [
+        ("honest", "agreed", "are the same"),
+        ("mixes", "diverged", "what do requests share"),
+        ("dies", "crashed", "exited with status 3 while it was asked to generate several times"),
+    ],
+)
+def test_a_server_that_is_started_for_the_model_is_asked_as_well(
+    how: str, status: str, words: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "server.py").write_text(SERVED)
+    engine = f"serve:{sys.executable} {tmp_path / 'server.py'} {{model}} {{port}} {how}"
+    last = verdicts_of(plan_for(model, engine=engine, suites=("text",), n_steps=6))[-1]
+    assert last.status == status, last
+    assert words in last.summary
+
+
+def test_one_that_has_gone_afterwards_is_not_called_busy(model: Path) -> None:
+    """Nobody sees whether a server that was there before has died, but that it answers no more."""
+    gone = threading.Event()
+
+    def closed(said: Any) -> Any:
+        gone.set()
+        return Busy({"error": {"message": "down"}}, status=500)
+
+    together = Together(closed)
+
+    def change(path: str, said: Any) -> Any:
+        return closed(said) if gone.is_set() else together(path, said)
+
+    with serving(model, change) as address:
+        found = verdicts_of(plan_for(model, engine=address, suites=("text",), n_steps=6))
+    assert found[-1].status == "crashed", found[-1]

@@ -5,10 +5,10 @@ Servers put such prompts in one batch, whose sums may be others by roundings: a 
 one that comes alone is held against the oracle like any other, and ties are excused.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.records import Answered, Verdict
+from lockstep.harness.records import Answered, Crashed, Outcome, TimedOut, Verdict
 from lockstep.harness.suites.parts.prompts import N_OTHERS, OTHERS
 
 Judge = Callable[[Context, bytes, int, bytes], Iterator[Verdict]]
@@ -29,7 +29,8 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
         if outcomes is None:
             return
         texts = [outcome.value for outcome in outcomes if isinstance(outcome, Answered)]
-        if len(texts) < len(prompts):  # one at a time is what many servers take
+        if len(texts) < len(prompts):
+            still_there(context, outcomes, prompts[0], n)
             text = f"{AT_ONCE} it answers {len(texts)} of {len(prompts)} prompts"
             yield context.verdict("text", "not-applicable", text)
             return
@@ -39,6 +40,15 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
                 return
     text = f"{AT_ONCE} the texts behind {len(prompts)} prompts are the same, but for ties"
     yield context.verdict("text", "agreed", text)
+
+
+def still_there(context: Context, outcomes: Sequence[Outcome], prompt: bytes, n: int) -> None:
+    """One at a time is what many servers take, if they live on. Raises NoAnswer."""
+    for outcome in outcomes:
+        if isinstance(outcome, Crashed):
+            context.answer(context.subject, "generate", outcome)
+    if not any(isinstance(outcome, TimedOut) for outcome in outcomes):  # which may be at it still
+        context.ask(context.subject, "generate", prompt, n)
 
 
 def is_wrong(verdicts: Iterator[Verdict]) -> bool:
