@@ -37,6 +37,7 @@ class Session:
 
     name: str  # the adapter's
     model: Path | None = None
+    takes_several = False  # questions at a time
 
     @cached_property
     def facts(self) -> Facts:
@@ -73,9 +74,9 @@ class Session:
         again: whoever has it asks nobody else to wait."""
         return None
 
-    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome] | None:
-        """Of several questions before any of them is answered; None: it takes one at a time."""
-        return None
+    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+        """All of them before any is answered, of an engine that takes several at a time."""
+        raise NotImplementedError
 
     def start(self) -> None:
         """Begin to start it, if it is another process: the first question finds it further on."""

@@ -126,9 +126,9 @@ class ServedSession(HttpSession):
         self.n_answered += 1
         return outcome
 
-    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome] | None:
+    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome]:
         found = super().ask_at_once(question, every)
-        if not any(isinstance(outcome, Busy) for outcome in found or ()):
+        if not any(isinstance(outcome, Busy) for outcome in found):
             return found
         # the kernel closes connections before it tells the parent of a death
         if self.process is not None and self.process.ends_in_time():

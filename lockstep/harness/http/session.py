@@ -69,6 +69,8 @@ class HttpSession(Session):
     """`http://HOST:PORT` is llama-server, or else what speaks as OpenAI's does under /v1;
     `openai:http://HOST:PORT/v1#MODEL` is that in any case."""
 
+    takes_several = True
+
     def __init__(
         self,
         engine: str,
@@ -133,7 +135,7 @@ class HttpSession(Session):
         except Unsupported as error:
             return Unanswerable(message=str(error))
 
-    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome] | None:
+    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome]:
         """Each by a connection of its own. Of a server that has answered before; who fails in one
         while it answers another, or breaks it off, is busy as long as it lives."""
 
@@ -146,8 +148,6 @@ class HttpSession(Session):
                 return Busy(message=outcome.message)
             return self._checked(question, args, {}, outcome)
 
-        if self.said is None:
-            return None
         with ThreadPoolExecutor(len(every)) as threads:
             return list(threads.map(one, every))
 

@@ -20,14 +20,14 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
     """judge: verdicts on a text of so many tokens behind a prompt. Last of all that is asked of a
     server, since it may end it. Of another engine nothing."""
     n, prompts = min(N_OTHERS, context.n_steps), [*OTHERS]
+    if not context.subject.takes_several:
+        return
     try:
         alone = [context.ask(context.subject, "generate", prompt, n) for prompt in prompts]
     except NoAnswer:  # that has been said
         return
     for _ in range(ROUNDS):
         outcomes = context.subject.ask_at_once("generate", [(prompt, n) for prompt in prompts])
-        if outcomes is None:
-            return
         texts = [outcome.value for outcome in outcomes if isinstance(outcome, Answered)]
         if len(texts) < len(prompts):
             still_there(context, outcomes, prompts[0], n)
