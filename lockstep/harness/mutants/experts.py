@@ -60,6 +60,16 @@ class LeastLiked(WrongExperts, name="mutant:experts-least-liked"):
         return right(-probs, n)
 
 
+class NotSorted(WrongExperts, name="mutant:experts-not-sorted"):
+    mistake = "experts are sorted by a comparison that is true or false where a sign is wanted"
+    effect = NONSENSE
+    site = "ffn_moe_topk"
+
+    def top_k(self, right: Op, probs: F32, n: int) -> F32:
+        """Nothing is less than anything else, so that they stay in their order."""
+        return right(-np.broadcast_to(np.arange(probs.shape[-1], dtype=np.float32), probs.shape), n)
+
+
 class ChosenForFirst(WrongExperts, name="mutant:experts-of-the-first-token"):
     mistake = "all tokens of a batch go to the experts of its first"
     effect = "prompts are misunderstood; single tokens are right"
@@ -173,6 +183,14 @@ class WeightsById(WrongExperts, name="mutant:experts-weights-by-id"):
 
     def pick(self, right: Op, probs: F32, ids: I32) -> F32:
         return right(probs, np.sort(ids, axis=-1))
+
+
+class WeightsReversed(WrongExperts, name="mutant:experts-weights-reversed"):
+    mistake = "weights are in ascending order, experts in that of their rank"
+    site = "ffn_moe_weights"
+
+    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
+        return right(probs, ids[..., ::-1])
 
 
 class BiasInWeights(WrongExperts, name="mutant:experts-bias-in-weights"):

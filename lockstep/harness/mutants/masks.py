@@ -93,6 +93,17 @@ class SecondUnmasked(Mask, name="mutant:mask-missing-in-second-batch"):
         return np.ones_like(visible) if n < cells else visible
 
 
+class ComparedAsTexts(Mask, name="mutant:mask-positions-as-texts"):
+    mistake = "positions are compared as texts: 10 comes before 9"
+    effect = "fluent up to ten tokens, then what came last is forgotten"
+
+    def mask(self, visible: Bools) -> Bools:
+        cells = visible.shape[1]
+        last = cells - 1 - visible[:, ::-1].argmax(axis=1)
+        out: Bools = np.arange(cells).astype(str) <= last[:, None].astype(str)
+        return out
+
+
 class HiddenAsZero(WrongMask, name="mutant:mask-hidden-as-zero"):
     mistake = "a hidden score is made zero instead of minus infinity"
     effect = VAGUE
