@@ -15,7 +15,8 @@ NO_PROGRAM = (
     "it tries programs and servers; a Python file is run by naming python before it, a class of "
     "one is asked by `lockstep check MODEL --adapter FILE`, a folder by `--engine dump:FOLDER`"
 )
-MARKS = {"works": "ok", "not offered": "-", "refused": "refused", "wrong": "WRONG"}
+MARKS = {"works": "ok", "not offered": "-", "wrong": "WRONG"}  # others as they are called
+NOT_TAKEN = ("unsupported", "refused")
 
 
 def smoke(
@@ -50,10 +51,10 @@ def smoke(
     """Say level by level what an engine can be asked, and what it answers wrongly in form.
 
     It is what `check --engine COMMAND` asks, once each and on a tiny model; whether the numbers are
-    right is for `check`. A level is ok, or - (it is not offered, which is no error), refused, or
-    WRONG. `lockstep protocol` prints what a program has to answer, with --example one that does.
-    Exit codes: 0 all that is offered works, 1 something is answered wrongly or not in time, 3
-    nothing is offered. Examples:
+    right is for `check`. A level is ok, or - (it is not offered, which is no error), unsupported,
+    refused, or WRONG. `lockstep protocol` prints what a program has to answer, with --example one
+    that does. Exit codes: 0 all that is offered works, 1 something is answered wrongly or not in
+    time, 3 nothing is offered. Examples:
 
     \b
       lockstep smoke -- ./my-engine --threads 1
@@ -116,7 +117,8 @@ def smoke(
             for step in work.smoke(session):
                 steps.append(step)
                 if not as_json:
-                    out.line(f"{step.level:<12}{MARKS[step.status]:<8} {step.words}".rstrip())
+                    mark = MARKS.get(step.status, step.status)
+                    out.line(f"{step.level:<12}{mark:<11} {step.words}".rstrip())
         offered = [s for s in steps if s.status == "works" and s.level != work.START]
         wrong = any(step.status == "wrong" for step in steps)
         if as_json:
@@ -125,6 +127,6 @@ def smoke(
             named = join([served or join(command)])
             out.line(f"go on: lockstep check {model or 'MODEL'} --engine {named}")
         ours = not (model or as_json or isinstance(session, HttpSession))
-        if ours and any(step.status == "refused" for step in steps):
+        if ours and any(step.status in NOT_TAKEN for step in steps):
             out.line("it was given a tiny llama: --model FILE asks about one that it runs")
     raise typer.Exit(1 if wrong else 0 if offered else 3)

@@ -34,7 +34,7 @@ START = "start"
 
 @dataclass(frozen=True, kw_only=True)
 class SmokeStep:
-    """What became of one level. status: works, not offered, refused, wrong."""
+    """What became of one level. status: works, not offered, unsupported, refused, wrong."""
 
     level: str
     status: str
@@ -98,7 +98,9 @@ def step_of(level: str, outcome: Outcome) -> SmokeStep:
             return SmokeStep(level=level, status="works", seconds=seconds)
         case Unanswerable(declared=True):
             return SmokeStep(level=level, status="not offered")
-        case Unanswerable(message=message) | Rejected(message=message):
+        case Unanswerable(message=message):
+            return SmokeStep(level=level, status="unsupported", words=message)
+        case Rejected(message=message):
             return SmokeStep(level=level, status="refused", words=message)
         case Crashed(message=message, log=log):
             words = "; ".join([message, *log[-3:]])

@@ -144,5 +144,5 @@ def test_smoke_says_how_to_ask_an_engine_that_runs_no_llama(
     (tmp_path / "engine.py").write_text(OF_ANOTHER_ARCHITECTURE)
     code, out, _ = lockstep("smoke", "--", sys.executable, str(tmp_path / "engine.py"))
     assert code == 0
-    assert "greedy      refused  architecture llama" in out
+    assert "greedy      unsupported architecture llama" in out
     assert out.splitlines()[-1].startswith("it was given a tiny llama: --model FILE")
