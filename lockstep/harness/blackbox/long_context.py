@@ -32,7 +32,7 @@ from lockstep.harness.blackbox.asking import (
     why_not_asked,
     worst_of,
 )
-from lockstep.harness.blackbox.first_layers import check_alike, roles_in
+from lockstep.harness.blackbox.first_layers import Layer, check_alike, roles_in
 from lockstep.harness.blackbox.long_texts import (
     Keys,
     OnlyInLong,
@@ -219,13 +219,16 @@ def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
     yield lambda file, keys: first_layers(file, n, keys)
 
 
-def layers_to_ask(asker: SliceAsker) -> tuple[int, str]:
+def layers_to_ask(
+    asker: SliceAsker, least: Callable[[list[Layer]], int] = lambda every: 0
+) -> tuple[int, str]:
     """How many: one with each mask is among them, and one more, as who lets a model's last layer
-    see all may be right by chance; and which these are, in words. Raises Unsupported."""
+    see all may be right by chance; and which these are, in words. least: so many of the model's are
+    wanted. Raises Unsupported."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
     masks = [mask for _, mask in every]
-    n = min(total, 2 + max(map(masks.index, masks)))
+    n = min(total, max(least(every), 2 + max(map(masks.index, masks))))
     if n < total:
         made = asker.made(lambda file: asker.with_few_tokens(file, first_layers(file, n)))
         check_alike(every, roles_in(made.model, n))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,11 @@ NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not dete
 NO_LIMIT = "honest runs of this model overflow, so that no limit can be given for its tokens"
 EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
 MOST_BEGINNINGS = 32  # behind each of which an engine is asked for one token
-ALONE = 16  # single tokens of a large model, whose others are decoded so many at once
+ALONE = 14  # single tokens of a large model, whose others are decoded some at once:
+# which kernels take few rows, and rests behind whole tiles, may depend on the layer, as where a GPU
+# has some, and of a large model only its first layers are asked for all sizes; no more at once than
+# engines that are made for small batches take
+TOGETHER = (3, 5, 7, 16, 16)
 MOST_TIES = 8  # behind which an engine is asked to go on, each time from the oracle's text
 
 
@@ -125,8 +130,13 @@ def few_alone(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     """A large model has read itself for every token when it generated them; the same tokens with
     fewer reads, the prompt and some of them in batches of their own."""
     n = len(batches) - sum(len(batch) == 1 for batch in batches) + ALONE
-    rest = (batches[i : i + ALONE] for i in range(n, len(batches), ALONE))
-    return (*batches[:n], *(joined(some) for some in rest))
+    found, rest = list(batches[:n]), iter(batches[n:])
+    for size in cycle(TOGETHER):
+        some = tuple(islice(rest, size))
+        if not some:
+            return tuple(found)
+        found.append(joined(some))
+    raise AssertionError("a cycle has no end")
 
 
 def shows_no_logits(context: Context) -> bool:

@@ -8,13 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.engine.errors import NoRoom
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.model import Model
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox import asking
+from lockstep.harness.blackbox.asking import SliceAsker
+from lockstep.harness.blackbox.fewer_layers import layers_asked
 from lockstep.harness.blackbox.in_check import bisected, questions
+from lockstep.harness.blackbox.rewriting import Recipe, rewrite
+from lockstep.harness.blackbox.slices import IN_A_LAYER
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.context import further_runs
 from lockstep.harness.mutants.embeddings import ROWS, ops_with
 from lockstep.harness.records import Evaluation, Request, Verdict
+from lockstep.harness.runs.known_failures import place_of
+from lockstep.harness.shadow.models import make_variant
+from lockstep.harness.shadow.models import opened as llama_cpp_opened
+from lockstep.harness.synth.any_arch import variant_named
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import written
@@ -131,3 +145,93 @@ def test_a_model_of_two_layers_is_asked_whole(tmp_path: Path) -> None:
     assert found.status == "agreed"
     assert "in batches of" in found.summary
     assert "first 2" not in found.summary
+
+
+class Pipeline(Reference, name="fewer layers: four stages"):
+    """An engine that computes long batches in as many stages, of a layer at least."""
+
+    why: type[Exception] = RuntimeError
+
+    def evaluate(self, request: Request) -> Evaluation:
+        if self.loaded.graph.hparams.n_layer < 4 and max(map(len, request.batches)) > 32:
+            raise self.why("four stages need four layers")
+        return super().evaluate(request)
+
+
+class RefusingPipeline(Pipeline, name="fewer layers: four stages, or it refuses"):
+    why = NoRoom
+
+
+class BySize(Reference, name="fewer layers: has a table by their number"):
+    """An engine that takes a number for a model's size from a table, by how many layers it has."""
+
+    def make_model(self) -> Model:
+        model = super().make_model()
+        if (hparams := model.graph.hparams).n_layer != 6:
+            model.graph.hparams = replace(hparams, eps=1e-2)
+        return model
+
+
+@pytest.mark.parametrize("engine", [Pipeline, RefusingPipeline, BySize])
+def test_who_is_right_on_the_whole_and_not_on_fewer_layers_is_asked_with_all(
+    engine: type[Reference], tmp_path: Path
+) -> None:
+    (found,) = logits_of(model(tmp_path), engine.name)
+    assert found.status == "agreed"
+    assert "in batches of" in found.summary
+    assert "layers" not in found.summary
+
+
+def test_a_list_of_what_is_known_of_one_run_does_not_excuse_another(tmp_path: Path) -> None:
+    _, wrong = logits_of(model(tmp_path), "mutant:cache-cells-beyond-64")
+    assert place_of(wrong.detail).startswith("its first 2 of 6 layers, for 256 tokens in batches")
+
+
+class FromTheFourthLayer(Mirror):
+    """Of few tokens at once the last row is lost, in layers that are somewhere else."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        out = super().linear(x, weight)
+        found = IN_A_LAYER.fullmatch(weight.name)
+        if found and int(found[1]) >= 3 and found[2] == "attn_q.weight" and len(x) in (3, 5, 7):
+            out[-1] = 0
+        return out
+
+
+class OtherKernels(Reference, name="fewer layers: the others have kernels of their own"):
+    ops = FromTheFourthLayer
+
+
+def test_kernels_for_few_tokens_of_later_layers_are_asked_by_decode(tmp_path: Path) -> None:
+    (found,) = logits_of(model(tmp_path), OtherKernels.name)
+    assert found.status == "agreed"
+    plan = plan_for(model(tmp_path), engine=OtherKernels.name, suites=("decode",), n_steps=64)
+    first, *_ = with_made_models(plan)
+    assert (first.status, first.detail["at_fault"]) == ("diverged", "subject")
+
+
+def test_a_layer_without_rotation_is_among_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "smollm3.gguf"
+    variant = replace(variant_named("smollm3"), sizes=(("n_layer", 14),))
+    with llama_cpp_opened() as session:
+        make_variant(variant, path, session=session)
+    plan = plan_for(path, engine="llama.cpp", oracle="llama.cpp")
+    asker = SliceAsker(plan=plan, folder=tmp_path, progress=lambda _: None)
+    try:
+        assert layers_asked(asker) == 4
+    finally:
+        asker.close()
+
+
+def test_each_type_of_the_file_that_the_engine_is_given_is_among_them(tmp_path: Path) -> None:
+    ours, theirs = model(tmp_path), tmp_path / "theirs.gguf"
+    with GgufFile.open(ours) as file:
+        names = {name: name for name in file.tensors}
+        stored = frozenset(names) - {"blk.2.ffn_down.weight"}  # which is F32
+        rewrite(file, Recipe(names=names, stored=stored), theirs)
+    plan = plan_for(ours, subject_model=theirs)
+    asker = SliceAsker(plan=plan, folder=tmp_path, progress=lambda _: None)
+    try:
+        assert layers_asked(asker) == 3
+    finally:
+        asker.close()
