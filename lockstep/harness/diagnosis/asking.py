@@ -197,7 +197,7 @@ def prompts_in_turn(context: Context) -> Iterator[InTurn]:
     prompts = [tuple(one.ids) for one in telling_prompts(context)] if is_small(context.file) else []
     if len(prompts) < 2:
         room = n_cells(context) - 1
-        lengths = [n for n, like in PROMPTS if n <= room and not like]
+        lengths = [turn.n for turn in PROMPTS if turn.n <= room and not (turn.begin or turn.end)]
         ids = iter(many_ids(context, sum(lengths)))
         prompts = [tuple(islice(ids, n)) for n in lengths]
     if prompts:

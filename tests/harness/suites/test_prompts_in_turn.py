@@ -1,12 +1,16 @@
 """Prompts in turn, of engines that choose tokens: who cuts them, or keeps too much of one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.engine.errors import NoRoom, Unsupported
+from lockstep.harness.context import further_runs
 from lockstep.harness.records import Verdict
+from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
 from tests.quiet_engines import Quiet
@@ -30,6 +34,29 @@ class Keeps(Quiet, name="in turn: keeps a prompt"):
 
 class ByItsFirstFour(Keeps, name="in turn: keeps a prompt by its first four tokens"):
     first = 4
+
+
+class ByItsLastEight(Keeps, name="in turn: finds a prompt by its last eight tokens"):
+    """Blocks of what is kept have the hash of their own tokens, without those before."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.found: dict[tuple[int, ...], list[int]] = {}
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        read = self.found.setdefault(tuple(prompt[-8:]), [*prompt])
+        return super().greedy(read, n)
+
+
+class SameWithoutItsLast(Quiet, name="in turn: the same prompt again is read without its last"):
+    """All of it is kept, and one token taken off to have something to compute: which is not."""
+
+    levels = ("greedy",)
+    last: Sequence[int] = ()
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        again, self.last = [*prompt] == [*self.last] and len(prompt) > 1, prompt
+        return super().greedy(prompt[:-1] if again else prompt, n)
 
 
 class CutTo64(Quiet, name="in turn: keeps the last 64 tokens"):
@@ -67,6 +94,8 @@ def decoded(engine: type[Quiet], model: Path) -> list[Verdict]:
     ("engine", "look"),
     [
         (ByItsFirstFour, "look at what is kept of a prompt for the next"),
+        (ByItsLastEight, "in turn"),
+        (SameWithoutItsLast, "which is the one before"),
         (CutTo64, "look at whether such a prompt is cut"),
         (CutTo128, "look at whether such a prompt is cut"),
     ],
@@ -80,10 +109,22 @@ def test_who_cuts_a_long_prompt_or_keeps_one_by_its_beginning_is_found(
     assert "in turn" not in wrong[0].summary or look in wrong[0].summary
 
 
+def test_who_finds_a_prompt_by_its_end_is_found_on_the_first_layer_of_a_large_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(further_runs, "SMALL", 0)
+    path = builtin("f32", tmp_path)
+    plan = plan_for(path, engine=ByItsLastEight.name, oracle="llama.cpp", suites=("decode",))
+    *_, wrong = with_made_models(replace(plan, n_tokens=32))
+    assert wrong.status == "diverged"
+    assert "which ends as the one before" in wrong.summary
+
+
 def test_who_keeps_a_prompt_as_far_as_both_are_the_same_is_right(tmp_path: Path) -> None:
     *_, last = decoded(Keeps, builtin("f32", tmp_path))
     assert last.status == "agreed"
-    assert "of 37 to 195 tokens, of which 2 begin as the one before" in last.summary
+    assert "of 37 to 197 tokens, of which 1 is the one before" in last.summary
+    assert "2 begin as the one before, 1 ends as the one before" in last.summary
 
 
 @pytest.mark.parametrize("engine", [TakesFew, RefusesMany])
@@ -92,4 +133,4 @@ def test_who_takes_no_more_than_fifty_tokens_is_held_to_those(
 ) -> None:
     *_, last = decoded(engine, builtin("f32", tmp_path))
     assert last.status == "agreed"
-    assert "behind 3 prompts in turn is the same, of 37 to 37 tokens" in last.summary
+    assert "behind 4 prompts in turn is the same, of 37 to 37 tokens" in last.summary

@@ -1,12 +1,13 @@
 """Does an engine read each prompt for itself, and all of it?
 
 It is asked for prompts in turn, of which the oracle's answer depends on their beginning and on
-which one is asked: who cuts a prompt, takes one for another that is as long, or keeps more of it
-for the next than both begin with, answers otherwise.
+which one is asked: who cuts a prompt, takes one for another that is as long or ends alike, or keeps
+more of it for the next than both begin with, answers otherwise.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -21,24 +22,43 @@ from lockstep.harness.records import Answered, Rejected, Request, Unanswerable, 
 from lockstep.harness.suites.parts.close_calls import is_honest
 
 SUITE = "decode"
-# of each prompt in turn how many tokens it has, and with how many of the one before it begins: of
-# the same size, longer than what a cut leaves by far, and two that begin alike: to the middle, or
-# but for the last two tokens, of which who keeps one too many has another one
-PROMPTS = ((37, 0), (37, 0), (37, 0), (59, 0), (59, 29), (59, 57), (97, 0), (199, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """n: tokens of a prompt; begin, end: with how many of the one before it begins, or ends."""
+
+    n: int
+    begin: int = 0
+    end: int = 0
+
+
+AGAIN = Turn(n=0)  # the one before once more, of which all is kept and nothing left to compute
+# Of the same size, longer than what a cut leaves by far, and two that begin alike: to the middle,
+# or but for the last two tokens, of which who keeps one too many has another one. And one of other
+# tokens in front alone: blocks of it may be found by their own tokens, without those before.
+PROMPTS = (
+    *(Turn(n=37), Turn(n=37), AGAIN, Turn(n=37)),
+    *(Turn(n=59), Turn(n=59, begin=29), Turn(n=59, begin=57), Turn(n=59, end=43)),
+    *(Turn(n=97), Turn(n=199)),
+)
 KEPT = (32, 64, 128)  # tokens that are left of a prompt that is cut
 CUT = 16  # tokens that it loses, at least: fewer hardly matter
 TRIED = 24  # seeded prompts for each of them
 LONG = 64  # tokens: of more, beginnings of one run are tried, which the oracle reads at once
 ENDS = 12  # of each run
+SAME = "is the one before"
+BEGINS, ENDS_SO = "begins as the one before", "ends as the one before"
+PLURAL = {BEGINS: "begin as the one before"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TellingPrompt:
-    """logits: the oracle's behind it; like: with how many tokens of the one before it begins."""
+    """logits: the oracle's behind it; like: what of the one before it is, in words."""
 
     ids: list[int]
     logits: F32
-    like: int = 0
+    like: str = ""
 
     @property
     def wanted(self) -> int:
@@ -66,7 +86,7 @@ def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdi
             continue
         if not may_be(context, prompt, found):
             which = f"prompt {number} of {len(prompts)} in turn, of {len(prompt.ids)} tokens"
-            which += ", which begins as the one before" * bool(prompt.like)
+            which += f", which {prompt.like}" if prompt.like else ""
             alone = is_right_alone(context, prompt)
             yield another(outer, prompt, found, f"{where}behind {which}", alone)
             return
@@ -79,8 +99,9 @@ def the_same(asked: Sequence[TellingPrompt], ties: int) -> str:
     lengths = [len(prompt.ids) for prompt in asked]
     text = f"the token behind {len(asked)} prompts in turn is the same"
     text += f", of {min(lengths)} to {max(lengths)} tokens"
-    alike = sum(prompt.like > 0 for prompt in asked)
-    text += f", of which {alike} begin as the one before" * bool(alike)
+    alike = Counter(prompt.like for prompt in asked if prompt.like)
+    words = [f"{n} {PLURAL.get(like, like) if n > 1 else like}" for like, n in alike.items()]
+    text += f", of which {', '.join(words)}" if words else ""
     return text + f", but behind {ties} one that an honest engine may choose" * bool(ties)
 
 
@@ -133,28 +154,33 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
     that with this one's last token, and than behind what a cut would leave."""
     room = n_cells(context) - 1
     found: list[TellingPrompt] = []
-    ids = iter(many_ids(context, TRIED * sum(n for n, _ in PROMPTS)))
-    for n, like in PROMPTS:
-        if n > room:
+    ids = iter(many_ids(context, TRIED * sum(turn.n for turn in PROMPTS)))
+    for turn in PROMPTS:
+        if turn.n > room:
             break
-        begin = found[-1].ids[:like] if found else []
-        tried = islice(candidates(context, n, begin, ids), TRIED)
+        if turn is AGAIN:
+            found += [replace(one, like=SAME) for one in found[1:]][-1:]
+            continue
+        tried = islice(candidates(context, turn, found[-1:], ids), TRIED)
         found += islice((one for one in tried if tells(context, one, found[-1:])), 1)
     return found
 
 
 def candidates(
-    context: Context, n: int, begin: list[int], ids: Iterator[int]
+    context: Context, turn: Turn, before: Sequence[TellingPrompt], ids: Iterator[int]
 ) -> Iterator[TellingPrompt]:
     """None where the oracle does not answer."""
+    n, last = turn.n, before[0].ids if before else []
+    begin, end = last[: turn.begin], last[len(last) - min(turn.end, len(last)) :]
     ends = range(n - ENDS + 1, n + 1) if n > LONG else (n,)
+    like = BEGINS if begin else ENDS_SO if end else ""
     while True:
-        run = [*begin, *islice(ids, n - len(begin))]
+        run = [*begin, *islice(ids, n - len(begin) - len(end)), *end]
         rows = logits_behind(context, run, ends)
         if rows is None:
             return
-        for end, row in zip(ends, rows, strict=True):
-            yield TellingPrompt(ids=run[:end], logits=row, like=len(begin))
+        for n_read, row in zip(ends, rows, strict=True):
+            yield TellingPrompt(ids=run[:n_read], logits=row, like=like)
 
 
 def tells(context: Context, one: TellingPrompt, before: Sequence[TellingPrompt]) -> bool:
