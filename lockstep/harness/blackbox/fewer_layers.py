@@ -69,14 +69,16 @@ def all_is_told_by(found: list[Verdict]) -> bool:
     """Else all layers are asked, which says the same of an engine that is wrong in them: nobody is
     held to a model that nobody has trained. The usual run of the whole agrees: whose run of this
     one does not has the number of layers in its code, and who fails in another run, or refuses it,
-    may want more layers."""
-    told = all(verdict.status in TOLD or is_of_subject(verdict) for verdict in found[1:])
+    may want more layers. Who refuses a second sequence, as many do, would again."""
+    told = all(is_told(verdict) for verdict in found[1:])
     return told and bool(found) and found[0].status == "agreed"
 
 
-def is_of_subject(verdict: Verdict) -> bool:
-    blamed = verdict.status == "diverged" and verdict.detail.get("at_fault") == "subject"
-    return blamed and "question" not in verdict.detail  # no refusal
+def is_told(verdict: Verdict) -> bool:
+    detail = verdict.detail
+    if verdict.status == "diverged":
+        return detail.get("at_fault") == "subject" and "question" not in detail  # no refusal
+    return verdict.status in TOLD or "sequences" in detail
 
 
 def opened_with(asker: SliceAsker) -> tuple[Opened | None, str]:

@@ -63,7 +63,8 @@ def further_runs(context: Context) -> Iterator[FurtherRun]:
     if not both and sum(map(len, PLACES)) <= context.settings.n_ctx:
         yield FurtherRun(words="with two sequences that come later", batches=joined(context))
     if not both and context.n_tokens > 2:
-        yield from almost_the_same(context)
+        if context.facts.n_vocab > 1:
+            yield from almost_the_same(context)
         # all other runs begin with several, and kernels for one row may be others on an empty cache
         alone = Batch.of(context.batches[0].tokens[:1].tolist())
         yield FurtherRun(words="for the first token alone", batches=(alone,), known=True)
@@ -163,6 +164,7 @@ class LeftOut:
 
     status: Status
     why: str
+    n_sequences: int = 1  # of what was asked
 
     @classmethod
     def of(cls, what: str, outcome: Unanswerable | Rejected | Busy) -> "LeftOut":
@@ -172,7 +174,12 @@ class LeftOut:
         return cls(status="not-compared", why=f"{what} {how}: {outcome.message}")
 
     def verdict(self, context: Context, suite: str) -> Verdict:
-        return context.verdict(suite, self.status, self.why)
+        more = {"sequences": self.n_sequences} if self.n_sequences > 1 else {}
+        return context.verdict(suite, self.status, self.why, more)
+
+
+def sequences_in(batches: Sequence[Batch]) -> int:
+    return len(np.unique(np.concatenate([batch.seq_ids for batch in batches])))
 
 
 def longer(

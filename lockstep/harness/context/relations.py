@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.by_chance import by_chance
-from lockstep.harness.context.further_runs import LeftOut
+from lockstep.harness.context.further_runs import LeftOut, sequences_in
 from lockstep.harness.context.suite import Context, no_answer
 from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
 from lockstep.harness.judging.tolerances import whole_run
@@ -103,7 +103,9 @@ def asked_otherwise(
             unanswered.append(f"{way.words}: {outcome.message}")
             continue
         if isinstance(outcome, Rejected):
-            wrong.append(LeftOut.of(way.words, outcome).verdict(context, "logits"))
+            n = sequences_in(way.request.batches)
+            one = replace(LeftOut.of(way.words, outcome), n_sequences=n)
+            wrong.append(one.verdict(context, "logits"))
             continue
         if not isinstance(outcome, Answered):
             raise no_answer(context.subject.name, f"evaluate {way.words}", outcome)

@@ -16,6 +16,7 @@ from lockstep.harness.context.further_runs import (
     LeftOut,
     further_runs,
     ids_of_narrow_integers,
+    sequences_in,
 )
 from lockstep.harness.context.relations import asked_otherwise
 from lockstep.harness.context.repeats import first_difference, not_deterministic, unsteady
@@ -174,7 +175,7 @@ def left_out(run: FurtherRun, oracle: Outcome, subject: Outcome) -> LeftOut | No
         return LeftOut(status="not-applicable", why=f"{run.words}: {oracle.message}")
     if run.usual or not isinstance(subject, Unanswerable | Rejected):
         return None
-    return LeftOut.of(run.words, subject)
+    return replace(LeftOut.of(run.words, subject), n_sequences=sequences_in(run.batches))
 
 
 def further_verdict(

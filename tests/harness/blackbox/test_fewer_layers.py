@@ -182,6 +182,21 @@ def test_who_is_right_on_the_whole_and_not_on_fewer_layers_is_asked_with_all(
     assert "layers" not in found.summary
 
 
+class OneSequence(Reference, name="fewer layers: refuses a second sequence"):
+    def evaluate(self, request: Request) -> Evaluation:
+        if any(batch.seq_ids.any() for batch in request.batches):
+            raise NoRoom("no room for another sequence")
+        return super().evaluate(request)
+
+
+def test_who_refuses_a_second_sequence_is_not_asked_all_else_again(tmp_path: Path) -> None:
+    fine, *left = logits_of(model(tmp_path), OneSequence.name)
+    assert fine.status == "agreed"
+    assert "in batches of" in fine.summary.split(FIRST)[1]
+    assert [verdict.status for verdict in left] == ["not-compared", "not-compared"]
+    assert all(verdict.summary.startswith(FIRST) for verdict in left)
+
+
 def test_a_list_of_what_is_known_of_one_run_does_not_excuse_another(tmp_path: Path) -> None:
     _, wrong = logits_of(model(tmp_path), "mutant:cache-cells-beyond-64")
     assert place_of(wrong.detail).startswith("its first 2 of 6 layers, for 256 tokens in batches")

@@ -31,3 +31,4 @@ def test_logits_of_one_token_are_compared_all_the_same(tmp_path: Path) -> None:
     for engine, status in {"fast": "agreed", wrong: "diverged"}.items():
         found = with_made_models(plan_for(model, engine=engine, suites=("logits",)))
         assert status in {v.status for v in found}
+        assert not any("with another first token" in verdict.summary for verdict in found)
