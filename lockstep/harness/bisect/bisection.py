@@ -18,6 +18,7 @@ from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.locate import locate, oracles_outputs, outputs_of
 from lockstep.harness.locate.proof import Patched, patch
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Site, Verdict
+from lockstep.harness.suites.decode import some_at_once
 from lockstep.harness.suites.embeddings import further_run
 from lockstep.harness.suites.logits import compared
 from lockstep.harness.suites.products import on_sparse_inputs
@@ -83,8 +84,11 @@ def bisect(context: Context) -> Bisection:
     # an answer to other tokens is of no op, though the look-up of these is the first to differ
     old = [verdict for verdict in wrong if verdict.detail.get("answered_before")]
     asked = {verdict.detail.get("asked") for verdict in wrong if verdict not in old}
-    for run in runs_asked(context, first):
-        found = bisect_further(context, run) if run.words in asked else None
+    runs = [run for run in runs_asked(context, first) if run.words in asked]
+    if any(verdict.suite == "decode" and "index" in verdict.detail for verdict in wrong):
+        runs.append(some_at_once(context))
+    for run in runs:
+        found = bisect_further(context, run)
         if found is not None:
             return found
     if any(verdict.suite == "products" for verdict in wrong):

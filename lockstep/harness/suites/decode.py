@@ -11,7 +11,13 @@ import numpy as np
 from lockstep.engine.batch import Batch, joined, steps_of
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import is_small, longer, with_rows
+from lockstep.harness.context.further_runs import (
+    FurtherRun,
+    is_small,
+    longer,
+    many_ids,
+    with_rows,
+)
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.judging.compare import largest
@@ -137,6 +143,18 @@ def few_alone(batches: Sequence[Batch]) -> tuple[Batch, ...]:
             return tuple(found)
         found.append(joined(some))
     raise AssertionError("a cycle has no end")
+
+
+def some_at_once(context: Context) -> FurtherRun:
+    """As many tokens at once as of a large model, of seeded ones: for who looks where the fault is,
+    as no other run of all its layers has such batches."""
+    sizes = (min(context.n_tokens, ALONE), *TOGETHER)
+    ids, batches, at = many_ids(context, sum(sizes)), [], 0
+    for size in sizes:
+        batches.append(Batch.of(ids[at : at + size], start=at))
+        at += size
+    words = f"for {at} tokens in batches of {', '.join(map(str, sizes))}, as decode"
+    return FurtherRun(words=words, batches=tuple(batches))
 
 
 def shows_no_logits(context: Context) -> bool:

@@ -15,6 +15,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.blackbox import asking
 from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.blackbox.fewer_layers import layers_asked
@@ -223,6 +224,15 @@ def test_kernels_for_few_tokens_of_later_layers_are_asked_by_decode(tmp_path: Pa
     plan = plan_for(model(tmp_path), engine=OtherKernels.name, suites=("decode",), n_steps=64)
     first, *_ = with_made_models(plan)
     assert (first.status, first.detail["at_fault"]) == ("diverged", "subject")
+    opened = open_plan(replace(plan, suites=("trace",)), lambda _: None)
+    opened.context.on_made_models = questions(plan)
+    try:
+        found = bisect(opened.context)
+    finally:
+        opened.close()
+    assert found.first is not None
+    assert (found.first.layer, found.first.site.name) == (3, "Qcur")
+    assert found.asked.endswith("in batches of 9, 3, 5, 7, 16, 16, as decode")
 
 
 def test_a_layer_without_rotation_is_among_the_first(tmp_path: Path) -> None:
