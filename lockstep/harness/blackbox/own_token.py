@@ -8,6 +8,7 @@ behind each token the likeliest is the token itself, by far.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +99,10 @@ def another(
         f"{WHERE}: behind {', '.join(map(str, ids))} the next is {found}, the oracle's {wanted}"
         f"{which}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
     )
-    detail = {"at_fault": "subject", "expected": wanted, "actual": found, "allowed": allowed}
+    detail: dict[str, Any] = {"at_fault": "subject", "expected": wanted, "actual": found}
+    detail |= {"allowed": allowed, "asked": f"token {wanted} behind itself"}
+    if 0 <= found < n:
+        detail["margin"] = margin
     return context.verdict(SUITE, "diverged", text, detail, key=(SUITE, "own token"))
 
 

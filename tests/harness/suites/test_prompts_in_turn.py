@@ -10,6 +10,7 @@ import pytest
 from lockstep.engine.errors import NoRoom, Unsupported
 from lockstep.harness.context import further_runs
 from lockstep.harness.records import Verdict
+from lockstep.harness.runs.known_failures import place_of
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
@@ -134,3 +135,25 @@ def test_who_takes_no_more_than_fifty_tokens_is_held_to_those(
     *_, last = decoded(engine, builtin("f32", tmp_path))
     assert last.status == "agreed"
     assert "behind 4 prompts in turn is the same, of 37 to 37 tokens" in last.summary
+
+
+class DiesOfMany(TakesFew, name="in turn: dies of more than 200 tokens"):
+    why = RuntimeError
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        if len(prompt) > 200:
+            raise self.why("a buffer of 200 tokens")
+        return Quiet.greedy(self, prompt, n)
+
+
+def test_who_dies_of_a_prompt_that_fills_its_context_is_said_to(tmp_path: Path) -> None:
+    *_, last = decoded(DiesOfMany, builtin("f32", tmp_path))
+    assert last.status == "crashed"
+    assert "a buffer of 200 tokens" in last.summary
+
+
+def test_a_list_of_what_is_known_of_one_prompt_does_not_excuse_another(tmp_path: Path) -> None:
+    model = builtin("f32", tmp_path)
+    found = [v for e in (ByItsLastEight, SameWithoutItsLast) for v in decoded(e, model)]
+    wrong = [verdict for verdict in found if verdict.key == "decode/other prompt"]
+    assert len({place_of(verdict.detail) for verdict in wrong}) == len(wrong) == 2

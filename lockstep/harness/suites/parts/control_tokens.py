@@ -160,6 +160,7 @@ def another(
         f"{wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
     )
     detail = {"at_fault": "subject", "expected": wanted, "actual": said, "allowed": allowed}
+    detail |= {"margin": margin, "asked": f"{what} {wanted} behind {len(batch)} seeded tokens"}
     return context.verdict("decode", "diverged", text, detail, key=("decode", KEYS[asked]))
 
 

@@ -18,7 +18,14 @@ from lockstep.harness.context.further_runs import many_ids, n_cells, with_rows
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
-from lockstep.harness.records import Answered, Rejected, Request, Unanswerable, Verdict
+from lockstep.harness.records import (
+    Answered,
+    Crashed,
+    Rejected,
+    Request,
+    Unanswerable,
+    Verdict,
+)
 from lockstep.harness.suites.parts.close_calls import is_honest
 
 SUITE = "decode"
@@ -73,8 +80,10 @@ def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdi
     if len(prompts) < 2 or chosen_behind(context, prompts[0].ids[:1]) is None:
         return
     # behind one that fills the context a cache that goes round has written over its beginning; who
-    # refuses it, may
-    context.subject.ask("greedy", many_ids(context, n_cells(context) - 1), 1)
+    # refuses it, may, and who dies of it is asked for the rest where the model is another
+    filled = context.subject.ask("greedy", many_ids(context, n_cells(context) - 1), 1)
+    if outer is context and isinstance(filled, Crashed):
+        context.answer(context.subject, "greedy", filled)  # raises NoAnswer
     asked: list[TellingPrompt] = []
     ties = 0
     for number, prompt in enumerate(prompts, 1):
@@ -145,7 +154,7 @@ def another(
         f"{which}, the next is {found}, the oracle's {prompt.wanted}; asked right behind its own "
         f"first token it is {how}: look at {look}"
     )
-    detail = {"at_fault": "subject", "expected": prompt.wanted, "actual": found}
+    detail = {"at_fault": "subject", "expected": prompt.wanted, "actual": found, "asked": which}
     return context.verdict(SUITE, "diverged", text, detail, key=(SUITE, "other prompt"))
 
 
