@@ -124,7 +124,7 @@ def test_who_finds_a_prompt_by_its_end_is_found_on_the_first_layer_of_a_large_on
 def test_who_keeps_a_prompt_as_far_as_both_are_the_same_is_right(tmp_path: Path) -> None:
     *_, last = decoded(Keeps, builtin("f32", tmp_path))
     assert last.status == "agreed"
-    assert "of 37 to 197 tokens, of which 1 is the one before" in last.summary
+    assert "of 37 to 188 tokens, of which 1 is the one before" in last.summary
     assert "2 begin as the one before, 1 ends as the one before" in last.summary
 
 

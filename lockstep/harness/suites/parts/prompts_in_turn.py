@@ -43,15 +43,16 @@ class Turn:
 AGAIN = Turn(n=0)  # the one before once more, of which all is kept and nothing left to compute
 # Of the same size, longer than what a cut leaves by far, and two that begin alike: to the middle,
 # or but for the last two tokens, of which who keeps one too many has another one. And one of other
-# tokens in front alone: blocks of it may be found by their own tokens, without those before.
+# tokens in front alone: blocks of 16 may be found by their own tokens, without those before.
 PROMPTS = (
     *(Turn(n=37), Turn(n=37), AGAIN, Turn(n=37)),
-    *(Turn(n=59), Turn(n=59, begin=29), Turn(n=59, begin=57), Turn(n=59, end=43)),
+    *(Turn(n=59), Turn(n=59, begin=29), Turn(n=59, begin=57), Turn(n=59, end=27)),
     *(Turn(n=97), Turn(n=199)),
 )
 KEPT = (32, 64, 128)  # tokens that are left of a prompt that is cut
 CUT = 16  # tokens that it loses, at least: fewer hardly matter
 TRIED = 24  # seeded prompts for each of them
+MORE = 72  # of those that are long, of which fewer tell
 LONG = 64  # tokens: of more, beginnings of one run are tried, which the oracle reads at once
 ENDS = 12  # of each run
 SAME = "is the one before"
@@ -170,7 +171,8 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
         if turn is AGAIN:
             found += [replace(one, like=SAME) for one in found[1:]][-1:]
             continue
-        tried = islice(candidates(context, turn, found[-1:], ids), TRIED)
+        n = MORE if turn.n > LONG else TRIED
+        tried = islice(candidates(context, turn, found[-1:], ids), n)
         found += islice((one for one in tried if tells(context, one, found[-1:])), 1)
     return found
 
@@ -199,7 +201,8 @@ def tells(context: Context, one: TellingPrompt, before: Sequence[TellingPrompt])
     second, first = np.partition(row, -2)[-2:]
     if not first - second > 2 * float(whole_run(context.noise.relative, largest(row)).allowed):
         return False
-    others = [ids[-n:] for n in KEPT if n + CUT <= len(ids)]
+    # what cuts leave fewer is shown by those that are shorter, and few tell of all
+    others = [ids[-n:] for n in KEPT if n + CUT <= len(ids)][-1:]
     for last in before:
         if one.wanted == last.wanted:
             return False
