@@ -30,7 +30,7 @@ SUITE = "logits"
 KEY = "fewer layers"  # of what differs there
 SHARE = 0.5  # of a model's bytes: a slice of more is hardly less work
 AT_LEAST = 2  # layers: the last one alone may leave rows out
-TOLD = ("agreed", "not-applicable")
+ENOUGH = ("agreed", "not-applicable")
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
@@ -55,7 +55,7 @@ def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
         found = list(run_suites(opened.context, (SUITE,)))
     finally:
         opened.close()
-    if not all_is_told_by(found):
+    if not says_all(found):
         return
     for verdict in found:
         # of which run a known list excuses one alone
@@ -65,20 +65,20 @@ def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
         yield context.verdict(SUITE, verdict.status, text, detail, (verdict.key, KEY))
 
 
-def all_is_told_by(found: list[Verdict]) -> bool:
+def says_all(found: list[Verdict]) -> bool:
     """Else all layers are asked, which says the same of an engine that is wrong in them: nobody is
     held to a model that nobody has trained. The usual run of the whole agrees: whose run of this
     one does not has the number of layers in its code, and who fails in another run, or refuses it,
     may want more layers. Who refuses a second sequence, as many do, would again."""
-    told = all(is_told(verdict) for verdict in found[1:])
-    return told and bool(found) and found[0].status == "agreed"
+    enough = all(says_enough(verdict) for verdict in found[1:])
+    return enough and bool(found) and found[0].status == "agreed"
 
 
-def is_told(verdict: Verdict) -> bool:
+def says_enough(verdict: Verdict) -> bool:
     detail = verdict.detail
     if verdict.status == "diverged":
         return detail.get("at_fault") == "subject" and "question" not in detail  # no refusal
-    return verdict.status in TOLD or "sequences" in detail
+    return verdict.status in ENOUGH or "sequences" in detail
 
 
 def opened_with(asker: SliceAsker) -> tuple[Opened | None, str]:
