@@ -60,8 +60,9 @@ def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = 
     if build.plain and isinstance(sums, Near):  # ggml keeps the sum in double for its reciprocal
         sums = sums.twice()
     out = powers * (1.0 / sums)
-    if not np.isnan(empty):
-        out = chosen(value_of(sums) == 0, empty, out)
+    nothing = value_of(sums) == 0
+    if not np.isnan(empty) and nothing.any():
+        out = chosen(nothing, empty, out)
     if not isinstance(out, Near):
         return out
     over = "in float32" if build.plain else "over the lanes of a vector"
