@@ -220,17 +220,11 @@ def embedding_size(arch: str, tensors: Sequence[TensorSummary]) -> float:
     return TIED / width**0.5 if arch in SCALED else TIED
 
 
-def row(
-    tensor: TensorSummary, arch: str, seed: int, quant: str, embedding_size: float
-) -> TensorRow:
+def row(tensor: TensorSummary, arch: str, seed: int, quant: str, embedded: float) -> TensorRow:
+    """embedded: the deviation of embeddings."""
     kind, draw = type_of(tensor, quant), published(tensor.name, arch)
     bits = partial(stream, seed, tensor.name)
-    return (
-        tensor.name,
-        tensor.ne,
-        kind,
-        Lazy(lambda: weights(tensor, kind, bits(), draw, embedding_size)),
-    )
+    return tensor.name, tensor.ne, kind, Lazy(lambda: weights(tensor, kind, bits(), draw, embedded))
 
 
 def has_choice(tensor: TensorSummary) -> bool:
@@ -247,13 +241,14 @@ def type_of(tensor: TensorSummary, quant: str) -> str:
 
 
 def weights(
-    tensor: TensorSummary, kind: str, bits: Philox, draw: Draw | None, embedding_size: float
+    tensor: TensorSummary, kind: str, bits: Philox, draw: Draw | None, embedded: float
 ) -> Iterator[bytes]:
-    """Of a size that keeps activations near one; what has a range of its own is drawn from it."""
+    """Of a size that keeps activations near one; what has a range of its own is drawn from it.
+    embedded: the deviation of embeddings."""
     n, name = prod(tensor.ne), tensor.name
     if draw is not None:
         yield draw(bits, n, tensor.ne[0]).astype("<f4").tobytes()
     else:
         fan = tensor.ne[0] if len(tensor.ne) > 1 else 1 / SIGMA**2
-        sigma = embedding_size if name.startswith("token_embd.") else fan**-0.5
+        sigma = embedded if name.startswith("token_embd.") else fan**-0.5
         yield from tensor_bytes(bits, kind, n, sigma)

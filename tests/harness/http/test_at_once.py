@@ -106,6 +106,20 @@ def test_a_server_that_is_started_for_the_model_is_asked_as_well(
     assert words in last.summary
 
 
+def test_one_that_hangs_has_not_answered_in_time(model: Path) -> None:
+    ended = threading.Event()
+
+    def hang(said: Any) -> Any:
+        ended.wait(60)
+        return said
+
+    with serving(model, Together(hang)) as address:
+        plan = plan_for(model, engine=address, suites=("text",), n_steps=6, time_limit=5.0)
+        found = verdicts_of(plan)
+        ended.set()
+    assert found[-1].status == "timed-out", found[-1]
+
+
 def test_one_that_has_gone_afterwards_is_not_called_busy(model: Path) -> None:
     """Nobody sees whether a server that was there before has died, but that it answers no more."""
     gone = threading.Event()

@@ -16,9 +16,8 @@ from lockstep.harness.suites.parts.oracles_logits import oracles_logits
 from lockstep.harness.suites.parts.prompts import N_OTHERS, OTHERS
 from lockstep.harness.suites.parts.text_readings import Pieces
 
-FEWEST = (
-    3  # prompts: a text that it must not go on with may well come behind one, hardly behind all
-)
+# prompts: a text that it must not go on with may well come behind one, hardly behind all
+FEWEST = 3
 
 
 def no_text_at_all(context: Context) -> Verdict | None:
