@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lockstep.harness.blackbox import tied_lenses
 from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.blackbox.bisection import outside
 from lockstep.harness.blackbox.layers import of_layer
@@ -45,7 +46,10 @@ def test_a_wrong_part_of_a_layer_without_a_window_is_named(tmp_path: Path) -> No
     assert [part.name for part in found.parts] == ["attention: rotation"]
 
 
-@pytest.mark.parametrize(("arch", "quant"), [("qwen3", "Q4_1"), ("gemma3", "Q8_0")])
+@pytest.mark.parametrize(
+    ("arch", "quant"),
+    [("qwen3", "Q4_1"), ("gemma3", "Q8_0"), *((arch, "Q8_0") for arch in tied_lenses.ARCHITECTURES)],
+)
 def test_llama_cpp_shows_every_weight_through_a_lens(arch: str, quant: str, tmp_path: Path) -> None:
     asker = asker_for(arch, tmp_path, quant=quant)
     (first, *_), left_out = lenses_of(asker.file)
@@ -53,8 +57,11 @@ def test_llama_cpp_shows_every_weight_through_a_lens(arch: str, quant: str, tmp_
     assert (found.answer.status, left_out) == ("agreed", [])
 
 
-def test_a_model_that_llama_cpp_refuses_accuses_nobody(tmp_path: Path) -> None:
+def test_a_model_that_llama_cpp_refuses_accuses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """gemma2 never has a head of its own."""
+    monkeypatch.setattr(tied_lenses, "ARCHITECTURES", ())
     asker = asker_for("gemma2", tmp_path, quant="Q8_0")
     first, *_ = lenses_of(asker.file)[0]
     found = through(asker, first).answer

@@ -29,7 +29,7 @@ from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.harness.blackbox.changes import Change, constant, zero
-from lockstep.harness.blackbox.lenses import LARGEST_STEP
+from lockstep.harness.blackbox.lens import LARGEST_STEP
 from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import IN_A_LAYER, architecture, n_layers, number

@@ -13,13 +13,11 @@ are seen as well. As many are positive as negative, which a norm that subtracts 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.random import Philox
 from numpy.typing import NDArray
 
-from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile, TensorInfo
 from lockstep.engine.ops.build import Build
@@ -27,67 +25,19 @@ from lockstep.engine.ops.near import SMALLEST, U
 from lockstep.engine.ops.products import added_up
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
+from lockstep.harness.blackbox import tied_lenses as tied
 from lockstep.harness.blackbox.changes import Change, ones, zero
+from lockstep.harness.blackbox.lens import BLOCK, LARGEST_STEP, Lens, Stretch, bytes_of, row_bytes
 from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, slice_of, without
 from lockstep.harness.synth.twin import CHUNK, KEPT
 
-LARGEST_STEP = 127.0 * 2.0**-6  # what an activation is behind the last norm, or its negative
 SIZE = 2.0**10  # of the embeddings: eps beside their squares is less than a rounding
-BLOCK, SUPERBLOCK = 32, 256
+SUPERBLOCK = 256
 OF_POSITIONS = ("position_embd", "token_types", "rel_b", "output.bias", "output_norm.bias")
 # roundings of the norm (mean, root, two products, its weight, a scale) and of a product's end
 MORE = 24
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """Rows of a lens that are weights of one tensor."""
-
-    tensor: str
-    start: int  # row of the lens
-    rows: int
-    first: int  # number of the first weight in the tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lens:
-    type: str
-    width: int
-    vocabulary: int
-    period: int  # inputs from one that is not zero to the next: so many tokens are asked
-    stretches: tuple[Stretch, ...]
-
-    @property
-    def hot(self) -> int:
-        return self.width // self.period
-
-    @property
-    def batches(self) -> Iterator[tuple[Batch, NDArray[np.float64]]]:
-        """Tokens and what the head meets of them, (tokens, width), a few at a time."""
-        for start in range(0, self.period, BLOCK):
-            ids = range(start, min(start + BLOCK, self.period))
-            yield Batch.of(list(ids)), self.inputs(ids) * LARGEST_STEP
-
-    def inputs(self, tokens: Sequence[int]) -> NDArray[np.float64]:
-        found = np.zeros((len(tokens), self.width))
-        for row, token in zip(found, tokens, strict=True):
-            row[token :: self.period] = self.signs(token)
-        return found
-
-    def signs(self, token: int) -> NDArray[np.float64]:
-        half = -(-self.hot // 2)
-        bits = Philox(key=token).random_raw(half) >> np.uint64(63)
-        signs = np.where(bits, 1.0, -1.0)
-        return np.concatenate([signs, -signs])[: self.hot]
-
-    def where(self, row: int, column: int) -> tuple[str, int]:
-        """The tensor, and the number of the weight in it."""
-        for s in self.stretches:
-            if s.start <= row < s.start + s.rows:
-                return s.tensor, s.first + (row - s.start) * self.width + column
-        return "", 0  # a row of zeros
 
 
 def lenses_of(file: GgufFile) -> tuple[list[Lens], list[str]]:
@@ -101,14 +51,16 @@ def lenses_of(file: GgufFile) -> tuple[list[Lens], list[str]]:
     for info in file.tensors.values():
         if info.type.name in KEPT or len(info.ne) < 2:
             continue
-        period = period_of(info, width)
-        if width % info.type.block or period > vocabulary:
+        if width % info.type.block:
             why = f"rows of {width} are no whole blocks of {info.type.name}"
             left_out.append(f"{info.name}: {why}")
             continue
+        if (period := period_of(info, width)) > vocabulary:
+            left_out.append(f"{info.name}: it takes {period} tokens, of {vocabulary}")
+            continue
         by_type.setdefault(info.type.name, []).append(info)
     made = [lens for same in by_type.values() for lens in filled(same, width, vocabulary)]
-    return made, left_out
+    return tied.split(file, made, left_out) if tied.is_tied(file) else (made, left_out)
 
 
 def period_of(info: TensorInfo, width: int) -> int:
@@ -143,23 +95,24 @@ def filled(tensors: Sequence[TensorInfo], width: int, vocabulary: int) -> Iterat
 
 def recipe_of(file: GgufFile, lens: Lens, role: dict[str, int]) -> Recipe:
     """Raises Unsupported where the file has other types than the one that the lens is of."""
-    changes: dict[str, Change] = {
-        EMBEDDING: embeddings(lens),
-        "output_norm.weight": last_norm(lens),
-    }
+    head, changes = OUTPUT, {"output_norm.weight": last_norm(lens)}
     changes |= without(file, 0, (*ATTENTION_OUT, *FFN_OUT))
+    if lens.ids:
+        head, changes = EMBEDDING, changes | tied.changes_of(file, lens)
+    else:
+        changes[EMBEDDING] = embeddings(lens)
     for name in file.tensors:
         if name.startswith("token_embd_norm"):
             changes[name] = ones if name.endswith("weight") else zero
         elif name.startswith(OF_POSITIONS):
             changes[name] = zero
     recipe = slice_of(file, 0, role=role, changes=changes)
-    names = {new: old for new, old in recipe.names.items() if new != OUTPUT}
-    head = (OUTPUT, (lens.width, lens.vocabulary), lens.type, head_of(file, lens))
+    names = {new: old for new, old in recipe.names.items() if new not in (OUTPUT, head)}
+    bytes_of_head = (head, (lens.width, lens.vocabulary), lens.type, head_of(file, lens))
     for stretch in lens.stretches:
         if file.tensors[stretch.tensor].type.name != lens.type:
             raise Unsupported(f"{stretch.tensor} is of another type than {lens.type}")
-    return replace(recipe, names=names, more=(head,))
+    return replace(recipe, names=names, more=(bytes_of_head,))
 
 
 def embeddings(lens: Lens) -> Change:
@@ -178,11 +131,6 @@ def last_norm(lens: Lens) -> Change:
     return lambda rows, start: np.full_like(rows, LARGEST_STEP / lens.period**0.5)
 
 
-def row_bytes(lens: Lens) -> int:
-    format = WeightFormat.named(lens.type)
-    return lens.width // format.weights * format.layout.itemsize
-
-
 def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
     """As the bytes lie in the file; what fills the last row of a tensor, and the last rows of all,
     is bytes of zeros, which are zeros in every type."""
@@ -195,12 +143,6 @@ def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
         used += stretch.rows
         file.release()
     yield bytes((lens.vocabulary - used) * size)
-
-
-def bytes_of(file: GgufFile, lens: Lens, stretch: Stretch) -> NDArray[np.uint8]:
-    info, size = file.tensors[stretch.tensor], row_bytes(lens)
-    start = stretch.first // info.type.block * info.type.bytes
-    return file.raw(info.name)[start : start + stretch.rows * size]
 
 
 def expected_of(
@@ -223,6 +165,9 @@ def expected_of(
             weight = Weight(stretch.tensor, format, shape, part)
             with np.errstate(all="ignore"):
                 value, sizes = added_up(inputs, None, weight, Build(lanes=lanes), np.float64)
+                allowed = roundings * sizes + lens.hot * SMALLEST
+                if lens.ids:
+                    value, allowed = tied.as_logits(lens, weight, value, allowed)
             rows = slice(stretch.start + start, stretch.start + start + shape[0])
-            yield rows, value, roundings * sizes + lens.hot * SMALLEST
+            yield rows, value, allowed
         file.release()

@@ -10,7 +10,8 @@ from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unanswered
-from lockstep.harness.blackbox.lenses import Lens, expected_of, lenses_of, recipe_of
+from lockstep.harness.blackbox.lens import Lens
+from lockstep.harness.blackbox.lenses import expected_of, lenses_of, recipe_of
 from lockstep.harness.check.check import BadInput, Opened
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.compare import mismatch_between
@@ -40,7 +41,7 @@ class Looked:
 
     @property
     def weights(self) -> int:
-        return sum(stretch.rows for stretch in self.lens.stretches) * self.lens.width
+        return sum(stretch.rows for stretch in self.lens.stretches) * self.lens.shown_of_a_row
 
 
 def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:

@@ -14,7 +14,8 @@ from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.lenses import LARGEST_STEP, Lens, lenses_of
+from lockstep.harness.blackbox.lens import LARGEST_STEP, Lens
+from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import look, through
 from lockstep.harness.blackbox.naming import ROUTER, WEIGHED
 from lockstep.harness.blackbox.rewriting import rewrite

@@ -1,0 +1,183 @@
+"""Lenses of architectures whose head is always the table of embeddings: gemma2 and others.
+
+There the bytes under the lens are the embeddings as well, so what a token brings cannot be chosen.
+The FFN makes of it what the head is to meet: a gate for each token that is asked, which is open for
+this one and closed for the others, and behind it a column of ffn_down, inputs as other lenses have
+them, beside which the embedding is nothing. Matrices of the layer are F32, so no conversion is in
+the way; what gates read is known, as the oracle's bytes say what it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.near import U
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.weights import Weight
+from lockstep.harness.blackbox.changes import Change, constant, ones
+from lockstep.harness.blackbox.lens import LARGEST_STEP, Lens, bytes_of, row_bytes
+from lockstep.harness.blackbox.slices import architecture, number, within
+
+# llama.cpp refuses an output.weight of these
+ARCHITECTURES = ("bitnet", "cohere2", "command-r", "gemma", "gemma2", "openelm", "plm")
+OPEN = 128.0  # a gate of it stays what it is; of its negative silu, gelu and relu leave nothing
+SURE = OPEN / 2  # with all roundings gates are beyond it
+COLD = 2.0**-40  # embeddings beside what the FFN adds, at most
+MOST = 2.0**50  # that it adds: float32 holds the squares, and their sum
+CAP = 30.0  # of gemma2's logits, where no key says another
+BEHIND = 8  # roundings behind the head: scales, and a tanh within two of them
+SEEDS = 8  # choices of tokens that are tried
+UP, GATE, DOWN = "blk.0.ffn_up.weight", "blk.0.ffn_gate.weight", "blk.0.ffn_down.weight"
+
+
+def is_tied(file: GgufFile) -> bool:
+    return architecture(file) in ARCHITECTURES and UP in file.tensors
+
+
+def split(
+    file: GgufFile, lenses: Sequence[Lens], left_out: Sequence[str]
+) -> tuple[list[Lens], list[str]]:
+    """As many as it takes to ask all tokens: each gate needs an input of its own."""
+    room = min(file.tensors[UP].ne[0] // 2, file.tensors[UP].ne[1])
+    found, unseen = [], list(left_out)
+    for lens in lenses:
+        try:
+            for first in range(0, lens.period, room):
+                ids = tokens_of(file, lens, min(room, lens.period - first))
+                scale, cap = scale_of(file), cap_of(file)
+                found.append(replace(lens, ids=ids, first=first, scale=scale, cap=cap))
+        except Unsupported as error:
+            unseen.append(str(error))
+    return found, unseen
+
+
+def scale_of(file: GgufFile) -> float:
+    """Others do not read the key."""
+    scaled = architecture(file) in ("cohere2", "command-r")
+    return float(number(file, "logit_scale", 1.0)) if scaled else 1.0
+
+
+def cap_of(file: GgufFile) -> float:
+    """0: none."""
+    capped = architecture(file) == "gemma2"
+    return float(number(file, "final_logit_softcapping", CAP)) if capped else 0.0
+
+
+def as_logits(
+    lens: Lens, weight: Weight, value: NDArray[np.float64], allowed: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of what the head gives, and how far an honest engine may be from it: embeddings add a bit."""
+    kept = WeightFormat.named(lens.type).dequantize(weight.raw).reshape(weight.shape)
+    allowed = allowed + COLD * LARGEST_STEP * np.abs(kept, dtype=np.float64).sum(axis=1)
+    value, allowed = value * lens.scale, allowed * abs(lens.scale)
+    if lens.cap:
+        value = lens.cap * np.tanh(value / lens.cap)
+    return value, allowed + BEHIND * U * np.abs(value)
+
+
+def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
+    """So many whose rows gates can tell apart."""
+    used = sum(stretch.rows for stretch in lens.stretches)
+    for seed in range(SEEDS if used >= n else 0):
+        order = np.argsort(Philox(key=seed).random_raw(used), kind="stable")
+        ids = tuple(int(i) for i in np.sort(order[:n]))
+        if are_apart(read_by_gates(file, lens, ids), ids):
+            return ids
+    raise Unsupported(f"{lens.type}: no {n} rows of {used} that gates tell apart")
+
+
+def are_apart(x: NDArray[np.float64], ids: Sequence[int]) -> bool:
+    """x: (tokens, width), what gates read."""
+    try:
+        gates = gates_of(x).astype(np.float64)
+    except np.linalg.LinAlgError:
+        return False
+    found = np.where(np.eye(len(ids)), x @ gates.T, -x @ gates.T)
+    lost = x.shape[1] * U * (np.abs(x) @ np.abs(gates).T)
+    return bool((found - lost > SURE).all())  # not so of a NaN
+
+
+def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float64]:
+    """(tokens, width): rows of the lens."""
+    format, size = WeightFormat.named(lens.type), row_bytes(lens)
+    found = np.zeros((len(ids), lens.width))
+    for stretch in lens.stretches:
+        raw = bytes_of(file, lens, stretch)
+        for row, token in zip(found, ids, strict=True):
+            at = token - stretch.start
+            if 0 <= at < len(raw) // size:  # behind them zeros may fill the last
+                row[:] = format.dequantize(raw[at * size : (at + 1) * size])
+    return found
+
+
+def read_by_gates(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float64]:
+    """(tokens, width): behind a norm, of which the mean is subtracted or not. Gates are such that
+    the mean adds nothing; where it is subtracted, or embeddings are made larger before, what they
+    read is the same but for a factor of one or more."""
+    with np.errstate(all="ignore"):
+        rows = rows_of(file, lens, ids)
+        squares = np.mean(rows**2, axis=1, keepdims=True)
+        found: NDArray[np.float64] = rows - rows.mean(axis=1, keepdims=True)
+        found /= np.sqrt(squares + eps(file))
+    return found
+
+
+def eps(file: GgufFile) -> float:
+    keys = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+    return float(next(filter(None, (number(file, key) for key in keys)), 0.0))
+
+
+def gates_of(x: NDArray[np.float64]) -> F32:
+    """(tokens, width): each open for its token and closed for the others."""
+    wanted = OPEN * (2 * np.eye(len(x)) - 1)
+    found: F32 = (wanted @ np.linalg.solve(x @ x.T, x)).astype(np.float32)
+    return found
+
+
+def changes_of(file: GgufFile, lens: Lens) -> dict[str, Change]:
+    """Of the layer, but for its attention, which adds nothing."""
+    gates = gates_of(read_by_gates(file, lens, lens.ids))
+    largest = float(np.abs(rows_of(file, lens, lens.ids)).max()) * lens.width**0.5
+    hot = 2.0 ** np.ceil(np.log2(largest / COLD))
+    if not hot < MOST:
+        raise Unsupported(f"{lens.type}: its rows are as large as {largest:.1e}")
+    changes: dict[str, Change] = {UP: first_rows(gates), DOWN: columns(lens, hot / OPEN**2)}
+    for name in within(file, 0):
+        stem, _, end = name[len("blk.0.") :].rpartition(".")
+        if name == GATE:
+            changes[name] = first_rows(gates)
+        elif stem == "post_ffw_norm":
+            changes[name] = constant(hot)
+        elif stem == "ffn_sub_norm":
+            changes[name] = constant(OPEN**2)
+        elif end == "scale" or stem.endswith("_norm"):
+            changes[name] = ones
+    return changes
+
+
+def first_rows(values: F32) -> Change:
+    def change(rows: F32, start: int) -> F32:
+        found = np.zeros_like(rows)
+        some = values[start : start + len(rows)]
+        found[: len(some)] = some
+        return found
+
+    return change
+
+
+def columns(lens: Lens, size: float) -> Change:
+    """Behind each gate what the head is to meet."""
+    numbers = range(lens.first, lens.first + len(lens.ids))
+    inputs = (size * lens.inputs(numbers)).astype(np.float32).T  # (width, tokens)
+
+    def change(rows: F32, start: int) -> F32:
+        found = np.zeros_like(rows)
+        found[:, : inputs.shape[1]] = inputs[start : start + len(rows)]
+        return found
+
+    return change
