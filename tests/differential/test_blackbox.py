@@ -48,11 +48,16 @@ def test_a_wrong_part_of_a_layer_without_a_window_is_named(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("arch", "quant"),
-    [("qwen3", "Q4_1"), ("gemma3", "Q8_0"), *((arch, "Q8_0") for arch in tied_lenses.ARCHITECTURES)],
+    [
+        *(("qwen3", "Q4_1"), ("gemma3", "Q8_0")),
+        *((arch, "Q8_0") for arch in tied_lenses.ARCHITECTURES),
+        *((arch, "Q8_0") for arch in ("granite", "minicpm", "minicpm3", "grok")),  # a scale, a cap
+        *((arch, "Q8_0") for arch in ("lfm2", "qwen35", "llama4", "gemma4")),  # not of one layer
+    ],
 )
 def test_llama_cpp_shows_every_weight_through_a_lens(arch: str, quant: str, tmp_path: Path) -> None:
     asker = asker_for(arch, tmp_path, quant=quant)
-    (first, *_), left_out = lenses_of(asker.file)
+    (first, *_), left_out = lenses_of(asker.file, asker.layers_to_load)
     found = through(asker, first)
     assert (found.answer.status, left_out) == ("agreed", [])
 

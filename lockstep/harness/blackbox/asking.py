@@ -18,7 +18,14 @@ from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox.few_tokens import FewTokens, cut, few_tokens_of
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
-from lockstep.harness.blackbox.slices import ALIKE, architecture, roles_of, slice_of
+from lockstep.harness.blackbox.slices import (
+    ALIKE,
+    architecture,
+    first_layers,
+    n_layers,
+    roles_of,
+    slice_of,
+)
 from lockstep.harness.check.check import (
     LLAMA_CPP,
     BadInput,
@@ -192,6 +199,23 @@ class SliceAsker:
             finally:
                 path.unlink()
         return f"layer {layer} is what it is by its number: no model of one layer has such a one"
+
+    @cached_property
+    def layers_to_load(self) -> int:
+        """Of so many first ones llama.cpp makes a model: some want a layer of each kind."""
+        if architecture(self.file) in ALIKE or self.plan.oracle != LLAMA_CPP:
+            return 1
+        path, n, total = self.folder / "layers.gguf", 1, n_layers(self.file)
+        while n < total:
+            rewrite(self.file, self.with_few_tokens(self.file, first_layers(self.file, n)), path)
+            try:
+                self.graph_in(path)
+                return n
+            except EngineError:
+                n *= 2
+            finally:
+                path.unlink()
+        return total
 
 
 def on_made_models(

@@ -21,7 +21,14 @@ from lockstep.harness.blackbox import (
     several_threads,
 )
 from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker, why_not_asked
-from lockstep.harness.blackbox.layers import LayerRow, as_it_is, half, of_layer
+from lockstep.harness.blackbox.layers import (
+    LayerRow,
+    as_it_is,
+    half,
+    of_layer,
+    role_of_any,
+    role_or_place,
+)
 from lockstep.harness.blackbox.looking import Looked, look
 from lockstep.harness.blackbox.naming import FAILS, OF_ATTENTION, Asked, Part, part_outside
 from lockstep.harness.blackbox.numbers import (
@@ -175,7 +182,8 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
 def outside(asker: SliceAsker) -> Iterator[LayerRow]:
     """Without the layers; and once more where eps matters, which else nobody would see."""
     asker.progress("embedding, norm and head")
-    ask = half(asker, 0, {}, (*ATTENTION_OUT, *FFN_OUT), every_token=True)
+    role = role_of_any(asker)
+    ask = half(asker, 0, role, (*ATTENTION_OUT, *FFN_OUT), every_token=True)
     answer = as_it_is(ask)
     asked = Asked(ask=ask)
     if answer.is_no_number and (part := asked.first_of(OF_ATTENTION)):
@@ -203,7 +211,7 @@ def shows_logits(answer: SliceAnswer) -> bool:
 def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
     """A norm divides by the scale of embeddings as well; beside what a layer adds it is seen."""
     try:
-        answer = half(asker, 0, asker.role(0), ())(larger)
+        answer = half(asker, 0, role_or_place(asker, 0), ())(larger)
     except Unsupported:
         answer = None
     alone = answer is not None and answer.agrees
@@ -216,7 +224,7 @@ def small_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
     for layer in range(n):
         asker.progress(f"layer {layer} of {n}, small activations")
         try:
-            role = asker.role(layer)
+            role = role_or_place(asker, layer)
         except Unsupported:
             continue  # it has no slice, as its other row says
         answer = asker.ask_of_layer(partial(with_small_activations, layer=layer, role=role))

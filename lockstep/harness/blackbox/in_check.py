@@ -101,7 +101,7 @@ def said(context: Context, what: str, answer: SliceAnswer, more: str = "") -> Ve
 
 
 def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
-    lenses, unseen = lenses_of(asker.file)
+    lenses, unseen = lenses_of(asker.file, asker.layers_to_load)
     first = list({lens.type: lens for lens in reversed(lenses)}.values())
     some = [*first, *(lens for lens in lenses if lens not in first)][: max(LENSES, len(first))]
     found = []

@@ -28,8 +28,17 @@ from lockstep.harness.blackbox.parts import (
     off,
 )
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, muted, slice_of
+from lockstep.harness.blackbox.slices import (
+    ADD_OTHERWISE,
+    ATTENTION_OUT,
+    FFN_OUT,
+    architecture,
+    at_its_place,
+    slice_of,
+)
+from lockstep.harness.blackbox.whole import LARGEST_TWIN
 
+AT_ITS_PLACE = "the others muted"
 HALVES = {"attention": FFN_OUT, "FFN": ATTENTION_OUT}  # and what is muted beside each
 # what is made neutral touches nothing of the other half
 OF_ONE_HALF: Mapping[str, tuple[Maker, str]] = MappingProxyType(
@@ -56,23 +65,43 @@ def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()
     """known: what is at fault in other layers; likely it is so here."""
     asker.progress(f"layer {layer} of {n}")
     try:
-        role = asker.role(layer)
+        role = role_or_place(asker, layer)
     except Unsupported as error:
         return LayerRow(layer=layer, answer=SliceAnswer(status="not-compared", summary=str(error)))
     answer = as_it_is(half(asker, layer, role, ()))
+    row = LayerRow(layer=layer, answer=answer, what="" if role is not None else AT_ITS_PLACE)
     if not answer.differs:
-        return LayerRow(layer=layer, answer=answer)
-    if answer.status != "diverged":
-        return LayerRow(layer=layer, answer=answer, parts=(FAILS,))
-    if row := as_in_others(asker, layer, role, answer, known):
         return row
-    return parts_of_layer(asker, layer, role, answer, {part.asked_as for part in known})
+    if answer.status != "diverged":
+        return replace(row, parts=(FAILS,))
+    found = as_in_others(asker, layer, role, answer, known) or parts_of_layer(
+        asker, layer, role, answer, {part.asked_as for part in known}
+    )
+    return replace(found, what=row.what)
+
+
+def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
+    """None: no model of one layer has such a one, so the others are muted. Raises Unsupported."""
+    try:
+        return asker.role(layer)
+    except Unsupported:
+        large = sum(info.n_bytes for info in asker.file.tensors.values()) > LARGEST_TWIN
+        if large or architecture(asker.file) in ADD_OTHERWISE:
+            raise
+        return None
+
+
+def role_of_any(asker: SliceAsker) -> Mapping[str, int] | None:
+    """Of a layer that adds nothing; None: there is no model of one alone, so all are muted."""
+    if asker.layers_to_load == 1 or architecture(asker.file) in ADD_OTHERWISE:
+        return {}
+    return None
 
 
 def as_in_others(
     asker: SliceAsker,
     layer: int,
-    role: Mapping[str, int],
+    role: Mapping[str, int] | None,
     answer: SliceAnswer,
     known: Collection[Part],
 ) -> LayerRow | None:
@@ -155,8 +184,7 @@ def half(
             apart = neutral.own_head and (every_token or OUTPUT in file.tensors)
             return with_own_head(recipe, neutral.head) if apart else recipe
 
-        whole = every_token or role is None
-        return asker.ask(make, own.given) if whole else asker.ask_of_layer(make, own.given)
+        return (asker.ask if every_token else asker.ask_of_layer)(make, own.given)
 
     return ask
 
@@ -166,7 +194,7 @@ def at_place(file: GgufFile, layer: int, role: Mapping[str, int] | None, own: Ne
     if role is not None:
         recipe = slice_of(file, layer, role=role, changes=own.changes)
         return replace(recipe, keys={**recipe.keys, **own.keys}, rows=own.rows)
-    recipe, here = muted(file, (layer,)), f"blk.{layer}."
+    recipe, here = at_its_place(file, layer), f"blk.{layer}."
     changes = {name.replace("blk.0.", here, 1): change for name, change in own.changes.items()}
     rows = {name.replace("blk.0.", here, 1): some for name, some in own.rows.items()}
     keys = {**recipe.keys, **own.keys}

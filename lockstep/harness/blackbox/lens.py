@@ -32,12 +32,13 @@ class Lens:
     vocabulary: int
     period: int  # inputs from one that is not zero to the next: so many tokens are asked
     stretches: tuple[Stretch, ...]
+    layers: int = 1  # of the model, that add nothing
+    scale: float = 1.0  # of logits, behind the head
+    cap: float = 0.0  # of these; 0: none
     # of a head that is the table of embeddings (tied_lenses.py): the tokens that are asked, from
-    # which of these on, and what is made of logits behind the head
+    # which of these on
     ids: tuple[int, ...] = ()
     first: int = 0
-    scale: float = 1.0
-    cap: float = 0.0
 
     @property
     def hot(self) -> int:

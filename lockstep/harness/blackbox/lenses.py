@@ -1,11 +1,12 @@
 """Lenses: models whose logits show the decoded weights of another model's matrices.
 
-A model of one layer that adds nothing. Its head is the bytes of the matrices under the lens, as
-rows of the model's width (blocks stand by themselves, so that any run of them is a row). Its
-embeddings are zero but for one input in every block, and these are all +a or -a. The last norm
-makes of them 127 * 2**-6, whatever a is: a block's largest value is then 127 times a power of two,
-which every conversion of activations represents exactly (to 8 bits with a scale in half or single
-precision by block, superblock or row, to half, to bfloat16), and nobody's rounding is in the way.
+A model of as few layers as llama.cpp loads, which add nothing. Its head is the bytes of the
+matrices under the lens, as rows of the model's width (blocks stand by themselves, so that any run
+of them is a row). Its embeddings are zero but for one input in every block, and these are all +a or
+-a. The last norm makes of them 127 * 2**-6, whatever a is: a block's largest value is then 127
+times a power of two, which every conversion of activations represents exactly (to 8 bits with a
+scale in half or single precision by block, superblock or row, to half, to bfloat16), and nobody's
+rounding is in the way.
 
 A logit is the sum of one weight of each block. So many tokens as a block has weights show each
 weight once. The signs differ from block to block and from token to token, so that exchanged blocks
@@ -14,6 +15,7 @@ are seen as well. As many are positive as negative, which a norm that subtracts 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,22 +28,30 @@ from lockstep.engine.ops.products import added_up
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
 from lockstep.harness.blackbox import tied_lenses as tied
+from lockstep.harness.blackbox.behind_the_head import as_logits, cap_of, scale_of
 from lockstep.harness.blackbox.changes import Change, ones, zero
 from lockstep.harness.blackbox.lens import BLOCK, LARGEST_STEP, Lens, Stretch, bytes_of, row_bytes
 from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, slice_of, without
+from lockstep.harness.blackbox.slices import (
+    ENDS_OF_HALVES,
+    IN_A_LAYER,
+    first_layers,
+    is_one_of,
+)
 from lockstep.harness.synth.twin import CHUNK, KEPT
 
 SIZE = 2.0**10  # of the embeddings: eps beside their squares is less than a rounding
 SUPERBLOCK = 256
 OF_POSITIONS = ("position_embd", "token_types", "rel_b", "output.bias", "output_norm.bias")
+OF_A_LAYER = "layer_output_scale"  # by which gemma4 multiplies the residual
 # roundings of the norm (mean, root, two products, its weight, a scale) and of a product's end
 MORE = 24
 
 
-def lenses_of(file: GgufFile) -> tuple[list[Lens], list[str]]:
-    """All that show the file's matrices, by type; and what none shows, with the reason."""
+def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
+    """All that show the file's matrices, by type; and what none shows, with the reason. layers:
+    of how many first ones there is a model."""
     embedding = file.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.ne) != 2:
         raise Unsupported(f"it has no matrix {EMBEDDING}: no lenses")
@@ -59,7 +69,14 @@ def lenses_of(file: GgufFile) -> tuple[list[Lens], list[str]]:
             left_out.append(f"{info.name}: it takes {period} tokens, of {vocabulary}")
             continue
         by_type.setdefault(info.type.name, []).append(info)
-    made = [lens for same in by_type.values() for lens in filled(same, width, vocabulary)]
+    of_file = partial(Lens, layers=layers, scale=scale_of(file), cap=cap_of(file))
+    made: list[Lens] = []
+    for name, same in by_type.items():
+        period = period_of(same[0], width)
+        made += filled(
+            same,
+            of_file(type=name, width=width, vocabulary=vocabulary, period=period, stretches=()),
+        )
     return tied.split(file, made, left_out) if tied.is_tied(file) else (made, left_out)
 
 
@@ -69,50 +86,48 @@ def period_of(info: TensorInfo, width: int) -> int:
     return next(n for n in (BLOCK, 16, 8, 4, 2, 1) if width % n == 0)
 
 
-def filled(tensors: Sequence[TensorInfo], width: int, vocabulary: int) -> Iterator[Lens]:
+def filled(tensors: Sequence[TensorInfo], empty: Lens) -> Iterator[Lens]:
     """Rows of one type, in as few lenses as they fit in."""
-    empty = Lens(
-        type=tensors[0].type.name,
-        width=width,
-        vocabulary=vocabulary,
-        period=period_of(tensors[0], width),
-        stretches=(),
-    )
     lens, used = empty, 0
     for info in tensors:
-        left, first = -(-info.n_elements // width), 0
+        left, first = -(-info.n_elements // empty.width), 0
         while left:
-            rows = min(left, vocabulary - used)
+            rows = min(left, empty.vocabulary - used)
             stretch = Stretch(tensor=info.name, start=used, rows=rows, first=first)
             lens = replace(lens, stretches=(*lens.stretches, stretch))
-            left, first, used = left - rows, first + rows * width, used + rows
-            if used == vocabulary:
+            left, first, used = left - rows, first + rows * empty.width, used + rows
+            if used == empty.vocabulary:
                 yield lens
                 lens, used = empty, 0
     if used:
         yield lens
 
 
-def recipe_of(file: GgufFile, lens: Lens, role: dict[str, int]) -> Recipe:
+def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
     """Raises Unsupported where the file has other types than the one that the lens is of."""
-    head, changes = OUTPUT, {"output_norm.weight": last_norm(lens)}
-    changes |= without(file, 0, (*ATTENTION_OUT, *FFN_OUT))
-    if lens.ids:
-        head, changes = EMBEDDING, changes | tied.changes_of(file, lens)
-    else:
-        changes[EMBEDDING] = embeddings(lens)
-    for name in file.tensors:
-        if name.startswith("token_embd_norm"):
-            changes[name] = ones if name.endswith("weight") else zero
-        elif name.startswith(OF_POSITIONS):
+    recipe, head = first_layers(file, lens.layers), EMBEDDING if lens.ids else OUTPUT
+    changes: dict[str, Change] = {}
+    for name in recipe.names:
+        inside = IN_A_LAYER.fullmatch(name)
+        if name == last_norm_of(file):
+            changes[name] = last_norm(lens)
+        elif name.startswith("token_embd_norm") or (inside and inside[2].startswith(OF_A_LAYER)):
+            changes[name] = zero if name.endswith("bias") else ones
+        elif name.startswith(OF_POSITIONS) or (inside and is_one_of(inside[2], ENDS_OF_HALVES)):
             changes[name] = zero
-    recipe = slice_of(file, 0, role=role, changes=changes)
+    changes |= tied.changes_of(file, lens) if lens.ids else {EMBEDDING: embeddings(lens)}
     names = {new: old for new, old in recipe.names.items() if new not in (OUTPUT, head)}
     bytes_of_head = (head, (lens.width, lens.vocabulary), lens.type, head_of(file, lens))
     for stretch in lens.stretches:
         if file.tensors[stretch.tensor].type.name != lens.type:
             raise Unsupported(f"{stretch.tensor} is of another type than {lens.type}")
-    return replace(recipe, names=names, more=(bytes_of_head,))
+    return replace(recipe, names=names, changes=changes, more=(bytes_of_head,))
+
+
+def last_norm_of(file: GgufFile) -> str:
+    """lfm2 has it by another name."""
+    names = ("output_norm.weight", "token_embd_norm.weight")
+    return next((name for name in names if name in file.tensors), "")
 
 
 def embeddings(lens: Lens) -> Change:
@@ -167,7 +182,7 @@ def expected_of(
                 value, sizes = added_up(inputs, None, weight, Build(lanes=lanes), np.float64)
                 allowed = roundings * sizes + lens.hot * SMALLEST
                 if lens.ids:
-                    value, allowed = tied.as_logits(lens, weight, value, allowed)
+                    allowed += tied.of_embeddings(lens, weight)
             rows = slice(stretch.start + start, stretch.start + start + shape[0])
-            yield rows, value, allowed
+            yield rows, *as_logits(lens.scale, lens.cap, value, allowed)
         file.release()

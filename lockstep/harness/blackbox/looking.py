@@ -46,7 +46,7 @@ class Looked:
 
 def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
     """Through every lens; and the tensors that none shows."""
-    lenses, left_out = lenses_of(asker.file)
+    lenses, left_out = lenses_of(asker.file, asker.layers_to_load)
     found = []
     for number, lens in enumerate(lenses, 1):
         asker.progress(f"lens {number} of {len(lenses)}: {lens.type}")
@@ -56,8 +56,7 @@ def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
 
 def through(asker: SliceAsker, lens: Lens) -> Looked:
     try:
-        role = asker.role(0)
-        plan = asker.made(lambda file: recipe_of(file, lens, role))
+        plan = asker.made(lambda file: recipe_of(file, lens))
         opened = asker.open(replace(plan, suites=("logits",)))
     except NoAnswer as error:
         return Looked(lens=lens, answer=left_unanswered(error, asker.plan.oracle))

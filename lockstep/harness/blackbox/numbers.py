@@ -14,13 +14,13 @@ from dataclasses import replace
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
-from lockstep.harness.blackbox.layers import LayerRow, parts_of_layer
+from lockstep.harness.blackbox.layers import AT_ITS_PLACE, LayerRow, parts_of_layer
 from lockstep.harness.blackbox.naming import Part
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import IN_A_LAYER, first_layers, muted
 from lockstep.harness.blackbox.whole import is_small_enough
 
-AT_ITS_PLACE, ALL_MUTED = "the others muted", "all layers muted"
+ALL_MUTED = "all layers muted"
 BY_NUMBER, OR_A_TENSOR = "by its number", "or a tensor that is taken wrongly"
 MUCH = 2.0**-6  # of the largest logit
 ONE_OF_ITS_OWN = "the others with the first one's tensors"

@@ -56,6 +56,8 @@ NO_END = 1 << 20  # of a window that no text fills
 ROLES: tuple[Mapping[str, int], ...] = (
     *({}, {WINDOW: NO_END}, {WINDOW: 0}, {PERIOD: 0}, {PERIOD: 1}, {FULL: 1}),
 )
+# whose layers add something to the residual, or change it, by other tensors than these
+ADD_OTHERWISE = ("deepseek4", "gemma3n", "minimax-01", "qwen4exp", "refact")
 ALIKE = ("llama", "qwen2", "qwen3", "gpt2", "phi2")  # whose layers are the same but for weights
 
 
@@ -186,16 +188,32 @@ def muted(file: GgufFile, layers: Collection[int]) -> Recipe:
     return Recipe(names={name: name for name in file.tensors}, changes=changes)
 
 
+def at_its_place(file: GgufFile, layer: int) -> Recipe:
+    """The same for one layer, of which alone the matrices are F32."""
+    recipe = muted(file, (layer,))
+    of_others = {
+        name
+        for name in recipe.names
+        if (inside := IN_A_LAYER.fullmatch(name)) and int(inside[1]) != layer
+    }
+    return replace(recipe, stored=frozenset(of_others))
+
+
 def small(
-    file: GgufFile, layer: int | None = None, role: Mapping[str, int] | None = None
+    file: GgufFile,
+    layer: int | None = None,
+    role: Mapping[str, int] | None = MappingProxyType({}),
 ) -> Recipe:
-    """The whole model, or the slice of one layer, in which all that norms read is so small that eps
-    decides: elsewhere a wrong one is lost in the noise."""
+    """The whole model, or the slice of one layer, or without a role this one at its place, in which
+    all that norms read is so small that eps decides: elsewhere a wrong one is lost in the noise."""
     if layer is None:
         whole = Recipe(names={name: name for name in file.tensors})
+    elif role is None:
+        whole = at_its_place(file, layer)
     else:
         whole = slice_of(file, layer, role=role)
-    return replace(whole, changes=made_small(whole.names))
+    changes = made_small(set(whole.names) - whole.stored)
+    return replace(whole, changes={**changes, **whole.changes})
 
 
 def made_small(names: Collection[str]) -> dict[str, Change]:

@@ -29,8 +29,6 @@ OPEN = 128.0  # a gate of it stays what it is; of its negative silu, gelu and re
 SURE = OPEN / 2  # with all roundings gates are beyond it
 COLD = 2.0**-40  # embeddings beside what the FFN adds, at most
 MOST = 2.0**50  # that it adds: float32 holds the squares, and their sum
-CAP = 30.0  # of gemma2's logits, where no key says another
-BEHIND = 8  # roundings behind the head: scales, and a tanh within two of them
 SEEDS = 8  # choices of tokens that are tried
 UP, GATE, DOWN = "blk.0.ffn_up.weight", "blk.0.ffn_gate.weight", "blk.0.ffn_down.weight"
 
@@ -49,35 +47,17 @@ def split(
         try:
             for first in range(0, lens.period, room):
                 ids = tokens_of(file, lens, min(room, lens.period - first))
-                scale, cap = scale_of(file), cap_of(file)
-                found.append(replace(lens, ids=ids, first=first, scale=scale, cap=cap))
+                found.append(replace(lens, ids=ids, first=first))
         except Unsupported as error:
             unseen.append(str(error))
     return found, unseen
 
 
-def scale_of(file: GgufFile) -> float:
-    """Others do not read the key."""
-    scaled = architecture(file) in ("cohere2", "command-r")
-    return float(number(file, "logit_scale", 1.0)) if scaled else 1.0
-
-
-def cap_of(file: GgufFile) -> float:
-    """0: none."""
-    capped = architecture(file) == "gemma2"
-    return float(number(file, "final_logit_softcapping", CAP)) if capped else 0.0
-
-
-def as_logits(
-    lens: Lens, weight: Weight, value: NDArray[np.float64], allowed: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of what the head gives, and how far an honest engine may be from it: embeddings add a bit."""
+def of_embeddings(lens: Lens, weight: Weight) -> NDArray[np.float64]:
+    """(rows,): what embeddings add to logits, at most."""
     kept = WeightFormat.named(lens.type).dequantize(weight.raw).reshape(weight.shape)
-    allowed = allowed + COLD * LARGEST_STEP * np.abs(kept, dtype=np.float64).sum(axis=1)
-    value, allowed = value * lens.scale, allowed * abs(lens.scale)
-    if lens.cap:
-        value = lens.cap * np.tanh(value / lens.cap)
-    return value, allowed + BEHIND * U * np.abs(value)
+    found: NDArray[np.float64] = np.abs(kept, dtype=np.float64).sum(axis=1)
+    return found * (COLD * LARGEST_STEP)
 
 
 def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:

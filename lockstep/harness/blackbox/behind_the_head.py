@@ -1,0 +1,54 @@
+"""What is made of logits behind the head: a factor, a cap. As llama.cpp has it, by architecture."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.near import U
+from lockstep.harness.blackbox.slices import architecture, number
+
+SCALE, CAP = "logit_scale", "final_logit_softcapping"  # the keys
+ROUNDINGS = 8  # three products, and a tanh to within two units in the last place
+# whose logits are multiplied by the scale, or divided by it, or capped: what is taken where there
+# is no key, which others do not read
+TIMES_SCALE = {
+    **dict.fromkeys(("cohere2", "cohere2moe", "command-r", "muse-glimmer", "talkie"), 1.0),
+    "grok": 3**-0.5,
+}
+MINICPM_WIDTH = 256  # of the smallest, which llama.cpp takes for the key where there is none
+BY_SCALE = ("granite", "granitemoe", "granitehybrid", "granite_swa", "graniteswitch", "minicpm")
+CAPS = {
+    **dict.fromkeys(("gemma2", "gemma3n", "gemma4", "muse-glimmer"), 30.0),
+    **dict.fromkeys(("gemma3", "grok"), 0.0),
+}
+
+
+def scale_of(file: GgufFile) -> float:
+    """Of zero it is one."""
+    arch = architecture(file)
+    if arch in TIMES_SCALE:
+        return float(number(file, SCALE, TIMES_SCALE[arch]) or 1.0)
+    of_width = MINICPM_WIDTH / number(file, "embedding_length", MINICPM_WIDTH)
+    if arch == "minicpm3":
+        return float(of_width)
+    if arch not in BY_SCALE:
+        return 1.0
+    return 1 / float(number(file, SCALE, of_width if arch == "minicpm" else 1.0) or 1.0)
+
+
+def cap_of(file: GgufFile) -> float:
+    """0: none."""
+    arch = architecture(file)
+    return float(number(file, CAP, CAPS[arch])) if arch in CAPS else 0.0
+
+
+def as_logits(
+    scale: float, cap: float, value: NDArray[np.float64], allowed: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of what the head gives, and how far from it an honest engine may be."""
+    if scale == 1 and not cap:
+        return value, allowed
+    value, allowed = value * scale, allowed * abs(scale)
+    if cap:
+        value = cap * np.tanh(value / cap)
+    return value, allowed + ROUNDINGS * U * np.abs(value)
