@@ -34,9 +34,15 @@ from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import IN_A_LAYER, architecture, n_layers, number
 
-ARCHITECTURES = ("llama", "qwen2")  # whose layers are these tensors and no others, and no op more
+# whose layers are these tensors and no others, and no op more
+ARCHITECTURES = (
+    *("llama", "mistral3", "smollm3", "qwen2", "qwen3", "gemma3", "ernie4_5", "exaone"),
+    *("hunyuan-dense", "internlm2", "xverse"),
+)
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 NORMS = ("attn_norm", "ffn_norm")
+# of heads, and behind halves: they do nothing here
+NORMS_BESIDE = ("attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm")
 EPS = "attention.layer_norm_rms_epsilon"
 ROOT = 2.0**34  # of eps
 X = 2.0**22  # of embeddings: their mean square is at most a 2**24th of eps, half an ulp of float32
@@ -85,6 +91,7 @@ class Layout:
     head: int  # elements of a head
     hidden: int  # of the FFN
     inside: int  # what attn_output reads
+    times_embedding: float  # what embeddings are multiplied by
     sizes: Mapping[str, float]  # of the weights of each matrix, a root of a mean square
 
     def read(self, look: LookInPlace) -> list[int]:
@@ -126,7 +133,7 @@ def layout_of(file: GgufFile) -> Layout:
     arch, embedding = architecture(file), file.tensors.get(EMBEDDING)
     if arch not in ARCHITECTURES or embedding is None or f"{arch}.{EPS}" not in file.metadata:
         raise Unsupported(f"{arch}: its layers have more than the matrices that can be looked at")
-    known = {*MATRICES, *NORMS}
+    known = {*MATRICES, *NORMS, *NORMS_BESIDE}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
         if inside and inside[2].rsplit(".", 1)[0] not in known:
@@ -141,6 +148,7 @@ def layout_of(file: GgufFile) -> Layout:
         head=head,
         hidden=number(file, "feed_forward_length"),
         inside=head * heads,
+        times_embedding=width**0.5 if arch == "gemma3" else 1.0,
         sizes={name: size_of(file, name) for name in file.tensors},
     )
     if width // EVERY < 2 * n + 1 or vocabulary < 2 * max(n, TOKENS):
@@ -170,13 +178,15 @@ def recipe_of(file: GgufFile, layout: Layout, look: LookInPlace) -> Recipe:
     changes: dict[str, Change] = {EMBEDDING: embeddings(layout, look)}
     if look is EMBEDDINGS:
         changes, shown = {}, list(range(layout.width))
-        root = ROOT / X * power(layout.sizes[EMBEDDING])
+        root = ROOT / X * power(layout.sizes[EMBEDDING] * layout.times_embedding)
     changes |= {OUTPUT: reads_in_turn(shown), OUTPUT_NORM: constant(root)}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
         stem, _, end = inside[2].rpartition(".") if inside else ("", "", "")
         if stem in NORMS:
             changes[name] = zero if look is EMBEDDINGS else constant(LARGEST_STEP * ROOT / X)
+        elif stem in NORMS_BESIDE:
+            changes[name] = constant(ROOT)
         elif end == "bias":
             changes[name] = zero
     for layer in range(layout.layers):
@@ -257,7 +267,7 @@ def embeddings(layout: Layout, look: LookInPlace) -> Change:
                 found_signs[1 : 1 + 2 * layout.layers] = -1
                 found_signs[1 + token] = 1
             found_signs[0] = 1
-            row[read] = X * found_signs
+            row[read] = X / layout.times_embedding * found_signs
         return found
 
     return change
