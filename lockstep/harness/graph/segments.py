@@ -33,7 +33,7 @@ from lockstep.harness.graph.row_noise import Noise, Noises, beyond, noise_betwee
 from lockstep.harness.graph.segment import IDS, Found, Segment, is_wrong, segments_of, wrong
 from lockstep.harness.graph.shown import leaves_out, part_shown
 from lockstep.harness.graph.watched import Look, Seen, Watched
-from lockstep.harness.graph.ways import Honest, Noisy, Wide
+from lockstep.harness.graph.ways import Bounds, Honest, Noisy, Wide
 from lockstep.harness.graph.wiring import Dependencies, Wire
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.conversions import is_type_in_blocks
@@ -63,6 +63,7 @@ class SegmentJudge:
     # of ARGSORT the ids that the engine goes on with, where its experts come in an order of its own
     orders: dict[Place, NDArray[Any]] = field(default_factory=dict)
     unjudged_ids: tuple[Site, ...] = ()  # that are gone on with all the same
+    bounds: Bounds = field(default_factory=Bounds)  # of products of the run without errors
 
     def __post_init__(self) -> None:  # a number alone, without an axis, is a row of one
         self.shown = {place: np.atleast_1d(value) for place, value in self.shown.items()}
@@ -106,7 +107,8 @@ class SegmentJudge:
     def first_look(self) -> tuple[Run, dict[Place, Noise], list[Found]]:
         """A run without errors, the noise of some with, and what is wrong by these."""
         rounded = bool(self.stored)
-        honest = self.run(Honest())
+        self.bounds = Bounds()
+        honest = self.run(Honest(bounds=self.bounds))
         every = list(segments_of(self.program, self.wires, self.shown))
         numbers = [segment for segment in every if self.is_of_numbers(segment, honest)]
         self.unjudged_ids = tuple(s.wire.site for s in every if s not in numbers)
@@ -214,7 +216,8 @@ class SegmentJudge:
         found = dict.fromkeys(honest, Noise())
         for i in seeds if of else ():
             values = self.jittered(i) if jitter else None
-            moved = self.run(Noisy(seed=self.seed + i), values=values, of=of)
+            way = Noisy(seed=self.seed + i, known=self.bounds)
+            moved = self.run(way, values=values, of=of)
             for place in (segment.place for segment in of):
                 seen = honest[place]
                 a, b = seen.numbers, moved[place].numbers
