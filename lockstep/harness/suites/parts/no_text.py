@@ -16,52 +16,59 @@ from lockstep.harness.suites.parts.oracles_logits import oracles_logits
 from lockstep.harness.suites.parts.prompts import N_OTHERS, OTHERS
 from lockstep.harness.suites.parts.text_readings import Pieces
 
-# prompts: a text that it must not go on with may well come behind one, hardly behind all
+# beginnings of honest texts, each another: who ends at a text that it stops at by default (a line's
+# end is none of them) writes nothing behind as many as begin so
 FEWEST = 3
 
 
 def no_text_at_all(context: Context) -> Verdict | None:
-    """The verdict if it writes nothing behind any prompt, and had to behind at least FEWEST."""
-    n, had_to = min(N_OTHERS, context.n_steps), []
+    """The verdict if it writes nothing behind any prompt, and had to behind so many that honest
+    runs begin FEWEST texts there."""
+    n, had_to = min(N_OTHERS, context.n_steps), {}
     for prompt in (context.prompt, *OTHERS):
         try:
             if context.ask(context.subject, "generate", prompt, n).strip():
                 return None
-            if must_write(context, prompt):
-                had_to.append(prompt)
+            if begins := must_write(context, prompt):
+                had_to[prompt] = begins
         except NoAnswer:  # of this prompt nothing is known
             continue
-    if len(had_to) < FEWEST:
+    if len({*had_to.values()}) < FEWEST:
         return None
     text = (
         f"it writes nothing behind any of {len(had_to)} prompts, where honest runs write "
         "characters: it chooses a control token, or ends at once (an argmax of NaN "
-        "is often 0)"
+        "is often 0), or takes no plain text to go on with, but chats alone"
     )
     detail = {"at_fault": "subject", "prompts": [repr(prompt) for prompt in had_to]}
     return context.verdict("text", "diverged", text, detail, key=("text", "nothing"))
 
 
-def must_write(context: Context, prompt: bytes) -> bool:
-    """Whether honest runs write whole characters among their first N_OTHERS tokens: up to there no
-    other token is within the noise, and none has no text, which engines may end at."""
+def must_write(context: Context, prompt: bytes) -> bytes:
+    """The first that honest runs write of whole characters, among their first N_OTHERS tokens: up
+    to there no other token is within the noise, and none has no text or ends a text or a line,
+    which engines may end at. Empty where there is no such."""
     ids = context.ask(context.oracle, "tokenize", [prompt])[0]
     if not ids:
-        return False
+        return b""
     free = context.ask(context.oracle, "greedy", ids, min(N_OTHERS, context.n_steps))
     batches = steps_of(ids, free, context.facts.decoder_start)
     logits = oracles_logits(context, batches)
     if logits is None or not np.isfinite(logits).all():
-        return False
+        return b""
     noise, pieces = context.noise_on(batches), Pieces.of(context)
+    ends = pieces.tokenizer.vocabulary.eog
     for row in logits[-len(free) :] if np.isfinite(noise) else ():
         allowed = 2 * float(whole_run(noise, largest(row)).allowed)
-        likely = [pieces[token] for token in np.flatnonzero(row.max() - row <= allowed).tolist()]
+        ids = np.flatnonzero(row.max() - row <= allowed).tolist()
+        likely = [pieces[token] for token in ids]
+        if any(b"\n" in piece for piece in likely) or not ends.isdisjoint(ids):
+            return b""
         if all(map(is_written, likely)):
-            return True
+            return pieces[int(row.argmax())].strip()
         if len(likely) > 1 or not likely[0]:
-            return False
-    return False
+            return b""
+    return b""
 
 
 def is_written(piece: bytes) -> bool:
