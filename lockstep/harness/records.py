@@ -243,9 +243,11 @@ class Busy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Malformed:
-    """The answer is none to its question (harness.answers): expected, got."""
+    """The answer is none to its question (harness.answers): expected, got. said: it says in its
+    place why it gives none."""
 
     message: str
+    said: bool = False
 
 
 Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Busy | Malformed

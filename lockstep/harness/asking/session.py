@@ -74,8 +74,11 @@ class Session:
         again: whoever has it asks nobody else to wait."""
         return None
 
-    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome]:
-        """All of them before any is answered, of an engine that takes several at a time."""
+    def ask_at_once(
+        self, question: str, every: Sequence[tuple[Any, ...]], *, more_seconds: float
+    ) -> list[Outcome]:
+        """All of them before any is answered, of an engine that takes several at a time. Each has
+        so many seconds more than usual, to wait for the others."""
         raise NotImplementedError
 
     def start(self) -> None:

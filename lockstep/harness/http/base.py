@@ -23,6 +23,10 @@ class About:
     path: str = ""  # of the model's file, where the server runs
 
 
+class Complaint(MalformedAnswer):
+    """A sentence about what is wrong, by a status of success."""
+
+
 class Server(Protocol):
     """One kind. Each question has a method of the adapter's name; what is not in `levels` of what
     it says of itself is never asked."""
@@ -38,7 +42,9 @@ def member(said: Any, *path: str | int) -> Any:
             if type(said) is not list or step >= len(said):
                 raise MalformedAnswer(where, f"a list of more than {step}", said)
         elif type(said) is not dict or step not in said:
-            raise MalformedAnswer(where, f"an object with {step!r}", complaint(said))
+            words = complaint(said)
+            kind = MalformedAnswer if words is said else Complaint
+            raise kind(where, f"an object with {step!r}", words)
         said = said[step]
         where = f"{where}[{step!r}]"
     return said

@@ -21,7 +21,7 @@ from lockstep.harness.processes.group_guard import GroupGuard
 from lockstep.harness.processes.variables import NO_BACKTRACE
 from lockstep.harness.processes.wire import Closed
 from lockstep.harness.protocol.session import found_command
-from lockstep.harness.records import Busy, Crashed, Outcome, Settings, TimedOut
+from lockstep.harness.records import Answered, Crashed, Outcome, Settings, TimedOut
 
 MODEL, PORT = "{model}", "{port}"
 PARTS = re.compile(f"{re.escape(MODEL)}|{re.escape(PORT)}")  # a model's name may hold one as well
@@ -126,9 +126,11 @@ class ServedSession(HttpSession):
         self.n_answered += 1
         return outcome
 
-    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome]:
-        found = super().ask_at_once(question, every)
-        if not any(isinstance(outcome, Busy) for outcome in found):
+    def ask_at_once(
+        self, question: str, every: Sequence[tuple[Any, ...]], *, more_seconds: float
+    ) -> list[Outcome]:
+        found = super().ask_at_once(question, every, more_seconds=more_seconds)
+        if all(isinstance(outcome, Answered) for outcome in found):
             return found
         # the kernel closes connections before it tells the parent of a death
         if self.process is not None and self.process.ends_in_time():

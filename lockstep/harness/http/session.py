@@ -1,6 +1,7 @@
 """A server under test: asked over HTTP, trusted in nothing; it runs on, whatever it answers."""
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,7 +15,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.session import Session, in_words
-from lockstep.harness.http.base import About, Ask, info_of
+from lockstep.harness.http.base import About, Ask, Complaint, info_of
 from lockstep.harness.http.client import REFUSALS, Address, StatusRefused, address_of, exchange
 from lockstep.harness.http.llama_server import LlamaServer
 from lockstep.harness.http.openai import OpenAi
@@ -83,8 +84,9 @@ class HttpSession(Session):
         self.name, self.model, self.settings = engine, model, settings
         self.time_limit, self.start_limit = time_limit, start_limit
         self.to(engine)
-        # the last one, for whoever has to find out what was wrong with its answer
-        self.request = ""
+        # the last one of each thread, for whoever has to find out what was wrong with its answer
+        self.last = threading.local()
+        self.last.request = ""
 
     def to(self, engine: str) -> None:
         """Whoever is at that address is asked from now on, and who it is first."""
@@ -106,7 +108,13 @@ class HttpSession(Session):
         except Closed as error:
             return self.closed(error)
 
-    def asked(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome:
+    def asked(
+        self,
+        question: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        more_seconds: float = 0.0,
+    ) -> Outcome:
         """Raises Closed."""
         limit = self.start_limit
         try:
@@ -116,7 +124,7 @@ class HttpSession(Session):
             if question not in (info.levels or ()):
                 text = f"{self.name} does not offer {in_words(question)}"
                 return Unanswerable(message=text, declared=True)
-            limit = self.time_limit
+            limit = self.time_limit + more_seconds
             started = monotonic()
             method = getattr(self.server, question)
             value = method(self.asking(self.address, started + limit), *args, **kwargs)
@@ -128,23 +136,27 @@ class HttpSession(Session):
         except StillBusy as error:
             return self.busy(error)
         except (WireError, MalformedAnswer) as error:
-            return Malformed(message=printable(f"{error}; asked: {self.request}"))
+            text = printable(f"{error}; asked: {self.last.request}")
+            return Malformed(message=text, said=isinstance(error, Complaint))
         except UnicodeDecodeError:
             text = "a text that is no UTF-8 cannot be sent as JSON"
             return Unanswerable(message=text, declared=True)
         except Unsupported as error:
             return Unanswerable(message=str(error))
 
-    def ask_at_once(self, question: str, every: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+    def ask_at_once(
+        self, question: str, every: Sequence[tuple[Any, ...]], *, more_seconds: float
+    ) -> list[Outcome]:
         """Each by a connection of its own. Of a server that has answered before; who fails in one
-        while it answers another, or breaks it off, is busy as long as it lives."""
+        while it answers another, or closes it without an answer, is busy as long as it lives, and
+        so is who says what is wrong with a status of success."""
 
         def one(args: tuple[Any, ...]) -> Outcome:
             try:
-                outcome = self.asked(question, args, {})
+                outcome = self.asked(question, args, {}, more_seconds)
             except Closed as error:
                 return Busy(message=str(error))
-            if isinstance(outcome, Crashed):
+            if isinstance(outcome, Crashed) or (isinstance(outcome, Malformed) and outcome.said):
                 return Busy(message=outcome.message)
             return self._checked(question, args, {}, outcome)
 
@@ -153,7 +165,7 @@ class HttpSession(Session):
 
     def asking(self, address: Address, deadline: float) -> Ask:
         def ask(method: str, path: str, body: Any = None) -> Any:
-            self.request = in_short(method, path, body)
+            self.last.request = in_short(method, path, body)
             get = partial(exchange, address, method, path, body, deadline)
             said = waited_for(get, deadline)
             prompt = body.get("prompt") if type(body) is dict else None

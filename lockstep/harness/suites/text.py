@@ -32,19 +32,19 @@ from lockstep.harness.suites.parts.close_calls import (
     texts_of,
 )
 from lockstep.harness.suites.parts.full_texts import said_in_full
+from lockstep.harness.suites.parts.misread import misread_prompts
 from lockstep.harness.suites.parts.no_text import no_text_at_all
 from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, oracles_logits
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 from lockstep.harness.suites.parts.prompts import (
     ALIKE,
     BEFORE,
-    FOREIGN,
     LONG,
     N_OTHERS,
     OTHERS,
     SPACED,
 )
-from lockstep.harness.suites.parts.prompts_read import cut_off, keeps_characters, read_otherwise
+from lockstep.harness.suites.parts.prompts_read import READ_OTHERWISE, cut_off
 from lockstep.harness.suites.parts.text_readings import REPLACED, Pieces, Reading, readings
 
 
@@ -87,7 +87,7 @@ def behind_others(context: Context) -> Iterator[Verdict]:
     same = 0
     room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
     alike = [ALIKE] if room > len(BEFORE) else []
-    foreign = [FOREIGN] if keeps_characters(Pieces.of(context).tokenizer) else []
+    foreign = misread_prompts(context)
     for prompt in (*OTHERS, *foreign, *alike, *([LONG[:room]] if room > 0 else [])):
         wrong = False
         try:
@@ -98,7 +98,7 @@ def behind_others(context: Context) -> Iterator[Verdict]:
                     same += 1
                     continue
                 more = reason(context, prompt) if is_wrong(verdict) else ""
-                text = f"behind {prompt[:20].decode(errors='ignore')!r}: {verdict.summary}{more}"
+                text = f"behind {prompt[:20].decode(errors='ignore')!a}: {verdict.summary}{more}"
                 yield replace(verdict, summary=text)
                 wrong = wrong or verdict.status != "excused"
             if wrong:
@@ -118,9 +118,9 @@ def behind_others(context: Context) -> Iterator[Verdict]:
 
 
 def reason(context: Context, prompt: bytes) -> str:
-    return {ALIKE: kept_too_long, SPACED: cut_off, FOREIGN: read_otherwise}.get(
-        prompt, lambda _: ""
-    )(context)
+    if not prompt.isascii() or prompt.endswith(b"\n"):
+        return READ_OTHERWISE
+    return {ALIKE: kept_too_long, SPACED: cut_off}.get(prompt, lambda _: "")(context)
 
 
 def kept_too_long(context: Context) -> str:
@@ -227,7 +227,8 @@ def behind(
     free = free[: pieces.shown(free)]
     if not free:
         raise NothingToAsk("the oracle begins with a token of no text, and engines may end there")
-    found = list(judged(context, batches, logits[-n:], free, said_text, pieces))
+    whole = said_before is not None  # alone it writes all of them
+    found = list(judged(context, batches, logits[-n:], free, said_text, pieces, whole=whole))
     more = counted_otherwise(context, prompt, len(ids))
     yield from (with_more(verdict, more) for verdict in found)
     if any(map(is_wrong, found)) and said_before is None:
@@ -248,8 +249,11 @@ def judged(
     free: Sequence[int],
     said: bytes,
     pieces: Pieces,
+    *,
+    whole: bool = False,
 ) -> Iterator[Verdict]:
-    """logits: the oracle's before each of its tokens; free: those of them that have a text."""
+    """logits: the oracle's before each of its tokens; free: those of them that have a text; whole:
+    it may end there, or go on, only as an honest run does."""
     if not np.isfinite(logits).all():
         text = "logits are NaN or infinite, so that greedy text is not determined"
         yield context.verdict("text", "not-compared", text)
@@ -260,9 +264,10 @@ def judged(
         yield context.verdict("text", "agreed", f"{same(best)}{more}")
         if best.rest.strip() and not more:
             text = f"its text goes on behind the {len(free)} tokens that were asked for"
-            yield context.verdict("text", "not-compared", f"{text}: {best.rest[:40]!r}")
+            status: Status = "diverged" if whole else "not-compared"
+            yield context.verdict("text", status, f"{text}: {best.rest[:40]!r}")
         return
-    reason = why_not_compared(best, free, pieces)
+    reason = why_not_compared(best, free, pieces, whole=whole)
     # how many bytes a U+FFFD stands for nobody can tell: one more may be of another token of a tie
     if reason and not (REPLACED in said and lacks_characters(best, free, pieces)):
         yield from ended(context, reason, free, best, pieces)
@@ -307,11 +312,13 @@ def same(found: Reading) -> str:
     return f"the text of {found.end} greedy tokens is the same{note}"
 
 
-def why_not_compared(best: Reading, free: Sequence[int], pieces: Pieces) -> str:
+def why_not_compared(
+    best: Reading, free: Sequence[int], pieces: Pieces, *, whole: bool = False
+) -> str:
     """Where the subject's text ends, or is no text any more; "": it goes on, and otherwise."""
     of = f"of the {len(free)} tokens of the oracle's text"
     piece = pieces[free[best.end]]
-    if piece.startswith(best.rest):
+    if piece.startswith(best.rest) and not whole:
         return f"its text ends after {best.end} {of}: what is behind them was not compared"
     if is_replaced(best.rest, piece):
         return f"behind {best.end} {of} bytes that are no characters are shown as U+FFFD"

@@ -3,12 +3,14 @@ alone."""
 
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep.harness.records import Verdict
+from lockstep.harness.http.session import HttpSession
+from lockstep.harness.records import EXACT, Answered, TimedOut, Verdict
 from lockstep.harness.suites.parts.at_once import AT_ONCE
 from tests.fake_server import Busy, serving
 from tests.harness.check.test_check import plan_for, verdicts_of
@@ -59,6 +61,14 @@ class Together:
         return self.change(said) if met and isinstance(said, dict) else said
 
 
+def cut_short(said: dict[str, Any]) -> dict[str, Any]:
+    return {**said, "content": said["content"][:3]}
+
+
+def nothing(said: dict[str, Any]) -> dict[str, Any]:
+    return {**said, "content": ""}
+
+
 def with_more(said: dict[str, Any]) -> dict[str, Any]:
     return {**said, "content": "~~~" + said["content"]}
 
@@ -74,6 +84,91 @@ def test_one_that_mixes_requests_up_diverges(model: Path) -> None:
         (found,) = at_once(model, address)
     assert (found.status, found.key) == ("diverged", "text/at once")
     assert "what do requests share" in found.summary
+
+
+@pytest.mark.parametrize("change", [cut_short, nothing])
+def test_one_that_ends_texts_early_at_once_diverges(change: Any, model: Path) -> None:
+    """Alone an end accuses nobody; here it is known what it writes alone."""
+    with serving(model, Together(change)) as address:
+        (found,) = at_once(model, address)
+    assert (found.status, found.key) == ("diverged", "text/at once")
+
+
+def test_one_that_keeps_one_number_of_tokens_for_all_diverges(model: Path) -> None:
+    numbers: list[int] = []
+    together = Together(lambda said: said)
+
+    def last_of_all(body: dict[str, Any]) -> str:
+        if "n_predict" in body:
+            numbers.append(body["n_predict"])
+            together("/completion", None)  # waits for another
+            body["n_predict"] = numbers[-1]
+        return ""
+
+    with serving(model, refuses=last_of_all) as address:
+        (found,) = at_once(model, address)
+    assert (found.status, found.key) == ("diverged", "text/at once")
+
+
+def test_one_that_keeps_a_beginning_once_and_mixes_what_follows_diverges(model: Path) -> None:
+    inside: list[str] = []
+    together = Together(lambda said: said)
+
+    def shared(body: dict[str, Any]) -> str:
+        prompt = body.get("prompt")
+        if isinstance(prompt, str):
+            inside.append(prompt)
+            together("/completion", None)
+            like = [one for one in inside if one != prompt and one[:16] == prompt[:16]]
+            body["prompt"] = prompt + "".join(like)[:16]
+            inside.remove(prompt)
+        return ""
+
+    with serving(model, refuses=shared) as address:
+        (found,) = at_once(model, address)
+    assert (found.status, found.key) == ("diverged", "text/at once")
+    assert "Once there was" in found.summary
+
+
+def test_what_is_answered_is_compared_where_others_are_refused(model: Path) -> None:
+    busy = Busy({"error": {"message": "two at a time"}}, status=400)
+    answers = iter([*[with_more] * 2, *[lambda said: busy] * 100])
+    with serving(model, Together(lambda said: next(answers)(said))) as address:
+        (found,) = at_once(model, address)
+    assert (found.status, found.key) == ("diverged", "text/at once")
+
+
+def test_one_whose_answers_are_no_json_at_once_gives_no_proper_answer(model: Path) -> None:
+    with serving(model, Together(lambda said: b'{"content": "{"content": "')) as address:
+        found = verdicts_of(plan_for(model, engine=address, suites=("text",), n_steps=6))
+    assert found[-1].status == "malformed", found[-1]
+    assert "several times at once" in found[-1].summary
+
+
+def test_one_that_says_that_it_is_busy_with_a_status_of_success_is_not_accused(
+    model: Path,
+) -> None:
+    with serving(model, Together(lambda said: {"error": "one at a time"})) as address:
+        found = at_once(model, address)
+    assert [verdict.status for verdict in found] == ["not-applicable"]
+
+
+def test_one_that_puts_requests_in_a_queue_has_the_time_of_all_before(model: Path) -> None:
+    lock = threading.Lock()
+
+    def one_by_one(path: str, said: Any) -> Any:
+        with lock:
+            time.sleep(0.5 if path == "/completion" else 0)
+        return said
+
+    every = [(b"The cat", 1)] * 6
+    with serving(model, one_by_one) as address:
+        session = HttpSession(address, model, EXACT, time_limit=2.0)
+        session.ask("describe")
+        queued = session.ask_at_once("generate", every, more_seconds=60.0)
+        at_most = session.ask_at_once("generate", every, more_seconds=0.0)
+    assert all(isinstance(outcome, Answered) for outcome in queued), queued
+    assert any(isinstance(outcome, TimedOut) for outcome in at_most)
 
 
 def test_one_that_takes_a_request_at_a_time_is_not_accused(model: Path) -> None:

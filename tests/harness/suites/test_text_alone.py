@@ -238,7 +238,7 @@ def test_an_engine_that_reads_characters_otherwise_is_found_behind_some_beyond_a
     made(f"text: {coding}", TextAlone, generate=generate)
     found = verdicts(builtin("f32", folder), f"text: {coding}", "text")
     assert found[-1].status == "diverged"
-    assert "look at how other characters are read" in found[-1].summary
+    assert "look at how characters are read" in found[-1].summary
 
 
 class Words(dict[int, bytes]):
@@ -257,7 +257,11 @@ GIRL_IS = (2, 5)
 
 
 def text_verdicts(
-    said: bytes, *rows: dict[int, float], noise: float = 0.01, more: float | None = None
+    said: bytes,
+    *rows: dict[int, float],
+    noise: float = 0.01,
+    more: float | None = None,
+    whole: bool = False,
 ) -> list[Verdict]:
     """The oracle's text is " girl is"; a row has logits before each token, others are -9. more: the
     noise of more runs, if they may be asked for."""
@@ -276,7 +280,7 @@ def text_verdicts(
         verdict=partial(Context.verdict, SimpleNamespace(case="c", repro=str)),
     )
     pieces: Any = WORDS
-    return list(judged(context, (), logits, GIRL_IS, said, pieces))
+    return list(judged(context, (), logits, GIRL_IS, said, pieces, whole=whole))
 
 
 CLEAR = {2: 5.0, 1: 3.0}, {5: 5.0, 3: 4.5}
@@ -303,6 +307,16 @@ def test_a_tie_with_a_token_that_does_not_fit_excuses_nothing() -> None:
 
 def test_a_tie_with_a_control_token_excuses_since_it_has_no_text() -> None:
     assert [v.status for v in text_verdicts(b" dog", {2: 5.0, 0: 4.99}, {5: 5.0})] == ["excused"]
+
+
+def test_a_text_that_is_whole_alone_ends_early_only_at_a_tie_with_a_control_token() -> None:
+    clear, tie = {5: 5.0, 3: 4.0}, {5: 5.0, 0: 4.99}
+    assert "diverged" not in {v.status for v in text_verdicts(b" girl", {2: 5.0}, clear)}
+    found = text_verdicts(b" girl", {2: 5.0}, clear, more=0.01, whole=True)
+    assert [v.status for v in found] == ["diverged"]
+    assert text_verdicts(b" girl", {2: 5.0}, tie, whole=True)[-1].status == "excused"
+    longer = text_verdicts(b" girl is is", {2: 5.0}, clear, whole=True)
+    assert longer[-1].status == "diverged"
 
 
 def test_more_runs_are_asked_for_only_where_the_usual_noise_makes_no_tie() -> None:

@@ -6,59 +6,101 @@ one that comes alone is held against the oracle like any other, and ties are exc
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
+from lockstep.harness.context.further_runs import n_cells
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.records import Answered, Crashed, Outcome, TimedOut, Verdict
-from lockstep.harness.suites.parts.prompts import N_OTHERS, OTHERS
+from lockstep.harness.records import Answered, Crashed, Malformed, Outcome, TimedOut, Verdict
+from lockstep.harness.suites.parts.prompts import ALIKE, BEFORE, N_OTHERS, OTHERS
 
 Judge = Callable[[Context, bytes, int, bytes], Iterator[Verdict]]
 AT_ONCE = "while others are being answered"
 ROUNDS = 3  # which of them meet is a matter of microseconds
 
 
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """What comes behind a prompt, of n tokens, when nothing else is asked."""
+
+    prompt: bytes
+    n: int
+    text: bytes
+    seconds: float
+
+
 def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
     """judge: verdicts on a text of so many tokens behind a prompt. Last of all that is asked of a
     server, since it may end it. Of another engine nothing."""
-    n, prompts = min(N_OTHERS, context.n_steps), [*OTHERS]
-    if not context.subject.takes_several:
+    every = list(asked_alone(context)) if context.subject.takes_several else []
+    if len(every) < 2:  # why it does not answer the others has been said
         return
-    try:
-        alone = [context.ask(context.subject, "generate", prompt, n) for prompt in prompts]
-    except NoAnswer:  # that has been said
-        return
+    fewest, questions = len(every), [(one.prompt, one.n) for one in every]
+    queue = sum(one.seconds for one in every)  # where the last of them waits for all the others
     for _ in range(ROUNDS):
-        outcomes = context.subject.ask_at_once("generate", [(prompt, n) for prompt in prompts])
-        texts = [outcome.value for outcome in outcomes if isinstance(outcome, Answered)]
-        if len(texts) < len(prompts):
-            still_there(context, outcomes, prompts[0], n)
-            text = f"{AT_ONCE} it answers {len(texts)} of {len(prompts)} prompts"
-            yield context.verdict("text", "not-applicable", text)
-            return
-        for prompt, usual, said in zip(prompts, alone, texts, strict=True):
-            if said != usual and is_wrong(judge(context, prompt, n, said)):
-                yield another(context, prompt, usual, said)
+        outcomes = context.subject.ask_at_once("generate", questions, more_seconds=queue)
+        still_there(context, outcomes, every[0])
+        n_answered = sum(isinstance(outcome, Answered) for outcome in outcomes)
+        for one, outcome in zip(every, outcomes, strict=False):
+            if (verdict := held_against(judge, context, one, outcome)) is not None:
+                yield verdict
                 return
-    text = f"{AT_ONCE} the texts behind {len(prompts)} prompts are the same, but for ties"
-    yield context.verdict("text", "agreed", text)
+        fewest = min(fewest, n_answered)
+        if n_answered < 2:  # nor does it the next time
+            break
+    yield as_alone(context, fewest, len(every))
 
 
-def still_there(context: Context, outcomes: Sequence[Outcome], prompt: bytes, n: int) -> None:
-    """One at a time is what many servers take, if they live on. Who does not answer in time hangs:
-    all together are half the tokens of the usual text, which came in that time. Raises NoAnswer."""
+def asked_alone(context: Context) -> Iterator[Alone]:
+    """More than the four that many servers take at a time, so that some wait and come into a place
+    that others leave; two that begin alike, of which a server may keep the beginning once; and of
+    several lengths, since how much is asked for is kept for each as well."""
+    room = n_cells(context) - N_OTHERS - 2
+    for number, prompt in enumerate((*OTHERS, BEFORE, ALIKE)):
+        n = max(1, min(N_OTHERS, context.n_steps) - 2 * (number % 2))
+        outcome = context.subject.ask("generate", prompt, n) if len(prompt) < room else None
+        if isinstance(outcome, Answered):
+            yield Alone(prompt=prompt, n=n, text=outcome.value, seconds=outcome.seconds)
+
+
+def still_there(context: Context, outcomes: Sequence[Outcome], one: Alone) -> None:
+    """One at a time is what many servers take, if they live on and refuse the others by a sentence
+    or a status. Raises NoAnswer."""
     for outcome in outcomes:
-        if isinstance(outcome, Crashed | TimedOut):
+        if isinstance(outcome, Crashed | TimedOut | Malformed):
             context.answer(context.subject, "generate several times at once", outcome)
-    context.ask(context.subject, "generate", prompt, n)
+    if not all(isinstance(outcome, Answered) for outcome in outcomes):
+        context.ask(context.subject, "generate", one.prompt, one.n)
 
 
-def is_wrong(verdicts: Iterator[Verdict]) -> bool:
-    return any(verdict.status == "diverged" for verdict in verdicts)
+def held_against(judge: Judge, context: Context, one: Alone, outcome: Outcome) -> Verdict | None:
+    """None: an honest run may write that, or it is no answer."""
+    if not isinstance(outcome, Answered) or outcome.value == one.text:
+        return None
+    said = outcome.value
+    try:
+        found = {verdict.status for verdict in judge(context, one.prompt, one.n, said)}
+    except NoAnswer:  # the oracle has no text there to hold it against
+        found = {"not-compared"}
+    if "diverged" in found:
+        return another(context, one, said)
+    if "not-compared" in found and "excused" not in found:
+        return context.verdict("text", "not-compared", another(context, one, said).summary)
+    return None
 
 
-def another(context: Context, prompt: bytes, usual: bytes, said: bytes) -> Verdict:
+def another(context: Context, one: Alone, said: bytes) -> Verdict:
     text = (
-        f"{AT_ONCE} the text behind {prompt.decode()!r} is {said[:40]!r}, alone it is "
-        f"{usual[:40]!r}: what do requests share that come at the same time, a cache or a buffer?"
+        f"{AT_ONCE} the text behind {one.prompt.decode()!r} is {said[:40]!r}, alone it is "
+        f"{one.text[:40]!r}: what do requests share that come at the same time, a cache, a buffer "
+        "or the number of tokens?"
     )
-    detail = {"at_fault": "subject", "prompt": repr(prompt), "margin": None}
+    detail = {"at_fault": "subject", "prompt": repr(one.prompt), "margin": None}
     return context.verdict("text", "diverged", text, detail, key=("text", "at once"))
+
+
+def as_alone(context: Context, n: int, n_asked: int) -> Verdict:
+    if n < n_asked:
+        text = f"{AT_ONCE} it answers {n} of {n_asked} prompts" + ", as alone" * bool(n)
+        return context.verdict("text", "not-applicable", text)
+    text = f"{AT_ONCE} the texts behind {n} prompts are the same, but for ties"
+    return context.verdict("text", "agreed", text)

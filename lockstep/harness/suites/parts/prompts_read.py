@@ -1,9 +1,14 @@
 """What an engine does to a prompt before it reads it: clauses for a text that is wrong."""
 
-from lockstep.engine.errors import EngineError
-from lockstep.engine.tokenizers.base import Tokenizer
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.suites.parts.prompts import FOREIGN, N_OTHERS, SPACED
+from lockstep.harness.suites.parts.prompts import N_OTHERS, SPACED
+
+# of a prompt that is asked where those before it were right
+READ_OTHERWISE = (
+    "; behind plainer prompts it is right, so look at how characters are read: as Latin-1, in "
+    "halves of UTF-16, without \\u escapes of two halves, composed or taken apart, or a line's end "
+    "as two"
+)
 
 
 def cut_off(context: Context) -> str:
@@ -22,19 +27,3 @@ def cut_off(context: Context) -> str:
     whole = texts.pop("")
     where = next((name for name, text in texts.items() if text == whole), None)
     return f"; it is the same without the spaces {where}: are they cut off?" if where else ""
-
-
-def keeps_characters(tokenizer: Tokenizer) -> bool:
-    """Whether the vocabulary has tokens for all of FOREIGN: what is done without is a choice."""
-    try:
-        return FOREIGN in tokenizer.decode(tokenizer.encode(FOREIGN))
-    except EngineError:  # there are texts that end llama.cpp's process
-        return False
-
-
-def read_otherwise(context: Context) -> str:
-    """Asked last of the fixed ones: where it is wrong those before it were right."""
-    return (
-        "; behind prompts of ASCII alone it is right, so look at how other characters are read: as "
-        "Latin-1, in halves of UTF-16, or without \\u escapes of two halves"
-    )
