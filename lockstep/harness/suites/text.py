@@ -24,6 +24,7 @@ from lockstep.harness.records import Status, Verdict
 from lockstep.harness.suites.decode import EXACT_TIE
 from lockstep.harness.suites.parts.at_once import asked_at_once
 from lockstep.harness.suites.parts.close_calls import (
+    Beginning,
     beginnings_of,
     closest,
     designs_that_say,
@@ -45,7 +46,20 @@ from lockstep.harness.suites.parts.prompts import (
     SPACED,
 )
 from lockstep.harness.suites.parts.prompts_read import READ_OTHERWISE, cut_off
-from lockstep.harness.suites.parts.text_readings import REPLACED, Pieces, Reading, readings
+from lockstep.harness.suites.parts.text_ends import (
+    is_replaced,
+    lacks_characters,
+    why_not_compared,
+)
+from lockstep.harness.suites.parts.text_readings import (
+    REPLACED,
+    Pieces,
+    Reading,
+    is_text,
+    leading,
+    readings,
+    without_prompt,
+)
 
 
 class Text(Suite, name="text"):
@@ -155,7 +169,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
     close = [one for one in closest(context, runs) if pieces[one.chosen].strip()]
     answers, left = said_behind(context, close, "generate", lambda one: texts[one.ids])
     same, others, ties, unclear = [], [], 0, 0
-    for one, said in answers:
+    for one, said in own_texts(answers, texts, pieces):
         found = list(judged(context, one.batches, one.logits, [one.chosen], said, pieces))
         wrong = next((verdict for verdict in found if verdict.status == "diverged"), None)
         statuses = {verdict.status for verdict in found}
@@ -185,6 +199,16 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         yield from said_of(context, "text", n, same, ties)
 
 
+def own_texts(
+    answers: Sequence[tuple[Beginning, bytes]], texts: dict[tuple[int, ...], bytes], pieces: Pieces
+) -> list[tuple[Beginning, bytes]]:
+    """Without the prompt, and without the space that some put before every text."""
+    own = [without_prompt(said, texts[one.ids], pieces[one.chosen]) for one, said in answers]
+    if all(said.startswith(b" ") for said in own):
+        own = [said[1:] for said in own]
+    return [(one, said) for (one, _), said in zip(answers, own, strict=True)]
+
+
 def how_far(wrong: Verdict) -> float:
     """Behind the likeliest token; of a text that no token begins with there is no number."""
     margin = wrong.detail["margin"]
@@ -194,8 +218,9 @@ def how_far(wrong: Verdict) -> float:
 def may_begin_with(said: bytes, pieces: "Pieces", run: F32, allowed: float) -> bool:
     row = run[0]
     likely = np.flatnonzero(row.max() - row <= allowed).tolist()
-    texts = (said, b" " + said)  # some take the space from its beginning
-    return any(fits(pieces[token], text, pieces) for token in likely for text in texts)
+    # some take spaces from its beginning
+    texts = [(pieces[token], leading(pieces[token]) + said.lstrip()) for token in likely]
+    return any(fits(piece, text, pieces) for piece, text in texts)
 
 
 class NothingToAsk(NoAnswer):
@@ -228,9 +253,12 @@ def behind(
     if not free:
         raise NothingToAsk("the oracle begins with a token of no text, and engines may end there")
     whole = said_before is not None  # alone it writes all of them
-    found = list(judged(context, batches, logits[-n:], free, said_text, pieces, whole=whole))
+    own = without_prompt(said_text, prompt, b"".join(pieces[token] for token in free))
+    found = list(judged(context, batches, logits[-n:], free, own, pieces, whole=whole))
     more = counted_otherwise(context, prompt, len(ids))
-    yield from (with_more(verdict, more) for verdict in found)
+    echo = "" if own == said_text else "; it shows the prompt before it"
+    for verdict in found:
+        yield with_more(replace(verdict, summary=verdict.summary + echo), more)
     if any(map(is_wrong, found)) and said_before is None:
         yield from asked_again(context, "text", said_text, "generate", prompt, n)
     elif left is not None:
@@ -303,43 +331,14 @@ def ended(
 ) -> Iterator[Verdict]:
     if best.end:
         yield context.verdict("text", "agreed", same(best))
-    if best.end < len(free) - 1 or not best.end or lacks_characters(best, free, pieces):
+    unclear = best.end < len(free) - 1 and is_replaced(best.rest, pieces[free[best.end]])
+    if unclear or not best.end or lacks_characters(best, free, pieces):
         yield context.verdict("text", "not-compared", reason)
 
 
 def same(found: Reading) -> str:
     note = f", {found.note}" if found.note else ""
     return f"the text of {found.end} greedy tokens is the same{note}"
-
-
-def why_not_compared(
-    best: Reading, free: Sequence[int], pieces: Pieces, *, whole: bool = False
-) -> str:
-    """Where the subject's text ends, or is no text any more; "": it goes on, and otherwise."""
-    of = f"of the {len(free)} tokens of the oracle's text"
-    piece = pieces[free[best.end]]
-    if piece.startswith(best.rest) and not whole:
-        return f"its text ends after {best.end} {of}: what is behind them was not compared"
-    if is_replaced(best.rest, piece):
-        return f"behind {best.end} {of} bytes that are no characters are shown as U+FFFD"
-    return ""
-
-
-def lacks_characters(best: Reading, free: Sequence[int], pieces: Pieces) -> bool:
-    """Whether more of that token is not there than what who streams a text keeps back: the
-    beginning of a character; or spaces, which some take from its end."""
-    piece = pieces[free[best.end]]
-    if is_replaced(best.rest, piece):
-        return False
-    return bool(piece[len(best.rest) :].decode("utf-8", "ignore").strip())
-
-
-def is_replaced(rest: bytes, piece: bytes) -> bool:
-    pairs = enumerate(zip(rest, piece, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(rest), len(piece)))
-    while at and at < len(rest) and rest[at] & 0xC0 == 0x80:  # inside of a character
-        at -= 1
-    return rest[at:].startswith(REPLACED)
 
 
 def first_tie(
@@ -354,7 +353,9 @@ def first_tie(
         for token in np.argsort(margins, kind="stable"):
             if margins[token] > allowed:
                 break
-            if token != chosen and fits(pieces[int(token)], rest, pieces):
+            piece = pieces[int(token)]
+            dropped = best.drops and not is_text(piece)
+            if token != chosen and (dropped or fits(piece, rest, pieces)):
                 detail = {"step": step, "expected": chosen, "actual": int(token)}
                 return step, detail | {"margin": float(margins[token]), "allowed": allowed}
         rest = rest[len(pieces[chosen]) :]
@@ -388,6 +389,8 @@ def divergence(
         else f"the likeliest that fits, {actual}, is "
         + (f"{margin:.2g} below the oracle's largest logit")
     )
+    if actual == chosen:
+        below = "the same token may be meant: are bytes decoded before their characters are whole?"
     text = (
         f"behind {best.end} greedy tokens the text goes on with {best.rest[:40]!r}, the oracle's "
         f"with {pieces[chosen]!r}; {below}; at fault: subject"

@@ -44,26 +44,54 @@ class Pieces:
 class Reading:
     """The subject's text and the ends of the oracle's tokens, in one honest way to write both.
 
-    end: so many of the oracle's tokens fit; rest: of the subject's text behind them.
+    end: so many of the oracle's tokens fit; rest: of the subject's text behind them; drops: bytes
+    that are no characters are left out.
     """
 
     end: int
     rest: bytes
     note: str = ""
+    drops: bool = False
 
 
 def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Reading]:
-    """The text as it is; with the space that some engines take from its beginning; without the
-    spaces that llama.cpp takes out where the vocabulary says so; as JSON has it."""
+    """The text as it is; with the spaces that some engines take from its beginning, or without
+    those that they put before it; without the spaces that llama.cpp takes out where the vocabulary
+    says so; as JSON has it; without bytes that are no characters."""
     yield reading(said, free, pieces, bytes)
-    if pieces[free[0]].startswith(b" ") and not said.startswith(b" "):
-        note = "but for the space that it begins with"
-        yield replace(reading(b" " + said, free, pieces, bytes), note=note)
+    spaces = leading(b"".join(pieces[token] for token in free))
+    # of one token with a space, and one without, each may be wrong
+    if said.strip() and (spaces.endswith(leading(said)) or len(free) > 1):
+        note = f"but for the space{'' if spaces == b' ' else 's'} that it begins with"
+        yield replace(reading(spaces + said.lstrip(), free, pieces, bytes), note=note)
     if pieces.cleans:
         yield reading(cleaned(said), free, pieces, cleaned)
     if REPLACED in said:
         note = "but for bytes that are no characters"
         yield replace(reading(in_characters(said), free, pieces, in_characters), note=note)
+    elif said.strip() and is_text(said) and not is_text(b"".join(pieces[token] for token in free)):
+        note = "but for bytes that are no characters, which it leaves out"
+        yield replace(reading(said, free, pieces, whole_characters), note=note, drops=True)
+
+
+def is_text(text: bytes) -> bool:
+    return whole_characters(text) == text
+
+
+def whole_characters(text: bytes) -> bytes:
+    return text.decode("utf-8", "ignore").encode()
+
+
+def leading(text: bytes) -> bytes:
+    return text[: len(text) - len(text.lstrip())]
+
+
+def without_prompt(said: bytes, prompt: bytes, text: bytes) -> bytes:
+    """What an engine writes that shows the prompt before it, as the text is not."""
+    own, shown = said.lstrip(), prompt.strip()
+    if not shown or not own.startswith(shown) or text.lstrip().startswith(shown):
+        return said
+    return own[len(shown) :]
 
 
 def in_characters(text: bytes) -> bytes:

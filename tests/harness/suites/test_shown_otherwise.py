@@ -1,0 +1,100 @@
+"""Texts that are right and shown otherwise: with the prompt, other spaces, fewer bytes."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.suites.parts.text_readings import readings, without_prompt
+from tests.harness.suites.test_text_alone import TextAlone, Words, verdicts
+from tests.models import builtin
+from tests.quiet_engines import made
+
+Shown = Callable[[bytes, bytes], bytes]  # prompt, text -> what is shown
+
+HONEST: dict[str, Shown] = {
+    "without spaces around it": lambda _, text: text.strip(),
+    "with a space before it": lambda _, text: b" " + text,
+    "behind the prompt": lambda prompt, text: prompt + text,
+    "behind a space and the prompt": lambda prompt, text: b" " + prompt + text,
+    "behind the prompt, without spaces around both": lambda prompt, text: (prompt + text).strip(),
+    "without bytes that are no characters": lambda _, text: text.decode(errors="ignore").encode(),
+    "with U+FFFD for them": lambda _, text: text.decode(errors="replace").encode(),
+}
+WRONG: dict[str, Shown] = {
+    "behind another prompt": lambda prompt, text: prompt[::-1] + text,
+    "behind the prompt without the first character": lambda prompt, text: prompt + text[1:],
+    "with other letters": lambda _, text: text.swapcase(),
+    "without its spaces": lambda _, text: text.replace(b" ", b""),
+    "the prompt alone, then dots": lambda prompt, text: prompt + b"." * len(text),
+}
+
+
+@cache
+def showing(name: str) -> str:
+    shown = (HONEST | WRONG)[name]
+
+    def generate(self: Any, prompt: bytes, n: int) -> bytes:
+        ids = Reference.greedy(self, self.tokenize([prompt])[0], n)
+        return shown(prompt, b"".join(self.tokenizer.piece(t, special=False) for t in ids))
+
+    return made(f"text: {name}", TextAlone, generate=generate)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("model", ["f32", "q4_0"])
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_text_that_is_shown_otherwise_is_not_accused(
+    name: str, model: str, folder: Path
+) -> None:
+    found = verdicts(builtin(model, folder), showing(name), "text", n_steps=12)
+    assert "diverged" not in {verdict.status for verdict in found}, found
+    assert found[0].status == "agreed"
+
+
+def test_that_the_prompt_is_shown_is_said(folder: Path) -> None:
+    engine = showing("behind the prompt")
+    found = verdicts(builtin("f32", folder), engine, "text")
+    assert found[0].summary.endswith("it shows the prompt before it")
+    assert exit_code(found) == 0
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_another_text_diverges_however_it_is_shown(name: str, folder: Path) -> None:
+    found = verdicts(builtin("f32", folder), showing(name), "text", n_steps=12)
+    assert "diverged" in {verdict.status for verdict in found}, found
+
+
+WORDS: Any = Words({1: b"\n", 2: b"   ", 3: b"a", 4: b" a", 5: b"\xf0\x9f", 6: b"\xff", 7: b"b"})
+
+
+@pytest.mark.parametrize(
+    ("said", "free", "end"),
+    [
+        (b"ab", (1, 2, 3, 7), 4),
+        (b"  ab", (2, 3, 7), 3),
+        (b" ab", (3, 7), 2),
+        (b"ab", (3, 6, 7), 3),
+        (b"", (6, 6), 0),  # nothing is no text of two tokens
+        (b"", (1, 2), 0),
+        (b" a", (3,), 0),  # of one token a space may be the mistake
+        (b"a", (4,), 1),
+        (b"ba", (3, 7), 0),
+    ],
+)
+def test_a_text_is_read_in_each_honest_way(said: bytes, free: tuple[int, ...], end: int) -> None:
+    assert max(reading.end for reading in readings(said, free, WORDS)) == end
+
+
+def test_a_prompt_is_taken_off_where_the_text_is_not_the_prompt_once_more() -> None:
+    assert without_prompt(b" The cat sat", b"The cat ", b" sat") == b" sat"
+    assert without_prompt(b"The cat sat", b"The cat", b"The cat sat") == b"The cat sat"
+    assert without_prompt(b"sat", b"\n", b"sat") == b"sat"
