@@ -23,8 +23,8 @@ from lockstep.harness.suites.dequant import bits
 from lockstep.harness.suites.metadata import readable, same_key
 from lockstep.harness.suites.parts.no_text import is_written
 from lockstep.harness.suites.parts.text_ends import why_not_compared
+from lockstep.harness.suites.parts.text_judged import fits
 from lockstep.harness.suites.parts.text_readings import Pieces, Reading, readings
-from lockstep.harness.suites.text import fits
 
 RUN = ("ops", "make_ops", "make_model", "loaded", "evaluate")
 IDS = ("tokenize", "tokenizer")

@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.text import judged
+from lockstep.harness.suites.parts.text_judged import judged
 
 PIECES = {0: b"", 1: b"m", 2: b"\xda", 3: b"h6"}
 

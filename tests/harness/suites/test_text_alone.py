@@ -17,7 +17,7 @@ from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
 from lockstep.harness.records import EXACT, Verdict
 from lockstep.harness.suites.parts.text_ends import is_replaced
-from lockstep.harness.suites.text import judged
+from lockstep.harness.suites.parts.text_judged import judged
 from lockstep.harness.synth.llama import LlamaRecipe
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin, with_metadata, written
@@ -173,38 +173,11 @@ def test_a_wrong_text_diverges_at_its_first_wrong_token(engine: str, folder: Pat
     assert "the oracle's with" in found[0].summary
 
 
-def test_a_text_that_ends_early_is_compared_as_far_as_it_goes(folder: Path) -> None:
-    made("text: of two tokens", TextAlone, write=lambda _, p: b"".join(p[:2]))
-    short = verdicts(builtin("f32", folder), "text: of two tokens", "text")
-    assert [v.status for v in short] == ["agreed", "not-compared"]
-    assert "its text ends after 2 of the 6 tokens" in short[1].summary
-
-
 def test_an_engine_that_writes_nothing_behind_any_prompt_is_wrong(folder: Path) -> None:
     made("text: none", TextAlone, write=lambda _, p: b"")
     empty = verdicts(builtin("f32", folder), "text: none", "text")
     assert ([v.status for v in empty], exit_code(empty)) == (["not-compared", "diverged"], 1)
     assert "it writes nothing behind any of" in empty[1].summary
-
-
-def test_an_engine_that_ends_at_once_behind_one_prompt_is_not_accused(folder: Path) -> None:
-    def generate(self: Any, prompt: bytes, n: int) -> bytes:
-        usual = Reference.greedy(self, self.tokenize([prompt])[0], n)
-        return b"" if prompt == b"Once upon a time" else self.detokenize([usual])[0]
-
-    made("text: none behind one", TextAlone, generate=generate)
-    found = verdicts(builtin("f32", folder), "text: none behind one", "text")
-    assert ([v.status for v in found], exit_code(found)) == (["not-compared"], 3)
-
-
-def test_a_text_without_its_last_token_is_not_compared_to_its_end(folder: Path) -> None:
-    made("text: one token short", TextAlone, write=lambda _, p: b"".join([*p[:-1], b""]))
-    made("text: one token more", TextAlone, write=lambda _, p: b"".join([*p, b"~~~"]))
-    path = builtin("f32", folder)
-    for engine, words in (("short", "its text ends after"), ("more", "its text goes on behind")):
-        found = verdicts(path, f"text: one token {engine}", "text", prompt=b"The cat")
-        assert exit_code(found) == 3
-        assert words in " ".join(v.summary for v in found)
 
 
 def test_a_wrong_engine_that_is_right_behind_one_prompt_is_found_behind_others(

@@ -1,0 +1,154 @@
+"""Could greedy tokens of the oracle's model have made a text?
+
+A text does not say where its tokens end, and the same bytes may be several tokens. So nothing is
+accused unless no token that fits the text is within the noise of the oracle's largest logit.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.suite import Context
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Status, Verdict
+from lockstep.harness.suites.decode import EXACT_TIE
+from lockstep.harness.suites.parts.text_ends import (
+    is_replaced,
+    lacks_characters,
+    why_not_compared,
+)
+from lockstep.harness.suites.parts.text_readings import REPLACED, Pieces, Reading, is_text, readings
+
+ENDED = "ended"  # in the detail of what is said of a text that ends early
+
+
+def judged(
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    free: Sequence[int],
+    said: bytes,
+    pieces: Pieces,
+    *,
+    whole: bool = False,
+) -> Iterator[Verdict]:
+    """logits: the oracle's before each of its tokens; free: those of them that have a text; whole:
+    it may end there, or go on, only as an honest run does."""
+    if not np.isfinite(logits).all():
+        text = "logits are NaN or infinite, so that greedy text is not determined"
+        yield context.verdict("text", "not-compared", text)
+        return
+    best = max(readings(said, free, pieces), key=lambda r: (r.end, -len(r.rest)))
+    if best.end == len(free):
+        more = "" if len(free) == len(logits) else "; there the oracle's has an end of text"
+        yield context.verdict("text", "agreed", f"{same(best)}{more}")
+        if best.rest.strip() and not more:
+            text = f"its text goes on behind the {len(free)} tokens that were asked for"
+            status: Status = "diverged" if whole else "not-compared"
+            yield context.verdict("text", status, f"{text}: {best.rest[:40]!r}")
+        return
+    reason = why_not_compared(best, free, pieces, whole=whole)
+    # how many bytes a U+FFFD stands for nobody can tell: one more may be of another token of a tie
+    if reason and not (REPLACED in said and lacks_characters(best, free, pieces)):
+        yield from ended(context, reason, free, best, pieces)
+        return
+    noise = context.noise.relative
+    tie = first_tie(noise, logits, free, best, pieces)
+    if tie is None:  # else more runs are not worth their time: each prompt would have its own
+        tie = first_tie(noise := context.noise_on(batches), logits, free, best, pieces)
+    if not np.isfinite(noise):
+        text = "honest runs of this model overflow, so that no limit can be given for its ties"
+        yield context.verdict("text", "not-compared", text)
+        return
+    if tie is None and reason:
+        yield from ended(context, reason, free, best, pieces)
+        return
+    if tie is None:
+        yield divergence(context, logits, free, best, pieces)
+        return
+    step, detail = tie
+    kind = "a tie within the noise" if detail["margin"] else EXACT_TIE
+    if step:
+        yield context.verdict("text", "agreed", same(Reading(end=step, rest=b"", note=best.note)))
+    text = (
+        f"token {step} may be {detail['actual']}, the oracle's is {detail['expected']}: {kind} "
+        f"({detail['margin']:.2g} apart, allowed {detail['allowed']:.2g}); what "
+        f"follows is another text"
+    )
+    yield context.verdict("text", "excused", text, detail)
+
+
+def ended(
+    context: Context, reason: str, free: Sequence[int], best: Reading, pieces: Pieces
+) -> Iterator[Verdict]:
+    if best.end:
+        yield context.verdict("text", "agreed", same(best))
+    unclear = best.end < len(free) - 1 and is_replaced(best.rest, pieces[free[best.end]])
+    if unclear or not best.end or lacks_characters(best, free, pieces):
+        yield context.verdict("text", "not-compared", reason, {} if unclear else {ENDED: best.end})
+
+
+def same(found: Reading) -> str:
+    note = f", {found.note}" if found.note else ""
+    return f"the text of {found.end} greedy tokens is the same{note}"
+
+
+def first_tie(
+    noise: float, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
+) -> tuple[int, dict[str, Any]] | None:
+    """The first token that another honest engine may choose otherwise, and with this very text."""
+    rest = b"".join(pieces[token] for token in free[: best.end]) + best.rest
+    for step in range(best.end + 1):
+        row, chosen = logits[step], free[step]
+        allowed = 2 * float(whole_run(noise, largest(row)).allowed)
+        margins = row.max() - row
+        for token in np.argsort(margins, kind="stable"):
+            if margins[token] > allowed:
+                break
+            piece = pieces[int(token)]
+            dropped = best.drops and not is_text(piece)
+            if token != chosen and (dropped or fits(piece, rest, pieces)):
+                detail = {"step": step, "expected": chosen, "actual": int(token)}
+                return step, detail | {"margin": float(margins[token]), "allowed": allowed}
+        rest = rest[len(pieces[chosen]) :]
+    return None
+
+
+def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
+    """Whether a text may begin with that token, or end inside of it."""
+    if REPLACED in rest and REPLACED in piece.decode("utf-8", "replace").encode():
+        return True  # nobody can tell
+    if pieces.cleans:  # a space before may be gone
+        piece, rest = piece.lstrip(b" "), rest.lstrip(b" ")
+    return rest.startswith(piece) or piece.startswith(rest)
+
+
+def divergence(
+    context: Context, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
+) -> Verdict:
+    """Of all tokens that fit the text there, the likeliest is named."""
+    row, chosen = logits[best.end], free[best.end]
+    order = np.argsort(-row, kind="stable").tolist()
+    fitting = (t for t in order if pieces[t] and fits(pieces[t], best.rest, pieces))
+    actual = next(fitting, None)
+    margin = None if actual is None else float(row.max() - row[actual])
+    detail = {"step": best.end, "expected": chosen, "actual": actual, "margin": margin}
+    detail |= {"at_fault": "subject", "expected_text": repr(pieces[chosen])}
+    detail |= {"actual_text": repr(best.rest[:40])}
+    below = (
+        "no token fits it"
+        if margin is None
+        else f"the likeliest that fits, {actual}, is "
+        + (f"{margin:.2g} below the oracle's largest logit")
+    )
+    if actual == chosen:
+        below = "the same token may be meant: are bytes decoded before their characters are whole?"
+    text = (
+        f"behind {best.end} greedy tokens the text goes on with {best.rest[:40]!r}, the oracle's "
+        f"with {pieces[chosen]!r}; {below}; at fault: subject"
+    )
+    return context.verdict("text", "diverged", text, detail, key=("text", "token"))
