@@ -68,7 +68,10 @@ class Text(Suite, name="text"):
                 found.add(kind(verdict))
         except NothingToAsk as error:
             nothing = error.summary
-        if found & {"not-compared", ENDED} and (silent := no_text_at_all(context)) is not None:
+        if (
+            found & {"not-compared", "not-applicable", ENDED}
+            and (silent := no_text_at_all(context)) is not None
+        ):
             yield silent
             return
         for more in (behind_others, close_calls, partial(at_once, found)):
@@ -105,7 +108,8 @@ def behind_others(context: Context) -> Iterator[Verdict]:
             early += [verdict for verdict in found if ENDED in verdict.detail]
             kinds = {*map(kind, found)}
             same += "agreed" in kinds and ENDED not in kinds
-            shown = [verdict for verdict in found if kind(verdict) not in ("agreed", ENDED)]
+            left = ("agreed", "not-applicable", ENDED)
+            shown = [verdict for verdict in found if kind(verdict) not in left]
             yield from shown
             if any(verdict.status != "excused" for verdict in shown):
                 return

@@ -83,6 +83,7 @@ WORDS: Any = Words({1: b"\n", 2: b"   ", 3: b"a", 4: b" a", 5: b"\xf0\x9f", 6: b
         (b"  ab", (2, 3, 7), 3),
         (b" ab", (3, 7), 2),
         (b"ab", (3, 6, 7), 3),
+        (b"a", (6, 6), 0),
         (b"", (6, 6), 0),  # nothing is no text of two tokens
         (b"", (1, 2), 0),
         (b" a", (3,), 0),  # of one token a space may be the mistake

@@ -88,8 +88,11 @@ def ended(
     if best.end:
         yield context.verdict("text", "agreed", same(best))
     unclear = best.end < len(free) - 1 and is_replaced(best.rest, pieces[free[best.end]])
-    if unclear or not best.end or lacks_characters(best, free, pieces):
+    if unclear or lacks_characters(best, free, pieces):
         yield context.verdict("text", "not-compared", reason, {} if unclear else {ENDED: best.end})
+    elif not best.end:
+        text = "it writes nothing, and the oracle no whole characters"
+        yield context.verdict("text", "not-applicable", text)
 
 
 def same(found: Reading) -> str:

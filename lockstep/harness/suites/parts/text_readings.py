@@ -71,7 +71,11 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
         yield replace(reading(in_characters(said), free, pieces, in_characters), note=note)
     elif said.strip() and is_text(said) and not is_text(b"".join(pieces[token] for token in free)):
         note = "but for bytes that are no characters, which it leaves out"
-        yield replace(reading(said, free, pieces, whole_characters), note=note, drops=True)
+        found = reading(said, free, pieces, whole_characters)
+        if (
+            found.end < len(free) or not found.rest.strip()
+        ):  # else what it writes is of none of them
+            yield replace(found, note=note, drops=True)
 
 
 def is_text(text: bytes) -> bool:
