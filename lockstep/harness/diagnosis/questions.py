@@ -22,8 +22,7 @@ from lockstep.harness.records import Answered, FileSummary, Outcome, Request
 from lockstep.harness.suites.dequant import bits
 from lockstep.harness.suites.metadata import readable, same_key
 from lockstep.harness.suites.parts.no_text import is_written
-from lockstep.harness.suites.parts.text_ends import why_not_compared
-from lockstep.harness.suites.parts.text_judged import fits
+from lockstep.harness.suites.parts.text_judged import fits, why_not_compared
 from lockstep.harness.suites.parts.text_readings import Pieces, Reading, readings
 
 RUN = ("ops", "make_ops", "make_model", "loaded", "evaluate")

@@ -101,8 +101,8 @@ def behind_others(context: Context) -> Iterator[Verdict]:
     same, early = 0, []
     room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
     alike = [ALIKE] if room > len(BEFORE) else []
-    foreign = misread_prompts(context)
-    for prompt in (*OTHERS, *foreign, *alike, *([LONG[:room]] if room > 0 else [])):
+    foreign = misread_prompts(context)  # some begin alike, which is not what they ask about
+    for prompt in (*OTHERS, *alike, *foreign, *([LONG[:room]] if room > 0 else [])):
         try:
             found = list(behind_another(context, prompt))
             early += [verdict for verdict in found if ENDED in verdict.detail]

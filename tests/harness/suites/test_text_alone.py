@@ -16,8 +16,7 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
 from lockstep.harness.records import EXACT, Verdict
-from lockstep.harness.suites.parts.text_ends import is_replaced
-from lockstep.harness.suites.parts.text_judged import judged
+from lockstep.harness.suites.parts.text_judged import is_replaced, judged
 from lockstep.harness.synth.llama import LlamaRecipe
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin, with_metadata, written

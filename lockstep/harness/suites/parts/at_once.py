@@ -19,7 +19,7 @@ ROUNDS = 3  # which of them meet is a matter of microseconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alone:
+class TextByItself:
     """What comes behind a prompt, of n tokens, when nothing else is asked."""
 
     prompt: bytes
@@ -50,7 +50,7 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
     yield as_alone(context, fewest, len(every))
 
 
-def asked_alone(context: Context) -> Iterator[Alone]:
+def asked_alone(context: Context) -> Iterator[TextByItself]:
     """More than the four that many servers take at a time, so that some wait and come into a place
     that others leave; two that begin alike, of which a server may keep the beginning once; and of
     several lengths, since how much is asked for is kept for each as well."""
@@ -59,10 +59,10 @@ def asked_alone(context: Context) -> Iterator[Alone]:
         n = max(1, min(N_OTHERS, context.n_steps) - 2 * (number % 2))
         outcome = context.subject.ask("generate", prompt, n) if len(prompt) < room else None
         if isinstance(outcome, Answered):
-            yield Alone(prompt=prompt, n=n, text=outcome.value, seconds=outcome.seconds)
+            yield TextByItself(prompt=prompt, n=n, text=outcome.value, seconds=outcome.seconds)
 
 
-def still_there(context: Context, outcomes: Sequence[Outcome], one: Alone) -> None:
+def still_there(context: Context, outcomes: Sequence[Outcome], one: TextByItself) -> None:
     """One at a time is what many servers take, if they live on and refuse the others by a sentence
     or a status. Raises NoAnswer."""
     for outcome in outcomes:
@@ -72,7 +72,9 @@ def still_there(context: Context, outcomes: Sequence[Outcome], one: Alone) -> No
         context.ask(context.subject, "generate", one.prompt, one.n)
 
 
-def held_against(judge: Judge, context: Context, one: Alone, outcome: Outcome) -> Verdict | None:
+def held_against(
+    judge: Judge, context: Context, one: TextByItself, outcome: Outcome
+) -> Verdict | None:
     """None: an honest run may write that, or it is no answer."""
     if not isinstance(outcome, Answered) or outcome.value == one.text:
         return None
@@ -88,7 +90,7 @@ def held_against(judge: Judge, context: Context, one: Alone, outcome: Outcome) -
     return None
 
 
-def another(context: Context, one: Alone, said: bytes) -> Verdict:
+def another(context: Context, one: TextByItself, said: bytes) -> Verdict:
     text = (
         f"{AT_ONCE} the text behind {one.prompt.decode()!r} is {said[:40]!r}, alone it is "
         f"{one.text[:40]!r}: what do requests share that come at the same time, a cache, a buffer "
