@@ -176,6 +176,7 @@ def test_one_that_takes_a_request_at_a_time_is_not_accused(model: Path) -> None:
     with serving(model, Together(lambda said: busy)) as address:
         found = at_once(model, address)
     assert [verdict.status for verdict in found] == ["not-applicable"]
+    assert found[0].summary.endswith("HTTP 400: one at a time")
 
 
 def test_a_program_is_asked_for_one_thing_at_a_time(model: Path) -> None:

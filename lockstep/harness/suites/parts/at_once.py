@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 from lockstep.harness.context.further_runs import n_cells
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.records import Answered, Crashed, Malformed, Outcome, TimedOut, Verdict
+from lockstep.harness.records import (
+    Answered,
+    Busy,
+    Crashed,
+    Malformed,
+    Outcome,
+    Rejected,
+    TimedOut,
+    Unanswerable,
+    Verdict,
+)
 from lockstep.harness.suites.parts.prompts import ALIKE, BEFORE, N_OTHERS, OTHERS
 
 Judge = Callable[[Context, bytes, int, bytes], Iterator[Verdict]]
@@ -34,20 +44,20 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
     every = list(asked_alone(context)) if context.subject.takes_several else []
     if len(every) < 2:  # why it does not answer the others has been said
         return
-    fewest, questions = len(every), [(one.prompt, one.n) for one in every]
+    worst: Sequence[Outcome] = ()
+    questions = [(one.prompt, one.n) for one in every]
     queue = sum(one.seconds for one in every)  # where the last of them waits for all the others
     for _ in range(ROUNDS):
         outcomes = context.subject.ask_at_once("generate", questions, more_seconds=queue)
         still_there(context, outcomes, every[0])
-        n_answered = sum(isinstance(outcome, Answered) for outcome in outcomes)
         for one, outcome in zip(every, outcomes, strict=False):
             if (verdict := held_against(judge, context, one, outcome)) is not None:
                 yield verdict
                 return
-        fewest = min(fewest, n_answered)
-        if n_answered < 2:  # nor does it the next time
+        worst = max(worst, outcomes, key=lambda each: len(refused(each)))
+        if len(refused(worst)) > len(every) - 2:  # nor does it the next time
             break
-    yield as_alone(context, fewest, len(every))
+    yield as_alone(context, len(every), refused(worst))
 
 
 def asked_alone(context: Context) -> Iterator[TextByItself]:
@@ -100,9 +110,15 @@ def another(context: Context, one: TextByItself, said: bytes) -> Verdict:
     return context.verdict("text", "diverged", text, detail, key=("text", "at once"))
 
 
-def as_alone(context: Context, n: int, n_asked: int) -> Verdict:
-    if n < n_asked:
+def refused(outcomes: Sequence[Outcome]) -> list[str]:
+    """What it says instead of answers."""
+    return [each.message for each in outcomes if isinstance(each, Busy | Rejected | Unanswerable)]
+
+
+def as_alone(context: Context, n_asked: int, sentences: Sequence[str]) -> Verdict:
+    if sentences:
+        n = n_asked - len(sentences)
         text = f"{AT_ONCE} it answers {n} of {n_asked} prompts" + ", as alone" * bool(n)
-        return context.verdict("text", "not-applicable", text)
-    text = f"{AT_ONCE} the texts behind {n} prompts are the same, but for ties"
+        return context.verdict("text", "not-applicable", f"{text}: {sentences[0]}")
+    text = f"{AT_ONCE} the texts behind {n_asked} prompts are the same, but for ties"
     return context.verdict("text", "agreed", text)
