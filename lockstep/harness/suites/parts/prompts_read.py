@@ -6,7 +6,7 @@ from lockstep.harness.suites.parts.prompts import N_OTHERS, SPACED
 # of a prompt that is asked where those before it were right
 READ_OTHERWISE = (
     "; behind plainer prompts it is right, so look at how characters are read: as Latin-1, in "
-    "halves of UTF-16, without \\u escapes of two halves, composed or taken apart, or a line's end "
+    "halves of UTF-16, without \\u escapes of two halves, composed or decomposed, or a line's end "
     "as two"
 )
 
