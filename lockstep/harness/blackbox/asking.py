@@ -125,15 +125,24 @@ class SliceAsker:
             self.few[own] = few_tokens_of(file)
         return cut(recipe, self.few[own])
 
+    def of_few_tokens(self, make: Make) -> Make:
+        if self.whole_vocabulary:
+            return make
+        return lambda file: self.with_few_tokens(file, make(file))
+
+    def wants_all_tokens(self, answer: SliceAnswer) -> bool:
+        """Who does not answer with few may with all of them, and is asked so from here on: the size
+        of its vocabulary, or ids of special tokens, may stand in its code."""
+        answered = answer.status in ("agreed", "diverged")
+        if self.whole_vocabulary or answered or not any(self.few.values()):
+            return False
+        self.whole_vocabulary = True
+        return True
+
     def ask_of_layer(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
-        """On such a model with few tokens; with all of them from where on an engine does not answer
-        so: the size of its vocabulary, or ids of special tokens, may stand in its code."""
-        if not self.whole_vocabulary:
-            answer = self.ask(lambda file: self.with_few_tokens(file, make(file)), given)
-            if answer.status in ("agreed", "diverged") or not any(self.few.values()):
-                return answer
-            self.whole_vocabulary = True
-        return self.ask(make, given)
+        """On such a model with few tokens, if it takes such."""
+        answer = self.ask(self.of_few_tokens(make), given)
+        return self.ask(make, given) if self.wants_all_tokens(answer) else answer
 
     def ask(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
         """given: these batches, of an engine that shows logits."""

@@ -3,8 +3,9 @@
 A slice renames its layer, a lens its matrices, and the F32 twin has them in another type: a fault
 of one tensor of one layer (a copy repacked wrong, a scale read for another) is in none of them. Of
 a whole run honest engines differ by more than such a fault makes. So here the whole model stays,
-with all names, shapes and layers; of each layer one matrix of attention and one of the FFN are the
-file's own bytes, and those around them are such that their sums come straight to the logits.
+but for most of a large vocabulary, with all names and layers; of each layer one matrix of attention
+and one of the FFN are the file's own bytes, and those around them are such that their sums come
+straight to the logits.
 
 - eps is so large that norms divide by its root, whatever they read: what a scale does stays seen.
 - Every fourth element of an embedding is +X or -X, the others are zero: behind a norm 127 * 2**-6

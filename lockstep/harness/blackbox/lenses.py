@@ -43,6 +43,7 @@ from lockstep.harness.synth.twin import CHUNK, KEPT
 
 SIZE = 2.0**10  # of the embeddings: eps beside their squares is less than a rounding
 SUPERBLOCK = 256
+NAMED = 4  # tensors that are not seen
 OF_POSITIONS = ("position_embd", "token_types", "rel_b", "output.bias", "output_norm.bias")
 OF_A_LAYER = "layer_output_scale"  # by which gemma4 multiplies the residual
 # roundings of the norm (mean, root, two products, its weight, a scale) and of a product's end
@@ -57,16 +58,17 @@ def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
         raise Unsupported(f"it has no matrix {EMBEDDING}: no lenses")
     width, vocabulary = embedding.ne
     by_type: dict[str, list[TensorInfo]] = {}
-    left_out = []
+    left_out: dict[str, list[str]] = {}
     for info in file.tensors.values():
         if info.type.name in KEPT or len(info.ne) < 2:
             continue
         if width % info.type.block:
             why = f"rows of {width} are no whole blocks of {info.type.name}"
-            left_out.append(f"{info.name}: {why}")
+            left_out.setdefault(why, []).append(info.name)
             continue
         if (period := period_of(info, width)) > vocabulary:
-            left_out.append(f"{info.name}: it takes {period} tokens, of {vocabulary}")
+            why = f"it takes {period} tokens, of {vocabulary}"
+            left_out.setdefault(why, []).append(info.name)
             continue
         by_type.setdefault(info.type.name, []).append(info)
     of_file = partial(Lens, layers=layers, scale=scale_of(file), cap=cap_of(file))
@@ -77,7 +79,13 @@ def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
             same,
             of_file(type=name, width=width, vocabulary=vocabulary, period=period, stretches=()),
         )
-    return tied.split(file, made, left_out) if tied.is_tied(file) else (made, left_out)
+    unseen = [f"{shortened(names)}: {why}" for why, names in left_out.items()]
+    return tied.split(file, made, unseen) if tied.is_tied(file) else (made, unseen)
+
+
+def shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def period_of(info: TensorInfo, width: int) -> int:

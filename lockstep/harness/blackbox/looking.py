@@ -11,13 +11,11 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unanswered
 from lockstep.harness.blackbox.lens import Lens
-from lockstep.harness.blackbox.lenses import expected_of, lenses_of, recipe_of
+from lockstep.harness.blackbox.lenses import expected_of, lenses_of, recipe_of, shortened
 from lockstep.harness.check.check import BadInput, Opened
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.records import Request
-
-NAMED = 4  # tensors named in a sentence
 
 
 @dataclass(kw_only=True)
@@ -88,8 +86,7 @@ def judged(opened: Opened, file: GgufFile, lens: Lens) -> Looked:
         answer = SliceAnswer(status="agreed", summary=f"{text} limit")
         return Looked(lens=lens, answer=answer)
     tensors = tuple(name for name, _ in subject.wrong.most_common())
-    more = f" and {len(tensors) - NAMED} more" if len(tensors) > NAMED else ""
-    text = f"{', '.join(tensors[:NAMED])}{more}: {subject.sentence}"
+    text = f"{shortened(tensors)}: {subject.sentence}"
     extent = {"kind": subject.kind, "mismatched": subject.wrong.total()}
     answer = SliceAnswer(status="diverged", summary=text, extent=extent)
     return Looked(lens=lens, answer=answer, tensors=tensors)

@@ -80,8 +80,13 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
 
 
 def seen(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPlace:
+    found = seen_once(asker, layout, look)
+    return seen_once(asker, layout, look) if asker.wants_all_tokens(found.answer) else found
+
+
+def seen_once(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPlace:
     try:
-        plan = asker.made(lambda file: recipe_of(file, layout, look))
+        plan = asker.made(asker.of_few_tokens(lambda file: recipe_of(file, layout, look)))
         opened = asker.open(replace(plan, suites=("logits",)))
     except NoAnswer as error:
         return SeenInPlace(look=look, answer=left_unanswered(error, asker.plan.oracle))
