@@ -33,6 +33,7 @@ class Lens:
     period: int  # inputs from one that is not zero to the next: so many tokens are asked
     stretches: tuple[Stretch, ...]
     layers: int = 1  # of the model, that add nothing
+    decoded: bool = False  # its head is F32
     scale: float = 1.0  # of logits, behind the head
     cap: float = 0.0  # of these; 0: none
     # of a head that is the table of embeddings (tied_lenses.py): the tokens that are asked, from

@@ -28,6 +28,7 @@ from lockstep.engine.ops.products import added_up
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
 from lockstep.harness.blackbox import tied_lenses as tied
+from lockstep.harness.blackbox import wide_lenses as wide
 from lockstep.harness.blackbox.behind_the_head import as_logits, cap_of, scale_of
 from lockstep.harness.blackbox.changes import Change, ones, zero
 from lockstep.harness.blackbox.lens import BLOCK, LARGEST_STEP, Lens, Stretch, bytes_of, row_bytes
@@ -57,27 +58,28 @@ def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
     if embedding is None or len(embedding.ne) != 2:
         raise Unsupported(f"it has no matrix {EMBEDDING}: no lenses")
     width, vocabulary = embedding.ne
-    by_type: dict[str, list[TensorInfo]] = {}
+    by_type: dict[tuple[str, int], list[TensorInfo]] = {}
     left_out: dict[str, list[str]] = {}
     for info in file.tensors.values():
         if info.type.name in KEPT or len(info.ne) < 2:
             continue
-        if width % info.type.block:
+        whole = width if width % info.type.block == 0 else wide.width_of(file, info.type.block)
+        if not whole:
             why = f"rows of {width} are no whole blocks of {info.type.name}"
             left_out.setdefault(why, []).append(info.name)
             continue
-        if (period := period_of(info, width)) > vocabulary:
+        if (period := period_of(info, whole)) > vocabulary:
             why = f"it takes {period} tokens, of {vocabulary}"
             left_out.setdefault(why, []).append(info.name)
             continue
-        by_type.setdefault(info.type.name, []).append(info)
+        by_type.setdefault((info.type.name, whole), []).append(info)
     of_file = partial(Lens, layers=layers, scale=scale_of(file), cap=cap_of(file))
     made: list[Lens] = []
-    for name, same in by_type.items():
-        period = period_of(same[0], width)
+    for (name, whole), same in by_type.items():
+        period = period_of(same[0], whole)
         made += filled(
             same,
-            of_file(type=name, width=width, vocabulary=vocabulary, period=period, stretches=()),
+            of_file(type=name, width=whole, vocabulary=vocabulary, period=period, stretches=()),
         )
     unseen = [f"{shortened(names)}: {why}" for why, names in left_out.items()]
     return tied.split(file, made, unseen) if tied.is_tied(file) else (made, unseen)
@@ -113,7 +115,14 @@ def filled(tensors: Sequence[TensorInfo], empty: Lens) -> Iterator[Lens]:
 
 def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
     """Raises Unsupported where the file has other types than the one that the lens is of."""
-    recipe, head = first_layers(file, lens.layers), EMBEDDING if lens.ids else OUTPUT
+    for stretch in lens.stretches:
+        if file.tensors[stretch.tensor].type.name != lens.type:
+            raise Unsupported(f"{stretch.tensor} is of another type than {lens.type}")
+    head, kind = EMBEDDING if lens.ids else OUTPUT, "F32" if lens.decoded else lens.type
+    bytes_of_head = (head, (lens.width, lens.vocabulary), kind, head_of(file, lens))
+    if wide.is_wide(file, lens):
+        return wide.recipe_of(file, lens, bytes_of_head)
+    recipe = first_layers(file, lens.layers)
     changes: dict[str, Change] = {}
     for name in recipe.names:
         inside = IN_A_LAYER.fullmatch(name)
@@ -125,10 +134,6 @@ def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
             changes[name] = zero
     changes |= tied.changes_of(file, lens) if lens.ids else {EMBEDDING: embeddings(lens)}
     names = {new: old for new, old in recipe.names.items() if new not in (OUTPUT, head)}
-    bytes_of_head = (head, (lens.width, lens.vocabulary), lens.type, head_of(file, lens))
-    for stretch in lens.stretches:
-        if file.tensors[stretch.tensor].type.name != lens.type:
-            raise Unsupported(f"{stretch.tensor} is of another type than {lens.type}")
     return replace(recipe, names=names, changes=changes, more=(bytes_of_head,))
 
 
@@ -157,15 +162,19 @@ def last_norm(lens: Lens) -> Change:
 def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
     """As the bytes lie in the file; what fills the last row of a tensor, and the last rows of all,
     is bytes of zeros, which are zeros in every type."""
-    size, used = row_bytes(lens), 0
+    format, size, used = WeightFormat.named(lens.type), row_bytes(lens), 0
+    step, each = max(1, CHUNK // size) * size, 4 * lens.width if lens.decoded else size
     for stretch in lens.stretches:
-        raw = bytes_of(file, lens, stretch)
-        for start in range(0, len(raw), CHUNK):
-            yield raw[start : start + CHUNK].tobytes()
-        yield bytes(stretch.rows * size - len(raw))
+        raw, left = bytes_of(file, lens, stretch), stretch.rows * each
+        for start in range(0, len(raw), step):
+            part = raw[start : start + step]
+            chunk = (format.dequantize(part) if lens.decoded else part).tobytes()
+            left -= len(chunk)
+            yield chunk
+        yield bytes(left)
         used += stretch.rows
         file.release()
-    yield bytes((lens.vocabulary - used) * size)
+    yield bytes((lens.vocabulary - used) * each)
 
 
 def expected_of(

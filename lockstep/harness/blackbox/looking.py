@@ -12,6 +12,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unanswered
 from lockstep.harness.blackbox.lens import Lens
 from lockstep.harness.blackbox.lenses import expected_of, lenses_of, recipe_of, shortened
+from lockstep.harness.blackbox.wide_lenses import is_wide
 from lockstep.harness.check.check import BadInput, Opened
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.compare import mismatch_between
@@ -53,6 +54,21 @@ def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
 
 
 def through(asker: SliceAsker, lens: Lens) -> Looked:
+    """Who reads a model of another width wrong, whatever its types, is held to none."""
+    found = through_once(asker, lens)
+    if not found.answer.differs or not is_wide(asker.file, lens):
+        return found
+    of_one_file = replace(asker, plan=replace(asker.plan, subject_model=asker.plan.model))
+    try:
+        if through_once(of_one_file, replace(lens, decoded=True)).answer.agrees:
+            return found
+    finally:
+        of_one_file.close()
+    text = f"it takes no model of width {lens.width}, with which {lens.type} would show"
+    return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
+
+
+def through_once(asker: SliceAsker, lens: Lens) -> Looked:
     try:
         plan = asker.made(lambda file: recipe_of(file, lens))
         opened = asker.open(replace(plan, suites=("logits",)))

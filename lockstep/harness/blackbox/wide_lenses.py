@@ -1,0 +1,82 @@
+"""Lenses wider than their model, for blocks that its rows are no whole number of.
+
+Rows of other matrices may be: of Qwen2.5 0.5B in Q4_K_M, whose width is 896, ffn_down alone has
+blocks of 256. Layers add nothing, so those of a model of another width are easily made: they have
+one head as wide as the model, since llama.cpp takes some shapes from heads, some from the width.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.blackbox.in_place import ARCHITECTURES, MATRICES, NORMS, NORMS_BESIDE
+from lockstep.harness.blackbox.lens import BLOCK, LARGEST_STEP, Lens
+from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM
+from lockstep.harness.blackbox.rewriting import Recipe, zeros
+from lockstep.harness.blackbox.slices import IN_A_LAYER, architecture, first_layers
+from lockstep.harness.synth.gguf_writer import Tensor, Typed
+
+SIZE = 2.0**10
+ROPE_FREQS = "rope_freqs.weight"
+WIDTHS = (
+    *("embedding_length", "attention.key_length", "attention.value_length"),
+    "rope.dimension_count",
+)
+
+
+def width_of(file: GgufFile, block: int) -> int:
+    """The next that is whole blocks; 0 where a layer may have more than is known."""
+    stems = {m[2].rpartition(".")[0] for m in map(IN_A_LAYER.fullmatch, file.tensors) if m}
+    if architecture(file) not in ARCHITECTURES or stems - {*MATRICES, *NORMS, *NORMS_BESIDE}:
+        return 0
+    width = file.tensors[EMBEDDING].ne[0]
+    return -(-width // block) * block
+
+
+def is_wide(file: GgufFile, lens: Lens) -> bool:
+    return lens.width != file.tensors[EMBEDDING].ne[0]
+
+
+def recipe_of(file: GgufFile, lens: Lens, head: Tensor) -> Recipe:
+    """Without the vocabulary and the keys all is made anew, in F32."""
+    recipe, made = first_layers(file, lens.layers), [head, embeddings(lens)]
+    kept = {}
+    for name in recipe.names:
+        inside = IN_A_LAYER.fullmatch(name)
+        if name == OUTPUT_NORM:
+            made.append(of_ones(name, lens.width, LARGEST_STEP / lens.period**0.5))
+        elif inside and name.endswith((".weight", ".bias")):
+            made.append(of_layer(name, file.tensors[name].ne, lens.width))
+        elif name == ROPE_FREQS:
+            made.append(of_ones(name, lens.width // 2))
+        elif name not in (EMBEDDING, OUTPUT):
+            kept[name] = name
+    arch, ones = architecture(file), ("head_count", "head_count_kv")
+    keys: dict[str, Typed] = {f"{arch}.attention.{key}": ("U32", 1) for key in ones}
+    keys |= {f"{arch}.{key}": ("U32", lens.width) for key in WIDTHS}
+    return Recipe(names=kept, keys={**recipe.keys, **keys}, stored=recipe.stored, more=made)
+
+
+def of_layer(name: str, ne: Sequence[int], width: int) -> Tensor:
+    stem, end = name.split(".")[-2:]
+    if stem not in MATRICES:
+        return of_ones(name, width)
+    read = ne[0] if stem == "ffn_down" else width
+    written = ne[-1] if stem in ("ffn_up", "ffn_gate") else width
+    ne = (written,) if end == "bias" else (read, written)
+    return name, ne, "F32", zeros(ne)
+
+
+def of_ones(name: str, width: int, value: float = 1.0) -> Tensor:
+    return name, (width,), "F32", [np.full(width, value, "<f4").tobytes()]
+
+
+def embeddings(lens: Lens) -> Tensor:
+    def chunks() -> Iterator[bytes]:
+        for start in range(0, lens.period, BLOCK):
+            ids: Sequence[int] = range(start, min(start + BLOCK, lens.period))
+            yield (SIZE * lens.inputs(ids)).astype("<f4").tobytes()
+        yield from zeros((lens.width, lens.vocabulary - lens.period))
+
+    return EMBEDDING, (lens.width, lens.vocabulary), "F32", chunks()
