@@ -79,8 +79,18 @@ def test_a_right_engine_agrees_and_nothing_is_left_out(arch: str, tmp_path: Path
     assert found.lenses
 
 
-def test_a_wrong_layer_is_named_with_its_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "layer", "part"),
+    [
+        ("mutant:rope-half-split", 0, "attention: scores"),
+        ("mutant:state-not-carried-lfm2", 1, "recurrent part: what earlier tokens leave"),
+        ("mutant:conv-kernel-backwards-lfm2", 1, "recurrent part: its norm, matrices or conv"),
+    ],
+)
+def test_a_wrong_layer_is_named_with_its_part(
+    engine: str, layer: int, part: str, tmp_path: Path
+) -> None:
     (path,) = make_variants(["lfm2"], tmp_path, quant="Q8_0")
-    found = bisected(path, tmp_path / "made", oracle="llama.cpp", engine="mutant:rope-half-split")
-    ((layer, (part,)),) = faults(found).items()
-    assert (layer, "rotation" in part) == (0, True)
+    found = bisected(path, tmp_path / "made", oracle="llama.cpp", engine=engine)
+    ((at, (name,)),) = faults(found).items()
+    assert (at, name.startswith(part)) == (layer, True), name

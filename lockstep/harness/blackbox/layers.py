@@ -10,6 +10,8 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.naming import (
     FAILS,
+    LOST,
+    MASK,
     OF_ATTENTION,
     Asked,
     Part,
@@ -35,9 +37,17 @@ from lockstep.harness.blackbox.slices import (
     architecture,
     at_its_place,
     slice_of,
+    within,
 )
 from lockstep.harness.blackbox.whole import LARGEST_TWIN
 
+OF_STATES, OF_KEYS = ("ssm_", "shortconv.", "time_mix_"), ("attn_k", "attn_qkv")
+RECURRENT = {  # what the names of attention stand for there
+    MASK: "what earlier tokens leave: state or convolution",
+    LOST: "what earlier tokens leave: state or convolution",
+    "attention norm": "its norm",
+    "its norm or matrices": "its norm, matrices or convolution",
+}
 AT_ITS_PLACE = "the others muted"
 HALVES = {"attention": FFN_OUT, "FFN": ATTENTION_OUT}  # and what is muted beside each
 # what is made neutral touches nothing of the other half
@@ -137,11 +147,21 @@ def parts_of_layer(
         else:
             part = part_of_ffn(own, likely)
         asked |= {f"{name} alone, {words}": told for words, told in own.found.items()}
+        if name == "attention" and is_recurrent(asker.file, layer):
+            name, part = "recurrent part", replace(part, name=RECURRENT.get(part.name, part.name))
         parts.append(replace(part, name=in_half(name, part.name)))
     if not parts:
         words = "each half alone agrees"
         parts.append(Part(name="how attention and FFN are joined", words=words))
     return LayerRow(layer=layer, answer=answer, parts=tuple(parts), asked=asked)
+
+
+def is_recurrent(file: GgufFile, layer: int) -> bool:
+    """Whether it has states, or a convolution, and no attention."""
+    stems = {name[len("blk.0.") :] for name in within(file, layer)}
+    return any(s.startswith(OF_STATES) for s in stems) and not any(
+        s.startswith(OF_KEYS) for s in stems
+    )
 
 
 def in_half(half: str, part: str) -> str:

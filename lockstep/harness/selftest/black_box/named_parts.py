@@ -22,11 +22,12 @@ NODES: Mapping[str, str] = MappingProxyType(
         "rounding of what the output norm": "result_norm|result_output",
         "output norm": "result_norm",
         "output matrix": "result_output",
+        "what is made of logits": "result_output.*",
         # attention
         "attention: attention norm": "attn_norm|attn_post_norm|model.layers.*norm",
         "attention: rotation": "Qcur_rope|Kcur_rope|q_pe|k_pe",
         "attention: scores": "[QK]cur.*|wqkv.*|kq|kq_scaled.*|k_cache|q .*|q_pe|k_pe|kv_cmpr.*"
-        "|q_nope.*",
+        "|q_nope.*|model.layers.*[qk]_layernorm",
         "attention: mask": "k_cache|v_cache",
         "attention: mask, softmax or cache, or heads": "[kv]_cache|kq|kqv.*",
         "attention: heads": "[QKV]cur.*|wqkv.*|kq|kq_soft_max|kqv.*|[kv]_cache",
@@ -36,6 +37,8 @@ NODES: Mapping[str, str] = MappingProxyType(
         "attention: output matrix": "attn_out.*",
         "attention: its norm": "attn_norm|attn_post_norm|Vcur|wqkv|attn_out",
         "attention: bias": ".cur ADD|wqkv_b|attn_out",
+        # states and convolutions, where attention is in other layers
+        "recurrent part": ".*(conv|ssm|state|mamba|in_proj|out_proj|operator_norm).*|attn_norm",
         # FFN
         "FFN norm": "ffn_norm|ffn_post_norm|attn_post_norm|model.layers.*ffn_out",
         "FFN: up matrix": "ffn_up|ffn_moe_up",
