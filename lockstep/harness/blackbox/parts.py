@@ -257,7 +257,7 @@ def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) 
     key = 0 if alike else 1
 
     def make(file: GgufFile, layer: int) -> Neutral | None:
-        names = {n: n[len("blk.0.") :].rsplit(".", 1) for n in within(file, layer)}
+        names = {n: n[len("blk.0.") :].rpartition(".")[::2] for n in within(file, layer)}
         own = [n for n, (stem, end) in names.items() if stem in stems and end == "weight"]
         if not own:
             return None
