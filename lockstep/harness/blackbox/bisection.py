@@ -37,7 +37,7 @@ from lockstep.harness.blackbox.numbers import (
     by_number,
     counted_otherwise,
 )
-from lockstep.harness.blackbox.parts import larger, smaller
+from lockstep.harness.blackbox.parts import Maker, larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
@@ -181,9 +181,7 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
 
 def outside(asker: SliceAsker) -> Iterator[LayerRow]:
     """Without the layers; and once more where eps matters, which else nobody would see."""
-    asker.progress("embedding, norm and head")
-    role = role_of_any(asker)
-    ask = half(asker, 0, role, (*ATTENTION_OUT, *FFN_OUT), every_token=True)
+    ask = without_layers(asker)
     answer = as_it_is(ask)
     asked = Asked(ask=ask)
     if answer.is_no_number and (part := asked.first_of(OF_ATTENTION)):
@@ -201,6 +199,12 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
     assert small is not None
     parts = (told_from_scale(asker, EPS),) if small.differs else ()
     yield LayerRow(layer=None, answer=small, parts=parts, what=SMALL)
+
+
+def without_layers(asker: SliceAsker) -> Callable[[Maker], SliceAnswer | None]:
+    asker.progress("embedding, norm and head")
+    role = role_of_any(asker)
+    return half(asker, 0, role, (*ATTENTION_OUT, *FFN_OUT), every_token=True)
 
 
 def shows_logits(answer: SliceAnswer) -> bool:

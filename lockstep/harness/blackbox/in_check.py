@@ -19,8 +19,13 @@ from lockstep.harness.blackbox.asking import (
     shows_no_tensors,
     why_not_asked,
 )
-from lockstep.harness.blackbox.bisection import outside, questions_besides
-from lockstep.harness.blackbox.layers import of_layer
+from lockstep.harness.blackbox.bisection import (
+    NO_LENS,
+    outside,
+    questions_besides,
+    without_layers,
+)
+from lockstep.harness.blackbox.layers import as_it_is, of_layer
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
 from lockstep.harness.blackbox.places import see_in_place
@@ -62,9 +67,14 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     of_the_graph = list(of_graph(asker, context))
     yield from of_the_graph
+    wrong = any(verdict.status == "diverged" for verdict in of_the_graph)
     if is_quantised(asker):
-        yield from of_weights(asker, context)
-    if all(verdict.status != "diverged" for verdict in of_the_graph):
+        of_one_file = asker.subject_file is asker.file  # else it may be that which differs
+        if wrong and of_one_file and as_it_is(without_layers(asker)).differs:
+            yield context.verdict(SUITE, "not-applicable", f"not seen: {NO_LENS}")
+        else:
+            yield from of_weights(asker, context)
+    if not wrong:
         yield from of_places(asker, context)  # which have a fault of the graph as well
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.harness.blackbox import in_check, whole
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unanswered
+from lockstep.harness.blackbox.bisection import NO_LENS
 from lockstep.harness.blackbox.in_check import checked
 from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.context.suite import NoAnswer
@@ -77,6 +78,14 @@ def test_a_wrong_graph_differs_on_the_twin_and_its_weights_do_not(model: Path) -
     assert "allowed because: " in explain(twin)
     assert twin.summary.startswith("the F32 twin: ")
     assert any(v.status == "agreed" and "weights" in v.summary for v in found)
+
+
+def test_who_is_wrong_behind_the_layers_is_not_accused_of_its_weights(model: Path) -> None:
+    """Lenses show them through the last norm and the head."""
+    found = list(verdicts(plan_of(model, engine="mutant:last-norm-missing")))
+    (twin,) = [v for v in found if v.status == "diverged"]
+    assert twin.summary.startswith("the F32 twin: ")
+    assert any(v.status == "not-applicable" and NO_LENS in v.summary for v in found)
 
 
 def test_of_a_large_model_slices_are_asked(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
