@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox.places import see_in_place
 from lockstep.harness.shadow.models import make_variants
-from tests.black_boxes import asker_of, copy_with, scaled
+from tests.black_boxes import asker_of, bisected, copy_with, scaled
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "gemma3"])
@@ -22,3 +27,57 @@ def test_right_engines_agree_and_a_scale_off_by_a_thousandth_is_named(
         asker = asker_of(path, tmp_path / "made", oracle="llama.cpp", subject_model=other)
         found, _ = see_in_place(asker)
         assert [each.tensors for each in found if each.answer.differs] == [(tensor,)]
+
+
+def test_matrices_with_a_factor_beside_them_are_met_by_exact_activations(tmp_path: Path) -> None:
+    """Or a conversion of what lies between its steps hides more than a thousandth."""
+    (path,) = make_variants(["mistral3"], tmp_path, quant="Q8_0")
+    tensor = "blk.0.attn_output.weight"
+    other = copy_with(path, tmp_path / "other.gguf", tensor, scaled)
+    asker = asker_of(path, tmp_path / "made", oracle="llama.cpp", subject_model=other)
+    assert "blk.0.attn_output.scale" in asker.file.tensors
+    found, _ = see_in_place(asker)
+    assert [each.tensors for each in found if each.answer.differs] == [(tensor,)]
+    assert max(each.answer.allowed for each in found) < 1e-4
+
+
+class HeadsBySameEps(Mirror):
+    """Norms of heads have a number of the code, which is the file's as well."""
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        return super().rms_norm(x, weight, 1e-5 if x.ndim == 3 else eps)
+
+
+class EpsInTheCode(Reference, name="test:eps-of-heads-in-the-code"):
+    ops = HeadsBySameEps
+
+
+def test_an_engine_whose_norms_of_heads_have_an_eps_of_their_own_is_not_accused(
+    tmp_path: Path,
+) -> None:
+    (path,) = make_variants(["qwen3"], tmp_path, quant="Q4_1")
+    found = bisected(path, tmp_path / "made", oracle="llama.cpp", engine=EpsInTheCode.name)
+    assert {each.answer.status for each in found.places} == {"agreed"}
+    assert "attn_q and ffn_gate, attn_k: wherever they are" in found.no_places
+    assert found.exit_code == 0
+
+
+class ItsGateOff(HeadsBySameEps):
+    """And one tensor is wrong as it is stored."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        found = super().linear(x, weight)
+        wrong = weight.name == "blk.1.ffn_gate.weight" and weight.format.name != "F32"
+        return (found * np.float32(1.001)).astype(np.float32) if wrong else found
+
+
+class EpsInTheCodeAndWrong(Reference, name="test:eps-of-heads-in-the-code-and-wrong"):
+    ops = ItsGateOff
+
+
+def test_beside_such_norms_a_wrong_tensor_is_named_all_the_same(tmp_path: Path) -> None:
+    (path,) = make_variants(["qwen3"], tmp_path, quant="Q4_1")
+    asker = asker_of(path, tmp_path / "made", oracle="llama.cpp", engine=EpsInTheCodeAndWrong.name)
+    found, why = see_in_place(asker)
+    assert {each.tensors for each in found if each.tensors} == {("blk.1.ffn_gate.weight",)}
+    assert "attn_q, attn_k: wherever they are" in why

@@ -1,5 +1,7 @@
 """What is made of logits behind the head: a factor, a cap. As llama.cpp has it, by architecture."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,6 +10,7 @@ from lockstep.engine.ops.near import U
 from lockstep.harness.blackbox.slices import architecture, number
 
 SCALE, CAP = "logit_scale", "final_logit_softcapping"  # the keys
+FLAT = 4.0  # caps: of a logit so many times as large a change of it is a thousandth at most
 ROUNDINGS = 8  # three products, and a tanh to within two units in the last place
 # whose logits are multiplied by the scale, or divided by it, or capped: what is taken where there
 # is no key, which others do not read
@@ -40,6 +43,11 @@ def cap_of(file: GgufFile) -> float:
     """0: none."""
     arch = architecture(file)
     return float(number(file, CAP, CAPS[arch])) if arch in CAPS else 0.0
+
+
+def hidden_by(cap: float, logits: NDArray[Any]) -> int:
+    """How many are so near to the cap that what they were before it is no longer seen."""
+    return int(np.count_nonzero(np.abs(logits) > abs(cap) * np.tanh(FLAT))) if cap else 0
 
 
 def as_logits(

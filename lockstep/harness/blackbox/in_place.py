@@ -29,11 +29,13 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32, WeightFormat
-from lockstep.harness.blackbox.changes import Change, constant, zero
+from lockstep.harness.blackbox.behind_the_head import cap_of
+from lockstep.harness.blackbox.changes import Change, constant, ones, zero
 from lockstep.harness.blackbox.lens import LARGEST_STEP
-from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM
+from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM, OUTPUT_SCALE
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import IN_A_LAYER, architecture, n_layers, number
+from lockstep.harness.synth.twin import CHUNK
 
 # whose layers are these tensors and no others, and no op more
 ARCHITECTURES = (
@@ -93,6 +95,7 @@ class Layout:
     hidden: int  # of the FFN
     inside: int  # what attn_output reads
     times_embedding: float  # what embeddings are multiplied by
+    cap: float  # of logits; 0: none
     sizes: Mapping[str, float]  # of the weights of each matrix, a root of a mean square
 
     def read(self, look: LookInPlace) -> list[int]:
@@ -118,6 +121,12 @@ class Layout:
 
     def tokens(self, look: LookInPlace) -> int:
         return 2 * self.layers if look.by_token else TOKENS
+
+    def every(self, matrix: str) -> list[str]:
+        """Its names, of all layers."""
+        if EMBEDDING.startswith(matrix):
+            return [EMBEDDING]
+        return [f"blk.{layer}.{matrix}.weight" for layer in range(self.layers)]
 
     def tensor(self, look: LookInPlace, token: int, logit: int) -> str:
         """What is as stored and decides this logit; "" where nothing is."""
@@ -150,8 +159,12 @@ def layout_of(file: GgufFile) -> Layout:
         hidden=number(file, "feed_forward_length"),
         inside=head * heads,
         times_embedding=width**0.5 if arch == "gemma3" else 1.0,
-        sizes={name: size_of(file, name) for name in file.tensors},
+        cap=cap_of(file),
+        sizes={name: size_of(file, name) * scale_of(file, name) for name in file.tensors},
     )
+    for name, inputs in (("attn_output", found.inside), ("ffn_down", found.hidden)):
+        if any(file.tensors[own].ne[0] != inputs for own in found.every(name)):
+            raise Unsupported(f"{name}: its width is no number of all layers")
     if width // EVERY < 2 * n + 1 or vocabulary < 2 * max(n, TOKENS):
         raise Unsupported(f"{n} layers of width {width}: no element for each")
     return found
@@ -164,10 +177,21 @@ def power(factor: float) -> float:
 
 
 def size_of(file: GgufFile, name: str) -> float:
-    weights = WeightFormat.named(file.tensors[name].type.name).dequantize(file.raw(name))
-    file.release()
+    """A root of a mean square; of a large tensor a few megabytes are decoded at a time."""
+    info, raw = file.tensors[name], file.raw(name)
+    format, step, total = WeightFormat.named(info.type.name), CHUNK // info.type.block, 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.sqrt(np.mean(np.square(weights, dtype=np.float64))))
+        for start in range(0, len(raw), step * info.type.bytes):
+            part = format.dequantize(raw[start : start + step * info.type.bytes])
+            total += float(np.sum(np.square(part, dtype=np.float64)))
+    file.release()
+    return float(np.sqrt(total / max(1, info.n_elements)))
+
+
+def scale_of(file: GgufFile, name: str) -> float:
+    """What the products of a matrix are multiplied by: of NVFP4 a factor lies beside it."""
+    beside = f"{name.removesuffix('.weight')}.scale"
+    return size_of(file, beside) if beside in file.tensors else 1.0
 
 
 def batch_of(layout: Layout, look: LookInPlace) -> Batch:
@@ -190,9 +214,12 @@ def recipe_of(file: GgufFile, layout: Layout, look: LookInPlace) -> Recipe:
             changes[name] = constant(ROOT)
         elif end == "bias":
             changes[name] = zero
+        elif end == "scale" and stem not in (look.attention, look.ffn):
+            changes[name] = ones
     for layer in range(layout.layers):
         own = {**attention(layout, layer, look), **feed_forward(layout, layer, look)}
         changes |= {f"blk.{layer}.{stem}.weight": change for stem, change in own.items()}
+    changes |= dict.fromkeys(file.tensors.keys() & {OUTPUT_SCALE}, ones)
     names = {name: name for name in file.tensors} | {OUTPUT: file_head(file)}
     eps = {f"{architecture(file)}.{EPS}": ("F32", root**2)}
     return Recipe(names=names, keys=eps, changes=changes, stored=frozenset(names))

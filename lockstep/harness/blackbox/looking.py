@@ -10,6 +10,7 @@ from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unanswered
+from lockstep.harness.blackbox.behind_the_head import hidden_by
 from lockstep.harness.blackbox.lens import Lens
 from lockstep.harness.blackbox.lenses import expected_of, lenses_of, recipe_of, shortened
 from lockstep.harness.blackbox.wide_lenses import is_wide
@@ -28,6 +29,7 @@ class SeenThroughLens:
     sentence: str = ""
     kind: str = ""  # of the first that is off
     logits: int = 0
+    hidden: int = 0  # of these, by a cap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,9 @@ def judged(opened: Opened, file: GgufFile, lens: Lens) -> Looked:
     if oracle.wrong:
         text = f"{context.oracle.name} does more to logits than a product: {oracle.sentence}"
         return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
+    if not subject.wrong and subject.hidden:
+        text = f"the cap of logits, {lens.cap:g}, hides {subject.hidden:,} of {subject.logits:,}"
+        return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
     if not subject.wrong:
         text = f"{subject.logits:,} logits show each weight once, within {subject.worst:.2g} of the"
         answer = SliceAnswer(status="agreed", summary=f"{text} limit")
@@ -125,6 +130,7 @@ def hold(
     seen: SeenThroughLens, lens: Lens, rows: slice, value: Any, got: F32, allowed: Any
 ) -> None:
     seen.logits += got.size
+    seen.hidden += hidden_by(lens.cap, value)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.abs(got - value) / allowed
     seen.worst = max(seen.worst, float(np.nan_to_num(share, nan=0.0).max(initial=0.0)))

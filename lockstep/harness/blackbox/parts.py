@@ -44,6 +44,7 @@ from lockstep.harness.blackbox.slices import (
 from lockstep.harness.synth.gguf_writer import Typed
 
 EMBEDDING, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
+OUTPUT_SCALE = "output.scale"  # of NVFP4: what its products are multiplied by
 LARGER = 2.0**10  # eps is then a millionth of what it was beside the squares
 TINY = 2.0**-24  # of embeddings: the smallest that a half holds; its square is nothing beside one
 QUIET = 2.0**-20  # of logits: squared beside one, what a cap makes of them is less than a rounding

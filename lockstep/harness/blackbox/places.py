@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.blackbox.asking import (
     SUITE,
@@ -14,6 +15,7 @@ from lockstep.harness.blackbox.asking import (
     left_unanswered,
     worst_of,
 )
+from lockstep.harness.blackbox.behind_the_head import hidden_by
 from lockstep.harness.blackbox.in_place import (
     EMBEDDINGS,
     LOOKS,
@@ -23,6 +25,7 @@ from lockstep.harness.blackbox.in_place import (
     layout_of,
     recipe_of,
 )
+from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.whole import is_small_enough
 from lockstep.harness.check.check import BadInput, Opened
 from lockstep.harness.context.suite import NoAnswer
@@ -32,8 +35,10 @@ from lockstep.harness.suites.logits import compared
 
 ALIKE = 2.0**-6  # of the largest: what is left of a multiple, which bf16 leaves at most
 OTHER_EPS = "the engine under test does not take attention.layer_norm_rms_epsilon from the file"
-
-
+IN_F32_AS_WELL = (
+    "wherever they are the engines differ, in F32 as well: norms of heads, or behind halves, may "
+    "have an eps of their own, or embeddings another scale"
+)
 TOGETHER = (("attn_q", "attn_k"), ("ffn_up", "ffn_gate"))  # to scores, to the activation
 
 
@@ -45,6 +50,7 @@ class SeenInPlace:
     answer: SliceAnswer
     tensors: tuple[str, ...] = ()
     other_eps: bool = False  # norms do not divide by the root of the eps that is in the file
+    in_f32: str = ""  # matrices at which the engines differ in F32 as well
 
 
 def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
@@ -68,15 +74,40 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
         layout = layout_of(asker.file)
     except Unsupported as error:
         return [], f"matrices are not looked at in their places: {error}"
-    found = []
+    found, unseen = [], []
     for number, look in enumerate(LOOKS, 1):
         asker.progress(f"matrices at their places, {number} of {len(LOOKS)}: {look.words}")
-        found.append(seen(asker, layout, look))
-        if found[-1].answer.status == "not-applicable":  # of the others as well
-            return [], f"matrices are not looked at in their places: {found[-1].answer.summary}"
-        if found[-1].other_eps:
+        each = seen(asker, layout, look)
+        if each.answer.status == "not-applicable":  # of the others as well
+            return [], f"matrices are not looked at in their places: {each.answer.summary}"
+        if each.other_eps:
             return [], f"matrices are not looked at in their places: {OTHER_EPS}"
-    return found, ""
+        each = without_those_wrong_in_f32(asker, layout, each)
+        if each.in_f32:
+            unseen.append(each.in_f32)
+        if each.tensors or not each.in_f32:
+            found.append(each)
+    if not unseen:
+        return found, ""
+    return found, f"not looked at in their places: {', '.join(unseen)}: {IN_F32_AS_WELL}"
+
+
+def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPlace) -> SeenInPlace:
+    """Where a matrix of every layer is named, or the embeddings, and in F32 they differ as well, it
+    is no fault of how it is stored. Whether there is any the twin shows, or the run itself: an
+    engine whose code has an eps for some norms may be right about the user's model."""
+    named = {name.split(".")[-2] for name in each.tensors}
+    every = [m for m in sorted(named) if set(layout.every(m)) <= set(each.tensors)]
+    if not every:
+        return each
+
+    def in_f32(file: GgufFile) -> Recipe:
+        return replace(recipe_of(file, layout, each.look), stored=frozenset())
+
+    if not asker.ask(in_f32, (batch_of(layout, each.look),)).differs:
+        return each
+    rest = tuple(name for name in each.tensors if name.split(".")[-2] not in every)
+    return replace(each, tensors=rest, in_f32=", ".join(every) if rest else each.look.words)
 
 
 def seen(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPlace:
@@ -115,6 +146,10 @@ def judged(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlace:
     verdict = compared(context, SUITE, context.batches, expected, actual, truth)
     answer = worst_of([verdict], context.oracle.name)
     if not answer.differs:
+        hidden = hidden_by(layout.cap, truth) if answer.agrees else 0
+        if hidden:
+            text = f"the cap of logits, {layout.cap:g}, hides {hidden:,} of {truth.size:,}"
+            answer = SliceAnswer(status="not-compared", summary=text)
         return SeenInPlace(look=look, answer=answer)
     allowed = answer.allowed * largest(expected.logits[0])
     if look is EMBEDDINGS and is_another_eps(expected.logits[0], actual.logits[0]):

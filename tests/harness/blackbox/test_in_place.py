@@ -19,7 +19,7 @@ from lockstep.harness.blackbox import in_check
 from lockstep.harness.blackbox.in_check import checked
 from lockstep.harness.blackbox.in_place import LOOKS, MATRICES, layout_of, recipe_of
 from lockstep.harness.blackbox.places import SeenInPlace, is_another_eps, see_in_place
-from lockstep.harness.blackbox.rewriting import rewrite
+from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.records import Verdict
 from tests.black_boxes import asker_of, bisected, faults, wrong_tensors
@@ -216,3 +216,14 @@ def test_what_is_not_looked_at_in_its_place_is_said(tmp_path: Path) -> None:
     path = written(tmp_path, quant="Q4_1", n_layer=9)
     said = {v.summary for v in verdicts(path, "fast") if v.status == "not-applicable"}
     assert any("in their places: 9 layers of width 64" in summary for summary in said), said
+
+
+def test_a_model_whose_layers_are_not_all_as_wide_is_not_asked(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "narrow.gguf"
+    with GgufFile.open(model) as file:
+        name = "blk.1.ffn_down.weight"
+        names = {n: n for n in file.tensors}
+        recipe = Recipe(names=names, columns={name: 64}, stored=frozenset(names))
+        rewrite(file, recipe, path)
+    with GgufFile.open(path) as file, pytest.raises(Unsupported, match="ffn_down: its width"):
+        layout_of(file)

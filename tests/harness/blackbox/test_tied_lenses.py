@@ -14,6 +14,7 @@ from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.blackbox.lens import LARGEST_STEP
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import through
+from lockstep.harness.catalogue.models import with_keys
 from lockstep.harness.shadow.models import make_variant
 from lockstep.harness.shadow.models import opened as llama_cpp_opened
 from lockstep.harness.synth.any_arch import variant_named
@@ -99,3 +100,18 @@ def test_rows_that_are_all_alike_are_not_seen_and_named(tmp_path: Path) -> None:
     assert not found
     assert unseen
     assert all("gates tell apart" in why for why in unseen)
+
+
+def test_weights_that_a_cap_hides_are_said_to_be_not_compared(tmp_path: Path) -> None:
+    """A wrong one is not seen there, so that nothing agrees."""
+    path = tmp_path / "capped.gguf"
+    with_keys(gemma2(tmp_path, "Q4_0"), path, {"gemma2.final_logit_softcapping": ("F32", 1e-3)})
+    tensor = "blk.0.attn_k.weight"
+    other = copy_with(path, tmp_path / "other.gguf", tensor, one_nibble)
+    asker = asker_of(path, tmp_path / "made", subject_model=other)
+    (lens, *_), _ = lenses_of(asker.file)
+    answer = through(asker, lens).answer
+    assert (answer.status, "the cap of logits, 0.001, hides" in answer.summary) == (
+        "not-compared",
+        True,
+    )
