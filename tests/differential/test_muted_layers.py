@@ -6,26 +6,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.quants.base import F32
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox.asking import SliceAsker
+from lockstep.harness.blackbox.bisection import of_layers, outside
 from lockstep.harness.blackbox.layers import AT_ITS_PLACE
+from lockstep.harness.blackbox.naming import FAILS_MUTED
 from lockstep.harness.blackbox.rewriting import rewrite
 from lockstep.harness.blackbox.slices import (
     ADD_OTHERWISE,
-    ENDS_OF_HALVES,
     IN_A_LAYER,
-    is_one_of,
     muted,
 )
 from lockstep.harness.context.runner import Runner
-from lockstep.harness.records import Request
-from lockstep.harness.shadow.models import make_variants
-from tests.black_boxes import asker_of, bisected, faults
+from lockstep.harness.records import Evaluation, Request
+from lockstep.harness.shadow.models import make_variant, make_variants, opened
+from lockstep.harness.synth.any_arch import variant_named
+from tests.black_boxes import asker_of, bisected, copy_with, faults
 
 OF_ALL_KINDS = ("lfm2", "qwen35", "mamba", "jamba", "nemotron_h", "granitehybrid", "llama4")
-SCALES_ALL = "layer_output_scale"  # of gemma4: what it multiplies is the residual
 
 
 def asker_for(arch: str, folder: Path, **changes: str) -> SliceAsker:
@@ -47,8 +50,7 @@ def logits_of(asker: SliceAsker, change: Callable[[F32, int], F32]) -> F32:
     changed = {
         name: change
         for name in recipe.names
-        if (inside := IN_A_LAYER.fullmatch(name))
-        and not is_one_of(inside[2], (*ENDS_OF_HALVES, SCALES_ALL))
+        if IN_A_LAYER.fullmatch(name) and name not in recipe.changes
     }
     rewrite(asker.file, replace(recipe, changes={**recipe.changes, **changed}), path)
     runner = Runner(time_limit=asker.plan.time_limit, memory_limit=asker.plan.memory_limit)
@@ -101,3 +103,59 @@ def test_tensors_without_an_end_to_their_name_are_known(tmp_path: Path) -> None:
     (path,) = make_variants(["mamba"], tmp_path, quant="Q8_0")
     found = bisected(path, tmp_path / "made", oracle="llama.cpp", engine="mutant:ssm-d-missing")
     assert set(faults(found)) == {0, 1}
+
+
+def times_larger(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
+    raw.view(np.float32)[:] *= np.float32(1.25)
+
+
+def test_what_multiplies_the_residual_is_of_its_layer_and_not_of_what_is_outside(
+    tmp_path: Path,
+) -> None:
+    (path,) = make_variants(["gemma4"], tmp_path, quant="Q8_0")
+    tensor = "blk.0.layer_output_scale.weight"
+    other = copy_with(path, tmp_path / "other.gguf", tensor, times_larger)
+    found = bisected(path, tmp_path / "made", oracle="llama.cpp", subject_model=other)
+    assert list(faults(found)) == [0]
+
+
+def test_what_is_outside_the_layers_is_asked_of_as_few_as_llama_cpp_loads(tmp_path: Path) -> None:
+    """A model of any size is written otherwise."""
+    path = tmp_path / "lfm2.gguf"
+    with opened() as session:
+        variant = replace(variant_named("lfm2"), sizes=(("n_layer", 4),))
+        make_variant(variant, path, quant="Q8_0", session=session)
+    asker = asker_of(path, tmp_path / "made", oracle="llama.cpp")
+    answers = [row.answer.status for row in outside(asker)]
+    with GgufFile.open(asker.folder / "oracle.gguf") as made:
+        layers = {found[1] for name in made.tensors if (found := IN_A_LAYER.fullmatch(name))}
+    assert (answers, len(layers)) == (["agreed", "agreed"], asker.layers_to_load)
+    assert asker.layers_to_load == 2
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_layer_that_reads_what_another_keeps_is_not_accused_of_its_fault(
+    wrong: int, tmp_path: Path
+) -> None:
+    """rwkv7 mixes the values of the first layer into those of all others."""
+    (path,) = make_variants(["rwkv7"], tmp_path)
+    tensor = f"blk.{wrong}.time_mix_value.weight"
+    other = copy_with(path, tmp_path / "other.gguf", tensor, times_larger)
+    asker = asker_of(path, tmp_path / "made", oracle="llama.cpp", subject_model=other)
+    rows = of_layers(asker, 2)
+    assert [row.layer for row in rows if row.answer.differs] == [wrong]
+    assert [row.answer.status for row in rows] == (
+        ["agreed", "diverged"] if wrong else ["diverged", "not-compared"]
+    )
+
+
+class Fails(Reference, name="test:fails-where-layers-are-muted"):
+    def evaluate(self, request: Request) -> Evaluation:
+        raise RuntimeError
+
+
+def test_an_engine_that_fails_there_is_said_to_fail_on_that_model(tmp_path: Path) -> None:
+    (path,) = make_variants(["lfm2"], tmp_path, quant="Q8_0")
+    asker = asker_of(path, tmp_path / "made", oracle="llama.cpp", engine=Fails.name)
+    (row,) = outside(asker)
+    assert (row.answer.status, row.parts) == ("crashed", (FAILS_MUTED,))

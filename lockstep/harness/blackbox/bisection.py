@@ -25,12 +25,20 @@ from lockstep.harness.blackbox.layers import (
     LayerRow,
     as_it_is,
     half,
+    of_its_own,
     of_layer,
     role_of_any,
     role_or_place,
 )
 from lockstep.harness.blackbox.looking import Looked, look
-from lockstep.harness.blackbox.naming import FAILS, OF_ATTENTION, Asked, Part, part_outside
+from lockstep.harness.blackbox.naming import (
+    FAILS,
+    FAILS_MUTED,
+    OF_ATTENTION,
+    Asked,
+    Part,
+    part_outside,
+)
 from lockstep.harness.blackbox.numbers import (
     are_of_one_number,
     are_of_other_numbers,
@@ -39,7 +47,7 @@ from lockstep.harness.blackbox.numbers import (
 )
 from lockstep.harness.blackbox.parts import Maker, larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
-from lockstep.harness.blackbox.slices import ATTENTION_OUT, FFN_OUT, n_layers
+from lockstep.harness.blackbox.slices import ENDS_OF_HALVES, SCALES, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.whole import TWIN, in_f32
 from lockstep.harness.check.check import Plan
@@ -120,7 +128,8 @@ def of_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
     rows: list[LayerRow] = []
     for layer in range(n):
         known = {part.name: part for row in rows for part in row.parts}
-        rows.append(of_layer(asker, layer, n, list(known.values())))
+        row = of_layer(asker, layer, n, list(known.values()))
+        rows.append(of_its_own(asker, row, rows))
     if are_of_one_number(asker, rows, n):
         return by_number(asker, n)
     if are_of_other_numbers(asker, rows, n):
@@ -190,7 +199,8 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
         return
     if answer.differs:
         of_logits = shows_logits(answer)
-        part = part_outside(asked, of_logits=of_logits) if answer.status == "diverged" else FAILS
+        fails = FAILS_MUTED if role_of_any(asker) is None else FAILS
+        part = part_outside(asked, of_logits=of_logits) if answer.status == "diverged" else fails
         part = told_from_scale(asker, part) if part.name == EPS.name else part
         yield LayerRow(layer=None, answer=answer, parts=(part,), asked=asked.found)
         return
@@ -204,7 +214,7 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
 def without_layers(asker: SliceAsker) -> Callable[[Maker], SliceAnswer | None]:
     asker.progress("embedding, norm and head")
     role = role_of_any(asker)
-    return half(asker, 0, role, (*ATTENTION_OUT, *FFN_OUT), every_token=True)
+    return half(asker, 0, role, (*ENDS_OF_HALVES, *SCALES), every_token=True)
 
 
 def shows_logits(answer: SliceAnswer) -> bool:

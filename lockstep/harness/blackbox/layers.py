@@ -1,6 +1,6 @@
 """One layer of an engine without tensors: does its slice differ, and which part is at fault?"""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -8,8 +8,10 @@ from types import MappingProxyType
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
+from lockstep.harness.blackbox.changes import zero
 from lockstep.harness.blackbox.naming import (
     FAILS,
+    FAILS_MUTED,
     LOST,
     MASK,
     OF_ATTENTION,
@@ -34,8 +36,10 @@ from lockstep.harness.blackbox.slices import (
     ADD_OTHERWISE,
     ATTENTION_OUT,
     FFN_OUT,
+    IN_A_LAYER,
     architecture,
     at_its_place,
+    reads_others,
     slice_of,
     within,
 )
@@ -83,11 +87,34 @@ def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()
     if not answer.differs:
         return row
     if answer.status != "diverged":
-        return replace(row, parts=(FAILS,))
+        return replace(row, parts=(FAILS_MUTED if role is None else FAILS,))
     found = as_in_others(asker, layer, role, answer, known) or parts_of_layer(
         asker, layer, role, answer, {part.asked_as for part in known}
     )
     return replace(found, what=row.what)
+
+
+def of_its_own(asker: SliceAsker, row: LayerRow, before: Sequence[LayerRow]) -> LayerRow:
+    """Whether what differs is what it reads of a wrong layer before it, whose keys or values are
+    there though it is muted: then it is not known whether this one is wrong as well."""
+    wrong = [str(each.layer) for each in before if each.answer.differs]
+    layer, diverged = row.layer, row.answer.status == "diverged"
+    if layer is None or row.what != AT_ITS_PLACE or not (diverged and wrong):
+        return row
+    if not reads_others(asker.file):
+        return row
+
+    def make(file: GgufFile) -> Recipe:
+        recipe = at_its_place(file, layer)
+        matrices = [name for name, info in file.tensors.items() if len(info.ne) > 1]
+        inside = {name: IN_A_LAYER.fullmatch(name) for name in matrices}
+        changes = {name: zero for name, own in inside.items() if own and own[1] in wrong}
+        return replace(recipe, changes={**recipe.changes, **changes})
+
+    if not asker.ask_of_layer(make).agrees:
+        return row
+    text = f"it reads what layer {', '.join(wrong)} keeps, which differs; else it agrees"
+    return replace(row, answer=SliceAnswer(status="not-compared", summary=text), parts=())
 
 
 def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
@@ -187,7 +214,9 @@ def half(
     every_token: bool = False,
 ) -> Callable[[Maker], SliceAnswer | None]:
     """Asks on the layer's slice with some parts muted and one more made neutral. role: None for the
-    layer at its place, the others muted; every_token: with the whole vocabulary all the same."""
+    layer at its place, the others muted; every_token: with the whole vocabulary all the same, and
+    of a layer that adds nothing as few others as llama.cpp loads."""
+    cut = asker.layers_to_load if every_token and role is None else 0
 
     def ask(maker: Maker) -> SliceAnswer | None:
         own = maker(asker.file, layer)
@@ -199,7 +228,7 @@ def half(
             assert neutral is not None
             assert muting is not None
             changes = {**neutral.changes, **muting.changes}
-            recipe = at_place(file, layer, role, replace(neutral, changes=changes))
+            recipe = at_place(file, layer, role, replace(neutral, changes=changes), cut)
             # any head shows a layer, and that of some architectures is always the table
             apart = neutral.own_head and (every_token or OUTPUT in file.tensors)
             return with_own_head(recipe, neutral.head) if apart else recipe
@@ -209,16 +238,19 @@ def half(
     return ask
 
 
-def at_place(file: GgufFile, layer: int, role: Mapping[str, int] | None, own: Neutral) -> Recipe:
-    """own: by the slice's names."""
+def at_place(
+    file: GgufFile, layer: int, role: Mapping[str, int] | None, own: Neutral, cut: int = 0
+) -> Recipe:
+    """own: by the slice's names; cut: without a role, to so many first layers; 0: to none."""
     if role is not None:
         recipe = slice_of(file, layer, role=role, changes=own.changes)
         return replace(recipe, keys={**recipe.keys, **own.keys}, rows=own.rows)
-    recipe, here = at_its_place(file, layer), f"blk.{layer}."
+    recipe, here = at_its_place(file, layer, cut), f"blk.{layer}."
     changes = {name.replace("blk.0.", here, 1): change for name, change in own.changes.items()}
     rows = {name.replace("blk.0.", here, 1): some for name, some in own.rows.items()}
     keys = {**recipe.keys, **own.keys}
-    return replace(recipe, changes={**recipe.changes, **changes}, keys=keys, rows=rows)
+    changes, rows = {**recipe.changes, **changes}, {**recipe.rows, **rows}
+    return replace(recipe, changes=changes, keys=keys, rows=rows)
 
 
 def with_own_head(recipe: Recipe, head: str) -> Recipe:

@@ -32,11 +32,12 @@ from lockstep.harness.blackbox import wide_lenses as wide
 from lockstep.harness.blackbox.behind_the_head import as_logits, cap_of, scale_of
 from lockstep.harness.blackbox.changes import Change, ones, zero
 from lockstep.harness.blackbox.lens import BLOCK, LARGEST_STEP, Lens, Stretch, bytes_of, row_bytes
-from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT
+from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_SCALE
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import (
     ENDS_OF_HALVES,
     IN_A_LAYER,
+    SCALES,
     first_layers,
     is_one_of,
 )
@@ -46,7 +47,7 @@ SIZE = 2.0**10  # of the embeddings: eps beside their squares is less than a rou
 SUPERBLOCK = 256
 NAMED = 4  # tensors that are not seen
 OF_POSITIONS = ("position_embd", "token_types", "rel_b", "output.bias", "output_norm.bias")
-OF_A_LAYER = "layer_output_scale"  # by which gemma4 multiplies the residual
+OF_ONES = ("token_embd_norm", OUTPUT_SCALE)
 # roundings of the norm (mean, root, two products, its weight, a scale) and of a product's end
 MORE = 24
 
@@ -128,7 +129,7 @@ def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
         inside = IN_A_LAYER.fullmatch(name)
         if name == last_norm_of(file):
             changes[name] = last_norm(lens)
-        elif name.startswith("token_embd_norm") or (inside and inside[2].startswith(OF_A_LAYER)):
+        elif name.startswith(OF_ONES) or (inside and is_one_of(inside[2], SCALES)):
             changes[name] = zero if name.endswith("bias") else ones
         elif name.startswith(OF_POSITIONS) or (inside and is_one_of(inside[2], ENDS_OF_HALVES)):
             changes[name] = zero

@@ -56,6 +56,7 @@ class Part:
 
 
 FAILS = Part(name="it fails on a model of one layer", words="it gives no logits of it")
+FAILS_MUTED = replace(FAILS, name="it fails on the model whose other layers add nothing")
 
 
 @dataclass(kw_only=True)

@@ -28,6 +28,10 @@ ANOTHERS = Part(
     name="tensors: another layer's are taken, or this one's for another",
     words="the engines agree where all layers have the same",
 )
+BETWEEN = Part(
+    name="what a layer hands to those behind it",
+    words="each of these layers agrees alone, and they differ together",
+)
 OUTSIDE = Part(
     name="what comes before or behind so many layers",
     words="they differ where no layer adds anything, and a slice of one layer agrees",
@@ -100,8 +104,12 @@ def guilty_among(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]
         yield named(asker, layers[0], answer)
     else:
         middle = len(layers) // 2
-        yield from guilty_among(asker, layers[:middle])
-        yield from guilty_among(asker, layers[middle:])
+        halves = layers[:middle], layers[middle:]
+        rows = [row for half in halves for row in guilty_among(asker, half)]
+        yield from rows
+        if all(row.answer.agrees for row in rows):
+            what = f"with those up to {layers[-1]}"
+            yield LayerRow(layer=layers[0], answer=answer, parts=(BETWEEN,), what=what)
 
 
 def named(asker: SliceAsker, layer: int, answer: SliceAnswer) -> LayerRow:

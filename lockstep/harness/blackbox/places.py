@@ -104,7 +104,7 @@ def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPl
     def in_f32(file: GgufFile) -> Recipe:
         return replace(recipe_of(file, layout, each.look), stored=frozenset())
 
-    if not asker.ask(in_f32, (batch_of(layout, each.look),)).differs:
+    if not asker.ask(asker.of_few_tokens(in_f32), (batch_of(layout, each.look),)).differs:
         return each
     rest = tuple(name for name in each.tensors if name.split(".")[-2] not in every)
     return replace(each, tensors=rest, in_f32=", ".join(every) if rest else each.look.words)

@@ -17,7 +17,7 @@ import numpy as np
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile, Value
 from lockstep.harness.asking.facts import what_it_is, why_no_run
-from lockstep.harness.blackbox.changes import Change, times, zero
+from lockstep.harness.blackbox.changes import Change, ones, times, zero
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.synth.gguf_writer import Typed
 
@@ -30,6 +30,7 @@ FFN_OUT = (
     *("channel_mix_value", "proj"),
 )
 ENDS_OF_HALVES = ATTENTION_OUT + FFN_OUT
+SCALES = ("layer_output_scale",)  # by which gemma4 multiplies the residual behind a layer
 POST_NORMS = {  # behind them; grok has other names
     "post_attention_norm": ATTENTION_OUT,
     "attn_output_norm": ATTENTION_OUT,
@@ -58,6 +59,7 @@ ROLES: tuple[Mapping[str, int], ...] = (
 )
 # whose layers add something to the residual, or change it, by other tensors than these
 ADD_OTHERWISE = ("deepseek4", "gemma3n", "minimax-01", "qwen4exp", "refact")
+READ_OTHERS = ("rwkv7", "arwkv7")  # the values of the first layer, and mix them with their own
 ALIKE = ("llama", "qwen2", "qwen3", "gpt2", "phi2")  # whose layers are the same but for weights
 
 
@@ -178,19 +180,28 @@ def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
 
 
 def muted(file: GgufFile, layers: Collection[int]) -> Recipe:
-    """The whole model, in which all layers but these add nothing: their numbers stay what they
-    are."""
+    """The whole model, in which all layers but these add nothing, and multiply by nothing: their
+    numbers stay what they are."""
     changes: dict[str, Change] = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
-        if inside and int(inside[1]) not in layers and is_one_of(inside[2], ENDS_OF_HALVES):
+        if inside is None or int(inside[1]) in layers:
+            continue
+        if is_one_of(inside[2], ENDS_OF_HALVES):
             changes[name] = zero
+        elif is_one_of(inside[2], SCALES):
+            changes[name] = ones
     return Recipe(names={name: name for name in file.tensors}, changes=changes)
 
 
-def at_its_place(file: GgufFile, layer: int) -> Recipe:
-    """The same for one layer, of which alone the matrices are F32."""
+def at_its_place(file: GgufFile, layer: int, n: int = 0) -> Recipe:
+    """The same for one layer, of which alone the matrices are F32. n: of so many first layers; 0:
+    of all."""
     recipe = muted(file, (layer,))
+    if n:
+        cut = first_layers(file, n)
+        changes = {name: recipe.changes[name] for name in cut.names if name in recipe.changes}
+        recipe = replace(cut, changes=changes)
     of_others = {
         name
         for name in recipe.names
@@ -245,14 +256,20 @@ def what_adds(stems: Collection[str]) -> set[str]:
 
 
 def without(file: GgufFile, layer: int, parts: Sequence[str]) -> dict[str, Change]:
-    """Changes that let the slice's layer add nothing through these."""
-    return {name: zero for name in within(file, layer) if is_one_of(name[6:], parts)}
+    """Changes that let the slice's layer add nothing, or multiply by nothing, through these."""
+    names = [name for name in within(file, layer) if is_one_of(name[6:], parts)]
+    return {name: ones if is_one_of(name[6:], SCALES) else zero for name in names}
 
 
 def within(file: GgufFile, layer: int) -> list[str]:
     """The names of the slice's layer."""
     prefix = f"blk.{layer}."
     return [f"blk.0.{n.removeprefix(prefix)}" for n in file.tensors if n.startswith(prefix)]
+
+
+def reads_others(file: GgufFile) -> bool:
+    """Whether layers read what another keeps, who may be muted: keys or values."""
+    return architecture(file) in READ_OTHERS or bool(number(file, SHARED, 0))
 
 
 def is_values(name: str) -> bool:
