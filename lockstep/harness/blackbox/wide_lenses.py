@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.in_place import ARCHITECTURES, MATRICES, NORMS, NORMS_BESIDE
 from lockstep.harness.blackbox.lens import BLOCK, LARGEST_STEP, Lens
-from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM
+from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM, OUTPUT_SCALE
 from lockstep.harness.blackbox.rewriting import Recipe, zeros
 from lockstep.harness.blackbox.slices import IN_A_LAYER, architecture, first_layers
 from lockstep.harness.synth.gguf_writer import Tensor, Typed
@@ -50,6 +50,8 @@ def recipe_of(file: GgufFile, lens: Lens, head: Tensor) -> Recipe:
             made.append(of_layer(name, file.tensors[name].ne, lens.width))
         elif name == ROPE_FREQS:
             made.append(of_ones(name, lens.width // 2))
+        elif name == OUTPUT_SCALE:
+            made.append(of_ones(name, 1))
         elif name not in (EMBEDDING, OUTPUT):
             kept[name] = name
     arch, ones = architecture(file), ("head_count", "head_count_kv")
