@@ -12,6 +12,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import WeightFormat
 
 LARGEST_STEP = 127.0 * 2.0**-6  # what an activation is behind the last norm, or its negative
+SIZE = 2.0**10  # of embeddings: eps beside their squares is less than a rounding
 BLOCK = 32
 
 

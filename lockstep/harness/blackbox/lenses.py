@@ -31,7 +31,15 @@ from lockstep.harness.blackbox import tied_lenses as tied
 from lockstep.harness.blackbox import wide_lenses as wide
 from lockstep.harness.blackbox.behind_the_head import as_logits, cap_of, scale_of
 from lockstep.harness.blackbox.changes import Change, ones, zero
-from lockstep.harness.blackbox.lens import BLOCK, LARGEST_STEP, Lens, Stretch, bytes_of, row_bytes
+from lockstep.harness.blackbox.lens import (
+    BLOCK,
+    LARGEST_STEP,
+    SIZE,
+    Lens,
+    Stretch,
+    bytes_of,
+    row_bytes,
+)
 from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_SCALE
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import (
@@ -43,7 +51,6 @@ from lockstep.harness.blackbox.slices import (
 )
 from lockstep.harness.synth.twin import CHUNK, KEPT
 
-SIZE = 2.0**10  # of the embeddings: eps beside their squares is less than a rounding
 SUPERBLOCK = 256
 NAMED = 4  # tensors that are not seen
 OF_POSITIONS = ("position_embd", "token_types", "rel_b", "output.bias", "output_norm.bias")

@@ -66,18 +66,18 @@ def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
     for seed in range(SEEDS if used >= n else 0):
         order = np.argsort(Philox(key=seed).random_raw(used), kind="stable")
         ids = tuple(int(i) for i in np.sort(order[:n]))
-        if are_apart(read_by_gates(file, lens, ids), ids):
+        if are_apart(read_by_gates(file, lens, ids)):
             return ids
     raise Unsupported(f"{lens.type}: no {n} rows of {used} that gates tell apart")
 
 
-def are_apart(x: NDArray[np.float64], ids: Sequence[int]) -> bool:
+def are_apart(x: NDArray[np.float64]) -> bool:
     """x: (tokens, width), what gates read."""
     try:
         gates = gates_of(x).astype(np.float64)
     except np.linalg.LinAlgError:
         return False
-    found = np.where(np.eye(len(ids)), x @ gates.T, -x @ gates.T)
+    found = np.where(np.eye(len(x)), x @ gates.T, -x @ gates.T)
     lost = x.shape[1] * U * (np.abs(x) @ np.abs(gates).T)
     return bool((found - lost > SURE).all())  # not so of a NaN
 
@@ -120,8 +120,12 @@ def gates_of(x: NDArray[np.float64]) -> F32:
 
 
 def changes_of(file: GgufFile, lens: Lens) -> dict[str, Change]:
-    """Of the layer, but for its attention, which adds nothing."""
-    gates = gates_of(read_by_gates(file, lens, lens.ids))
+    """Of the layer, but for its attention, which adds nothing. Raises Unsupported: tokens are of
+    the choice that the oracle's file gave, and the subject's may have other rows."""
+    read = read_by_gates(file, lens, lens.ids)
+    if not are_apart(read):
+        raise Unsupported(f"{lens.type}: no rows that gates tell apart, as the oracle's file has")
+    gates = gates_of(read)
     largest = float(np.abs(rows_of(file, lens, lens.ids)).max()) * lens.width**0.5
     hot = 2.0 ** np.ceil(np.log2(largest / COLD))
     if not hot < MOST:

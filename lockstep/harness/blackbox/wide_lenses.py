@@ -11,13 +11,12 @@ import numpy as np
 
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.in_place import ARCHITECTURES, MATRICES, NORMS, NORMS_BESIDE
-from lockstep.harness.blackbox.lens import BLOCK, LARGEST_STEP, Lens
+from lockstep.harness.blackbox.lens import BLOCK, LARGEST_STEP, SIZE, Lens
 from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM, OUTPUT_SCALE
 from lockstep.harness.blackbox.rewriting import Recipe, zeros
 from lockstep.harness.blackbox.slices import IN_A_LAYER, architecture, first_layers
 from lockstep.harness.synth.gguf_writer import Tensor, Typed
 
-SIZE = 2.0**10
 ROPE_FREQS = "rope_freqs.weight"
 WIDTHS = (
     *("embedding_length", "attention.key_length", "attention.value_length"),

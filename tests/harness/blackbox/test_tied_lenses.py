@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import WeightFormat
@@ -84,12 +85,21 @@ def test_each_gate_is_open_for_its_token_alone(tmp_path: Path) -> None:
     assert (gates[~np.eye(len(gates), dtype=bool)] < -tied.SURE).all()
 
 
+def alike(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
+    rows = raw.reshape(-1, 64 // format.weights * format.layout.itemsize)
+    rows[:] = rows[0]
+
+
+def test_a_subject_whose_rows_are_all_alike_is_not_compared(tmp_path: Path) -> None:
+    path = gemma2(tmp_path, "Q4_0")
+    other = copy_with(path, tmp_path / "other.gguf", "token_embd.weight", alike)
+    asker = asker_of(path, tmp_path / "made", subject_model=other)
+    (lens, *_), _ = lenses_of(asker.file)
+    assert through(asker, lens).answer.status == "not-compared"
+
+
 def test_rows_that_are_all_alike_are_not_seen_and_named(tmp_path: Path) -> None:
     path = gemma2(tmp_path, "Q4_0")
-
-    def alike(raw: np.ndarray, format: type[WeightFormat]) -> None:
-        rows = raw.reshape(-1, 64 // format.weights * format.layout.itemsize)
-        rows[:] = rows[0]
 
     with GgufFile.open(path) as file:
         names = [name for name, info in file.tensors.items() if info.type.name == "Q4_0"]
