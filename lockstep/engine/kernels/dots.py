@@ -24,6 +24,7 @@ from lockstep.engine.kernels.vectors import (
     same,
 )
 
+WIDE = ir.VectorType(I16, 32)
 ints_at = load_of(I32, as_it_is, "int")  # of an array of int32
 
 
@@ -40,12 +41,36 @@ def as_short(typing: Any, lanes: Any) -> Any:
 
 @compiled_as
 def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
-    """sums of 8 lanes + products of 32 steps, 0 to 255, with as many int8; four go to a lane."""
+    """sums of 8 lanes + products of 32 steps, 0 to 127, with as many int8; four go to a lane."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return fours(context, builder, args[0], *bytes_of(context, builder, steps, x, args[1:]))
 
     return sums(sums, steps, x, types.intp), codegen
+
+
+@compiled_as
+def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> Any:
+    """Products of 32 steps, -128 to 127, with as many int8, -127 to 127, in 8 lanes of four each;
+    added_up: what these int8 are together."""
+    lanes = Lanes("int", 8)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        w, y = bytes_of(context, builder, steps, x, args[:3])
+        nothing, least = same(lanes.vector, 0), same(w.type, -128)
+        if has_vnni(context):  # which multiplies unsigned
+            offset = builder.mul(args[3], ir.Constant(I32, -128))
+            sums = builder.insert_element(nothing, offset, number(0))
+            return fours(context, builder, sums, builder.xor(w, least), y)
+        if "+avx2" in features_of(context):  # so does this: magnitudes, with the signs on the others
+            y = by_name(builder, "llvm.x86.avx2.psign.b", y, w, to=I8)
+            negative = builder.icmp_signed("<", w, same(w.type, 0))
+            w = builder.select(negative, builder.neg(w), w)
+            return fours(context, builder, nothing, w, y)
+        found = multiplied(context, builder, *(builder.sext(v, WIDE) for v in (w, y)))
+        return added(builder, found, range(0, 16, 2), range(1, 16, 2))
+
+    return lanes(steps, x, types.intp, types.int32), codegen
 
 
 @compiled_as
@@ -62,7 +87,7 @@ def add_scaled_bytes(
         for i, side in enumerate(args[1:3]):
             place = builder.add(args[4], ir.Constant(I64, 32 * i))
             w, y = bytes_of(context, builder, steps, x, (side, args[3], place))
-            found.append(fours(context, builder, nothing, w, y, small=True))
+            found.append(fours(context, builder, nothing, w, y))
         # 4 * 63 * 128 fits into 16 bits
         if "+avx2" in features_of(context):
             shorts = by_name(builder, "llvm.x86.avx2.packssdw", *found, to=I16)
@@ -78,16 +103,16 @@ def add_scaled_bytes(
     return sums(sums, steps, more, x, types.intp, packed_lanes), codegen
 
 
-def fours(context: Any, builder: Any, sums: Any, w: Any, y: Any, *, small: bool = False) -> Any:
-    """sums + products of bytes, w unsigned, the four of each lane added; small: w is below 128."""
+def fours(context: Any, builder: Any, sums: Any, w: Any, y: Any) -> Any:
+    """sums + products of bytes, the four of each lane added; w is unsigned, and two products of
+    neighbours fit into 16 bits but where `has_vnni`."""
     if has_vnni(context):
         sides = (builder.bitcast(v, sums.type) for v in (w, y))
         return by_name(builder, "llvm.x86.avx512.vpdpbusd.256", sums, *sides)
-    if small and "+avx2" in features_of(context):
+    if "+avx2" in features_of(context):
         pairs = by_name(builder, "llvm.x86.avx2.pmadd.ub.sw", w, y, to=I16)
         return builder.add(sums, multiplied(context, builder, pairs, same(pairs.type, 1)))
-    wide = ir.VectorType(I16, 32)
-    pairs = multiplied(context, builder, builder.zext(w, wide), builder.sext(y, wide))
+    pairs = multiplied(context, builder, builder.zext(w, WIDE), builder.sext(y, WIDE))
     return builder.add(sums, added(builder, pairs, range(0, 16, 2), range(1, 16, 2)))
 
 

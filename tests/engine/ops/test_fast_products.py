@@ -185,13 +185,14 @@ def test_products_that_are_computed_together_are_the_same(
 
 
 K_FORMATS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+EXTREMES = (*K_FORMATS, "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS")
 
 
 def largest(type_name: str, rows: int, columns: int) -> Weight:
     """Every step is the largest that there is, and so are the scales of groups."""
     kind = WeightFormat.named(type_name)
     blocks = np.zeros(rows * columns // kind.weights, kind.layout)
-    blocks.view(np.uint8)[:] = 255
+    blocks.view(np.uint8)[:] = 128 if type_name == "Q8_0" else 255  # -128, which has no opposite
     for name in kind.layout.names or ():
         if kind.layout[name].kind == "f":
             blocks[name] = 1
@@ -203,12 +204,12 @@ class OneLess(Fast):
 
     def linear(self, x: Any, weight: Weight) -> Any:
         blocks = weight.raw.view(weight.format.layout).copy()
-        blocks["ql" if weight.format.name == "Q6_K" else "qs"] &= 254
+        blocks["ql" if weight.format.name == "Q6_K" else "qs"] ^= 1
         raw = blocks.view(np.uint8)
         return super().linear(x, Weight("w", weight.format, weight.shape, raw))
 
 
-@pytest.mark.parametrize("type_name", K_FORMATS)
+@pytest.mark.parametrize("type_name", EXTREMES)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_four_of_the_largest_products_fit_into_what_they_are_added_in(
     type_name: str, sign: int
@@ -224,11 +225,11 @@ def test_four_of_the_largest_products_fit_into_what_they_are_added_in(
 def of_some_formats() -> dict[str, str]:
     """A digest of what each comes to, by rows and by panels; of formats with every instruction."""
     found = {}
-    for name in ("F32", "Q5_1", "Q8_0", *K_FORMATS):
+    for name in ("F32", *EXTREMES):
         columns = 2 * block_of(name)
         weight, x = weight_of(name, (11, columns)), floats(7, 12, columns)
         parts = [FAST.linear(rows, weight).tobytes() for rows in (x, x[:3])]
-        if name in K_FORMATS:
+        if name in EXTREMES:
             parts.append(
                 FAST.linear(np.ones((1, columns), np.float32), largest(name, 3, columns)).tobytes()
             )

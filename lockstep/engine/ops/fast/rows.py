@@ -6,8 +6,8 @@ A kernel is made of a function of one block:
 
     block(raw, at, x, at_x, sums, at_sums) -> eight lanes of its sum, and of what its minima come to
 
-`at`: its first byte; x: int8 steps of the activations; sums: of groups of them. Steps are
-multiplied unsigned, and what that is too much is a multiple of sums.
+`at`: its first byte; x: int8 steps of the activations, -127 to 127; sums: of groups of them. Steps
+are multiplied unsigned, and what that is too much is a multiple of sums.
 """
 
 from collections.abc import Callable
@@ -30,6 +30,7 @@ from lockstep.engine.kernels.dots import (
     half_pairs,
     in_order,
     ints_at,
+    signed_products,
     total,
     totals,
     twice,
@@ -151,8 +152,14 @@ def without_minima(found: Any, less: Any, by: Any, raw: Any, at: int, apart: int
 
 @part
 def alone(q: Any, offset: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
-    """Steps q, of which so much is to be subtracted."""
+    """Steps q, below 128, of which so much is to be subtracted."""
     found = add_bytes(first_lane(-offset * sums[at_sums], 8), q, x, at_x)
+    return found, found
+
+
+@part
+def signed(q: Any, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+    found = signed_products(q, x, at_x, sums[at_sums])
     return found, found
 
 
@@ -164,7 +171,7 @@ def nibbles(raw: Any, at: int) -> Any:
 
 @part
 def q8_0(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
-    return alone(shorts_at(raw, at + 2, 32) ^ 128, 128, x, at_x, sums, at_sums)
+    return signed(shorts_at(raw, at + 2, 32), x, at_x, sums, at_sums)
 
 
 @part
@@ -191,7 +198,7 @@ def q5_1(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
 
 @part
 def iq4_nl(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
-    return alone(lookup(VALUES, nibbles(raw, at + 2)) ^ 128, 128, x, at_x, sums, at_sums)
+    return signed(lookup(VALUES, nibbles(raw, at + 2)), x, at_x, sums, at_sums)
 
 
 # --- blocks of 256, groups of 32 with a scale each ------------------------------------------------
@@ -234,9 +241,9 @@ def iq4_xs(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any
     for group in range(8):
         low = byte_at(raw, at + 4 + group // 2) >> 4 * (group % 2) & 15
         scale = np.int32((low | (uint16_at(raw, at + 2) >> 2 * group & 3) << 4) - 32)
-        q = lookup(VALUES, nibbles(raw, at + 8 + 16 * group)) ^ 128
-        y, begin = at_x + 32 * group, first_lane(-128 * sums[at_sums + group], 8)
-        found = found + scale * add_bytes(begin, q, x, y)
+        q = lookup(VALUES, nibbles(raw, at + 8 + 16 * group))
+        four = signed_products(q, x, at_x + 32 * group, sums[at_sums + group])
+        found = found + scale * four
     return found, found
 
 
