@@ -4,9 +4,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
-from lockstep.engine.kernels.integers import ROWS, by_name, features_of, multiplied
+from lockstep.engine.kernels.integers import by_name, features_of, multiplied
 from lockstep.engine.kernels.lanes import Lanes, compiled_as, floats_at, halves_at, load_of, written
 from lockstep.engine.kernels.vectors import (
     F32,
@@ -16,7 +15,6 @@ from lockstep.engine.kernels.vectors import (
     I64,
     address,
     as_it_is,
-    filled,
     half,
     joined,
     number,
@@ -62,7 +60,9 @@ def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> 
             offset = builder.mul(args[3], ir.Constant(I32, -128))
             sums = builder.insert_element(nothing, offset, number(0))
             return fours(context, builder, sums, builder.xor(w, least), y)
-        if "+avx2" in features_of(context):  # so does this: magnitudes, with the signs on the others
+        if "+avx2" in features_of(
+            context
+        ):  # so does this: magnitudes, with the signs on the others
             y = by_name(builder, "llvm.x86.avx2.psign.b", y, w, to=I8)
             negative = builder.icmp_signed("<", w, same(w.type, 0))
             w = builder.select(negative, builder.neg(w), w)
@@ -222,50 +222,6 @@ def added(builder: Any, *parts: Any) -> Any:
     orders = (ir.Constant(ir.VectorType(I32, len(s)), list(s)) for s in (left, right))
     sides = (builder.shuffle_vector(vectors[0], vectors[-1], order) for order in orders)
     return builder.add(*sides)
-
-
-@compiled_as
-def add_run(
-    typing: Any, out: Any, steps: Any, at_steps: Any, apart: Any, x: Any, at_x: Any, pairs: Any,
-    dx: Any, at_dx: Any, scales: Any, at_scales: Any, scales_apart: Any,
-) -> Any:  # fmt: skip
-    """out: (8, 16) float32 += exact sums of a run of 8 rows times 16 tokens, times both scales.
-
-    steps: rows `apart`, pairs of int16; x: (pairs, 16, 2); dx: (16,); scales: `scales_apart`.
-    """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        (_, _, at_steps, apart, _, at_x, pairs, _, at_dx, _, at_scales, scales_apart) = args
-        wide, sums_of, floats = (
-            ir.VectorType(I16, 32),
-            ir.VectorType(I32, 16),
-            ir.VectorType(F32, 16),
-        )
-        sums = [cgutils.alloca_once_value(builder, same(sums_of, 0)) for _ in range(ROWS)]
-        for place in sums:
-            builder.store(same(sums_of, 0), place)
-        rows = [builder.add(at_steps, builder.mul(apart, ir.Constant(I64, j))) for j in range(ROWS)]
-        starts = [address(context, builder, steps, args[1], at, I32) for at in rows]
-        tokens = address(context, builder, x, args[4], at_x, wide)
-        with cgutils.for_range(builder, pairs) as loop:
-            side = builder.load(builder.gep(tokens, [loop.index]), align=2)
-            for start, place in zip(starts, sums, strict=True):
-                pair = builder.load(builder.gep(start, [loop.index]), align=2)
-                both = builder.bitcast(filled(builder, pair, 16), wide)
-                found = multiplied(context, builder, side, both)
-                builder.store(builder.add(builder.load(place), found), place)
-        by = builder.load(address(context, builder, dx, args[7], at_dx, floats), align=4)
-        for j, place in enumerate(sums):
-            at = builder.add(at_scales, builder.mul(scales_apart, ir.Constant(I64, j)))
-            scale = builder.load(address(context, builder, scales, args[9], at, F32), align=4)
-            scale = builder.fmul(filled(builder, scale, 16), by)
-            found = builder.fmul(builder.sitofp(builder.load(place), floats), scale)
-            to = address(context, builder, out, args[0], ir.Constant(I64, 16 * j), floats)
-            builder.store(builder.fadd(builder.load(to, align=4), found), to, align=4)
-        return context.get_dummy_value()
-
-    at = types.intp
-    return types.void(out, steps, at, at, x, at, at, dx, at, scales, at, at), codegen
 
 
 @compiled_as

@@ -15,24 +15,52 @@ from numpy.typing import NDArray
 
 from lockstep.engine.kernels.lanes import compiled_as, half_at, kernel, uint32s_at
 from lockstep.engine.kernels.unpacking import unpack_at
-from lockstep.engine.kernels.vectors import F64, I16, I32, address, filled, joined, same
+from lockstep.engine.kernels.vectors import F32, F64, I16, I32, I64, address, filled, joined, same
 
 TOKENS = 16  # in a vector register
 ROWS = 8  # of weights that are multiplied by them before they are read again
 
 
 @compiled_as
-def add_products(typing: Any, sums: Any, steps: Any, at: Any, word: Any) -> Any:
-    """sums + the products of the integers in `word`, of 32 bits, with those of each lane, which are
-    steps[at : at + 16 * as many]: pairs of 16 bits, or fours of bytes, unsigned in `word`."""
+def sums_of_run(
+    typing: Any, start: Any, words: Any, at: Any, columns: Any, steps: Any, at_steps: Any,
+    apart: Any, size: Any,
+) -> Any:  # fmt: skip
+    """For each of eight rows 16 lanes: start + the products of so many words, of 32 bits, with
+    those of each lane: pairs of int16, or fours of int8, which are unsigned in a row's words.
+
+    Rows begin at words[at], `columns` apart; what the first words meet begins at steps[at_steps],
+    the others' `apart` further each.
+    """
     several = added if steps.dtype == types.int16 else added_bytes
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        start = address(context, builder, steps, args[1], args[2], args[0].type)
-        lanes, word = builder.load(start, align=4), filled(builder, args[3], 16)
-        return several(context, builder, args[0], lanes, word)
+        start, _, at, columns, _, at_steps, apart, size = args
+        found: list[Any] = []
+        # as many at once as there are registers for, beside those of what they are made of
+        at_once = ROWS if "+avx512f" in features_of(context) else ROWS // 2
+        while len(found) < ROWS:
+            sums = [cgutils.alloca_once(builder, start.type) for _ in range(at_once)]
+            for place in sums:
+                builder.store(start, place)
+            with cgutils.for_range(builder, size) as loop:
+                lane = builder.add(at_steps, builder.mul(apart, loop.index))
+                lanes = address(context, builder, steps, args[4], lane, start.type)
+                lanes = builder.load(lanes, align=4)
+                for i, place in enumerate(sums):
+                    row = builder.mul(columns, ir.Constant(I64, len(found) + i))
+                    row = builder.add(builder.add(at, row), loop.index)
+                    word = builder.load(address(context, builder, words, args[1], row, I32))
+                    word = filled(builder, word, TOKENS)
+                    builder.store(
+                        several(context, builder, builder.load(place), lanes, word), place
+                    )
+            found += [builder.load(place) for place in sums]
+        return context.make_tuple(builder, signature.return_type, found)
 
-    return sums(sums, steps, types.intp, types.int32), codegen
+    at = types.intp
+    given = start, words, at, at, steps, at, at, at
+    return types.UniTuple(start, ROWS)(*given), codegen
 
 
 def added(context: Any, builder: Any, sums: Any, a: Any, b: Any) -> Any:
@@ -48,13 +76,13 @@ def added_bytes(context: Any, builder: Any, sums: Any, signed: Any, unsigned: An
     """sums + products of bytes, the four of each lane added."""
     if sums_products(context):
         return by_name(builder, "llvm.x86.avx512.vpdpbusd.512", sums, unsigned, signed)
-    wide, codes = ir.VectorType(I16, 32), same(signed.type, 0x00FF00FF)
-    signed, eight = builder.bitcast(signed, wide), same(wide, 8)
-    even = builder.and_(unsigned, codes), builder.shl(signed, eight)
-    odd = builder.and_(builder.lshr(unsigned, same(unsigned.type, 8)), codes), signed
+    wide = ir.VectorType(I16, 32)
+    signed, unsigned = builder.bitcast(signed, wide), builder.bitcast(unsigned, wide)
+    codes, eight = same(wide, 255), same(wide, 8)
+    even = builder.and_(unsigned, codes), builder.ashr(builder.shl(signed, eight), eight)
+    odd = builder.lshr(unsigned, eight), builder.ashr(signed, eight)
     for a, b in (even, odd):
-        a = builder.bitcast(a, wide)
-        sums = builder.add(sums, multiplied(context, builder, a, builder.ashr(b, eight)))
+        sums = builder.add(sums, multiplied(context, builder, a, b))
     return sums
 
 
@@ -108,21 +136,32 @@ def features_of(context: Any) -> set[str]:
 
 @compiled_as
 def add_scaled(
-    typing: Any, out: Any, at: Any, sums: Any, scales: Any, at_scale: Any, by: Any
-) -> Any:
-    """out[at : at + 16] += scales[at_scale : at_scale + 16] * by * sums, all but sums float64."""
+    typing: Any, out: Any, at: Any, apart: Any, sums: Any, scales: Any, at_scales: Any, by: Any,
+    at_by: Any, by_apart: Any,
+) -> Any:  # fmt: skip
+    """out[at : at + 16] += sums of the first row times 16 scales and by[at_by]; the other rows' are
+    `apart` and `by_apart` further each. out and scales are float64, or both float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide = ir.VectorType(F64, sums.count)
-        to = address(context, builder, out, args[0], args[1], wide)
-        scale = builder.load(address(context, builder, scales, args[3], args[4], wide), align=8)
-        scale = builder.fmul(scale, filled(builder, args[5], sums.count))
-        found = builder.fmul(builder.sitofp(args[2], wide), scale)
-        builder.store(builder.fadd(builder.load(to, align=8), found), to, align=8)
+        _, at, apart, sums, _, at_scales, _, at_by, by_apart = args
+        kind = F64 if out.dtype == types.float64 else F32
+        wide = ir.VectorType(kind, TOKENS)
+        scales_at = address(context, builder, scales, args[4], at_scales, wide)
+        shared = builder.load(scales_at, align=4)
+        for i in range(ROWS):
+            place = builder.add(at_by, builder.mul(by_apart, ir.Constant(I64, i)))
+            factor = builder.load(address(context, builder, by, args[6], place, F32))
+            factor = builder.fpext(factor, F64) if kind == F64 else factor
+            scale = builder.fmul(shared, filled(builder, factor, TOKENS))
+            row = builder.sitofp(builder.extract_value(sums, i), wide)
+            place = builder.add(at, builder.mul(apart, ir.Constant(I64, i)))
+            to = address(context, builder, out, args[0], place, wide)
+            found = builder.fadd(builder.load(to, align=4), builder.fmul(row, scale))
+            builder.store(found, to, align=4)
         return context.get_dummy_value()
 
-    kinds = out, types.intp, sums, scales, types.intp, types.float64
-    return types.void(*kinds), codegen
+    at = types.intp
+    return types.void(out, at, at, sums, scales, at, by, at, at), codegen
 
 
 @kernel
@@ -142,45 +181,22 @@ def products(
     are a multiple of 8, tokens of 16.
     """
     runs, size, tokens, per = steps.shape
-    shared = runs // weight_scales.shape[1]
-    flat, flat_scales, to = steps.reshape(-1), scales.reshape(-1), out.reshape(-1)
-    first = starts.reshape(-1)
-    for r in range(0, words.shape[0], ROWS):
+    rows, columns, blocks = len(words), words.shape[1], weight_scales.shape[1]
+    shared, apart = runs // blocks, tokens * per
+    steps, starts, scales = steps.reshape(-1), starts.reshape(-1), scales.reshape(-1)
+    words, by, to = words.reshape(-1), weight_scales.reshape(-1), out.reshape(-1)
+    for r in range(0, rows, ROWS):
         for t in range(0, tokens, TOKENS):
             for run in range(runs):
-                at = (run * size * tokens + t) * per
-                a = b = c = d = e = f = g = h = uint32s_at(first, run * tokens + t, 16)
-                for i in range(run * size, run * size + size):
-                    a = add_products(a, flat, at, words[r, i])
-                    b = add_products(b, flat, at, words[r + 1, i])
-                    c = add_products(c, flat, at, words[r + 2, i])
-                    d = add_products(d, flat, at, words[r + 3, i])
-                    e = add_products(e, flat, at, words[r + 4, i])
-                    f = add_products(f, flat, at, words[r + 5, i])
-                    g = add_products(g, flat, at, words[r + 6, i])
-                    h = add_products(h, flat, at, words[r + 7, i])
-                    at += per * tokens
-                s, x, y = run * tokens + t, run // shared, r * tokens + t
-                add_scaled(to, y, a, flat_scales, s, np.float64(weight_scales[r, x]))
-                add_scaled(to, y + tokens, b, flat_scales, s, np.float64(weight_scales[r + 1, x]))
-                add_scaled(
-                    to, y + 2 * tokens, c, flat_scales, s, np.float64(weight_scales[r + 2, x])
+                s, at, step = (
+                    run * tokens + t,
+                    r * columns + run * size,
+                    run * size * apart + t * per,
                 )
-                add_scaled(
-                    to, y + 3 * tokens, d, flat_scales, s, np.float64(weight_scales[r + 3, x])
-                )
-                add_scaled(
-                    to, y + 4 * tokens, e, flat_scales, s, np.float64(weight_scales[r + 4, x])
-                )
-                add_scaled(
-                    to, y + 5 * tokens, f, flat_scales, s, np.float64(weight_scales[r + 5, x])
-                )
-                add_scaled(
-                    to, y + 6 * tokens, g, flat_scales, s, np.float64(weight_scales[r + 6, x])
-                )
-                add_scaled(
-                    to, y + 7 * tokens, h, flat_scales, s, np.float64(weight_scales[r + 7, x])
-                )
+                start = uint32s_at(starts, s, TOKENS)
+                sums = sums_of_run(start, words, at, columns, steps, step, apart, size)
+                block = r * blocks + run // shared
+                add_scaled(to, r * tokens + t, tokens, sums, scales, s, by, block, blocks)
 
 
 @kernel

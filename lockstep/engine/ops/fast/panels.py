@@ -12,8 +12,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.dots import add_run
-from lockstep.engine.kernels.lanes import half_at, half_of_bits
+from lockstep.engine.kernels.integers import ROWS, TOKENS, add_scaled, sums_of_run
+from lockstep.engine.kernels.lanes import half_at, half_of_bits, spread
 from lockstep.engine.kernels.pointers import address_of, call
 from lockstep.engine.ops.fast.compiling import kernel
 from lockstep.engine.ops.integers import FACTORS
@@ -23,7 +23,7 @@ from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 
 I16 = NDArray[np.int16]
 I64 = NDArray[np.int64]
-ROWS, TOKENS = 8, 16  # of a tile
+NOTHING = np.int32(0)
 APART = 32  # steps between rows: of rows a power of two apart, only so many are cached
 MINUS_ONE = 0xBC00  # as a half
 KINDS = types.Array(types.uint8, 1, "C", readonly=True), types.Array(types.int16, 1, "C")
@@ -158,19 +158,11 @@ def add_runs(
 ) -> None:
     """Of a tile, from zero on."""
     sums[:] = 0
+    words, size = steps.view(np.int32), run // 2
     for b in range(runs):
         at = tile * runs + b
-        add_run(
-            sums,
-            steps,
-            b * run,
-            apart,
-            x,
-            at * run * TOKENS,
-            run // 2,
-            dx,
-            at * TOKENS,
-            scales,
-            b,
-            runs,
-        )
+        found = sums_of_run(
+            spread(NOTHING, TOKENS), words, b * size, apart // 2, x, at * run * TOKENS, 2 * TOKENS,
+            size,
+        )  # fmt: skip
+        add_scaled(sums, 0, TOKENS, found, dx, at * TOKENS, scales, b, runs)
