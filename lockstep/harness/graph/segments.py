@@ -112,9 +112,14 @@ class SegmentJudge:
         every = list(segments_of(self.program, self.wires, self.shown))
         numbers = [segment for segment in every if self.is_of_numbers(segment, honest)]
         self.unjudged_ids = tuple(s.wire.site for s in every if s not in numbers)
-        noisy = [segment for segment in numbers if segment.rounds or rounded]
+        noise = dict.fromkeys(honest, Noise())
+        first = [self.held(s, honest[s.place], noise, alone=rounded) for s in numbers]
+        # what is within the last op's bound is so with noise as well
+        noisy = [h.segment for h in first if rounded or (h.segment.rounds and h.mismatch)]
         noise = self.noise(honest, range(RUNS), noisy, jitter=rounded)
-        first = (self.held(s, honest[s.place], noise, alone=rounded) for s in numbers)
+        for i, held in enumerate(first):
+            if held.segment in noisy:
+                first[i] = self.held(held.segment, honest[held.segment.place], noise, alone=rounded)
         return honest, noise, [(held.segment, self.said(held)) for held in first]
 
     def orders_seen(self, honest: Run, found: Sequence[Found]) -> dict[Place, NDArray[Any]]:

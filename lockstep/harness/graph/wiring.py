@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
+from lockstep.harness.graph.shown import WEIGHTS
 from lockstep.harness.judging.findings import by_layer
 from lockstep.harness.records import Site
 
@@ -98,9 +99,15 @@ class Dependencies:
 
     def whole(self, values: Mapping[Place, Any]) -> set[Place]:
         """Those that nothing is computed for. Of a value that is a part (cells in use, experts that
-        are chosen) the rest is computed: zeros there would be noise that no honest run has."""
-        sizes = {place: prod(self.at[place][1].result.ne) for place in values}
-        return {place for place, value in values.items() if np.size(value) == sizes[place]}
+        are chosen) the rest is computed: zeros there would be noise that no honest run has. Of the
+        weights of cells the rest is zero."""
+        nodes = {place: self.at[place][1] for place in values}
+        return {
+            place
+            for place, value in values.items()
+            if nodes[place].name.startswith(WEIGHTS)
+            or np.size(value) == prod(nodes[place].result.ne)
+        }
 
     def of(self, wanted: Set[Place], given: Set[Place]) -> tuple[set[Place], set[Place]]:
         """These nodes and what they are computed from, back to what is given; and whose values
