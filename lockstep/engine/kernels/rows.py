@@ -82,7 +82,10 @@ def add_products(
     """
     tokens, n = left.shape
     size_of_row = mask.size
-    masked = np.empty(0 if mask.min() == 255 else size_of_row, np.uint8)
+    whole = True
+    for i in range(size_of_row):
+        whole &= mask[i] == 255
+    masked = np.empty(0 if whole else size_of_row, np.uint8)
     w = np.empty(n * stride, np.float32)
     for r in range(max(len(value), len(sizes))):
         row = raw[r * size_of_row : (r + 1) * size_of_row]

@@ -216,7 +216,9 @@ def merge_words(
 ) -> Any:  # fmt: skip
     """The ids of all words, and where those of each word begin and end."""
     hashes = hashed(text)
-    longest = np.diff(edges).max()
+    longest = 0  # not by numpy: its functions take ten times as long to compile as all of this
+    for word in range(len(edges) - 1):
+        longest = max(longest, edges[word + 1] - edges[word])
     symbols = np.empty((longest + 1, 4), np.int32)
     heap = np.empty(2 * longest + 2, np.int64)  # merging a pair adds at most two others
     ids, ends, n_ids = np.empty(len(text), np.int32), np.zeros_like(edges), 0

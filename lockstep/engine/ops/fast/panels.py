@@ -93,7 +93,8 @@ def unpack_row(
     """
     size, weights, run, stored, d, count, one, low, several = how
     runs = weights // run
-    room[:] = raw[at : at + room.size]
+    for i in range(room.size):  # a copy as one takes numba seconds to compile
+        room[i] = raw[at + i]
     for i in range(room.size // size):
         for k in range(runs):
             place = at + i * size + d + k * count // runs

@@ -215,8 +215,15 @@ def add_row(s: Any, address: int, index: int, place: int) -> Any:
     row.weight[:] = 0
     row.address = address
     row.root, row.root_size, row.root_home = root, call(s.nbytes, root, 0), home_of(s, root)
-    row.root_name[:] = tensor_at(root).name
+    put_name(row.root_name, tensor_at(root).name)
     return row
+
+
+@njit
+def put_name(to: Any, name: Any) -> None:
+    """One by one: numba takes seconds to compile a copy, for what it would say of shapes."""
+    for i in range(len(name)):
+        to[i] = name[i]
 
 
 @njit
@@ -252,7 +259,7 @@ def add_source(s: Any, address: int, index: int, place: int) -> None:
     if row.producer < 0:
         row.producer = index_of(s, root)
     if row.root_home == WEIGHTS:
-        row.weight[:] = tensor_at(root).name
+        put_name(row.weight, tensor_at(root).name)
     else:
         add_bytes(s, t, row, is_wanted(s, root))
 
