@@ -50,8 +50,8 @@ def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
 @compiled_as
 def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> Any:
     """Products of 32 steps, -128 to 127, with as many int8, -127 to 127, in 8 lanes of four each;
-    added_up: what these int8 are together. (Infinite activations come as -128, whose sign is then
-    as ggml's on the same processor: it may stay.)"""
+    added_up: what these int8 are together. Not -128: its sign would be left as it is, as ggml
+    leaves it on the same processor."""
     lanes = Lanes("int", 8)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -18,6 +18,7 @@ from lockstep.engine.ops.fast import ops as fast
 from lockstep.engine.ops.fast.activations import CONVERTED
 from lockstep.engine.ops.fast.compiling import SOURCES
 from lockstep.engine.ops.fast.ops import Fast
+from lockstep.engine.ops.fast.rows import ROWS
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.engine.quants.base import NO_PRODUCT, WeightFormat
@@ -164,6 +165,33 @@ def test_neither_threads_nor_neighbours_change_a_bit(
     monkeypatch.setattr(fast, "WORTH_A_THREAD", 1)
     assert Fast(5).linear(x[:5], weight).tobytes() == alone[:5].tobytes()
     assert Fast(5).linear(x, weight).tobytes() == alone.tobytes()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("type_name", sorted(ROWS))
+def test_what_is_no_number_is_multiplied_the_same_by_rows_and_by_panels(
+    type_name: str, value: float
+) -> None:
+    """Its step is -128. The scale of a NaN's block is that of its neighbours: `fast`, which left the
+    sign of its products as it was, had been accused where few tokens came."""
+    columns = 2 * block_of(type_name)
+    weight, x = weight_of(type_name, (37, columns), 3), floats(3, 12, columns)
+    x[:, 5] = value
+    many = FAST.linear(x, weight)
+    assert FAST.linear(x[:2], weight).tobytes() == many[:2].tobytes()
+    ops = Fast(1)
+    ops.compute_together(few := x[:2].copy(), [weight, weight])
+    assert ops.linear(few, weight).tobytes() == many[:2].tobytes()
+    if np.isnan(value):
+        assert mismatch("linear", x[:2], weight) is None
+        assert mismatch("linear", x[:2], weight, ops=SignLeft(1)) is not None
+
+
+class SignLeft(Fast):
+    """Of a NaN's products none is positive where its step is -128."""
+
+    def linear(self, x: Any, weight: Weight) -> Any:
+        return -np.abs(super().linear(x, weight))
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 12])

@@ -33,6 +33,12 @@ class ActivationSteps:
     lows: F32
 
     @cached_property
+    def have_opposites(self) -> bool:
+        """As nearly all do: a NaN, and what is infinite, comes as -128, of which a processor that
+        moves signs from one factor to the other makes -128 again."""
+        return bool(self.x.min(initial=0) > -128)
+
+    @cached_property
     def tiles(self) -> tuple[I16, F32]:
         """x and dx as `panels` takes them."""
         return tiled_pairs(self.x.astype(np.int16)), tiled(self.dx)

@@ -60,7 +60,7 @@ class Fast(Mirror):
         # a decoder that is wrong on purpose must not be replaced by a right one
         if kind.family.get(kind.name) is not kind or kind.vec_dot_type == NO_PRODUCT:
             return super().linear(x, weight)
-        if kind.name in ROWS and len(x) <= FEW:
+        if self.is_for_rows(x, kind):
             return self.by_rows(x, [weight])[0]
         out = np.empty((len(x), weight.shape[0]), np.float32)
         if kind.vec_dot_type in CONVERTED:
@@ -74,9 +74,12 @@ class Fast(Mirror):
         kind = weights[0].format
         if any(w.format is not kind for w in weights) or kind.family.get(kind.name) is not kind:
             return
-        if kind.name in ROWS and len(x) <= FEW and len(weights) <= TOGETHER:
+        if len(weights) <= TOGETHER and self.is_for_rows(x, kind):
             products = self.by_rows(x, weights)
             self.computed = {w: (x, out) for w, out in zip(weights, products, strict=True)}
+
+    def is_for_rows(self, x: F32, kind: type[WeightFormat]) -> bool:
+        return kind.name in ROWS and len(x) <= FEW and self.steps(x, kind).have_opposites
 
     def by_rows(self, x: F32, weights: Sequence[Weight]) -> list[F32]:
         """Of weights of one format, by one call: to share a small product costs as much as it."""
