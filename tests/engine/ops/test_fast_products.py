@@ -172,7 +172,7 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 def test_what_is_no_number_is_multiplied_the_same_by_rows_and_by_panels(
     type_name: str, value: float
 ) -> None:
-    """Its step is -128. The scale of a NaN's block is that of its neighbours: `fast`, which left the
+    """Its step is -128. Of a NaN the scale is that of its neighbours: `fast`, which had left the
     sign of its products as it was, had been accused where few tokens came."""
     columns = 2 * block_of(type_name)
     weight, x = weight_of(type_name, (37, columns), 3), floats(3, 12, columns)
