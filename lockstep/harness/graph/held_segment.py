@@ -31,6 +31,7 @@ class HeldSegment:
     allowed: NDArray[np.float64]
     reason: str
     mismatch: Mismatch | None
+    measured: bool  # how far it may be off
 
     def finding(self, *, op: str, weight: str) -> SiteFinding:
         wire = self.segment.wire
@@ -55,6 +56,7 @@ class HeldSegment:
             axes=SITES[wire.site.name].shape if wire.site.name in SITES else axes_of(self.mismatch),
             weight=weight,
             worst=share_of_limit(self.truth, self.shown, self.allowed),
+            measured=self.measured,
         )
 
 

@@ -19,7 +19,8 @@ class Noise:
 
     worst: float = 0.0  # the error of any element
     share: float = 0.0  # of any row, along the last axis: its error, of its own largest number
-    # of each run: how far each row, along the last axis, is beyond what its op alone may be off
+    # of each run (none: it was not measured): how far each row, along the last axis, is beyond
+    # what its op alone may be off
     rows: tuple[NDArray[np.float64], ...] = ()
     # rows, along the last axis, that have a number which is not finite and differs in some run: a
     # group of experts that another run masks, or a product beyond float32. No other row is freed

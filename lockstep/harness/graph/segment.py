@@ -40,12 +40,13 @@ class Segment:
         """Of a limit. own: of the last op's bound; noise: of runs with random errors."""
         if not self.rounds:
             return f"one op on the engine's own inputs: {own}"
-        bound = "the last op's own bound"
-        if noise.rows or noise.worst:
+        if noise.rows:
             bound = (
                 f"twice the worst error of honest runs ({noise.worst:.1e}, and in a row "
-                f"{noise.share:.1e} of its largest number), and {bound}"
+                f"{noise.share:.1e} of its largest number), and the last op's own bound"
             )
+        else:
+            bound = "within the last op's own bound alone, so honest runs of them were not needed"
         text = f"{len(self.inside) + 1} ops from the engine's own inputs: {bound}"
         if self.middle is None:
             return text

@@ -60,6 +60,7 @@ class SegmentJudge:
     stored: Mapping[Place, str] = field(default_factory=dict)  # those that were rounded since
     given: Mapping[Place, NDArray[Any]] = field(default_factory=dict)  # what it went on with there
     seed: int = 0
+    limits: bool = False  # whether it is asked what would have shown, also of what agrees
     # of ARGSORT the ids that the engine goes on with, where its experts come in an order of its own
     orders: dict[Place, NDArray[Any]] = field(default_factory=dict)
     unjudged_ids: tuple[Site, ...] = ()  # that are gone on with all the same
@@ -115,7 +116,8 @@ class SegmentJudge:
         noise = dict.fromkeys(honest, Noise())
         first = [self.held(s, honest[s.place], noise, alone=rounded) for s in numbers]
         # what is within the last op's bound is so with noise as well
-        noisy = [h.segment for h in first if rounded or (h.segment.rounds and h.mismatch)]
+        asked = [h for h in first if h.segment.rounds and (h.mismatch or self.limits)]
+        noisy = [h.segment for h in (first if rounded else asked)]
         noise = self.noise(honest, range(RUNS), noisy, jitter=rounded)
         for i, held in enumerate(first):
             if held.segment in noisy:
@@ -226,8 +228,9 @@ class SegmentJudge:
             for place in (segment.place for segment in of):
                 seen = honest[place]
                 a, b = seen.numbers, moved[place].numbers
-                rows = (beyond(seen.truth, b, seen.allowed),) if seen.scores is None else ()
-                found[place] |= replace(noise_between(a, b), rows=rows)
+                ids = seen.scores is not None
+                rows = np.zeros(0) if ids else beyond(seen.truth, b, seen.allowed)
+                found[place] |= replace(noise_between(a, b), rows=(rows,))
         return found
 
     def jittered(self, number: int) -> dict[Place, NDArray[Any]]:
@@ -280,6 +283,7 @@ class SegmentJudge:
             allowed=allowed,
             reason=segment.reason(seen.reason, own) + self.stored_as(segment),
             mismatch=mismatch,
+            measured=bool(own.rows) or not segment.rounds,
         )
 
     def said(self, held: HeldSegment) -> SiteFinding:

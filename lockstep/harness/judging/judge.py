@@ -46,6 +46,8 @@ class SiteFinding:
     # of the worst element: its error as a share of what it may be, and where it is. An engine of
     # another design is beyond 1 and right
     worst: tuple[float, tuple[int, ...]] = (0.0, ())
+    # of several ops, within what the last one alone may be off: how far all may be was not measured
+    measured: bool = True
 
 
 def finding_of(

@@ -1,11 +1,12 @@
 """Is every op of the subject right, at every tensor that it shows?"""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.findings import Findings
+from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.locate import locate
 from lockstep.harness.locate.segments import OwnRun, judge_own_run, own_run
 from lockstep.harness.records import Verdict
@@ -36,14 +37,20 @@ class TraceSuite(TensorSuite, name="trace"):
         fine = [f for f in found.all if f.mismatch is None and f.compared]
         if not fine:
             return
-        tightest = max(fine, key=lambda f: f.err_oracle / f.allowed if f.allowed else 0.0)
         yield context.verdict(
             "trace",
             "agreed",
-            f"{found.rest}; closest to its limit: {site_name(tightest.site)} at "
-            f"{share(tightest):.0%}",
+            f"{found.rest}; {closest([f for f in fine if f.measured])}",
             {"sites": len(found.all), "agreed": len(fine), "by_node": by_node(found)},
         )
+
+
+def closest(findings: Sequence[SiteFinding]) -> str:
+    """Of those whose limits are known."""
+    if not findings:
+        return "all within what the last of their ops alone may be off"
+    tightest = max(findings, key=share)
+    return f"closest to its limit: {site_name(tightest.site)} at {share(tightest):.0%}"
 
 
 def by_node(found: Findings) -> dict[str, Any]:
@@ -71,5 +78,5 @@ def by_node(found: Findings) -> dict[str, Any]:
     return node_columns(rows)
 
 
-def share(finding: Any) -> float:
+def share(finding: SiteFinding) -> float:
     return finding.err_oracle / finding.allowed if finding.allowed else 0.0

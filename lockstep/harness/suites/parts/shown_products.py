@@ -89,6 +89,7 @@ def judge_sparse_run(context: Context, run: SparseRun) -> Findings:
         shown={places[site]: value for site, value in run.shown.items() if site in places},
         given={places[site]: value for site, value in run.given.items()},
         seed=context.seed,
+        limits=True,
     )
     starts = {wires[place].site for place in judge.given}
     ends = {wire.site for wire in run.products.values() if not starts.isdisjoint(wire.inputs)}

@@ -1,0 +1,73 @@
+"""What is said of segments that agree: how far off they may be, and what would have shown."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from lockstep.harness.graph.segments import SegmentJudge
+from lockstep.harness.graph.ways import Honest, Noisy
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.suites.trace import closest
+from tests.recorded import LAYERS, Recorded, recorded
+
+SHOWN = ("attn_norm", "kqv_out", "ffn_out", *LAYERS)
+ALONE = "within the last op's own bound alone"
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    with recorded("qwen3", tmp_path_factory.mktemp("models")) as found:
+        yield found
+
+
+def judged(
+    engine: Recorded, way: Honest, *, limits: bool, site: str = "", factor: float = 1.0
+) -> dict[str, SiteFinding]:
+    """factor: of what is shown at the site."""
+    shown = {p: v for p, v in engine.run(way).items() if engine.wires[p].site.name in SHOWN}
+    for place in shown:
+        if str(engine.wires[place].site) == site:
+            shown[place] = (shown[place] * factor).astype(np.float32)
+    judge = SegmentJudge(
+        program=engine.program,
+        wires=engine.wires,
+        file=engine.file,
+        build=engine.build,
+        shown=shown,
+        limits=limits,
+    )
+    return {str(finding.site): finding for finding in judge.findings()}
+
+
+@pytest.mark.parametrize("site", ["attn_norm-1", "kqv_out-0", "ffn_out-1", "l_out-0"])
+def test_a_scale_that_is_said_to_show_is_found(site: str, qwen3: Recorded) -> None:
+    """Of a segment that agreed by its last op's bound alone a hundredth of that was said, and an
+    engine that is so far off agrees."""
+    sees = [judged(qwen3, Honest(), limits=limits)[site].sees for limits in (True, False)]
+    found = [
+        judged(qwen3, Honest(), limits=False, site=site, factor=1 + 1.01 * each)[site].mismatch
+        for each in sees
+    ]
+    assert found[0] is not None
+    assert found[1] is None
+
+
+def test_a_limit_that_was_not_measured_is_none_to_be_close_to(qwen3: Recorded) -> None:
+    exact = judged(qwen3, Honest(), limits=False).values()
+    assert all(f.measured == (ALONE not in f.reason) for f in exact)
+    unmeasured = [f for f in exact if not f.measured]
+    assert unmeasured
+    assert all(" ops" in f.op and f.mismatch is None for f in unmeasured)
+    assert closest([f for f in exact if f.measured and " ops" in f.op]).startswith("all within")
+
+
+@pytest.mark.parametrize("limits", [False, True])
+def test_limits_that_are_asked_for_accuse_nobody(limits: bool, qwen3: Recorded) -> None:
+    found = judged(qwen3, Noisy(seed=3), limits=limits).values()
+    assert [f for f in found if f.mismatch] == []
+    measured = [f for f in found if f.measured and " ops" in f.op]
+    assert measured
+    assert all("twice the worst error" in f.reason and ALONE not in f.reason for f in measured)
+    assert closest(measured).startswith("closest to its limit")
+    assert all(f.measured for f in found) or not limits
