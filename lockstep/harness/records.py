@@ -104,6 +104,7 @@ class EngineInfo:
     levels: tuple[str, ...] | None = None
     utf8_only: bool = False  # no other text can be sent to it
     text_only: bool = False  # a prompt is a text: it takes no ids
+    unmapped: tuple[str, ...] = ()  # tensors that it has, under names that the map does not know
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

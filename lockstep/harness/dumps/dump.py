@@ -335,11 +335,11 @@ class DumpSession(Session):
         return EngineInfo(
             engine=self.name,
             version=f"{dump.engine} {dump.version}",
-            build=f"not mapped: {not_found(dump.strangers)}" if dump.strangers else "",
             settings=replace(self.settings, **dump.settings),
             shows=tuple(sorted(names)),
             fixed=tuple({*SITES, *names}),
             partial=True,
+            unmapped=dump.strangers,
         )
 
     def evaluate(self, dump: Dump, request: Request) -> Outcome:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.dumps.node_maps import fits_none
 from lockstep.harness.judging.findings import Findings, Values
 from lockstep.harness.locate.nodes import locate_along_nodes
 from lockstep.harness.locate.segments import locate_segments, shows_tensors
@@ -34,6 +35,8 @@ def locate(context: Context) -> Findings:
 
 def no_tensors(context: Context) -> NoAnswer:
     text = f"{context.subject.name} does not show tensors"
+    if names := context.subject_info.unmapped:
+        text += f": {fits_none(names)}"
     return NoAnswer(nothing_shown(context), text, {LEVELS: context.subject_info.levels})
 
 

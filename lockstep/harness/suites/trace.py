@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lockstep.harness.context.suite import Context
+from lockstep.harness.dumps.node_maps import fits_none
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.locate import locate
@@ -34,6 +35,7 @@ class TraceSuite(TensorSuite, name="trace"):
             key = ("trace", "other graph", found.other_graph)
             yield context.verdict("trace", "diverged", text, {"rest": found.rest}, key=key)
         yield from left_out(context, "trace", found)
+        yield from unmapped(context)
         fine = [f for f in found.all if f.mismatch is None and f.compared]
         if not fine:
             return
@@ -51,6 +53,15 @@ def closest(findings: Sequence[SiteFinding]) -> str:
         return "all within what the last of their ops alone may be off"
     tightest = max(findings, key=share)
     return f"closest to its limit: {site_name(tightest.site)} at {share(tightest):.0%}"
+
+
+def unmapped(context: Context) -> Iterator[Verdict]:
+    """A pattern with a slip of the pen translates nothing, and what it was for would be missed by
+    nobody."""
+    names = context.subject_info.unmapped
+    if names:
+        text = f"{fits_none(names)}: {len(names)} tensors not compared"
+        yield context.verdict("trace", "not-applicable", text, {"names": list(names)})
 
 
 def by_node(found: Findings) -> dict[str, Any]:

@@ -181,3 +181,24 @@ def test_a_map_is_for_dumps_alone(model: Path, capfd: pytest.CaptureFixture[str]
         app(["check", str(model), "--map", "transformers"])
     assert end.value.code == 2
     assert "names of a dump" in capfd.readouterr().err
+
+
+def test_what_no_pattern_of_the_map_fits_is_named(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    """A slip of the pen in a pattern: what it was for is not compared, and that is said."""
+    folder = renamed(written, tmp_path / "d", as_transformers)
+    own = tmp_path / "own.toml"
+    text = '[nodes]\n"lm_head" = "result_output"\n"model.layers.{layer}" = "l_out-{layer}"\n'
+    own.write_text(f'{text}"model.norms" = "result_norm"\n')
+    unfit, agreed = checked(model, f"dump:{folder}#map={own}", "trace", oracle="llama.cpp")
+    assert (agreed.status, unfit.status) == ("agreed", "not-applicable")
+    assert "no pattern of the map fits" in unfit.summary
+    assert "model.layers.*.input_layernorm" in unfit.summary
+    own.write_text(
+        '[nodes]\n"lm_head" = "result_output"\n"model.layer.{layer}" = "l_out-{layer}"\n'
+    )
+    (nothing,) = checked(model, f"dump:{folder}#map={own}", "trace", oracle="llama.cpp")
+    assert "does not show tensors: no pattern of the map fits" in nothing.summary
+    fits = checked(model, f"dump:{written}", "trace", oracle="llama.cpp")
+    assert [verdict.status for verdict in fits] == ["agreed"]

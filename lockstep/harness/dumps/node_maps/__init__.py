@@ -35,6 +35,7 @@ LONGEST_NAME = 500
 MOST_TRIES = 1_000_000
 LAYER = "{layer}"
 NODE = re.compile(r"[\w.]{1,64}(-\{layer\})?")  # which there are, a model's graph says
+STEP, NUMBER = re.compile(r"^step[0-9]+/"), re.compile(r"(?<![A-Za-z0-9])[0-9]+")
 HEADS = {"Qcur": "heads", "Kcur": "kv_heads", "Qcur_rope": "heads", "Kcur_rope": "kv_heads"}
 
 
@@ -172,3 +173,9 @@ def not_found(names: Sequence[str]) -> str:
     """A few of the names that no pattern fits."""
     few = ", ".join(name[:80] for name in names[:4])
     return f"{few}, and {len(names) - 4} more" if len(names) > 4 else few
+
+
+def fits_none(names: Sequence[str]) -> str:
+    """The same, of names that differ in their batch or layer alone only one."""
+    alike = dict.fromkeys(NUMBER.sub("*", STEP.sub("", name)) for name in names)
+    return f"no pattern of the map fits {not_found([*alike])}"
