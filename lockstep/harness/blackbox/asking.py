@@ -237,8 +237,9 @@ def on_made_models(
         try:
             yield from work(asker)
         except NotSteady as error:
+            detail = {"at_fault": "subject", "kind": "not-deterministic"}
             key = (suite, "not-deterministic")
-            yield context.verdict(suite, "diverged", str(error), {"at_fault": "subject"}, key)
+            yield context.verdict(suite, "diverged", str(error), detail, key)
         except EngineError as error:
             yield context.verdict(suite, "not-applicable", str(error))
         except OSError as error:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from lockstep.harness.bisect.bisection import Bisection
-from lockstep.harness.blackbox import fewer_layers, long_context, long_prompt
+from lockstep.harness.blackbox import fewer_layers, long_context, long_prompt, several_threads
 from lockstep.harness.blackbox.asking import (
     SliceAnswer,
     SliceAsker,
@@ -49,6 +49,8 @@ def bisected(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisectio
     """Of what is wrong on made models, where no op is in the runs of the model itself."""
     diverged = [verdict for verdict in wrong if verdict.status == "diverged"]
     asks: list[Callable[[Plan, Context], Bisection | None]] = []
+    if any("n_threads" in verdict.detail for verdict in diverged):
+        asks += [several_threads.bisected]
     if any(verdict.key.endswith(fewer_layers.KEY) for verdict in diverged):
         asks += [fewer_layers.bisected]
     if any(verdict.suite == long_context.SUITE for verdict in diverged):

@@ -2,10 +2,13 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lockstep.harness.blackbox import several_threads
 from lockstep.harness.records import Verdict
+from lockstep.harness.runs.run import bisect_one
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin, written
@@ -72,3 +75,38 @@ def test_an_engine_that_says_how_many_threads_it_has_is_not_said_to_have_three(
     (found,) = logits_of(said, builtin("f32", tmp_path))
     assert found.status == "agreed"
     assert "started with n_threads 3" not in found.detail["same"]
+
+
+NOW_AND_THEN = """threads = calls = 0
+
+
+def now_and_then(x):
+    global calls
+    calls += threads == 3
+    x[:, -1] *= 1 + (calls % 9 == 8)
+    return x
+
+
+class File:"""
+
+
+def test_a_race_that_shows_in_few_answers_is_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several_threads, "SECONDS", 60.0)
+    late = HEAD.join(("now_and_then(", ")"))
+    changes = {HEAD: late, "class File:": NOW_AND_THEN, START: FOLLOWED}
+    *fine, wrong = logits_of(program(tmp_path, changes), builtin("f32", tmp_path))
+    assert [verdict.status for verdict in fine] == ["agreed"]
+    assert (wrong.status, wrong.detail["n_threads"]) == ("diverged", 3)
+
+
+def test_bisect_finds_the_op_in_runs_with_several_threads(tmp_path: Path) -> None:
+    changes = {HEAD: LOST, "class File:": DEFINITION, START: FOLLOWED}
+    model = written(tmp_path, n_vocab=320)
+    engine = program(tmp_path, changes)
+    plan = plan_for(model, engine=engine, oracle="llama.cpp", suites=("logits",), n_tokens=8)
+    found: list[Any] = []
+    bisect_one(plan, found.append)
+    assert (found[-1].asked, found[-1].exit_code) == ("started with n_threads 3", 1)
+    assert found[-1].first.site.name == "result_output"

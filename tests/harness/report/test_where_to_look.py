@@ -14,6 +14,8 @@ RACE = ("logits", {"kind": "not-deterministic"})
         ([("metadata", {}), ("tokens", {})], "the tokenizer (its runs are right), and at how the"),
         ([RACE], "threads that add up in any order"),
         ([("logits", {"n_threads": 3})], "what threads share"),
+        ([("logits", {"n_threads": 3}), ("long-context", {"kind": "value"})], "threads share"),
+        ([("long-context", {"kind": "value"})], "what is kept from call to call"),
         ([("logits", {"n_threads": 3}), ("decode", {})], "what is kept from call to call"),
         ([("logits", {"kind": "value"}), ("tokens", {})], "what is kept from call to call"),
         ([RACE, ("logits", {"kind": "value"}), ("decode", {})], "look at threads that add up"),
