@@ -103,7 +103,7 @@ class Decode(Suite, name="decode"):
         beside = [v.summary for v in control if v.status in ("agreed", "not-applicable")]
         yield replace(verdict, summary="; ".join([verdict.summary, *beside]))
         others = [v for v in control if v.status not in ("agreed", "not-applicable")]
-        yield from others or own_tokens(context)
+        yield from others or [*own_tokens(context), *own_choices(context)]
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:
@@ -130,6 +130,13 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
         yield from known
     if not known and PROMPTS in context.on_made_models:
         yield from context.asked_on_made_models(PROMPTS)
+
+
+def own_choices(context: Context) -> Iterator[Verdict]:
+    """A program whose logits are right may choose by others: rounded, sorted, or not all of them.
+    What it chooses by is alike in models of any size."""
+    if context.subject_info.levels is not None and is_small(context.file):
+        yield from close_calls(context)
 
 
 def few_alone(batches: Sequence[Batch]) -> tuple[Batch, ...]:

@@ -120,3 +120,21 @@ def test_what_an_honest_run_would_choose_is_no_fault(
     assert last.status == status
     if honest:
         assert f"behind {ASKED} it is what honest runs of another" in last.summary
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_who_shows_right_logits_may_choose_by_others(coarse: bool, tmp_path: Path) -> None:
+    def greedy(self: Quiet, prompt: Sequence[int], n: int) -> list[int]:
+        ids = list(prompt)
+        for _ in range(n):
+            row = self.evaluate(Request(batches=(Batch.for_next(ids),))).logits[0][-1]
+            ids.append(int((np.round(row * 100) if coarse else row).argmax()))
+        return ids[len(prompt) :]
+
+    name = f"close: of logits, {'coarse' if coarse else 'all of them'}"
+    made(name, levels=("logits", "greedy"), greedy=greedy)
+    plan = plan_for(builtin("f32", tmp_path), engine=name, suites=("decode",), n_steps=8)
+    *fine, last = verdicts_of(plan)
+    assert {verdict.status for verdict in fine} == {"agreed"}
+    assert last.status == ("diverged" if coarse else "agreed")
+    assert ("the oracle's" if coarse else "margins of") in last.summary
