@@ -11,6 +11,7 @@ from lockstep.harness.report.text import explain_finding, site_name, where_to_lo
 from lockstep.harness.suites.parts.tensor_suite import detail_of
 
 SHOWN = 5  # culprits explained in full
+SUITE = "logits"
 PIECES = 3  # of an axis, each of neighbours that are off
 
 
@@ -116,6 +117,7 @@ def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
     lines += [f"  {v.suite}: {v.summary}" for v in result.others]
     if result.unsteady is not None:
         lines.append(f"  {plan.engine} is not deterministic: {result.unsteady}")
+        lines.append(f"  {where_to_look([(SUITE, {'kind': 'not-deterministic'})])}")
     elif result.exit_code == NO_OP:
         lines.append(f"  {where_to_look((v.suite, v.detail) for v in result.others)}")
     return lines

@@ -24,7 +24,10 @@ MARKS = {
 # where to look if no op is wrong
 CALLS = "what is kept from call to call, at the order of calls, and at sampling"
 THREADS = "what threads share, and at the rows that are left over among them"
-RACES = "threads that add up in any order, and at memory that is read before it is written"
+RACES = (
+    "threads that add up in any order, at memory that is read before it is written, and at what an "
+    "earlier run left behind"
+)
 BEFORE_RUNS = {  # suites that ask for parts of an engine by themselves
     "tokens": "the tokenizer (its runs are right)",
     "metadata": "how the file is read (its runs are right)",
