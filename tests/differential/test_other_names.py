@@ -53,3 +53,13 @@ def test_embeddings_that_are_scaled_already_are_known_for_it(
         texts = {p: str(s) for s, p in places.items()}
         said = other_name(shown, place, values, texts)
         assert (f"llama.cpp's {real} " in said) if real else (said == "")
+
+
+def test_axes_in_another_order_are_known_for_it() -> None:
+    """A head's tokens side by side, in the node's own shape or not."""
+    right = np.arange(24, dtype=np.float32).reshape(4, 3, 2)  # (tokens, heads, head_dim)
+    shown = np.ascontiguousarray(right.transpose(1, 0, 2))
+    said = other_name(shown, A, {A: right.reshape(shown.shape)}, NAMES)
+    assert "in another order of axes: with [1, 0, 2] of (3, 4, 2)" in said
+    assert other_name(shown + 5, A, {A: right.reshape(shown.shape)}, NAMES) == ""
+    assert other_name(right, A, {A: right.copy()}, NAMES) == ""

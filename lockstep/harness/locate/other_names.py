@@ -7,6 +7,7 @@ is no less wrong as the tensor that it is called.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from lockstep.harness.records import Site
 
 NEAR = 6  # nodes of llama.cpp's graph: from a product to what its norm and its rotation come to
 # of its distance from the tensor that it is called: what came in before may be a little off
+MOST_AXES = 4
 MUCH_NEARER = 2.0**-4
 
 
@@ -52,6 +54,22 @@ def with_other_name(
     return tuple(replace(f, parameters=text) if text and f is first else f for f in found)
 
 
+def other_axes(shown: NDArray[Any], value: NDArray[Any]) -> str:
+    """ "": in no other order of its axes it is the node's. Tokens of a head are as many numbers as
+    heads of a token, so that a shape may fit as it is."""
+    here, size = worst_distance(value, shown), largest(value) or 1.0
+    _, *orders = permutations(range(shown.ndim)) if shown.ndim <= MOST_AXES else ((),)
+    for order in orders:
+        turned = np.ascontiguousarray(np.transpose(shown, order)).reshape(value.shape)
+        off = worst_distance(value, turned)
+        if off < here * MUCH_NEARER:
+            return (
+                f"what is shown is this tensor in another order of axes: with {[*order]} of "
+                f"{shown.shape} it is {off / size:.1e} of its largest value off"
+            )
+    return ""
+
+
 def near_nodes(program: Program, place: Place) -> set[Place]:
     """Of the same decode."""
     for graph in program.graphs:
@@ -73,6 +91,8 @@ def other_name(
         return ""
     if not shown.size or (shown == shown.flat[0]).all():
         return ""  # zeros, or shares of one expert: they are no tensor's more than another's
+    if text := other_axes(shown, values[place]):
+        return text
     off = {p: worst_distance(v, shown) / (largest(v) or 1.0) for p, v in values.items()}
     here = off.pop(place)
     named = [p for p in off if p in names and off[p] <= here * MUCH_NEARER]
