@@ -59,6 +59,13 @@ def put_half(block: Bytes, at: int, bits: int) -> None:
 
 
 @kernel
+def copy(to: Bytes, raw: Bytes, at: int) -> None:
+    """As many as there is room for; numba takes seconds to compile it as one of arrays."""
+    for i in range(to.size):
+        to[i] = raw[at + i]
+
+
+@kernel
 def scale_of(stored: int, raw: Bytes, at: int, table: F32) -> Any:
     if stored == BYTES:
         return table[raw[at]]
@@ -93,8 +100,7 @@ def unpack_row(
     """
     size, weights, run, stored, d, count, one, low, several = how
     runs = weights // run
-    for i in range(room.size):  # a copy as one takes numba seconds to compile
-        room[i] = raw[at + i]
+    copy(room, raw, at)
     for i in range(room.size // size):
         for k in range(runs):
             place = at + i * size + d + k * count // runs
