@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ LOGITS = "result_output"
 WIDE = ("F32", "F64")
 NUMERIC = ("type_k", "type_v", "flash_attn", "n_threads")
 STEP = re.compile(r"step[0-9]{1,6}/")
+OTHER_KINDS = (".npy", ".npz", ".bin", ".raw", ".pt", ".dat")  # of files that hold tensors
+MOST_FILES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +230,16 @@ def sites_in(
         if Site(step=step, layer=None, name=LOGITS) not in found:
             of = f" ({not_found(strangers)}: no pattern of {names.name} fits)" if names else ""
             of = of or next((f"; {unknown(each)}" for each in found if each.name not in SITES), "")
+            of = of or other_files(folder)
             raise InvalidModel(f"{folder}: no tensor step{step}/{LOGITS} in any *.safetensors{of}")
     return found, tuple(strangers)
+
+
+def other_files(folder: Path) -> str:
+    """What may be meant where nothing else lies there."""
+    there = {path.suffix for path in islice(folder.iterdir(), MOST_FILES)}
+    kind = next((kind for kind in OTHER_KINDS if kind in there), "")
+    return f"; what lies there as *{kind} is not read" if kind else ""
 
 
 def unknown(site: Site) -> str:
