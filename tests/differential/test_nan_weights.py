@@ -1,4 +1,5 @@
-"""A model with one weight that is NaN: llama.cpp's trace is shown, and its cache is not blamed."""
+"""A model with one weight that is NaN: llama.cpp's trace is shown, and neither its cache nor its
+products are blamed."""
 
 import math
 from collections.abc import Callable
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 
 from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.records import EXACT, Answered, Request, Site
-from tests.models import with_changed_weight
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import with_changed_weight, written
 
 REQUEST = Request(batches=(Batch.of([1, 2, 3]), Batch.of([4], start=3)), capture=True)
 
@@ -28,3 +31,17 @@ def test_rows_that_are_nan_throughout_reach_into_no_free_cell(
     weights = values[Site(step=0, layer=1, name="kq_soft_max")]
     assert weights.shape[-1] == 3
     assert np.isnan(weights).all()
+
+
+def test_what_ggml_makes_of_a_nan_in_a_block_is_no_fault_of_its(tmp_path: Path) -> None:
+    """A step of -128, whose sign its AVX2 code leaves as it is."""
+    model = written(tmp_path, quant="Q8_0", n_ff=128)
+    with GgufFile.open(model) as file:
+        info = file.tensors["blk.0.ffn_up.weight"]
+        at = file.data_offset + info.offset
+    raw = bytearray(model.read_bytes())
+    raw[at : at + 2] = np.float16(np.nan).tobytes()
+    model.write_bytes(raw)
+    found = verdicts_of(plan_for(model, oracle="llama.cpp", suites=("shadow",), n_tokens=8))
+    assert {verdict.status for verdict in found} == {"agreed", "not-compared"}
+    assert any("without a finite bound" in verdict.summary for verdict in found)

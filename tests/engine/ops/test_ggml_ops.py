@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.ops import near
 from lockstep.engine.ops.ggml.base import MEANINGS, expect, like
+from lockstep.engine.ops.ggml.products import in_parts
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.shadow.judge import rounded_to
+from tests.engine.ops.test_ops_reference import weight_of
 from tests.shadow_nodes import BUILD, expected, node, normal, params
 
 F32 = NDArray[np.float32]
@@ -235,3 +237,18 @@ def test_ids_of_no_column_are_no_choice_of_the_largest(ids: list[int]) -> None:
     x = np.array([[5.0, 1.0, 2.0, 5.0]], np.float32)
     chosen = np.array([ids], np.int32)
     assert not agrees(expected("TOP_K", chosen, x), chosen)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "free"),
+    [("Q8_0", np.nan, True), ("Q8_0", np.inf, True), ("F16", np.nan, False)],
+)
+def test_nothing_limits_what_blocks_make_of_what_is_no_number(
+    kind: str, value: float, free: bool
+) -> None:
+    x = normal(3, 3, 64)
+    x[1, 7] = value
+    found = in_parts(x, weight_of(kind, (5, 64)), BUILD)
+    limits = np.concatenate([part.settled().allowed for _, part in found], axis=-1)
+    assert np.isfinite(limits[[0, 2]]).all()
+    assert np.isposinf(limits[1]).all() == free

@@ -50,13 +50,20 @@ def of_converted(acts: Converted, weight: Weight, build: Build, dtype: Any) -> N
 
 def in_parts(x: F32 | F64, weight: Weight, build: Build) -> Iterator[tuple[slice, Near]]:
     """The same of some rows after the others: of a large vocabulary value and bound are finished
-    while they are in the cache."""
+    while they are in the cache.
+
+    Nothing limits what comes of a token with a NaN or an infinity that becomes a step of a block:
+    x86 has -128 for it, of which ggml's AVX2 code, moving signs, makes -128 again, and C has none.
+    """
     if weight.format.name == "F64":
         yield slice(None), multiplied(x, weight, build)
         return
-    acts = products.converted(x, weight, build)
+    acts, free = products.converted(x, weight, build), np.zeros((), np.bool_)
+    if is_sized(build) and not build.plain and products.is_in_blocks(weight.format):
+        free = ~np.isfinite(x).all(axis=-1, keepdims=True)
     for rows in weight.runs(max(1, AT_ONCE // max(1, len(x))) * weight.shape[1]):
-        yield rows, of_converted(acts, weight.between(rows), build, x.dtype)
+        found = of_converted(acts, weight.between(rows), build, x.dtype)
+        yield rows, replace(found, r=np.where(free, np.inf, found.r)) if free.any() else found
 
 
 def is_sized(build: Build) -> bool:
