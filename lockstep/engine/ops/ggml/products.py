@@ -58,9 +58,9 @@ def in_parts(x: F32 | F64, weight: Weight, build: Build) -> Iterator[tuple[slice
     if weight.format.name == "F64":
         yield slice(None), multiplied(x, weight, build)
         return
-    acts, free = products.converted(x, weight, build), np.zeros((), np.bool_)
-    if is_sized(build) and not build.plain and products.is_in_blocks(weight.format):
-        free = ~np.isfinite(x).all(axis=-1, keepdims=True)
+    acts = products.converted(x, weight, build)
+    blocks = is_sized(build) and not build.plain and products.is_in_blocks(weight.format)
+    free = blocks & ~np.isfinite(x).all(axis=-1, keepdims=True)
     for rows in weight.runs(max(1, AT_ONCE // max(1, len(x))) * weight.shape[1]):
         found = of_converted(acts, weight.between(rows), build, x.dtype)
         yield rows, replace(found, r=np.where(free, np.inf, found.r)) if free.any() else found
