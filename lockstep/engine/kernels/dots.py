@@ -61,9 +61,7 @@ def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> 
             offset = builder.mul(args[3], ir.Constant(I32, -128))
             sums = builder.insert_element(nothing, offset, number(0))
             return fours(context, builder, sums, builder.xor(w, least), y)
-        if "+avx2" in features_of(
-            context
-        ):  # so does this: magnitudes, with the signs on the others
+        if "+avx2" in features_of(context):  # unsigned too: magnitudes, and signs go to the others
             y = by_name(builder, "llvm.x86.avx2.psign.b", y, w, to=I8)
             negative = builder.icmp_signed("<", w, same(w.type, 0))
             w = builder.select(negative, builder.neg(w), w)

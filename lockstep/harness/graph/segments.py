@@ -119,10 +119,9 @@ class SegmentJudge:
         asked = [h for h in first if h.segment.rounds and (h.mismatch or self.limits)]
         noisy = [h.segment for h in (first if rounded else asked)]
         noise = self.noise(honest, range(RUNS), noisy, jitter=rounded)
-        for i, held in enumerate(first):
-            if held.segment in noisy:
-                first[i] = self.held(held.segment, honest[held.segment.place], noise, alone=rounded)
-        return honest, noise, [(held.segment, self.said(held)) for held in first]
+        again = {s.place: self.held(s, honest[s.place], noise, alone=rounded) for s in noisy}
+        found = (again.get(held.segment.place, held) for held in first)
+        return honest, noise, [(held.segment, self.said(held)) for held in found]
 
     def orders_seen(self, honest: Run, found: Sequence[Found]) -> dict[Place, NDArray[Any]]:
         """Of each ARGSORT whose experts are shown in another order than ours, the ids in that one.

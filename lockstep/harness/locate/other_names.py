@@ -23,8 +23,8 @@ from lockstep.harness.locate.nodes import run_through
 from lockstep.harness.records import Site
 
 NEAR = 6  # nodes of llama.cpp's graph: from a product to what its norm and its rotation come to
-# of its distance from the tensor that it is called: what came in before may be a little off
 MOST_AXES = 4
+# of its distance from the tensor that it is called: what came in before may be a little off
 MUCH_NEARER = 2.0**-4
 
 
