@@ -103,7 +103,7 @@ class Decode(Suite, name="decode"):
         beside = [v.summary for v in control if v.status in ("agreed", "not-applicable")]
         yield replace(verdict, summary="; ".join([verdict.summary, *beside]))
         others = [v for v in control if v.status not in ("agreed", "not-applicable")]
-        yield from others or [*own_tokens(context), *own_choices(context)]
+        yield from others or own_answers(context)
 
     def prompt(self, context: Context) -> list[int]:
         if not context.facts.has_vocabulary:
@@ -130,6 +130,16 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
         yield from known
     if not known and PROMPTS in context.on_made_models:
         yield from context.asked_on_made_models(PROMPTS)
+
+
+def own_answers(context: Context) -> Iterator[Verdict]:
+    """Of all tokens before close calls: who never chooses a token is wrong there as well."""
+    wrong = False
+    for verdict in own_tokens(context):
+        yield verdict
+        wrong = wrong or verdict.status == "diverged"
+    if not wrong:
+        yield from own_choices(context)
 
 
 def own_choices(context: Context) -> Iterator[Verdict]:
