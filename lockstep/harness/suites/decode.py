@@ -133,7 +133,8 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
 
 
 def own_answers(context: Context) -> Iterator[Verdict]:
-    """Of all tokens before close calls: who never chooses a token is wrong there as well."""
+    """Close calls come last:
+    who never chooses a token, or keeps another prompt's, is wrong there too."""
     wrong = False
     for verdict in own_tokens(context):
         yield verdict
