@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 
 from lockstep.engine.kernels.lanes import compiled_as, half_at, kernel, uint32s_at
 from lockstep.engine.kernels.unpacking import unpack_at
-from lockstep.engine.kernels.vectors import F32, F64, I16, I32, I64, address, filled, joined, same
+from lockstep.engine.kernels.vectors import (
+    F32,
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
+    address,
+    filled,
+    joined,
+    same,
+)
 
 TOKENS = 16  # in a vector register
 ROWS = 8  # of weights that are multiplied by them before they are read again
@@ -32,35 +43,83 @@ def sums_of_run(
     Rows begin at words[at], `columns` apart; what the first words meet begins at steps[at_steps],
     the others' `apart` further each.
     """
-    several = added if steps.dtype == types.int16 else added_bytes
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        start, _, at, columns, _, at_steps, apart, size = args
-        found: list[Any] = []
-        # as many at once as there are registers for, beside those of what they are made of
-        at_once = ROWS if "+avx512f" in features_of(context) else ROWS // 2
-        while len(found) < ROWS:
-            sums = [cgutils.alloca_once(builder, start.type) for _ in range(at_once)]
-            for place in sums:
-                builder.store(start, place)
-            with cgutils.for_range(builder, size) as loop:
-                lane = builder.add(at_steps, builder.mul(apart, loop.index))
-                lanes = address(context, builder, steps, args[4], lane, start.type)
-                lanes = builder.load(lanes, align=4)
-                for i, place in enumerate(sums):
-                    row = builder.mul(columns, ir.Constant(I64, len(found) + i))
-                    row = builder.add(builder.add(at, row), loop.index)
-                    word = builder.load(address(context, builder, words, args[1], row, I32))
-                    word = filled(builder, word, TOKENS)
-                    builder.store(
-                        several(context, builder, builder.load(place), lanes, word), place
-                    )
-            found += [builder.load(place) for place in sums]
+        found, _ = of_eight_rows(context, builder, words, steps, args, sizes=False)
         return context.make_tuple(builder, signature.return_type, found)
 
     at = types.intp
     given = start, words, at, at, steps, at, at, at
     return types.UniTuple(start, ROWS)(*given), codegen
+
+
+@compiled_as
+def sums_and_sizes_of_run(
+    typing: Any, start: Any, words: Any, at: Any, columns: Any, steps: Any, at_steps: Any,
+    apart: Any, size: Any,
+) -> Any:  # fmt: skip
+    """The same, and behind them for each row the sums of the products' magnitudes; from bytes of
+    a row's words 128 is taken before, which was added to them."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, sizes = of_eight_rows(context, builder, words, steps, args, sizes=True)
+        return context.make_tuple(builder, signature.return_type, sums + sizes)
+
+    at = types.intp
+    given = start, words, at, at, steps, at, at, at
+    return types.UniTuple(start, 2 * ROWS)(*given), codegen
+
+
+def of_eight_rows(
+    context: Any, builder: Any, words: Any, steps: Any, args: Any, *, sizes: bool
+) -> tuple[list[Any], list[Any]]:
+    """Sums, and sums of magnitudes, if they are asked for."""
+    start, _, at, columns, _, at_steps, apart, size = args
+    several = added if steps.dtype == types.int16 else added_bytes
+    # as many at once as there are registers for, beside those of what they are made of
+    at_once = ROWS if "+avx512f" in features_of(context) else ROWS // (4 if sizes else 2)
+    found: list[Any] = []
+    far: list[Any] = []
+    while len(found) < ROWS:
+        sums = [cgutils.alloca_once(builder, start.type) for _ in range(at_once)]
+        more = [cgutils.alloca_once(builder, start.type) for _ in sums if sizes]
+        for place in sums:
+            builder.store(start, place)
+        for place in more:
+            builder.store(same(start.type, 0), place)
+        with cgutils.for_range(builder, size) as loop:
+            lane = builder.add(at_steps, builder.mul(apart, loop.index))
+            lanes = address(context, builder, steps, args[4], lane, start.type)
+            lanes = builder.load(lanes, align=4)
+            for i, place in enumerate(sums):
+                row = builder.mul(columns, ir.Constant(I64, len(found) + i))
+                row = builder.add(builder.add(at, row), loop.index)
+                word = builder.load(address(context, builder, words, args[1], row, I32))
+                word = filled(builder, word, TOKENS)
+                builder.store(several(context, builder, builder.load(place), lanes, word), place)
+                if sizes:
+                    sides = magnitudes(builder, steps.dtype, lanes, word)
+                    sums_so_far = builder.load(more[i])
+                    builder.store(several(context, builder, sums_so_far, *sides), more[i])
+        found += [builder.load(place) for place in sums]
+        far += [builder.load(place) for place in more]
+    return found, far
+
+
+def magnitudes(builder: Any, dtype: Any, signed: Any, word: Any) -> tuple[Any, Any]:
+    """Of the integers in 16 lanes of 32 bits; bytes of the second are 128 larger than they mean,
+    and 128 is one of their magnitudes, as they are unsigned."""
+    kind = I16 if dtype == types.int16 else I8
+    wide = ir.VectorType(kind, TOKENS * 32 // kind.width)
+    a, b = builder.bitcast(signed, wide), builder.bitcast(word, wide)
+    if kind == I8:
+        b = builder.xor(b, same(wide, -128))
+    found = ir.FunctionType(wide, [wide, ir.IntType(1)])
+    name = f"llvm.abs.v{wide.count}i{kind.width}"
+    function = cgutils.get_or_insert_function(builder.module, found, name)
+    wraps = ir.Constant(ir.IntType(1), 0)
+    one, other = (builder.call(function, [v, wraps]) for v in (a, b))
+    return builder.bitcast(one, signed.type), builder.bitcast(other, signed.type)
 
 
 def added(context: Any, builder: Any, sums: Any, a: Any, b: Any) -> Any:
@@ -172,19 +231,22 @@ def products(
     starts: NDArray[np.int32],
     scales: NDArray[np.float64],
     out: NDArray[np.float64],
+    magnitudes_of_scales: NDArray[np.float32],
+    sizes: NDArray[np.float64],
 ) -> None:
-    """out += the products.
+    """out += the products; sizes += the sums of their magnitudes, unless it is empty.
 
     words: (rows, columns / 2 or 4), each two integers of 16 bits or four unsigned bytes;
     weight_scales: (rows, runs or fewer); steps: (runs, words of a run, tokens, 2 or 4), of int16 or
-    int8; starts: (runs, tokens), what sums begin with; scales: as many; out: (rows, tokens). Rows
-    are a multiple of 8, tokens of 16.
+    int8; starts: (runs, tokens), what sums begin with; scales: as many, none below zero; out:
+    (rows, tokens). Rows are a multiple of 8, tokens of 16.
     """
     runs, size, tokens, per = steps.shape
     rows, columns, blocks = len(words), words.shape[1], weight_scales.shape[1]
     shared, apart = runs // blocks, tokens * per
     steps, starts, scales = steps.reshape(-1), starts.reshape(-1), scales.reshape(-1)
     words, by, to = words.reshape(-1), weight_scales.reshape(-1), out.reshape(-1)
+    sized, far, to_sizes = len(sizes) > 0, magnitudes_of_scales.reshape(-1), sizes.reshape(-1)
     for r in range(0, rows, ROWS):
         for t in range(0, tokens, TOKENS):
             for run in range(runs):
@@ -194,9 +256,16 @@ def products(
                     run * size * apart + t * per,
                 )
                 start = uint32s_at(starts, s, TOKENS)
-                sums = sums_of_run(start, words, at, columns, steps, step, apart, size)
-                block = r * blocks + run // shared
-                add_scaled(to, r * tokens + t, tokens, sums, scales, s, by, block, blocks)
+                block, place = r * blocks + run // shared, r * tokens + t
+                if sized:
+                    both = sums_and_sizes_of_run(
+                        start, words, at, columns, steps, step, apart, size
+                    )
+                    sums, more = both[:ROWS], both[ROWS:]
+                    add_scaled(to_sizes, place, tokens, more, scales, s, far, block, blocks)
+                else:
+                    sums = sums_of_run(start, words, at, columns, steps, step, apart, size)
+                add_scaled(to, place, tokens, sums, scales, s, by, block, blocks)
 
 
 @kernel

@@ -35,6 +35,16 @@ def size(a: NDArray[np.float64], w: NDArray[np.float32]) -> float:
     return s
 
 
+@in_any_order
+def both(a: NDArray[np.float64], w: NDArray[np.float32]) -> tuple[float, float]:
+    s, z = 0.0, 0.0
+    for i in range(len(a)):
+        product = a[i] * np.float64(w[i])
+        s += product
+        z += abs(product)
+    return s, z
+
+
 @kernel
 def decode(
     unpack: int,
@@ -91,7 +101,11 @@ def add_products(
         row = raw[r * size_of_row : (r + 1) * size_of_row]
         decode(unpack, row, mask, half, stride, n, masked, w)
         for t in range(tokens):
-            if len(value):
+            if len(value) and len(sizes):
+                product, magnitude = both(left[t], w)
+                value[r, t] += product
+                sizes[r, t] += times * magnitude
+            elif len(value):
                 value[r, t] += dot(left[t], w)
-            if len(sizes):
+            else:
                 sizes[r, t] += times * size(left[t], w)

@@ -19,6 +19,7 @@ from lockstep.engine.weights import Weight
 
 LARGEST_STEP = 127  # of activations: the largest of a block is as many scales, in every format
 SMALL_BLOCK = 32  # weights
+GROUP = 16  # weights that share all scales, at least, in every format
 OFFSET = 128  # of steps in bytes, which a processor wants unsigned
 BASE = 2048  # of minima, in place of `dmin`: more than 63 * 31, the largest step of Q5_K
 SUM = 2**31 - 1
@@ -40,10 +41,15 @@ class Steps:
     tokens: int  # those of the arrays but for `rest` are filled up with zeros
 
     @cached_property
-    def magnitudes(self) -> "Steps":
-        rest: F64 = np.abs(self.rest)
-        steps, starts = np.abs(self.steps), np.zeros_like(self.starts)
-        return Steps(steps, starts, self.scales, self.columns, rest, self.tokens)
+    def sizes(self) -> F64:
+        """(tokens, columns / 16): the sum of the magnitudes of each 16, or a bit more where there
+        is a rest."""
+        runs, words, room, per = self.steps.shape
+        in_groups = (runs, words * per // GROUP, GROUP // per, room, per)
+        found = np.abs(self.steps.astype(np.int32).reshape(in_groups)).sum(axis=(2, 4))
+        sizes = (found * self.scales[:, None]).reshape(-1, room)[:, : self.tokens]
+        np.add.at(sizes, self.columns // GROUP, np.abs(self.rest).T)
+        return sizes.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +61,6 @@ class WeightSteps:
     scales: F32  # (as many, blocks)
     minima: F32 | None  # (rows, groups)
     n: int
-
-    def magnitudes(self) -> "WeightSteps":
-        minima = None if self.minima is None else np.abs(self.minima)
-        steps = (self.steps ^ OFFSET).view(np.int8) if self.offset else self.steps
-        return WeightSteps(
-            np.abs(steps).view(self.steps.dtype), 0, np.abs(self.scales), minima, self.n
-        )
 
     def columns(self, at: NDArray[np.intp]) -> F64:
         """(rows, these columns), without minima."""
@@ -166,14 +165,25 @@ def patterns_of(name: str, blocks: int) -> tuple[Bytes, Bytes]:
     return np.tile(left, blocks), np.tile(instead, blocks)
 
 
-def product(left: Steps, sums: F64 | None, right: WeightSteps) -> F64:
-    """sums: (tokens, groups), which minima are multiplied by -> (tokens, rows)."""
+def product(
+    left: Steps, sums: F64 | None, right: WeightSteps, *, sizes: bool
+) -> tuple[F64, F64 | None]:
+    """sums: (tokens, groups), which minima are multiplied by -> (tokens, rows), and as many sums of
+    the magnitudes of all that is added up, if they are asked for."""
     out = np.zeros((len(right.steps), left.steps.shape[2]))
+    more = np.zeros(out.shape if sizes else (0, 0))
+    far = np.abs(right.scales) if sizes else right.scales
     words = right.steps.view(np.int32)
-    kernels.products(words, right.scales, left.steps, left.starts, left.scales, out)
-    found: F64 = out[: right.n, : left.tokens].T
+    kernels.products(words, right.scales, left.steps, left.starts, left.scales, out, far, more)
+    value: F64 = out[: right.n, : left.tokens].T
+    size: F64 | None = more[: right.n, : left.tokens].T if sizes else None
+    others = []
     if len(left.columns):
-        found = found + left.rest @ right.columns(left.columns).T
+        others.append((left.rest, right.columns(left.columns)))
     if sums is not None and right.minima is not None:
-        found = found + sums @ right.minima.astype(np.float64).T
-    return found
+        others.append((sums, right.minima.astype(np.float64)))
+    for a, w in others:
+        value = value + a @ w.T
+        if size is not None:
+            size = size + np.abs(a) @ np.abs(w).T
+    return value, size

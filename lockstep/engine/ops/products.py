@@ -268,7 +268,7 @@ def added_up(
     small = [np.abs(a).astype(np.float32) for a in (*left, acts)] if sized else []
 
     def run(rows: slice) -> None:
-        found = None if whole is None else by_integers(whole, left, small, weight, rows, build)
+        found = None if whole is None else by_integers(whole, left, weight, rows, build)
         value, magnitudes = found or by_floats(left, small, weight, rows, build)
         with np.errstate(over="ignore"):
             out[:, rows] = value
@@ -338,7 +338,6 @@ def by_floats(
 def by_integers(
     whole: integers.Steps,
     left: list[F64],
-    small: list[F32],
     weight: Weight,
     rows: slice,
     build: Build,
@@ -350,15 +349,13 @@ def by_integers(
     if right is None:
         return None
     sums = left[1] if minimum else None
-    value = integers.product(whole, sums, right)
-    if not build.bounds:
+    value, size = integers.product(whole, sums, right, sizes=build.bounds)
+    if size is None:
         return value, None
-    carried = None if sums is None else np.abs(sums)
-    size = integers.product(whole.magnitudes, carried, right.magnitudes())
-    if more := offsets(left[0], weight, rows, build):
-        size += magnitude(small[-1:], more, build.multiply)
-    size *= MORE
-    return value, size
+    if codes := codes_alone(weight, build):  # what they are less is the same within a group
+        apart = np.abs(without(weight, rows, *codes)[:, :: integers.GROUP]).astype(np.float64)
+        size = size + 2 * whole.sizes @ apart.T
+    return value, size * MORE
 
 
 def whole_steps(acts: F64, weight: Weight, build: Build) -> integers.Steps | None:

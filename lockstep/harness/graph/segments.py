@@ -6,7 +6,7 @@ lies in the segment where it appears, and several show at once. What one op alon
 bound; of a longer segment it is measured, by computing it with random honest errors.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -61,6 +61,7 @@ class SegmentJudge:
     given: Mapping[Place, NDArray[Any]] = field(default_factory=dict)  # what it went on with there
     seed: int = 0
     limits: bool = False  # whether it is asked what would have shown, also of what agrees
+    only: Collection[Site] | None = None  # judged, of all that is shown; None: all of it
     # of ARGSORT the ids that the engine goes on with, where its experts come in an order of its own
     orders: dict[Place, NDArray[Any]] = field(default_factory=dict)
     unjudged_ids: tuple[Site, ...] = ()  # that are gone on with all the same
@@ -109,8 +110,10 @@ class SegmentJudge:
         """A run without errors, the noise of some with, and what is wrong by these."""
         rounded = bool(self.stored)
         self.bounds = Bounds()
-        honest = self.run(Honest(bounds=self.bounds))
         every = list(segments_of(self.program, self.wires, self.shown))
+        if self.only is not None:
+            every = [segment for segment in every if segment.wire.site in self.only]
+        honest = self.run(Honest(bounds=self.bounds), of=None if self.only is None else every)
         numbers = [segment for segment in every if self.is_of_numbers(segment, honest)]
         self.unjudged_ids = tuple(s.wire.site for s in every if s not in numbers)
         noise = dict.fromkeys(honest, Noise())

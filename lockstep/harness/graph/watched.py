@@ -71,6 +71,6 @@ class Watched(Honest):
 
     def shown_of(self, node: Node, value: NDArray[Any]) -> NDArray[Any]:
         """A copy of the part of a node that is shown."""
-        whole = np.array(value).reshape(node.value.shape)
+        whole = np.reshape(value, node.value.shape)
         part = part_shown(whole, self.wanted[node.place], node.name)
-        return whole if part is None else np.array(part)
+        return np.array(whole if part is None else part)

@@ -110,8 +110,13 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
     )
 
 
-def judge_own_run(context: Context, run: OwnRun) -> tuple[Findings, dict[Place, Site]]:
-    """What is found, and where the oracle's values are to be put in. Asks nobody."""
+def judge_own_run(
+    context: Context, run: OwnRun, *, whole: bool = True
+) -> tuple[Findings, dict[Place, Site]]:
+    """What is found, and where the oracle's values are to be put in. Asks nobody.
+
+    whole: also how errors pile up through the run, which takes a run of ours.
+    """
     wires, places = run.wires, run.places
     judge = SegmentJudge(
         program=run.program,
@@ -123,14 +128,15 @@ def judge_own_run(context: Context, run: OwnRun) -> tuple[Findings, dict[Place, 
         given={places[site]: value for site, value in run.given.items()},
         seed=context.seed,
     )
-    ahead = Ahead(partial(errors_of, judge)) if may_fork() and not is_small(context.file) else None
+    beside = whole and may_fork() and not is_small(context.file)
+    ahead = Ahead(partial(errors_of, judge)) if beside else None
     try:
         found = {judge.place_of[f.site]: f for f in judge.findings()}
         for each in run.others:
             found |= wrong_by_another_name(judge, each)
         # of an order that was found since it knows nothing
-        told = None if ahead is None or judge.orders else ahead.result()
-        errors = errors_of(judge) if told is None else told
+        known = None if ahead is None or judge.orders else ahead.result()
+        errors = errors_of(judge) if known is None and whole else known
     finally:
         if ahead is not None:
             ahead.close()
@@ -142,7 +148,7 @@ def judge_own_run(context: Context, run: OwnRun) -> tuple[Findings, dict[Place, 
         not_shown=(),
         hidden=(),
         not_given=(),
-        free=dict(zip((wires[place].site for place in run.shown), errors.tolist(), strict=True)),
+        free={} if errors is None else errors_by_site(run, errors),
         values=Values(),
         embeddings=not run.program.has_result,
         skipped={no_such_node(otherwise, places): otherwise} if otherwise else {},
@@ -331,3 +337,8 @@ def errors_of(judge: SegmentJudge) -> NDArray[np.float64]:
     ours = judge.run(Honest(sizes=False), values={})
     pairs = ((ours[place].value, value) for place, value in judge.shown.items())
     return np.array([worst_distance(a, b) / (largest(a) or 1.0) for a, b in pairs], np.float64)
+
+
+def errors_by_site(run: OwnRun, errors: NDArray[np.float64]) -> dict[Site, float]:
+    sites = (run.wires[place].site for place in run.shown)
+    return dict(zip(sites, errors.tolist(), strict=True))

@@ -23,7 +23,8 @@ class TraceSuite(TensorSuite, name="trace"):
         return own_run(context)
 
     def judge(self, context: Context, shown: OwnRun) -> Findings:
-        return judge_own_run(context, shown)[0]
+        """Without what errors come to: they are of use where something is wrong, and cost a run."""
+        return judge_own_run(context, shown, whole=False)[0]
 
     def locate(self, context: Context) -> Findings:
         return locate(context)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,19 +169,48 @@ def test_steps_without_room_for_their_sums_are_multiplied_as_floats() -> None:
 
 
 def of_numbers() -> list[float]:
+    """Products and sums of magnitudes, of pairs of 16 bits and of fours of bytes."""
     rng = np.random.Generator(np.random.Philox(key=7))
     steps = rng.integers(-127, 128, (4, 16, 32, 2)).astype(np.int16)
-    pairs = rng.integers(-32768, 32767, (16, 128)).astype(np.int16).view(np.int32)
-    out = np.zeros((16, 32))
-    weights, scales = rng.random((16, 2)).astype(np.float32), rng.random((4, 32))
+    pairs = rng.integers(-32767, 32768, (16, 128)).astype(np.int16)
+    weights, scales = rng.standard_normal((16, 2)).astype(np.float32), rng.random((4, 32))
     nothing = np.zeros(scales.shape, np.int32)
-    kernel(pairs, weights, steps, nothing, scales, out)
-    bytes_of_rows = rng.integers(0, 256, (16, 128)).astype(np.uint8).view(np.int32)
+    found = products_of(pairs, weights, steps, nothing, scales)
+    codes = rng.integers(0, 256, (16, 128)).astype(np.uint8)
     fours = rng.integers(-127, 128, (4, 8, 32, 4)).astype(np.int8)
-    starts, more = rng.integers(-9999, 9999, (4, 32)).astype(np.int32), np.zeros((16, 32))
-    kernel(bytes_of_rows, weights, fours, starts, scales, more)
-    found: list[float] = np.concatenate([out, more]).reshape(-1).tolist()
+    starts = rng.integers(-9999, 9999, (4, 32)).astype(np.int32)
+    numbers: list[float] = [*found, *products_of(codes, weights, fours, starts, scales)]
+    return numbers
+
+
+def products_of(
+    rows: NDArray[Any],
+    weights: NDArray[np.float32],
+    steps: NDArray[Any],
+    starts: NDArray[np.int32],
+    scales: NDArray[np.float64],
+) -> list[float]:
+    out, alone, sizes = np.zeros((3, len(rows), steps.shape[2]))
+    words, far = rows.view(np.int32), np.abs(weights)
+    kernel(words, weights, steps, starts, scales, out, far, sizes)
+    kernel(words, weights, steps, starts, scales, alone, far, np.zeros((0, 0)))
+    assert (out == alone).all()
+    found: list[float] = np.concatenate([out, sizes]).reshape(-1).tolist()
     return found
+
+
+def test_magnitudes_are_those_of_the_products() -> None:
+    """Of every byte, also of the one that stands for -128, whose magnitude no int8 can hold."""
+    rng = np.random.Generator(np.random.Philox(key=8))
+    codes = np.arange(8 * 64, dtype=np.int64).reshape(8, 64) % 256
+    fours = rng.integers(-127, 128, (2, 8, 16, 4)).astype(np.int8)
+    weights, scales = rng.standard_normal((8, 2)).astype(np.float32), rng.random((2, 16))
+    nothing = np.zeros(scales.shape, np.int32)
+    found = products_of(codes.astype(np.uint8), weights, fours, nothing, scales)
+    far = np.abs(fours.astype(np.int64)).transpose(0, 1, 3, 2).reshape(2, 32, 16)
+    sums = np.einsum("brk,bkt->brt", np.abs(codes - 128).reshape(8, 2, 32).transpose(1, 0, 2), far)
+    by = np.abs(weights.astype(np.float64)).T[:, :, None] * scales[:, None]
+    assert found[8 * 16 :] == (sums[0] * by[0] + sums[1] * by[1]).reshape(-1).tolist()
 
 
 @pytest.mark.parametrize("processor", ["haswell", "generic"])

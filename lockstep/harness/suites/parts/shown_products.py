@@ -81,6 +81,9 @@ def sparse_run(context: Context, keep: Keep) -> SparseRun:
 def judge_sparse_run(context: Context, run: SparseRun) -> Findings:
     """Asks nobody."""
     wires, places = run.wires, run.places
+    starts = {wires[places[site]].site for site in run.given}
+    ends = {wire.site for wire in run.products.values() if not starts.isdisjoint(wire.inputs)}
+    ends |= {site for site, at in run.rare.items() if at.keys() <= run.given.keys()}
     judge = SegmentJudge(
         program=run.program,
         wires=wires,
@@ -90,11 +93,9 @@ def judge_sparse_run(context: Context, run: SparseRun) -> Findings:
         given={places[site]: value for site, value in run.given.items()},
         seed=context.seed,
         limits=True,
+        only=ends,
     )
-    starts = {wires[place].site for place in judge.given}
-    ends = {wire.site for wire in run.products.values() if not starts.isdisjoint(wire.inputs)}
-    ends |= {site for site, at in run.rare.items() if at.keys() <= run.given.keys()}
-    found = tuple(f for f in judge.findings() if f.site in ends)
+    found = tuple(judge.findings())
     judged = {finding.site for finding in found}
     return Findings(
         all=found,
