@@ -49,7 +49,8 @@ class Steps:
         found = np.abs(self.steps.astype(np.int32).reshape(in_groups)).sum(axis=(2, 4))
         sizes = (found * self.scales[:, None]).reshape(-1, room)[:, : self.tokens]
         np.add.at(sizes, self.columns // GROUP, np.abs(self.rest).T)
-        return sizes.T
+        by_token: F64 = sizes.T
+        return by_token
 
 
 @dataclass(frozen=True, eq=False)
