@@ -1,0 +1,118 @@
+"""The oracle's adapter: what it makes of files, and what it says of itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.records import (
+    DEFAULT,
+    EXACT,
+    FileSummary,
+    Rejected,
+    Request,
+    Unanswerable,
+)
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
+from lockstep.harness.synth.builtin import BUILTIN
+from lockstep.harness.synth.llama import LlamaRecipe
+from tests.differential.test_llama_cpp_adapter import RUNNER, model_named, value
+from tests.models import with_metadata
+
+pytest.importorskip("llama_cpp", reason="llama_cpp is missing: llama.cpp's files were not asked")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def stories(directory: Path) -> Iterator[Session]:
+    with RUNNER.open("llama.cpp", model_named("stories", directory), EXACT) as session:
+        yield session
+
+
+@pytest.mark.parametrize("model", ["stories", *BUILTIN])
+def test_llama_cpp_and_gguf_py_read_the_same_from_a_file(model: str, directory: Path) -> None:
+    path = model_named(model, directory)
+    answers = []
+    for engine in ("llama.cpp", "gguf-py"):
+        with RUNNER.open(engine, path, EXACT) as session:
+            answers.append(value(session.ask("metadata")))
+    ours, theirs = answers
+    assert isinstance(ours, FileSummary)
+    assert ours.tensors
+    assert ours.metadata["general.architecture"] == ("STR", "llama")
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q8_0", "Q6_K", "IQ4_XS"])
+def test_llama_cpp_and_gguf_py_decode_the_same_weights(kind: str) -> None:
+    raw = np.random.Philox(key=7).random_raw(4 * 210 * 136 // 8).view(np.uint8)
+    size = {"Q4_0": 18, "Q8_0": 34, "Q6_K": 210, "IQ4_XS": 136}.get(kind, 4)
+    raw = raw[: len(raw) // size * size]
+    answers = []
+    for engine in ("llama.cpp", "gguf-py"):
+        with RUNNER.open(engine, None, EXACT) as session:
+            answers.append(value(session.ask("dequantize", kind, raw)))
+            outcome = session.ask("dequantize", kind, raw[:-1])
+            assert isinstance(outcome, Rejected)
+            assert isinstance(session.ask("dequantize", "Q9_9", raw), Unanswerable)
+    assert answers[0].size > 1000
+    assert np.array_equal(*answers, equal_nan=True)
+
+
+@pytest.mark.parametrize("damage", ["cut", "magic", "empty", "missing"])
+def test_a_file_that_is_no_model_is_rejected_in_llama_cpps_own_words(
+    damage: str, directory: Path
+) -> None:
+    raw = model_named("f32", directory).read_bytes()
+    damaged = {"cut": raw[:1000], "magic": b"GGML" + raw[4:], "empty": b""}
+    words = {"cut": "failed to read", "magic": "invalid magic", "empty": "failed to read magic"}
+    path = directory / f"{damage}-damaged.gguf"
+    if damage in damaged:
+        path.write_bytes(damaged[damage])
+    with RUNNER.open("llama.cpp", path, DEFAULT) as session:
+        for question in (("metadata",), ("greedy", [1], 1), ("tokenize", [b"a"])):
+            outcome = session.ask(*question)
+            assert isinstance(outcome, Rejected)
+            assert words.get(damage, "No such file") in outcome.message
+
+
+def test_llama_cpps_version_and_cpu_features_are_described(stories: Session) -> None:
+    info = value(stories.ask("describe"))
+    assert info.version.startswith("llama-cpp-python 0.")
+    assert "CPU :" in info.build
+    assert info.settings == EXACT
+
+
+def test_a_model_without_logits_has_no_next_token(tmp_path: Path) -> None:
+    """llama.cpp hands out zeros for a BERT, and the largest of them is token 0."""
+    variant = variant_named("bert")
+    with opened() as session:
+        make_variant(variant, tmp_path / "bert.gguf", seed=0, quant="F32", session=session)
+    with Runner().open("llama.cpp", tmp_path / "bert.gguf", EXACT) as session:
+        for question, args in (
+            ("greedy", ([1, 2, 3], 2)),
+            ("evaluate", (Request(batches=(Batch.of([1, 2, 3]),)),)),
+        ):
+            outcome = session.ask(question, *args)
+            assert isinstance(outcome, Unanswerable)
+            assert "the model (bert) has no logits" in outcome.message
+
+
+def test_an_architecture_that_llama_cpp_does_not_know_is_no_refusal_of_the_file(
+    tmp_path: Path,
+) -> None:
+    """Else an older version, held against one that knows it, would be a divergence."""
+    arch = ("STR", "transistor")
+    path = with_metadata(tmp_path / "arch.gguf", LlamaRecipe(), general__architecture=arch)
+    with RUNNER.open("llama.cpp", path, EXACT) as session:
+        outcome = session.ask("greedy", [1, 2], 2)
+    assert isinstance(outcome, Unanswerable)
+    assert "unknown model architecture: 'transistor'" in outcome.message
