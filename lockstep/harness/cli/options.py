@@ -57,8 +57,9 @@ MapOpt = Annotated[
     str | None,
     typer.Option(
         "--map",
-        help="Translates the names of a dump's tensors: transformers, llama.cpp, or a file of "
-        "yours (lockstep/harness/dumps/node_maps says what is in one).",
+        help="Translates the names of a dump's tensors: transformers, llama.cpp, or a TOML file "
+        'of yours, whose table nodes has lines such as "layers.{layer}.mlp" = "ffn_out-{layer}": '
+        "your name, and llama.cpp's.",
     ),
 ]
 TokensOpt = Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)]

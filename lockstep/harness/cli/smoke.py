@@ -10,7 +10,8 @@ import typer
 
 from lockstep.harness.cli.options import JsonOpt, QuietOpt
 
-ANSWER_SECONDS, START_SECONDS = 30.0, 120.0  # the second while libraries are loaded
+# the second while libraries and the model are loaded, as PROTOCOL.md promises
+ANSWER_SECONDS, START_SECONDS = 30.0, 300.0
 NO_PROGRAM = (
     "it tries programs and servers; a Python file is run by naming python before it, a class of "
     "one is asked by `lockstep check MODEL --adapter FILE`, a folder by `--engine dump:FOLDER`"
@@ -38,7 +39,7 @@ def smoke(
         typer.Option(
             "--timeout",
             "--seconds",
-            help="Seconds for one answer, and for the start. Default: 30, and 120.",
+            help="Seconds for one answer, and for the start. Default: 30, and 300.",
             min=0.1,
         ),
     ] = None,
