@@ -11,12 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 400
-LONGER = {  # file -> why it is one thought all the same
-    "tests/engine/gguf/test_gguf_file.py": "one table of rules of the format, and what breaks each",
-    "tests/engine/tokenizers/test_tokenizer_llama.py": "one table of texts, ids as of llama.cpp",
-    "tests/engine/tokenizers/test_tokenizer_t5.py": "one table of vocabularies, maps and ids",
-    "tests/differential/test_llama_cpp_adapter.py": "every question to be asked of llama.cpp",
-}
 # Whoever clones the repository has none of these. Joined here, or this file would hold them too.
 PLACES = b"|".join([b"work", b"root", b"home", b"Users", b"mnt"])
 MACHINE_PATH = re.compile(rb"(?<![\w.~-])" + b"/" + rb"(?:%b)(?=/|\b)(?!-)" % PLACES)
@@ -103,9 +97,7 @@ def test_every_python_file_begins_by_saying_what_it_is(files: tuple[Path, ...]) 
 
 def test_no_file_is_too_long_for_one_thought(files: tuple[Path, ...]) -> None:
     lengths = {named(p): len(p.read_text().splitlines()) for p in python_files(files)}
-    long = {name for name, n in lengths.items() if n > LONGEST}
-    assert long - LONGER.keys() == set()
-    assert LONGER.keys() & lengths.keys() <= long  # an exception that is not needed goes
+    assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
 
 
 def test_the_architecture_can_be_read_in_one_sitting() -> None:

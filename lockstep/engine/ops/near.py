@@ -127,8 +127,12 @@ class Near:
 
     def settled(self, reason: str = "") -> Expected:
         """The same, for reasons that need no more words."""
-        out = U * np.where(np.isfinite(self.v), np.abs(self.v), 0.0)
-        allowed = self.r + out + SMALLEST  # of the value's shape, which `out` has
+        allowed = np.abs(self.v)
+        if not np.isfinite(allowed.max(initial=0.0)):
+            allowed = np.where(np.isfinite(allowed), allowed, 0.0)
+        allowed *= U
+        allowed += self.r
+        allowed += SMALLEST
         if self.copied is not None:
             allowed = np.where(self.copied, 0.0, allowed)
         return Expected(self.v, allowed, reason or self.reason)
@@ -170,7 +174,11 @@ def constant(value: float) -> Near:
 
 
 def rounded(v: F64, r: F64 | float) -> Near:
-    return Near(v, r + U * (np.abs(v) + r))
+    wide = np.abs(v)  # r + U * (|v| + r), in one array: memory is most of the time
+    wide += r
+    wide *= U
+    wide += r
+    return Near(v, wide)
 
 
 def spread(r: F64, v: F64, ulp: float) -> F64:

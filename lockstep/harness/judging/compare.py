@@ -91,9 +91,14 @@ def share_of_limit(
     most, at = 0.0, -1
     for start, (want, got, limit) in pieces(expected, actual, np.asarray(allowed)):
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            same = (want == got) | (np.isnan(want) & np.isnan(got)) | np.isposinf(limit)
-            share = np.where(same, 0.0, np.abs(got - want) / limit)
-        share = np.where(np.isnan(share), np.inf, share)
+            distance = np.abs(got - want)
+            if not distance.any():
+                continue
+            share = distance / limit
+            if not isfinite(share.max()):
+                same = (want == got) | (np.isnan(want) & np.isnan(got)) | np.isposinf(limit)
+                share[same] = 0.0
+                share[np.isnan(share)] = np.inf
         here = int(share.argmax())
         if share[here] > most:
             most, at = float(share[here]), start + here

@@ -154,7 +154,7 @@ def smallest_scale_error(truth: NDArray[Any], allowed: NDArray[np.float64]) -> f
     Two honest values may be two bounds apart, and two bounds are allowed: a change by four of them
     must show, and the honest value that is changed is no smaller than the truth less one bound.
     """
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
         least = np.abs(truth, dtype=np.float64) - allowed
-    some = np.isfinite(least) & (least > 0)
-    return float((4 * allowed[some] / least[some]).min(initial=math.inf))
+        share = 4 * allowed / least
+    return float(share.min(initial=math.inf, where=(least > 0) & (least < math.inf)))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -237,8 +237,11 @@ def closeness(
     for start, (want, got, limit) in pieces(value, actual, np.asarray(allowed)):
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             error = np.abs(got - want)
-            error = np.where(np.isfinite(error), error, 0.0)
-            share = np.where(error > 0, error / limit, 0.0)
+            if not np.isfinite(error.max()):
+                error = np.where(np.isfinite(error), error, 0.0)
+            if not error.any():
+                continue
+            share = np.divide(error, limit, out=np.zeros(error.shape), where=error > 0)
         here = int(share.argmax())
         worst = max(worst, float(error.max()))
         if share[here] > most:
@@ -265,10 +268,10 @@ def reach_of(
             size = np.abs(want)
             free = np.isfinite(size) & (limit > 2.5 * u * size + 4 * SMALLEST)
             error = np.abs(got - want)
-            share = error / np.sqrt(limit * u * np.maximum(size, usual))
+            square = error * error / (limit * u * np.maximum(size, usual))
         n_free += int(free.sum())
-        most = max(most, float(share.max(initial=0.0, where=free & (error > 0))))
-    return n_free, most
+        most = max(most, float(square.max(initial=0.0, where=free & (error > 0))))
+    return n_free, sqrt(most)
 
 
 def usual_size(value: NDArray[Any]) -> float:
