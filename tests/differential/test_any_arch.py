@@ -13,6 +13,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app
+from lockstep.harness.context import suite
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.known import entries
 from lockstep.harness.known.runs import excused_if_known
@@ -191,3 +192,39 @@ def test_who_asks_the_oracles_worker_itself_is_not_asked_at_once_with_it(
     for seed in range(2):
         found = checked(plan_for(path, engine="replay", suites=(suite,), seed=seed))
         assert {v.status for v in found} <= {"agreed", "excused"}, [v.summary for v in found]
+
+
+@pytest.mark.parametrize("arch", ["chameleon", "cogvlm", "dream", "llada"])
+@pytest.mark.parametrize("rows", [1 << 20, 1], ids=["all", "some"])
+def test_an_honest_engine_agrees_whatever_a_graph_makes_of_batches(
+    arch: str,
+    rows: int,
+    plan_for: Callable[..., Plan],
+    checked: Checked,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """What one run of all batches says of those that stand alone, or whose first row is changed, no
+    engine computes, and both were accused; also where some logits are asked for, as of a large
+    vocabulary."""
+    monkeypatch.setattr(suite, "ROWS", rows)
+    (path,) = make_variants([arch], tmp_path)
+    found = checked(plan_for(path, engine="replay", suites=("logits", "decode", "trace")))
+    assert {v.status for v in found} <= {"agreed", "excused"}, [v.summary for v in found]
+
+
+@pytest.mark.parametrize("wrong", ["rope-half-split", "q8-0-unsigned"])
+def test_of_a_large_vocabulary_some_logits_tell(
+    wrong: str,
+    models: Callable[[str], Path],
+    plan_for: Callable[..., Plan],
+    checked: Checked,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(suite, "ROWS", 1)
+    plan = plan_for(models("q8_0"), suites=("logits",))
+    (right,) = checked(replace(plan, engine="reference"))
+    assert right.status == "agreed"
+    assert right.summary.startswith("10 positions")  # of the prompt's 32 tokens 8, and 2 behind
+    found = checked(replace(plan, engine=f"mutant:{wrong}"))
+    assert "diverged" in {verdict.status for verdict in found}

@@ -6,14 +6,14 @@ Both engines are asked for these runs as well, and held against each other and a
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.random import Philox
 
 from lockstep.engine.batch import Batch, encoded_first
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.harness.context.suite import Context
+from lockstep.harness.context.suite import ROWS, Context
 from lockstep.harness.records import Busy, Rejected, Status, Unanswerable, Verdict
 
 PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
@@ -29,7 +29,6 @@ CELLS = 300  # at least: llama.cpp's caches grow by 256
 DEPTH = 16  # times the prompt: of one of 32 tokens the whole cache
 LONGER = (PROMPT, 261)  # tokens of a prefix
 SMALL = 16 << 20  # bytes of weights that every cell is filled with: the work of a second or so
-ROWS = 1 << 20  # logits of a batch that are asked for at every token
 PLACES = (  # (sequence, position) of each token of each batch
     [(0, i) for i in range(9)],
     [(0, 9), (0, 10), (0, 11), *((1, i) for i in range(5))],
@@ -78,7 +77,7 @@ def almost_the_same(context: Context) -> Iterator[FurtherRun]:
     for at, words in reversed(places.items()):
         ids = first.tokens.tolist()
         ids[at] = (ids[at] + 1) % context.facts.n_vocab
-        batches = (Batch.of(ids), *rest)
+        batches = (replace(first, tokens=np.array(ids, np.int32)), *rest)
         more = f"with another {words} token"
         yield FurtherRun(words=more, batches=batches, usual=True, known=True)
 

@@ -13,7 +13,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.runner import Session
-from lockstep.harness.context.suite import NoAnswer, no_answer
+from lockstep.harness.context.suite import NOT_IN_ONE, NoAnswer, no_answer
 from lockstep.harness.graph.floor import replay_floor, whole
 from lockstep.harness.graph.program import Program
 from lockstep.harness.graph.record import record
@@ -50,9 +50,13 @@ class AlongLlamaCpp:
 
     def program(self, batches: Sequence[Batch]) -> Program:
         """Of all batches at once where each token is computed alike in a batch of any size: sixty
-        graphs of one token cost as much as one of thousands."""
-        alike = not (self.flash_attn or self.embeddings or any(b.encoder for b in batches))
-        program = self.recording((joined(batches),) if alike else batches)
+        graphs of one token cost as much as one of thousands. Where nothing is kept of a batch for
+        the next, each stands alone."""
+        apart = str(self.file.metadata["general.architecture"].data) in NOT_IN_ONE
+        apart |= self.flash_attn or self.embeddings or any(b.encoder for b in batches)
+        program = self.recording(batches if apart else (joined(batches),))
+        if not apart and len(batches) > 1 and not program.caches:
+            program = self.recording(batches)
         if not program.has_result:
             raise NoAnswer("not-applicable", "the model has no logits", {})
         return program

@@ -89,8 +89,8 @@ class Program:
 
     graphs: tuple[Graph, ...]
     caches: tuple[Root, ...]
-    # of each batch: which of the rows computed is each output's; empty: as they were computed
-    orders: tuple[tuple[int, ...], ...]
+    # of each batch: which of the rows computed is each output's; None: as they were computed
+    orders: tuple[tuple[int, ...] | None, ...]
     encoding: frozenset[int] = frozenset()  # steps of an encoder, which a decoder follows
 
     @property
@@ -126,7 +126,8 @@ class Program:
         if not found or len(parts) < len(found):
             return None
         rows = np.concatenate(parts)
-        return rows[list(self.orders[step])] if self.orders[step] else rows
+        order = self.orders[step]
+        return rows if order is None else rows[list(order)]
 
     @cached_property
     def names(self) -> dict[Place, str]:

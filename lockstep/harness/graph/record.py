@@ -5,6 +5,7 @@ A value that a node computes is looked at when it comes, and forgotten.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -276,12 +277,16 @@ class ProgramRecorder:
             )
             for draft in self.drafts
         ]
-        orders = []
-        for step in range(len(batches)):
+        orders: list[tuple[int, ...] | None] = []
+        for step, batch in enumerate(batches):
             found = [draft.output for draft in self.drafts if draft.step == step and draft.output]
-            named = [value for _, node, value in found if node.name == self.result]
-            computed = named or [value for _, _, value in found]
-            orders.append(order_of(computed, outputs[step] if step < len(outputs) else None))
+            found = [one for one in found if one[1].name == self.result] or found
+            rows = sum(prod(node.result.ne[1:]) for _, node, _ in found)
+            if self.result == LOGITS and computes_every_token(batch, rows):
+                orders.append(tuple(np.flatnonzero(batch.outputs).tolist()))
+            else:
+                values = [value for _, _, value in found]
+                orders.append(order_of(values, outputs[step] if step < len(outputs) else None))
         return Program(
             graphs=tuple(graphs),
             caches=tuple(self.caches.values()),
@@ -290,17 +295,22 @@ class ProgramRecorder:
         )
 
 
+def computes_every_token(batch: Batch, rows: int) -> bool:
+    """Also those whose logits are not asked for: some graphs never leave out a row."""
+    return rows == len(batch) > batch.outputs.sum() and len({*batch.seq_ids.tolist()}) == 1
+
+
 def order_of(
     computed: Sequence[NDArray[Any]], outputs: NDArray[np.float32] | None
-) -> tuple[int, ...]:
-    """Which computed row is each output's, by llama.cpp's own values; empty if that does not show.
+) -> tuple[int, ...] | None:
+    """Which computed row is each output's, by llama.cpp's own values; None if that does not show.
 
     Outputs that are equal to the bit are in the order in which they were computed.
     """
     rows = [row.tobytes() for value in computed for row in value.reshape(-1, value.shape[-1])]
     wanted = [] if outputs is None else [row.tobytes() for row in outputs]
-    if sorted(rows) != sorted(wanted):
-        return ()
+    if not wanted or sorted(rows) != sorted(wanted):
+        return None
     places: dict[bytes, list[int]] = {}
     for at, row in enumerate(rows):
         places.setdefault(row, []).append(at)

@@ -78,7 +78,7 @@ class Decode(Suite, name="decode"):
         # well: an honest run besides would cost as much as both engines', until they part
         with_honest = is_small(context.file) or context.named
         if with_honest:
-            context.honest.begin(in_one(request.batches), seed=context.seed, runs=0)
+            context.honest.begin(in_one(context, request.batches), seed=context.seed, runs=0)
         context.progress(f"decoding {len(request.batches)} batches in both engines")
         expected, actual = context.ask_both("evaluate", request)
         truth = np.concatenate(expected.logits)

@@ -62,7 +62,7 @@ def graph(step: int, *nodes: PlannedNode, given: Any = GIVEN) -> Graph:
 
 
 def program(*graphs: Graph) -> Program:
-    return Program(graphs=graphs, caches=(ROOTS[CACHE],), orders=((),) * len(graphs))
+    return Program(graphs=graphs, caches=(ROOTS[CACHE],), orders=(None,) * len(graphs))
 
 
 ADDS = (  # the cache becomes itself and x; then twice that
@@ -248,10 +248,10 @@ def test_a_cache_that_is_not_empty_at_first_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("computed", "order"), [([1, 2, 3], (2, 0, 1)), ([1, 2], ()), ([3, 3, 1], ())]
+    ("computed", "order"), [([1, 2, 3], (2, 0, 1)), ([1, 2], None), ([3, 3, 1], None)]
 )
 def test_the_order_of_rows_is_seen_by_their_values(
-    computed: list[int], order: tuple[int, ...]
+    computed: list[int], order: tuple[int, ...] | None
 ) -> None:
     logits = np.array([[3.0], [1.0], [2.0]], np.float32)
     assert order_of([np.array(computed, np.float32)[:, None]], logits) == order

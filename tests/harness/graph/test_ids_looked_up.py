@@ -60,7 +60,7 @@ def program() -> Program:
         inputs={i: v.reshape(-1).view(np.uint8) for i, v in enumerate(INPUTS.values())},
         last_use={},
     )
-    return Program(graphs=(graph,), caches=(), orders=((),))
+    return Program(graphs=(graph,), caches=(), orders=(None,))
 
 
 def accused_of(ids: Any, folder: Path) -> list[str]:

@@ -263,7 +263,7 @@ def test_a_wire_says_what_a_node_reads_through_views_and_of_which_layer_it_is() 
         planned(3, "out", None, 3, 2, 1),
     )
     graph = Graph(step=0, ubatch=0, roots=ROOTS, nodes=nodes, inputs={}, last_use={})
-    wires = wires_of(Program(graphs=(graph,), caches=(), orders=((),)))
+    wires = wires_of(Program(graphs=(graph,), caches=(), orders=(None,)))
     names = {place[2]: str(wire.site) for place, wire in wires.items()}
     assert names == {0: "Qcur ADD-0", 1: "node_3", 2: "Qcur ADD 2-0", 3: "out"}
     found = list(wires.values())
@@ -336,7 +336,7 @@ def test_no_more_of_guilty_values_is_kept_than_the_limit_and_all_are_found(tmp_p
 
 def program(*nodes: PlannedNode) -> Program:
     graph = Graph(step=0, ubatch=0, roots=ROOTS, nodes=nodes, inputs={}, last_use={})
-    return Program(graphs=(graph,), caches=(), orders=((),))
+    return Program(graphs=(graph,), caches=(), orders=(None,))
 
 
 def test_graphs_of_two_files_part_in_parameters_of_the_nodes_of_one_name() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from lockstep.engine.batch import Batch, joined
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.suite import Context
+from lockstep.harness.context.suite import NOT_IN_ONE, Context
 from lockstep.harness.records import Request
 from lockstep.harness.suites.logits import is_oracle_wrong
 
@@ -23,11 +23,13 @@ def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
 
 def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
     """Logits of an honest run of our own."""
-    floor = context.honest.floor(in_one(batches), seed=context.seed, runs=0)
+    floor = context.honest.floor(in_one(context, batches), seed=context.seed, runs=0)
     return np.concatenate(floor.logits)
 
 
-def in_one(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+def in_one(context: Context, batches: Sequence[Batch]) -> tuple[Batch, ...]:
     """All that is decoded in one batch, with the same outputs: weights are decoded once."""
+    if context.facts.architecture in NOT_IN_ONE:
+        return tuple(batches)
     encoded = [batch for batch in batches if batch.encoder]
     return (*encoded, joined([batch for batch in batches if not batch.encoder]))
