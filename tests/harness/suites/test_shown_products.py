@@ -36,3 +36,16 @@ def test_where_no_product_stands_alone_nothing_is_said_to_be_zero(tmp_path: Path
     assert {v.status for v in found} == {"not-applicable"}, [v.summary for v in found]
     assert not any("zero throughout" in v.summary for v in found)
     assert exit_code([first, *found]) == 0
+
+
+def test_a_product_that_is_not_shown_is_not_said_to_lack_an_input(tmp_path: Path) -> None:
+    """The engine shows `kqv_out` and takes it, but not `attn_out`: that is what to show."""
+    plan = plan_for(builtin("f32", tmp_path), engine=Folded.name, suites=("products",))
+    hidden, not_given = (
+        next(v.summary for v in verdicts_of(plan) if words in v.summary)
+        for words in ("does not show", "nothing can be put in before")
+    )
+    assert "attn_out" in hidden
+    assert "ffn_out" in hidden
+    assert "Qcur" in not_given
+    assert "attn_out" not in not_given

@@ -97,11 +97,13 @@ def judge_sparse_run(context: Context, run: SparseRun) -> Findings:
     )
     found = tuple(judge.findings())
     judged = {finding.site for finding in found}
+    shown = {wires[place].site for place in judge.shown}
+    others = [w.site for w in run.products.values() if w.site not in judged]
     return Findings(
         all=found,
         not_shown=(),
-        hidden=(),
-        not_given=tuple(w.site for w in run.products.values() if w.site not in judged),
+        hidden=tuple(site for site in others if site not in shown),
+        not_given=tuple(site for site in others if site in shown),
         free={f.site: f.err_local / (f.size or 1.0) for f in found},
         values={},
         own_inputs=True,
