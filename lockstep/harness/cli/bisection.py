@@ -1,6 +1,7 @@
 """What the command line shows of a bisection."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from lockstep.harness.bisect.bisection import NO_OP, Bisection
@@ -54,21 +55,14 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
     lines += ["", f"first divergence: {where}, op {first.op}, site {first.site.name}"]
     for culprit in result.culprits[:SHOWN]:
         lines.append(f"  {explain_finding(culprit)}")
-        weight = culprit.weight
-        rows = ", ".join(map(str, culprit.outputs[:8]))
-        more = len(culprit.outputs) - 8
-        lines.append(
-            (f"    its weight is {weight}; " if weight else "    ")
-            + f"affected output rows: {rows}"
-            + (f" and {more} more" if more > 0 else "")
-        )
-        lines += [f"    {text}" for text in alone(culprit)]
+        lines += [f"    {text}" for text in (rows_of(culprit), *alone(culprit)) if text]
         if culprit.parameters:
             lines.append(f"    {culprit.parameters}")
-        lines.append(
-            f"    error in {found.err_in(culprit):.1e}, out {found.err_out(culprit):.1e} (of the "
-            f"largest value); on {found.basis} at most {culprit.err_local:.2g} off"
-        )
+        if isfinite(culprit.err_local):  # of a wrong shape no distance is known
+            lines.append(
+                f"    error in {found.err_in(culprit):.1e}, out {found.err_out(culprit):.1e} (of "
+                f"the largest value); on {found.basis} at most {culprit.err_local:.2g} off"
+            )
         lines.append(f"    allowed because: {culprit.reason}")
         if culprit.at_fault != "subject":
             lines.append(f"    against float64, at fault: {culprit.at_fault}")
@@ -78,6 +72,16 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
         lines.append(f"  also: {names}" + (f" and {rest} more" if rest > 0 else ""))
     lines += [found.rest, *other_graph(result)]
     return lines + proof(plan, result)
+
+
+def rows_of(culprit: SiteFinding) -> str:
+    """The weight, and its rows that are wrong; "" where the finding has neither."""
+    rows = ", ".join(map(str, culprit.outputs[:8]))
+    more = len(culprit.outputs) - 8
+    parts = [f"its weight is {culprit.weight}"] if culprit.weight else []
+    if rows:
+        parts.append(f"affected output rows: {rows}" + (f" and {more} more" if more > 0 else ""))
+    return "; ".join(parts)
 
 
 def proof(plan: Plan, result: Bisection) -> list[str]:

@@ -85,7 +85,7 @@ def explain(verdict: Verdict) -> str:
     lines = [f"{verdict.case} {verdict.suite}: {summary}"]
     if "reason" in d:
         lines.append(f"  allowed because: {d['reason']}")
-    if "err_local" in d:
+    if "err_local" in d and isfinite(d["err_local"]):  # of a wrong shape no distance is known
         line = f"  on {d.get('basis', 'its inputs')} at most {d['err_local']:.2g} off"
         if isfinite(d["err_out"]):  # of what is shown
             line += f"; in its own run {d['err_in']:.1e} comes in and {d['err_out']:.1e} goes out"

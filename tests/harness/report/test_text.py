@@ -170,6 +170,12 @@ def test_what_has_no_worst_element_is_explained_too(mismatch: Mismatch | None, t
     assert explain_finding(finding(mismatch, step=1)) == text
 
 
+def test_of_a_wrong_shape_no_distance_is_said() -> None:
+    detail = {"reason": "the shape", "err_local": float("inf"), "err_in": 0.0, "err_out": 0.5}
+    assert " off" not in explain(verdict(summary="got (32, 3)", detail=detail))
+    assert " off" in explain(verdict(summary="1 of 64", detail=detail | {"err_local": 0.5}))
+
+
 def test_every_status_has_a_mark() -> None:
     from typing import get_args
 
