@@ -28,7 +28,7 @@ class JudgeOfSegments(Protocol):
         self, way: Honest, build: Build | None = None, *, of: Sequence[Segment]
     ) -> Mapping[Place, Seen]: ...
 
-    def again(self, segment: Segment, ways: Iterable[Seen], noises: Noises) -> HeldSegment: ...
+    def again(self, segment: Segment, ways: Iterable[tuple[Seen, Noises]]) -> HeldSegment: ...
 
     def said(self, held: HeldSegment) -> SiteFinding: ...
 
@@ -95,5 +95,5 @@ def agreeing(
     if not segments:
         return {}
     run = judge.run(Wide(), build, of=segments)
-    tried = (judge.again(s, (run[s.place],), noises) for s in segments)
+    tried = (judge.again(s, ((run[s.place], noises),)) for s in segments)
     return {h.segment.place: judge.said(h) for h in tried if h.mismatch is None}

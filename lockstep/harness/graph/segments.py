@@ -24,6 +24,7 @@ from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, rows_to_choose, used_of
 from lockstep.harness.graph.expert_order import in_own_order
 from lockstep.harness.graph.held_segment import HeldSegment, hidden_cells
+from lockstep.harness.graph.lookups import ways_of_lookups
 from lockstep.harness.graph.node_designs import Computed, designs_of
 from lockstep.harness.graph.other_conversions import converted_otherwise
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
@@ -89,15 +90,18 @@ class SegmentJudge:
             moved = [s for s in suspects if s.rounds or s.sorts or rounded]
             more = self.noise(honest, range(RUNS, RUNS + MORE), moved, jitter=rounded)
             noise = {place: noise[place] | more[place] for place in noise}
-            plain = self.run(Wide(), replace(self.build, plain=True), of=suspects)
+            formula = replace(self, build=replace(self.build, plain=True))
+            plain = formula.run(Wide(), of=suspects)
             wider = self.noise(honest, range(RUNS), suspects, jitter=True)
             noises = noise, wider
+            tabled = [] if rounded else suspects
+            looked_up = ways_of_lookups(self, formula, tabled, honest, plain, range(RUNS))
             # of rounded numbers none can tell which design they are of
             known = {} if rounded else self.by_designs(suspects, honest, noises)
             for s in suspects:
                 if s.place not in known:
-                    ways = honest[s.place], plain[s.place]
-                    known[s.place] = self.said(self.again(s, ways, noises))
+                    ways = (honest[s.place], noises), (plain[s.place], noises)
+                    known[s.place] = self.said(self.again(s, looked_up.get(s.place, ways)))
             if not rounded:
                 left = [s for s in suspects if is_wrong(known[s.place])]
                 rare = explained(self, left, honest, noise, is_small=is_small(self.file))
@@ -317,8 +321,8 @@ class SegmentJudge:
                     designs = designs_of(Computed(read.pop(segment.place), expected, self.build))
                     if designs is not None:
                         ways = (self.seen_by(segment, node, design) for design in designs)
-                        every = chain([honest[segment.place]], ways)
-                        found[segment.place] = self.said(self.again(segment, every, noises))
+                        every = ((seen, noises) for seen in chain([honest[segment.place]], ways))
+                        found[segment.place] = self.said(self.again(segment, every))
 
         if suspects:
             self.run(Honest(), look=look, of=suspects)
@@ -350,14 +354,13 @@ class SegmentJudge:
         allowed = part(bound.allowed)
         return Seen(value=truth, truth=truth, allowed=allowed, reason=bound.reason, more=more)
 
-    def again(self, segment: Segment, ways: Iterable[Seen], noises: Noises) -> HeldSegment:
+    def again(self, segment: Segment, ways: Iterable[tuple[Seen, Noises]]) -> HeldSegment:
         """Is it what an engine of another design would show? With noise that is better known,
         without ggml's roundings, or with wider numbers from op to op."""
-        noise, wider = noises
         # else what was put in are its inputs
         may_be_wider = segment.rounds or self.put_in.isdisjoint(segment.starts)
         first: HeldSegment | None = None
-        for seen in ways:
+        for seen, (noise, wider) in ways:
             one = self.held(segment, seen, noise, alone=bool(self.stored))
             first = first or one
             if one.mismatch is not None and may_be_wider:

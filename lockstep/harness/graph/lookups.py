@@ -1,0 +1,90 @@
+"""GELU, which ggml takes from a table of halves, of engines that went on with wider numbers.
+
+A step of the table is larger than what GELU by tanh and by erf are apart. So it is nothing that a
+row may be off: an engine without a table has no steps, and one with it has another half there
+alone where the step before or behind an argument has.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.ops.build import Build
+from lockstep.harness.graph.program import Place
+from lockstep.harness.graph.row_noise import Noise, Noises
+from lockstep.harness.graph.segment import Segment
+from lockstep.harness.graph.watched import Seen
+from lockstep.harness.graph.ways import Honest
+from lockstep.harness.judging.stored import step_of
+
+# of the product, where the other factor is one off: two at most, and two more where in the runs
+# below the two factors' steps cancel
+FACTOR_STEPS = 4
+LOOKED_UP = frozenset({"GELU", "GELU_QUICK", "GEGLU", "GEGLU_QUICK"})
+
+Ways = tuple[tuple[Seen, Noises], ...]  # of an honest engine, and how far off each may be
+
+
+class Judge(Protocol):
+    """Of segments."""
+
+    build: Build
+
+    @property
+    def usable(self) -> Mapping[Place, NDArray[Any]]: ...
+
+    def run(
+        self,
+        way: Honest,
+        build: Build | None = None,
+        values: Mapping[Place, Any] | None = None,
+        *,
+        of: Sequence[Segment],
+    ) -> Mapping[Place, Seen]: ...
+
+    def noise(
+        self,
+        honest: Mapping[Place, Seen],
+        seeds: range,
+        of: Sequence[Segment],
+        *,
+        jitter: bool = False,
+    ) -> Mapping[Place, Noise]: ...
+
+
+def ways_of_lookups(
+    table: Judge,
+    formula: Judge,
+    segments: Sequence[Segment],
+    honest: Mapping[Place, Seen],
+    plain: Mapping[Place, Seen],
+    seeds: range,
+) -> dict[Place, Ways]:
+    """table, formula: judges that look GELU up and that compute it; honest, plain: their runs."""
+    of = [s for s in segments if len(s.formula) == 1 and s.op in LOOKED_UP]
+    if not of:
+        return {}
+    none = dict.fromkeys((s.place for s in of), Noise())
+    smooth = formula.noise(plain, seeds, of, jitter=True)
+    steps = [table.run(Honest(), values=values, of=of) for values in a_step_off(table)]
+    found: dict[Place, Ways] = {}
+    for place in (segment.place for segment in of):
+        seen = honest[place]
+        far = [np.abs(step[place].numbers.astype(np.float64) - seen.numbers) for step in steps]
+        room = np.maximum(*far) + FACTOR_STEPS * step_of(seen.truth)
+        with_steps = replace(seen, allowed=seen.allowed + room)
+        found[place] = (with_steps, (none, none)), (plain[place], (none, smooth))
+    return found
+
+
+def a_step_off(judge: Judge) -> Iterator[dict[Place, NDArray[Any]]]:
+    """What is shown, every number a step smaller; and larger."""
+    for sign in (-1, 1):
+        with np.errstate(invalid="ignore"):  # an engine may show signalling NaN
+            yield {
+                place: value + sign * step_of(value) if value.dtype.kind == "f" else value
+                for place, value in judge.usable.items()
+            }
