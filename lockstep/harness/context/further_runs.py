@@ -35,6 +35,8 @@ PLACES = (  # (sequence, position) of each token of each batch
     [(1, 5), (0, 12), (1, 6), (0, 13)],
     [(1, 7), (1, 8)],
     [(2, 0), (2, 1), (0, 14), (2, 2)],  # ids of one bit take it for the first
+    [(1, 9)],  # alone, as most texts go on: its position is not the number of all that is kept
+    [(2, 3)],
 )
 EDGES = (0, 127, 128, 255, 256, 32767, 32768, 65535, 65536)  # ids where narrow integers end
 

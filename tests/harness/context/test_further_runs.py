@@ -104,6 +104,18 @@ def seen_through(change: Callable[[Bools, Batch], Bools]) -> type[Model]:
     return Wrong
 
 
+class CellsForPositions(Model):
+    """A token alone is turned by how many cells are in use: of all sequences."""
+
+    def compute(
+        self, ubatch: Batch, views: Mapping[int, LayerView], *args: Any, **options: Any
+    ) -> F32:
+        if len(ubatch) == 1:
+            n_cells = next(iter(views.values())).visible(0).shape[1]
+            ubatch = replace(ubatch, positions=np.full_like(ubatch.positions, n_cells - 1))
+        return super().compute(ubatch, views, *args, **options)
+
+
 def no_more_than_256_cells(visible: Bools, _: Batch) -> Bools:
     visible[:, :-256] = False
     return visible
@@ -214,6 +226,7 @@ WRONG = {
     through(causal_by_row): {LONG, JOINED},
     through(later_sequences_leak): {JOINED},
     through(ids_of_one_bit): {JOINED},
+    engine("cells for positions", Wrong, model_class=CellsForPositions): {JOINED},
     LastRowsOfLater.name: {LONG, JOINED},
     AloneOnAnEmptyCache.name: {ALONE},
     SkipsWhatNobodyAsksFor.name: {LONG},
