@@ -37,6 +37,19 @@ class ByItsFirstFour(Keeps, name="in turn: keeps a prompt by its first four toke
     first = 4
 
 
+class OneTooMany(Keeps, name="in turn: keeps one token more than is the same"):
+    """And so what it made of the prompt before, which was not all of that one's either."""
+
+    last: Sequence[int] = ()
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        pairs = zip(self.last, prompt, strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(prompt))
+        m = min(same + 1, len(prompt) - 1) if same else 0
+        self.last, self.kept = prompt, [*self.kept[:m], *prompt[m:]]
+        return Quiet.greedy(self, self.kept, n)
+
+
 class ByItsLastEight(Keeps, name="in turn: finds a prompt by its last eight tokens"):
     """Blocks of what is kept have the hash of their own tokens, without those before."""
 
@@ -95,6 +108,7 @@ def decoded(engine: type[Quiet], model: Path) -> list[Verdict]:
     ("engine", "look"),
     [
         (ByItsFirstFour, "look at what is kept of a prompt for the next"),
+        (OneTooMany, "which begins as the one before"),
         (ByItsLastEight, "in turn"),
         (SameWithoutItsLast, "which is the one before"),
         (CutTo64, "look at whether such a prompt is cut"),

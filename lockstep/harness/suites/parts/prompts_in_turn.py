@@ -39,6 +39,11 @@ class Turn:
     begin: int = 0
     end: int = 0
 
+    @property
+    def n_tried(self) -> int:
+        """Of long prompts few tell, and of those with two new tokens, where most is the last's."""
+        return MORE if self.n > LONG or self.n - self.begin <= 2 else TRIED
+
 
 AGAIN = Turn(n=0)  # the one before once more, of which all is kept and nothing left to compute
 # Of the same size, longer than what a cut leaves by far, and two that begin alike: to the middle,
@@ -52,9 +57,10 @@ PROMPTS = (
 KEPT = (32, 64, 128)  # tokens that are left of a prompt that is cut
 CUT = 16  # tokens that it loses, at least: fewer hardly matter
 TRIED = 24  # seeded prompts for each of them
-MORE = 72  # of those that are long, of which fewer tell
+MORE = 72  # of those of which fewer tell
 LONG = 64  # tokens: of more, beginnings of one run are tried, which the oracle reads at once
 ENDS = 12  # of each run
+NEARLY = 8  # of those that tell, tried for one that also does where one token too many is kept
 SAME = "is the one before"
 BEGINS, ENDS_SO = "begins as the one before", "ends as the one before"
 PLURAL = {BEGINS: "begin as the one before"}
@@ -164,17 +170,43 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
     that with this one's last token, and than behind what a cut would leave."""
     room = n_cells(context) - 1
     found: list[TellingPrompt] = []
-    ids = iter(many_ids(context, TRIED * sum(turn.n for turn in PROMPTS)))
+    drawn = many_ids(context, sum(turn.n * turn.n_tried for turn in PROMPTS))
+    ids, new = iter(drawn), reversed(drawn)  # new: behind the beginning of the prompt before
     for turn in PROMPTS:
         if turn.n > room:
             break
         if turn is AGAIN:
             found += [replace(one, like=SAME) for one in found[1:]][-1:]
             continue
-        n = MORE if turn.n > LONG else TRIED
-        tried = islice(candidates(context, turn, found[-1:], ids), n)
-        found += islice((one for one in tried if tells(context, one, found[-1:])), 1)
+        tried = islice(
+            candidates(context, turn, found[-1:], new if turn.begin else ids), turn.n_tried
+        )
+        telling = (one for one in tried if tells(context, one, found[-1:]))
+        found += best_of(context, telling, turn, found[-1:])
     return found
+
+
+def best_of(
+    context: Context, telling: Iterator[TellingPrompt], turn: Turn, before: Sequence[TellingPrompt]
+) -> list[TellingPrompt]:
+    """The first; of those that begin as the one before, the first behind which another token is
+    wanted where one more is kept than both begin with. What that engine made of the prompt before
+    is in its cache, and may make up for it here: one prompt of that kind is not enough."""
+    if not (turn.begin and before):
+        return list(islice(telling, 1))
+    several: list[TellingPrompt] = []
+    for one in islice(telling, NEARLY):
+        if tells_of_one_more(context, one, before[0]):
+            return [one]
+        several.append(one)
+    return several[:1]
+
+
+def tells_of_one_more(context: Context, one: TellingPrompt, before: TellingPrompt) -> bool:
+    same = next(i for i, (a, b) in enumerate(zip(one.ids, before.ids, strict=False)) if a != b)
+    kept = [*before.ids[: same + 1], *one.ids[same + 1 :]]
+    rows = logits_behind(context, kept, [len(kept)])
+    return rows is not None and int(rows[0].argmax()) != one.wanted
 
 
 def candidates(
