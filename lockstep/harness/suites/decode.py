@@ -40,7 +40,7 @@ from lockstep.harness.suites.parts.oracles_logits import (
     oracles_logits,
     whole_truth,
 )
-from lockstep.harness.suites.parts.pieces import sides
+from lockstep.harness.suites.parts.pieces import sides, two_choices
 from lockstep.harness.suites.parts.prompts_in_turn import in_turn
 from lockstep.harness.suites.parts.which_tokens import part
 
@@ -366,10 +366,7 @@ def judged(
     detail |= {"margin": float(margins[1]), "margin_of_oracle": float(margins[0])}
     detail["reason"] = f"each of two logits may be off by it, so twice between them: {bound.reason}"
     detail["sides"] = sides(context, oracle, subject)
-    text = (
-        f"greedy token {start + first} is {b}, the oracle's {a}; they are {margins[1]:.2g} and "
-        f"{margins[0]:.2g} below the oracle's largest logit"
-    )
+    text = f"greedy token {start + first} is {two_choices(a, b, margins)}"
     if not np.isfinite(allowed):
         return context.verdict("decode", "not-compared", f"{text}; no limit can be given", detail)
     if margins.max() <= 2 * allowed:

@@ -42,3 +42,15 @@ def sides(context: Context, expected: Sequence[int], actual: Sequence[int]) -> d
         shown = [int(i) for i in ids[start : start + MOST_IDS]]
         found[name] = {"ids": shown, "pieces": pieces_of(context, shown), "count": len(ids)}
     return found
+
+
+def two_choices(oracle: int, subject: int, margins: Sequence[float]) -> str:
+    """margins: of both below the largest logit of a run of the oracle's whole text at once, which
+    its own greedy run, token by token, need not have chosen."""
+    best = "the oracle's largest logit"
+    if oracle == subject:
+        return f"{oracle} in both, {margins[0]:.2g} below {best} in a run of all tokens at once"
+    return (
+        f"{subject}, the oracle's {oracle}; they are {margins[1]:.2g} and {margins[0]:.2g} below "
+        f"{best}"
+    )
