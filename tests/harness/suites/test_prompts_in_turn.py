@@ -111,7 +111,10 @@ def decoded(engine: type[Quiet], model: Path) -> list[Verdict]:
         (OneTooMany, "which begins as the one before"),
         (ByItsLastEight, "in turn"),
         (SameWithoutItsLast, "which is the one before"),
-        (CutTo64, "look at whether such a prompt is cut"),
+        (
+            CutTo64,
+            "look at whether such a prompt is cut, or taken for one as long, and how much is",
+        ),
         (CutTo128, "look at whether such a prompt is cut"),
     ],
 )

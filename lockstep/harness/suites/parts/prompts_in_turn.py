@@ -157,6 +157,9 @@ def another(
     look = "whether such a prompt is cut, or taken for one as long"
     if alone:
         look = "what is kept of a prompt for the next"
+    elif 0 <= found < len(prompt.logits):  # a small error of every run may be enough
+        margin = prompt.logits[prompt.wanted] - prompt.logits[found]
+        look += f", and how much is wrong at all: the oracle likes its own better by {margin:.2g}"
     text = (
         f"{which}, the next is {found}, the oracle's {prompt.wanted}; asked right behind its own "
         f"first token it is {how}: look at {look}"
