@@ -28,7 +28,7 @@ LOOKED_UP = frozenset({"GELU", "GELU_QUICK", "GEGLU", "GEGLU_QUICK"})
 Ways = tuple[tuple[Seen, Noises], ...]  # of an honest engine, and how far off each may be
 
 
-class Judge(Protocol):
+class TableJudge(Protocol):
     """Of segments."""
 
     build: Build
@@ -56,8 +56,8 @@ class Judge(Protocol):
 
 
 def ways_of_lookups(
-    table: Judge,
-    formula: Judge,
+    table: TableJudge,
+    formula: TableJudge,
     segments: Sequence[Segment],
     honest: Mapping[Place, Seen],
     plain: Mapping[Place, Seen],
@@ -80,7 +80,7 @@ def ways_of_lookups(
     return found
 
 
-def a_step_off(judge: Judge) -> Iterator[dict[Place, NDArray[Any]]]:
+def a_step_off(judge: TableJudge) -> Iterator[dict[Place, NDArray[Any]]]:
     """What is shown, every number a step smaller; and larger."""
     for sign in (-1, 1):
         with np.errstate(invalid="ignore"):  # an engine may show signalling NaN

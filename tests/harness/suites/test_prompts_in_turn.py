@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep.engine.errors import NoRoom, Unsupported
+from lockstep.harness.check.check import open_plan
 from lockstep.harness.context import further_runs
 from lockstep.harness.records import Verdict
 from lockstep.harness.runs.known_failures import place_of
+from lockstep.harness.suites.parts.prompts_in_turn import TellingPrompt, tells_of_one_more
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
@@ -136,6 +139,19 @@ def test_who_finds_a_prompt_by_its_end_is_found_on_the_first_layer_of_a_large_on
     *_, wrong = with_made_models(replace(plan, n_tokens=32))
     assert wrong.status == "diverged"
     assert "which ends as the one before" in wrong.summary
+
+
+def test_a_prompt_that_goes_on_where_the_one_before_ends_tells_of_no_token_too_many(
+    tmp_path: Path,
+) -> None:
+    opened = open_plan(plan_for(builtin("f32", tmp_path)), lambda _: None)
+    try:
+        short, long = (
+            TellingPrompt(ids=ids, logits=np.zeros(256, np.float32)) for ids in ([5, 6], [5, 6, 7])
+        )
+        assert not tells_of_one_more(opened.context, long, short)
+    finally:
+        opened.close()
 
 
 def test_who_keeps_a_prompt_as_far_as_both_are_the_same_is_right(tmp_path: Path) -> None:

@@ -206,7 +206,10 @@ def best_of(
 
 
 def tells_of_one_more(context: Context, one: TellingPrompt, before: TellingPrompt) -> bool:
-    same = next(i for i, (a, b) in enumerate(zip(one.ids, before.ids, strict=False)) if a != b)
+    pairs = enumerate(zip(one.ids, before.ids, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), None)
+    if same is None:  # one goes on where the other ends
+        return False
     kept = [*before.ids[: same + 1], *one.ids[same + 1 :]]
     rows = logits_behind(context, kept, [len(kept)])
     return rows is not None and int(rows[0].argmax()) != one.wanted
