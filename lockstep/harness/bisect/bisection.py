@@ -10,6 +10,7 @@ from lockstep.harness.context.further_runs import (
     FurtherRun,
     further_runs,
     ids_of_narrow_integers,
+    some_at_once,
 )
 from lockstep.harness.context.repeats import Unsteady, unsteady
 from lockstep.harness.context.suite import Context, NoAnswer
@@ -18,7 +19,6 @@ from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.locate import locate, oracles_outputs, outputs_of
 from lockstep.harness.locate.proof import Patched, patch
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Site, Verdict
-from lockstep.harness.suites.decode import some_at_once
 from lockstep.harness.suites.embeddings import further_run
 from lockstep.harness.suites.logits import compared
 from lockstep.harness.suites.products import on_sparse_inputs
@@ -108,7 +108,7 @@ def said_by_check(context: Context) -> Iterable[Verdict]:
 def runs_asked(context: Context, first: Bisection) -> Iterable[FurtherRun]:
     if first.found.embeddings:
         return [further_run(context)]
-    return [*further_runs(context), ids_of_narrow_integers(context)]
+    return [*further_runs(context), ids_of_narrow_integers(context), some_at_once(context)]
 
 
 def bisect_further(context: Context, run: FurtherRun) -> Bisection | None:

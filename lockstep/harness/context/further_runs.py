@@ -29,6 +29,11 @@ CELLS = 300  # at least: llama.cpp's caches grow by 256
 DEPTH = 16  # times the prompt: of one of 32 tokens the whole cache
 LONGER = (PROMPT, 261)  # tokens of a prefix
 SMALL = 16 << 20  # bytes of weights that every cell is filled with: the work of a second or so
+ALONE = 14  # single tokens of a large model, whose others are decoded some at once:
+# which kernels take few rows, and rests behind whole tiles, may depend on the layer, as where a GPU
+# has some, and of a large model only its first layers are asked for all sizes; no more at once than
+# engines that are made for small batches take
+TOGETHER = (3, 5, 7, 16, 16)
 PLACES = (  # (sequence, position) of each token of each batch
     [(0, i) for i in range(9)],
     [(0, 9), (0, 10), (0, 11), *((1, i) for i in range(5))],
@@ -89,6 +94,18 @@ def ids_of_narrow_integers(context: Context) -> FurtherRun:
     before these ids."""
     words, ids = "for ids where narrow integers end", narrow_ids(context.facts.n_vocab)
     return FurtherRun(words=words, batches=(Batch.of(ids),), usual=True, known=True)
+
+
+def some_at_once(context: Context) -> FurtherRun:
+    """As many tokens at once as `decode` asks for of all layers of a large model, seeded ones: of
+    engines that it does not ask, and for who looks where the fault is."""
+    sizes = (min(context.n_tokens, ALONE), *TOGETHER)
+    ids, batches, at = many_ids(context, sum(sizes)), [], 0
+    for size in sizes:
+        batches.append(Batch.of(ids[at : at + size], start=at))
+        at += size
+    words = f"for {at} tokens in batches of {', '.join(map(str, sizes))}"
+    return FurtherRun(words=words, batches=tuple(batches), known=True)
 
 
 def narrow_ids(n_vocab: int) -> list[int]:

@@ -12,10 +12,10 @@ from lockstep.engine.batch import Batch, joined, steps_of
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import (
-    FurtherRun,
+    ALONE,
+    TOGETHER,
     is_small,
     longer,
-    many_ids,
     with_rows,
 )
 from lockstep.harness.context.repeats import asked_again
@@ -50,11 +50,6 @@ NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not dete
 NO_LIMIT = "honest runs of this model overflow, so that no limit can be given for its tokens"
 EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
 MOST_BEGINNINGS = 32  # behind each of which an engine is asked for one token
-ALONE = 14  # single tokens of a large model, whose others are decoded some at once:
-# which kernels take few rows, and rests behind whole tiles, may depend on the layer, as where a GPU
-# has some, and of a large model only its first layers are asked for all sizes; no more at once than
-# engines that are made for small batches take
-TOGETHER = (3, 5, 7, 16, 16)
 MOST_TIES = 8  # behind which an engine is asked to go on, each time from the oracle's text
 
 
@@ -161,18 +156,6 @@ def few_alone(batches: Sequence[Batch]) -> tuple[Batch, ...]:
             return tuple(found)
         found.append(joined(some))
     raise AssertionError("a cycle has no end")
-
-
-def some_at_once(context: Context) -> FurtherRun:
-    """As many tokens at once as of a large model, of seeded ones: for who looks where the fault is,
-    as no other run of all its layers has such batches."""
-    sizes = (min(context.n_tokens, ALONE), *TOGETHER)
-    ids, batches, at = many_ids(context, sum(sizes)), [], 0
-    for size in sizes:
-        batches.append(Batch.of(ids[at : at + size], start=at))
-        at += size
-    words = f"for {at} tokens in batches of {', '.join(map(str, sizes))}, as decode"
-    return FurtherRun(words=words, batches=tuple(batches))
 
 
 def shows_no_logits(context: Context) -> bool:

@@ -17,6 +17,7 @@ from lockstep.harness.context.further_runs import (
     further_runs,
     ids_of_narrow_integers,
     sequences_in,
+    some_at_once,
 )
 from lockstep.harness.context.relations import asked_otherwise
 from lockstep.harness.context.repeats import first_difference, not_deterministic, unsteady
@@ -97,7 +98,7 @@ def asked_more(
     """Otherwise, then more; again: what the same once more was answered."""
     agrees = verdict.status == "agreed"
     fewer = on_fewer_layers(context) if agrees else []
-    further = [ids_of_narrow_integers(context)] if fewer else further_runs(context)
+    further = of_all_layers(context) if fewer else further_runs(context)
     runs = list(further) if agrees else []
     for run in runs:
         if not run.known:
@@ -114,6 +115,13 @@ def asked_more(
     same += [*more[0], *(each.summary for each in fewer if each.status == "agreed")]
     differ += [*more[2], *(each for each in fewer if each.status != "agreed")]
     return same, unanswered + more[1], wrong + differ
+
+
+def of_all_layers(context: Context) -> Iterator[FurtherRun]:
+    """Of a large model, whose first layers are asked for all else."""
+    yield ids_of_narrow_integers(context)
+    if "greedy" not in (context.subject_info.levels or ("greedy",)):  # `decode` does not ask it
+        yield some_at_once(context)
 
 
 def on_fewer_layers(context: Context) -> list[Verdict]:

@@ -232,7 +232,27 @@ def test_kernels_for_few_tokens_of_later_layers_are_asked_by_decode(tmp_path: Pa
         opened.close()
     assert found.first is not None
     assert (found.first.layer, found.first.site.name) == (3, "Qcur")
-    assert found.asked.endswith("in batches of 9, 3, 5, 7, 16, 16, as decode")
+    assert found.asked.endswith("in batches of 9, 3, 5, 7, 16, 16")
+
+
+SOME = "for 61 tokens in batches of 14, 3, 5, 7, 16, 16"
+
+
+@pytest.mark.parametrize("engine", [OtherKernels, Reference])
+def test_who_is_not_asked_by_decode_is_asked_for_few_tokens_of_all_layers_with_the_rest(
+    engine: type[Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = engine.describe
+    monkeypatch.setattr(engine, "describe", lambda self: replace(says(self), levels=("logits",)))
+    fine, *wrong = logits_of(model(tmp_path), engine.name)
+    assert fine.status == "agreed"
+    if engine is Reference:
+        assert SOME in fine.summary
+        assert not wrong
+    else:
+        (found,) = wrong
+        assert (found.status, found.detail["at_fault"]) == ("diverged", "subject")
+        assert found.detail["asked"] == SOME
 
 
 def test_a_layer_without_rotation_is_among_the_first(tmp_path: Path) -> None:
