@@ -19,6 +19,7 @@ from lockstep.harness.blackbox import (
     own_prompts,
     own_token,
     several_threads,
+    tokens_of_threads,
 )
 from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker, why_not_asked
 from lockstep.harness.blackbox.layers import (
@@ -54,7 +55,7 @@ from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.locate.locate import LEVELS
 from lockstep.harness.records import EngineInfo, Verdict
-from lockstep.harness.suites.decode import PROMPTS
+from lockstep.harness.suites.decode import PROMPTS, THREADS
 from lockstep.harness.suites.logits import FEWER_LAYERS
 
 SMALL = "small activations"
@@ -184,6 +185,7 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
         choosing.SUITE: partial(own_token.checked, plan),
         PROMPTS: partial(own_prompts.checked, plan),
         several_threads.SUITE: partial(several_threads.checked, plan),
+        THREADS: partial(tokens_of_threads.checked, plan),
         FEWER_LAYERS: partial(fewer_layers.checked, plan),
     }
 

@@ -46,6 +46,7 @@ from lockstep.harness.suites.parts.which_tokens import part
 
 PROMPT = b"Once upon a time"
 PROMPTS = "decode: prompts"  # what is asked on a made model where this one tells nothing
+THREADS = "decode: threads"  # what a program of greedy tokens alone is asked with several
 NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
 NO_LIMIT = "honest runs of this model overflow, so that no limit can be given for its tokens"
 EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
@@ -177,6 +178,7 @@ def tokens_alone(
         lambda: close_calls(context),
         lambda: control_token(context, len(prompt), may_refuse=True),
         lambda: own_tokens(context),
+        lambda: several_threads(context),
     )
     for question in questions:
         found = list(question())
@@ -184,6 +186,12 @@ def tokens_alone(
         if any(verdict.status == "diverged" for verdict in found):
             yield from asked_again(context, "decode", subject, "greedy", prompt, context.n_steps)
             return
+
+
+def several_threads(context: Context) -> Iterator[Verdict]:
+    """Of a small model, whose text is soon written; as harness.blackbox.tokens_of_threads says."""
+    if is_small(context.file) and THREADS in context.on_made_models:
+        yield from context.asked_on_made_models(THREADS)
 
 
 def greedy_alone(
