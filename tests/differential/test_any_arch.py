@@ -228,3 +228,15 @@ def test_of_a_large_vocabulary_some_logits_tell(
     assert right.summary.startswith("10 positions")  # of the prompt's 32 tokens 8, and 2 behind
     found = checked(replace(plan, engine=f"mutant:{wrong}"))
     assert "diverged" in {verdict.status for verdict in found}
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3moe", "phi3", "gemma2"])
+def test_heads_share_kv_heads_so_that_it_shows_which(
+    arch: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
+) -> None:
+    """Of as many KV heads as heads every way to share them is the same."""
+    (path,) = make_variants([arch], tmp_path)
+    plan = plan_for(path, suites=("logits",))
+    assert {v.status for v in checked(plan)} == {"agreed"}
+    found = checked(replace(plan, engine="mutant:kv-head-modulo"))
+    assert "diverged" in {verdict.status for verdict in found}
