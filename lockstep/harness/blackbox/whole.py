@@ -13,7 +13,7 @@ from lockstep.harness.blackbox.slices import small
 from lockstep.harness.synth.twin import KEPT, write_twin
 
 LARGEST_TWIN = 1 << 30  # bytes, which two engines hold at once
-TWIN, SMALL = "the F32 twin", "small activations, where eps decides"
+TWIN, SMALL = "the F32 twin", "the model made with small activations"
 
 
 def is_small_enough(asker: SliceAsker) -> bool:

@@ -128,6 +128,9 @@ def smoke(
             named = join([served or join(command)])
             out.line(f"go on: lockstep check {model or 'MODEL'} --engine {named}")
         ours = not (model or as_json or isinstance(session, HttpSession))
-        if ours and any(step.status in NOT_TAKEN for step in steps):
+        if ours and any(
+            step.status in NOT_TAKEN or (step.level == work.START and step.status == "wrong")
+            for step in steps
+        ):
             out.line("it was given a tiny llama: --model FILE asks about one that it runs")
     raise typer.Exit(1 if wrong else 0 if offered else 3)

@@ -335,10 +335,9 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
     question = in_words(question)
     if isinstance(outcome, Crashed):
         log = {"log": list(outcome.log), "said": outcome.said}
-        if outcome.said:  # it lives on
-            words = outcome.message.removeprefix(f"{engine} failed: ")
-            return NoAnswer("crashed", f"{engine} failed in {question}: {words}", log)
-        return NoAnswer("crashed", f"{engine} crashed in {question}: {outcome.message}", log)
+        words = outcome.message.removeprefix(f"{engine} failed: ")
+        how = "failed" if outcome.said else "crashed"  # the first lives on
+        return NoAnswer("crashed", f"{engine} {how} in {question}: {words}", log)
     if isinstance(outcome, TimedOut):
         log = {"log": list(outcome.log)}
         text = f"{engine} did not answer {question} within {outcome.seconds:g} s"

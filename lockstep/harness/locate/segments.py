@@ -256,7 +256,11 @@ def shown_nowhere(
 
 
 def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
-    near = choices(sites[0].name, sorted({site.name for site in places}))
+    there = {site.name for site in places}
+    if all(site.name in there for site in sites):  # of another layer
+        names = ", ".join(dict.fromkeys(map(str, sites)))
+        return f"llama.cpp's graph has nodes of these names, and has no {names}"
+    near = choices(next(site.name for site in sites if site.name not in there), sorted(there))
     return f"llama.cpp's graph has no such node, or keeps it in another order of axes {near}"
 
 

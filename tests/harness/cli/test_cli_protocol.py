@@ -146,3 +146,7 @@ def test_smoke_says_how_to_ask_an_engine_that_runs_no_llama(
     assert code == 0
     assert "greedy      unsupported architecture llama" in out
     assert out.splitlines()[-1].startswith("it was given a tiny llama: --model FILE")
+    ends = "raise SystemExit('what is general.architecture llama?')"
+    code, out, _ = lockstep("smoke", "--", sys.executable, "-c", ends)
+    assert code == 1
+    assert out.splitlines()[-1].startswith("it was given a tiny llama: --model FILE")

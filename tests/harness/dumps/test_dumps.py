@@ -124,6 +124,10 @@ def misspell(index: dict[str, Any], tensors: dict[str, Any]) -> None:
     tensors["step0/attn_nrm-0"] = tensors.pop("step0/attn_norm-0")
 
 
+def name_a_layer_too_many(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    tensors["step0/attn_norm-17"] = tensors["step0/attn_norm-0"]
+
+
 def no_step(index: dict[str, Any], tensors: dict[str, Any]) -> None:
     tensors["attn_norm-0"] = tensors.pop("step0/attn_norm-0")
 
@@ -220,6 +224,17 @@ def test_a_misspelt_node_is_said(model: Path, written: Path, tmp_path: Path) -> 
     assert "(near: attn_norm" in why
     assert [str(site) for site in sites] == ["attn_nrm-0"]
     assert not found[0].guilty
+
+
+def test_of_a_layer_that_is_not_there_the_layer_is_said(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    folder = changed(written, tmp_path / "d", name_a_layer_too_many)
+    found: list[Findings] = []
+    with_context(model, folder, lambda context: found.append(locate(context)))
+    assert list(found[0].skipped) == [
+        "llama.cpp's graph has nodes of these names, and has no attn_norm-17"
+    ]
 
 
 def test_no_folder_no_json_and_no_safetensors_are_said(written: Path, tmp_path: Path) -> None:
