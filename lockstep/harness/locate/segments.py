@@ -39,6 +39,7 @@ UNJUDGED_IDS = (
     "ids behind a choice that is not shown may be those of any order, and what reads them is "
     "computed from them; show the choice itself as well"
 )
+FEW = 4  # of the same kind, that are named
 CACHES = ("k_cache", "v_cache")
 
 
@@ -258,8 +259,9 @@ def shown_nowhere(
 def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
     there = {site.name for site in places}
     if all(site.name in there for site in sites):  # of another layer
-        names = ", ".join(dict.fromkeys(map(str, sites)))
-        return f"llama.cpp's graph has nodes of these names, and has no {names}"
+        names = list(dict.fromkeys(map(str, sites)))
+        more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+        return f"llama.cpp's graph has no such node as {', '.join(names[:FEW])}{more}"
     near = choices(next(site.name for site in sites if site.name not in there), sorted(there))
     return f"llama.cpp's graph has no such node, or keeps it in another order of axes {near}"
 

@@ -232,9 +232,7 @@ def test_of_a_layer_that_is_not_there_the_layer_is_said(
     folder = changed(written, tmp_path / "d", name_a_layer_too_many)
     found: list[Findings] = []
     with_context(model, folder, lambda context: found.append(locate(context)))
-    assert list(found[0].skipped) == [
-        "llama.cpp's graph has nodes of these names, and has no attn_norm-17"
-    ]
+    assert list(found[0].skipped) == ["llama.cpp's graph has no such node as attn_norm-17"]
 
 
 def test_no_folder_no_json_and_no_safetensors_are_said(written: Path, tmp_path: Path) -> None:

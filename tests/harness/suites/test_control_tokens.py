@@ -161,5 +161,6 @@ def test_a_prompt_that_is_cut_is_seen_where_the_token_depends_on_its_beginning(
 
 def test_honest_runs_have_the_outputs_that_engines_are_asked_for() -> None:
     batch = Batch.for_next([1, 2, 3])
-    (one,) = in_one((batch,))
+    context: Any = SimpleNamespace(facts=SimpleNamespace(architecture="llama"))
+    (one,) = in_one(context, (batch,))
     assert one.outputs.tolist() == [False, False, True]

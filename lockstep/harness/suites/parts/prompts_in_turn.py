@@ -132,9 +132,15 @@ def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
 
 
 def is_right_alone(context: Context, prompt: TellingPrompt) -> bool:
-    """Asked right behind its own first token, of which nothing can be kept that is not its own."""
-    first = chosen_behind(context, prompt.ids[:1])
-    return first is not None and chosen_behind(context, prompt.ids) == prompt.wanted
+    """Asked right behind its own first token, of which nothing can be kept that is not its own but
+    what was chosen behind it; or behind another one, of which nothing can be kept."""
+    first = prompt.ids[0]
+    before = (first, (first + 1) % len(prompt.logits))
+    return any(
+        chosen_behind(context, [one]) is not None
+        and chosen_behind(context, prompt.ids) == prompt.wanted
+        for one in before
+    )
 
 
 def may_be(context: Context, prompt: TellingPrompt, found: int) -> bool:
@@ -161,8 +167,8 @@ def another(
         margin = prompt.logits[prompt.wanted] - prompt.logits[found]
         look += f", and how much is wrong at all: the oracle likes its own better by {margin:.2g}"
     text = (
-        f"{which}, the next is {found}, the oracle's {prompt.wanted}; asked right behind its own "
-        f"first token it is {how}: look at {look}"
+        f"{which}, the next is {found}, the oracle's {prompt.wanted}; asked right behind a "
+        f"prompt of one token it is {how}: look at {look}"
     )
     detail = {"at_fault": "subject", "expected": prompt.wanted, "actual": found, "asked": which}
     return context.verdict(SUITE, "diverged", text, detail, key=(SUITE, "other prompt"))
