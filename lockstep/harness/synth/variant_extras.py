@@ -15,24 +15,21 @@ _GROUPED = (
     "llama mistral3 qwen2 qwen2moe qwen2vl qwen3moe qwen3vl qwen3vlmoe gemma2 phi3 phimoe granite "
     "granitemoe exaone4 exaone-moe ernie4_5 ernie4_5-moe smollm3 glm4 glm4moe seed_oss "
     "starcoder2 internlm2 hunyuan-dense hunyuan-moe lfm2 lfm2moe dream cohere2 nemotron arcee "
-    "apertus grovemoe minimax-m2 dbrx grok deci jamba"
+    "apertus grovemoe minimax-m2 dbrx grok deci jamba gpt-oss muse-glimmer afmoe"
 )
 SIZES: Mapping[str, Sizes] = MappingProxyType(
     {
         # as published models have them: with as many KV heads as heads, or one, every way to say
-        # which heads share one is the same; heads of 32, a block of quantised caches
-        **{name: Sizes(n_embd=128, n_head=4, n_head_kv=2) for name in _GROUPED.split()},
-        **{n: Sizes(n_head=4, n_head_kv=2) for n in ("gpt-oss", "muse-glimmer", "afmoe")},
-        "llama4": Sizes(
-            n_layer=4, n_embd=128, n_head=4, n_head_kv=2
-        ),  # every fourth layer has no rope
+        # which heads share one is the same
+        **{name: Sizes(n_head=4, n_head_kv=2) for name in _GROUPED.split()},
+        "llama4": Sizes(n_layer=4, n_head=4, n_head_kv=2),  # every fourth layer has no rope
         "gemma3n": Sizes(n_layer=22, n_embd=32, n_head=1, n_ff=48),  # layers from 20 on share keys
         "gemma4": Sizes(n_layer=5),
         "deepseek4": Sizes(n_layer=4, n_embd=128, n_head=4),
         # other engines do not ask: heads of 128, one layer in six without a window, and an FFN of
         # four times the width
         "qwen3": Sizes(n_embd=256, n_head=2, n_head_kv=1),
-        "gemma3": Sizes(n_layer=6, n_embd=128, n_head=4, n_head_kv=2),
+        "gemma3": Sizes(n_layer=6, n_head=4, n_head_kv=2),
         "gpt2": Sizes(n_ff=256),
         "deepseek2": Sizes(n_head=4, n_head_kv=1),
         # two heads in each of two groups: of one a group it does not show which group is whose
