@@ -12,7 +12,7 @@ from lockstep.harness.synth.variants import Keys, Sizes, alternating, f32, i32s,
 PLE_HEADS, PLE_NGRAM = 4, 3  # heads are (ngram - 1) times those per ngram
 
 _GROUPED = (
-    "llama mistral3 qwen2 qwen2moe qwen2vl qwen3moe qwen3vl qwen3vlmoe gemma2 phi3 phimoe granite "
+    "mistral3 qwen2 qwen2moe qwen2vl qwen3moe qwen3vl qwen3vlmoe gemma2 phi3 phimoe granite "
     "granitemoe exaone4 exaone-moe ernie4_5 ernie4_5-moe smollm3 glm4 glm4moe seed_oss "
     "starcoder2 internlm2 hunyuan-dense hunyuan-moe lfm2 lfm2moe dream cohere2 nemotron arcee "
     "apertus grovemoe minimax-m2 dbrx grok deci jamba gpt-oss muse-glimmer afmoe"
@@ -22,6 +22,8 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         # as published models have them: with as many KV heads as heads, or one, every way to say
         # which heads share one is the same
         **{name: Sizes(n_head=4, n_head_kv=2) for name in _GROUPED.split()},
+        # heads of 32, which quantised caches want
+        "llama": Sizes(n_embd=128, n_head=4, n_head_kv=2),
         "llama4": Sizes(n_layer=4, n_head=4, n_head_kv=2),  # every fourth layer has no rope
         "gemma3n": Sizes(n_layer=22, n_embd=32, n_head=1, n_ff=48),  # layers from 20 on share keys
         "gemma4": Sizes(n_layer=5),
