@@ -53,7 +53,7 @@ class Together:
             self.inside += 1
             if self.inside > 1:
                 self.several.set()
-        met = self.several.wait(0.2)
+        met = self.several.wait(0.05)
         with self.lock:
             self.inside -= 1
             if not self.inside:
