@@ -7,6 +7,7 @@ the rows that are left over among them, is right everywhere. Of a model that the
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from lockstep.harness.bisect.bisection import Bisection, bisect_run
@@ -33,14 +34,32 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     if given or long_prompt or not isinstance(context.subject, ProgramSession):
         return
     context.progress(f"logits {WORDS}")
+    with with_threads(plan, context) as asked:
+        if asked is not None:
+            yield from said(asked)
+
+
+@contextmanager
+def with_threads(plan: Plan, context: Context) -> Iterator[Context | None]:
+    """The same program, started anew with several; None where it says that it has another number,
+    or does not start: it was started before, and need not be a second time."""
     settings = replace(context.settings, n_threads=THREADS)
     with context.runner.open(plan.engine, plan.subject_model, settings) as session:
-        try:
+        asked = None
+        with suppress(BadInput, NoAnswer):
             info = described(session, under_test=True)
-        except (BadInput, NoAnswer):
-            return  # it was started with the model before, and need not be a second time
-        if info.settings is None or info.settings.n_threads == THREADS:
-            yield from said(context.with_subject(session, context.subject_model, info))
+            if info.settings is None or info.settings.n_threads == THREADS:
+                asked = context.with_subject(session, context.subject_model, info)
+        yield asked
+
+
+def rounds() -> Iterator[int]:
+    """Of the same question, as many as there is time for."""
+    began = time.perf_counter()
+    for n in range(MOST):
+        if n >= TIMES and time.perf_counter() - began > SECONDS:
+            return
+        yield n
 
 
 def said(context: Context) -> Iterator[Verdict]:
@@ -48,10 +67,8 @@ def said(context: Context) -> Iterator[Verdict]:
     run = FurtherRun(words=WORDS, batches=context.batches, usual=True, known=True)
     request = Request(batches=run.batches)
     expected: Evaluation = context.ask(context.oracle, "evaluate", request)
-    found, agrees, began = None, None, time.perf_counter()
-    for n in range(MOST):
-        if n >= TIMES and time.perf_counter() - began > SECONDS:
-            break
+    found, agrees = None, None
+    for _ in rounds():
         outcome = context.subject.ask("evaluate", request)
         if isinstance(outcome, Unanswerable | Rejected):
             yield context.verdict(SUITE, "not-applicable", f"{WORDS}: {outcome.message}")
@@ -77,16 +94,13 @@ def said(context: Context) -> Iterator[Verdict]:
 
 def bisected(plan: Plan, context: Context) -> Bisection | None:
     """Where no op is wrong with one thread: of runs with several, until one shows where."""
-    settings = replace(context.settings, n_threads=THREADS)
     context.progress(f"the same {WORDS}")
-    with context.runner.open(plan.engine, plan.subject_model, settings) as session:
-        try:
-            info = described(session, under_test=True)
-            asked = context.with_subject(session, context.subject_model, info)
-            for _ in range(TIMES):
-                found = bisect_run(asked)
-                if found.culprits:
-                    return replace(found, asked=WORDS)
-        except (BadInput, NoAnswer):
-            pass  # what was found is true all the same
+    # what was found is true whatever becomes of this
+    with with_threads(plan, context) as asked, suppress(BadInput, NoAnswer):
+        for _ in range(TIMES):
+            if asked is None:
+                break
+            found = bisect_run(asked)
+            if found.culprits:
+                return replace(found, asked=WORDS)
     return None

@@ -3,14 +3,13 @@
 As `several_threads` asks of logits: what threads do at once is another thing each time.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 from lockstep.engine.batch import steps_of
 from lockstep.harness.blackbox.long_prompt import THREADS
-from lockstep.harness.blackbox.several_threads import MOST, SECONDS, TIMES, WORDS
-from lockstep.harness.check.check import BadInput, Plan, described
+from lockstep.harness.blackbox.several_threads import WORDS, rounds, with_threads
+from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import Verdict
@@ -25,14 +24,9 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     if context.settings.n_threads >= THREADS or not isinstance(context.subject, ProgramSession):
         return
     context.progress(f"greedy tokens {WORDS}")
-    settings = replace(context.settings, n_threads=THREADS)
-    with context.runner.open(plan.engine, plan.subject_model, settings) as session:
-        try:
-            info = described(session, under_test=True)
-        except (BadInput, NoAnswer):
-            return  # it was started with the model before, and need not be a second time
-        if info.settings is None or info.settings.n_threads == THREADS:
-            yield from said(context.with_subject(session, context.subject_model, info))
+    with with_threads(plan, context) as asked:
+        if asked is not None:
+            yield from said(asked)
 
 
 def said(context: Context) -> Iterator[Verdict]:
@@ -44,10 +38,8 @@ def said(context: Context) -> Iterator[Verdict]:
     logits = oracles_logits(context, batches)
     if logits is None:
         return  # said where one thread was asked
-    found, known, began = None, None, time.perf_counter()
-    for n in range(MOST):
-        if n >= TIMES and time.perf_counter() - began > SECONDS:
-            break
+    found, known = None, None
+    for _ in rounds():
         try:
             subject = context.ask(context.subject, *asked)
         except NoAnswer as error:

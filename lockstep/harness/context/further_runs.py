@@ -6,14 +6,14 @@ Both engines are asked for these runs as well, and held against each other and a
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.random import Philox
 
 from lockstep.engine.batch import Batch, encoded_first
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.harness.context.suite import ROWS, Context
+from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Busy, Rejected, Status, Unanswerable, Verdict
 
 PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
@@ -29,6 +29,7 @@ CELLS = 300  # at least: llama.cpp's caches grow by 256
 DEPTH = 16  # times the prompt: of one of 32 tokens the whole cache
 LONGER = (PROMPT, 261)  # tokens of a prefix
 SMALL = 16 << 20  # bytes of weights that every cell is filled with: the work of a second or so
+ROWS = 1 << 20  # logits of a batch that are asked for at every token
 ALONE = 14  # single tokens of a large model, whose others are decoded some at once:
 # which kernels take few rows, and rests behind whole tiles, may depend on the layer, as where a GPU
 # has some, and of a large model only its first layers are asked for all sizes; no more at once than
@@ -84,7 +85,7 @@ def almost_the_same(context: Context) -> Iterator[FurtherRun]:
     for at, words in reversed(places.items()):
         ids = first.tokens.tolist()
         ids[at] = (ids[at] + 1) % context.facts.n_vocab
-        batches = (replace(first, tokens=np.array(ids, np.int32)), *rest)
+        batches = (Batch.of(ids), *rest)
         more = f"with another {words} token"
         yield FurtherRun(words=more, batches=batches, usual=True, known=True)
 

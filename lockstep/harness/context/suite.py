@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.random import Philox
-from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch, encoded_first
 from lockstep.engine.errors import EngineError
@@ -43,11 +42,8 @@ from lockstep.harness.records import (
 
 NOT_OFFERED = "not_offered"  # in the detail of what an engine says that it has not
 BUSY = "busy"  # and of what it may have
-ROWS, LEAST_ROWS = 1 << 20, 8  # logits of a batch that are asked for at every token; else tokens
-# which keep nothing of a batch, or change its first row; and which compute all logits always
-NO_MEMORY = ("dream", "llada", "llada-moe", "rnd1")
-NOT_IN_ONE = (*NO_MEMORY, "chameleon")
-OF_EVERY_TOKEN = (*NO_MEMORY, "cogvlm")
+# architectures of which llama.cpp changes a batch's first row, or keeps nothing of it for the next
+NOT_IN_ONE = ("chameleon", "dream", "llada", "llada-moe", "rnd1")
 STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is read as well
 
 
@@ -79,15 +75,6 @@ class HonestRuns(Protocol):
     ) -> Iterator[F32]:
         """As engines of other designs compute, one by one: with another format for activations, or
         for keys and values. only: the designs with these numbers, in this order."""
-
-
-def asked_for(n: int, n_vocab: int) -> NDArray[np.bool_]:
-    """Of which of n tokens logits are asked for: all, or of a large vocabulary some from the first
-    to the last. What else a token computes is judged node by node, or shows in those behind it."""
-    rows = min(n, max(LEAST_ROWS, ROWS // max(1, n_vocab)))
-    outputs = np.zeros(n, np.bool_)
-    outputs[np.linspace(0, n - 1, rows).round().astype(np.intp)] = True
-    return outputs
 
 
 @dataclass(kw_only=True)
@@ -155,12 +142,10 @@ class Context:
         """A prompt, which an encoder is given first, then single tokens."""
         if self.given:
             return self.given
-        first, rest = Batch.of(self.tokens[: self.n_tokens]), self.tokens[self.n_tokens :]
+        prompt, rest = self.tokens[: self.n_tokens], self.tokens[self.n_tokens :]
         steps = [Batch.of([t], start=self.n_tokens + i) for i, t in enumerate(rest)]
         both = self.facts.decoder_start is not None
-        if not self.embeddings and self.facts.architecture not in OF_EVERY_TOKEN:
-            first.outputs[:] = asked_for(len(first), self.facts.n_vocab)
-        return encoded_first((first, *steps), both)
+        return encoded_first((Batch.of(prompt), *steps), both)
 
     def begin_noise(self) -> None:
         """Engines are asked first, and in the meantime it may be measured."""

@@ -13,12 +13,13 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.further_runs import (
     PROMPT,
+    ROWS,
     LeftOut,
     many_ids,
     n_cells,
     with_rows,
 )
-from lockstep.harness.context.suite import ROWS, Context
+from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import (
