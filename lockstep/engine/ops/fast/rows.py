@@ -34,6 +34,7 @@ from lockstep.engine.kernels.dots import (
     total,
     totals,
     twice,
+    will_read,
 )
 from lockstep.engine.kernels.lanes import (
     as_float,
@@ -61,6 +62,8 @@ I32 = NDArray[np.int32]
 TOGETHER = 3  # matrices that one call multiplies: queries, keys and values
 ZERO = np.float32(0)
 NOTHING = np.int32(0)
+AHEAD = 4096  # bytes: by itself a processor reads ahead within a page alone, and pages are small
+LINE = 64
 
 
 def rows_of(
@@ -84,6 +87,8 @@ def rows_of(
                 both = spread(ZERO, 2)
                 for i in range(0, fours, 4):
                     a, y = r * row_bytes + size * i, t * n + i
+                    for line in range(0, 4 * size, LINE):
+                        will_read(raw, a + AHEAD + line)
                     b, c, e = a + size, a + 2 * size, a + 3 * size
                     va, la = block(raw, a, x, weights * y, sums, groups * y)
                     vb, lb = block(raw, b, x, weights * (y + 1), sums, groups * (y + 1))
