@@ -127,21 +127,6 @@ def in_order(typing: Any) -> Any:
     return types.void(), codegen
 
 
-@compiled_as
-def will_read(typing: Any, array: Any, at: Any) -> Any:
-    """Asks for the cache line of a byte, which may lie behind the array's end."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        start = address(context, builder, array, args[0], args[1], I8)
-        kind = ir.FunctionType(ir.VoidType(), [start.type, I32, I32, I32])
-        fetch = builder.module.declare_intrinsic("llvm.prefetch", [start.type], kind)
-        to_read, into_all_caches, data = number(0), number(3), number(1)
-        builder.call(fetch, [start, to_read, into_all_caches, data])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), codegen
-
-
 def has_vnni(context: Any) -> bool:
     return {"+avx512vnni", "+avx512vl"} <= features_of(context)
 

@@ -13,8 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.lanes import compiled_as, half_at, kernel, uint32s_at
-from lockstep.engine.kernels.unpacking import unpack_at
+from lockstep.engine.kernels.lanes import compiled_as, kernel, uint32s_at
 from lockstep.engine.kernels.vectors import (
     F32,
     F64,
@@ -318,67 +317,3 @@ def steps_of(
             for i in range(words):
                 for k in range(per):
                     steps[run, i, t, k] = found[i * per + k]
-
-
-@kernel
-def whole(
-    weights: NDArray[np.float32],
-    factor: np.float32,
-    mask: np.int32,
-    least: np.int32,
-    most: np.int32,
-    offset: np.int32,
-    out: NDArray[Any],
-) -> bool:
-    """Weights of a row -> themselves plus `offset` as integers, if all are, from `least` to `most`.
-
-    factor: what makes them integers; mask: what of their bits is theirs, where minima are in the
-    others.
-    """
-    fine = True
-    for i in range(len(weights)):
-        scaled = weights[i] * factor
-        found = np.int32(scaled)
-        fine &= np.float32(found) == scaled
-        step = np.int32(found & mask)
-        fine &= (step >= least) & (step <= most)
-        out[i] = step + offset
-    return fine
-
-
-@kernel
-def steps_of_rows(
-    unpack: int,
-    raw: NDArray[np.uint8],
-    mask: NDArray[np.uint8],
-    instead: NDArray[np.uint8],
-    at: int,
-    base: np.int32,
-    factor: np.float32,
-    limits: Any,
-    steps: NDArray[Any],
-    scales: NDArray[np.float32],
-    minima: NDArray[np.float32],
-) -> bool:
-    """raw: rows of weights -> steps, scales and minima of each; False where these are none.
-
-    mask: what is left of a row's bytes, and `instead` is there instead of its scales, which are
-    halves at `at` of each block; base: where there are minima of groups, each weight is
-    step + base * minimum; factor, limits: see `whole`. minima: (rows, groups), or none a row.
-    """
-    masked, weights = np.empty(mask.size, np.uint8), np.empty(steps.shape[1], np.float32)
-    blocks, groups = scales.shape[1], minima.shape[1]
-    bits, fine = np.int32(base - 1 if groups else -1), True
-    for r in range(len(minima)):
-        row = raw[r * mask.size : (r + 1) * mask.size]
-        for i in range(mask.size):
-            masked[i] = (row[i] & mask[i]) | instead[i]
-        unpack_at(unpack, masked, weights)
-        fine &= whole(weights, factor, bits, limits[0], limits[1], limits[2], steps[r])
-        for i in range(blocks):
-            scales[r, i] = half_at(row, i * (mask.size // blocks) + at) / factor
-            fine &= np.isfinite(scales[r, i])
-        for g in range(groups):
-            first = np.int32(weights[g * (len(weights) // groups)] * factor)
-            minima[r, g] = np.float32(first // base)
-    return fine

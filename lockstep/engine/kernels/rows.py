@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.kernels.compiled import compiled
 from lockstep.engine.kernels.lanes import half_at, kernel
+from lockstep.engine.kernels.prefetch import prefetch
 from lockstep.engine.kernels.unpacking import unpack_at
 
 
@@ -99,6 +100,7 @@ def add_products(
     w = np.empty(n * stride, np.float32)
     for r in range(max(len(value), len(sizes))):
         row = raw[r * size_of_row : (r + 1) * size_of_row]
+        prefetch(raw, r * size_of_row, size_of_row)
         decode(unpack, row, mask, half, stride, n, masked, w)
         for t in range(tokens):
             if len(value) and len(sizes):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lockstep.engine.activations.base import F64
 from lockstep.engine.kernels import integers as kernels
 from lockstep.engine.kernels.unpacking import pointer_to
+from lockstep.engine.kernels.weight_steps import steps_of_rows
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat, offset_of
 from lockstep.engine.weights import Weight
 
@@ -21,7 +22,7 @@ LARGEST_STEP = 127  # of activations: the largest of a block is as many scales, 
 SMALL_BLOCK = 32  # weights
 GROUP = 16  # weights that share all scales, at least, in every format
 OFFSET = 128  # of steps in bytes, which a processor wants unsigned
-BASE = 2048  # of minima, in place of `dmin`: more than 63 * 31, the largest step of Q5_K
+SHIFT = 11  # of minima, in place of `dmin`: 2048 is more than 63 * 31, the largest step of Q5_K
 SUM = 2**31 - 1
 MOST_REST = 8  # a share of the columns may hold what is no multiple of a scale
 # what makes integers of the weights of a block whose scale is one: grids are shifted by an eighth,
@@ -130,12 +131,12 @@ def rows_of(
     scales, minima = np.zeros((room, per), np.float32), np.empty((n, groups), np.float32)
     most = min(SUM // (LARGEST_STEP + 1) // run, 32767)
     limits = (-OFFSET, OFFSET - 1, OFFSET) if small else (-most, most, 0)
-    if not kernels.steps_of_rows(
+    if not steps_of_rows(
         pointer_to(kind.unpack),
         raw.reshape(-1),
         *patterns_of(kind.name, per),
         offset_of(kind, "d"),
-        np.int32(BASE),
+        SHIFT,
         np.float32(FACTORS.get(kind.name, 1)),
         tuple(np.int32(n) for n in limits),
         steps,
@@ -160,7 +161,7 @@ def patterns_of(name: str, blocks: int) -> tuple[Bytes, Bytes]:
     minima that are told from steps."""
     layout = WeightFormat.named(name).layout
     left, instead = np.full(layout.itemsize, 255, np.uint8), np.zeros(layout.itemsize, np.uint8)
-    for field, scale in (("d", 1), ("m", 0), ("dmin", -BASE)):
+    for field, scale in (("d", 1), ("m", 0), ("dmin", -(1 << SHIFT))):
         if field in (layout.names or ()):
             left.view(layout)[field], instead.view(layout)[field] = 0, scale
     return np.tile(left, blocks), np.tile(instead, blocks)

@@ -34,7 +34,6 @@ from lockstep.engine.kernels.dots import (
     total,
     totals,
     twice,
-    will_read,
 )
 from lockstep.engine.kernels.lanes import (
     as_float,
@@ -51,6 +50,7 @@ from lockstep.engine.kernels.lanes import (
     uint16_at,
     uint32_at,
 )
+from lockstep.engine.kernels.prefetch import prefetch
 from lockstep.engine.kernels.scales import scales_and_minima
 from lockstep.engine.ops.fast.compiling import kernel
 from lockstep.engine.quants.base import F32, Bytes
@@ -62,8 +62,6 @@ I32 = NDArray[np.int32]
 TOGETHER = 3  # matrices that one call multiplies: queries, keys and values
 ZERO = np.float32(0)
 NOTHING = np.int32(0)
-AHEAD = 4096  # bytes: by itself a processor reads ahead within a page alone, and pages are small
-LINE = 64
 
 
 def rows_of(
@@ -87,8 +85,7 @@ def rows_of(
                 both = spread(ZERO, 2)
                 for i in range(0, fours, 4):
                     a, y = r * row_bytes + size * i, t * n + i
-                    for line in range(0, 4 * size, LINE):
-                        will_read(raw, a + AHEAD + line)
+                    prefetch(raw, a, 4 * size)
                     b, c, e = a + size, a + 2 * size, a + 3 * size
                     va, la = block(raw, a, x, weights * y, sums, groups * y)
                     vb, lb = block(raw, b, x, weights * (y + 1), sums, groups * (y + 1))
