@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.kernels.compiled import compiled
 from lockstep.engine.kernels.lanes import half_at, kernel
-from lockstep.engine.kernels.prefetch import prefetch
+from lockstep.engine.kernels.raw_bytes import prefetch
 from lockstep.engine.kernels.unpacking import unpack_at
 
 

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from lockstep.engine.kernels.compiled import Function, compiled
 
 HERE = Path(__file__).parent
-SHARED = ("unpacking.py", "vectors.py", "lanes.py", "scales.py", "prefetch.py")
+SHARED = ("unpacking.py", "vectors.py", "lanes.py", "scales.py", "raw_bytes.py")
 CODE_BOOKS = HERE.parent / "quants" / "codebooks"
 
 

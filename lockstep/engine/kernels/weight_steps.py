@@ -8,7 +8,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from lockstep.engine.kernels.lanes import compiled_as, half_at, kernel
-from lockstep.engine.kernels.prefetch import prefetch
+from lockstep.engine.kernels.raw_bytes import prefetch
 from lockstep.engine.kernels.unpacking import unpack_at
 from lockstep.engine.kernels.vectors import F32, I8, I16, I32, address, filled
 

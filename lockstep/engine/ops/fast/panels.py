@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lockstep.engine.kernels.integers import ROWS, TOKENS, add_scaled, sums_of_run
 from lockstep.engine.kernels.lanes import half_at, half_of_bits, spread
 from lockstep.engine.kernels.pointers import address_of, call
+from lockstep.engine.kernels.raw_bytes import copy_bytes, prefetch
 from lockstep.engine.ops.fast.compiling import kernel
 from lockstep.engine.ops.integers import FACTORS
 from lockstep.engine.ops.products import minimum_of, run_of
@@ -59,13 +60,6 @@ def put_half(block: Bytes, at: int, bits: int) -> None:
 
 
 @kernel
-def copy(to: Bytes, raw: Bytes, at: int) -> None:
-    """As many as there is room for; numba takes seconds to compile it as one of arrays."""
-    for i in range(to.size):
-        to[i] = raw[at + i]
-
-
-@kernel
 def scale_of(stored: int, raw: Bytes, at: int, table: F32) -> Any:
     if stored == BYTES:
         return table[raw[at]]
@@ -100,11 +94,12 @@ def unpack_row(
     """
     size, weights, run, stored, d, count, one, low, several = how
     runs = weights // run
-    copy(room, raw, at)
+    stride = count // runs  # bytes between scales; where several runs have one there is no other
+    prefetch(raw, at, room.size)
+    copy_bytes(room, raw, at)
     for i in range(room.size // size):
         for k in range(runs):
-            place = at + i * size + d + k * count // runs
-            scales[i * runs + k] = scale_of(stored, raw, place, table)
+            scales[i * runs + k] = scale_of(stored, raw, at + i * size + d + k * stride, table)
         if low >= 0:
             lowest = half_at(raw, at + i * size + low)
             low_scales[i] = -lowest if several else lowest

@@ -50,7 +50,7 @@ from lockstep.engine.kernels.lanes import (
     uint16_at,
     uint32_at,
 )
-from lockstep.engine.kernels.prefetch import prefetch
+from lockstep.engine.kernels.raw_bytes import prefetch
 from lockstep.engine.kernels.scales import scales_and_minima
 from lockstep.engine.ops.fast.compiling import kernel
 from lockstep.engine.quants.base import F32, Bytes

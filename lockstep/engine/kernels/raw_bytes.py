@@ -1,9 +1,10 @@
-"""Memory that is asked for before it is read, as weights are that lie one behind the other."""
+"""Bytes of a file: asked for before they are read, as rows lie one behind the other, or copied."""
 
 from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import register_jitable as part
 
 from lockstep.engine.kernels.lanes import compiled_as
@@ -33,3 +34,18 @@ def prefetch(raw: Any, at: int, size: int) -> None:
     """What lies a page behind the `size` bytes at `at`, which are about to be read."""
     for line in range(at + AHEAD, at + AHEAD + size, LINE):
         prefetch_line(raw, line)
+
+
+@compiled_as
+def copy_bytes(typing: Any, to: Any, raw: Any, at: Any) -> Any:
+    """raw[at :] -> to, as many as there is room for: numba copies one at a time."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        first = context.get_constant(types.intp, 0)
+        start = address(context, builder, to, args[0], first, I8)
+        found = address(context, builder, raw, args[1], args[2], I8)
+        size = context.make_array(to)(context, builder, args[0]).nitems
+        cgutils.raw_memcpy(builder, start, found, size, 1)
+        return context.get_dummy_value()
+
+    return types.void(to, raw, types.intp), codegen
