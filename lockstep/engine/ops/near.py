@@ -66,14 +66,14 @@ class Near:
 
     def __mul__(self, other: "Number | float") -> "Near":
         other = near(other)
-        r = np.abs(self.v) * other.r + np.abs(other.v) * self.r + self.r * other.r
+        r = scaled(other.r, self.v) + scaled(self.r, other.v) + scaled(self.r, other.r)
         return rounded(self.v * other.v, r)
 
     def __truediv__(self, other: "Number | float") -> "Near":
         other = near(other)
         v = self.v / other.v
         smaller = np.maximum(np.abs(other.v) - other.r, 0.0)
-        return rounded(v, (self.r + np.abs(v) * other.r) / smaller)
+        return rounded(v, (self.r + scaled(other.r, v)) / smaller)
 
     def __radd__(self, other: F64 | float) -> "Near":
         return near(other) + self
@@ -173,8 +173,23 @@ def constant(value: float) -> Near:
     return Near(np.float64(value) * np.ones(1), 0.0)
 
 
+def scaled(r: F64 | float, by: F64 | float) -> F64 | float:
+    """r times |by|; the two may be radii."""
+    if is_zero(r) or is_zero(by):
+        return 0.0
+    wide: F64 = np.abs(by) * r
+    return wide
+
+
+def is_zero(r: F64 | float) -> bool:
+    """Of what was computed for nothing, without a look at arrays."""
+    return isinstance(r, float) and r == 0.0
+
+
 def rounded(v: F64, r: F64 | float) -> Near:
     wide = np.abs(v)  # r + U * (|v| + r), in one array: memory is most of the time
+    if is_zero(r):
+        return Near(v, wide * U)
     wide += r
     wide *= U
     wide += r

@@ -104,7 +104,7 @@ class Noisy(Honest):
             return super().result(node, found)
         drawn, parts = begun(self.seed, name_of(node, "error")), []
         for _, (value, allowed) in pieces(found.value, bound):
-            with np.errstate(invalid="ignore"):
+            with np.errstate(invalid="ignore", over="ignore"):
                 value = moved(value, allowed, drawn.random_raw(value.size))
             parts.append(settled(value, node.type))
         return np.concatenate(parts).reshape(found.value.shape)
@@ -112,12 +112,19 @@ class Noisy(Honest):
 
 def moved(value: F64, allowed: F64, drawn: NDArray[np.uint64]) -> F64:
     """By a random share of what is allowed."""
-    share = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
-    off = share * allowed  # of what an engine shows infinite
+    off = (drawn >> np.uint64(11)).astype(np.float64)
+    off *= 2.0**-52
+    off -= 1
+    off *= allowed  # of what an engine shows infinite
     # whole numbers come of whole numbers, such as indices computed in floats: those are exact;
     # beyond 2^24 every float32 is one
-    counted = (value == np.rint(value)) & (np.abs(value) < 2**24)
-    return value + np.where(np.isnan(off) | counted, 0.0, off)
+    exact = value == np.rint(value)
+    if exact.any():
+        off[exact & (np.abs(value) < 2**24)] = 0.0
+    if not np.isfinite(off.sum()):
+        off[np.isnan(off)] = 0.0
+    off += value
+    return off
 
 
 def name_of(node: Node, what: str) -> str:
