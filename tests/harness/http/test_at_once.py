@@ -110,21 +110,36 @@ def test_one_that_keeps_one_number_of_tokens_for_all_diverges(model: Path) -> No
     assert (found.status, found.key) == ("diverged", "text/at once")
 
 
-def test_one_that_keeps_a_beginning_once_and_mixes_what_follows_diverges(model: Path) -> None:
-    inside: list[str] = []
-    together = Together(lambda said: said)
+class BeginningsKeptOnce:
+    """Two prompts that begin alike, if both are here: each is continued by the other's end. Alone
+    the one soon gives up waiting; where others are being answered the second is on its way."""
 
-    def shared(body: dict[str, Any]) -> str:
+    def __init__(self, begin: str) -> None:
+        self.begin, self.inside = begin, threading.Condition()
+        self.prompts: list[str] = []
+        self.met: dict[str, str] = {}
+
+    def __call__(self, body: dict[str, Any]) -> str:
         prompt = body.get("prompt")
-        if isinstance(prompt, str):
-            inside.append(prompt)
-            together("/completion", None)
-            like = [one for one in inside if one != prompt and one[:16] == prompt[:16]]
-            body["prompt"] = prompt + "".join(like)[:16]
-            inside.remove(prompt)
+        if not isinstance(prompt, str):
+            return ""
+        with self.inside:
+            like = [one for one in self.prompts if one != prompt and one.startswith(self.begin)]
+            if prompt.startswith(self.begin) and like:
+                self.met |= {prompt: like[0], like[0]: prompt}
+                self.inside.notify_all()
+            self.prompts.append(prompt)
+            if prompt.startswith(self.begin):
+                self.inside.wait_for(lambda: prompt in self.met, 0.3)
+            if prompt.startswith(self.begin) and len(self.prompts) > 1:
+                self.inside.wait_for(lambda: prompt in self.met, 10)
+            self.prompts.remove(prompt)
+            body["prompt"] = prompt + self.met.pop(prompt, "")[:16]
         return ""
 
-    with serving(model, refuses=shared) as address:
+
+def test_one_that_keeps_a_beginning_once_and_mixes_what_follows_diverges(model: Path) -> None:
+    with serving(model, refuses=BeginningsKeptOnce("Once there was")) as address:
         (found,) = at_once(model, address)
     assert (found.status, found.key) == ("diverged", "text/at once")
     assert "Once there was" in found.summary
