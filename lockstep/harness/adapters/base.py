@@ -89,6 +89,11 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not name the tensors of a model")
 
     def evaluate(self, request: Request) -> Evaluation:
+        """Of each batch in turn its logits, (outputs, vocabulary); with `request.capture` a trace.
+
+        With `request.embeddings` the rows are those of `embed`. Of a model without logits it is
+        asked in both ways, and raises Unsupported for that which the model does not have.
+        """
         raise Unsupported(f"{self.name} does not evaluate batches")
 
     def embed(self, batches: Sequence[Batch]) -> tuple[NDArray[np.float32], ...]:

@@ -75,10 +75,11 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
 
 
 def rows_of(culprit: SiteFinding) -> str:
-    """The weight, and its rows that are wrong; "" where the finding has neither."""
+    """What it reads of the file, and the rows that are wrong; "" where the finding has neither."""
     rows = ", ".join(map(str, culprit.outputs[:8]))
     more = len(culprit.outputs) - 8
-    parts = [f"its weight is {culprit.weight}"] if culprit.weight else []
+    is_one = "s are" if ", " in culprit.weight else " is"
+    parts = [f"its weight{is_one} {culprit.weight}"] if culprit.weight else []
     if rows:
         parts.append(f"affected output rows: {rows}" + (f" and {more} more" if more > 0 else ""))
     return "; ".join(parts)

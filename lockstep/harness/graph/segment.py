@@ -1,7 +1,8 @@
 """What leads from the tensors that an engine shows to one that it shows."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 
 from lockstep.harness.graph.node_designs import has_designs
@@ -13,6 +14,8 @@ from lockstep.harness.records import Site
 from lockstep.harness.sites import SITES
 
 IDS = ("I32", "I64")
+NUMBERED = re.compile(r"node_\d+")  # ggml's name of a node that llama.cpp gives none
+PART = re.compile(r" ubatch \d+")  # in the name of a node: an engine shows its batch whole
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,6 +30,7 @@ class Segment:
     rounds: bool  # whether one of these is of numbers: ids are exact
     sorts: tuple[Place, ...] = ()  # of these, those that choose experts
     formula: tuple[Place, ...] = ()  # all its nodes, where designs are of all of them together
+    numbered: Mapping[Site, str] = field(default_factory=dict)  # inside, without a name: what it is
 
     @property
     def middle(self) -> Site | None:
@@ -50,9 +54,10 @@ class Segment:
         text = f"{len(self.inside) + 1} ops from the engine's own inputs: {bound}"
         if self.middle is None:
             return text
-        name = str(self.middle)
+        name = PART.sub("", str(self.middle))
         shown = f'"{name}"' if " " in name else name  # of a node without a name: norm RMS_NORM-0
-        return f"{text}; show {shown} to halve it"
+        what = self.numbered.get(self.middle, "")
+        return f"{text}; show {shown}{what} to halve it"
 
 
 def segments_of(
@@ -79,7 +84,17 @@ def segments_of(
                 rounds=not exact.issuperset(inside),
                 sorts=tuple(at[s] for s in inside if ops[s] == "ARGSORT"),
                 formula=nodes if len(nodes) == 1 or has_designs(formula) else (),
+                numbered={site: what_is(wires[at[site]], ops[site]) for site in numbered(inside)},
             )
+
+
+def numbered(sites: Iterable[Site]) -> Iterator[Site]:
+    return (site for site in sites if NUMBERED.fullmatch(PART.sub("", site.name)))
+
+
+def what_is(wire: Wire, op: str) -> str:
+    """In words that an author knows: of a number nobody can say what it stands for."""
+    return f" ({op} with {', '.join(wire.weights)})" if wire.weights else f" ({op})"
 
 
 def before(

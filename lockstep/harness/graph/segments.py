@@ -390,8 +390,10 @@ class SegmentJudge:
         return {self.wires[place].site: node.op for place, (_, node) in self.nodes.items()}
 
     def weights_of(self, segment: Segment) -> tuple[str, ...]:
-        """Of one op; of several any could be meant."""
-        return () if segment.rounds else segment.wire.weights
+        """Of several ops any could be meant, also one that the engine does not read at all."""
+        sites = (*segment.inside, segment.wire.site)
+        read = (name for site in sites for name in self.wires[self.place_of[site]].weights)
+        return tuple(dict.fromkeys(read))
 
     def stored_as(self, segment: Segment) -> str:
         kinds = {k for p, k in self.stored.items() if p == segment.place or segment.starts}

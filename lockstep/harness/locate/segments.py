@@ -28,6 +28,8 @@ from lockstep.harness.judging.findings import Findings, Values
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.nodes import build_of, recorded, run_through
 from lockstep.harness.locate.other_names import with_other_name
+from lockstep.harness.locate.outputs import outputs_of_graphs
+from lockstep.harness.locate.ubatches import by_ubatches
 from lockstep.harness.processes.ahead import Ahead, may_fork
 from lockstep.harness.records import Evaluation, Mismatch, Request, Site
 from lockstep.harness.sites import SITES
@@ -38,6 +40,10 @@ TOO_LARGE = "infinite where they were stored in F16, so nothing can be computed 
 UNJUDGED_IDS = (
     "ids behind a choice that is not shown may be those of any order, and what reads them is "
     "computed from them; show the choice itself as well"
+)
+NOT_BY_TOKEN = (
+    "llama.cpp takes these batches apart by their sequences, and which of these numbers belong to "
+    "a part cannot be told"
 )
 FEW = 4  # of the same kind, that are named
 CACHES = ("k_cache", "v_cache")
@@ -57,7 +63,8 @@ class OwnRun:
     places: Mapping[Site, Place]
     wires: Mapping[Place, Wire]
     values: Values
-    cut: Collection[Site]  # of which the rows without outputs were left out
+    cut: Collection[Site]  # of which some rows were left out
+    apart: Collection[Site]  # of batches that llama.cpp takes apart, and cannot be cut as it does
     given: Values  # what it was made to go on with
     shown: Mapping[Place, NDArray[Any]]  # what can be gone on with
     others: Sequence[Mapping[Place, NDArray[Any]]]  # what other names of a node say otherwise
@@ -80,12 +87,19 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
 def own_run(context: Context, given: Values | None = None) -> OwnRun:
     program = recorded(context)
     places = places_by_site(program, wires_of(program))
-    values = values_shown(context, program, given)
+    run = run_shown(context, program, given)
+    assert run.trace is not None
+    values = run.trace.values()
     absent = [places[site] for site in promised(context, places, values)]
-    kept = outputs_alone(context.batches, program, places, values)
-    shown, *others = by_place({**values, **kept}, places)
+    kept, apart = Values(), set[Site]()
+    if not context.subject_info.shows_nodes:
+        kept, apart = by_ubatches(context.batches, program, places, values)
+    rest = {site: value for site, value in values.items() if site not in apart}
+    kept |= outputs_alone(context.batches, program, places, rest)
+    shown, *others = by_place({**rest, **kept}, places)
     # one that is shown by another of its names is there
     unfit = {place: Mismatch(kind="missing") for place in absent if place not in shown}
+    shown = {**outputs_of_graphs(program, run.logits), **shown}
     for each in (*others, shown):
         unfit |= misshapen(program, each)
     stored = {places[s]: kind for s, kind in context.subject.stored.items() if s in places}
@@ -101,7 +115,8 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
         places=places,
         wires=renamed(wires_of(program), places),
         values=values,
-        cut=kept,
+        cut={*kept, *apart},
+        apart=apart - {*kept},
         given=given or Values(),
         shown=shown,
         others=[{p: v for p, v in each.items() if p in shown} for each in others],
@@ -171,6 +186,8 @@ def of_no_use(context: Context, run: OwnRun, judge: SegmentJudge) -> dict[str, t
     unknown = {}
     if run.lost:
         unknown[TOO_LARGE] = tuple(run.wires[place].site for place in sorted(run.lost))
+    if run.apart:
+        unknown[NOT_BY_TOKEN] = tuple(run.apart)
     if judge.unjudged_ids:
         unknown[UNJUDGED_IDS] = judge.unjudged_ids
     if nowhere := shown_nowhere(context, run.places, run.values):
@@ -223,7 +240,7 @@ def wrong_by_another_name(
     return {p: f for f in found if f.mismatch and (p := judge.place_of[f.site]) in others}
 
 
-def values_shown(context: Context, program: Program, given: Values | None) -> Values:
+def run_shown(context: Context, program: Program, given: Values | None) -> Evaluation:
     context.progress("the subject's own run")
     request = Request(
         batches=context.batches,
@@ -232,8 +249,7 @@ def values_shown(context: Context, program: Program, given: Values | None) -> Va
         replace=given or {},
     )
     run: Evaluation = context.ask(context.subject, "evaluate", request)
-    assert run.trace is not None
-    return run.trace.values()
+    return run
 
 
 def promised(context: Context, places: Mapping[Site, Place], values: Values) -> list[Site]:

@@ -1,0 +1,89 @@
+"""What is shown of a batch that llama.cpp takes apart, or turns round, by the parts that it makes.
+
+Of a model with states it computes as many tokens of each sequence at once, and the rest behind
+them. An engine shows the rows of its batch; which of them are in a part, say the ids that the part
+was given.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.graph.program import Graph, Place, Program
+from lockstep.harness.graph.wiring import site_of
+from lockstep.harness.judging.findings import Values
+from lockstep.harness.records import Site
+
+TOKENS = "inp_tokens"  # llama.cpp's name of the ids that a graph is given
+Rows = NDArray[np.intp]
+
+
+def by_ubatches(
+    batches: Sequence[Batch], program: Program, places: Mapping[Site, Place], values: Values
+) -> tuple[Values, set[Site]]:
+    """What is shown of such batches, cut, by sites of each part; and all sites of these batches,
+    of which those that were not cut cannot be held against anything."""
+    at = {graph.place(node): node.result.ne for graph in program.graphs for node in graph.nodes}
+    cut: Values = {}
+    sites: set[Site] = set()
+    for step, batch in enumerate(batches):
+        graphs = [graph for graph in program.graphs if graph.step == step]
+        parts = parts_of(batch, graphs)
+        if parts is None:
+            continue
+        where = {
+            (place[1], name): place for place, name in program.names.items() if place[0] == step
+        }
+        for site in (site for site in values if site.step == step and site in places):
+            sites.add(site)
+            name = program.names[places[site]]
+            there = [where.get((graph.ubatch, name)) for graph in graphs]
+            pieces = [
+                rows_in(values[site], batch, rows, at[place])
+                for place, rows in zip(there, parts, strict=False)
+                if place is not None
+            ]
+            whole = [piece for piece in pieces if piece is not None]
+            if len(whole) == len(graphs):
+                mine = [site, *(site_of(name, step, graph.ubatch) for graph in graphs[1:])]
+                cut |= {s: piece for s, piece in zip(mine, whole, strict=True) if piece.size}
+    return cut, sites
+
+
+def parts_of(batch: Batch, graphs: Sequence[Graph]) -> list[Rows] | None:
+    """The rows of the batch that each part has; no part where these cannot be told, as of ids that
+    come twice. None: it is computed as it is."""
+    ids = [found for graph in graphs if (found := ids_of(graph)) is not None]
+    if len(graphs) < 2 and all(np.array_equal(each, batch.tokens) for each in ids):
+        return None
+    row_of = {token: row for row, token in enumerate(batch.tokens.tolist())}
+    given = [token for each in ids for token in each.tolist()]
+    if len(ids) < len(graphs) or sorted(given) != sorted(row_of):
+        return []
+    return [np.array([row_of[token] for token in each.tolist()], np.intp) for each in ids]
+
+
+def ids_of(graph: Graph) -> NDArray[np.int32] | None:
+    found = (raw for root, raw in graph.inputs.items() if graph.roots[root].name == TOKENS)
+    return next((raw.view(np.int32) for raw in found), None)
+
+
+def rows_in(
+    value: NDArray[Any], batch: Batch, rows: Rows, ne: tuple[int, ...]
+) -> NDArray[Any] | None:
+    """Of these tokens, or of those alone whose output is asked for; None if it is not by token."""
+    asked = rows[batch.outputs[rows]]
+    rank = np.cumsum(batch.outputs) - 1  # among those that are asked for
+    ways = {len(batch): (rows, asked), int(batch.outputs.sum()): (rank[asked],)}
+    if len(batch) == int(batch.outputs.sum()):
+        ways[len(batch)] = (rows,)
+    n = len(value) if value.ndim else 0
+    for wanted in ways.get(n, ()) if n else ():
+        if value.size // n * len(wanted) == prod(ne):
+            part: NDArray[Any] = value[wanted]
+            return part
+    return None

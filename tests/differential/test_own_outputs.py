@@ -1,0 +1,206 @@
+"""What a Python class answers is held against the end of the graph, and what it shows of several
+sequences against the parts that llama.cpp makes of them."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.bisect.bisection import Bisection, bisect
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.graph.aliases import places_by_site
+from lockstep.harness.graph.ways import Honest
+from lockstep.harness.locate.outputs import outputs_of_graphs
+from lockstep.harness.locate.ubatches import by_ubatches
+from lockstep.harness.records import EXACT, Site
+from lockstep.harness.runs.run import builtin_model
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
+from tests.recorded import LAYERS, recorded
+
+ENGINE = """
+from dataclasses import replace
+import numpy as np
+from lockstep.engine.errors import Unsupported
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.records import Trace
+
+SHOWS = {shows!r}
+
+
+def of_one_sequence(batches):
+    at = 0
+    for batch in batches:
+        places = np.arange(at, at + len(batch), dtype=np.int32)
+        at += len(batch)
+        yield replace(batch, positions=places, seq_ids=0 * batch.seq_ids)
+
+
+class Mine(Reference):
+    def describe(self):
+        return replace(super().describe(), shows=SHOWS, computes_nodes=False, shows_nodes=False)
+
+    def evaluate(self, request):
+        if self.loaded.graph.embeds != request.embeddings:
+            raise Unsupported("not here")
+        batches = {batches}
+        run = super().evaluate(replace(request, batches=batches))
+        rows = tuple(self.rows(each) for each in run.logits)
+        if run.trace is None:
+            return replace(run, logits=rows)
+        kept = tuple(r for r in run.trace.records if r.site.name in SHOWS)
+        return replace(run, logits=rows, trace=Trace(engine="mine", records=kept))
+
+    def rows(self, rows):
+        return {rows}
+"""
+ONE_SEQUENCE = "tuple(of_one_sequence(request.batches))"
+L2 = "rows / np.sqrt((rows * rows).sum(-1, keepdims=True))"
+
+
+def engine(folder: Path, *shows: str, batches: str = "request.batches", rows: str = "rows") -> str:
+    script = folder / "mine.py"
+    script.write_text(ENGINE.format(shows=shows, batches=batches, rows=rows))
+    return f"adapter:{script}"
+
+
+def made(folder: Path, arch: str) -> Path:
+    path = folder / f"{arch}.gguf"
+    with opened() as namer:
+        make_variant(variant_named(arch), path, session=namer)
+    return path
+
+
+def asked(model: Path, engine: str, question: Callable[..., object]) -> object:
+    plan = Plan(
+        case=model.name,
+        model=model,
+        subject_model=model,
+        engine=engine,
+        settings=EXACT,
+        n_tokens=9,
+        command="m",
+    )
+    opened_plan = open_plan(plan, lambda _: None)
+    try:
+        return question(opened_plan.context)
+    finally:
+        opened_plan.close()
+
+
+def bisected(model: Path, engine: str) -> Bisection:
+    found = asked(model, engine, bisect)
+    assert isinstance(found, Bisection)
+    return found
+
+
+def test_a_wrong_end_of_an_embedding_model_is_found_behind_what_is_shown(tmp_path: Path) -> None:
+    """It had been said that no op is wrong, and that the order of calls be looked at."""
+    model = made(tmp_path, "bert")
+    found = bisected(model, engine(tmp_path, "ffn_inp", rows=L2))
+    assert found.exit_code == 1
+    assert found.first is not None
+    assert found.first.site.name == "result_embd_pooled"
+    assert bisected(model, engine(tmp_path, "ffn_inp")).exit_code == 0
+
+
+def test_a_wrong_head_is_found_though_only_layers_are_shown(tmp_path: Path) -> None:
+    model = builtin_model("f32", tmp_path)
+    found = bisected(model, engine(tmp_path, "l_out", rows="rows + np.float32(0.5)"))
+    assert found.exit_code == 1
+    assert found.first is not None
+    assert found.first.site.name == "result_output"
+    assert found.first.weight == "output_norm.weight, output.weight"
+    assert bisected(model, engine(tmp_path, "l_out")).exit_code == 0
+
+
+def test_logits_that_a_model_does_not_have_are_missed_of_nobody(tmp_path: Path) -> None:
+    """Such a class says Unsupported, of whatever it lacks: the check had been incomplete."""
+    model = made(tmp_path, "bert")
+    said = asked(model, engine(tmp_path, "ffn_inp"), lambda c: [*run_suites(c, ["logits"])])
+    assert isinstance(said, list)
+    assert {verdict.status for verdict in said} == {"not-applicable"}
+    said = asked(model, engine(tmp_path, "ffn_inp"), lambda c: [*run_suites(c, ["embeddings"])])
+    assert isinstance(said, list)
+    assert {verdict.status for verdict in said} == {"agreed"}
+
+
+def test_a_state_that_sequences_share_is_found_in_a_layer_and_at_their_tokens(
+    tmp_path: Path,
+) -> None:
+    """llama.cpp takes such batches apart: the look-up of the tokens had been accused."""
+    model = made(tmp_path, "mamba")
+    found = bisected(model, engine(tmp_path, "embd", "l_out", batches=ONE_SEQUENCE))
+    assert found.exit_code == 1
+    assert found.first is not None
+    assert (found.first.site.name, found.first.layer) == ("l_out", 0)
+    assert "embd" not in {each.site.name for each in found.culprits}
+
+
+# --- along a recorded graph -----------------------------------------------------------------------
+
+
+def taking_turns(*tokens: int) -> Batch:
+    """Of two sequences, the first of which has one token more."""
+    sequences = np.array([0, 1, 0, 1, 0], np.int32)
+    positions = np.array([0, 0, 1, 1, 2], np.int32)
+    outputs = np.array([True, False, True, True, True])
+    return Batch(np.array(tokens, np.int32), positions, sequences, outputs)
+
+
+@pytest.mark.parametrize("last", [5, 90])
+def test_rows_of_a_batch_are_held_against_the_part_that_has_their_tokens(
+    last: int, tmp_path: Path
+) -> None:
+    """last: a token that comes twice, so that nobody can say which row is whose; or another one."""
+    batch = taking_turns(5, 42, 79, 16, last)
+    with recorded("mamba", tmp_path, batches=(batch,)) as mamba:
+        assert len(mamba.program.graphs) == 2
+        values = mamba.run(Honest())
+        of_name = {str(wire.site): values[place] for place, wire in mamba.wires.items()}
+        rows = [of_name[name].reshape(-1, 64) for name in ("l_out-0", "l_out ubatch 1-0")]
+        order = [0, 2, 1, 3, 4]  # as many of each sequence, and the rest
+        whole = np.zeros((5, 64), np.float32)
+        whole[order] = np.concatenate(rows)
+        places = places_by_site(mamba.program, mamba.wires)
+        site = Site(step=0, layer=0, name="l_out")
+        cut, sites = by_ubatches([batch], mamba.program, places, {site: whole})
+        assert sites == {site}
+        if last == 5:
+            assert cut == {}
+            return
+        assert [str(each) for each in cut] == ["l_out-0", "l_out ubatch 1-0"]
+        for part, expected in zip(cut.values(), rows, strict=True):
+            assert np.array_equal(part, expected)
+
+
+def test_rows_of_a_batch_that_is_taken_apart_are_not_the_result_of_one_graph(
+    tmp_path: Path,
+) -> None:
+    batch = taking_turns(5, 42, 79, 16, 90)
+    with recorded("mamba", tmp_path, batches=(batch,)) as mamba:
+        rows = np.zeros((4, 384), np.float32)
+        assert outputs_of_graphs(mamba.program, [rows]) == {}
+    with recorded("qwen3", tmp_path, batches=(batch,)) as qwen3:
+        rows = np.zeros((4, qwen3.program.width), np.float32)
+        (place,) = outputs_of_graphs(qwen3.program, [rows])
+        assert qwen3.wires[place].site.name == "result_output"
+        assert outputs_of_graphs(qwen3.program, [rows[:3]]) == {}
+
+
+def test_what_to_show_next_is_said_in_words_where_its_name_is_a_number(tmp_path: Path) -> None:
+    with recorded("mamba", tmp_path) as mamba:
+        shown = ("attn_norm", *LAYERS)
+        values = mamba.run(Honest())
+        assert mamba.accused(values, shown) == []
+        place = next(p for p, wire in mamba.wires.items() if str(wire.site) == "l_out-0")
+        values[place] = values[place] + np.float32(0.5)
+        found, *_ = mamba.accused(values, shown)
+        assert re.search(
+            r"show node_\d+ \(MUL_MAT with blk.0.ssm_dt.weight\) to halve", found.reason
+        )
+        assert "blk.0.ssm_in.weight" in found.weight
+        assert "blk.0.ssm_dt.bias" in found.weight
