@@ -18,6 +18,7 @@ from lockstep.harness.locate.ubatches import by_ubatches
 from lockstep.harness.records import EXACT, Site
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.suites.parts.which_tokens import tokens_that_differ
 from lockstep.harness.synth.any_arch import variant_named
 from tests.recorded import LAYERS, recorded
 
@@ -193,7 +194,7 @@ def test_rows_of_a_batch_that_is_taken_apart_are_not_the_result_of_one_graph(
 
 def test_what_to_show_next_is_said_in_words_where_its_name_is_a_number(tmp_path: Path) -> None:
     with recorded("mamba", tmp_path) as mamba:
-        shown = ("attn_norm", *LAYERS)
+        shown = ("embd", "attn_norm", *LAYERS)
         values = mamba.run(Honest())
         assert mamba.accused(values, shown) == []
         place = next(p for p, wire in mamba.wires.items() if str(wire.site) == "l_out-0")
@@ -204,3 +205,13 @@ def test_what_to_show_next_is_said_in_words_where_its_name_is_a_number(tmp_path:
         )
         assert "blk.0.ssm_in.weight" in found.weight
         assert "blk.0.ssm_dt.bias" in found.weight
+
+
+def test_a_pooled_row_is_of_a_sequence_and_not_of_a_token() -> None:
+    """It had been `those of 1 of 34 tokens, number 0`, of the one sequence of the first batch."""
+    batches = [Batch.of([1, 2, 3]), Batch.of([4])]
+    assert tokens_that_differ(batches, [0], 2) == "; those of 1 of 2 sequences, number 0"
+    assert tokens_that_differ(batches, [0, 1], 2) == ""
+    assert (
+        tokens_that_differ(batches, [3], 4) == "; those of 1 of 4 tokens, number 3, all of batch 1"
+    )

@@ -10,6 +10,7 @@ import binascii
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -345,11 +346,17 @@ def read_embed(answer: Message) -> tuple[NDArray[Any], ...]:
     return tuple(found)
 
 
-def read_logits(answer: Message) -> Evaluation:
+def send_embeddings(request: Request) -> Message:
+    """`embed` with tensors: shown, or put in."""
+    asked = send_logits(request)
+    return replace(asked, head={**asked.head, "ask": "embed"})
+
+
+def read_run(answer: Message, rows: str) -> Evaluation:
     """Arrays `logits0`, `logits1`, ... in the order of the batches; others are of the trace."""
     arrays = dict(answer.arrays)
     logits: list[NDArray[Any]] = []
-    while (name := f"logits{len(logits)}") in arrays:
+    while (name := f"{rows}{len(logits)}") in arrays:
         logits.append(arrays.pop(name))
     records = [TensorRecord(site=site_of(key), value=value) for key, value in arrays.items()]
     trace = Trace(engine="", records=tuple(records)) if records else None
@@ -367,7 +374,7 @@ def site_of(key: str) -> Site:
     inside = dash and layer.isdecimal() and len(layer) < 7
     number = step.removeprefix("step")
     if not step.startswith("step") or not number.isdecimal() or len(number) > 6:
-        raise MalformedAnswer("the name of an array", "logitsN or stepN/NODE", key)
+        raise MalformedAnswer("the name of an array", "logitsN, rowsN or stepN/NODE", key)
     return Site(
         step=int(number), layer=int(layer) if inside else None, name=name if inside else node
     )
@@ -384,5 +391,13 @@ QUESTIONS: dict[str, Question] = {
     "greedy": Question("greedy", send_greedy, read_ids),
     "generate": Question("generate", send_generate, read_generate),
     "logprobs": Question("logprobs", send_logprobs, read_logprobs),
-    "evaluate": Question("logits", send_logits, read_logits),
+    "evaluate": Question("logits", send_logits, partial(read_run, rows="logits")),
 }
+EMBEDDINGS = Question("embed", send_embeddings, partial(read_run, rows="rows"))
+
+
+def question_of(question: str, args: Sequence[Any], can: Collection[str]) -> Question:
+    """How an engine with these levels is asked: for a run of a model without logits `embed`."""
+    if question == "evaluate" and args[0].embeddings and EMBEDDINGS.level in can:
+        return EMBEDDINGS
+    return QUESTIONS[question]

@@ -29,6 +29,7 @@ from lockstep.harness.protocol.messages import (
     Question,
     introduction,
     printable,
+    question_of,
     start,
 )
 from lockstep.harness.records import (
@@ -134,7 +135,8 @@ class ProgramSession(Session):
                 text = f"{self.name} does not offer {lacking}"
                 return Unanswerable(message=text, declared=True)
             limit = self.time_limit
-            return self.exchange(program, QUESTIONS[question], args, kwargs, limit)
+            asked = question_of(question, args, self.said.can)
+            return self.exchange(program, asked, args, kwargs, limit)
         except TimeoutError:
             note = self.program.strange() if self.program and not self.said else ""
             return TimedOut(seconds=limit, log=self.end(), note=note)
@@ -158,7 +160,7 @@ class ProgramSession(Session):
         assert self.said is not None
         if question not in QUESTIONS:
             return f"{UNASKED.get(question, question)}, for which the protocol has no question"
-        needed = [QUESTIONS[question].level]
+        needed = [question_of(question, args, self.said.can).level]
         if question == "evaluate":
             request: Request = args[0]
             needed += ["trace"] if request.capture else []

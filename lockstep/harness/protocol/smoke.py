@@ -70,6 +70,7 @@ def asked(
     ones = np.ones((1, Q8_0.size // 34 * 32), np.float32)
     norm = {"x": np.ones((1, 8), np.float32), "weight": np.ones(8, np.float32)}
     texts = TEXTS if info and info.utf8_only else (*TEXTS, NO_UTF8)
+    embeds = embeds_alone(info)
     prefixes = [TEXTS[0], TEXTS[0][:4]] if info and info.text_only else [PROMPT, PROMPT[:1]]
     questions: dict[str, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {
         "parse": ("metadata", (), {}),
@@ -87,9 +88,15 @@ def asked(
         "greedy": ("greedy", (PROMPT, N_GREEDY), {}),
         "logprobs": ("logprobs", (prefixes, N_GREEDY), {}),
         "logits": ("evaluate", (Request(batches=batches),), {}),
-        "trace": ("evaluate", (Request(batches=batches, capture=True),), {}),
+        "trace": ("evaluate", (Request(batches=batches, capture=True, embeddings=embeds),), {}),
     }
     return questions[level]
+
+
+def embeds_alone(info: EngineInfo | None) -> bool:
+    """Whether embeddings are all that its model comes to, so that these runs show its tensors."""
+    levels = (info.levels if info else None) or ()
+    return "embed" in levels and "logits" not in levels
 
 
 def step_of(level: str, outcome: Outcome) -> SmokeStep:
@@ -122,13 +129,14 @@ def replaced(session: Session, shown: Mapping[Site, Any]) -> SmokeStep:
     if site is None:
         return step_of("replace", Unanswerable(message="", declared=True))
     zeros = {site: np.zeros_like(shown[site])}
-    before = session.ask("evaluate", Request(batches=batches))
-    after = session.ask("evaluate", Request(batches=batches, replace=zeros))
+    plain = Request(batches=batches, embeddings=embeds_alone(info.value))
+    before = session.ask("evaluate", plain)
+    after = session.ask("evaluate", replace(plain, replace=zeros))
     step = step_of("replace", after)
     if not (isinstance(before, Answered) and isinstance(after, Answered)):
         return step
     runs: tuple[Evaluation, Evaluation] = before.value, after.value
     if np.array_equal(runs[0].logits[0], runs[1].logits[0], equal_nan=True):
-        words = f"zeros were put in at {site}, without a trace, and the logits are what they were"
+        words = f"zeros were put in at {site}, without a trace, and the outputs are what they were"
         return replace(step, status="wrong", words=words)
     return step

@@ -247,7 +247,7 @@ def compared(
         "worst_relative_to_largest_logit": worst_distance(expected, got) / (size or 1.0),
         "allowed_relative": float(bound.allowed) / (size or 1.0),
         "largest_logit": size,
-        "reason": bound.reason,
+        "reason": bound.reason.replace("largest logit", f"largest {what}"),
         "tokens": len(expected),
         "not_finite": int((~np.isfinite(expected)).sum()),
         **by_position(context, expected, got, what),
@@ -273,7 +273,7 @@ def compared(
     }
     text = sentence(off, at_fault, what)
     limit = bound.allowed + rounded
-    text += tokens_that_differ(batches, rows_that_differ(expected, got, limit))
+    text += tokens_that_differ(batches, rows_that_differ(expected, got, limit), len(expected))
     text += in_other_byte_order(expected, got, float(bound.allowed))
     return context.verdict(suite, "diverged", text, detail, key=(suite, off.kind, at_fault))
 

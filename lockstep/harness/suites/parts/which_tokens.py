@@ -31,11 +31,17 @@ def rows_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> Seq
     return [i for i, row in rows if mismatch_between(*row) is not None]
 
 
-def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int]) -> str:
-    """Which, where others agree: from the end of a chunk or of a window on, or in later batches."""
+def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int], all_rows: int) -> str:
+    """Which, where others agree: from the end of a chunk or of a window on, or in later batches.
+
+    all_rows: of pooled embeddings there is one for each sequence of a batch.
+    """
     n = sum(int(batch.outputs.sum()) for batch in batches)
-    if not rows or len(rows) == n or max(rows) >= n:
+    if not rows or len(rows) == all_rows:
         return ""
+    if all_rows != n:
+        rest = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+        return f"; those of {len(rows)} of {all_rows} sequences, number {rows[0]}{rest}"
     asked = np.flatnonzero(np.concatenate([batch.outputs for batch in batches]))
     first, last = int(asked[rows[0]]), int(asked[rows[-1]])
     numbers = f"number {first}" if first == last else f"numbers {first} to {last}"
