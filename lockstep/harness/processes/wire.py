@@ -305,8 +305,32 @@ def build_record(tag: Any, held: Any, arrays: Sequence[NDArray[Any]]) -> Any:
     values = {name: build(value, arrays) for name, value in held.items()}
     for name, value in values.items():
         if not fits(value, hints[name]):
-            raise WrongField(f"{tag}.{name} must be {hints[name]}, got a {type(value).__name__}")
+            wanted, got = words_of(hints[name]), words_for(value, hints[name])
+            raise WrongField(f"{tag}.{name} must be {wanted}, got {got}")
     return RECORDS[tag](**values)
+
+
+def words_of(hint: Any) -> str:
+    """An annotation as an author of an engine says it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is np.ndarray:
+        (scalar,) = typing.get_args(arguments[1]) or (Any,)
+        return "an array" if scalar is Any else f"an array of {np.dtype(scalar)}"
+    if origin is tuple and arguments[1:] == (...,):
+        return f"a tuple, each of it {words_of(arguments[0])}"
+    return str(hint)
+
+
+def words_for(value: Any, hint: Any) -> str:
+    """What there is instead, down to the first part that does not fit."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} in the shape {value.shape}"
+    arguments = typing.get_args(hint)
+    if isinstance(value, tuple) and arguments[1:] == (...,):
+        wrong = next((i for i, item in enumerate(value) if not fits(item, arguments[0])), None)
+        if wrong is not None:
+            return f"a tuple with {words_for(value[wrong], arguments[0])} as number {wrong}"
+    return f"a {type(value).__name__}"
 
 
 def index_of(held: Any, arrays: Sequence[NDArray[Any]]) -> int:

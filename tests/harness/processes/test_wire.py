@@ -247,7 +247,11 @@ GARBAGE: dict[str, tuple[bytes, str]] = {
             [["float64", [1]]],
             bytes(8),
         ),
-        "Evaluation.logits must be",
+        r"each of it an array of float32, got a tuple with an array of float64 in the shape \(1,\)",
+    ),
+    "list in a record": (
+        holding({"$": "Evaluation", "v": {"logits": [1.0], "trace": None}}),
+        "Evaluation.logits must be a tuple, each of it an array of float32, got a list",
     ),
 }
 
