@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from lockstep.engine.batch import Batch
 from lockstep.harness.bisect.bisection import Bisection, bisect
@@ -16,6 +17,7 @@ from lockstep.harness.graph.ways import Honest
 from lockstep.harness.locate.outputs import outputs_of_graphs
 from lockstep.harness.locate.ubatches import by_ubatches
 from lockstep.harness.records import EXACT, Site
+from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.suites.parts.which_tokens import tokens_that_differ
@@ -139,6 +141,33 @@ def test_a_state_that_sequences_share_is_found_in_a_layer_and_at_their_tokens(
     assert found.first is not None
     assert (found.first.site.name, found.first.layer) == ("l_out", 0)
     assert "embd" not in {each.site.name for each in found.culprits}
+
+
+def test_a_dump_of_embeddings_is_compared_and_its_wrong_end_found(tmp_path: Path) -> None:
+    """What `lockstep trace` writes of such a model was no dump: it has no logits."""
+    model, right = made(tmp_path, "bert"), tmp_path / "right"
+    plan = Plan(
+        case=model.name,
+        model=model,
+        subject_model=model,
+        engine="llama.cpp",
+        settings=EXACT,
+        n_tokens=9,
+        command="m",
+    )
+    dump_trace(plan, right, None, lambda _: None)
+    assert bisected(model, f"dump:{right}").exit_code == 0
+    said = asked(model, f"dump:{right}", lambda c: [*run_suites(c, ["embeddings", "logits"])])
+    assert isinstance(said, list)
+    assert {v.suite: v.status for v in said} == {"embeddings": "agreed", "logits": "not-applicable"}
+    tensors = load_file(right / "tensors.safetensors")
+    rows = tensors["step0/result_embd_pooled"]
+    tensors["step0/result_embd_pooled"] = rows / np.sqrt((rows * rows).sum(-1, keepdims=True))
+    save_file(tensors, right / "tensors.safetensors")
+    found = bisected(model, f"dump:{right}")
+    assert found.exit_code == 1
+    assert found.first is not None
+    assert found.first.site.name == "result_embd_pooled"
 
 
 # --- along a recorded graph -----------------------------------------------------------------------

@@ -4,7 +4,8 @@
     *.safetensors  step0/embd, step0/attn_norm-0, ..., step0/result_output, step1/embd, ...
 
 The tokens are those of each batch, one sequence from position 0 on. `lockstep trace` writes the
-same form, and so which ids to run. Any node may be missing, but not result_output: the logits.
+same form, and so which ids to run. Any node may be missing, but not result_output: the logits, or
+of a model without logits result_embd_pooled: a row for each token, or for each sequence if pooled.
 What the index says beside that of the cache ("settings": {"type_k": "F16", ...}) and of the model
 ("models": [{"sha256": ...}]) holds: llama.cpp is run with the same, and no other file is compared.
 Other names are translated by a map (node_maps): `"map": "transformers"` in the index, a
@@ -54,7 +55,7 @@ PREFIX, MAP = "dump:", "#map="
 INDEX = "index.json"
 LARGEST_INDEX = 64 << 20
 MOST_TOKENS = 1 << 20
-LOGITS = "result_output"
+LOGITS, EMBEDDINGS = "result_output", "result_embd_pooled"
 WIDE = ("F32", "F64")
 NUMERIC = ("type_k", "type_v", "flash_attn", "n_threads")
 STEP = re.compile(r"step[0-9]{1,6}/")
@@ -227,12 +228,17 @@ def sites_in(
                 raise InvalidModel(f"{path}: {key} {why}")
             found[site] = held[1]
     for step in range(steps):
-        if Site(step=step, layer=None, name=LOGITS) not in found:
+        if not any(result(step, name) in found for name in (LOGITS, EMBEDDINGS)):
             of = f" ({not_found(strangers)}: no pattern of {names.name} fits)" if names else ""
             of = of or next((f"; {unknown(each)}" for each in found if each.name not in SITES), "")
             of = of or other_files(folder)
-            raise InvalidModel(f"{folder}: no tensor step{step}/{LOGITS} in any *.safetensors{of}")
+            ends = f"step{step}/{LOGITS} (of embeddings step{step}/{EMBEDDINGS})"
+            raise InvalidModel(f"{folder}: no tensor {ends} in any *.safetensors{of}")
     return found, tuple(strangers)
+
+
+def result(step: int, name: str) -> Site:
+    return Site(step=step, layer=None, name=name)
 
 
 def other_files(folder: Path) -> str:
@@ -326,6 +332,10 @@ class DumpSession(Session):
             self.dump = self.dump or read_dump(self.folder, self.map_name)
             if question == "describe":
                 return Answered(value=self.info(self.dump), seconds=0.0)
+            if question == "embed":
+                outcome = self.evaluate(self.dump, Request(batches=args[0], embeddings=True))
+                rows = outcome.value.logits if isinstance(outcome, Answered) else None
+                return outcome if rows is None else replace(outcome, value=rows)
             if question != "evaluate":
                 return Unanswerable(message=f"a dump holds no answer to {question}", declared=True)
             return self.evaluate(self.dump, args[0])
@@ -358,16 +368,20 @@ class DumpSession(Session):
             return Unanswerable(message=text, declared=True)
         if request.replace:
             return Unanswerable(message="nothing can be put into a dump", declared=True)
+        name = EMBEDDINGS if request.embeddings else LOGITS
+        ends = [result(step, name) for step in range(len(dump.batches))]
+        if not all(site in dump.files for site in ends):
+            return Unanswerable(message=f"the dump holds no {name} of some batch", declared=True)
         sizes = self.facts.axes
         values = {site: value_of(site, held, sizes) for site, held in dump.files.items()}
         wide = (site for site, held in dump.files.items() if held.kind in WIDE)
         self.rounded = looks_like(values[site] for site in wide)
-        logits = tuple(
-            values[Site(step=i, layer=None, name=LOGITS)] for i in range(len(dump.batches))
-        )
+        rows = (values[site] for site in ends)
+        # no site of ours has this name, so that leading axes of one are still there
+        outputs = tuple(r.reshape(-1, r.shape[-1]) if request.embeddings else r for r in rows)
         records = tuple(TensorRecord(site=site, value=v) for site, v in values.items())
         trace = Trace(engine=self.name, records=records) if request.capture else None
-        return Answered(value=Evaluation(logits=logits, trace=trace), seconds=0.0)
+        return Answered(value=Evaluation(logits=outputs, trace=trace), seconds=0.0)
 
 
 def same(a: tuple[Batch, ...], b: tuple[Batch, ...]) -> bool:

@@ -148,7 +148,7 @@ def no_ids(index: dict[str, Any], tensors: dict[str, Any]) -> None:
     ("change", "words"),
     [
         (drop_logits, "no tensor step1/result_output"),
-        (no_step, "logitsN or stepN/NODE"),
+        (no_step, "logitsN, rowsN or stepN/NODE"),
         (too_late, "is of none of 3 batches"),
         (no_tokens, "must be a list of lists of ids"),
         (no_ids, "'one', which is no id"),

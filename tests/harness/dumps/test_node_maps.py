@@ -113,6 +113,24 @@ def test_axes_are_put_into_llama_cpps_order() -> None:
     assert rule[1].apply(np.zeros((4, 5, 8)), {}).shape == (5, 4, 8)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "node", "name", "found"),
+    [
+        ("l{layer}.q", "Qcur ADD-{layer}", "l1.q", "Qcur ADD-1"),
+        ("l{layer}.n", "norm RMS_NORM 2-{layer}", "l0.n", "norm RMS_NORM 2-0"),
+        ("embeddings.norm", "inp_norm-0", "embeddings.norm", "inp_norm-0"),
+        ("mixer.0.x", "node_29", "mixer.0.x", "node_29"),
+    ],
+)
+def test_every_name_that_a_trace_of_llama_cpp_has_can_be_meant(
+    pattern: str, node: str, name: str, found: str
+) -> None:
+    """Those with an op or a number had been refused, and so were BERT's queries with their bias."""
+    rule = parsed("m", f'[nodes]\n"{pattern}" = "{node}"'.encode()).find(name)
+    assert rule is not None
+    assert rule[0] == found
+
+
 def test_halves_become_neighbours() -> None:
     value = np.array([[0, 1, 2, 3, 10, 11, 12, 13]])
     assert neighbours(value, 2).tolist() == [[0, 2, 1, 3, 10, 12, 11, 13]]

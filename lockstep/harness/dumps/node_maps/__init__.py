@@ -6,10 +6,11 @@
     "attention.{layer}.query" = { node = "Qcur_rope-{layer}", axes = [1, 0, 2] }
 
 {layer} stands for a number, * in a name for anything. The first pattern that fits counts, and what
-no pattern fits is not compared. `rows`: "halves" where a head's first half is rotated with its
-second (as Hugging Face has it), and llama.cpp's with its neighbour. `axes`: the order of theirs in
-which they are as llama.cpp's, behind leading axes of one. `architectures = ["llama"]` above the
-table: the names mean these nodes in files of these alone.
+no pattern fits is not compared. A node is named as llama.cpp names it: "Qcur ADD-{layer}" where it
+gives one name to several, "inp_norm-0" where only one layer has it. `rows`: "halves" where a head's
+first half is rotated with its second (as Hugging Face has it), and llama.cpp's with its neighbour.
+`axes`: the order of theirs in which they are as llama.cpp's, behind leading axes of one.
+`architectures = ["llama"]` above the table: the names mean these nodes in files of these alone.
 """
 
 import re
@@ -34,7 +35,9 @@ LONGEST_NAME = 500
 # worst one try takes tens of microseconds, which makes half a minute
 MOST_TRIES = 1_000_000
 LAYER = "{layer}"
-NODE = re.compile(r"[\w.]{1,64}(-\{layer\})?")  # which there are, a model's graph says
+# which there are, a model's graph says; of several with one name the op and a number tell: norm
+# RMS_NORM 2-{layer}; and a node may be of one layer alone: inp_norm-0
+NODE = re.compile(r"[\w.]{1,64}( [A-Z][A-Z_0-9]{0,30})?( [0-9]{1,3})?(-(\{layer\}|[0-9]{1,6}))?")
 STEP, NUMBER = re.compile(r"^step[0-9]+/"), re.compile(r"(?<![A-Za-z0-9])[0-9]+")
 HEADS = {"Qcur": "heads", "Kcur": "kv_heads", "Qcur_rope": "heads", "Kcur_rope": "kv_heads"}
 
@@ -148,7 +151,7 @@ def rule_of(name: str, pattern: str, said: Any) -> Rule:
 
 
 def base_of(node: str) -> str:
-    return node.removesuffix(f"-{LAYER}")
+    return node.partition("-")[0]
 
 
 def check_node(where: str, pattern: str, node: Any) -> None:

@@ -13,7 +13,7 @@ from lockstep.harness.judging.stored import half_step
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Evaluation
 
-LOGITS = "result_output"
+RESULTS = ("result_output", "result_embd_pooled")
 NOTHING = np.zeros(())
 
 
@@ -57,6 +57,6 @@ def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int], all_rows: 
 
 def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:
     """How far each of the subject's logits may be from what it was before it was written down."""
-    kinds = {site.step: k for site, k in context.subject.stored.items() if site.name == LOGITS}
+    kinds = {site.step: k for site, k in context.subject.stored.items() if site.name in RESULTS}
     steps = (half_step(rows, kinds.get(i, "F32")) for i, rows in enumerate(run.logits))
     return np.concatenate(list(steps)) if kinds else NOTHING
