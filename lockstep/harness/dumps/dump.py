@@ -32,7 +32,8 @@ from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.session import Session
 from lockstep.harness.dumps.node_maps import NodeMap, Rule, not_found, read_map, ready
 from lockstep.harness.judging.stored import KINDS, ROUNDED, bf16_of, looks_like
-from lockstep.harness.protocol.messages import printable, settings_of, site_of
+from lockstep.harness.protocol.messages import printable, settings_of
+from lockstep.harness.protocol.runs import site_of
 from lockstep.harness.records import (
     EXACT,
     Answered,
