@@ -1,15 +1,21 @@
 """Of a tensor that is shown under another node's name it is said which one it is."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from lockstep.engine.ops.build import ANY_ENGINE
+from lockstep.engine.ops.ggml.base import expect
 from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.ways import Honest
+from lockstep.harness.locate.other_formulas import other_formula
 from lockstep.harness.locate.other_names import NEAR, near_nodes, other_name
 from lockstep.harness.records import Site
 from tests.recorded import recorded
+from tests.shadow_nodes import node, normal
 
 RIGHT, OFF, SMALL = (np.arange(8, dtype=np.float32) + n for n in (0.0, 1.0, 1e-4))
 A, B, C = (0, 0, 1), (0, 0, 2), (0, 0, 3)
@@ -63,3 +69,32 @@ def test_axes_in_another_order_are_known_for_it() -> None:
     assert "in another order of axes: with [1, 0, 2] of (3, 4, 2)" in said
     assert other_name(shown + 5, A, {A: right.reshape(shown.shape)}, NAMES) == ""
     assert other_name(right, A, {A: right.copy()}, NAMES) == ""
+
+
+def shown_of(op: str, *sources: NDArray[np.float32]) -> NDArray[np.float32]:
+    """By an engine that rounds once, and looks nothing up."""
+    held = node(op, np.zeros_like(sources[0]), *sources)
+    return expect(held, replace(ANY_ENGINE, plain=True)).value.astype(np.float32)
+
+
+def test_another_function_of_the_same_input_is_named() -> None:
+    """BERT is published with GELU by erf, and llama.cpp computes it by tanh: who is told that an
+    activation is wrong looks for a fault that is none."""
+    x = normal(1, 4, 32)
+    right = node("GELU", shown_of("GELU", x), x)
+    said = other_formula(right, shown_of("GELU_ERF", x))
+    assert said.startswith("what is shown is GELU by erf, where llama.cpp has GELU by tanh, of")
+    assert "SiLU" in other_formula(right, shown_of("SILU", x))
+    assert other_formula(right, shown_of("GELU", x)) == ""
+    assert other_formula(right, shown_of("GELU_ERF", x) + np.float32(0.01)) == ""
+    assert other_formula(right, np.full_like(shown_of("GELU", x), np.nan)) == ""
+
+
+def test_factors_of_a_gate_that_are_exchanged_are_known_for_it() -> None:
+    gate, up = normal(1, 4, 32), normal(2, 4, 32)
+    right = node("SWIGLU", shown_of("SWIGLU", gate, up), gate, up)
+    assert "with its two factors exchanged" in other_formula(right, shown_of("SWIGLU", up, gate))
+    assert "tanh GELU, where llama.cpp" in other_formula(right, shown_of("GEGLU", gate, up))
+    assert other_formula(right, shown_of("SWIGLU", gate, up)) == ""
+    product = node("MUL", gate * up, gate, up)
+    assert other_formula(product, shown_of("SWIGLU", gate, up)) == ""
