@@ -130,9 +130,9 @@ def diagnose(context: Context, bench: DiagnosisBench) -> Diagnosed:
     if not (facts.has_logits or facts.not_ours):
         context = context.for_embeddings()
     every, missing = asked(context)
-    if not every and not missing:
+    if not (every or missing or facts.not_ours):
         missing.append(NOTHING)
-    if facts.not_ours:
+    if facts.not_ours:  # of its runs nothing was asked, whatever it offers
         missing.append(f"its runs: {facts.not_ours}, so that no known mistake can be tried")
     found = []
     for aspect in ASPECTS:

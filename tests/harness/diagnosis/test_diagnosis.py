@@ -75,6 +75,7 @@ def diagnosed(
     model: str = "f32",
     noise: float = 1e-5,
     known: Sequence[str] = CATALOGUE,
+    not_ours: str = "",
 ) -> Diagnosed:
     cls = adapter_class(engine) if isinstance(engine, str) else engine
     path = builtin(model, folder)
@@ -82,6 +83,7 @@ def diagnosed(
     opened.context.make_honest = lambda _: Noise(noise)
     subject = seen_through(view, LocalSession(cls, path, EXACT))
     context = opened.context.with_subject(subject, path, described(subject, under_test=True))
+    context = replace(context, facts=replace(context.facts, not_ours=not_ours))
     bench = DiagnosisBench.of(context)
     near, far = (
         tuple(cls for cls in classes if cls.name in known) for classes in (bench.near, bench.far)
@@ -329,6 +331,14 @@ def test_an_engine_that_offers_nothing_is_incomplete_and_it_is_said(tmp_path: Pa
     assert found.exit_code == 3
     _, line = diagnosis_lines(plan_for(tmp_path / "m.gguf"), found)
     assert "not answered: anything: it offers no logits" in line
+
+
+def test_of_a_model_that_is_not_ours_no_engine_is_said_to_offer_nothing(tmp_path: Path) -> None:
+    """One that shows logits was told that it offers none."""
+    found = diagnosed(OffersLogits, tmp_path, not_ours="our engine has no graph of 'olmoe'")
+    assert found.exit_code == 3
+    (text,) = found.missing
+    assert text.startswith("its runs: our engine has no graph of 'olmoe'")
 
 
 def test_the_same_failure_of_many_questions_is_said_once_by_its_last_line(tmp_path: Path) -> None:
