@@ -22,9 +22,9 @@ from lockstep.harness.cli.shared import read_by_nobody
 from lockstep.harness.cli.tables import table_of
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.exit_codes import is_compared
-from lockstep.harness.records import BOTH, Site, Verdict
+from lockstep.harness.records import BOTH, Verdict
 from lockstep.harness.report.jsonl import plain
-from lockstep.harness.report.text import MARKS, cut, explain, last_words, printable, site_name
+from lockstep.harness.report.text import MARKS, cut, explain, last_words, place_in, printable
 
 if TYPE_CHECKING:
     from lockstep.harness.bisect.bisection import Bisection
@@ -343,7 +343,7 @@ def place_of(verdict: Verdict, case: str) -> str:
     d = verdict.detail
     place = d.get("tensor") or verdict.suite
     if "site" in d:
-        place = site_name(Site(step=d["step"], layer=d["layer"], name=d["site"]))
+        place = place_in(d)
     return str(place) if verdict.case == case else f"{verdict.case} {place}"
 
 

@@ -60,6 +60,14 @@ def site_name(site: Site) -> str:
     return str(site) if site.step == 0 else f"{site} (step {site.step})"
 
 
+def place_in(detail: Mapping[str, Any]) -> str:
+    """The node of a verdict. It may be part of a layer that its name does not have; reports of
+    versions before do not hold the name itself."""
+    of_layer = Site(step=0, layer=detail.get("layer"), name=detail["site"])
+    name = str(detail.get("node", of_layer))
+    return site_name(Site(step=detail.get("step") or 0, layer=None, name=name))
+
+
 def explain_finding(finding: SiteFinding) -> str:
     """One line: where, what, how far, how much was allowed."""
     m = finding.mismatch

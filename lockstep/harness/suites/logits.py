@@ -252,6 +252,8 @@ def compared(
         "not_finite": int((~np.isfinite(expected)).sum()),
         **by_position(context, expected, got, what),
     }
+    if what != "logit":
+        detail["what"] = what
     if off is None:
         return context.verdict(suite, "agreed", agreement(detail, what), detail)
     at_fault = who_is_wrong(context, batches, (expected, got), rounded)

@@ -18,6 +18,7 @@ from lockstep.harness.report.text import (
     explain,
     explain_finding,
     last_words,
+    place_in,
     printable,
     site_name,
 )
@@ -309,3 +310,10 @@ def test_one_weight_differs_and_two_differ(n: int, said: str) -> None:
 def test_a_case_of_nothing_is_said_in_words(size: int, said: str) -> None:
     result: Any = SimpleNamespace(caught=True, size=size, located=True, most=8)
     assert said in in_words(result)
+
+
+def test_a_node_is_named_by_its_own_name_though_it_is_part_of_a_layer() -> None:
+    """`result_embd_pooled-1` had been named, which no engine can show."""
+    pooled = {"site": "result_embd_pooled", "layer": 1, "step": 2, "node": "result_embd_pooled"}
+    assert place_in(pooled) == "result_embd_pooled (step 2)"
+    assert place_in({"site": "kq", "layer": 1, "step": 0}) == "kq-1"  # of a version before

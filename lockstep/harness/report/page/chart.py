@@ -94,7 +94,8 @@ def caption(
 ) -> str:
     worst = max(range(len(errors)), key=lambda i: errors[i])
     at = f"position {worst}" if every == 1 else f"positions {worst * every} and following"
-    text = f"Largest error {errors[worst]:.2g} of the largest logit, at {at}; "
+    of = f"of the largest {given.get('what', 'logit')}"
+    text = f"Largest error {errors[worst]:.2g} {of}, at {at}; "
     over = sum(e > limit for e in errors)
     text += f"allowed {limit:.2g}, exceeded at {over} of {len(errors)}."
     if margins:

@@ -36,7 +36,8 @@ def how_far(d: Detail) -> Iterator[Fact]:
     if d.get("mismatched") and d.get("total"):
         yield "Elements off", f"{d['mismatched']:,} of {d['total']:,}"
     if "worst_relative_to_largest_logit" in d:
-        yield "Worst logit", f"{number(d['worst_relative_to_largest_logit'])} of the largest off"
+        share = number(d["worst_relative_to_largest_logit"])
+        yield f"Worst {d.get('what', 'logit')}", f"{share} of the largest off"
     if "worst_share" in d:
         yield "Worst share", of_limit(d["worst_share"], "the bound")
     if "err_local" in d:
@@ -48,7 +49,7 @@ def how_far(d: Detail) -> Iterator[Fact]:
 
 def limits(d: Detail) -> Iterator[Fact]:
     if "allowed_relative" in d:
-        yield "Allowed", f"{number(d['allowed_relative'])} of the largest logit"
+        yield "Allowed", f"{number(d['allowed_relative'])} of the largest {d.get('what', 'logit')}"
     elif "allowed" in d and is_plain(d["allowed"]) and not of_tokens(d):
         yield "Allowed", number(d["allowed"])
     if d.get("reason"):

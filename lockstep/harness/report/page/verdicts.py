@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.harness.records import BOTH
 from lockstep.harness.report.page.texts import shown
-from lockstep.harness.report.text import MARKS, where_to_look
+from lockstep.harness.report.text import MARKS, place_in, where_to_look
 
 Row = Mapping[str, Any]  # a verdict of report.jsonl
 QUIET = ("agreed", "excused", "not-applicable")
@@ -117,9 +117,7 @@ def place_of(row: Row) -> str:
     d = row["detail"]
     if "site" not in d:
         return str(d.get("where") or d.get("tensor") or row["suite"])
-    layer = "" if d.get("layer") is None else f"-{d['layer']}"
-    step = f" (step {d['step']})" if d.get("step") else ""
-    return f"{d['site']}{layer}{step}"
+    return place_in(d)
 
 
 def causes_of(verdicts: Sequence[Row], statuses: Sequence[str]) -> list[Cause]:

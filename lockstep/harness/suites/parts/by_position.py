@@ -24,7 +24,7 @@ def by_position(context: Context, expected: F32, actual: F32, what: str) -> dict
     size, every = largest(expected) or 1.0, -(-len(expected) // MOST)
     errors = [worst_distance(a, b) / size for a, b in zip(expected, actual, strict=True)]
     groups = range(0, len(errors), every)
-    found: dict[str, Any] = {"every": every}
+    found: dict[str, Any] = {"every": every} if what == "logit" else {"every": every, "what": what}
     found["error"] = [short(max(errors[at : at + every])) for at in groups]
     if what != "logit" or expected.shape[-1] < 2 or not np.isfinite(expected).all():
         return {"by_position": found}

@@ -113,6 +113,7 @@ def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
         "step": finding.site.step,
         "layer": finding.layer,
         "site": finding.site.name,
+        "node": str(finding.site),  # whose name need not say which layer it is part of
         "op": finding.op,
         "weight": finding.weight,
         "parameters": finding.parameters,
