@@ -65,9 +65,10 @@ def synth(
     """Write a small seeded model; the same options give the same bytes on every machine.
 
     The defaults are those of a llama. Of other architectures llama.cpp is asked which tensors they
-    have; their sizes are tiny ones that go together, but for those that are given. --tied, --eps,
-    --head-size and --rope-... are for llama alone. They have a vocabulary of the kind that
-    published models have, where that is known. Examples:
+    have, among them biases and factors that published files may lack; their sizes are tiny ones
+    that go together, but for those that are given. --tied, --eps, --head-size and --rope-... are
+    for llama alone. They have a vocabulary of the kind that published models have, where that is
+    known. Examples:
 
     \b
       lockstep synth -o tiny.gguf --quant Q4_0
@@ -91,6 +92,8 @@ def synth(
             out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
             if left:
                 out.line(f"F32, as their rows are no whole blocks of {quant}: {', '.join(left)}")
+            for line in besides(output):
+                out.line(line)
             return
         recipe = LlamaRecipe(
             seed=seed,
@@ -141,6 +144,21 @@ def write_any(
     variant = with_vocabulary(variant, vocabulary)
     with opened() as session:
         return make_variant(variant, output, seed=seed, quant=quant, insist=True, session=session)
+
+
+def besides(path: Path) -> list[str]:
+    """What few published files have, and llama.cpp reads: an author whose engine does not would
+    look for a fault in vain."""
+    from lockstep.engine.gguf.file import GgufFile
+
+    with GgufFile.open(path) as file:
+        names = [name for name in file.tensors if name.endswith("scale")]
+    if not names:
+        return []
+    return [
+        f"with {len(names)} factors of matrices such as {names[0]}, which llama.cpp reads and few "
+        "published files have: an engine that leaves them out is not right on this file"
+    ]
 
 
 def list_variants(out: "Terminal") -> None:
