@@ -195,7 +195,7 @@ def test_synth_says_which_matrices_are_not_of_the_type_asked_for(
 def test_synth_says_what_it_adds_to_a_model_as_it_is_published(
     arch: str, said: bool, lockstep: Lockstep, tmp_path: Path
 ) -> None:
-    """The author of an honest engine had looked for a fault: no olmoe that is published has them."""
+    """An author whose engine is right had looked for a fault: no published olmoe has them."""
     ending = lockstep("synth", "-o", tmp_path / "m.gguf", "--arch", arch)
     assert ending.code == 0
     assert ("factors of matrices such as blk.0.attn_q.scale" in ending.out) is said
