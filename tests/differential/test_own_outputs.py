@@ -1,6 +1,7 @@
 """What a Python class answers is held against the end of the graph, and what it shows of several
 sequences against the parts that llama.cpp makes of them."""
 
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lockstep.engine.batch import Batch
+from lockstep.harness.asking.put_in import watched
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.locate.outputs import outputs_of_graphs
 from lockstep.harness.locate.ubatches import by_ubatches
-from lockstep.harness.records import EXACT, Site
+from lockstep.harness.records import EXACT, Request, Site
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.shadow.models import make_variant, opened
@@ -50,7 +52,7 @@ class Mine(Reference):
         if self.loaded.graph.embeds != request.embeddings:
             raise Unsupported("not here")
         batches = {batches}
-        run = super().evaluate(replace(request, batches=batches))
+        run = super().evaluate(replace(request, batches=batches{more}))
         rows = tuple(self.rows(each) for each in run.logits)
         if run.trace is None:
             return replace(run, logits=rows)
@@ -64,9 +66,11 @@ ONE_SEQUENCE = "tuple(of_one_sequence(request.batches))"
 L2 = "rows / np.sqrt((rows * rows).sum(-1, keepdims=True))"
 
 
-def engine(folder: Path, *shows: str, batches: str = "request.batches", rows: str = "rows") -> str:
+def engine(
+    folder: Path, *shows: str, batches: str = "request.batches", rows: str = "rows", more: str = ""
+) -> str:
     script = folder / "mine.py"
-    script.write_text(ENGINE.format(shows=shows, batches=batches, rows=rows))
+    script.write_text(ENGINE.format(shows=shows, batches=batches, rows=rows, more=more))
     return f"adapter:{script}"
 
 
@@ -141,6 +145,44 @@ def test_a_state_that_sequences_share_is_found_in_a_layer_and_at_their_tokens(
     assert found.first is not None
     assert (found.first.site.name, found.first.layer) == ("l_out", 0)
     assert "embd" not in {each.site.name for each in found.culprits}
+
+
+def test_who_does_not_look_at_what_is_put_in_is_not_accused_of_going_on_without(
+    tmp_path: Path,
+) -> None:
+    """README shows a class that knows of no such values: its norms had been found wrong behind
+    them."""
+    model = builtin_model("f32", tmp_path)
+    ignores = engine(tmp_path, "attn_norm", "l_out", more=", replace={}")
+    found = bisected(model, ignores)
+    assert (found.exit_code, found.first) == (0, None)
+    said = asked(model, ignores, lambda c: [*run_suites(c, ["products"])])
+    assert isinstance(said, list)
+    assert {verdict.status for verdict in said} == {"not-applicable"}
+    wrong = engine(tmp_path, "attn_norm", "l_out", more=", replace={}", rows="rows * np.float32(2)")
+    found = bisected(model, wrong)
+    assert found.first is not None
+    assert found.first.site.name == "result_output"
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda values: bool(values),
+        lambda values: values.get(Site(step=0, layer=None, name="embd")),
+        lambda values: dict(values),
+        lambda values: {**values},
+        lambda values: [*values.items()],
+        lambda values: pickle.dumps(values),
+    ],
+)
+def test_whoever_looks_at_what_is_put_in_is_held_to_it(look: Callable[[object], object]) -> None:
+    request = Request(batches=(), replace={Site(step=0, layer=0, name="l_out"): np.zeros(1)})
+    given, (asked,) = watched((request,))
+    assert given.is_ignored
+    look(asked.replace)
+    assert not given.is_ignored
+    assert not watched((Request(batches=()),))[0].is_ignored  # there is nothing to look at
 
 
 def test_a_dump_of_embeddings_is_compared_and_its_wrong_end_found(tmp_path: Path) -> None:

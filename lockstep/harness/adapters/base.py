@@ -91,6 +91,9 @@ class Adapter(Registered):
     def evaluate(self, request: Request) -> Evaluation:
         """Of each batch in turn its logits, (outputs, vocabulary); with `request.capture` a trace.
 
+        `request.replace`: values to go on with at some sites instead of its own, which are shown
+        all the same. What a class makes of a run without reading it is held against nothing; one
+        that can at some sites only names the others in `fixed` of its EngineInfo.
         With `request.embeddings` the rows are those of `embed`. Of a model without logits it is
         asked in both ways, and raises Unsupported for that which the model does not have.
         """

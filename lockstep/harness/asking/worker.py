@@ -20,6 +20,7 @@ from lockstep.engine.errors import EngineError, NotInModel, Unsupported
 from lockstep.harness.adapters import adapter_class
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.parts.users import described, is_users, lacks
+from lockstep.harness.asking.put_in import PutIn, watched
 from lockstep.harness.processes.limits import die_with, limit_memory
 from lockstep.harness.processes.wire import Channel, Closed, WireError
 
@@ -67,20 +68,29 @@ def serve(channel: Channel) -> None:
             if users and lacks(cls, call["question"]):
                 deliver(channel, not_offered(cls, call["question"]))
                 continue
+            given, args = watched(call["args"]) if users else (PutIn(), call["args"])
             try:
                 adapter = adapter or made(cls, model, opening["settings"])
                 extra = {"emit": piece_by_piece(channel)} if call["question"] in STREAMS else {}
-                value = getattr(adapter, call["question"])(*call["args"], **call["kwargs"], **extra)
+                value = getattr(adapter, call["question"])(*args, **call["kwargs"], **extra)
                 seconds = time.perf_counter() - started
                 if users and call["question"] == "describe":
                     value = described(cls, value)
                 answer = {"kind": "value", "value": value, "seconds": seconds}
+                if given.is_ignored:
+                    answer = ignored(cls)
             except Exception as error:
                 answer = failure(error)
             deliver(channel, answer)
     finally:
         if adapter is not None:
             adapter.close()
+
+
+def ignored(cls: type[Adapter]) -> dict[str, Any]:
+    """Of who does not take values nothing is asked by them: nobody is accused of its own."""
+    text = f"{cls.name} goes on with its own values where others are put in: request.replace"
+    return {"kind": "unanswerable", "message": text, "of_model": False, "declared": True}
 
 
 def made(cls: type[Adapter], model: Path | None, settings: Any) -> Adapter:

@@ -91,7 +91,7 @@ def proof(plan: Plan, result: Bisection) -> list[str]:
         return [f"not confirmed: {plan.engine} is not deterministic: {result.unsteady}"]
     if result.failed:
         return [f"not confirmed: with the oracle's tensors put in, {result.failed}"]
-    return [] if result.patched is None else [confirmation(result.patched)]
+    return [] if result.patched is None else [confirmation(result.patched, result.found.not_put_in)]
 
 
 def alone(culprit: SiteFinding) -> list[str]:
@@ -138,8 +138,9 @@ def other_graph(result: Bisection) -> list[str]:
     return lines
 
 
-def confirmation(p: Patched) -> str:
-    """What the run says in which the oracle's tensors were put in at the culprits."""
+def confirmation(p: Patched, left: int = 0) -> str:
+    """What the run says in which the oracle's tensors were put in at the culprits. left: culprits
+    at which none could be: the rest may be of these alone."""
     allowed = f"{p.allowed:.1e}"
     design = " from an honest run of another design" if p.otherwise else ""
     agrees = "agrees with an honest run of another design" if p.otherwise else "agrees"
@@ -161,6 +162,12 @@ def confirmation(p: Patched) -> str:
         return (
             f"confirmed by patching: with the oracle's tensor at {p.sites} sites the rest {agrees} "
             f"({p.what}s {p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
+        )
+    if left:
+        return (
+            f"not confirmed: with the oracle's tensor at {p.sites} sites the {p.what}s are "
+            f"{p.worst:.1e} of the largest off, {p.before:.1e} before (allowed {allowed}); "
+            f"at {left} more that are wrong nothing can be put in"
         )
     return (
         f"patching {p.sites} sites: THE REST STILL DIFFERS: there is more to find ({p.what}s "

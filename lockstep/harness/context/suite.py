@@ -202,14 +202,15 @@ class Context:
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The oracle's answer and the subject's. Where both refuse, nobody is blamed.
 
-        What the model lacks, says the oracle, is no excuse for a subject that answers, refuses or
-        fails; one that says that it has no such thing, for whatever reason, says the same.
+        What the model lacks, says the oracle, is no excuse for a subject that says something else;
+        but one that offers embeddings says the same where it has no such thing as logits.
         """
         first, second = self.outcomes(question, *args, **kwargs)
         if isinstance(second, Rejected) and (isinstance(first, Rejected) or lacks(first)):
             said = f"{getattr(first, 'message', '')}; {second.message}"
             raise NoAnswer("not-compared", f"both engines refuse: {said}", {})
-        if lacks(first) and not isinstance(second, Unanswerable):
+        embeds = "embed" in (self.subject_info.levels or ())
+        if lacks(first) and not (lacks(second) or (embeds and isinstance(second, Unanswerable))):
             self.answer(self.subject, question, second)
         expected = self.answer(self.oracle, question, first)
         return expected, self.answer(self.subject, question, second)

@@ -30,6 +30,7 @@ class Findings:
     own_inputs: bool = False  # what is judged works on these, not on the oracle's
     embeddings: bool = False  # these are: the model has no logits
     unknown: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: no truth of it
+    not_put_in: int = 0  # wrong places at which the subject cannot go on with other values
     other_graph: str = ""  # where the graph of the subject's file parts from the oracle's
     other_keys: tuple[str, ...] = ()  # of the model: the subject's file has other values
 

@@ -179,7 +179,9 @@ def judge_own_run(
         for s in run.values
         if places.get(s) in run.shown and s.name not in fixed and s not in run.cut
     }
-    return findings, healed([place for place, f in found.items() if f.mismatch], names)
+    guilty = [place for place, f in found.items() if f.mismatch]
+    put_in = healed(guilty, names)
+    return replace(findings, not_put_in=len({*guilty} - {*put_in})), put_in
 
 
 def of_no_use(context: Context, run: OwnRun, judge: SegmentJudge) -> dict[str, tuple[Site, ...]]:

@@ -1,0 +1,61 @@
+"""Whether an engine looks at the values that it is to go on with.
+
+A class of a user's may not know of them, and then goes on with its own: what it shows behind them
+would be held against others, and an honest engine accused.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from lockstep.harness.records import Request
+
+
+class PutIn(dict[Any, Any]):
+    """Such values by their sites. A dict, as engines may expect one."""
+
+    read = False
+
+    def __getitem__(self, key: Any) -> Any:
+        self.read = True
+        return super().__getitem__(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.read = True
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self.read = True
+        return super().__len__()
+
+    def __contains__(self, key: object) -> bool:
+        self.read = True
+        return super().__contains__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.read = True
+        return super().get(key, default)
+
+    def items(self) -> Any:
+        self.read = True
+        return super().items()
+
+    def keys(self) -> Any:
+        self.read = True
+        return super().keys()
+
+    def values(self) -> Any:
+        self.read = True
+        return super().values()
+
+    @property
+    def is_ignored(self) -> bool:
+        return not self.read and super().__len__() > 0
+
+
+def watched(args: tuple[Any, ...]) -> tuple[PutIn, tuple[Any, ...]]:
+    """The values of a question about a run, and the question with them in their place."""
+    if not args or not isinstance(args[0], Request):
+        return PutIn(), args
+    given = PutIn(args[0].replace)
+    return given, (replace(args[0], replace=given), *args[1:])
