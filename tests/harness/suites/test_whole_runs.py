@@ -281,8 +281,9 @@ def test_bisect_does_not_conform_where_both_are_wrong_in_what_is_not_shown(model
         found = bisect(opened.context)
     finally:
         opened.close()
-    assert found.logits is not None
-    assert (found.logits.status, found.logits.detail["at_fault"]) == ("diverged", "both")
+    assert found.exit_code == 1
+    assert found.first is not None
+    assert found.first.site.name == "result_output"  # what an engine answers is judged as well
 
 
 @pytest.mark.parametrize("tensor", ["output.weight", "token_embd.weight"])
