@@ -13,7 +13,7 @@ from numpy.random import Philox
 
 from lockstep.engine.batch import Batch, encoded_first
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.harness.context.suite import Context
+from lockstep.harness.context.suite import NO_MEMORY, Context
 from lockstep.harness.records import Busy, Rejected, Status, Unanswerable, Verdict
 
 PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
@@ -217,6 +217,14 @@ def longer(
             break
         ends.append(n)
     return every[: max([len(ids), *ends])], ends, left
+
+
+def batches_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> tuple[Batch, ...]:
+    """A row of logits behind each of these beginnings: of one run of them all, or, where a token
+    sees those behind it as well, of a run of each."""
+    if context.facts.architecture in NO_MEMORY:
+        return tuple(Batch.for_next(ids[:n]) for n in ends)
+    return (with_rows(ids, ends),)
 
 
 def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:

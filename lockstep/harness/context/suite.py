@@ -42,8 +42,10 @@ from lockstep.harness.records import (
 
 NOT_OFFERED = "not_offered"  # in the detail of what an engine says that it has not
 BUSY = "busy"  # and of what it may have
-# architectures of which llama.cpp changes a batch's first row, or keeps nothing of it for the next
-NOT_IN_ONE = ("chameleon", "dream", "llada", "llada-moe", "rnd1")
+# architectures of which llama.cpp keeps nothing of a batch for the next, and whose tokens see those
+# behind them as well; or changes its first row
+NO_MEMORY = ("dream", "llada", "llada-moe", "rnd1")
+NOT_IN_ONE = (*NO_MEMORY, "chameleon")
 STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is read as well
 
 

@@ -32,6 +32,7 @@ from lockstep.harness.shadow.judge import view_of
 from lockstep.harness.shadow.nodes import node_of, rows_of, text
 
 FROM_THE_ENCODER = "cross_embd"  # the input that llama.cpp copies from the encoder's last node
+TOKENS_READ = "inp_tokens"  # the input that embeddings are looked up by
 NOWHERE = -1  # the bytes of a tensor without memory
 KEPT_PROGRAMS = 3  # of a session: those of logits, of text, and of products with few inputs
 Watcher = Callable[[Node, Place], None]
@@ -102,6 +103,11 @@ class ProgramDraft:
     filled: set[TensorView] = field(default_factory=set)  # of inputs: what has been copied
     last_use: dict[int, int] = field(default_factory=dict)
     output: tuple[Place, PlannedNode, NDArray[Any]] | None = None  # the result, or what is last
+
+    def tokens(self) -> NDArray[np.int32]:
+        """Those that it reads, in its order."""
+        found = [raw for i, raw in self.inputs.items() if self.roots[i].name == TOKENS_READ]
+        return np.concatenate(found or [np.empty(0, np.uint8)]).view(np.int32)
 
 
 class ProgramRecorder:
@@ -282,7 +288,8 @@ class ProgramRecorder:
             found = [draft.output for draft in self.drafts if draft.step == step and draft.output]
             found = [one for one in found if one[1].name == self.result] or found
             rows = sum(prod(node.result.ne[1:]) for _, node, _ in found)
-            if self.result == LOGITS and computes_every_token(batch, rows):
+            read = [draft.tokens() for draft in self.drafts if draft.step == step]
+            if self.result == LOGITS and computes_every_token(batch, rows, np.concatenate(read)):
                 orders.append(tuple(np.flatnonzero(batch.outputs).tolist()))
             else:
                 values = [value for _, _, value in found]
@@ -295,9 +302,11 @@ class ProgramRecorder:
         )
 
 
-def computes_every_token(batch: Batch, rows: int) -> bool:
-    """Also those whose logits are not asked for: some graphs never leave out a row."""
-    return rows == len(batch) > batch.outputs.sum() and len({*batch.seq_ids.tolist()}) == 1
+def computes_every_token(batch: Batch, rows: int, read: NDArray[np.int32]) -> bool:
+    """Also those whose logits are not asked for: some graphs never leave out a row. Of several
+    sequences the order of tokens may be another, which shows in those that are read."""
+    in_order = len({*batch.seq_ids.tolist()}) == 1 or np.array_equal(read, batch.tokens)
+    return in_order and rows == len(batch) > batch.outputs.sum()
 
 
 def order_of(

@@ -14,9 +14,9 @@ from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import (
     ALONE,
     TOGETHER,
+    batches_behind,
     is_small,
     longer,
-    with_rows,
 )
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
@@ -231,7 +231,7 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
     ends += more
     if left:
         yield left.verdict(context, "decode")
-    batches = (with_rows(ids, ends),)
+    batches = batches_behind(context, ids, ends)
     logits = oracles_logits(context, batches)
     if logits is None:
         yield context.verdict("decode", "not-compared", WRONG_ORACLE)

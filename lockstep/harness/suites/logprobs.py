@@ -15,7 +15,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.quants.base import F32
 from lockstep.engine.tokenizers.vocabulary import Attr
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import LeftOut, longer, with_rows
+from lockstep.harness.context.further_runs import LeftOut, batches_behind, longer
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.candidates import (
@@ -66,11 +66,12 @@ class LogProbs(Suite, name="logprobs"):
             return
         asked = by_text(context) if context.subject_info.text_only else by_ids(context)
         context.progress(f"the likeliest tokens after {len(asked.prefixes)} prefixes")
-        run = context.ask(context.oracle, "evaluate", Request(batches=(asked.batch,)))
+        run = context.ask(context.oracle, "evaluate", Request(batches=asked.batches))
         k = min(MOST, run.logits[0].shape[1])
         lists = context.ask(context.subject, "logprobs", asked.prefixes, k)
         listed = [read_list(row, names(context, lists)) for row in lists]
-        verdict = compared(context, asked, run.logits[0], listed)
+        logits = np.concatenate(run.logits)
+        verdict = compared(context, asked, logits, listed)
         if verdict.status == "agreed":
             try:
                 text, wrong = behind_one_alike(context, asked, k)
@@ -84,8 +85,8 @@ class LogProbs(Suite, name="logprobs"):
         if asked.left_out:
             yield asked.left_out.verdict(context, "logprobs")
         if verdict.status == "agreed":
-            allowed = verdict.detail["allowed_relative"] * (largest(run.logits[0]) or 1.0)
-            ended = ends(context, listed, run.logits[0], allowed)
+            allowed = verdict.detail["allowed_relative"] * (largest(logits) or 1.0)
+            ended = ends(context, listed, logits, allowed)
             if ended:
                 yield context.verdict("logprobs", "excused", ending(listed, ended))
             if text := left_open(listed, ended):
@@ -99,11 +100,16 @@ class LogProbs(Suite, name="logprobs"):
 
 @dataclass(frozen=True, kw_only=True)
 class AskedPrefixes:
-    """prefixes: as the engine is given them; batch: all of them in one, a row of logits each."""
+    """prefixes: as the engine is given them; batches: a row of logits for each."""
 
     prefixes: list[list[int] | bytes]
-    batch: Batch
+    batches: tuple[Batch, ...]
     left_out: LeftOut | None = None  # longer ones
+
+    @property
+    def ends(self) -> list[int]:
+        """How many tokens each has."""
+        return [int(at) + 1 for batch in self.batches for at in np.flatnonzero(batch.outputs)]
 
 
 def by_ids(context: Context) -> AskedPrefixes:
@@ -111,8 +117,8 @@ def by_ids(context: Context) -> AskedPrefixes:
     ends = [n for n in LENGTHS if n < len(ids)] + [len(ids)]
     ids, more, left = longer(context, ids, "logprobs")
     ends += more
-    prefixes: list[list[int] | bytes] = [ids[:n] for n in ends]
-    return AskedPrefixes(prefixes=prefixes, batch=with_rows(ids, ends), left_out=left)
+    batches = batches_behind(context, ids, ends)
+    return AskedPrefixes(prefixes=[ids[:n] for n in ends], batches=batches, left_out=left)
 
 
 def by_text(context: Context) -> AskedPrefixes:
@@ -134,7 +140,8 @@ def by_text(context: Context) -> AskedPrefixes:
     places = sorted({0, *(n for n in LENGTHS if n < len(fits)), len(fits) - 1})
     ends = [fits[place] for place in places]
     return AskedPrefixes(
-        prefixes=[texts[n - 1] for n in ends], batch=with_rows(ids[: ends[-1]], ends)
+        prefixes=[texts[n - 1] for n in ends],
+        batches=batches_behind(context, ids[: ends[-1]], ends),
     )
 
 
@@ -146,8 +153,8 @@ def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[st
     if not usual or (other := with_another_middle(context, usual[-1])) is None:
         return "", []
     ids = context.ask(context.oracle, "tokenize", [other])[0] if type(other) is bytes else other
-    one = AskedPrefixes(prefixes=[other], batch=Batch.for_next(ids))
-    run = context.ask(context.oracle, "evaluate", Request(batches=(one.batch,)))
+    one = AskedPrefixes(prefixes=[other], batches=(Batch.for_next(ids),))
+    run = context.ask(context.oracle, "evaluate", Request(batches=one.batches))
 
     def behind(first: list[int] | bytes) -> Verdict:
         lists = context.ask(context.subject, "logprobs", [first, other], k)[1:]
@@ -194,7 +201,7 @@ def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dic
 def compared(
     context: Context, asked: AskedPrefixes, logits: F32, listed: Sequence[Listed]
 ) -> Verdict:
-    batches = (asked.batch,)
+    batches = asked.batches
     if not (np.isfinite(logits) | np.isneginf(logits)).all():
         text = "logits are NaN or infinite, so that probabilities are not determined"
         return context.verdict("logprobs", "not-compared", text)
@@ -228,18 +235,17 @@ def compared(
     )
     detail |= {"token": off.token, "expected": off.expected, "actual": off.actual}
     detail |= {"list": row, "limit": float(bound.allowed)}
-    ends = (np.flatnonzero(asked.batch.outputs) + 1).tolist()
-    beginning = asked.batch.tokens[: ends[row]].tolist()
+    beginning = asked.batches[-1].tokens[: asked.ends[row]].tolist()
     elsewhere = whose(context, beginning, listed[row], float(bound.allowed))
     detail["right_after"] = elsewhere
-    text = f"after prefix {row + 1} of {len(listed)}, {lengths(ends, row)}, {sentence(off)}"
+    text = f"after prefix {row + 1} of {len(listed)}, {lengths(asked.ends, row)}, {sentence(off)}"
     text += f"; it is right behind the first {elsewhere[-1]}" if elsewhere else ""
     text += "; at fault: subject"
     text += what_they_are(listed, logits, float(bound.allowed))
     if off.missing and set(off.missing) <= set(ids_of_control(context).tolist()):
         text += "; all that are missing are tokens of control"
     if isinstance(given := asked.prefixes[row], bytes):
-        text += counted_otherwise(context, given, ends[row])
+        text += counted_otherwise(context, given, asked.ends[row])
     return context.verdict("logprobs", "diverged", text, detail, ("logprobs", off.kind))
 
 
@@ -279,11 +285,10 @@ def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) 
     of more logits than are asked for on suspicion."""
     if len(listed.candidates) < ENOUGH or len(ids) * context.facts.n_vocab > MOST_LOGITS:
         return []
-    outcome = context.oracle.ask("evaluate", Request(batches=(Batch.of(ids),)))
-    if not isinstance(outcome, Answered):
-        return []
-    rows = enumerate(outcome.value.logits[0], start=1)
-    return [n for n, logits in rows if off_from(listed, logits, allowed) is None]
+    batches = batches_behind(context, ids, range(1, len(ids) + 1))
+    outcome = context.oracle.ask("evaluate", Request(batches=batches))
+    each = np.concatenate(outcome.value.logits) if isinstance(outcome, Answered) else ()
+    return [n for n, logits in enumerate(each, 1) if off_from(listed, logits, allowed) is None]
 
 
 def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[int, Off] | None:

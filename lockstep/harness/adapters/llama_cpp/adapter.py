@@ -322,7 +322,10 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             )
 
     def _check_batches(self, batches: Sequence[Batch]) -> None:
-        self._check_room(sum(len(batch) for batch in batches if not batch.encoder))
+        sizes = [len(batch) for batch in batches if not batch.encoder]
+        if sum(sizes) > self.settings.n_ctx and not self._context(traced=False).has_memory:
+            sizes = [max(sizes)]  # nothing is kept of a batch for the next
+        self._check_room(sum(sizes))
         for batch in batches:
             self._check_tokens(batch)
         both = self._weights().has_both

@@ -17,7 +17,13 @@ from numpy.random import Philox
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.further_runs import LeftOut, is_small, n_cells, with_rows
+from lockstep.harness.context.further_runs import (
+    LeftOut,
+    batches_behind,
+    is_small,
+    n_cells,
+    with_rows,
+)
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
@@ -84,8 +90,8 @@ def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> li
         ends = ends[: MOST // context.facts.n_vocab]
         if not ends:
             continue
-        batch = with_rows(ids[: ends[-1]], ends)
-        run = context.ask(context.oracle, "evaluate", Request(batches=(batch,)))
+        batches = batches_behind(context, ids[: ends[-1]], ends)
+        run = context.ask(context.oracle, "evaluate", Request(batches=batches))
         for end, row in zip(ends, np.concatenate(run.logits), strict=True):
             margin = margin_of(row)
             if margin > ROOM * allowed_in(context, row):

@@ -15,9 +15,9 @@ from lockstep.harness.context.further_runs import (
     PROMPT,
     ROWS,
     LeftOut,
+    batches_behind,
     many_ids,
     n_cells,
-    with_rows,
 )
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
@@ -69,12 +69,12 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
     if context.facts.decoder_start is not None or not ends:
         return
     every = many_ids(context, ends[-1])
-    whole = (with_rows(every, ends),)
+    whole = batches_behind(context, every, ends)
     run: Evaluation = context.ask(context.oracle, "evaluate", Request(batches=whole))
-    (logits,) = run.logits
-    turned = (with_rows([*every[:TURNED][::-1], *every[TURNED:]], ends),)
+    logits = np.concatenate(run.logits)
+    turned = batches_behind(context, [*every[:TURNED][::-1], *every[TURNED:]], ends)
     run = context.ask(context.oracle, "evaluate", Request(batches=turned))
-    telling = run.logits[0].argmax(axis=1) != logits.argmax(axis=1)
+    telling = np.concatenate(run.logits).argmax(axis=1) != logits.argmax(axis=1)
     allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
     likeliest = np.union1d(controls, [0, logits.shape[1] - 1])
     asked = {
@@ -101,8 +101,8 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
         if is_oracle_wrong(context, whole, logits, whole_truth(context, whole)):
             yield context.verdict("decode", "not-compared", WRONG_ORACLE)
             return
-        batch, rows = with_rows(ids, ends[: at + 1]), logits[: at + 1]
-        found = another(context, batch, rows, said, what, is_control=wanted in controls)
+        batches, rows = batches_behind(context, ids, ends[: at + 1]), logits[: at + 1]
+        found = another(context, batches, rows, said, what, is_control=wanted in controls)
         if found.status == "diverged":
             yield found
             return
@@ -137,11 +137,17 @@ def lengths_asked(context: Context, first: int) -> list[int]:
 
 
 def another(
-    context: Context, batch: Batch, logits: F32, said: int, asked: str, *, is_control: bool
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    said: int,
+    asked: str,
+    *,
+    is_control: bool,
 ) -> Verdict:
-    """What is said of the token chosen in the place of the likeliest. batch: up to it, with the
+    """What is said of the token chosen in the place of the likeliest. batches: up to it, with the
     outputs of which the oracle's logits are; asked: for which of the two reasons."""
-    row, batches = logits[-1], (batch,)
+    row, n = logits[-1], len(batches[-1])
     wanted = int(row.argmax())
     # experts may be nearly alike: this run has noise of its own
     allowed = 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed)
@@ -156,11 +162,11 @@ def another(
         return context.verdict("decode", "not-applicable", f"{NOT_KNOWN[asked]}, {HONEST}")
     what = "control token" if is_control else "token"
     text = (
-        f"behind the first {len(batch)} seeded tokens the next is {said}, the oracle's {what} "
+        f"behind the first {n} seeded tokens the next is {said}, the oracle's {what} "
         f"{wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
     )
     detail = {"at_fault": "subject", "expected": wanted, "actual": said, "allowed": allowed}
-    detail |= {"margin": margin, "asked": f"{what} {wanted} behind {len(batch)} seeded tokens"}
+    detail |= {"margin": margin, "asked": f"{what} {wanted} behind {n} seeded tokens"}
     return context.verdict("decode", "diverged", text, detail, key=("decode", KEYS[asked]))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.further_runs import many_ids, n_cells, with_rows
+from lockstep.harness.context.further_runs import batches_behind, many_ids, n_cells
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
@@ -257,5 +257,5 @@ def tells(context: Context, one: TellingPrompt, before: Sequence[TellingPrompt])
 
 def logits_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> F32 | None:
     """(ends, vocabulary); None: the oracle does not answer."""
-    outcome = context.oracle.ask("evaluate", Request(batches=(with_rows(ids, ends),)))
-    return outcome.value.logits[0] if isinstance(outcome, Answered) else None
+    outcome = context.oracle.ask("evaluate", Request(batches=batches_behind(context, ids, ends)))
+    return np.concatenate(outcome.value.logits) if isinstance(outcome, Answered) else None
