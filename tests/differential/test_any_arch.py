@@ -158,6 +158,11 @@ def test_chameleon_suppresses_image_tokens_in_the_first_row_alone(tmp_path: Path
     detail = {"at_fault": "oracle", "step": 0}
     wrong = Verdict(suite="decode", case="c", status="diverged", summary="", detail=detail)
     assert excused_if_known(wrong, "chameleon", "llama.cpp").status == "excused"
+    chosen = {"at_fault": "both", "expected": 9000, "actual": 9000}
+    both = replace(wrong, detail={**detail, **chosen})
+    assert excused_if_known(both, "chameleon", "llama.cpp").status == "excused"
+    others = replace(wrong, detail={**detail, **chosen, "actual": 9001})
+    assert excused_if_known(others, "chameleon", "llama.cpp") is others
 
 
 def test_cogvlm_hands_out_the_logits_of_the_first_token_for_those_of_the_last(
@@ -175,6 +180,11 @@ def test_cogvlm_hands_out_the_logits_of_the_first_token_for_those_of_the_last(
     detail = {"at_fault": "oracle", "step": 0}
     wrong = Verdict(suite="decode", case="c", status="diverged", summary="", detail=detail)
     assert excused_if_known(wrong, "cogvlm", "llama.cpp").status == "excused"
+    some = replace(wrong, suite="logits", detail={**detail, "asked": "with two sequences"})
+    some.detail.pop("step")
+    assert excused_if_known(some, "cogvlm", "llama.cpp").status == "excused"
+    every = replace(some, detail={"at_fault": "oracle"})  # a row of each token is handed out right
+    assert excused_if_known(every, "cogvlm", "llama.cpp") is every
     assert excused_if_known(wrong, "qwen3", "llama.cpp") is wrong
     assert excused_if_known(wrong, "cogvlm", "llama.cpp@0.3.8") is wrong
     both = replace(wrong, detail={**detail, "at_fault": "both"})

@@ -77,3 +77,12 @@ def test_logits_of_some_tokens_of_several_sequences_are_those_of_these_tokens(
     (found,) = checked(plan_for(path, engine="llama.cpp", suites=("logits",)))
     assert found.status == "agreed", found.summary
     assert "with two sequences that come later" in found.summary
+
+
+def test_logits_whose_first_row_a_graph_changes_are_asked_for_so_that_each_has_one(
+    plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
+) -> None:
+    """llama.cpp died where none are asked for, and was said to give others where some are."""
+    (path,) = make_variants(["chameleon"], tmp_path)
+    (found,) = checked(plan_for(path, engine="llama.cpp", suites=("logits",)))
+    assert found.status == "agreed", found.summary

@@ -13,7 +13,7 @@ from numpy.random import Philox
 
 from lockstep.engine.batch import Batch, encoded_first
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.harness.context.suite import NO_MEMORY, Context
+from lockstep.harness.context.suite import FIRST_ROW, NO_MEMORY, Context
 from lockstep.harness.records import Busy, Rejected, Status, Unanswerable, Verdict
 
 PROMPT = 67  # whole tiles of 4, 8, 16, 32 or 64 rows, and some of another
@@ -154,11 +154,14 @@ def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
     """Of FILLED tokens outputs of two that are neither the first nor the last, of SILENT none; of
     large vocabularies those of long batches at their last."""
     ids, at, batches = many_ids(context, sum(sizes)), 0, []
+    silent = None
+    if context.facts.architecture not in FIRST_ROW:
+        silent = len(sizes) - len(FEW) + FEW.index(SILENT)
     for number, size in enumerate(sizes):
         batch = Batch.of(ids[at : at + size], start=at)
         if number == sizes.index(FILLED):
             batch.outputs[[0, 2, 4]] = False
-        elif number == len(sizes) - len(FEW) + FEW.index(SILENT):
+        elif number == silent:
             batch.outputs[:] = False
         elif size > max(FEW) and size * context.facts.n_vocab > ROWS:
             batch.outputs[:-1] = False

@@ -14,7 +14,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.by_chance import by_chance
 from lockstep.harness.context.further_runs import LeftOut, sequences_in
-from lockstep.harness.context.suite import Context, no_answer
+from lockstep.harness.context.suite import FIRST_ROW, Context, no_answer
 from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Evaluation, Rejected, Request, Unanswerable, Verdict
@@ -45,7 +45,7 @@ def ways(context: Context) -> Iterator[Way]:
         rows = [np.arange(len(batch)) for batch in batches]
         shown = Request(batches=batches, capture=True)
         yield Way(words="with tensors shown", request=shown, first=rows, own=rows)
-    if len(batches[0]) > 1:
+    if len(batches[0]) > 1 and context.facts.architecture not in FIRST_ROW:
         yield some_outputs(batches)
     if 2 * sum(map(len, batches)) <= context.settings.n_ctx:
         yield beside_another(batches, context.facts.n_vocab, context.seed)

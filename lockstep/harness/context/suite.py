@@ -43,9 +43,10 @@ from lockstep.harness.records import (
 NOT_OFFERED = "not_offered"  # in the detail of what an engine says that it has not
 BUSY = "busy"  # and of what it may have
 # architectures of which llama.cpp keeps nothing of a batch for the next, and whose tokens see those
-# behind them as well; or changes its first row
+# behind them as well; or writes into the first row of a batch's logits, and aborts if there is none
 NO_MEMORY = ("dream", "llada", "llada-moe", "rnd1")
-NOT_IN_ONE = (*NO_MEMORY, "chameleon")
+FIRST_ROW = ("chameleon",)
+NOT_IN_ONE = (*NO_MEMORY, *FIRST_ROW)
 STEPS_TRACED = 2  # single tokens decoded after the prompt, so that the cache is read as well
 
 
