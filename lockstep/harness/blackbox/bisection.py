@@ -14,6 +14,7 @@ from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
 from lockstep.harness.blackbox import (
     choosing,
     fewer_layers,
+    lists_of_threads,
     long_context,
     long_prompt,
     own_prompts,
@@ -57,6 +58,7 @@ from lockstep.harness.locate.locate import LEVELS
 from lockstep.harness.records import EngineInfo, Verdict
 from lockstep.harness.suites.decode import PROMPTS, THREADS
 from lockstep.harness.suites.logits import FEWER_LAYERS
+from lockstep.harness.suites.logprobs import THREADS as THREADS_OF_LISTS
 
 SMALL = "small activations"
 NO_LENS = "weights: lenses show them through the last norm and the head, which differ"
@@ -186,6 +188,7 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
         PROMPTS: partial(own_prompts.checked, plan),
         several_threads.SUITE: partial(several_threads.checked, plan),
         THREADS: partial(tokens_of_threads.checked, plan),
+        THREADS_OF_LISTS: partial(lists_of_threads.checked, plan),
         FEWER_LAYERS: partial(fewer_layers.checked, plan),
     }
 

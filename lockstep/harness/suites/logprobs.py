@@ -15,7 +15,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.quants.base import F32
 from lockstep.engine.tokenizers.vocabulary import Attr
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import LeftOut, batches_behind, longer
+from lockstep.harness.context.further_runs import LeftOut, batches_behind, is_small, longer
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.candidates import (
@@ -32,6 +32,7 @@ from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Request, Verdict
 from lockstep.harness.suites.logits import is_oracle_wrong
 from lockstep.harness.suites.parts.control_tokens import ids_of_control
+from lockstep.harness.suites.parts.empty_lists import ending, ends, left_open
 from lockstep.harness.suites.parts.lists_alike import alike
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 
@@ -47,6 +48,7 @@ BASES = {"10": 1 / ln(10), "2": 1 / ln(2)}  # what a natural logarithm is multip
 NEAR = 1e-3  # the factor of a base
 MOST_FACTOR = 20.0  # a list that is nearly flat is right but for some factor whatever it says
 PROBABILITIES = "; these are probabilities, and their logarithms are right"
+THREADS = "logprobs: threads"  # what a program of lists alone is asked with several
 MIDDLE = 2  # tokens that are the same before it, at least
 WRONG_ORACLE = "lists are held against the oracle's logits, and these are wrong"
 
@@ -67,11 +69,12 @@ class LogProbs(Suite, name="logprobs"):
         asked = by_text(context) if context.subject_info.text_only else by_ids(context)
         context.progress(f"the likeliest tokens after {len(asked.prefixes)} prefixes")
         run = context.ask(context.oracle, "evaluate", Request(batches=asked.batches))
-        k = min(MOST, run.logits[0].shape[1])
+        logits = np.concatenate(run.logits)
+        k = min(MOST, logits.shape[1])
         lists = context.ask(context.subject, "logprobs", asked.prefixes, k)
         listed = [read_list(row, names(context, lists)) for row in lists]
-        logits = np.concatenate(run.logits)
         verdict = compared(context, asked, logits, listed)
+        wrong: list[Verdict] = []
         if verdict.status == "agreed":
             try:
                 text, wrong = behind_one_alike(context, asked, k)
@@ -91,11 +94,21 @@ class LogProbs(Suite, name="logprobs"):
                 yield context.verdict("logprobs", "excused", ending(listed, ended))
             if text := left_open(listed, ended):
                 yield context.verdict("logprobs", "not-compared", text)
+            if not wrong:
+                yield from several_threads(context)
         elif verdict.status == "diverged":
             row = verdict.detail["list"]
             asked_for, same = asked.prefixes[row : row + 1], partial(alike, verdict.detail["limit"])
             first = lists[row : row + 1]
             yield from asked_again(context, "logprobs", first, "logprobs", asked_for, k, same=same)
+
+
+def several_threads(context: Context) -> Iterator[Verdict]:
+    """Of a small model, and who has neither logits nor greedy tokens: else those are asked for.
+    As harness.blackbox.lists_of_threads says."""
+    others = {"logits", "greedy"} & set(context.subject_info.levels or ("logits",))
+    if is_small(context.file) and not others and THREADS in context.on_made_models:
+        yield from context.asked_on_made_models(THREADS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,41 +349,6 @@ def agreement(listed: Sequence[Listed], detail: dict[str, Any]) -> str:
     if not detail["values_compared"]:
         text = f"{len(listed)} prefixes: ranks alone, no two values of a list could be compared"
     return text
-
-
-def ends(context: Context, listed: Sequence[Listed], logits: F32, allowed: float) -> list[int]:
-    """The empty lists behind whose prefix the text ends for the oracle too: the likeliest token is
-    one that ends it, or ties with one within the noise (twice the limit of a logit). Servers that
-    stop there list nothing."""
-    rows = [row for row, each in enumerate(listed) if is_empty(each)]
-    try:
-        tokens = sorted(context.tokenizer.vocabulary.eog) if rows else []
-    except EngineError:
-        return []
-    if not tokens:
-        return []
-    return [row for row in rows if logits[row, tokens].max() >= logits[row].max() - 2 * allowed]
-
-
-def ending(listed: Sequence[Listed], ended: Sequence[int]) -> str:
-    return (
-        f"{len(ended)} of {len(listed)} lists are empty, where the text ends for the oracle too: "
-        "nothing else is known of them"
-    )
-
-
-def is_empty(listed: Listed) -> bool:
-    return not listed.candidates and not listed.unknown
-
-
-def left_open(listed: Sequence[Listed], ended: Sequence[int]) -> str:
-    """A list of nothing agrees with anything, and a text that no token has may be one written
-    wrongly; "": there are none. ended: the lists that may be empty."""
-    empty = sum(map(is_empty, listed)) - len(ended)
-    unknown = sum(each.unknown for each in listed)
-    found = [f"{empty} of {len(listed)} lists, which are empty"] if empty else []
-    found += [f"{unknown} candidates whose texts no token has"] if unknown else []
-    return f"not compared were {' and '.join(found)}" if found else ""
 
 
 def sentence(off: Off) -> str:
