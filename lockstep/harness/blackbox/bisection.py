@@ -20,6 +20,7 @@ from lockstep.harness.blackbox import (
     own_prompts,
     own_token,
     several_threads,
+    texts_of_threads,
     tokens_of_threads,
 )
 from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker, why_not_asked
@@ -59,6 +60,7 @@ from lockstep.harness.records import EngineInfo, Verdict
 from lockstep.harness.suites.decode import PROMPTS, THREADS
 from lockstep.harness.suites.logits import FEWER_LAYERS
 from lockstep.harness.suites.logprobs import THREADS as THREADS_OF_LISTS
+from lockstep.harness.suites.text import THREADS as THREADS_OF_TEXTS
 
 SMALL = "small activations"
 NO_LENS = "weights: lenses show them through the last norm and the head, which differ"
@@ -189,6 +191,7 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
         several_threads.SUITE: partial(several_threads.checked, plan),
         THREADS: partial(tokens_of_threads.checked, plan),
         THREADS_OF_LISTS: partial(lists_of_threads.checked, plan),
+        THREADS_OF_TEXTS: partial(texts_of_threads.checked, plan),
         FEWER_LAYERS: partial(fewer_layers.checked, plan),
     }
 

@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.engine.batch import steps_of
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import n_cells
+from lockstep.harness.context.further_runs import is_small, n_cells
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite, not_offered
 from lockstep.harness.records import Status, Verdict
@@ -48,6 +48,8 @@ from lockstep.harness.suites.parts.text_readings import (
     without_prompt,
 )
 
+THREADS = "text: threads"  # what a program of text alone is asked with several
+
 
 class Text(Suite, name="text"):
     order = 52
@@ -74,7 +76,8 @@ class Text(Suite, name="text"):
         ):
             yield silent
             return
-        for more in (behind_others, close_calls, partial(at_once, found)):
+        others = (behind_others, close_calls, partial(several_threads, bool(nothing)))
+        for more in (*others, partial(at_once, found)):
             if not found <= {"agreed", "excused", "not-applicable", ENDED}:
                 break
             for verdict in more(context):
@@ -88,6 +91,14 @@ class Text(Suite, name="text"):
 
 def kind(verdict: Verdict) -> str:
     return ENDED if ENDED in verdict.detail else verdict.status
+
+
+def several_threads(nothing: bool, context: Context) -> Iterator[Verdict]:
+    """Of a small model, and who has nothing but text: else logits, tokens or lists are asked for.
+    As harness.blackbox.texts_of_threads says. nothing: there is none to ask for."""
+    others = {"logits", "greedy", "logprobs"} & set(context.subject_info.levels or ("logits",))
+    if is_small(context.file) and not (others or nothing) and THREADS in context.on_made_models:
+        yield from context.asked_on_made_models(THREADS)
 
 
 def at_once(found: Container[str], context: Context) -> Iterator[Verdict]:
