@@ -15,7 +15,9 @@ _GROUPED = (
     "mistral3 qwen2 qwen2moe qwen2vl qwen3moe qwen3vl qwen3vlmoe gemma2 phi3 phimoe granite "
     "granitemoe exaone4 exaone-moe ernie4_5 ernie4_5-moe smollm3 glm4 glm4moe seed_oss "
     "starcoder2 internlm2 hunyuan-dense hunyuan-moe lfm2 lfm2moe dream cohere2 nemotron arcee "
-    "apertus grovemoe minimax-m2 dbrx grok deci jamba gpt-oss muse-glimmer afmoe"
+    "apertus grovemoe minimax-m2 dbrx grok deci jamba gpt-oss muse-glimmer afmoe rnd1 chatglm "
+    "bitnet exaone olmo2 command-r bailingmoe stablelm minicpm smallthinker codeshell cohere2moe "
+    "paddleocr qwen3next qwen35 qwen35moe"
 )
 SIZES: Mapping[str, Sizes] = MappingProxyType(
     {
@@ -26,7 +28,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "llama": Sizes(n_embd=128, n_head=4, n_head_kv=2),
         "llama4": Sizes(n_layer=4, n_head=4, n_head_kv=2),  # every fourth layer has no rope
         "gemma3n": Sizes(n_layer=22, n_embd=32, n_head=1, n_ff=48),  # layers from 20 on share keys
-        "gemma4": Sizes(n_layer=5),
+        "gemma4": Sizes(n_layer=5, n_head=4, n_head_kv=2),
         "deepseek4": Sizes(n_layer=4, n_embd=128, n_head=4),
         # other engines do not ask: heads of 128, one layer in six without a window, and an FFN of
         # four times the width
@@ -35,9 +37,10 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "gpt2": Sizes(n_ff=256),
         "deepseek2": Sizes(n_head=4, n_head_kv=1),
         # two heads in each of two groups: of one a group it does not show which group is whose
-        **{name: Sizes(n_head=4) for name in ("mamba2", "falcon-h1", "granitehybrid")},
-        "nemotron_h": Sizes(n_layer=3, n_head=4),
-        "nemotron_h_moe": Sizes(n_layer=3, n_head=4),
+        "mamba2": Sizes(n_head=4),
+        **{name: Sizes(n_head=4, n_head_kv=2) for name in ("falcon-h1", "granitehybrid")},
+        "nemotron_h": Sizes(n_layer=3, n_head=4, n_head_kv=2),
+        "nemotron_h_moe": Sizes(n_layer=3, n_head=4, n_head_kv=2),
         "qwen3tts": Sizes(n_vocab=3072),  # the head of the codec has a fixed size
         "hrm_text": Sizes(n_layer=6),  # 1 layer a stack, 2 high cycles of 2 low ones and a high one
         "chameleon": Sizes(n_vocab=10240),
