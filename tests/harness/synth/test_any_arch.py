@@ -186,10 +186,3 @@ def test_only_matrices_of_whole_blocks_get_the_type(
     name: str, ne: tuple[int, ...], expected: str
 ) -> None:
     assert type_of(tensor(name, *ne), "Q8_0") == expected
-
-
-@pytest.mark.parametrize("arch", ["rnd1", "chatglm", "olmo2", "qwen35", "gemma4", "nemotron_h"])
-def test_heads_share_kv_heads_where_those_of_published_models_do(arch: str) -> None:
-    """Of as many KV heads as heads, or of one, every way to say which share one is the same."""
-    sizes = SIZES[arch]
-    assert sizes.n_head > sizes.kv_heads > 1
