@@ -16,8 +16,8 @@ _GROUPED = (
     "granitemoe exaone4 exaone-moe ernie4_5 ernie4_5-moe smollm3 glm4 glm4moe seed_oss "
     "starcoder2 internlm2 hunyuan-dense hunyuan-moe lfm2 lfm2moe dream cohere2 nemotron arcee "
     "apertus grovemoe minimax-m2 dbrx grok deci jamba gpt-oss muse-glimmer afmoe rnd1 chatglm "
-    "bitnet exaone olmo2 command-r bailingmoe stablelm minicpm smallthinker codeshell cohere2moe "
-    "paddleocr qwen3next qwen35 qwen35moe"
+    "bitnet exaone olmo2 command-r bailingmoe stablelm minicpm falcon-h1 granitehybrid "
+    "smallthinker codeshell cohere2moe paddleocr qwen3next qwen35 qwen35moe"
 )
 SIZES: Mapping[str, Sizes] = MappingProxyType(
     {
@@ -38,9 +38,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
         "deepseek2": Sizes(n_head=4, n_head_kv=1),
         # two heads in each of two groups: of one a group it does not show which group is whose
         "mamba2": Sizes(n_head=4),
-        **{name: Sizes(n_head=4, n_head_kv=2) for name in ("falcon-h1", "granitehybrid")},
-        "nemotron_h": Sizes(n_layer=3, n_head=4, n_head_kv=2),
-        "nemotron_h_moe": Sizes(n_layer=3, n_head=4, n_head_kv=2),
+        **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), Sizes(n_layer=3, n_head=4, n_head_kv=2)),
         "qwen3tts": Sizes(n_vocab=3072),  # the head of the codec has a fixed size
         "hrm_text": Sizes(n_layer=6),  # 1 layer a stack, 2 high cycles of 2 low ones and a high one
         "chameleon": Sizes(n_vocab=10240),
