@@ -6,7 +6,7 @@ the rows that are left over among them, is right everywhere. Of a model that the
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -34,20 +34,34 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     if given or long_prompt or not isinstance(context.subject, ProgramSession):
         return
     context.progress(f"logits {WORDS}")
+    yield from asked_with_threads(plan, context, SUITE, said)
+
+
+def asked_with_threads(
+    plan: Plan, context: Context, suite: str, said: Callable[[Context], Iterator[Verdict]]
+) -> Iterator[Verdict]:
+    """What `said` says of the program with several; that it does not start so is said as well, and
+    no fault: one of it runs already."""
     with with_threads(plan, context) as asked:
-        if asked is not None:
+        if isinstance(asked, Context):
             yield from said(asked)
+        elif asked:
+            text = f"{WORDS}: it does not start: {asked}"
+            yield context.verdict(suite, "not-applicable", text, {"n_threads": THREADS})
 
 
 @contextmanager
-def with_threads(plan: Plan, context: Context) -> Iterator[Context | None]:
-    """The same program, started anew with several; None where it says that it has another number,
-    or does not start: it was started before, and need not be a second time."""
+def with_threads(plan: Plan, context: Context) -> Iterator[Context | str]:
+    """The same program, started anew with several; or why it does not start, "" where it says that
+    it has another number."""
     settings = replace(context.settings, n_threads=THREADS)
     with context.runner.open(plan.engine, plan.subject_model, settings) as session:
-        asked = None
-        with suppress(BadInput, NoAnswer):
+        asked: Context | str = ""
+        try:
             info = described(session, under_test=True)
+        except (BadInput, NoAnswer) as error:
+            asked = str(error)
+        else:
             if info.settings is None or info.settings.n_threads == THREADS:
                 asked = context.with_subject(session, context.subject_model, info)
         yield asked
@@ -98,7 +112,7 @@ def bisected(plan: Plan, context: Context) -> Bisection | None:
     # what was found is true whatever becomes of this
     with with_threads(plan, context) as asked, suppress(BadInput, NoAnswer):
         for _ in range(TIMES):
-            if asked is None:
+            if not isinstance(asked, Context):
                 break
             found = bisect_run(asked)
             if found.culprits:

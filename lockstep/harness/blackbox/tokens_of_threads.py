@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lockstep.engine.batch import steps_of
 from lockstep.harness.blackbox.long_prompt import THREADS
-from lockstep.harness.blackbox.several_threads import WORDS, rounds, with_threads
+from lockstep.harness.blackbox.several_threads import WORDS, asked_with_threads, rounds
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.protocol.session import ProgramSession
@@ -24,9 +24,7 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     if context.settings.n_threads >= THREADS or not isinstance(context.subject, ProgramSession):
         return
     context.progress(f"greedy tokens {WORDS}")
-    with with_threads(plan, context) as asked:
-        if asked is not None:
-            yield from said(asked)
+    yield from asked_with_threads(plan, context, SUITE, said)
 
 
 def said(context: Context) -> Iterator[Verdict]:

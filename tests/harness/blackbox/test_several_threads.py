@@ -77,6 +77,20 @@ def test_an_engine_that_says_how_many_threads_it_has_is_not_said_to_have_three(
     assert "started with n_threads 3" not in found.detail["same"]
 
 
+@pytest.mark.parametrize("ends", ["sys.exit(3)", 'raise ValueError("no threads here")'])
+def test_of_one_that_does_not_start_with_several_threads_that_is_said(
+    ends: str, tmp_path: Path
+) -> None:
+    """No fault of it: it runs already, and whatever it holds may be held once."""
+    with_three = f'if question["settings"]["n_threads"] == 3:\n            {ends}'
+    dies = f'if question["ask"] == "start":\n        {with_three}\n        can'
+    (found,) = logits_of(program(tmp_path, {START: dies}), builtin("f32", tmp_path))
+    assert found.status == "agreed"
+    (said,) = found.detail["not_answered"]
+    assert said.startswith("started with n_threads 3: it does not start: ")
+    assert said in found.summary
+
+
 NOW_AND_THEN = """threads = calls = 0
 
 

@@ -39,9 +39,11 @@ def with_threads(x):
 class File:"""
 
 
-def decoded(folder: Path, when: str = "False", then: str = "x = -x") -> list[Verdict]:
+def decoded(
+    folder: Path, when: str = "False", then: str = "x = -x", start: str = FOLLOWED
+) -> list[Verdict]:
     wrong = WITH_THREADS.replace("WHEN", when).replace("THEN", then)
-    changes = {HEAD: f"with_threads({HEAD})", "class File:": wrong, START: FOLLOWED}
+    changes = {HEAD: f"with_threads({HEAD})", "class File:": wrong, START: start}
     plan = plan_for(
         builtin("f32", folder),
         engine=program(folder, changes | TOKENS_ALONE),
@@ -67,6 +69,14 @@ def test_who_dies_with_several_threads_is_said_to(tmp_path: Path) -> None:
     *fine, wrong = decoded(tmp_path, "threads == 3", "sys.exit(7)")
     assert "crashed" not in {verdict.status for verdict in fine}
     assert (wrong.status, wrong.key) == ("crashed", "decode/crashed/threads")
+
+
+def test_of_who_does_not_start_with_several_threads_that_is_said(tmp_path: Path) -> None:
+    dies = FOLLOWED.replace("        can", "        assert threads != 3\n        can")
+    *fine, last = decoded(tmp_path, start=dies)
+    assert "agreed" in {verdict.status for verdict in fine}
+    assert last.status == "not-applicable"
+    assert last.summary.startswith("started with n_threads 3: it does not start: ")
 
 
 def test_who_chooses_the_same_with_several_threads_agrees(tmp_path: Path) -> None:
