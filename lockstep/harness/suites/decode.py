@@ -115,15 +115,17 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
     harness.blackbox.own_prompts says."""
     known: list[Verdict] = []
     if "decode" in context.on_made_models:
-        known = list(context.asked_on_made_models("decode"))
-        yield from known
+        for verdict in context.asked_on_made_models("decode"):
+            known.append(verdict)
+            yield verdict
     if any(verdict.status == "diverged" for verdict in known):
         return
     known = []
     if is_small(context.file) and context.facts.decoder_start is None:
         context.progress("prompts in turn")
-        known = list(in_turn(context, context))
-        yield from known
+        for verdict in in_turn(context, context):  # it may die behind what it says
+            known.append(verdict)
+            yield verdict
     if not known and PROMPTS in context.on_made_models:
         yield from context.asked_on_made_models(PROMPTS)
 

@@ -185,6 +185,23 @@ def test_who_dies_of_a_prompt_that_fills_its_context_is_said_to(tmp_path: Path) 
     assert "a buffer of 200 tokens" in last.summary
 
 
+class DiesOfOne(CutTo64, name="in turn: keeps the last 64 tokens, dies of one behind others"):
+    read: Sequence[int] = ()
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        if len(self.read) in range(65, 98) and len(prompt) == 1:
+            raise RuntimeError("a prompt of one token")
+        self.read = prompt
+        return super().greedy(prompt, n)
+
+
+def test_what_differs_is_said_though_it_dies_of_the_next_question(tmp_path: Path) -> None:
+    *_, wrong, last = decoded(DiesOfOne, builtin("f32", tmp_path))
+    assert (wrong.status, wrong.key) == ("diverged", "decode/other prompt")
+    assert "it is not answered" in wrong.summary
+    assert last.status == "crashed"
+
+
 def test_a_list_of_what_is_known_of_one_prompt_does_not_excuse_another(tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     found = [v for e in (ByItsLastEight, SameWithoutItsLast) for v in decoded(e, model)]

@@ -15,7 +15,7 @@ import numpy as np
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.further_runs import batches_behind, many_ids, n_cells
-from lockstep.harness.context.suite import Context
+from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import (
@@ -103,8 +103,7 @@ def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdi
         if not may_be(context, prompt, found):
             which = f"prompt {number} of {len(prompts)} in turn, of {len(prompt.ids)} tokens"
             which += f", which {prompt.like}" if prompt.like else ""
-            alone = is_right_alone(context, prompt)
-            yield another(outer, prompt, found, f"{where}behind {which}", alone)
+            yield from differing(context, outer, prompt, found, f"{where}behind {which}")
             return
         ties += 1
     if len(asked) > max(1, ties):
@@ -129,6 +128,18 @@ def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
         return None
     (found,) = context.answer(context.subject, "greedy", outcome)
     return int(found)
+
+
+def differing(
+    context: Context, outer: Context, prompt: TellingPrompt, found: int, where: str
+) -> Iterator[Verdict]:
+    """Also of an engine that dies of what is asked to say more of it."""
+    try:
+        alone = is_right_alone(context, prompt)
+    except NoAnswer:
+        yield another(outer, prompt, found, where, None)
+        raise
+    yield another(outer, prompt, found, where, alone)
 
 
 def is_right_alone(context: Context, prompt: TellingPrompt) -> bool:
@@ -157,9 +168,10 @@ def may_be(context: Context, prompt: TellingPrompt, found: int) -> bool:
 
 
 def another(
-    context: Context, prompt: TellingPrompt, found: int, which: str, alone: bool
+    context: Context, prompt: TellingPrompt, found: int, which: str, alone: bool | None
 ) -> Verdict:
-    how = "right" if alone else "wrong as well"
+    """alone: None if it does not answer there."""
+    how = {True: "right", False: "wrong as well", None: "not answered"}[alone]
     look = "whether such a prompt is cut, or taken for one as long"
     if alone:
         look = "what is kept of a prompt for the next"
