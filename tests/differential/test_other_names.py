@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lockstep.engine.ops.build import ANY_ENGINE
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.node import Node
 from lockstep.engine.ops.ggml.base import expect
 from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.ways import Honest
-from lockstep.harness.locate.other_formulas import other_formula
+from lockstep.harness.locate.other_formulas import PLAIN, OtherFormulas, other_formula
 from lockstep.harness.locate.other_names import NEAR, near_nodes, other_name
 from lockstep.harness.records import Site
+from tests.models import builtin
 from tests.recorded import recorded
-from tests.shadow_nodes import node, normal
+from tests.shadow_nodes import node, normal, params
 
 RIGHT, OFF, SMALL = (np.arange(8, dtype=np.float32) + n for n in (0.0, 1.0, 1e-4))
 A, B, C = (0, 0, 1), (0, 0, 2), (0, 0, 3)
@@ -74,7 +76,7 @@ def test_axes_in_another_order_are_known_for_it() -> None:
 def shown_of(op: str, *sources: NDArray[np.float32]) -> NDArray[np.float32]:
     """By an engine that rounds once, and looks nothing up."""
     held = node(op, np.zeros_like(sources[0]), *sources)
-    return expect(held, replace(ANY_ENGINE, plain=True)).value.astype(np.float32)
+    return expect(held, PLAIN).value.astype(np.float32)
 
 
 def test_another_function_of_the_same_input_is_named() -> None:
@@ -98,3 +100,38 @@ def test_factors_of_a_gate_that_are_exchanged_are_known_for_it() -> None:
     assert other_formula(right, shown_of("SWIGLU", gate, up)) == ""
     product = node("MUL", gate * up, gate, up)
     assert other_formula(product, shown_of("SWIGLU", gate, up)) == ""
+
+
+def with_weights(
+    x: NDArray[np.float32], weights: NDArray[np.float32], eps: float, op: str = "RMS_NORM"
+) -> tuple[Node, Node]:
+    """A norm, and behind it the product with its weights, as llama.cpp computes them."""
+    held = node(op, np.zeros_like(x), x, held=params(eps))
+    norm = node(op, expect(held, PLAIN).value.astype(np.float32), x, held=params(eps))
+    product = node("MUL", norm.value * weights, norm.value[0, 0], weights)
+    first, second = product.sources
+    assert first is not None
+    read = replace(first, producer=norm.index)
+    return norm, replace(product, index=norm.index + 1, sources=(read, second))
+
+
+@pytest.mark.parametrize(("eps", "theirs"), [(1e-6, 1e-5), (1e-5, 1e-6), (1e-5, 0.0)])
+def test_another_eps_is_named_where_a_norm_is_shown_with_its_weights(
+    eps: float, theirs: float, tmp_path: Path
+) -> None:
+    file = GgufFile.open(builtin("f32", tmp_path))  # none of whose weights is read
+    x, weights = normal(3, 4, 32) / 8, normal(4, 1, 32)
+    right, wrong = with_weights(x, weights, eps), with_weights(x, weights, theirs)
+
+    def said(shown: NDArray[np.float32]) -> str:
+        formulas = OtherFormulas(file, {each.place for each in right}, right[1].place, shown)
+        for each in right:
+            formulas.look(each)
+        return formulas.text
+
+    words = f"the norm with an eps of {theirs:g}, where llama.cpp has {eps:g}, of the same input"
+    assert words in said(wrong[1].value)
+    assert "LayerNorm" in said(with_weights(x, weights, eps, "NORM")[1].value)
+    assert said(right[1].value) == ""
+    assert said(right[1].value * np.float32(1.001)) == ""
+    assert words in other_formula(right[0], wrong[0].value)

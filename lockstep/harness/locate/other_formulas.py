@@ -1,17 +1,23 @@
-"""What an engine shows of an activation where it took another function than llama.cpp: GELU by erf,
-as many a model is published with, or the two factors of a gate exchanged. Words alone."""
+"""What an engine shows where it took another function than llama.cpp, or another number: GELU by
+erf, as many a model is published with, the two factors of a gate exchanged, another eps in a norm.
+Words alone."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.node import Node
 from lockstep.engine.ops.build import ANY_ENGINE
 from lockstep.engine.ops.ggml.base import expect
+from lockstep.harness.graph.node_judge import with_weights
+from lockstep.harness.graph.program import Place
 from lockstep.harness.judging.compare import largest, worst_distance
 
 # names of ggml's, and how a formula is called in papers; of one input, and of two
@@ -30,31 +36,89 @@ GATES = {
     "SWIGLU": "a gate by SiLU",
     "REGLU": "a gate by ReLU",
 }
+NORMS = {"RMS_NORM": "RMSNorm, without a mean", "NORM": "LayerNorm, less the mean"}
+EPS = (1e-5, 1e-6, 0.0, 1e-8, 1e-3)  # those that engines write down; 1e-12 is as none
+CARRIED_BY = ("MUL", "ADD")  # a norm's weights and bias
 PLAIN = replace(ANY_ENGINE, plain=True)  # an engine need not look anything up in a table
 # of its distance from the node's own: what came in may be a little off, and a table of halves is
 MUCH_NEARER = 2.0**-4
 
+Made = Mapping[str, NDArray[Any]]  # by the formula, in words
+
+
+@dataclass
+class OtherFormulas:
+    """Looks at nodes in their order. near: nodes about `place`, which an engine shows; file: the
+    oracle's."""
+
+    file: GgufFile
+    near: Collection[Place]
+    place: Place
+    shown: NDArray[Any]
+    text: str = ""  # "": it is none of them
+    made: dict[Place, Made] = field(default_factory=dict)
+
+    def look(self, node: Node) -> None:
+        if node.place in self.near and node.place <= self.place:
+            self.made[node.place] = made = {**of_node(node), **self.carried(node)}
+            if node.place == self.place:
+                self.text = nearest(node, self.shown, made)
+
+    def carried(self, node: Node) -> Made:
+        """What comes of another formula before, times weights and plus a bias."""
+        found: dict[str, NDArray[Any]] = {}
+        for i, source in enumerate(node.sources if node.op in CARRIED_BY else ()):
+            before = self.made.get((*node.place[:2], source.producer), {}) if source else {}
+            for words, value in before.items():
+                with suppress(Unsupported):  # of a weight that is another in this file
+                    other = with_source(with_weights(node, self.file), i, value)
+                    found |= {words: expect(other, PLAIN).value} if other else {}
+        return found
+
+
+def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
+    """None: it is a part of that."""
+    source = node.source(i)
+    if source.value is None or source.value.size != value.size:
+        return None
+    given = value.reshape(source.value.shape).astype(source.value.dtype)
+    sources = list(node.sources)
+    sources[i] = replace(source, value=given)
+    return replace(node, sources=tuple(sources))
+
 
 def other_formula(node: Node, shown: NDArray[Any]) -> str:
     """ "": it is none of them. shown: of the node's inputs, or of almost these."""
+    return nearest(node, shown, of_node(node))
+
+
+def nearest(node: Node, shown: NDArray[Any], made: Made) -> str:
     if shown.dtype.kind != "f" or not shown.size or not np.isfinite(shown).all():
         return ""
+    if shown.size != node.value.size:
+        return ""
     here, size = worst_distance(node.value.reshape(shown.shape), shown), largest(shown) or 1.0
+    off = {words: worst_distance(v.reshape(shown.shape), shown) for words, v in made.items()}
+    words = min(off, key=lambda words: off[words], default="")
+    if not words or not isfinite(here) or off[words] > here * MUCH_NEARER:
+        return ""
+    return (
+        f"what is shown is {words} of the same input ({off[words] / size:.1e} of the largest off)"
+    )
+
+
+def of_node(node: Node) -> Made:
+    found: dict[str, NDArray[Any]] = {}
     for words, other in others(node):
         try:
-            value = expect(other, PLAIN).value.reshape(shown.shape)
+            found[words] = expect(other, PLAIN).value
         except Unsupported:
             continue
-        off = worst_distance(value, shown)
-        if off <= here * MUCH_NEARER:
-            return (
-                f"what is shown is {words} of the same input ({off / size:.1e} of the largest off)"
-            )
-    return ""
+    return found
 
 
 def others(node: Node) -> Iterator[tuple[str, Node]]:
-    known = next((each for each in (FUNCTIONS, GATES) if node.op in each), {})
+    known = next((each for each in (FUNCTIONS, GATES, NORMS) if node.op in each), {})
     for op, words in known.items():
         if op != node.op:
             yield f"{words}, where llama.cpp has {known[node.op]},", replace(node, op=op)
@@ -62,3 +126,15 @@ def others(node: Node) -> Iterator[tuple[str, Node]]:
         first, second, *rest = node.sources
         turned = replace(node, sources=(second, first, *rest))
         yield f"{known[node.op]} with its two factors exchanged,", turned
+    if node.op in NORMS:
+        yield from of_other_eps(node)
+
+
+def of_other_eps(node: Node) -> Iterator[tuple[str, Node]]:
+    own = node.floats()[0]
+    for eps in EPS:
+        if np.float32(eps) != own:
+            params = node.params.copy()
+            params.view(np.float32)[0] = eps
+            words = f"the norm with an eps of {eps:g}, where llama.cpp has {own:g},"
+            yield words, replace(node, params=params)

@@ -20,7 +20,7 @@ from lockstep.harness.graph.shown import part_shown
 from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.nodes import run_through
-from lockstep.harness.locate.other_formulas import other_formula
+from lockstep.harness.locate.other_formulas import OtherFormulas
 from lockstep.harness.records import Site
 
 NEAR = 6  # nodes of llama.cpp's graph: from a product to what its norm and its rotation come to
@@ -43,18 +43,17 @@ def with_other_name(
     place = places[first.site]
     near = near_nodes(program, place)
     values: dict[Place, NDArray[Any]] = {}
-    formulas: list[str] = []
+    formulas = OtherFormulas(context.file, near, place, shown[place])
 
     def look(node: Node) -> None:
-        if node.place == place and node.value.size == shown[place].size:
-            formulas.append(other_formula(node, shown[place]))
+        formulas.look(node)
         part = part_shown(node.value, shown[place].shape, node.name) if node.place in near else None
         if part is not None and part.dtype.kind == "f":
             values[node.place] = part.copy()
 
     run_through(context, look)
     names = {place: str(site) for site, place in reversed(list(places.items()))}
-    text = other_name(shown[place], place, values, names) or next(iter(formulas), "")
+    text = other_name(shown[place], place, values, names) or formulas.text
     return tuple(replace(f, parameters=text) if text and f is first else f for f in found)
 
 
