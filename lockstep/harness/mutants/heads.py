@@ -216,5 +216,6 @@ class OrderOfPhi3(WrongHeads, name="mutant:qkv-order-of-phi3"):
         out = right(step, layer, site, x, name)
         if name != "attn_qkv":
             return out
-        q, k, v = np.split(out, 3, axis=1)  # as many heads of each
-        return np.concatenate([k, q, v], axis=1)
+        n_kv = self.loaded.graph.hparams.n_embd_kv
+        k, q, v = np.split(out, [n_kv, out.shape[1] - n_kv], axis=1)
+        return np.concatenate([q, k, v], axis=1)
