@@ -36,6 +36,10 @@ class PutIn(dict[Any, Any]):
         self.read = True
         return super().get(key, default)
 
+    def copy(self) -> Any:
+        self.read = True
+        return super().copy()
+
     def items(self) -> Any:
         self.read = True
         return super().items()

@@ -12,17 +12,16 @@ from functools import partial
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
 from lockstep.harness.blackbox import (
+    answers_of_threads,
     choosing,
     fewer_layers,
-    lists_of_threads,
     long_context,
     long_prompt,
     own_prompts,
     own_token,
     several_threads,
-    texts_of_threads,
-    tokens_of_threads,
 )
+from lockstep.harness.blackbox.answers_of_threads import LISTS, TEXTS, TOKENS
 from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker, why_not_asked
 from lockstep.harness.blackbox.layers import (
     LayerRow,
@@ -189,9 +188,9 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
         choosing.SUITE: partial(own_token.checked, plan),
         PROMPTS: partial(own_prompts.checked, plan),
         several_threads.SUITE: partial(several_threads.checked, plan),
-        THREADS: partial(tokens_of_threads.checked, plan),
-        THREADS_OF_LISTS: partial(lists_of_threads.checked, plan),
-        THREADS_OF_TEXTS: partial(texts_of_threads.checked, plan),
+        THREADS: partial(answers_of_threads.checked, TOKENS, plan),
+        THREADS_OF_LISTS: partial(answers_of_threads.checked, LISTS, plan),
+        THREADS_OF_TEXTS: partial(answers_of_threads.checked, TEXTS, plan),
         FEWER_LAYERS: partial(fewer_layers.checked, plan),
     }
 

@@ -191,7 +191,7 @@ def tokens_alone(
 
 
 def several_threads(context: Context) -> Iterator[Verdict]:
-    """Of a small model, whose text is soon written; as harness.blackbox.tokens_of_threads says."""
+    """Of a small model, whose text is soon written; as harness.blackbox.answers_of_threads says."""
     if is_small(context.file) and THREADS in context.on_made_models:
         yield from context.asked_on_made_models(THREADS)
 

@@ -105,7 +105,7 @@ class LogProbs(Suite, name="logprobs"):
 
 def several_threads(context: Context) -> Iterator[Verdict]:
     """Of a small model, and who has neither logits nor greedy tokens: else those are asked for.
-    As harness.blackbox.lists_of_threads says."""
+    As harness.blackbox.answers_of_threads says."""
     others = {"logits", "greedy"} & set(context.subject_info.levels or ("logits",))
     if is_small(context.file) and not others and THREADS in context.on_made_models:
         yield from context.asked_on_made_models(THREADS)

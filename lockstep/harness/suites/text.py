@@ -95,7 +95,7 @@ def kind(verdict: Verdict) -> str:
 
 def several_threads(nothing: bool, context: Context) -> Iterator[Verdict]:
     """Of a small model, and who has nothing but text: else logits, tokens or lists are asked for.
-    As harness.blackbox.texts_of_threads says. nothing: there is none to ask for."""
+    As harness.blackbox.answers_of_threads says. nothing: there is none to ask for."""
     others = {"logits", "greedy", "logprobs"} & set(context.subject_info.levels or ("logits",))
     if is_small(context.file) and not (others or nothing) and THREADS in context.on_made_models:
         yield from context.asked_on_made_models(THREADS)

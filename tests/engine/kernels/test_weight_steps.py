@@ -1,7 +1,10 @@
 """Weights as integers, and bytes that are copied for them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lockstep.engine.kernels.lanes import kernel
 from lockstep.engine.kernels.raw_bytes import copy_bytes
@@ -9,11 +12,13 @@ from lockstep.engine.kernels.weight_steps import whole
 
 
 @kernel
-def copied(to: np.ndarray, raw: np.ndarray, at: int) -> None:  # type: ignore[type-arg]
+def copied(to: NDArray[np.uint8], raw: NDArray[np.uint8], at: int) -> None:
     copy_bytes(to, raw, at)
 
 
-def steps_of(weights: np.ndarray, kind: type, *, mask: int = -1, offset: int = 0):  # type: ignore
+def steps_of(
+    weights: NDArray[Any], kind: type, *, mask: int = -1, offset: int = 0
+) -> tuple[bool, NDArray[Any]]:
     limits = (np.int32(-128), np.int32(127), np.int32(offset))
     out = np.zeros(len(weights), kind)
     fine = whole(weights.astype(np.float32), np.float32(4), np.int32(mask), *limits, out)
