@@ -292,3 +292,26 @@ def add_side_by_side(typing: Any, sums: Any, a: Any, b: Any) -> Any:
         return found
 
     return sums(sums, a, b), codegen
+
+
+@compiled_as
+def no_sums(typing: Any, count: Any) -> Any:
+    """Zeros of float64, which `add_scaled` adds to."""
+    lanes = Lanes("double", written(count))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return same(lanes.vector, 0.0)
+
+    return lanes(count), codegen
+
+
+@compiled_as
+def add_scaled(typing: Any, sums: Any, whole: Any, a: Any, b: Any) -> Any:
+    """sums + integers * (a * b), in float64, where the product of the two floats is exact."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = args[0].type
+        by = builder.fmul(*(builder.fpext(factor, wide) for factor in args[2:]))
+        return builder.fadd(args[0], builder.fmul(builder.sitofp(args[1], wide), by))
+
+    return sums(sums, whole, a, b), codegen

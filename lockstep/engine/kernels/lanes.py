@@ -52,8 +52,17 @@ from lockstep.engine.kernels.vectors import (
 # --- the type ---------------------------------------------------------------------------------
 
 
+SCALARS = {
+    "int": (types.int32, I32),
+    "short": (types.int16, I16),
+    "float": (types.float32, F32),
+    "double": (types.float64, F64),
+}
+
+
 class Lanes(types.Type):  # type: ignore[misc]  # numba has no types
-    """`count` numbers of one kind: int (int32), short (int16) or float (float32)."""
+    """`count` numbers of one kind: int (int32), short (int16), float (float32) or double, which
+    are sums: nothing but `dots` computes with them."""
 
     def __init__(self, kind: str, count: int) -> None:
         self.kind, self.count = kind, count
@@ -61,11 +70,11 @@ class Lanes(types.Type):  # type: ignore[misc]  # numba has no types
 
     @property
     def scalar(self) -> Any:
-        return {"int": types.int32, "short": types.int16, "float": types.float32}[self.kind]
+        return SCALARS[self.kind][0]
 
     @property
     def vector(self) -> ir.VectorType:
-        return ir.VectorType({"int": I32, "short": I16, "float": F32}[self.kind], self.count)
+        return ir.VectorType(SCALARS[self.kind][1], self.count)
 
 
 class LanesModel(models.PrimitiveModel):  # type: ignore[misc]

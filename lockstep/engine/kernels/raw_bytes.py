@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import register_jitable as part
+from numpy.typing import NDArray
 
 from lockstep.engine.kernels.lanes import compiled_as
 from lockstep.engine.kernels.vectors import I8, I32, address, number
@@ -29,7 +31,7 @@ def prefetch_line(typing: Any, array: Any, at: Any) -> Any:
     return types.void(array, types.intp), codegen
 
 
-@part  # type: ignore[untyped-decorator]  # numba has no types
+@part
 def prefetch(raw: Any, at: int, size: int) -> None:
     """What lies a page behind the `size` bytes at `at`, which are about to be read."""
     for line in range(at + AHEAD, at + AHEAD + size, LINE):
@@ -49,3 +51,12 @@ def copy_bytes(typing: Any, to: Any, raw: Any, at: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(to, raw, types.intp), codegen
+
+
+def readable(raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The same bytes, as the one kind of array for which kernels are compiled: read, and flat."""
+    if raw.ndim == 1 and raw.flags.c_contiguous and not raw.flags.writeable:
+        return raw
+    view = np.ascontiguousarray(raw).reshape(-1).view()
+    view.flags.writeable = False
+    return view

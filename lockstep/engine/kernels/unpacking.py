@@ -50,7 +50,7 @@ def pointer_to(unpack: Any) -> int:
     return int(found.library.get_pointer_to_function(found.fndesc.llvm_func_name))
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+@intrinsic
 def unpack_at(typing: Any, pointer: Any, raw: Any, out: Any) -> Any:
     """Call the `unpack` that the pointer is to."""
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.activations.base import F64
 from lockstep.engine.kernels import integers as kernels
+from lockstep.engine.kernels.raw_bytes import readable
 from lockstep.engine.kernels.unpacking import pointer_to
 from lockstep.engine.kernels.weight_steps import steps_of_rows
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat, offset_of
@@ -121,8 +122,7 @@ def rows_of(
     field is `minimum`.
     """
     kind, n = weight.format, rows.stop - rows.start
-    raw = weight.raw[rows.start * weight.row_bytes : rows.stop * weight.row_bytes].view()
-    raw.flags.writeable = False  # of our view: one kind of array is one compilation
+    raw = readable(weight.raw[rows.start * weight.row_bytes : rows.stop * weight.row_bytes])
     per, small = weight.shape[-1] // kind.weights, in_bytes(kind)
     room = -(-n // kernels.ROWS) * kernels.ROWS
     made = np.empty if room == n else np.zeros
@@ -133,7 +133,7 @@ def rows_of(
     limits = (-OFFSET, OFFSET - 1, OFFSET) if small else (-most, most, 0)
     if not steps_of_rows(
         pointer_to(kind.unpack),
-        raw.reshape(-1),
+        raw,
         *patterns_of(kind.name, per),
         offset_of(kind, "d"),
         SHIFT,

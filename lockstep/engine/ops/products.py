@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lockstep.engine.activations.base import F64, GENERIC, X86, ActivationFormat, Converted
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.kernels.threads import each
-from lockstep.engine.ops import integers
+from lockstep.engine.ops import few_integers, integers
 from lockstep.engine.ops import rows as by_row
 from lockstep.engine.ops.build import Build, Multiply
 from lockstep.engine.ops.near import LARGEST, SMALLEST, Near, Number, U
@@ -31,6 +31,9 @@ Factors = tuple[F64, F32]  # (tokens, k) and (rows, k): to be multiplied and add
 
 MINIMA = ("m", "dmin")  # ggml's names for the scale of a block's minima
 FEW = 4  # tokens
+# tokens for which weights are read as integers over and over: of more, to unpack them once takes
+# less time, which it takes most of where minima are unpacked as well
+FEW_AS_INTEGERS, FEW_WITH_MINIMA = 8, 32
 WORTH_THREADS = 1 << 24  # multiplications; of fewer, Python between them is most of the time
 MORE = 1 + 2.0**-40  # by which sums of float64 grow, more than is lost to their roundings
 INTEGERS = 1 << 19  # weights at a time, of two bytes or one
@@ -258,6 +261,11 @@ def added_up(
     the magnitudes of all that is added up for it, or a bit more."""
     shape = len(acts), weight.shape[0]
     floats = adds_floats(weight, build)
+    if not (floats or build.bounds) and len(acts) <= few_as_integers(weight.format):
+        value = by_few_integers(acts, sums, weight, build)
+        if value is not None:
+            with np.errstate(over="ignore"):
+                return value.astype(dtype, copy=False), np.empty(0)
     if len(acts) <= FEW and build.multiply is np.matmul and by_row.takes(weight.format):
         return by_rows(acts, sums, weight, build, np.float64 if floats and build.bounds else dtype)
     out = np.empty(shape, np.float64 if floats and build.bounds else dtype)
@@ -282,6 +290,19 @@ def added_up(
     else:
         each(run, runs)
     return out, size if floats else size * APART.get(weight.format.name, 1.0)
+
+
+def few_as_integers(kind: type[WeightFormat]) -> int:
+    return FEW_WITH_MINIMA if minimum_of(kind) == "dmin" else FEW_AS_INTEGERS
+
+
+def by_few_integers(acts: F64, sums: F64 | None, weight: Weight, build: Build) -> F64 | None:
+    """The same of few tokens, in the least time; None where it can't be had."""
+    kind = weight.format
+    if build.multiply is not np.matmul or not few_integers.takes(kind):
+        return None
+    steps = integers.steps_of(acts, run_of(kind), in_bytes=integers.in_bytes(kind))
+    return None if steps is None else few_integers.product(steps, sums, weight)
 
 
 def by_rows(

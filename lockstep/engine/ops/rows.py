@@ -12,6 +12,7 @@ from numba.core.dispatcher import Dispatcher
 
 from lockstep.engine.activations.base import F64
 from lockstep.engine.kernels import rows as kernels
+from lockstep.engine.kernels.raw_bytes import readable
 from lockstep.engine.kernels.threads import each
 from lockstep.engine.kernels.unpacking import pointer_to
 from lockstep.engine.quants.base import Bytes, WeightFormat, offset_of
@@ -60,8 +61,7 @@ def products(parts: Sequence[RowPart], weight: Weight, *, sizes: bool) -> tuple[
     value, size = np.zeros((n, tokens)), np.zeros((n if sizes else 0, tokens))
     nothing = np.empty((0, tokens))
     pointer, blocks = pointer_to(kind.unpack), columns // kind.weights
-    raw = weight.raw.reshape(-1).view()
-    raw.flags.writeable = False  # of our view: one kind of array is one compilation
+    raw = readable(weight.raw)
     lefts = [np.require(part.left, np.float64, ["C", "W"]) for part in parts]
 
     def run(rows: slice) -> None:

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.engine.activations.base import ActivationFormat
+from lockstep.engine.kernels.integer_rows import BLOCKS
+from lockstep.engine.kernels.stamped import SOURCES
 from lockstep.engine.ops.fast import ops as fast
 from lockstep.engine.ops.fast.activations import CONVERTED
-from lockstep.engine.ops.fast.compiling import SOURCES
 from lockstep.engine.ops.fast.ops import Fast
-from lockstep.engine.ops.fast.rows import ROWS
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.engine.quants.base import NO_PRODUCT, WeightFormat
@@ -168,7 +168,7 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("type_name", sorted(ROWS))
+@pytest.mark.parametrize("type_name", sorted(BLOCKS))
 def test_what_is_no_number_is_multiplied_the_same_by_rows_and_by_panels(
     type_name: str, value: float
 ) -> None:

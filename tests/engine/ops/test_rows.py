@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lockstep.engine.ops import products
+from lockstep.engine.kernels.integer_rows import BLOCKS
+from lockstep.engine.ops import few_integers, products
 from lockstep.engine.ops import rows as by_row
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.mirror import Mirror
@@ -15,6 +16,7 @@ from tests.engine.ops.test_ops_reference import floats, weight_of
 
 COLUMNS = 1024
 MIRRORED, PLAIN = Build(lanes=16), Build(lanes=16, plain=True)
+VALUES = Build(lanes=16, bounds=False)
 Found = tuple[NDArray[np.float64], NDArray[np.float64]]  # the product and its size
 
 
@@ -27,7 +29,8 @@ def found(x: F32, weight: Weight, build: Build) -> Found:
 
 def decoded(x: F32, weight: Weight, build: Build, monkeypatch: pytest.MonkeyPatch) -> Found:
     with monkeypatch.context() as patch:
-        patch.setattr(by_row, "takes", lambda _: False)
+        for way in (by_row, few_integers):
+            patch.setattr(way, "takes", lambda _: False)
         return found(x, weight, build)
 
 
@@ -49,17 +52,57 @@ def test_a_product_row_by_row_is_that_of_decoded_weights(
     assert (size >= expected_size * (1 - 2.0**-11)).all()
 
 
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+@pytest.mark.parametrize("tokens", [1, 5, products.FEW_AS_INTEGERS])
+def test_a_product_of_integers_as_they_lie_in_the_file_is_that_of_decoded_weights(
+    name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """21 rows in pieces of four; the last blocks of a row are no four, where they are small."""
+    monkeypatch.setattr(few_integers, "PIECE", 4 * COLUMNS)
+    kind = WeightFormat.named(name)
+    columns = COLUMNS + kind.weights
+    weight, x = weight_of(name, (21, columns), seed=5), floats(tokens, tokens, columns)
+    asked: list[str] = []
+    product = few_integers.product
+    with monkeypatch.context() as patch:
+        patch.setattr(few_integers, "product", lambda *a: asked.append(name) or product(*a))
+        value, _ = found(x, weight, VALUES)
+    expected, size = decoded(x, weight, MIRRORED, monkeypatch)
+    assert asked
+    assert value.any()
+    assert (np.abs(value - expected) <= 2.0**-48 * size).all()
+    neighbours = np.roll(expected, 1, axis=1)
+    assert (np.abs(value - neighbours) > 2.0**-20 * size).any()
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("bad", [np.inf, np.nan, 3e38])
+def test_activations_that_are_no_numbers_give_what_decoded_weights_give(
+    name: str, bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, x = weight_of(name, (9, COLUMNS), seed=5), floats(3, 2, COLUMNS)
+    x[1, 7] = bad
+    value, _ = found(x, weight, VALUES)
+    expected, size = decoded(x, weight, MIRRORED, monkeypatch)
+    assert (np.isfinite(value) == np.isfinite(expected)).all()
+    assert (np.isnan(value) == np.isnan(expected)).all()
+    some = np.isfinite(expected)
+    assert some[0].all()
+    assert (np.abs(value[some] - expected[some]) <= 2.0**-48 * size[some]).all()
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, 6e-8, 65504.0, np.inf, np.nan])
 @pytest.mark.parametrize(("name", "field"), [("Q8_0", "d"), ("Q4_1", "m"), ("Q4_K", "dmin")])
+@pytest.mark.parametrize("sizes", [True, False])
 def test_unusual_scales_give_what_decoded_weights_give(
-    name: str, field: str, scale: float, monkeypatch: pytest.MonkeyPatch
+    name: str, field: str, scale: float, sizes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = weight_of(name, (9, COLUMNS), seed=3)
     raw = weight.raw.copy()
     raw.view(weight.format.layout)[field][1] = scale
     other, x = Weight("w", weight.format, weight.shape, raw), floats(2, 2, COLUMNS)
-    value, size = found(x, other, MIRRORED)
-    expected, _ = decoded(x, other, MIRRORED, monkeypatch)
+    value, _ = found(x, other, MIRRORED if sizes else VALUES)
+    expected, size = decoded(x, other, MIRRORED, monkeypatch)
     assert (np.isnan(value) == np.isnan(expected)).all()
     some = np.isfinite(expected)
     assert np.isfinite(value[some]).all()

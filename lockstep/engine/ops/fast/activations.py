@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.kernels.integers import TOKENS
-from lockstep.engine.ops.fast.compiling import kernel
+from lockstep.engine.kernels.stamped import kernel
 from lockstep.engine.quants.base import F32
 
 I8 = NDArray[np.int8]

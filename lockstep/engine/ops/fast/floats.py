@@ -8,7 +8,7 @@ from numba import types
 from lockstep.engine.kernels.dots import total
 from lockstep.engine.kernels.lanes import floats_at, spread
 from lockstep.engine.kernels.pointers import call
-from lockstep.engine.ops.fast.compiling import kernel
+from lockstep.engine.kernels.stamped import kernel
 from lockstep.engine.quants.base import F32, Bytes
 
 KINDS = types.Array(types.uint8, 1, "C", readonly=True), types.Array(types.float32, 1, "C")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.kernels.dots import stored_at, total
 from lockstep.engine.kernels.lanes import floats_at, spread, store
-from lockstep.engine.ops.fast.compiling import kernel
+from lockstep.engine.kernels.stamped import kernel
 from lockstep.engine.quants.base import F32
 
 Kept = NDArray[Any]

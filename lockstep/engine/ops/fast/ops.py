@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.kernels.integer_rows import BLOCKS, TOGETHER, rows
 from lockstep.engine.kernels.pointers import address_of
+from lockstep.engine.kernels.raw_bytes import readable
 from lockstep.engine.ops.attention import like
 from lockstep.engine.ops.fast import floats, kernels, panels
 from lockstep.engine.ops.fast.activations import CONVERTED, ActivationSteps
-from lockstep.engine.ops.fast.rows import ROWS, TOGETHER
 from lockstep.engine.ops.fast.team import team
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.products import activation_format, minimum_of, run_of
 from lockstep.engine.ops.reference import I32, Bools, RopeParams
-from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
+from lockstep.engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from lockstep.engine.weights import Weight
 
 WORTH_A_THREAD = 1 << 17  # multiplications below which sharing them costs more than it saves
@@ -79,20 +80,21 @@ class Fast(Mirror):
             self.computed = {w: (x, out) for w, out in zip(weights, products, strict=True)}
 
     def is_for_rows(self, x: F32, kind: type[WeightFormat]) -> bool:
-        return kind.name in ROWS and len(x) <= FEW and self.steps(x, kind).have_opposites
+        return kind.name in BLOCKS and len(x) <= FEW and self.steps(x, kind).have_opposites
 
     def by_rows(self, x: F32, weights: Sequence[Weight]) -> list[F32]:
         """Of weights of one format, by one call: to share a small product costs as much as it."""
-        row, found = ROWS[weights[0].format.name], self.steps(x, weights[0].format)
+        kind = weights[0].format
+        found = self.steps(x, kind)
         n = sum([weight.shape[0] for weight in weights])
         out, parts, start = np.empty((len(x), n), np.float32), [], 0
         for weight in weights:
             parts.append(out[:, start : start + weight.shape[0]])
             start += weight.shape[0]
         raws = (*[readable(weight.raw) for weight in weights], *NONE[len(weights) :])
-        sums = found.pairs if row.pairs else found.sums
+        sums = found.pairs if BLOCKS[kind.name].pairs else found.sums
         args = raws, weights[0].row_bytes, found.x, found.dx, sums, found.lows, out
-        self.share(row.kernel, n, x.size * n, *args)
+        self.share(rows(kind.name, "float32"), n, x.size * n, *args)
         return parts
 
     def steps(self, x: F32, kind: type[WeightFormat]) -> ActivationSteps:
@@ -207,15 +209,6 @@ def of_steps(found: ActivationSteps, weight: Weight) -> Prepared:
         dx = np.repeat(dx, 2, axis=1)  # NVFP4: two scales of weights for one of activations
     y, dy = found.tiles_of_minima if minimum_of(kind) else (x[:, :0], dx[:, :0])
     return panels.products, (*panels.format_of(kind.name), raw, weight.row_bytes, x, dx, y, dy)
-
-
-def readable(raw: Bytes) -> Bytes:
-    """The same bytes, as the one kind of array for which the kernels are compiled."""
-    if raw.flags.c_contiguous and not raw.flags.writeable:
-        return raw
-    view = np.ascontiguousarray(raw).view()
-    view.flags.writeable = False
-    return view
 
 
 def of_floats(x: F32, weight: Weight) -> Prepared:

@@ -16,7 +16,7 @@ from lockstep.engine.kernels.integers import ROWS, TOKENS, add_scaled, sums_of_r
 from lockstep.engine.kernels.lanes import half_at, half_of_bits, spread
 from lockstep.engine.kernels.pointers import address_of, call
 from lockstep.engine.kernels.raw_bytes import copy_bytes, prefetch
-from lockstep.engine.ops.fast.compiling import kernel
+from lockstep.engine.kernels.stamped import kernel
 from lockstep.engine.ops.integers import FACTORS
 from lockstep.engine.ops.products import minimum_of, run_of
 from lockstep.engine.quants import mxfp4, nvfp4

@@ -26,8 +26,8 @@ from lockstep.engine.kernels.atomic import (
     run,
 )
 from lockstep.engine.kernels.pointers import address_of
+from lockstep.engine.kernels.stamped import kernel
 from lockstep.engine.kernels.threads import MOST, processors
-from lockstep.engine.ops.fast.compiling import kernel
 
 # numbers of a job, each in a cache line of its own where threads write to it
 APART = 8

@@ -1,10 +1,10 @@
 """Rows of weights times a few tokens, straight from the bytes of a file: of formats that most
-models have. What a block adds is an exact integer; the blocks of a row are added up in float32, one
-after the other, and so are their minima.
+models have. What a block adds is an exact integer times two scales. `fast` adds the blocks of a row
+up in float32, one after the other, and so their minima; `mirror`, as all that it adds, in float64.
 
 A kernel is made of a function of one block:
 
-    block(raw, at, x, at_x, sums, at_sums) -> eight lanes of its sum, and of what its minima come to
+    sum_of(raw, at, x, at_x, sums, at_sums) -> eight lanes of its sum, and of what its minima are
 
 `at`: its first byte; x: int8 steps of the activations, -127 to 127; sums: of groups of them. Steps
 are multiplied unsigned, and what that is too much is a multiple of sums.
@@ -12,7 +12,8 @@ are multiplied unsigned, and what that is too much is a multiple of sums.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import register_jitable as part
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.kernels.dots import (
     add_bytes,
+    add_scaled,
     add_scaled_bytes,
     add_side_by_side,
     as_short,
@@ -30,6 +32,7 @@ from lockstep.engine.kernels.dots import (
     half_pairs,
     in_order,
     ints_at,
+    no_sums,
     signed_products,
     total,
     totals,
@@ -52,61 +55,73 @@ from lockstep.engine.kernels.lanes import (
 )
 from lockstep.engine.kernels.raw_bytes import prefetch
 from lockstep.engine.kernels.scales import scales_and_minima
-from lockstep.engine.ops.fast.compiling import kernel
+from lockstep.engine.kernels.stamped import kernel
 from lockstep.engine.quants.base import F32, Bytes
 from lockstep.engine.quants.iq4_nl import VALUES
 from lockstep.engine.quants.q3_k import scales_of
 
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
+Out = NDArray[Any]  # of float32 or float64
 TOGETHER = 3  # matrices that one call multiplies: queries, keys and values
-ZERO = np.float32(0)
 NOTHING = np.int32(0)
+ZERO = np.float32(0)
 
 
-def rows_of(
-    block: Callable[..., Any], size: int, weights: int, d: int, dmin: int = -1, m: int = -1
-) -> Any:
-    """size: bytes of a block; d, dmin, m: where in it its scales lie, -1 if it lacks one."""
+class Arithmetic(NamedTuple):
+    """How the blocks of a row are added up. add: (sums, four blocks' integers, four blocks' minima,
+    scales of the activations, raw, where the first block's scales lie, how far apart they are)."""
+
+    of: Any  # float32 or float64
+    start: Callable[[], Any]
+    add: Callable[..., Any]
+    add_minima: Callable[..., Any]  # the same of blocks that have some
+    end: Callable[[Any], Any]  # -> the sum, and that of the minima if it is another
+
+
+def rows_of(block: "Block", arithmetic: Arithmetic) -> Any:
+    sum_of, size, weights = block.sum_of, block.size, block.weights
+    d, dmin, m = block.d, block.dmin, block.m
     has_minima, has_lowest = dmin >= 0, m >= 0
-    scaled = with_minima if has_minima else without_minima
+    of, begin, end = arithmetic.of, arithmetic.start, arithmetic.end
+    add = arithmetic.add_minima if has_minima else arithmetic.add
 
     # x: (tokens, columns), dx: (tokens, blocks), sums: (tokens, groups)
     # lows: (tokens, blocks), what the lowest weights of blocks are multiplied by
     def rows(
         raw: Bytes, row_bytes: int, x: I8, dx: F32, sums: I32, lows: F32,
-        out: F32, first: int, start: int, stop: int,
+        out: Out, first: int, start: int, stop: int,
     ) -> None:  # fmt: skip
         n, groups = dx.shape[1], sums.shape[1] // dx.shape[1]
         x, dx, sums, lows = x.reshape(-1), dx.reshape(-1), sums.reshape(-1), lows.reshape(-1)
         fours = n // 4 * 4  # of so many the lanes are added side by side
         for r in range(start, stop):
             for t in range(out.shape[0]):
-                both = spread(ZERO, 2)
+                found = begin()
                 for i in range(0, fours, 4):
                     a, y = r * row_bytes + size * i, t * n + i
                     prefetch(raw, a, 4 * size)
                     b, c, e = a + size, a + 2 * size, a + 3 * size
-                    va, la = block(raw, a, x, weights * y, sums, groups * y)
-                    vb, lb = block(raw, b, x, weights * (y + 1), sums, groups * (y + 1))
-                    vc, lc = block(raw, c, x, weights * (y + 2), sums, groups * (y + 2))
-                    ve, le = block(raw, e, x, weights * (y + 3), sums, groups * (y + 3))
-                    found, less = as_float(totals(va, vb, vc, ve)), as_float(totals(la, lb, lc, le))
-                    found, less = scaled(found, less, floats_at(dx, y, 4), raw, a + d, size)
-                    both = add_side_by_side(both, found, less)
-                s, low = both[0], both[1]
+                    va, la = sum_of(raw, a, x, weights * y, sums, groups * y)
+                    vb, lb = sum_of(raw, b, x, weights * (y + 1), sums, groups * (y + 1))
+                    vc, lc = sum_of(raw, c, x, weights * (y + 2), sums, groups * (y + 2))
+                    ve, le = sum_of(raw, e, x, weights * (y + 3), sums, groups * (y + 3))
+                    four, less = totals(va, vb, vc, ve), totals(la, lb, lc, le)
+                    found = add(found, four, less, floats_at(dx, y, 4), raw, a + d, size)
+                s, low = end(found)
                 for i in range(fours, n):
                     a, y = r * row_bytes + size * i, t * n + i
-                    va, la = block(raw, a, x, weights * y, sums, groups * y)
-                    s += np.float32(total(va)) * (half_at(raw, a + d) * dx[y])
+                    va, la = sum_of(raw, a, x, weights * y, sums, groups * y)
+                    s += of(total(va)) * (of(half_at(raw, a + d)) * of(dx[y]))
                     if has_minima:
-                        low -= np.float32(total(la)) * (half_at(raw, a + dmin) * dx[y])
+                        low -= of(total(la)) * (of(half_at(raw, a + dmin)) * of(dx[y]))
                 if has_lowest:
                     for i in range(n):
-                        low += half_at(raw, r * row_bytes + size * i + m) * lows[t * n + i]
+                        lowest = half_at(raw, r * row_bytes + size * i + m)
+                        low += of(lowest) * of(lows[t * n + i])
                 out[t, first + r] = s + low
 
-    return through(named(rows, block))
+    return through(named(rows, sum_of, of))
 
 
 def through(rows: Any) -> Any:
@@ -114,7 +129,7 @@ def through(rows: Any) -> Any:
 
     def several(
         raws: tuple[Bytes, ...], row_bytes: int, x: I8, dx: F32, sums: I32, lows: F32,
-        out: F32, start: int, stop: int,
+        out: Out, start: int, stop: int,
     ) -> None:  # fmt: skip
         first = 0
         for raw in raws:
@@ -126,27 +141,74 @@ def through(rows: Any) -> Any:
     return named(several, rows)
 
 
-def named(function: Callable[..., None], part_of_it: Callable[..., Any]) -> Any:
+def named(function: Callable[..., None], *parts_of_it: Any) -> Any:
     """A kernel; numba does not count references in it (`_nrt`), which threads contend for."""
     # numba names code after its function and a count of the process that compiled it: kernels of
     # one name from two processes' caches would be one, the first that is loaded
-    function.__qualname__ += f".{part_of_it.__name__}"
-    function.__name__ += f"_{part_of_it.__name__}"
+    names = [one.__name__ for one in parts_of_it]
+    function.__qualname__ = ".".join([function.__qualname__, *names])
+    function.__name__ = "_".join([function.__name__, *names])
     return kernel(function, _nrt=False)
 
 
-@part
-def with_minima(found: Any, less: Any, by: Any, raw: Any, at: int, apart: int) -> Any:
-    """What four blocks add to a sum, and to that of minima, whose scales lie behind the others."""
-    scales, minima = half_pairs(raw, at, apart)
-    return found * (scales * by), -(less * (minima * by))
+# --- in float32, one after the other; minima have a sum of their own -----------------------------
 
 
 @part
-def without_minima(found: Any, less: Any, by: Any, raw: Any, at: int, apart: int) -> Any:
+def two_sums() -> Any:
+    return spread(ZERO, 2)
+
+
+@part
+def add_side(both: Any, four: Any, less: Any, by: Any, raw: Any, at: int, apart: int) -> Any:
     a, b = half_at(raw, at), half_at(raw, at + apart)
     c, e = half_at(raw, at + 2 * apart), half_at(raw, at + 3 * apart)
-    return found * (four_floats(a, b, c, e) * by), spread(ZERO, 4)
+    return add_side_by_side(both, as_float(four) * (four_floats(a, b, c, e) * by), spread(ZERO, 4))
+
+
+@part
+def add_both_sides(both: Any, four: Any, less: Any, by: Any, raw: Any, at: int, apart: int) -> Any:
+    scales, minima = half_pairs(raw, at, apart)
+    return add_side_by_side(both, as_float(four) * (scales * by), -(as_float(less) * (minima * by)))
+
+
+@part
+def both_sums(both: Any) -> Any:
+    return both[0], both[1]
+
+
+# --- in float64, in whatever order ---------------------------------------------------------------
+
+
+@part
+def four_sums() -> Any:
+    return no_sums(4)
+
+
+@part
+def add_four(sums: Any, four: Any, less: Any, by: Any, raw: Any, at: int, apart: int) -> Any:
+    a, b = half_at(raw, at), half_at(raw, at + apart)
+    c, e = half_at(raw, at + 2 * apart), half_at(raw, at + 3 * apart)
+    return add_scaled(sums, four, four_floats(a, b, c, e), by)
+
+
+@part
+def add_and_subtract(
+    sums: Any, four: Any, less: Any, by: Any, raw: Any, at: int, apart: int
+) -> Any:
+    scales, minima = half_pairs(raw, at, apart)
+    return add_scaled(add_scaled(sums, four, scales, by), less, minima, -by)
+
+
+@part
+def all_sums(sums: Any) -> Any:
+    return total(sums), 0.0
+
+
+ARITHMETIC = {
+    "float32": Arithmetic(np.float32, two_sums, add_side, add_both_sides, both_sums),
+    "float64": Arithmetic(np.float64, four_sums, add_four, add_and_subtract, all_sums),
+}
 
 
 # --- blocks of 32 with one scale ------------------------------------------------------------------
@@ -303,24 +365,36 @@ def q2_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Row:
-    """pairs: whether blocks want sums of groups twice as long as the activation format has."""
+class Block:
+    """size: bytes of it; d, dmin, m: where in it its scales lie, -1 if it lacks one; pairs: whether
+    it wants sums of groups twice as long as the activation format has."""
 
-    kernel: Any
+    sum_of: Callable[..., Any]
+    size: int
+    weights: int
+    d: int
+    dmin: int = -1
+    m: int = -1
     pairs: bool = False
 
 
-ROWS = {
-    "Q8_0": Row(rows_of(q8_0, 34, 32, 0)),
-    "Q4_0": Row(rows_of(q4_0, 18, 32, 0)),
-    "Q4_1": Row(rows_of(q4_1, 20, 32, 0, m=2)),
-    "Q5_0": Row(rows_of(q5_0, 22, 32, 0)),
-    "Q5_1": Row(rows_of(q5_1, 24, 32, 0, m=2)),
-    "IQ4_NL": Row(rows_of(iq4_nl, 18, 32, 0)),
-    "IQ4_XS": Row(rows_of(iq4_xs, 136, 256, 0), pairs=True),
-    "Q2_K": Row(rows_of(q2_k, 84, 256, 80, 82)),
-    "Q3_K": Row(rows_of(q3_k, 110, 256, 108)),
-    "Q4_K": Row(rows_of(q4_k, 144, 256, 0, 2), pairs=True),
-    "Q5_K": Row(rows_of(q5_k, 176, 256, 0, 2), pairs=True),
-    "Q6_K": Row(rows_of(q6_k, 210, 256, 208)),
+BLOCKS = {
+    "Q8_0": Block(q8_0, 34, 32, 0),
+    "Q4_0": Block(q4_0, 18, 32, 0),
+    "Q4_1": Block(q4_1, 20, 32, 0, m=2),
+    "Q5_0": Block(q5_0, 22, 32, 0),
+    "Q5_1": Block(q5_1, 24, 32, 0, m=2),
+    "IQ4_NL": Block(iq4_nl, 18, 32, 0),
+    "IQ4_XS": Block(iq4_xs, 136, 256, 0, pairs=True),
+    "Q2_K": Block(q2_k, 84, 256, 80, 82),
+    "Q3_K": Block(q3_k, 110, 256, 108),
+    "Q4_K": Block(q4_k, 144, 256, 0, 2, pairs=True),
+    "Q5_K": Block(q5_k, 176, 256, 0, 2, pairs=True),
+    "Q6_K": Block(q6_k, 210, 256, 208),
 }
+
+
+@cache
+def rows(name: str, arithmetic: str) -> Any:
+    """The kernel (raws, row_bytes, x, dx, sums, lows, out, start, stop) for weights of a format."""
+    return rows_of(BLOCKS[name], ARITHMETIC[arithmetic])

@@ -1,4 +1,4 @@
-"""How the kernels of `fast` are compiled, and what makes their kept results out of date."""
+"""Kernels made of parts of many files: what is kept of them is out of date once one changes."""
 
 import hashlib
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.engine.kernels.compiled import compiled
 
-ENGINE = Path(__file__).parents[2]
+ENGINE = Path(__file__).parents[1]
 FOLDERS = ENGINE / "ops" / "fast", ENGINE / "kernels", ENGINE / "quants"
 BOOKS = (ENGINE / "quants" / "codebooks").glob("*.hex")
 SOURCES = (*(path for folder in FOLDERS for path in folder.glob("*.py")), *BOOKS)

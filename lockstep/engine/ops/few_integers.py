@@ -1,0 +1,56 @@
+"""Products with few tokens, as integers: rows of weights as they lie in the file, times steps.
+
+The same numbers as of decoded weights, to the last bits of float64's sums, at the speed at which
+the file is read.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.activations.base import F64
+from lockstep.engine.kernels.integer_rows import BLOCKS, TOGETHER, rows
+from lockstep.engine.kernels.raw_bytes import readable
+from lockstep.engine.kernels.threads import each
+from lockstep.engine.ops.integers import Steps
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.engine.weights import Weight
+
+PIECE = 1 << 21  # weights: a tenth of a millisecond
+GROUPS = {"Q8_0": 32, "Q8_1": 32, "Q8_K": 16}  # steps whose sums minima and offsets meet
+NOTHING = (np.frombuffer(b"", np.uint8),) * (TOGETHER - 1)  # no other matrices
+
+
+def takes(kind: type[WeightFormat]) -> bool:
+    """A decoder that is wrong on purpose must not be replaced by a right one."""
+    return kind.family.get(kind.name) is kind and kind.name in BLOCKS
+
+
+def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
+    """(tokens, rows); sums: what the activations carry. None where it would be another number."""
+    kind = weight.format
+    if len(left.columns):
+        return None
+    x = row_by_row(left)
+    if x.min(initial=0) < -127:  # whose opposite is no byte
+        return None
+    group = GROUPS[kind.vec_dot_type] * (2 if BLOCKS[kind.name].pairs else 1)
+    sums_of = x.reshape(len(x), x.shape[1] // group, group).sum(axis=-1, dtype=np.int32)
+    dx = np.ascontiguousarray(left.scales[:, : left.tokens].T).astype(np.float32)
+    lows = np.empty((len(x), 0), np.float32) if sums is None else sums.astype(np.float32)
+    out, n = np.empty((len(x), weight.shape[0])), weight.shape[0]
+    args = (readable(weight.raw), *NOTHING), weight.row_bytes, x, dx, sums_of, lows
+    kernel, step = rows(kind.name, "float64"), max(1, PIECE // weight.shape[1])
+
+    def run(start: int) -> None:
+        kernel(*args, out, start, min(start + step, n))
+
+    each(run, range(0, n, step))
+    # of an infinite scale one decoded weight that is zero makes a NaN, where a sum makes infinity
+    return out if np.isfinite(out).all() else None
+
+
+def row_by_row(left: Steps) -> NDArray[np.int8]:
+    """(tokens, columns)"""
+    runs, words, _, per = left.steps.shape
+    steps = left.steps[:, :, : left.tokens].transpose(2, 0, 1, 3)
+    return steps.reshape(left.tokens, runs * words * per).astype(np.int8)
