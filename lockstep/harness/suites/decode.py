@@ -10,10 +10,13 @@ import numpy as np
 from lockstep.engine.batch import Batch, joined, steps_of
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.check.generated import STEPS
 from lockstep.harness.context.further_runs import (
     ALONE,
     TOGETHER,
     is_small,
+    many_ids,
+    n_cells,
 )
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
@@ -57,28 +60,33 @@ class Decode(Suite, name="decode"):
         context.progress(f"generating {context.n_steps} tokens")
         asked = ("greedy", prompt, context.n_steps)
         free, subject = context.ask_both(*asked)
-        batches = steps_of(prompt, free, context.facts.decoder_start)
-        request = Request(batches=batches if is_small(context.file) else few_alone(batches))
+        more = seeded_behind(context, len(prompt) + len(free))
+        batches, every = (
+            fewer_reads(context, steps_of(prompt, ids, context.facts.decoder_start))
+            for ids in (free, [*free, *more])
+        )
         if shows_no_logits(context):
-            yield from tokens_alone(context, prompt, request.batches, free, subject)
+            yield from tokens_alone(context, prompt, batches, free, subject)
             return
         # of a large model nothing is computed that the usual run does not, if that is asked for as
         # well: an honest run besides would cost as much as both engines', until they part
         with_honest = is_small(context.file) or context.named
         if with_honest:
-            context.honest.begin(in_one(context, request.batches), seed=context.seed, runs=0)
-        context.progress(f"decoding {len(request.batches)} batches in both engines")
-        expected, actual = context.ask_both("evaluate", request)
+            context.honest.begin(in_one(context, every), seed=context.seed, runs=0)
+        context.progress(f"decoding {len(every)} batches in both engines")
+        expected, actual = context.ask_both("evaluate", Request(batches=every))
         truth = np.concatenate(expected.logits)
         if with_honest or part(context, truth, actual):
-            truth = whole_truth(context, request.batches)
-        whole = compared(context, "decode", request.batches, expected, actual, truth)
+            truth = whole_truth(context, every)
+        whole = compared(context, "decode", every, expected, actual, truth)
         yield whole
         if whole.detail.get("at_fault") in ("oracle", "both"):
             yield context.verdict("decode", "not-compared", WRONG_ORACLE)
             return
-        before, own = (np.concatenate(e.logits)[-len(free) :] for e in (expected, actual))
-        verdict = judged(context, request.batches, before, own, free, subject)
+        first = -len(free) - len(more)
+        rows = slice(first, first + len(free) or None)
+        before, own = (np.concatenate(e.logits)[rows] for e in (expected, actual))
+        verdict = judged(context, batches, before, own, free, subject)
         if verdict.status == "diverged":
             yield verdict
             yield from asked_again(context, "decode", subject, *asked)
@@ -140,10 +148,20 @@ def own_choices(context: Context) -> Iterator[Verdict]:
         yield from close_calls(context)
 
 
-def few_alone(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+def seeded_behind(context: Context, n: int) -> list[int]:
+    """Ids that follow the n of a large model, of which few are generated, so that each layer meets
+    batches of all these sizes, and as many cells."""
+    left = min(STEPS - context.n_steps, n_cells(context) - n)
+    return [] if is_small(context.file) or left < 1 else many_ids(context, left)
+
+
+def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
     """A large model has read itself for every token when it generated them; the same tokens with
     fewer reads, the prompt and some of them in batches of their own."""
-    n = len(batches) - sum(len(batch) == 1 for batch in batches) + ALONE
+    if is_small(context.file):
+        return batches
+    alone = min(ALONE, context.n_steps // 2)
+    n = len(batches) - sum(len(batch) == 1 for batch in batches) + alone
     found, rest = list(batches[:n]), iter(batches[n:])
     for size in cycle(TOGETHER):
         some = tuple(islice(rest, size))

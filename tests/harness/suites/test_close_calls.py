@@ -11,7 +11,7 @@ from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.records import Request
-from lockstep.harness.suites import decode
+from lockstep.harness.suites.parts import next_tokens
 from lockstep.harness.suites.parts.close_calls import (
     ASKED,
     ROOM,
@@ -111,7 +111,7 @@ class Wavering(Quiet, name="close: the second-likeliest where it is near"):
 def test_what_an_honest_run_would_choose_is_no_fault(
     honest: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "designs_that_say", lambda *_: [3] if honest else [])
+    monkeypatch.setattr(next_tokens, "designs_that_say", lambda *_: [3] if honest else [])
     plan = plan_for(builtin("f32", tmp_path), engine=Wavering.name, suites=("decode",), n_steps=8)
     verdicts = verdicts_of(plan)
     assert {v.status for v in verdicts} <= {"agreed", "not-applicable", status}
