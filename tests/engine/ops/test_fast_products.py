@@ -257,6 +257,8 @@ def of_some_formats() -> dict[str, str]:
         columns = 2 * block_of(name)
         weight, x = weight_of(name, (11, columns)), floats(7, 12, columns)
         parts = [FAST.linear(rows, weight).tobytes() for rows in (x, x[:3])]
+        if name in ("Q8_0", "Q4_K"):  # by the same kernels, added up in float64
+            parts.append(Mirror().linear(x[:3], weight).tobytes())
         if name in EXTREMES:
             parts.append(
                 FAST.linear(np.ones((1, columns), np.float32), largest(name, 3, columns)).tobytes()
