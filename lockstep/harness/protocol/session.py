@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from lockstep.harness.protocol.messages import (
 from lockstep.harness.records import (
     Answered,
     Crashed,
+    Evaluation,
     Malformed,
     Outcome,
     Rejected,
@@ -113,6 +115,7 @@ class ProgramSession(Session):
         self.memory_limit = memory_limit
         self.program: EngineProgram | None = None
         self.said: Introduction | None = None
+        self.heeds = False  # whether it was seen to go on with values that were put in
 
     @property
     def pid(self) -> int | None:
@@ -136,7 +139,11 @@ class ProgramSession(Session):
                 return Unanswerable(message=text, declared=True)
             limit = self.time_limit
             asked = question_of(question, args, self.said.can)
-            return self.exchange(program, asked, args, kwargs, limit)
+            outcome = self.exchange(program, asked, args, kwargs, limit)
+            if question == "evaluate" and self.ignores(program, args[0], outcome, limit):
+                text = f"{self.name} offers replace, and goes on with its own values"
+                return Unanswerable(message=text, declared=True)
+            return outcome
         except TimeoutError:
             note = self.program.strange() if self.program and not self.said else ""
             return TimedOut(seconds=limit, log=self.end(), note=note)
@@ -166,6 +173,22 @@ class ProgramSession(Session):
             needed += ["trace"] if request.capture else []
             needed += ["replace"] if request.replace else []
         return next((level for level in needed if level not in self.said.can), "")
+
+    def ignores(
+        self, program: "EngineProgram", request: Request, found: Outcome, limit: float
+    ) -> bool:
+        """Whether it comes to the same with other values put in as with none: what it shows behind
+        them would be held against others, and an honest engine accused. Asked until it does not."""
+        assert self.said is not None
+        if self.heeds or not (request.replace and isinstance(found, Answered)):
+            return False
+        alone = replace(request, replace={})
+        asked = question_of("evaluate", (alone,), self.said.can)
+        own = self.exchange(program, asked, (alone,), {}, limit)
+        if not isinstance(own, Answered):
+            return False
+        self.heeds = not (is_same(own.value, found.value) and is_other(request, own.value))
+        return not self.heeds
 
     def exchange(
         self,
@@ -218,6 +241,25 @@ class ProgramSession(Session):
         if self.program is not None:
             self.program.dismiss()
             self.program = None
+
+
+def is_same(a: Evaluation, b: Evaluation) -> bool:
+    """Bit for bit, outputs and all that is shown."""
+    first, second = (
+        {**dict(enumerate(e.logits)), **(e.trace.values() if e.trace else {})} for e in (a, b)
+    )
+    return first.keys() == second.keys() and all(
+        first[key].tobytes() == second[key].tobytes() for key in first
+    )
+
+
+def is_other(request: Request, own: Evaluation) -> bool:
+    """Whether any value that was put in is another than the engine's own, if it shows that."""
+    shown = own.trace.values() if own.trace else {}
+    return any(
+        site not in shown or shown[site].tobytes() != value.tobytes()
+        for site, value in request.replace.items()
+    )
 
 
 UNFIT = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)

@@ -1,0 +1,61 @@
+"""A program that offers `replace` and goes on with its own values is not accused of what it shows."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep.harness.check.check import open_plan, run_suites
+from lockstep.harness.records import Verdict
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin
+
+EXAMPLE = Path(lockstep.__file__).parent / "examples" / "engine.py"
+HEEDS = "return given.get(node, value)"
+WRONG = 'x = show(f"ffn_inp-{i}", h + x)'
+
+
+def verdicts(folder: Path, *changes: tuple[str, str]) -> dict[str, Verdict]:
+    """The first of each suite, of the example with some of its code replaced."""
+    code = EXAMPLE.read_text()
+    for old, new in changes:
+        assert code.count(old) == 1
+        code = code.replace(old, new)
+    program = folder / "made.py"
+    program.write_text(code)
+    plan = plan_for(
+        builtin("f32", folder),
+        engine=f"{sys.executable} {program}",
+        oracle="llama.cpp",
+        suites=("logits", "trace", "products"),
+    )
+    opened = open_plan(plan, lambda _: None)
+    try:
+        found: dict[str, Verdict] = {}
+        for verdict in run_suites(opened.context, plan.suites):
+            found.setdefault(verdict.suite, verdict)
+        return found
+    finally:
+        opened.close()
+
+
+def test_who_ignores_what_is_put_in_is_said_to_and_accused_of_nothing(tmp_path: Path) -> None:
+    found = verdicts(tmp_path, (HEEDS, "return value"))
+    assert {name: v.status for name, v in found.items()} == {
+        "logits": "agreed",
+        "trace": "agreed",
+        "products": "not-compared",  # it was asked for by name
+    }
+    assert found["products"].summary == "made.py offers replace, and goes on with its own values"
+
+
+def test_who_heeds_it_is_asked(tmp_path: Path) -> None:
+    assert {v.status for v in verdicts(tmp_path).values()} == {"agreed"}
+
+
+@pytest.mark.parametrize("also", [(), ((HEEDS, "return value"),)])
+def test_a_fault_is_found_all_the_same(also: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
+    found = verdicts(tmp_path, (WRONG, WRONG.replace("h + x", "h + x * (1.01 if i else 1)")), *also)
+    assert found["trace"].status == "diverged"
+    assert "ffn_inp-1" in found["trace"].summary
