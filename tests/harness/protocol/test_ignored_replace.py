@@ -1,4 +1,4 @@
-"""A program that offers `replace` and goes on with its own values is not accused of what it shows."""
+"""A program that offers `replace` and goes on with its own values is not accused of these."""
 
 import sys
 from pathlib import Path
