@@ -13,7 +13,6 @@ from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress
 from lockstep.harness.bench.shadow import model_of
 from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.check.check import Plan, open_plan, run_suites
-from lockstep.harness.check.generated import steps_for
 
 NUMBERED = re.compile(r"\d|\.\w")  # a number, or the name of a tensor
 WALL, OWN = "seconds", "own"
@@ -49,7 +48,6 @@ def check(path: Path, asked: BenchPlan, clock: "PhaseClock") -> None:
         engine=asked.engine,
         settings=asked.settings,
         seed=asked.seed,
-        n_steps=steps_for(path),
     )
     opened = open_plan(plan, clock.phase)
     opened.context.on_made_models = questions(plan)

@@ -21,11 +21,9 @@ from lockstep.harness.blackbox.slices import (
     within,
 )
 from lockstep.harness.check.check import Plan
-from lockstep.harness.check.generated import STEPS
-from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.decode import Decode, greedy_alone
+from lockstep.harness.suites.decode import LONGER, Decode, greedy_alone, of_the_whole
 from lockstep.harness.suites.parts.prompts_in_turn import in_turn
 
 WHERE = "on the model's first layer in F32 "
@@ -47,20 +45,20 @@ def first_layer(file: GgufFile) -> Recipe:
 
 def said(outer: Context, context: Context) -> Iterator[Verdict]:
     yield from in_turn(outer, context, WHERE)
-    if outer.n_steps < STEPS and not is_small(outer.file):
-        yield longer_text(outer, context)
+    if of_the_whole(outer) < outer.n_steps:
+        yield from longer_text(outer, context)
 
 
-def longer_text(outer: Context, context: Context) -> Verdict:
-    """As many tokens as are generated of a small model: of a large one the first few are."""
+def longer_text(outer: Context, context: Context) -> Iterator[Verdict]:
+    """All tokens that are asked for, where the large model itself is asked for some. Nothing of who
+    is wrong within as many as are right of that: it may take no other model."""
     prompt = Decode().prompt(context)
-    oracle, subject = context.ask_both("greedy", prompt, STEPS)
+    oracle, subject = context.ask_both("greedy", prompt, outer.n_steps)
     batches = steps_of(prompt, oracle, context.facts.decoder_start)
     found = list(greedy_alone(context, prompt, batches, oracle, subject))
     wrong = next((verdict for verdict in found if verdict.status == "diverged"), None)
-    if wrong and wrong.detail["step"] < outer.n_steps:  # where that of the whole model is right
-        text = f"a text of {STEPS} tokens {WHERE}is another from token {wrong.detail['step']} on"
-        return outer.verdict("decode", "not-applicable", f"{text}: it may take no other model")
+    if wrong and wrong.detail["step"] < of_the_whole(outer):
+        return
     last = wrong or found[-1]
-    text = f"{WHERE}{last.summary}"
-    return outer.verdict("decode", last.status, text, {**last.detail}, ("decode", "longer text"))
+    detail, key = {**last.detail}, LONGER.split("/")
+    yield outer.verdict("decode", last.status, f"{WHERE}{last.summary}", detail, key)

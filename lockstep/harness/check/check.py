@@ -17,7 +17,6 @@ from lockstep.harness.adapters.parts.users import is_users
 from lockstep.harness.asking.environments import provide
 from lockstep.harness.asking.facts import ModelFacts, facts_of_model, too_long
 from lockstep.harness.asking.session import LocalSession
-from lockstep.harness.check.generated import STEPS
 from lockstep.harness.context.runner import Runner, Session, is_outside
 from lockstep.harness.context.suite import (
     NOT_OFFERED,
@@ -81,7 +80,7 @@ class Plan:
     suites: tuple[str, ...] = ()  # empty: all
     by_name: bool = True  # somebody asked for just these, so none may be left out
     n_tokens: int = 32
-    n_steps: int = STEPS
+    n_steps: int = 64
     prompt: bytes = PROMPT  # what `decode` goes on from, if the model has a vocabulary
     seed: int = 0
     time_limit: float = 300.0  # seconds for one answer, and for a start

@@ -109,7 +109,7 @@ def bisect(
         default = getattr(cls, "shows_on", "f32")
         name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
         plan = plan_of(
-            *(name, path, engine, oracle, settings, subject_model, tokens, None, seed, ["trace"]),
+            *(name, path, engine, oracle, settings, subject_model, tokens, 64, seed, ["trace"]),
             timeout=timeout,
         )
         provide_engines([plan], out.progress)

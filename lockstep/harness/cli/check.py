@@ -54,8 +54,8 @@ def check(
     steps: Annotated[
         int | None,
         typer.Option(
-            help="Tokens to generate. Default: 64, of more than 256 MB fewer, down to 16; with "
-            "--arch 16.",
+            help="Tokens to generate, of more than 256 MB some by the first layer alone. "
+            "Default: 64; with --arch 16.",
             min=1,
             max=4096,
         ),
@@ -111,7 +111,7 @@ def check(
     engine = engine_of(engine, adapter, node_map)
     if arch is not None and (model is not None or subject_model is not None):
         raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
-    n = steps or (None if arch is None else STEPS_OF_VARIANTS)
+    n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
     # it loads llama.cpp while we load the rest
     with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
         from lockstep.harness.parallel.cluster import executor_for

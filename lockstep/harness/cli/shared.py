@@ -109,7 +109,7 @@ def plan_of(
     settings: Preset | None,
     subject_model: Path | None,
     tokens: int,
-    steps: int | None,
+    steps: int,
     seed: int,
     suites: list[str] | None,
     *,
@@ -117,14 +117,12 @@ def plan_of(
     timeout: float = SECONDS,
 ) -> "Plan":
     from lockstep.harness.check.check import Plan
-    from lockstep.harness.check.generated import steps_for
     from lockstep.harness.cli.acid_models import ACID_PREFIX
     from lockstep.harness.cli.variants import VARIANT_PREFIX
     from lockstep.harness.records import PRESETS
     from lockstep.harness.runs.run import BUILTIN_PREFIX
     from lockstep.harness.suites.decode import PROMPT
 
-    steps = steps or steps_for(path)
     model = [name if name.startswith((BUILTIN_PREFIX, ACID_PREFIX)) else str(path)]
     if name.startswith(VARIANT_PREFIX):
         model = ["--arch", name.removeprefix(VARIANT_PREFIX)]

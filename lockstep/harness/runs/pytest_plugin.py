@@ -161,7 +161,6 @@ def check_with(
     from lockstep.engine.errors import EngineError
     from lockstep.harness.asking.template import keep_template
     from lockstep.harness.check.check import BadInput, Plan
-    from lockstep.harness.check.generated import steps_for
     from lockstep.harness.http.session import preset_for
     from lockstep.harness.parallel.works import Forks
     from lockstep.harness.records import PRESETS
@@ -173,10 +172,7 @@ def check_with(
     if not engine:
         pytest.fail("no engine: pass one, or --lockstep-engine", pytrace=False)
     preset = config.getoption("--lockstep-settings") or preset_for(engine)
-    of_plan = {
-        "time_limit": config.getoption("--lockstep-timeout"),
-        "n_steps": steps_for(model),
-    } | of_plan
+    of_plan = {"time_limit": config.getoption("--lockstep-timeout")} | of_plan
     command = shlex.join([str(model), "--engine", engine, "--settings", preset])
     plan = Plan(
         case=model.name,

@@ -10,13 +10,13 @@ import numpy as np
 from lockstep.engine.batch import Batch, joined, steps_of
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.check.generated import STEPS
 from lockstep.harness.context.further_runs import (
     ALONE,
     TOGETHER,
     is_small,
     many_ids,
     n_cells,
+    size_of,
 )
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
@@ -44,8 +44,12 @@ from lockstep.harness.suites.parts.which_tokens import part
 
 PROMPT = b"Once upon a time"
 PROMPTS = "decode: prompts"  # what is asked on a made model where this one tells nothing
+LONGER = "decode/longer text"  # of what is said of more tokens than the model itself was asked for
 THREADS = "decode: threads"  # what a program of greedy tokens alone is asked with several
 EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
+# more than so many tokens are generated of any model, if they are asked for; at least, so that a
+# text is hardly shared by chance; and bytes that they read, which takes llama.cpp a second or some
+STEPS, LEAST, READ = 64, 16, 16 << 30
 MOST_TIES = 8  # behind which an engine is asked to go on, each time from the oracle's text
 
 
@@ -57,10 +61,11 @@ class Decode(Suite, name="decode"):
 
     def run(self, context: Context) -> Iterator[Verdict]:
         prompt = self.prompt(context)
-        context.progress(f"generating {context.n_steps} tokens")
-        asked = ("greedy", prompt, context.n_steps)
+        n = of_the_whole(context)
+        context.progress(f"generating {n} tokens")
+        asked = ("greedy", prompt, n)
         free, subject = context.ask_both(*asked)
-        more = seeded_behind(context, len(prompt) + len(free))
+        more = seeded_behind(context, len(prompt), n)
         batches, every = (
             fewer_reads(context, steps_of(prompt, ids, context.facts.decoder_start))
             for ids in (free, [*free, *more])
@@ -112,7 +117,7 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
     """Those that are the likeliest nowhere, on a model of which each is somewhere, as
     harness.blackbox.own_token says; and prompts in turn: on this model, of which many are soon
     read, if it is small and they tell, else on one of which they do, as
-    harness.blackbox.own_prompts says."""
+    harness.blackbox.own_prompts says; with them the tokens that a large one was not asked for."""
     known: list[Verdict] = []
     if "decode" in context.on_made_models:
         for verdict in context.asked_on_made_models("decode"):
@@ -126,8 +131,22 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
         for verdict in in_turn(context, context):  # it may die behind what it says
             known.append(verdict)
             yield verdict
-    if not known and PROMPTS in context.on_made_models:
-        yield from context.asked_on_made_models(PROMPTS)
+    all_of_it = of_the_whole(context) == context.n_steps
+    if not (known and all_of_it) and PROMPTS in context.on_made_models:
+        for verdict in context.asked_on_made_models(PROMPTS):
+            known.append(verdict)
+            yield verdict
+    if not (all_of_it or any(verdict.key == LONGER for verdict in known)):
+        yield from whole_text(context)
+
+
+def whole_text(context: Context) -> Iterator[Verdict]:
+    """Of a large model that no other stands for."""
+    prompt = Decode().prompt(context)
+    context.progress(f"generating {context.n_steps} tokens")
+    free, subject = context.ask_both("greedy", prompt, context.n_steps)
+    batches = fewer_reads(context, steps_of(prompt, free, context.facts.decoder_start))
+    yield from greedy_alone(context, prompt, batches, free, subject)
 
 
 def own_answers(context: Context) -> Iterator[Verdict]:
@@ -148,11 +167,24 @@ def own_choices(context: Context) -> Iterator[Verdict]:
         yield from close_calls(context)
 
 
-def seeded_behind(context: Context, n: int) -> list[int]:
-    """Ids that follow the n of a large model, of which few are generated, so that each layer meets
-    batches of all these sizes, and as many cells."""
-    left = min(STEPS - context.n_steps, n_cells(context) - n)
-    return [] if is_small(context.file) or left < 1 else many_ids(context, left)
+def of_the_whole(context: Context) -> int:
+    """How many tokens are generated of the model itself: of a large one as many as read some bytes,
+    where its first layer may be asked for all of them."""
+    n = context.n_steps
+    if (
+        n > STEPS
+        or PROMPTS not in context.on_made_models
+        or context.facts.decoder_start is not None
+    ):
+        return n
+    return min(n, max(LEAST, READ // max(1, size_of(context.file))))
+
+
+def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
+    """Ids that follow n generated ones in place of the others, so that each layer meets batches of
+    all sizes, and as many cells. prompt: its length."""
+    left = min(context.n_steps - n, n_cells(context) - n - prompt)
+    return many_ids(context, left) if left > 0 else []
 
 
 def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
@@ -160,7 +192,7 @@ def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ..
     fewer reads, the prompt and some of them in batches of their own."""
     if is_small(context.file):
         return batches
-    alone = min(ALONE, context.n_steps // 2)
+    alone = min(ALONE, of_the_whole(context) // 2)
     n = len(batches) - sum(len(batch) == 1 for batch in batches) + alone
     found, rest = list(batches[:n]), iter(batches[n:])
     for size in cycle(TOGETHER):
@@ -196,7 +228,8 @@ def tokens_alone(
         found = list(question())
         yield from found
         if any(verdict.status == "diverged" for verdict in found):
-            yield from asked_again(context, "decode", subject, "greedy", prompt, context.n_steps)
+            n = of_the_whole(context)
+            yield from asked_again(context, "decode", subject, "greedy", prompt, n)
             return
 
 
