@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from lockstep.harness.records import Request
+from lockstep.harness.records import Evaluation, Request
 
 
 class PutIn(dict[Any, Any]):
@@ -63,3 +63,28 @@ def watched(args: tuple[Any, ...]) -> tuple[PutIn, tuple[Any, ...]]:
         return PutIn(), args
     given = PutIn(args[0].replace)
     return given, (replace(args[0], replace=given), *args[1:])
+
+
+def comes_to_the_same(request: Request, found: Evaluation, own: Evaluation) -> bool:
+    """Bit for bit, outputs and all that is shown, though another value than the engine's own was
+    put in. own: what it answers where none is."""
+    return is_same(found, own) and is_other(request, own)
+
+
+def is_same(a: Evaluation, b: Evaluation) -> bool:
+    """Bit for bit, outputs and all that is shown."""
+    first, second = (
+        {**dict(enumerate(e.logits)), **(e.trace.values() if e.trace else {})} for e in (a, b)
+    )
+    return first.keys() == second.keys() and all(
+        first[key].tobytes() == second[key].tobytes() for key in first
+    )
+
+
+def is_other(request: Request, own: Evaluation) -> bool:
+    """Whether any value that was put in is another than the engine's own, if it shows that."""
+    shown = own.trace.values() if own.trace else {}
+    return any(
+        site not in shown or shown[site].tobytes() != value.tobytes()
+        for site, value in request.replace.items()
+    )

@@ -17,6 +17,7 @@ from typing import Any
 
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.answers import MalformedAnswer
+from lockstep.harness.asking.put_in import comes_to_the_same
 from lockstep.harness.asking.session import Session, in_words
 from lockstep.harness.foreign import building
 from lockstep.harness.processes import limits
@@ -36,7 +37,6 @@ from lockstep.harness.protocol.messages import (
 from lockstep.harness.records import (
     Answered,
     Crashed,
-    Evaluation,
     Malformed,
     Outcome,
     Rejected,
@@ -187,7 +187,7 @@ class ProgramSession(Session):
         own = self.exchange(program, asked, (alone,), {}, limit)
         if not isinstance(own, Answered):
             return False
-        self.heeds = not (is_same(own.value, found.value) and is_other(request, own.value))
+        self.heeds = not comes_to_the_same(request, found.value, own.value)
         return not self.heeds
 
     def exchange(
@@ -241,25 +241,6 @@ class ProgramSession(Session):
         if self.program is not None:
             self.program.dismiss()
             self.program = None
-
-
-def is_same(a: Evaluation, b: Evaluation) -> bool:
-    """Bit for bit, outputs and all that is shown."""
-    first, second = (
-        {**dict(enumerate(e.logits)), **(e.trace.values() if e.trace else {})} for e in (a, b)
-    )
-    return first.keys() == second.keys() and all(
-        first[key].tobytes() == second[key].tobytes() for key in first
-    )
-
-
-def is_other(request: Request, own: Evaluation) -> bool:
-    """Whether any value that was put in is another than the engine's own, if it shows that."""
-    shown = own.trace.values() if own.trace else {}
-    return any(
-        site not in shown or shown[site].tobytes() != value.tobytes()
-        for site, value in request.replace.items()
-    )
 
 
 UNFIT = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
