@@ -11,7 +11,7 @@ minima, with `m` or `dmin` set to zero to its scaled steps.
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,10 @@ from lockstep.engine.ops import few_integers, integers
 from lockstep.engine.ops import rows as by_row
 from lockstep.engine.ops.build import Build, Multiply
 from lockstep.engine.ops.near import LARGEST, SMALLEST, Near, Number, U
+from lockstep.engine.ops.roundings import product_roundings
 from lockstep.engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from lockstep.engine.weights import Weight
 
-IntOrInts = TypeVar("IntOrInts", int, NDArray[Any])
 Factors = tuple[F64, F32]  # (tokens, k) and (rows, k): to be multiplied and added up over k
 
 MINIMA = ("m", "dmin")  # ggml's names for the scale of a block's minima
@@ -85,39 +85,6 @@ def run_of(kind: type[WeightFormat]) -> int:
     """Weights in a row that are multiplied as integers, exactly: those that share all scales."""
     scales = math.prod(kind.layout["d"].shape) if "d" in (kind.layout.names or ()) else 1
     return min(kind.weights // scales, activation_format(kind).block)
-
-
-def additions(terms: int, lanes: int) -> int:
-    """Roundings on the longest path of a sum of products.
-
-    `lanes` partial sums are kept, unrolled four times; what does not fill the four goes one by one;
-    the partial sums are added as a tree. A scalar engine has one lane.
-    """
-    if lanes == 1:
-        return terms + 1
-    return terms // lanes + terms % (4 * lanes) + math.ceil(math.log2(4 * lanes)) + 1
-
-
-def block_roundings(runs: IntOrInts, lanes: int) -> IntOrInts:
-    """Roundings where weights are multiplied as integers, so many runs of them (`run_of`).
-
-    Only the sum over such runs is rounded: the product of the scales, the conversion to float, one
-    fused addition a run, and the sum of the partial sums with that of the minima. Vector code adds
-    its lanes as a tree; the generic C of the K formats keeps eight partial sums and adds them one
-    after the other.
-    """
-    return runs + 2 + (8 if lanes == 1 else math.ceil(math.log2(lanes))) + 1
-
-
-def product_roundings(
-    terms: int, lanes: int, run: int, nonzero: NDArray[Any] | int | None = None
-) -> NDArray[Any]:
-    """Roundings of a product of so many terms, of which `run` in a row are integers; nonzero: how
-    many such runs are not all zeros."""
-    most = np.asarray(terms // run if nonzero is None else nonzero)
-    if run > 1:
-        return np.asarray(block_roundings(most, lanes))
-    return np.asarray(np.minimum(additions(terms, lanes), most + 1))
 
 
 def factors(

@@ -18,8 +18,8 @@ from lockstep.engine.ops import experts, gates, norms, products, rotation, softm
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import U
-from lockstep.engine.ops.products import additions
 from lockstep.engine.ops.reference import ReferenceOps
+from lockstep.engine.ops.roundings import additions
 from lockstep.harness.judging import designs, tolerances
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.tolerances import Bound, bounded, limited

@@ -18,6 +18,7 @@ from lockstep.engine.ops import products
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import meaning, single
 from lockstep.engine.ops.near import F64, Expected, Near, U, exact, finite, near, total
+from lockstep.engine.ops.roundings import product_roundings
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
 
@@ -74,7 +75,7 @@ def is_sized(build: Build) -> bool:
 def reason_of(operand: Operand, build: Build) -> str:
     kind = WeightFormat.named(operand.type)
     run = 1 if build.plain or kind.name == "F64" else products.run_of(kind)
-    roundings = products.product_roundings(operand.ne[0], build.lanes, run)
+    roundings = product_roundings(operand.ne[0], build.lanes, run)
     return f"{operand.ne[0]} products summed in float32, {roundings} roundings"
 
 
@@ -141,7 +142,7 @@ def lightning_indexer(node: Node, build: Build) -> Expected:
     dots = build.multiply(q, right).swapaxes(-1, -2)  # (streams, tokens, cells, heads)
     size = build.multiply(np.abs(q), np.abs(right)).swapaxes(-1, -2)
     shown = np.maximum(dots, 0)
-    off = products.product_roundings(terms, build.lanes, 1) * U * size + U * np.abs(dots)
+    off = product_roundings(terms, build.lanes, 1) * U * size + U * np.abs(dots)
     scores = total(Near(shown, off) * exact(w[:, 0][:, :, None, :]), heads + 1, keep=False)
     per = np.repeat(mask[:, 0], len(q) // len(mask), axis=0)
     out = finite(scores + exact(per))[:, None]
