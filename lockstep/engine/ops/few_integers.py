@@ -28,7 +28,7 @@ def takes(kind: type[WeightFormat]) -> bool:
 def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
     """(tokens, rows); sums: what the activations carry. None where it would be another number."""
     kind = weight.format
-    if len(left.columns):
+    if len(left.columns) or not has_sums_for(kind, sums):
         return None
     x = row_by_row(left)
     if x.min(initial=0) < -127:  # whose opposite is no byte
@@ -47,6 +47,15 @@ def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
     each(run, range(0, n, step))
     # of an infinite scale one decoded weight that is zero makes a NaN, where a sum makes infinity
     return out if np.isfinite(out).all() else None
+
+
+def has_sums_for(kind: type[WeightFormat], sums: F64 | None) -> bool:
+    """Minima of small blocks meet the sums that are given, as float32, and those of large ones the
+    sums of the steps: an engine may have others, right or wrong."""
+    block = BLOCKS[kind.name]
+    if block.m >= 0:
+        return sums is not None and np.array_equal(sums.astype(np.float32), sums, equal_nan=True)
+    return sums is None or block.dmin < 0
 
 
 def row_by_row(left: Steps) -> NDArray[np.int8]:

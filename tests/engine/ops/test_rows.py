@@ -11,6 +11,8 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
+from lockstep.harness.honest.int8_rows import InInt8Rows
+from lockstep.harness.mutants.rounding import SumsMissing, SumsOfBlockBefore
 from tests.all_types import MATRICES
 from tests.engine.ops.test_ops_reference import floats, weight_of
 
@@ -107,6 +109,37 @@ def test_unusual_scales_give_what_decoded_weights_give(
     some = np.isfinite(expected)
     assert np.isfinite(value[some]).all()
     assert (np.abs(value[some] - expected[some]) <= 2.0**-48 * size[some]).all()
+
+
+def by_decoding(ops: type[Mirror], x: F32, weight: Weight, patch: pytest.MonkeyPatch) -> F32:
+    with patch.context() as within:
+        for way in (by_row, few_integers):
+            within.setattr(way, "takes", lambda _: False)
+        return ops().linear(x, weight)
+
+
+@pytest.mark.parametrize("ops", [SumsMissing.ops, SumsOfBlockBefore.ops, Mirror])
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"])
+def test_minima_meet_the_sums_that_an_engine_has_wrong_ones_too(
+    ops: type[Mirror], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, x = weight_of(name, (9, COLUMNS), seed=3), floats(3, 2, COLUMNS)
+    found, right = ops().linear(x, weight), by_decoding(Mirror, x, weight, monkeypatch)
+    expected, size = by_decoding(ops, x, weight, monkeypatch), np.abs(right).max()
+    assert np.abs(found - expected).max() <= 2.0**-20 * size
+    assert (np.abs(found - right).max() > 2.0**-10 * size) == (ops is not Mirror)
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_1"])
+def test_an_honest_engine_whose_activations_carry_no_sums_has_those_of_its_values(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scale is one for each row, which here is that of each block."""
+    weight, x = weight_of(name, (9, COLUMNS), seed=3), np.zeros((2, COLUMNS), np.float32)
+    x[:, 5], x[:, -3] = 1, -1
+    expected = by_decoding(InInt8Rows, x, weight, monkeypatch)
+    found = InInt8Rows().linear(x, weight)
+    assert np.abs(found - expected).max() <= 2.0**-20 * np.abs(expected).max()
 
 
 def test_a_decoder_that_is_wrong_decodes_itself() -> None:
