@@ -46,20 +46,31 @@ def converted_otherwise(
     left = [segment for segment in wrong if judge.quantised([segment])]  # no other one changes
     every = judge.quantised(segment for segment, _ in found)
     most = 2 * len(judge.quantised(left)) > len(every)
-    all_of_them = len(left) == len(wrong) and any(segment.rounds for segment in left)
-    best: dict[Place, SiteFinding] = {}
-    if not (left and (most or all_of_them)):
-        return best
+    if not left or not (most or len(left) == len(wrong)):
+        return {}
     first, rest = enough_to_refute(judge, left, len(every))
+    best: dict[Place, SiteFinding] = {}
+    of_best: Sequence[Build] = ()
     for family in families_of_builds(judge.build):
         fine = given(judge, first, family, noises)
         if fine:
             fine |= given(judge, rest, family, noises)
-        best = max(best, fine, key=len)
+        if len(fine) > len(best):
+            best, of_best = fine, family
         if len(best) == len(left):
             break
     explained = judge.quantised(segment for segment in left if segment.place in best)
-    return best if 2 * len(explained) > len(every) or len(best) == len(wrong) else {}
+    if 2 * len(explained) > len(every):
+        return best
+    if not best or len(best) < len(wrong):
+        return {}
+    if any(segment.rounds for segment in left):
+        return best
+    # one op shows what long segments hide: these must at least agree with that format as well
+    others = [s for s, _ in found if s not in wrong and judge.quantised([s])]
+    fine = given(judge, others, of_best, noises)
+    explained |= judge.quantised(segment for segment in others if segment.place in fine)
+    return best if 2 * len(explained) > len(every) else {}
 
 
 def enough_to_refute(

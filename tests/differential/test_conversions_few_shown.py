@@ -1,0 +1,75 @@
+"""An engine that converts activations otherwise, and shows one product alone besides whole layers.
+
+Whole layers agree with either format, as a rounding that tips moves them by more: the head alone
+had been accused.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.synth.llama import LlamaRecipe, write_llama
+from tests.differential.test_own_outputs import bisected
+
+ENGINE = """
+from dataclasses import replace
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.honest.int8_blocks import InInt8Blocks
+from lockstep.harness.mutants.rounding import Truncated
+from lockstep.harness.records import Trace
+
+SHOWS = {shows!r}
+
+
+class InHead(Mirror):
+    def linear(self, x, weight):
+        head = weight.name == "output.weight" and len(x)
+        return {head}().linear(x, weight) if head else super().linear(x, weight)
+
+
+class Mine(Reference):
+    ops = {ops}
+
+    def describe(self):
+        return replace(super().describe(), shows=SHOWS, computes_nodes=False, shows_nodes=False)
+
+    def evaluate(self, request):
+        run = super().evaluate(request)
+        if run.trace is None:
+            return run
+        kept = tuple(r for r in run.trace.records if r.site.name in SHOWS)
+        return replace(run, trace=Trace(engine="mine", records=kept))
+"""
+FEW = ("l_out", "result_norm")
+MORE = (*FEW, "attn_norm", "Qcur", "Kcur", "Vcur", "ffn_norm", "ffn_gate", "ffn_up")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "llama.gguf"
+    write_llama(LlamaRecipe(quant="Q4_K", n_embd=256, n_ff=256), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shows", "ops", "head", "guilty"),
+    [
+        (FEW, "InInt8Blocks", "Mirror", ()),
+        (MORE, "InHead", "InInt8Blocks", ("result_output",)),  # alone of all that is converted
+        (FEW, "InHead", "Truncated", ("result_output",)),
+    ],
+)
+def test_one_product_that_is_shown_accuses_no_format_that_the_layers_agree_with(
+    shows: tuple[str, ...],
+    ops: str,
+    head: str,
+    guilty: tuple[str, ...],
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(ENGINE.format(shows=shows, ops=ops, head=head))
+    found = bisected(model, f"adapter:{script}")
+    assert found.exit_code == (1 if guilty else 0)
+    assert tuple(each.site.name for each in found.culprits) == guilty
