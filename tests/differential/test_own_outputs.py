@@ -17,6 +17,7 @@ from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.locate.outputs import outputs_of_graphs
+from lockstep.harness.locate.segments import UNLIKE
 from lockstep.harness.locate.ubatches import by_ubatches
 from lockstep.harness.records import EXACT, Request, Site
 from lockstep.harness.runs.dump import dump_trace
@@ -124,6 +125,17 @@ def test_a_wrong_head_is_found_though_only_layers_are_shown(tmp_path: Path) -> N
     assert bisected(model, engine(tmp_path, "l_out")).exit_code == 0
 
 
+def test_an_answer_that_is_not_what_is_shown_by_its_name_is_found(tmp_path: Path) -> None:
+    """It had been said that no op is wrong, and that the order of calls be looked at."""
+    model, shows = builtin_model("f32", tmp_path), ("l_out", "result_output")
+    found = bisected(model, engine(tmp_path, *shows, rows="rows * np.float32(1.5)"))
+    assert found.exit_code == 1
+    assert [(each.site.name, each.parameters) for each in found.culprits] == [
+        ("result_output", UNLIKE)
+    ]
+    assert bisected(model, engine(tmp_path, *shows)).exit_code == 0
+
+
 def test_logits_that_a_model_does_not_have_are_missed_of_nobody(tmp_path: Path) -> None:
     """Such a class says Unsupported, of whatever it lacks: the check had been incomplete."""
     model = made(tmp_path, "bert")
@@ -172,6 +184,8 @@ def test_who_does_not_look_at_what_is_put_in_is_not_accused_of_going_on_without(
         lambda values: values.get(Site(step=0, layer=None, name="embd")),
         lambda values: dict(values),
         lambda values: {**values},
+        lambda values: values.pop(Site(step=0, layer=0, name="l_out")),
+        lambda values: values == {},
         lambda values: [*values.items()],
         lambda values: pickle.dumps(values),
     ],

@@ -36,6 +36,14 @@ class PutIn(dict[Any, Any]):
         self.read = True
         return super().get(key, default)
 
+    def pop(self, *args: Any) -> Any:
+        self.read = True
+        return super().pop(*args)
+
+    def __eq__(self, other: object) -> bool:
+        self.read = True
+        return super().__eq__(other)
+
     def copy(self) -> Any:
         self.read = True
         return super().copy()

@@ -45,6 +45,7 @@ NOT_BY_TOKEN = (
     "llama.cpp takes these batches apart by their sequences, and which of these numbers belong to "
     "a part cannot be told"
 )
+UNLIKE = "this is what it answers, which is not what it shows by this name"
 FEW = 4  # of the same kind, that are named
 CACHES = ("k_cache", "v_cache")
 
@@ -68,6 +69,7 @@ class OwnRun:
     given: Values  # what it was made to go on with
     shown: Mapping[Place, NDArray[Any]]  # what can be gone on with
     others: Sequence[Mapping[Place, NDArray[Any]]]  # what other names of a node say otherwise
+    unlike: Mapping[Place, NDArray[Any]]  # answers that are not what is shown by their name
     stored: Mapping[Place, str]
     unfit: Mapping[Place, Mismatch]
     lost: Collection[Place]
@@ -99,7 +101,9 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
     shown, *others = by_place({**rest, **kept}, places)
     # one that is shown by another of its names is there
     unfit = {place: Mismatch(kind="missing") for place in absent if place not in shown}
-    shown = {**outputs_of_graphs(program, run.logits), **shown}
+    answers = outputs_of_graphs(program, run.logits)
+    unlike = {p: rows for p, rows in answers.items() if not is_same(rows, shown.get(p, rows))}
+    shown = {**answers, **shown}
     for each in (*others, shown):
         unfit |= misshapen(program, each)
     stored = {places[s]: kind for s, kind in context.subject.stored.items() if s in places}
@@ -120,6 +124,7 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
         given=given or Values(),
         shown=shown,
         others=[{p: v for p, v in each.items() if p in shown} for each in others],
+        unlike={p: rows for p, rows in unlike.items() if p in shown},
         stored=stored,
         unfit=unfit,
         lost=lost,
@@ -150,6 +155,8 @@ def judge_own_run(
         found = {judge.place_of[f.site]: f for f in judge.findings()}
         for each in run.others:
             found |= wrong_by_another_name(judge, each)
+        wrong = wrong_by_another_name(judge, run.unlike)
+        found |= {p: replace(f, parameters=f.parameters or UNLIKE) for p, f in wrong.items()}
         # of an order that was found since it knows nothing
         known = None if ahead is None or judge.orders else ahead.result()
         errors = errors_of(judge) if known is None and whole else known
