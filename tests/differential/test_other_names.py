@@ -135,3 +135,14 @@ def test_another_eps_is_named_where_a_norm_is_shown_with_its_weights(
     assert said(right[1].value) == ""
     assert said(right[1].value * np.float32(1.001)) == ""
     assert words in other_formula(right[0], wrong[0].value)
+
+
+def test_two_eps_that_none_can_tell_apart_are_both_named() -> None:
+    """An engine with 1e-8 had been said to have 0."""
+    x, weights = normal(3, 4, 32), normal(4, 1, 32)
+    right, _ = with_weights(x, weights, 1e-3)
+    wrong, _ = with_weights(x, weights, 1e-8)
+    text = other_formula(right, wrong.value)
+    assert "an eps of 0," in text
+    assert "an eps of 1e-08," in text
+    assert "1e-05" not in text

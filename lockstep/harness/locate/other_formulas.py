@@ -42,6 +42,7 @@ CARRIED_BY = ("MUL", "ADD")  # a norm's weights and bias
 PLAIN = replace(ANY_ENGINE, plain=True)  # an engine need not look anything up in a table
 # of its distance from the node's own: what came in may be a little off, and a table of halves is
 MUCH_NEARER = 2.0**-4
+A_STEP = 2.0**-23  # between two float32, of the larger: none can tell what is nearer by less
 
 Made = Mapping[str, NDArray[Any]]  # by the formula, in words
 
@@ -102,8 +103,9 @@ def nearest(node: Node, shown: NDArray[Any], made: Made) -> str:
     words = min(off, key=lambda words: off[words], default="")
     if not words or not isfinite(here) or off[words] > here * MUCH_NEARER:
         return ""
+    alike = " or ".join(each for each in off if off[each] <= off[words] + A_STEP * size)
     return (
-        f"what is shown is {words} of the same input ({off[words] / size:.1e} of the largest off)"
+        f"what is shown is {alike} of the same input ({off[words] / size:.1e} of the largest off)"
     )
 
 
