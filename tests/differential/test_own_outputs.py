@@ -18,7 +18,7 @@ from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.locate.outputs import outputs_of_graphs
 from lockstep.harness.locate.segments import UNLIKE
-from lockstep.harness.locate.ubatches import by_ubatches
+from lockstep.harness.locate.ubatches import by_ubatches, which_rows
 from lockstep.harness.records import EXACT, Request, Site
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
@@ -261,6 +261,11 @@ def test_rows_of_a_batch_are_held_against_the_part_that_has_their_tokens(
         assert [str(each) for each in cut] == ["l_out-0", "l_out ubatch 1-0"]
         for part, expected in zip(cut.values(), rows, strict=True):
             assert np.array_equal(part, expected)
+        one, other = (places[site] for site in cut)
+        assert "are tokens 0, 2, 1, 3 of" in which_rows(batch, mamba.program, one, 4)
+        assert "are tokens 0, 2, 3 of" in which_rows(batch, mamba.program, one, 3)  # outputs alone
+        assert "are tokens 4 of" in which_rows(batch, mamba.program, other, 1)
+        assert which_rows(batch, mamba.program, other, 2) == ""
 
 
 def test_rows_of_a_batch_that_is_taken_apart_are_not_the_result_of_one_graph(

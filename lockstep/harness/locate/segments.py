@@ -29,7 +29,7 @@ from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.nodes import build_of, recorded, run_through
 from lockstep.harness.locate.other_names import with_other_name
 from lockstep.harness.locate.outputs import outputs_of_graphs
-from lockstep.harness.locate.ubatches import by_ubatches
+from lockstep.harness.locate.ubatches import by_ubatches, which_rows
 from lockstep.harness.processes.ahead import Ahead, may_fork
 from lockstep.harness.records import Evaluation, Mismatch, Request, Site
 from lockstep.harness.sites import SITES
@@ -163,6 +163,7 @@ def judge_own_run(
     finally:
         if ahead is not None:
             ahead.close()
+    found = {p: with_rows(context, run, p, f) for p, f in found.items()}
     unfit = run.unfit.items()
     otherwise = tuple(site for site in run.values if site not in places)
     found |= {p: unusable(wires[p], judge.op_of[wires[p].site], m) for p, m in unfit}
@@ -189,6 +190,14 @@ def judge_own_run(
     guilty = [place for place, f in found.items() if f.mismatch]
     put_in = healed(guilty, names)
     return replace(findings, not_put_in=len({*guilty} - {*put_in})), put_in
+
+
+def with_rows(context: Context, run: OwnRun, place: Place, found: SiteFinding) -> SiteFinding:
+    """What is wrong in a part of a batch counts its own tokens."""
+    if found.mismatch is None or found.site not in run.cut or place not in run.shown:
+        return found
+    text = which_rows(context.batches[place[0]], run.program, place, len(run.shown[place]))
+    return replace(found, parameters=found.parameters or text)
 
 
 def of_no_use(context: Context, run: OwnRun, judge: SegmentJudge) -> dict[str, tuple[Site, ...]]:

@@ -67,6 +67,20 @@ def parts_of(batch: Batch, graphs: Sequence[Graph]) -> list[Rows] | None:
     return [np.array([row_of[token] for token in each.tolist()], np.intp) for each in ids]
 
 
+def which_rows(batch: Batch, program: Program, place: Place, n: int) -> str:
+    """In words, which tokens of the batch are the n rows of a part; "" where it is no part."""
+    graphs = [graph for graph in program.graphs if graph.step == place[0]]
+    parts = parts_of(batch, graphs) or []
+    rows = next((r for g, r in zip(graphs, parts, strict=False) if g.ubatch == place[1]), None)
+    if rows is None:
+        return ""
+    some = rows if len(rows) == n else rows[batch.outputs[rows]]
+    if len(some) != n:
+        return ""
+    numbers = ", ".join(map(str, some.tolist()))
+    return f"llama.cpp takes this batch apart: what this part has are tokens {numbers} of the batch"
+
+
 def ids_of(graph: Graph) -> NDArray[np.int32] | None:
     found = (raw for root, raw in graph.inputs.items() if graph.roots[root].name == TOKENS)
     return next((raw.view(np.int32) for raw in found), None)
