@@ -22,6 +22,7 @@ from lockstep.harness.judging.stored import half_step, looks_like
 from lockstep.harness.judging.tolerances import log_softmax_roundings
 
 FLOOR = log(SMALLEST)  # a float32 probability below it is subnormal or zero
+ROOM = 32  # bytes that llama-cpp-python has for a token: of a longer one it shows nothing
 COARSE = 6  # decimals, or significant digits: who writes more has not rounded for reading
 
 
@@ -81,7 +82,9 @@ def names_of(
         kept = piece.decode("utf-8", "ignore").encode()
         # some decode a token alone, and lose the space that it begins with
         names = {piece, text, escaped, *shown, kept, *(each.removeprefix(b" ") for each in shown)}
-        for name in names | ({b""} if token in hidden else set()):
+        if token in hidden or len(piece) > ROOM:
+            names.add(b"")
+        for name in names:
             found[name].append(token)
     return {name: tuple(ids) for name, ids in found.items()}
 

@@ -108,6 +108,15 @@ def test_a_control_token_may_be_shown_as_nothing_and_bytes_may_be_dropped() -> N
     assert (names[b""], names[b"<s>"]) == ((0, 1), (0,))
 
 
+def test_llama_cpp_python_shows_nothing_of_a_token_of_more_than_32_bytes() -> None:
+    names = names_of([b"=" * 33, b"-" * 32, b"a"], [b"?", b"??", b"a"])
+    assert names[b""] == (0,)
+    logits = np.array([1.0, -3.0, 2.0], np.float32)
+    assert off_from(read_list([(b"a", -0.5234567), (b"", -1.5234567)], names), logits, 0.01) is None
+    without = read_list([(b"a", -0.5234567), (b"-" * 32, -5.5234567)], names)
+    assert off_from(without, logits, 0.01) is not None
+
+
 def test_an_unknown_text_may_be_what_is_missing() -> None:
     assert kind((0, 4.1234567), (b"?", 3.1), (2, 2.6234567)) == ""
 
