@@ -97,7 +97,29 @@ def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
         return
     context.progress("a long prompt")
     settings = replace(asker.plan.settings, n_ctx=CELLS, n_threads=THREADS)
-    yield from opened_with(asker, settings, lambda opened: said(context, opened, n, layers)) or ()
+    found = opened_with(asker, settings, lambda opened: said(context, opened, n, layers)) or ()
+    for verdict in found:
+        if verdict.status == "diverged" and is_right_with_fewer(asker, settings, n):
+            fewer = asker.plan.settings.n_threads
+            text = f"; with n_threads {fewer} the same is right, so look at what threads share"
+            verdict = replace(verdict, summary=verdict.summary + text)
+        yield verdict
+
+
+def is_right_with_fewer(asker: SliceAsker, settings: Settings, n: int) -> bool:
+    """The same prompt, with the threads that the usual runs have: both are changed at once here."""
+    fewer = replace(settings, n_threads=asker.plan.settings.n_threads)
+
+    def is_right(opened: Opened) -> bool:
+        inner = opened.context
+        if inner.settings.n_threads != fewer.n_threads:
+            return False  # it cannot be told how many
+        try:
+            return not is_wrong(inner, min(n, inner.settings.n_ctx - STEPS), STEPS)
+        except NoAnswer:
+            return False
+
+    return fewer != settings and bool(opened_with(asker, fewer, is_right))
 
 
 def asked_for(n: int, threads: int) -> str:
