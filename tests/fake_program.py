@@ -69,7 +69,8 @@ def answer(question):
     if question["ask"] == "dequantize":
         n = question["bytes"] // 34 * 32
         shape = [n, 1] if WAY == "has another shape" else [n]
-        return {"answer": {}, "arrays": [["weights", "f32", shape]]}, bytes(4 * n)
+        raw = bytes(8 * n if WAY == "writes doubles" else 4 * n)
+        return {"answer": {}, "arrays": [["weights", "f32", shape]]}, raw
     refusals = {
         "refuses": {"refused": "no such words"},
         "does not support": {"unsupported": "not yet"},

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from shlex import join, split
+from shlex import join
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
@@ -68,6 +68,7 @@ def smoke(
     from lockstep.harness.asking.session import Session
     from lockstep.harness.check.inputs import check_file
     from lockstep.harness.cli.terminal import Terminal
+    from lockstep.harness.foreign.engines import ENGINES
     from lockstep.harness.http.served import ServedSession
     from lockstep.harness.http.session import HttpSession, is_address, is_served
     from lockstep.harness.processes.limits import MEMORY, room_for
@@ -76,12 +77,13 @@ def smoke(
     from lockstep.harness.records import EXACT
     from lockstep.harness.runs.run import builtin_model
 
-    served = engine if engine and is_served(engine) else ""
-    command = [served] if served else split(engine or "") or command or []
+    command = [engine] if engine and engine.strip() else command or []
     if not command:
         raise typer.BadParameter("name a program: lockstep smoke -- COMMAND, or --engine TEXT")
-    python = command[0].endswith(".py") and not os.access(command[0], os.X_OK)
-    if python or command[0].startswith(("adapter:", "dump:")):
+    text = command[0] if len(command) == 1 else join(command)  # as `check --engine` takes it
+    program = text.split(" ")[0] if len(command) == 1 else command[0]
+    python = program.endswith(".py") and not os.access(program, os.X_OK)
+    if python or program.startswith(("adapter:", "dump:")):
         raise typer.BadParameter(NO_PROGRAM)
     starting = start_seconds or seconds or START_SECONDS
     with Terminal(quiet=quiet, as_json=as_json) as out, TemporaryDirectory() as folder:
@@ -103,14 +105,14 @@ def smoke(
                 memory_limit=room_for(path.stat().st_size, MEMORY),
             )
         else:
-            known = command_of(command[0]) if len(command) == 1 else None  # an engine to add
+            known = command_of(command[0]) if len(command) == 1 else None
             words = known or found_command(command)
             session = ProgramSession(
                 *(words, path, EXACT),
                 time_limit=seconds or ANSWER_SECONDS,
                 start_limit=starting,
                 memory_limit=room_for(path.stat().st_size, MEMORY),
-                name=command[0] if known else "",
+                name=text if text in ENGINES else "",
             )
         steps = []
         out.remark(f"{session.name} has {starting:g} s to start (--timeout SECONDS)")
@@ -125,8 +127,8 @@ def smoke(
         if as_json:
             out.json({"command": words, "levels": [asdict(step) for step in steps]})
         elif offered and not wrong:
-            named = join([served or join(command)])
-            out.line(f"go on: lockstep check {model or 'MODEL'} --engine {named}")
+            asked_about = join([str(model)]) if model else "MODEL"
+            out.line(f"go on: lockstep check {asked_about} --engine {join([text])}")
         ours = not (model or as_json or isinstance(session, HttpSession))
         if ours and any(
             step.status in NOT_TAKEN or (step.level == work.START and step.status == "wrong")

@@ -62,6 +62,8 @@ def command_of(engine: str) -> list[str] | None:
     """
     if command := building.command_of(engine):
         return command
+    if is_file_with_spaces(engine):
+        return [engine]
     try:
         words = shlex.split(engine)
     except ValueError as error:
@@ -71,6 +73,15 @@ def command_of(engine: str) -> list[str] | None:
     if not words or not ("/" in words[0] or (len(words) > 1 and shutil.which(words[0]))):
         return None
     return found_command(words)
+
+
+def is_file_with_spaces(engine: str) -> bool:
+    """A program's path as it is, without quotes: what a user's own shell has taken away. Where the
+    first word is a program by itself, the others are its arguments."""
+    first = engine.split(" ")[0]
+    return (
+        first != engine and "/" in engine and not shutil.which(first) and bool(shutil.which(engine))
+    )
 
 
 def found_command(words: Sequence[str]) -> list[str]:
@@ -285,6 +296,7 @@ class EngineProgram(EngineProcess):
         self.pipe: Pipe | None = None  # not known before the first answer comes
         super().__init__(process, process.stderr, process.stdin, self.output, self.answers)
         self.asked = 0
+        self.announced: int | None = None  # bytes of arrays behind the answer before
         self.lines: deque[str] = deque(maxlen=1)  # the last that was no message
 
     def strange(self) -> str:
@@ -303,7 +315,8 @@ class EngineProgram(EngineProcess):
         try:
             answer = self.pipe.receive(deadline) if self.pipe else self.first(deadline)
         except NoJson as error:
-            raise WireError(f"{error}{self.who_else()}") from error
+            raise WireError(f"{error}{self.left_over()}{self.who_else()}") from error
+        self.announced = sum(array.nbytes for array in answer.arrays.values())
         head = answer.head
         if type(head.get("id")) is not int or head["id"] != self.asked:
             twice = "; was the question before answered twice?"
@@ -315,6 +328,12 @@ class EngineProgram(EngineProcess):
         if sum(key in head for key in ENDINGS) != 1:
             raise WireError(f"expected one of {', '.join(ENDINGS)}, got {list(head)!r:.200}")
         return answer
+
+    def left_over(self) -> str:
+        """What is no line may be the end of the answer before."""
+        if self.announced is None:
+            return ""
+        return f"; did more follow the answer before than its {self.announced} bytes of arrays?"
 
     def who_else(self) -> str:
         """Where answers go to standard output a library may print there as well."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.harness.cli import app
+from lockstep.harness.protocol.session import command_of
 
 Lockstep = Callable[..., tuple[int, str, str]]
 
@@ -79,6 +80,20 @@ def test_the_engine_that_is_printed_offers_what_it_says(lockstep: Lockstep, tmp_
     code, out, _ = lockstep("smoke", "--engine", shlex.join([sys.executable, str(engine)]))
     assert code == 0
     assert "logits      ok" in out
+
+
+@pytest.mark.parametrize("as_words", [True, False])
+def test_what_smoke_says_to_go_on_with_is_an_engine(
+    lockstep: Lockstep, tmp_path: Path, as_words: bool
+) -> None:
+    engine = tmp_path / "my engine.py"
+    engine.write_text(lockstep("protocol", "--example", "python")[1])
+    words = [sys.executable, str(engine)]
+    code, out, _ = lockstep("smoke", "--", *(words if as_words else [shlex.join(words)]))
+    assert code == 0
+    said = shlex.split(out.splitlines()[-1].removeprefix("go on: "))
+    assert said[:4] == ["lockstep", "check", "MODEL", "--engine"]
+    assert command_of(said[4]) == words
 
 
 def test_the_guide_says_how_other_kinds_are_asked(lockstep: Lockstep) -> None:

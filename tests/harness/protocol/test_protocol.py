@@ -240,6 +240,16 @@ def test_a_command_is_a_path_or_has_arguments() -> None:
         command_of(str(TESTS / "fake_program.py"))
 
 
+def test_a_path_with_spaces_is_a_command_without_quotes_too(tmp_path: Path) -> None:
+    program = tmp_path / "my engine"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert command_of(str(program)) == command_of(f"'{program}'") == [str(program)]
+    assert command_of(f"'{program}' --fast") == [str(program), "--fast"]
+    (tmp_path / "my").symlink_to(program)
+    assert command_of(str(program)) == [str(tmp_path / "my"), "engine"]
+
+
 def test_a_runner_opens_programs_by_their_command(tmp_path: Path) -> None:
     command = " ".join([*FAKE, "answers"])
     with Runner(time_limit=60).open(command, None, EXACT) as session:
@@ -314,6 +324,15 @@ def test_who_prints_among_its_answers_is_told_of_the_descriptor(way: str, told: 
     outcome = ids(way)
     assert isinstance(outcome, Malformed), outcome
     assert ("the descriptor in LOCKSTEP_ANSWERS" in outcome.message) is told
+
+
+def test_who_writes_more_than_it_announced_is_asked_whether_it_did() -> None:
+    """What is wrong with an answer is seen at the next, and looks like somebody else's words."""
+    with fake("writes doubles") as session:
+        session.ask("dequantize", "Q8_0", np.zeros(34, np.uint8))
+        outcome = session.ask("dequantize", "Q8_0", np.zeros(34, np.uint8))
+    assert isinstance(outcome, Malformed), outcome
+    assert "did more follow the answer before than its 128 bytes of arrays?" in outcome.message
 
 
 def test_a_key_said_twice_is_found_in_a_time_that_grows_with_their_number() -> None:
