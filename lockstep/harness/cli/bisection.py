@@ -1,6 +1,6 @@
 """What the command line shows of a bisection."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -76,13 +76,24 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
 
 def rows_of(culprit: SiteFinding) -> str:
     """What it reads of the file, and the rows that are wrong; "" where the finding has neither."""
-    rows = ", ".join(map(str, culprit.outputs[:8]))
-    more = len(culprit.outputs) - 8
+    pieces = pieces_of(culprit.outputs)
+    rows = ", ".join(map(in_words, pieces[:8]))
+    more = sum(map(len, pieces[8:]))
     is_one = "s are" if ", " in culprit.weight else " is"
     parts = [f"its weight{is_one} {culprit.weight}"] if culprit.weight else []
     if rows:
         parts.append(f"affected output rows: {rows}" + (f" and {more} more" if more > 0 else ""))
     return "; ".join(parts)
+
+
+def pieces_of(indices: Sequence[int]) -> list[Sequence[int]]:
+    """Of those that follow each other one: a head is seen as a whole."""
+    ends = [i for i, index in enumerate(indices) if i == 0 or indices[i - 1] != index - 1]
+    return [indices[a:b] for a, b in zip(ends, [*ends[1:], len(indices)], strict=True)]
+
+
+def in_words(piece: Sequence[int]) -> str:
+    return str(piece[0]) if len(piece) == 1 else f"{piece[0]} to {piece[-1]}"
 
 
 def proof(plan: Plan, result: Bisection) -> list[str]:
@@ -99,11 +110,10 @@ def alone(culprit: SiteFinding) -> list[str]:
     names = culprit.axes.strip("()").split(", ")
     found = []
     for axis, indices in culprit.alone.items():
-        ends = [i for i, index in enumerate(indices) if i == 0 or indices[i - 1] != index - 1]
-        pieces = [indices[a:b] for a, b in zip(ends, [*ends[1:], len(indices)], strict=True)]
+        pieces = pieces_of(indices)
         if len(pieces) <= PIECES and -axis <= len(names):
-            words = (str(p[0]) if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in pieces)
-            found.append(f"only {names[axis]} {', '.join(words)}: all others agree")
+            words = ", ".join(map(in_words, pieces))
+            found.append(f"only {names[axis]} {words}: all others agree")
     return found
 
 

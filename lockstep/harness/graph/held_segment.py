@@ -1,5 +1,6 @@
 """A tensor that an engine shows, held against what a segment computes; and what is said of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,16 @@ class HeldSegment:
             worst=share_of_limit(self.truth, self.shown, self.allowed),
             measured=self.measured,
         )
+
+
+def nearest(tried: Sequence[HeldSegment]) -> HeldSegment:
+    """Of designs that all part with what is shown that by which the fewest elements do: else one
+    wrong row would be all of them where an engine converts no activations. The first, if it is not
+    the values that part."""
+    by_value = [h for h in tried if h.mismatch is not None and h.mismatch.kind == "value"]
+    if tried[0] not in by_value:
+        return tried[0]
+    return min(by_value, key=lambda held: held.mismatch.mismatched if held.mismatch else 0)
 
 
 def hidden_cells(seen: Seen) -> Mismatch | None:

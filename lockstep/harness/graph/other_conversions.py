@@ -61,7 +61,8 @@ def converted_otherwise(
             break
     explained = judge.quantised(segment for segment in left if segment.place in best)
     if 2 * len(explained) > len(every):
-        return best
+        others = [segment for segment in left if segment.place not in best]
+        return best | by_own_format(judge, others, of_best[0], known, noises)
     if not best or len(best) < len(wrong):
         return {}
     if any(segment.rounds for segment in left):
@@ -71,6 +72,26 @@ def converted_otherwise(
     fine = given(judge, others, of_best, noises)
     explained |= judge.quantised(segment for segment in others if segment.place in fine)
     return best if 2 * len(explained) > len(every) else {}
+
+
+def by_own_format(
+    judge: JudgeOfSegments,
+    segments: Sequence[Segment],
+    own: Build,
+    known: Mapping[Place, SiteFinding],
+    noises: Noises,
+) -> dict[Place, SiteFinding]:
+    """What is wrong in an engine of this format, where by it fewer elements are than are known."""
+    if not segments:
+        return {}
+    run = judge.run(Wide(), own, of=segments)
+    found = {s.place: judge.said(judge.again(s, ((run[s.place], noises),))) for s in segments}
+    return {place: one for place, one in found.items() if has_fewer(one, known[place])}
+
+
+def has_fewer(one: SiteFinding, other: SiteFinding) -> bool:
+    a, b = one.mismatch, other.mismatch
+    return a is not None and b is not None and a.kind == b.kind and a.mismatched < b.mismatched
 
 
 def enough_to_refute(

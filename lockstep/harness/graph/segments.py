@@ -23,7 +23,7 @@ from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, rows_to_choose, used_of
 from lockstep.harness.graph.expert_order import in_own_order
-from lockstep.harness.graph.held_segment import HeldSegment, hidden_cells
+from lockstep.harness.graph.held_segment import HeldSegment, hidden_cells, nearest
 from lockstep.harness.graph.lookups import ways_of_lookups
 from lockstep.harness.graph.node_designs import Computed, designs_of
 from lockstep.harness.graph.other_conversions import converted_otherwise
@@ -359,16 +359,15 @@ class SegmentJudge:
         without ggml's roundings, or with wider numbers from op to op."""
         # else what was put in are its inputs
         may_be_wider = segment.rounds or self.put_in.isdisjoint(segment.starts)
-        first: HeldSegment | None = None
+        tried = []
         for seen, (noise, wider) in ways:
             one = self.held(segment, seen, noise, alone=bool(self.stored))
-            first = first or one
+            tried.append(one)
             if one.mismatch is not None and may_be_wider:
                 one = self.held(segment, seen, wider, alone=True)
             if one.mismatch is None:
                 return one
-        assert first is not None
-        return first
+        return nearest(tried)
 
     def ops_of(self, segment: Segment) -> str:
         if not segment.inside:

@@ -40,6 +40,25 @@ class Truncating(InQ8_0):
         return np.asarray(steps * kept).reshape(x.shape)
 
 
+class WithoutFormat(InQ8_0):
+    def left(self, x: F32) -> F64:
+        return x.astype(np.float64)
+
+
+class OneRow(InQ8_0):
+    """Of one product row 3 is doubled."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        out = super().linear(x, weight)
+        if weight.name == "blk.1.ffn_up.weight":
+            out[..., 3] *= 2
+        return out
+
+
+class OneRowWithoutFormat(OneRow, WithoutFormat):
+    """The same."""
+
+
 class Honest(Reference, name="one format: blocks of Q8_0"):
     """As llama.cpp's kernels for GPUs have it, and engines that have a single kernel."""
 
@@ -48,6 +67,26 @@ class Honest(Reference, name="one format: blocks of Q8_0"):
 
 class Wrong(Reference, name="one format: blocks of Q8_0, cut off"):
     ops = Truncating
+
+
+class WrongRow(Reference, name="one format: blocks of Q8_0, a wrong row"):
+    ops = OneRow
+
+
+class WrongRowOfNumbers(Reference, name="one format: none, a wrong row"):
+    ops = OneRowWithoutFormat
+
+
+@pytest.mark.parametrize("engine", [WrongRow, WrongRowOfNumbers])
+def test_where_one_row_is_wrong_the_others_are_not_said_to_be_for_their_format(
+    engine: type[Reference], tmp_path: Path
+) -> None:
+    """By llama.cpp's conversions nearly all elements of that product would be off."""
+    path = written(tmp_path, n_embd=256, n_ff=256, quant="Q4_K")
+    found = [v for v in verdicts_of(plan_for(path, engine=engine.name, suites=("trace",)))]
+    wrong = [v for v in found if v.status == "diverged"]
+    assert {v.detail["node"] for v in wrong} == {"ffn_up-1"}
+    assert {tuple(v.detail["positions"]["indices"]) for v in wrong} == {(3,)}
 
 
 @pytest.mark.parametrize(
