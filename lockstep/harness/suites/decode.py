@@ -24,7 +24,7 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Request, Verdict
 from lockstep.harness.suites.logits import compared
-from lockstep.harness.suites.parts.close_calls import is_honest
+from lockstep.harness.suites.parts.close_calls import AS_NEAR, is_honest
 from lockstep.harness.suites.parts.control_tokens import control_token
 from lockstep.harness.suites.parts.next_tokens import (
     NOT_DETERMINED,
@@ -319,7 +319,7 @@ def judged(
         return nearly_chosen([b], run[-behind_last:], room)
 
     if wrong == ["subject"] and is_honest(context, batches, chosen):
-        text += ", and what an honest run of another design chooses"
+        text += f", and {AS_NEAR}"
         return context.verdict("decode", "excused", text, detail)
     detail["at_fault"] = "both" if len(wrong) == 2 else wrong[0]
     return context.verdict("decode", "diverged", text, detail, key=("decode", "token"))

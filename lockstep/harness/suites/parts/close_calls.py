@@ -29,6 +29,8 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Rejected, Request, Status, Unanswerable, Verdict
 
+# none of these runs need choose it: the limit is a share of the largest logit of all their tokens
+AS_NEAR = "as near the largest logit of an honest run of ours as two such runs may part"
 RUNS = 32  # of so many tokens, whose every beginning is looked at; of a large model one
 TOKENS = 96
 ASKED = 16  # of a large model 8: each is a prompt that an engine reads

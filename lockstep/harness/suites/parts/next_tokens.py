@@ -13,6 +13,7 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites.parts.close_calls import (
+    AS_NEAR,
     Beginning,
     closest,
     designs_that_say,
@@ -60,7 +61,7 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
     detail: dict[str, Any] = {"beginnings": len(ends), "same": n_same, "allowed": allowed}
     if margins.max() > allowed and is_honest(context, batches, partial(nearly_chosen, said)):
         text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same, and "
-        text += "behind all what an honest run of another design chooses"
+        text += f"behind all {AS_NEAR}"
         yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
         return
     if not margins.max() > allowed:
