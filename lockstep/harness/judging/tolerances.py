@@ -15,6 +15,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import LARGEST, Near, U
 from lockstep.engine.ops.reference import Formula
 from lockstep.engine.quants.base import F32
+from lockstep.harness.judging.compare import largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,12 @@ def whole_run(noise: float, size: float) -> Bound:
         f"two honest runs, each within {noise:.1e} of the largest logit: measured by runs whose "
         "every op is off by a random share of its derived bound",
     )
+
+
+def between_two(noise: float, logits: F32) -> float:
+    """How far the distance between two of these logits may be from that of an honest run: each may
+    be off by what `whole_run` allows, one up and the other down, so by twice that."""
+    return 2 * float(whole_run(noise, largest(logits)).allowed)
 
 
 def log_softmax_roundings(value: float, distance: float) -> float:

@@ -170,12 +170,8 @@ def own_choices(context: Context) -> Iterator[Verdict]:
 def of_the_whole(context: Context) -> int:
     """How many tokens are generated of the model itself: of a large one as many as read some bytes,
     where its first layer may be asked for all of them."""
-    n = context.n_steps
-    if (
-        n > STEPS
-        or PROMPTS not in context.on_made_models
-        or context.facts.decoder_start is not None
-    ):
+    n, encodes = context.n_steps, context.facts.decoder_start is not None
+    if n > STEPS or encodes or PROMPTS not in context.on_made_models:
         return n
     return min(n, max(LEAST, READ // max(1, size_of(context.file))))
 
@@ -192,8 +188,7 @@ def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ..
     fewer reads, the prompt and some of them in batches of their own."""
     if is_small(context.file):
         return batches
-    alone = min(ALONE, of_the_whole(context) // 2)
-    n = len(batches) - sum(len(batch) == 1 for batch in batches) + alone
+    n = len(batches) - sum(len(batch) == 1 for batch in batches) + ALONE
     found, rest = list(batches[:n]), iter(batches[n:])
     for size in cycle(TOGETHER):
         some = tuple(islice(rest, size))

@@ -118,7 +118,7 @@ class Tokens(Suite, name="tokens"):
         said: becomes what the oracle makes of them with all flags: some take it a second. answered:
         the flags that were.
         """
-        if len(answered) == LONG_TIMES:
+        if len(answered) >= LONG_TIMES:
             every = [text for text in every if len(text) <= LONG]
         texts = [text for text in every if may_be_asked(context, text)]
         known = [each for each in known if each.text in texts]

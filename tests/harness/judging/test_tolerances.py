@@ -178,7 +178,8 @@ def test_a_product_of_blocks_does_not_cover_a_small_fault(seed: int) -> None:
 
 
 def test_roundings_are_counted_along_the_longest_path() -> None:
-    assert additions(64, 1) == 65
+    assert additions(64, 1) == 65  # each product, and each addition of one
+    # 64 products are four registers of 16, none is left over, and 64 partial sums are a tree of six
     assert additions(64, 16) == 4 + 0 + 6 + 1
     assert additions(65, 16) == 4 + 1 + 6 + 1
     assert all(additions(n, 1) >= additions(n - 1, 1) for n in range(2, 300))

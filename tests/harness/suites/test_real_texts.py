@@ -3,9 +3,11 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.check.check import open_plan, run_suites
 from lockstep.harness.records import Verdict
@@ -79,3 +81,39 @@ def test_the_long_text_has_nothing_to_merge_in_it() -> None:
     longest = max(tokens.MORE_TEXTS, key=len)
     assert len(longest) > 65535
     assert max(map(len, longest.split())) == 1
+
+
+class Counts(Reference, name="texts: counts long ones"):
+    """Remembers the flags that a long text came with."""
+
+    seen: ClassVar[list[tuple[bool, bool]]] = []
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        self.seen += [(add_special, parse_special)] * any(len(t) > tokens.LONG for t in texts)
+        return super().tokenize(texts, add_special=add_special, parse_special=parse_special)
+
+
+class CountsUnparsed(Counts, name="texts: counts long ones, parses none"):
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        if parse_special:
+            raise Unsupported("special tokens in a text")
+        return super().tokenize(texts, add_special=add_special, parse_special=parse_special)
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        (Counts, [(True, True), (True, False)]),
+        (CountsUnparsed, [(True, False), (False, False)]),
+    ],
+)
+def test_the_long_text_is_asked_with_the_first_two_sets_of_flags_that_are_answered(
+    engine: type[Counts], flags: list[tuple[bool, bool]], model: Path
+) -> None:
+    Counts.seen.clear()
+    encoded(model, engine.name)
+    assert Counts.seen == flags

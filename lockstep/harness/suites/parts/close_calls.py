@@ -26,7 +26,7 @@ from lockstep.harness.context.further_runs import (
 )
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
-from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.judging.tolerances import between_two
 from lockstep.harness.records import Rejected, Request, Status, Unanswerable, Verdict
 
 # none of these runs need choose it: the limit is a share of the largest logit of all their tokens
@@ -113,7 +113,7 @@ def margin_of(row: F32) -> float:
 
 
 def allowed_in(context: Context, row: F32) -> float:
-    return 2 * float(whole_run(context.noise.relative, largest(row)).allowed)
+    return between_two(context.noise.relative, row)
 
 
 def said_behind(
@@ -140,7 +140,7 @@ def is_honest(
     from them."""
     noise = context.noise_on(batches)
     runs = chain(context.honest_runs(batches), context.converted_runs(batches))
-    return any(fits(run, 2 * float(whole_run(noise, largest(run)).allowed)) for run in runs)
+    return any(fits(run, between_two(noise, run)) for run in runs)
 
 
 def designs_that_say(
@@ -154,7 +154,7 @@ def designs_that_say(
     noise = context.noise_on(batches)
 
     def is_near(run: F32) -> bool:
-        return fits(run, 2 * float(whole_run(noise, largest(run)).allowed))
+        return fits(run, between_two(noise, run))
 
     numbers = range(2) if among is None else [n for n in among if n < 2]
     first = context.honest_runs(batches) if numbers else ()

@@ -20,8 +20,7 @@ from lockstep.harness.context.further_runs import (
     n_cells,
 )
 from lockstep.harness.context.suite import Context
-from lockstep.harness.judging.compare import largest
-from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.judging.tolerances import between_two
 from lockstep.harness.records import (
     Answered,
     Evaluation,
@@ -75,7 +74,7 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
     turned = batches_behind(context, [*every[:TURNED][::-1], *every[TURNED:]], ends)
     run = context.ask(context.oracle, "evaluate", Request(batches=turned))
     telling = np.concatenate(run.logits).argmax(axis=1) != logits.argmax(axis=1)
-    allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
+    allowed = between_two(context.noise.relative, logits)
     likeliest = np.union1d(controls, [0, logits.shape[1] - 1])
     asked = {
         OTHER_PROMPTS: other_prompts(clear_places(logits, allowed), telling, ends, first),
@@ -150,7 +149,7 @@ def another(
     row, n = logits[-1], len(batches[-1])
     wanted = int(row.argmax())
     # experts may be nearly alike: this run has noise of its own
-    allowed = 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed)
+    allowed = between_two(context.noise_on(batches), logits)
     margin = float(row[wanted] - row[said])
 
     def chosen(run: F32, room: float) -> bool:

@@ -9,8 +9,7 @@ import numpy as np
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.further_runs import batches_behind, longer
 from lockstep.harness.context.suite import Context
-from lockstep.harness.judging.compare import largest
-from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.judging.tolerances import between_two
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites.parts.close_calls import (
     AS_NEAR,
@@ -51,9 +50,9 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
     context.progress(f"the next token behind {len(ends)} beginnings")
     said = [context.ask(context.subject, "greedy", ids[:n], 1)[0] for n in ends]
     margins = logits.max(axis=1) - logits[np.arange(len(ends)), said]
-    allowed = 2 * float(whole_run(context.noise.relative, largest(logits)).allowed)
+    allowed = between_two(context.noise.relative, logits)
     if margins.max() > allowed:
-        allowed = 2 * float(whole_run(context.noise_on(batches), largest(logits)).allowed)
+        allowed = between_two(context.noise_on(batches), logits)
     if not np.isfinite(allowed):
         yield context.verdict("decode", "not-compared", NO_LIMIT)
         return
@@ -93,7 +92,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
     ties, designs = 0, None
     for one, said in sorted(others, key=lambda other: behind_the_best(*other), reverse=True):
         margin = behind_the_best(one, said)
-        allowed = 2 * float(whole_run(context.noise_on(one.batches), largest(one.logits)).allowed)
+        allowed = between_two(context.noise_on(one.batches), one.logits)
         if not np.isfinite(allowed):
             yield context.verdict("decode", "not-compared", NO_LIMIT)
             return

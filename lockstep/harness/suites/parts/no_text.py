@@ -9,8 +9,7 @@ import numpy as np
 
 from lockstep.engine.batch import steps_of
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.judging.compare import largest
-from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.judging.tolerances import between_two
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites.parts.oracles_logits import oracles_logits
 from lockstep.harness.suites.parts.prompts import N_OTHERS, OTHERS
@@ -59,7 +58,7 @@ def must_write(context: Context, prompt: bytes) -> bytes:
     noise, pieces = context.noise_on(batches), Pieces.of(context)
     ends = pieces.tokenizer.vocabulary.eog
     for row in logits[-len(free) :] if np.isfinite(noise) else ():
-        allowed = 2 * float(whole_run(noise, largest(row)).allowed)
+        allowed = between_two(noise, row)
         ids = np.flatnonzero(row.max() - row <= allowed).tolist()
         likely = [pieces[token] for token in ids]
         if any(b"\n" in piece for piece in likely) or not ends.isdisjoint(ids):

@@ -16,8 +16,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.further_runs import batches_behind, many_ids, n_cells
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.judging.compare import largest
-from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.judging.tolerances import between_two
 from lockstep.harness.records import (
     Answered,
     Crashed,
@@ -163,7 +162,7 @@ def may_be(context: Context, prompt: TellingPrompt, found: int) -> bool:
     def chosen(run: F32, room: float) -> bool:
         return bool(run[-1].max() - run[-1, found] <= room)
 
-    allowed = 2 * float(whole_run(context.noise_on(batches), largest(prompt.logits)).allowed)
+    allowed = between_two(context.noise_on(batches), prompt.logits)
     return chosen(prompt.logits[None], allowed) or is_honest(context, batches, chosen)
 
 
@@ -255,7 +254,7 @@ def tells(context: Context, one: TellingPrompt, before: Sequence[TellingPrompt])
     if not np.isfinite(row).all() or len(row) < 2:
         return False
     second, first = np.partition(row, -2)[-2:]
-    if not first - second > 2 * float(whole_run(context.noise.relative, largest(row)).allowed):
+    if not first - second > between_two(context.noise.relative, row):
         return False
     # what cuts leave fewer is shown by those that are shorter, and few tell of all
     others = [ids[-n:] for n in KEPT if n + CUT <= len(ids)][-1:]

@@ -12,8 +12,7 @@ import numpy as np
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.suite import Context
-from lockstep.harness.judging.compare import largest
-from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.judging.tolerances import between_two
 from lockstep.harness.records import Status, Verdict
 from lockstep.harness.suites.decode import EXACT_TIE
 from lockstep.harness.suites.parts.text_readings import REPLACED, Pieces, Reading, is_text, readings
@@ -132,7 +131,7 @@ def first_tie(
     rest = b"".join(pieces[token] for token in free[: best.end]) + best.rest
     for step in range(best.end + 1):
         row, chosen = logits[step], free[step]
-        allowed = 2 * float(whole_run(noise, largest(row)).allowed)
+        allowed = between_two(noise, row)
         margins = row.max() - row
         for token in np.argsort(margins, kind="stable"):
             if margins[token] > allowed:
