@@ -4,11 +4,78 @@ Any order is right, and few engines show theirs: llama.cpp's has no node of its 
 of all experts. So where what is shown is the truth in another order, that order is taken.
 """
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.reference import I32
 from lockstep.engine.quants.base import F32
-from lockstep.harness.graph.program import PlannedNode
+from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
+from lockstep.harness.graph.replay import replay
+from lockstep.harness.graph.segment import Found, Segment
+from lockstep.harness.graph.watched import Seen
+from lockstep.harness.graph.ways import Honest
+
+
+class OrderJudge(Protocol):
+    """Of segments."""
+
+    program: Program
+    file: GgufFile
+    build: Build
+    shown: Mapping[Place, NDArray[Any]]
+    given: Mapping[Place, NDArray[Any]]
+
+    @property
+    def usable(self) -> Mapping[Place, NDArray[Any]]: ...
+
+    @property
+    def nodes(self) -> Mapping[Place, tuple[Graph, PlannedNode]]: ...
+
+
+def orders_seen(
+    judge: OrderJudge, honest: Mapping[Place, Seen], found: Sequence[Found]
+) -> dict[Place, NDArray[Any]]:
+    """Of each ARGSORT whose experts are shown in another order than ours, the ids in that one.
+
+    By the widest of the wrong values behind it: numbers alone may be nearly the same.
+    """
+    suspects: dict[Place, Segment] = {}
+    for segment, finding in found:
+        if finding.mismatch is None or not segment.sorts:
+            continue
+        shown = judge.shown[segment.place]
+        if shown.shape != honest[segment.place].value.shape:
+            continue
+        first = suspects.setdefault(segment.sorts[-1], segment)
+        if judge.shown[first.place].size < shown.size:
+            suspects[segment.sorts[-1]] = segment
+    if not suspects:
+        return {}
+    orders = {}
+    for place, ids in ids_of(judge, suspects).items():
+        at = suspects[place].place
+        own = in_own_order(ids, judge.nodes[at][1], judge.shown[at], honest[at].value)
+        if own is not None:
+            orders[place] = own
+    return orders
+
+
+def ids_of(judge: OrderJudge, places: Mapping[Place, Segment]) -> dict[Place, NDArray[Any]]:
+    """What each ARGSORT gives, from what is shown before it."""
+    ids: dict[Place, NDArray[Any]] = {}
+
+    def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
+        if graph.place(node) in places:
+            ids[graph.place(node)] = np.array(value)
+
+    values = {**judge.usable, **judge.given}
+    replay(judge.program, judge.file, judge.build, Honest(sizes=False), values=values, trace=see)
+    return ids
 
 
 def in_own_order(ids: I32, node: PlannedNode, shown: F32, truth: F32) -> I32 | None:

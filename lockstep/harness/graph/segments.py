@@ -22,7 +22,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, rows_to_choose, used_of
-from lockstep.harness.graph.expert_order import in_own_order
+from lockstep.harness.graph.expert_order import orders_seen
 from lockstep.harness.graph.held_segment import HeldSegment, hidden_cells, nearest
 from lockstep.harness.graph.lookups import ways_of_lookups
 from lockstep.harness.graph.node_designs import Computed, designs_of
@@ -33,7 +33,7 @@ from lockstep.harness.graph.replay import replay
 from lockstep.harness.graph.row_noise import Noise, Noises, beyond, noise_between
 from lockstep.harness.graph.segment import IDS, Found, Segment, is_wrong, segments_of, wrong
 from lockstep.harness.graph.shown import leaves_out, part_shown
-from lockstep.harness.graph.watched import Look, Seen, Watched
+from lockstep.harness.graph.watched import Keep, Look, Seen, Watched, every_one
 from lockstep.harness.graph.ways import Bounds, Honest, Noisy, Wide
 from lockstep.harness.graph.wiring import Dependencies, Wire
 from lockstep.harness.judging.compare import mismatch_between
@@ -76,7 +76,7 @@ class SegmentJudge:
         node cannot be computed."""
         rounded = bool(self.stored)  # then every segment begins with other numbers than were used
         honest, noise, found = self.first_look()
-        self.orders = self.orders_seen(honest, found)
+        self.orders = orders_seen(self, honest, found)
         if self.orders:
             before = found
             honest, noise, found = self.first_look()
@@ -111,60 +111,39 @@ class SegmentJudge:
         yield from (finding for _, finding in found)
 
     def first_look(self) -> tuple[Run, dict[Place, Noise], list[Found]]:
-        """A run without errors, the noise of some with, and what is wrong by these."""
+        """A run without errors, the noise of some with, and what is wrong by these. Of the run that
+        is kept which is asked for again: all of a large model's would be some GB."""
         rounded = bool(self.stored)
         self.bounds = Bounds()
         every = list(segments_of(self.program, self.wires, self.shown))
         if self.only is not None:
             every = [segment for segment in every if segment.wire.site in self.only]
-        honest = self.run(Honest(bounds=self.bounds), of=None if self.only is None else every)
-        numbers = [segment for segment in every if self.is_of_numbers(segment, honest)]
-        self.unjudged_ids = tuple(s.wire.site for s in every if s not in numbers)
-        noise = dict.fromkeys(honest, Noise())
-        first = [self.held(s, honest[s.place], noise, alone=rounded) for s in numbers]
-        # what is within the last op's bound is so with noise as well
-        asked = [h for h in first if h.segment.rounds and (h.mismatch or self.limits)]
-        noisy = [h.segment for h in (first if rounded else asked)]
-        noise = self.noise(honest, range(RUNS), noisy, jitter=rounded)
-        again = {s.place: self.held(s, honest[s.place], noise, alone=rounded) for s in noisy}
-        found = (again.get(held.segment.place, held) for held in first)
-        return honest, noise, [(held.segment, self.said(held)) for held in found]
+        ends, nothing = {s.place: s for s in every}, {s.place: Noise() for s in every}
+        found: dict[Place, SiteFinding] = {}
+        noisy: set[Place] = set()
 
-    def orders_seen(self, honest: Run, found: Sequence[Found]) -> dict[Place, NDArray[Any]]:
-        """Of each ARGSORT whose experts are shown in another order than ours, the ids in that one.
+        def keep(place: Place, seen: Seen) -> bool:
+            segment = ends.get(place)
+            if segment is None or not self.is_of_numbers(segment, seen):
+                return False
+            held = self.held(segment, seen, nothing, alone=rounded)
+            # what is within the last op's bound is so with noise as well
+            if rounded or (segment.rounds and (held.mismatch or self.limits)):
+                noisy.add(place)
+                return True
+            found[place] = self.said(held)
+            return held.mismatch is not None
 
-        By the widest of the wrong values behind it: numbers alone may be nearly the same.
-        """
-        suspects: dict[Place, Segment] = {}
-        for segment, finding in found:
-            shown = self.shown[segment.place]
-            same_shape = shown.shape == honest[segment.place].value.shape
-            if finding.mismatch is None or not same_shape or not segment.sorts:
-                continue
-            first = suspects.setdefault(segment.sorts[-1], segment)
-            if self.shown[first.place].size < shown.size:
-                suspects[segment.sorts[-1]] = segment
-        return dict(self.orders_of(suspects, honest)) if suspects else {}
+        only = None if self.only is None else every
+        honest = self.run(Honest(bounds=self.bounds), of=only, keep=keep)
+        asked = [segment for segment in every if segment.place in noisy]
+        noise = self.noise(honest, range(RUNS), asked, jitter=rounded)
+        for s in asked:
+            found[s.place] = self.said(self.held(s, honest[s.place], noise, alone=rounded))
+        self.unjudged_ids = tuple(s.wire.site for s in every if s.place not in found)
+        return honest, noise, [(s, found[s.place]) for s in every if s.place in found]
 
-    def orders_of(
-        self, suspects: Mapping[Place, Segment], honest: Run
-    ) -> Iterator[tuple[Place, NDArray[Any]]]:
-        ids: dict[Place, NDArray[Any]] = {}
-
-        def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:
-            if graph.place(node) in suspects:
-                ids[graph.place(node)] = np.array(value)
-
-        values = {**self.usable, **self.given}
-        way = Honest(sizes=False)
-        replay(self.program, self.file, self.build, way, values=values, trace=see)
-        for place, segment in suspects.items():
-            at = segment.place
-            own = in_own_order(ids[place], self.nodes[at][1], self.shown[at], honest[at].value)
-            if own is not None:
-                yield place, own
-
-    def is_of_numbers(self, segment: Segment, honest: Run) -> bool:
+    def is_of_numbers(self, segment: Segment, seen: Seen) -> bool:
         """Or somebody says so: whole numbers in the place of others are wrong where they are. Ids
         that are looked up have one value; those of a choice that is not shown may come in another
         order, and what reads them is computed from them: they are said not to be compared."""
@@ -172,7 +151,7 @@ class SegmentJudge:
         chosen = any(self.op_of[site] in CHOOSE for site in segment.inside)
         if self.nodes[place][1].result.type in IDS and not (chosen or segment.rounds):
             return True
-        return "f" in (self.shown[place].dtype.kind, honest[place].numbers.dtype.kind)
+        return "f" in (self.shown[place].dtype.kind, seen.numbers.dtype.kind)
 
     @cached_property
     def nodes(self) -> dict[Place, tuple[Graph, PlannedNode]]:
@@ -201,10 +180,11 @@ class SegmentJudge:
         values: Mapping[Place, Any] | None = None,
         look: Look | None = None,
         of: Sequence[Segment] | None = None,
+        keep: Keep = every_one,
     ) -> Run:
         """What our ops make of each shown node, or of these alone, from what is shown before it."""
         wanted = {place: value.shape for place, value in self.shown.items()}
-        watched = Watched(way=way, wide=way.wide, wanted=wanted, look=look)
+        watched = Watched(way=way, wide=way.wide, wanted=wanted, look=look, keep=keep)
         values = {**self.orders, **(self.usable if values is None else values), **self.given}
         only = None
         if of is not None:
@@ -215,8 +195,9 @@ class SegmentJudge:
         )
         if done.missing:
             raise Unsupported(f"not computed: {done.missing[0]}")
-        if of is not None and any(segment.place not in watched.seen for segment in of):
-            return self.run(way, build, values)  # it wants what is not said to be its source
+        if of is not None and any(segment.place not in watched.met for segment in of):
+            # it wants what is not said to be its source
+            return self.run(way, build, values, keep=keep)
         return watched.seen
 
     def noise(

@@ -34,6 +34,11 @@ class Seen:
 
 
 Look = Callable[[Node, Expected], None]
+Keep = Callable[[Place, Seen], bool]  # whether it is in what a run comes to
+
+
+def every_one(place: Place, seen: Seen) -> bool:
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,9 @@ class Watched(Honest):
     wide: bool
     wanted: Mapping[Place, tuple[int, ...]]  # in the shapes that are shown
     look: Look | None = None  # at what each node is computed from
+    keep: Keep = every_one
     seen: dict[Place, Seen] = field(default_factory=dict)
+    met: set[Place] = field(default_factory=set)  # kept or not
 
     def build(self, build: Build, node: Node) -> Build:
         return self.way.build(build, node)
@@ -59,7 +66,7 @@ class Watched(Honest):
             allowed = np.asarray(limits_of(truth, found.allowed), np.float64)
             if allowed.shape != np.shape(truth):
                 allowed = np.broadcast_to(allowed, np.shape(truth))
-            self.seen[place] = Seen(
+            seen = Seen(
                 value=self.shown_of(node, value),
                 truth=self.shown_of(node, truth),
                 allowed=self.shown_of(node, allowed),
@@ -67,6 +74,9 @@ class Watched(Honest):
                 scores=scores_of(node),
                 more=leaves_out(value.reshape(node.value.shape), self.wanted[place], node.name),
             )
+            self.met.add(place)
+            if self.keep(place, seen):
+                self.seen[place] = seen
         return value
 
     def shown_of(self, node: Node, value: NDArray[Any]) -> NDArray[Any]:

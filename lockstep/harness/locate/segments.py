@@ -21,6 +21,7 @@ from lockstep.harness.graph.expert_choice import CHOOSE, used_of
 from lockstep.harness.graph.program import Place, Program
 from lockstep.harness.graph.segments import SegmentJudge
 from lockstep.harness.graph.shown import cells_in_use, part_shown
+from lockstep.harness.graph.watched import Seen
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.graph.wiring import Wire, wires_of
 from lockstep.harness.judging.compare import largest, worst_distance
@@ -374,9 +375,16 @@ def unusable(wire: Wire, op: str, mismatch: Mismatch) -> SiteFinding:
 def errors_of(judge: SegmentJudge) -> NDArray[np.float64]:
     """Of the subject's own run, where they pile up: of all that is shown, against a whole run of
     ours."""
-    ours = judge.run(Honest(sizes=False), values={})
-    pairs = ((ours[place].value, value) for place, value in judge.shown.items())
-    return np.array([worst_distance(a, b) / (largest(a) or 1.0) for a, b in pairs], np.float64)
+    errors: dict[Place, float] = {}
+
+    def keep(place: Place, ours: Seen) -> bool:
+        errors[place] = worst_distance(ours.value, judge.shown[place]) / (
+            largest(ours.value) or 1.0
+        )
+        return False
+
+    judge.run(Honest(sizes=False), values={}, keep=keep)
+    return np.array([errors[place] for place in judge.shown], np.float64)
 
 
 def errors_by_site(run: OwnRun, errors: NDArray[np.float64]) -> dict[Site, float]:
