@@ -5,6 +5,7 @@ A fork has the recorded graph, the mapped file and the compiled kernels at once;
 and ends. Where none can be made, or it dies, the work is done when it is wanted.
 """
 
+import ctypes
 import os
 import signal
 import socket
@@ -27,10 +28,17 @@ LATER = 19  # of what is wanted after other forks' work
 
 
 class Ahead:
-    """work: gives what may cross a wire; it is forgotten if the fork does not end well."""
+    """work: gives what may cross a wire; it is forgotten if the fork does not end well. again: what
+    is done then, if not the same; all that the work holds is the fork's alone with it."""
 
-    def __init__(self, work: Callable[[], Any], *, behind: int = BEHIND) -> None:
-        self.work = work
+    def __init__(
+        self,
+        work: Callable[[], Any],
+        *,
+        behind: int = BEHIND,
+        again: Callable[[], Any] | None = None,
+    ) -> None:
+        self.work = again or work
         self.pid = 0
         self.channel: Channel | None = None
         with suppress(OSError):  # no memory, no more processes, no more files
@@ -44,7 +52,7 @@ class Ahead:
                     answer(work, theirs, parent, behind)
 
     def result(self) -> Any:
-        """What the work gives: the fork's, or else done here."""
+        """What the work gives: the fork's, or else what is done here."""
         try:
             if self.channel is not None:
                 return self.channel.receive()
@@ -64,6 +72,14 @@ class Ahead:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
             self.pid = 0
+
+
+def give_back() -> None:
+    """Hands what was freed to the system, in which forks and engines need it: glibc keeps what lies
+    between things that are still in use."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # other C libraries have no such call
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def answer(work: Callable[[], Any], to: socket.socket, parent: int, behind: int) -> None:

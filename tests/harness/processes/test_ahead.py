@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 import time
+import weakref
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,22 @@ def test_what_a_fork_does_not_give_is_done_here(death: str) -> None:
         return object()
 
     assert Ahead(work).result() == "done here"
+
+
+@forks
+def test_what_a_fork_works_on_is_not_kept_here_where_something_else_is_done_if_it_dies() -> None:
+    class Shown(list[float]):
+        pass
+
+    def die(shown: Shown) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    shown = Shown([1.0])
+    seen = weakref.ref(shown)
+    ahead = Ahead(partial(die, shown), again=lambda: "asked again")
+    del shown
+    assert seen() is None
+    assert ahead.result() == "asked again"
 
 
 def test_where_no_process_can_be_made_the_work_is_done_here(

@@ -13,7 +13,7 @@ from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.locate.segments import shows_tensors
-from lockstep.harness.processes.ahead import LATER, Ahead, may_fork
+from lockstep.harness.processes.ahead import LATER, Ahead, give_back, may_fork
 from lockstep.harness.records import Site, Status, Verdict
 from lockstep.harness.report.text import explain_finding
 
@@ -57,10 +57,15 @@ class TensorSuite(Suite):
         except NoAnswer as error:
             context.begun[self.name] = NotAnswered(error=error)
         else:
-            context.begun[self.name] = Ahead(work, behind=LATER)
+            # what is shown of a large model is some hundred MB, which nobody here needs meanwhile
+            give_back()  # before there is a fork, which would have it as well
+            context.begun[self.name] = Ahead(work, behind=LATER, again=lambda: None)
+            del work
+            give_back()
 
     def if_all_agrees(self, context: Context, shown: Any) -> list[Any] | None:
-        """The verdicts; None if something is wrong, of which more is asked, and not by a fork."""
+        """The verdicts; None if something is wrong, of which more is asked, and not by a fork: as
+        where one dies."""
         found = self.judge(context, shown)
         if found.guilty or found.other_graph:
             return None
