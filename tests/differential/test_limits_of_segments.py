@@ -35,7 +35,7 @@ def judged(
         file=engine.file,
         build=engine.build,
         shown=shown,
-        limits=limits,
+        limits={wire.site for wire in engine.wires.values()} if limits else (),
     )
     return {str(finding.site): finding for finding in judge.findings()}
 

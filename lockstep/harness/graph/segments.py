@@ -61,7 +61,7 @@ class SegmentJudge:
     stored: Mapping[Place, str] = field(default_factory=dict)  # those that were rounded since
     given: Mapping[Place, NDArray[Any]] = field(default_factory=dict)  # what it went on with there
     seed: int = 0
-    limits: bool = False  # whether it is asked what would have shown, also of what agrees
+    limits: Collection[Site] = ()  # of which it is asked what would have shown, though they agree
     only: Collection[Site] | None = None  # judged, of all that is shown; None: all of it
     # of ARGSORT the ids that the engine goes on with, where its experts come in an order of its own
     orders: dict[Place, NDArray[Any]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class SegmentJudge:
                 return False
             held = self.held(segment, seen, nothing, alone=rounded)
             # what is within the last op's bound is so with noise as well
-            if rounded or (segment.rounds and (held.mismatch or self.limits)):
+            if rounded or (segment.rounds and (held.mismatch or segment.wire.site in self.limits)):
                 noisy.add(place)
                 return True
             found[place] = self.said(held)
@@ -208,16 +208,22 @@ class SegmentJudge:
         jitter: the engine went on with wider numbers than those that it shows.
         """
         found = dict.fromkeys(honest, Noise())
-        for i in seeds if of else ():
-            values = self.jittered(i) if jitter else None
-            way = Noisy(seed=self.seed + i, known=self.bounds)
-            moved = self.run(way, values=values, of=of)
-            for place in (segment.place for segment in of):
+        ends = {segment.place for segment in of}
+        latest: dict[Place, Noise] = {}  # a place is met twice where a run is made again
+
+        def keep(place: Place, moved: Seen) -> bool:
+            if place in ends:
                 seen = honest[place]
-                a, b = seen.numbers, moved[place].numbers
+                a, b = seen.numbers, moved.numbers
                 ids = seen.scores is not None
                 rows = np.zeros(0) if ids else beyond(seen.truth, b, seen.allowed)
-                found[place] |= replace(noise_between(a, b), rows=(rows,))
+                latest[place] = replace(noise_between(a, b), rows=(rows,))
+            return False
+
+        for i in seeds if of else ():
+            values = self.jittered(i) if jitter else None
+            self.run(Noisy(seed=self.seed + i, known=self.bounds), values=values, of=of, keep=keep)
+            found |= {place: found[place] | latest[place] for place in ends}
         return found
 
     def jittered(self, number: int) -> dict[Place, NDArray[Any]]:

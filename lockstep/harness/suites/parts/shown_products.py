@@ -92,7 +92,7 @@ def judge_sparse_run(context: Context, run: SparseRun) -> Findings:
         shown={places[site]: value for site, value in run.shown.items() if site in places},
         given={places[site]: value for site, value in run.given.items()},
         seed=context.seed,
-        limits=True,
+        limits={wire.site for wire in run.products.values()},
         only=ends,
     )
     found = tuple(judge.findings())
