@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -54,6 +55,7 @@ class Terminal:
         self.status: Status | None = None
         self.last = ("", "")
         self.spoken = time.monotonic()  # the last plain line
+        self.folder: Path | None = None  # of a report that grows while the run goes on
 
     def __enter__(self) -> Self:
         return self
@@ -72,8 +74,7 @@ class Terminal:
             self.err.print(f"lockstep: {printable(sentence_of(error))}")
             raise typer.Exit(2) from error
         if isinstance(error, KeyboardInterrupt):
-            text = "what was found until now is in the report, if there is one"
-            self.err.print(f"lockstep: interrupted; {text}")
+            self.err.print(f"lockstep: interrupted; {self.kept()}")
             raise typer.Exit(130) from error
         if isinstance(error, NoAnswer):
             self.err.print(f"lockstep: {printable(error.summary)}")
@@ -85,6 +86,17 @@ class Terminal:
             if os.environ.get("LOCKSTEP_TRACEBACK"):
                 traceback.print_exception(error)
             raise typer.Exit(2) from error
+
+    def opened(self, folder: Path) -> None:
+        """Of the report, into which each verdict is written at once."""
+        self.folder = folder
+
+    def kept(self) -> str:
+        """Of an interrupted run."""
+        if self.folder is None:
+            return "what was found until now is in the report, if there is one"
+        page = f"as a page: lockstep report {shlex.quote(str(self.folder))}"
+        return printable(f"what was found until now is in {self.folder}/report.jsonl; {page}")
 
     # --- progress -------------------------------------------------------------------------
 

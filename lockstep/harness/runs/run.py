@@ -73,6 +73,7 @@ class Listener:
 
     progress: Callable[[str, str], None] = field(default=lambda case, text: None)
     verdict: Callable[[Verdict], None] = field(default=lambda verdict: None)
+    opened: Callable[[Path], None] = field(default=lambda folder: None)  # that of the report
 
 
 def builtin_model(name: str, folder: Path) -> Path:
@@ -204,7 +205,9 @@ class CheckRun:
         self.files = {path: state.hashed(path) for path, state in self.files.items()}
         rows = [row for plan in self.plans for row in model_rows(plan, self.files)]
         head = header(self.command, self.plans[0].seed, rows, engines)
-        return ReportWriter(run_folder(self.reports, "check"), head)
+        folder = run_folder(self.reports, "check")
+        self.listener.opened(folder)
+        return ReportWriter(folder, head)
 
     def says_of_changes(self, plan: Plan) -> bool:
         """Whether a file of the plan is not what it was: then nothing that is found counts."""

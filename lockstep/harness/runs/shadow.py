@@ -222,6 +222,7 @@ def run_shadow(
         for result in results(plans, Path(models), executor, listener.progress):
             if writer is None:
                 folder = run_folder(reports, SUITE)
+                listener.opened(folder)
                 engines = (result.engine,) if result.engine else ()
                 rows = rows_of(plans, result)
                 writer = ReportWriter(

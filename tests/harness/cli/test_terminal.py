@@ -6,8 +6,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+import typer
 
 from lockstep.harness.cli.terminal import Terminal, sentence_of
 from lockstep.harness.records import Verdict
@@ -118,3 +120,26 @@ def test_no_line_of_an_engines_words_begins_a_line_of_a_log() -> None:
     same = {"suite": "logits", "case": "m", "summary": words, "key": "", "repro": ""}
     lines = explain(Verdict(status="crashed", **same)).splitlines()
     assert lines == ["m logits: first", "  | ::error file=x.py::no"]
+
+
+def test_who_is_interrupted_is_shown_where_what_was_found_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "a run"
+    with pytest.raises(typer.Exit) as ended, Terminal(quiet=False) as out:
+        out.opened(folder)
+        raise KeyboardInterrupt
+    assert ended.value.exit_code == 130
+    words = capsys.readouterr().err
+    assert f"what was found until now is in {folder}/report.jsonl" in words
+    assert f"lockstep report '{folder}'" in words
+
+
+def test_who_is_interrupted_before_there_is_a_report_is_shown_no_folder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(typer.Exit), Terminal(quiet=False):
+        raise KeyboardInterrupt
+    words = capsys.readouterr().err
+    assert "if there is one" in words
+    assert "report.jsonl" not in words
