@@ -36,10 +36,12 @@ from lockstep.harness.records import (
     Outcome,
     Rejected,
     Request,
+    TimedOut,
     Unanswerable,
     Verdict,
 )
 from lockstep.harness.suites.parts.by_position import by_position
+from lockstep.harness.suites.parts.not_in_time import Waits
 from lockstep.harness.suites.parts.one_batch import with_one_batch
 from lockstep.harness.suites.parts.threads import ask_several_threads
 from lockstep.harness.suites.parts.which_tokens import (
@@ -86,7 +88,8 @@ class Logits(Suite, name="logits"):
         except NoAnswer:
             yield verdict
             raise
-        if not wrong and verdict.status == "agreed":
+        late = all(each.status == "timed-out" for each in wrong)  # this run is none of those
+        if late and verdict.status == "agreed":
             ask_several_threads(context, same, unanswered, wrong)
         yield with_ways(verdict, same, unanswered)
         yield from wrong
@@ -139,7 +142,11 @@ def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluatio
     unanswered: list[str] = []
     wrong: list[Verdict] = []
     earlier = {"to the usual tokens": first}
+    waits = Waits()
     for run in runs:
+        if hopeless := waits.why_none(run):
+            unanswered.append(hopeless)
+            continue
         context.progress(f"logits of both engines {run.words}")
         request = Request(batches=run.batches)
         said = context.outcomes("evaluate", request)
@@ -148,6 +155,9 @@ def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluatio
                 unanswered.append(lacking.why)
             else:
                 wrong.append(lacking.verdict(context, "logits"))
+            continue
+        if isinstance(said[0], Answered) and isinstance(said[1], TimedOut):
+            wrong.append(waits.verdict(context, "logits", run, said[1]))
             continue
         roles = zip((context.oracle, context.subject), said, strict=True)
         expected, actual = (context.answer(s, f"evaluate {run.words}", o) for s, o in roles)

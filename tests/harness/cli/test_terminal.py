@@ -126,8 +126,9 @@ def test_who_is_interrupted_is_shown_where_what_was_found_is(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "a run"
-    with pytest.raises(typer.Exit) as ended, Terminal(quiet=False) as out:
-        out.opened(folder)
+    out = Terminal(quiet=False)
+    out.opened(folder)
+    with pytest.raises(typer.Exit) as ended, out:
         raise KeyboardInterrupt
     assert ended.value.exit_code == 130
     words = capsys.readouterr().err

@@ -1,0 +1,113 @@
+"""What a slow engine does not answer in time costs that run, and not the shorter ones behind it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.harness.adapters import adapter_class
+from lockstep.harness.asking.session import LocalSession
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import EXACT, Outcome, TimedOut, Verdict
+from tests.harness.context.test_further_runs import ALONE, FIRST, JOINED, LAST, LONG, MIDDLE, N
+from tests.models import written
+
+OTHERS = (FIRST, MIDDLE, LAST, ALONE)
+USUAL = 34  # tokens: a prompt of 32 and two more
+
+
+class Late(LocalSession):
+    """It has no time for runs of which `late` says so."""
+
+    late: Callable[[int], bool]
+
+    def _ask(
+        self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any], consume: Any = None
+    ) -> Outcome:
+        if question == "evaluate":
+            n = sum(map(len, args[0].batches))
+            self.__dict__.setdefault("asked", []).append(n)
+            if self.late(n):
+                return TimedOut(seconds=300.0)
+        return super()._ask(question, args, kwargs, consume)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("model"), n_layer=1, n_vocab=312, n_ctx_train=N)
+
+
+def logits_of(
+    model: Path, engine: str, late: Callable[[int], bool]
+) -> tuple[list[Verdict], list[int]]:
+    """And of how many tokens each run was that it was asked for."""
+    plan = Plan(
+        case="f32",
+        model=model,
+        subject_model=model,
+        engine=engine,
+        oracle="reference",
+        settings=EXACT,
+    )
+    opened = open_plan(plan, lambda _: None)
+    subject = Late(adapter_class(engine), model, EXACT)
+    subject.late = late
+    opened.context.subject = subject
+    try:
+        found = list(run_suites(opened.context, ("logits",)))
+    finally:
+        opened.close()
+    return found, subject.__dict__["asked"]
+
+
+def test_an_honest_engine_that_is_slow_is_asked_for_the_shorter_runs_all_the_same(
+    model: Path,
+) -> None:
+    found, asked = logits_of(model, "reference", lambda n: n >= N)
+    first, late = found
+    assert (first.status, late.status) == ("agreed", "timed-out")
+    assert {JOINED, FIRST, ALONE} <= set(first.detail["same"])
+    assert late.detail["asked"].startswith(LONG)
+    assert f"did not answer logits {LONG}" in late.summary
+    assert exit_code(found) == 3
+    assert asked.count(N) == 1
+
+
+def test_what_a_slow_engine_does_wrong_in_a_shorter_run_is_found(model: Path) -> None:
+    found, _ = logits_of(model, "further: later_sequences_leak", lambda n: n >= N)
+    assert [v.status for v in found] == ["agreed", "timed-out", "diverged"]
+    assert found[-1].detail["asked"] == JOINED
+    assert exit_code(found) == 1
+
+
+def test_of_who_answers_no_more_only_two_runs_are_waited_for_and_the_others_named(
+    model: Path,
+) -> None:
+    usual = iter(range(4))  # the run, the same again, with tensors, with some outputs
+
+    def late(n: int) -> bool:
+        return n != 2 * USUAL and not (n == USUAL and next(usual, None) is not None)
+
+    found, asked = logits_of(model, "reference", late)
+    assert [v.status for v in found] == ["agreed", "timed-out", "timed-out"]
+    assert [v.detail["asked"].partition(" in batches")[0] for v in found[1:]] == [
+        *(f"for {N} tokens", JOINED)
+    ]
+    left = found[0].detail["not_answered"]
+    assert all(any(said.startswith(f"{words}: not asked") for said in left) for words in OTHERS)
+    assert len(asked) == 5 + 2  # in four ways, beside another sequence, and two in vain
+
+
+def test_no_longer_run_is_asked_for_than_one_that_was_waited_for_in_vain(model: Path) -> None:
+    """The run with two sequences has 29 tokens, those with another token 34."""
+    usual = iter(range(4))
+    found, asked = logits_of(
+        model, "reference", lambda n: n == 29 or (n == USUAL and next(usual, None) is None)
+    )
+    assert [v.status for v in found] == ["agreed", "timed-out"]
+    left = found[0].detail["not_answered"]
+    text = "not asked, as 29 tokens were not answered in time"
+    assert {f"{words}: {text}" for words in OTHERS[:3]} <= set(left)
+    assert asked[-1] == 1
