@@ -199,7 +199,9 @@ def prompts_in_turn(context: Context) -> Iterator[InTurn]:
         room = n_cells(context) - 1
         lengths = [turn.n for turn in PROMPTS if turn.n <= room and not (turn.begin or turn.end)]
         ids = iter(many_ids(context, sum(lengths)))
-        prompts = [tuple(islice(ids, n)) for n in lengths]
+        prompts = []
+        for n in lengths:  # 0: the one before once more
+            prompts += [tuple(islice(ids, n))] if n else prompts[-1:]
     if prompts:
         words = f"the token behind {len(prompts)} prompts in turn"
         yield InTurn(words=words, prompts=(prompts[0][:1], *prompts))

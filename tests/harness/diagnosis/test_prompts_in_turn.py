@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 
 from lockstep.harness.catalogue.views import LOGITS, TEXT, View
+from lockstep.harness.check.check import open_plan
+from lockstep.harness.diagnosis.asking import prompts_in_turn
+from tests.harness.check.test_check import plan_for
 from tests.harness.diagnosis.test_diagnosis import CATALOGUE, diagnosed, names, runs
+from tests.models import builtin
 
 LAST = "mutant:prompt-beginning-of-last"
 BY_LENGTH = "mutant:prompt-of-the-same-length"
@@ -49,3 +53,18 @@ def test_a_text_that_goes_wrong_late_is_known_of_an_engine_with_logits_too(tmp_p
     late = "mutant:greedy-position-late"
     found = runs(diagnosed(late, tmp_path, view=LOGITS, known=(late, *KNOWN)))
     assert (found.status, names(found)) == ("named", [late])
+
+
+def test_of_a_large_model_no_prompt_without_tokens_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is the one before once more has none of its own; engines fail at none."""
+    monkeypatch.setattr("lockstep.harness.diagnosis.asking.is_small", lambda file: False)
+    opened = open_plan(plan_for(builtin("f32", tmp_path), oracle="reference"), lambda _: None)
+    try:
+        (asked,) = prompts_in_turn(opened.context)
+    finally:
+        opened.close()
+    assert [len(ids) for ids in asked.prompts] == [1, 37, 37, 37, 37, 59, 97]
+    first, second = asked.prompts[2:4]
+    assert first == second != asked.prompts[4]
