@@ -233,6 +233,7 @@ class TimedOut:
     seconds: float
     log: tuple[str, ...] = ()
     note: str = ""  # what it did instead, if that is known
+    tokens: int = field(default=0, compare=False)  # that the question was about, if that is known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.answers import Facts, MalformedAnswer, check_answer, check_piece, facts_of
+from lockstep.harness.asking.waits import InVain
 from lockstep.harness.asking.worker import QUESTIONS, STREAMS, failure
 from lockstep.harness.processes.wire import WireError
 from lockstep.harness.records import (
@@ -19,6 +20,7 @@ from lockstep.harness.records import (
     Rejected,
     Settings,
     Site,
+    TimedOut,
     Unanswerable,
 )
 
@@ -54,6 +56,11 @@ class Session:
         """Prompts that it was given as texts, and of how many tokens it says that they are."""
         return {}
 
+    @cached_property
+    def in_vain(self) -> InVain:
+        """What it was asked, and did not answer in time."""
+        return InVain()
+
     @property
     def stored(self) -> Mapping[Site, str]:
         """Of what it shows: in which type it was written down, where that is not as computed."""
@@ -88,6 +95,8 @@ class Session:
         """The outcome of calling the adapter's method of that name."""
         if question not in QUESTIONS:
             raise ValueError(f"no question named {question!r} (known: {', '.join(QUESTIONS)})")
+        if known := self.in_vain.known(question, args):
+            return known
         return self._checked(question, args, kwargs, self._ask(question, args, kwargs))
 
     def stream(
@@ -127,6 +136,8 @@ class Session:
                 check_answer(question, outcome.value, self.facts, args, kwargs)
             except MalformedAnswer as error:
                 return Malformed(message=str(error))
+        if isinstance(outcome, TimedOut):
+            return self.in_vain.add(question, args, outcome)
         return outcome
 
     def _ask(

@@ -19,9 +19,10 @@ from lockstep.engine.registry import Registered
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.asking.session import in_words
+from lockstep.harness.asking.waits import option_for_less
+from lockstep.harness.context.beside import asked_beside
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.judging.noise import MORE_RUNS, RUNS, NoiseFloor
-from lockstep.harness.processes.ahead import at_once
 from lockstep.harness.processes.engine_process import Closable
 from lockstep.harness.records import (
     REFUSED,
@@ -42,6 +43,7 @@ from lockstep.harness.records import (
 
 NOT_OFFERED = "not_offered"  # in the detail of what an engine says that it has not
 BUSY = "busy"  # and of what it may have
+LESS = "less"  # in that of a question which was not answered in time: the option that asks for less
 # architectures of which llama.cpp keeps nothing of a batch for the next, and whose tokens see those
 # behind them as well; or writes into the first row of a batch's logits, and aborts if there is none
 NO_MEMORY = ("dream", "llada", "llada-moe", "rnd1")
@@ -220,19 +222,13 @@ class Context:
 
     def outcomes(self, question: str, *args: Any, **kwargs: Any) -> tuple[Outcome, Outcome]:
         """The oracle's and the subject's, asked at once where the oracle is another process, which
-        the subject does not ask itself. Who has not answered in time beside the other is asked
-        again alone: a limit is for an engine by itself."""
+        the subject does not ask itself."""
         oracle = partial(self.oracle.ask, question, *args, **kwargs)
         subject = partial(self.subject.ask, question, *args, **kwargs)
         if self.oracle.pid is None or self.oracle in (self.subject, self.subject.asks):
             return oracle(), subject()
         self.oracle.start()  # in this thread: it would die with the other one
-        first, second = at_once(oracle, subject)
-        if isinstance(first, TimedOut):
-            first = oracle()
-        if isinstance(second, TimedOut):
-            second = subject()
-        return first, second
+        return asked_beside(oracle, subject)
 
     def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
         """The answer, or NoAnswer with what became of the question."""
@@ -322,15 +318,17 @@ def lacks(outcome: Outcome) -> bool:
 
 
 def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
-    question = in_words(question)
+    asked, question = question, in_words(question)
     if isinstance(outcome, Crashed):
         log = {"log": list(outcome.log), "said": outcome.said}
         words = outcome.message.removeprefix(f"{engine} failed: ")
         how = "failed" if outcome.said else "crashed"  # the first lives on
         return NoAnswer("crashed", f"{engine} {how} in {question}: {words}", log)
     if isinstance(outcome, TimedOut):
-        log = {"log": list(outcome.log)}
-        text = f"{engine} did not answer {question} within {outcome.seconds:g} s"
+        log = {"log": list(outcome.log), LESS: option_for_less(asked, outcome.tokens)}
+        words = question + (f" of {outcome.tokens} tokens" if " " not in asked else "")
+        text = f"{engine} did not answer {words if outcome.tokens else question} within "
+        text += f"{outcome.seconds:g} s"
         text += f": {outcome.note}" if outcome.note else ""
         return NoAnswer("timed-out", text, log)
     if isinstance(outcome, Busy):
@@ -361,7 +359,9 @@ def patient(error: NoAnswer) -> NoAnswer:
     """The same; who waited in vain is told how to wait otherwise."""
     if error.status != "timed-out":
         return error
-    text = f"{error.summary} (--timeout SECONDS: how long is waited for an answer)"
+    less = error.detail.get(LESS)
+    more = f"; {less} N: for how many tokens it is asked" if less else ""
+    text = f"{error.summary} (--timeout SECONDS: how long is waited for an answer{more})"
     return NoAnswer(error.status, text, error.detail)
 
 

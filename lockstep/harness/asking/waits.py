@@ -1,0 +1,59 @@
+"""Of questions that an engine does not answer in time: how long they are, what asks for less, and
+which of them are not asked once more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.records import TimedOut
+
+MOST = 2  # times that a run is waited for: the first may have met a busy machine
+AGAIN = f"it was asked for this run {MOST} times before, and not again"
+OF_BATCHES = ("evaluate", "embed")
+OF_TEXT = ("greedy", "generate")
+Run = tuple[bytes, ...]
+
+
+def n_tokens(question: str, args: Sequence[Any]) -> int:
+    """That an engine computes for the answer; 0: it is about no tokens, or their number is not
+    known."""
+    if question == "evaluate":
+        return sum(map(len, args[0].batches))
+    if question == "greedy":
+        return len(args[0]) + int(args[1])
+    return int(args[1]) if question == "generate" else 0
+
+
+def option_for_less(question: str, tokens: int) -> str:
+    """Of the commands; "": none. question: with whatever stands behind its name."""
+    name = question.split(" ")[0]
+    if name in OF_TEXT and tokens:
+        return "--steps"
+    return "--tokens" if name in (*OF_BATCHES, "logprobs", "capture") else ""
+
+
+@dataclass
+class InVain:
+    """Of one engine with one model: runs that it did not answer in time, with tensors shown or
+    without, which are the same work."""
+
+    late: dict[Run, list[TimedOut]] = field(default_factory=dict)
+
+    def known(self, question: str, args: Sequence[Any]) -> TimedOut | None:
+        """What the next wait would come to; None: nobody knows."""
+        found = self.late.get(run_of(args[0].batches), []) if question == "evaluate" else []
+        return replace(found[-1], note=AGAIN) if len(found) >= MOST else None
+
+    def add(self, question: str, args: Sequence[Any], outcome: TimedOut) -> TimedOut:
+        """The same with its length."""
+        found = replace(outcome, tokens=n_tokens(question, args))
+        if question == "evaluate":
+            self.late.setdefault(run_of(args[0].batches), []).append(found)
+        return found
+
+
+def run_of(batches: Sequence[Batch]) -> Run:
+    arrays = ((b.tokens, b.positions, b.seq_ids, b.outputs) for b in batches)
+    return tuple(array.tobytes() for every in arrays for array in every)

@@ -1,0 +1,33 @@
+"""Two engines asked at once, and which of them is asked again alone."""
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
+from lockstep.harness.processes.ahead import at_once
+from lockstep.harness.records import Outcome, TimedOut
+
+# of a time limit: who was beside another for no more of it than that had nearly all of it alone,
+# and would be waited for as long again for nothing
+HARDLY = 0.1
+
+
+def asked_beside(
+    oracle: Callable[[], Outcome], subject: Callable[[], Outcome]
+) -> tuple[Outcome, Outcome]:
+    """Who has not answered in time beside the other is asked again alone: a limit is for an engine
+    by itself."""
+    (first, beside_subject), (second, beside_oracle) = at_once(
+        partial(timed, oracle), partial(timed, subject)
+    )
+    if isinstance(first, TimedOut) and beside_oracle > HARDLY * first.seconds:
+        first = oracle()
+    if isinstance(second, TimedOut) and beside_subject > HARDLY * second.seconds:
+        second = subject()
+    return first, second
+
+
+def timed(ask: Callable[[], Outcome]) -> tuple[Outcome, float]:
+    """And for how many seconds it was at work."""
+    began = monotonic()
+    return ask(), monotonic() - began

@@ -1,0 +1,115 @@
+"""What is said of a question that was not answered in time, and who is asked it again."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.asking.session import LocalSession
+from lockstep.harness.asking.waits import AGAIN
+from lockstep.harness.context.beside import asked_beside
+from lockstep.harness.context.suite import no_answer, patient
+from lockstep.harness.records import EXACT, Answered, Outcome, Request, TimedOut
+
+RUN = Request(batches=(Batch.of([1, 2, 3]), Batch.of([4], start=3)))
+SHOWN = Request(batches=RUN.batches, capture=True)
+OTHER = Request(batches=(Batch.of([1, 2, 9]), Batch.of([4], start=3)))
+
+
+class InTurn(LocalSession):
+    """Gives these outcomes one after the other."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        super().__init__(Reference, None, EXACT)
+        self.outcomes: Iterator[Outcome] = iter(outcomes)
+
+    def _ask(
+        self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any], consume: Any = None
+    ) -> Outcome:
+        return next(self.outcomes)
+
+
+LATE = TimedOut(seconds=300.0)
+
+
+@pytest.mark.parametrize(
+    ("question", "args", "words"),
+    [
+        ("evaluate", (RUN,), "logits of 4 tokens within 300 s (--timeout SECONDS: how long is"),
+        ("evaluate", (RUN,), "an answer; --tokens N: for how many tokens it is asked)"),
+        ("greedy", ([1, 2], 64), "greedy of 66 tokens within 300 s"),
+        ("greedy", ([1, 2], 64), "; --steps N: for how many tokens it is asked)"),
+        ("tokenize", ([b"text"],), "tokenize within 300 s (--timeout SECONDS: how long is waited "),
+        ("tokenize", ([b"text"],), "is waited for an answer)"),
+    ],
+)
+def test_who_waits_in_vain_reads_for_how_many_tokens_and_what_asks_for_fewer(
+    question: str, args: tuple[Any, ...], words: str
+) -> None:
+    outcome = InTurn(LATE).ask(question, *args)
+    assert words in patient(no_answer("mine", question, outcome)).summary
+
+
+def test_a_question_that_says_its_length_says_it_once() -> None:
+    outcome = InTurn(LATE).ask("evaluate", RUN)
+    text = no_answer("mine", "evaluate for 4 tokens in batches of 3, 1", outcome).summary
+    assert text == "mine did not answer logits for 4 tokens in batches of 3, 1 within 300 s"
+
+
+def test_a_run_that_was_waited_for_twice_is_not_asked_a_third_time_with_tensors_shown() -> None:
+    session = InTurn(LATE, LATE)
+    for request in (RUN, SHOWN):
+        assert AGAIN not in no_answer("mine", "evaluate", session.ask("evaluate", request)).summary
+    assert AGAIN in no_answer("mine", "evaluate", session.ask("evaluate", SHOWN)).summary
+
+
+def test_another_run_is_asked_for_all_the_same_and_so_is_one_that_was_late_once() -> None:
+    crash = Answered(value=None, seconds=1.0)
+    session = InTurn(LATE, crash, LATE, LATE, LATE)
+    session.ask("evaluate", RUN)
+    assert not isinstance(session.ask("evaluate", RUN), TimedOut)  # malformed: it has no value
+    session.ask("evaluate", RUN)
+    later = session.ask("evaluate", OTHER)
+    assert isinstance(later, TimedOut)
+    assert later.note == ""
+
+
+def beside(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> tuple[tuple[Outcome, Outcome], list[str]]:
+    """Of an oracle that took so many, and a subject that is late once."""
+    asked: list[str] = []
+
+    def ask(who: str, *outcomes: Outcome) -> Callable[[], Outcome]:
+        left = iter(outcomes)
+
+        def answer() -> Outcome:
+            asked.append(who)
+            return next(left)
+
+        return answer
+
+    found = Answered(value=1, seconds=seconds)
+    monkeypatch.setattr(
+        "lockstep.harness.context.beside.timed",
+        lambda ask: (ask(), seconds),
+    )
+    return asked_beside(ask("oracle", found), ask("subject", LATE, found)), asked
+
+
+def test_who_was_late_beside_another_that_took_long_is_asked_again_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (_, subject), asked = beside(200.0, monkeypatch)
+    assert isinstance(subject, Answered)
+    assert asked.count("subject") == 2
+
+
+def test_who_was_late_and_nearly_always_alone_is_not_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (_, subject), asked = beside(1.0, monkeypatch)
+    assert subject == LATE
+    assert asked.count("subject") == 1
