@@ -139,7 +139,9 @@ def check(
             )
             for name, path, suites, optional in files
         ]
-        listener = Listener(progress=out.progress, verdict=out.verdict, opened=out.opened)
+        listener = Listener(
+            progress=out.progress, verdict=out.verdict, remark=out.remark, opened=out.opened
+        )
         listed = read_known(known) if known else KnownFailures()
         command = ["lockstep", *sys.argv[1:]]
         with executor_for(1, cluster) as executor:

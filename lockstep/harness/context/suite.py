@@ -107,6 +107,8 @@ class Context:
     runner: Runner = field(default_factory=Runner)  # opens other engines, with the same limits
     repro: Callable[[str], str]  # suite -> the command that shows it again
     progress: Callable[[str], None] = field(default=lambda _: None)
+    # hears of the subject's answers beside the oracle's: see harness.runs.foretold
+    on_answer: Callable[[str, Sequence[Any], Outcome], None] = field(default=lambda *_: None)
     # by suite, what is asked on models that are made of this one, or of an engine started anew
     on_made_models: "Mapping[str, Callable[[Context], Iterator[Verdict]]]" = field(
         default_factory=dict
@@ -228,7 +230,9 @@ class Context:
         if self.oracle.pid is None or self.oracle in (self.subject, self.subject.asks):
             return oracle(), subject()
         self.oracle.start()  # in this thread: it would die with the other one
-        return asked_beside(oracle, subject)
+        first, second = asked_beside(oracle, subject)
+        self.on_answer(question, args, second)
+        return first, second
 
     def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
         """The answer, or NoAnswer with what became of the question."""

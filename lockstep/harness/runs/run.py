@@ -49,6 +49,7 @@ from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import ReportWriter
 from lockstep.harness.report.page.page import load_templates
 from lockstep.harness.runs.file_state import FileState
+from lockstep.harness.runs.foretold import Foretold
 from lockstep.harness.runs.known_failures import KnownFailures
 from lockstep.harness.suites.acid import says_that_it_cannot
 from lockstep.harness.synth.builtin import BUILTIN
@@ -67,12 +68,20 @@ class RunResult:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Remark:
+    """What the process of a check says beside its verdicts."""
+
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listener:
     """What the command line shows while a run goes on."""
 
     progress: Callable[[str, str], None] = field(default=lambda case, text: None)
     verdict: Callable[[Verdict], None] = field(default=lambda verdict: None)
+    remark: Callable[[str], None] = field(default=lambda text: None)
     opened: Callable[[Path], None] = field(default=lambda folder: None)  # that of the report
 
 
@@ -188,6 +197,8 @@ class CheckRun:
             case Said(Verdict() as verdict):
                 if verdict.status == "agreed" or not self.says_of_changes(plan):
                     self.write(verdict)
+            case Said(Remark(text)):
+                self.listener.remark(f"{plan.case}: {text}")
             case Said(engines):
                 self.engines[plan.case] = engines
                 self.writer = self.writer or self.open(engines)
@@ -258,6 +269,11 @@ def check_one(plan: Plan, say: Say) -> None:
     try:
         say(opened.engines)
         opened.context.on_made_models = questions(plan)
+        opened.context.on_answer = Foretold(
+            context=opened.context,
+            suites=plan.suites,
+            remark=lambda text: say(Remark(text)),
+        )
         for verdict in run_suites(opened.context, plan.suites):
             refused = plan.optional and verdict.detail.get("refused")
             say(not_taken(plan, verdict.summary) if refused else verdict)

@@ -1,0 +1,72 @@
+"""How long a check will take at least, from an engine's first answer whose length is known.
+
+Only what is certain to come is counted: the same suite's other runs of the model itself. What other
+suites and models made of it ask for is more, and not known before.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.harness.asking.waits import n_tokens
+from lockstep.harness.context.further_runs import further_runs, ids_of_narrow_integers, is_small
+from lockstep.harness.context.relations import ways
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.records import Answered, Outcome
+from lockstep.harness.suites.parts.next_tokens import MOST_BEGINNINGS
+
+# three times what a check of the slowest model takes that README names: who waits for less is not
+# surprised, and a first answer that was slow by chance foretells nothing
+LONG = 180.0
+SUITES = {"evaluate": "logits", "greedy": "decode"}  # that ask it first
+
+
+@dataclass(kw_only=True)
+class Foretold:
+    """Says so once, if it takes long. suites: those that run; empty: all."""
+
+    context: Context
+    suites: Sequence[str]
+    remark: Callable[[str], None]
+    is_known: bool = False
+
+    def __call__(self, question: str, args: Sequence[Any], outcome: Outcome) -> None:
+        suite, n = SUITES.get(question, ""), n_tokens(question, args)
+        if self.is_known or not (suite and n and isinstance(outcome, Answered)):
+            return
+        self.is_known = True
+        if self.suites and suite not in self.suites:
+            return
+        each, left = outcome.seconds / n, still_to_come(self.context, question)
+        if each * left > LONG:
+            self.remark(
+                f"{self.context.subject.name} took {outcome.seconds:.3g} s for {n} tokens; suite "
+                f"{suite} asks this model for at least {left} more, some {each * left / 60:.0f} "
+                f"minutes, and other suites and models made of this one come on top. "
+                f"{what_takes_less(self.context)}"
+            )
+
+
+def what_takes_less(context: Context) -> str:
+    fewer = "fewer tokens: --tokens 2 --steps 2; fewer questions: --suite NAME; "
+    if is_small(context.file):
+        return f"{fewer}a smaller model: lockstep synth"
+    return f"{fewer}its first layers: lockstep slice"
+
+
+def still_to_come(context: Context, question: str) -> int:
+    """Tokens, of the model itself, if nothing differs. Of a large one most of `logits` is asked of
+    its first layers alone, if the engine takes such a model."""
+    if question == "greedy":
+        listed = "logprobs" in (context.subject_info.levels or ())
+        n = min(context.n_tokens, MOST_BEGINNINGS)
+        whole = listed or context.facts.decoder_start is not None
+        return 0 if whole else n * (n + 1) // 2  # one token behind each beginning
+    small = is_small(context.file)
+    others = [way.request.batches for way in ways(context) if small or way.request.capture]
+    try:
+        runs = list(further_runs(context)) if small else [ids_of_narrow_integers(context)]
+    except NoAnswer:  # its vocabulary is of unknown size
+        runs = []
+    every = [context.batches, *others, *(run.batches for run in runs)]  # the first: once more
+    return sum(sum(map(len, batches)) for batches in every)

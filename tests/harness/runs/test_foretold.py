@@ -1,0 +1,76 @@
+"""How long a check takes at least is said once, of a slow engine, and is no more than is asked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.asking.session import LocalSession
+from lockstep.harness.asking.waits import n_tokens
+from lockstep.harness.check.check import Opened, open_plan, run_suites
+from lockstep.harness.records import EXACT, Answered, Crashed, Outcome, Request
+from lockstep.harness.runs.foretold import Foretold, still_to_come
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin
+
+
+class Counting(LocalSession):
+    def _ask(
+        self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any], consume: Any = None
+    ) -> Outcome:
+        self.__dict__.setdefault("asked", []).append(n_tokens(question, args))
+        return super()._ask(question, args, kwargs, consume)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Any:
+    found = open_plan(plan_for(builtin("f32", tmp_path), n_tokens=32), lambda _: None)
+    yield found
+    found.close()
+
+
+def said_of(
+    opened: Opened, outcome: Outcome, suites: tuple[str, ...] = (), times: int = 1
+) -> list[str]:
+    said: list[str] = []
+    foretold = Foretold(context=opened.context, suites=suites, remark=said.append)
+    for _ in range(times):
+        foretold("evaluate", (Request(batches=opened.context.batches),), outcome)
+    return said
+
+
+def test_no_more_is_foretold_than_an_honest_engine_is_asked_for(opened: Opened) -> None:
+    context = opened.context
+    subject = Counting(Reference, context.model, EXACT)
+    context.subject = subject
+    found = list(run_suites(context, ("logits",)))
+    assert [v.status for v in found] == ["agreed"]
+    usual = sum(map(len, context.batches))
+    assert sum(subject.__dict__["asked"]) == usual + still_to_come(context, "evaluate")
+
+
+def test_a_slow_engine_is_said_to_be_slow_once_with_what_takes_less(opened: Opened) -> None:
+    left = still_to_come(opened.context, "evaluate")
+    (text,) = said_of(opened, Answered(value=None, seconds=68.0), times=2)
+    assert "reference took 68 s for 34 tokens" in text
+    assert f"suite logits asks this model for at least {left} more, some {left / 30:.0f} " in text
+    assert "--tokens 2 --steps 2" in text
+    assert "lockstep synth" in text
+
+
+def test_of_a_quick_engine_nothing_is_said(opened: Opened) -> None:
+    assert said_of(opened, Answered(value=None, seconds=0.1)) == []
+
+
+def test_nothing_is_foretold_of_a_suite_that_does_not_run_or_from_no_answer(
+    opened: Opened,
+) -> None:
+    assert said_of(opened, Answered(value=None, seconds=68.0), suites=("trace",)) == []
+    assert said_of(opened, Crashed(message="it died")) == []
+
+
+def test_behind_many_beginnings_an_engine_of_greedy_tokens_computes_each_from_its_start(
+    opened: Opened,
+) -> None:
+    assert still_to_come(opened.context, "greedy") == 32 * 33 // 2
