@@ -48,7 +48,7 @@ class Foretold:
 
 
 def what_takes_less(context: Context) -> str:
-    fewer = "fewer tokens: --tokens 2 --steps 2; fewer questions: --suite NAME; "
+    fewer = "Fewer tokens: --tokens 2 --steps 2; fewer questions: --suite NAME; "
     if is_small(context.file):
         return f"{fewer}a smaller model: lockstep synth"
     return f"{fewer}its first layers: lockstep slice"
