@@ -251,7 +251,8 @@ class SegmentJudge:
         """alone: noise is for single ops as well."""
         shown = self.shown[segment.place]
         noisy = segment.rounds or alone
-        own = noise[segment.place] if noisy else Noise()
+        measured = noise.get(segment.place, Noise())  # not of what agreed at once
+        own = measured if noisy else Noise()
         more = own.room(seen.truth if seen.scores is None else seen.scores)
         if seen.scores is not None:
             seen, shown = self.of_choice(segment.place, seen, shown, more)
@@ -266,7 +267,7 @@ class SegmentJudge:
         mismatch = hidden_cells(seen) or mismatch_between(truth, shown, allowed)
         one_op = alone and not (segment.rounds or self.stored)
         rows = beyond(truth, shown, seen.allowed)
-        if mismatch is None and one_op and not noise[segment.place].explains(rows):
+        if mismatch is None and one_op and not measured.explains(rows):
             allowed = seen.allowed
             mismatch = mismatch_between(truth, shown, allowed)
         return HeldSegment(
