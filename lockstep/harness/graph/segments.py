@@ -126,6 +126,8 @@ class SegmentJudge:
             segment = ends.get(place)
             if segment is None or not self.is_of_numbers(segment, seen):
                 return False
+            noisy.discard(place)  # a run may be made again
+            found.pop(place, None)
             held = self.held(segment, seen, nothing, alone=rounded)
             # what is within the last op's bound is so with noise as well
             if rounded or (segment.rounds and (held.mismatch or segment.wire.site in self.limits)):
