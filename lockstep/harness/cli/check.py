@@ -104,6 +104,7 @@ def check(
       lockstep check model.gguf --engine dump:FOLDER --map transformers
       lockstep check model.gguf --engine ./my-engine --write-known known.json
       lockstep check model.gguf --engine ./my-engine --known known.json
+      lockstep check model.gguf --engine ./slow-engine --suite logits --tokens 2
       lockstep check model.gguf --engine ./my-engine --format junit=junit.xml
     """
     from lockstep.harness.asking.template import keep_template
