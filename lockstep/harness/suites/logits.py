@@ -41,6 +41,7 @@ from lockstep.harness.records import (
     Verdict,
 )
 from lockstep.harness.suites.parts.by_position import by_position
+from lockstep.harness.suites.parts.gelu_by_erf import hidden_by_the_table
 from lockstep.harness.suites.parts.not_in_time import Waits
 from lockstep.harness.suites.parts.one_batch import with_one_batch
 from lockstep.harness.suites.parts.threads import ask_several_threads
@@ -91,7 +92,7 @@ class Logits(Suite, name="logits"):
         late = all(each.status == "timed-out" for each in wrong)  # this run is none of those
         if late and verdict.status == "agreed":
             ask_several_threads(context, same, unanswered, wrong)
-        yield with_ways(verdict, same, unanswered)
+        yield with_ways(verdict, same, [*unanswered, *hidden_by_the_table(context)])
         yield from wrong
 
 
@@ -220,8 +221,9 @@ def with_ways(verdict: Verdict, same: Sequence[str], unanswered: Sequence[str]) 
     text = verdict.summary
     if verdict.status == "agreed" and same:
         text += f"; the same {', '.join(same)}"
-    if unanswered:
-        text += f"; not compared {'; '.join(unanswered)}"
+    left = [each for each in unanswered if each not in text]  # it may be said of fewer layers
+    if left:
+        text += f"; not compared {'; '.join(left)}"
     detail = {**verdict.detail, "same": list(same), "not_answered": list(unanswered)}
     return replace(verdict, summary=text, detail=detail)
 

@@ -1,0 +1,76 @@
+"""A GELU by erf agrees by its logits alone, and that this says nothing is said."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.engine.ops import functions
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.records import EngineInfo, Verdict
+from lockstep.harness.shadow.models import make_variants
+from lockstep.harness.suites.parts.gelu_by_erf import HIDDEN
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin
+
+
+def by_erf(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    wide = x.astype(np.float64)
+    found: NDArray[np.float64] = 0.5 * wide * (1 + functions.erf(wide / np.sqrt(2)))
+    return found
+
+
+class ByErf(Mirror):
+    def gelu(self, x: F32) -> F32:
+        return by_erf(x).astype(np.float32)
+
+
+class Shown(Reference, name="gelu by erf, with tensors"):
+    ops = ByErf
+
+
+class Hidden(Shown, name="gelu by erf, logits alone"):
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), shows=(), fixed=(), shows_nodes=False)
+
+
+class LogitsAlone(Reference, name="honest, logits alone"):
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), shows=(), fixed=(), shows_nodes=False)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (path,) = make_variants(["gpt2"], tmp_path_factory.mktemp("models"))
+    return path
+
+
+def said(model: Path, engine: type[Reference], suite: str) -> list[Verdict]:
+    return list(verdicts_of(plan_for(model, engine=engine.name, suites=(suite,))))
+
+
+@pytest.mark.parametrize("engine", [Hidden, LogitsAlone])
+def test_of_logits_alone_it_is_said_that_they_do_not_show_it(
+    engine: type[Reference], gpt2: Path
+) -> None:
+    (found,) = said(gpt2, engine, "logits")
+    assert found.status == "agreed"
+    assert HIDDEN in found.summary
+    assert HIDDEN in found.detail["not_answered"]
+
+
+def test_tensors_show_it(gpt2: Path) -> None:
+    (logits,) = said(gpt2, Shown, "logits")
+    assert HIDDEN not in logits.summary
+    wrong = [v for v in said(gpt2, Shown, "trace") if v.status == "diverged"]
+    assert {v.detail["op"] for v in wrong} == {"GELU"}
+
+
+def test_a_model_without_gelu_is_compared_whole(tmp_path: Path) -> None:
+    (found,) = said(builtin("f32", tmp_path), LogitsAlone, "logits")
+    assert found.status == "agreed"
+    assert HIDDEN not in found.summary
