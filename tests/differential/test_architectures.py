@@ -267,7 +267,7 @@ def test_every_product_of_a_graph_of_ours_is_looked_at_on_nearly_empty_inputs(
     # as well; biases of experts are added; what goes into bert's second layer has no name,
     # nor has what gemma2 caps
     others = {"bert": 3 + 3, "gpt-oss": 1 + 2 * 3, "gpt2": 2}.get(arch, 1)
-    assert verdict.detail["sites"] == matrices - others
+    assert verdict.detail["sites"] == 2 * (matrices - others)  # of the prompt, and of one token
     assert verdict.detail["sees"] < 1e-4
 
 
@@ -283,7 +283,7 @@ def test_a_scale_that_is_slightly_off_is_found_by_the_product_alone(
     monkeypatch.setattr(Ops, "linear_id", wrong)
     verdicts = checked(replace(run_of(made("qwen3moe", "Q8_0")), suites=("products",)))
     found = [v.detail["site"] for v in verdicts if v.status == "diverged"]
-    assert found == ["ffn_moe_down", "ffn_moe_down"]
+    assert found == 2 * ["ffn_moe_down", "ffn_moe_down"]  # of the prompt, and of one token
 
 
 def test_a_window_hides_what_lies_further_back(made: Callable[..., Path]) -> None:

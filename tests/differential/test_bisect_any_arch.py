@@ -260,7 +260,7 @@ def test_an_engine_with_a_graph_of_its_own_needs_no_single_ops(variant: Models) 
     finally:
         found.close()
     assert (trace.status, products.status) == ("agreed", "agreed")  # of its own runs
-    assert products.detail["sites"] == 15  # seven of each layer, and the head
+    assert products.detail["sites"] == 2 * 15  # seven of each layer, and the head; in two batches
 
 
 def test_another_number_of_experts_in_the_subjects_file_shows_as_another_shape(

@@ -59,6 +59,9 @@ def rest(context: Context, found: Findings) -> Verdict:
         text = "the products of what was kept of their inputs are zero throughout"
         return context.verdict("products", "not-compared", text)
     text = f"{len(fine)} of {len(products)} products agree on nearly empty inputs"
+    steps = sorted({f.site.step for f in products})
+    if len(steps) > 1:
+        text += f" of {' and '.join(str(len(context.batches[step])) for step in steps)} tokens"
     if shown:
         text += f"; a scale that is off by {max(shown):.1e} shows at each"
     if len(shown) < len(fine):
