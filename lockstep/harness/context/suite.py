@@ -330,9 +330,9 @@ def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
         return NoAnswer("crashed", f"{engine} {how} in {question}: {words}", log)
     if isinstance(outcome, TimedOut):
         log = {"log": list(outcome.log), LESS: option_for_less(asked, outcome.tokens)}
-        words = question + (f" of {outcome.tokens} tokens" if " " not in asked else "")
-        text = f"{engine} did not answer {words if outcome.tokens else question} within "
-        text += f"{outcome.seconds:g} s"
+        if outcome.tokens and " " not in asked:  # else more words say of what
+            question += f" of {outcome.tokens} tokens"
+        text = f"{engine} did not answer {question} within {outcome.seconds:g} s"
         text += f": {outcome.note}" if outcome.note else ""
         return NoAnswer("timed-out", text, log)
     if isinstance(outcome, Busy):

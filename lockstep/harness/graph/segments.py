@@ -121,10 +121,14 @@ class SegmentJudge:
         ends, nothing = {s.place: s for s in every}, {s.place: Noise() for s in every}
         found: dict[Place, SiteFinding] = {}
         noisy: set[Place] = set()
+        ids: set[Place] = set()  # that nothing is said of
 
         def keep(place: Place, seen: Seen) -> bool:
             segment = ends.get(place)
-            if segment is None or not self.is_of_numbers(segment, seen):
+            if segment is None:
+                return False
+            if not self.is_of_numbers(segment, seen):
+                ids.add(place)
                 return False
             noisy.discard(place)  # a run may be made again
             found.pop(place, None)
@@ -142,8 +146,8 @@ class SegmentJudge:
         noise = self.noise(honest, range(RUNS), asked, jitter=rounded)
         for s in asked:
             found[s.place] = self.said(self.held(s, honest[s.place], noise, alone=rounded))
-        self.unjudged_ids = tuple(s.wire.site for s in every if s.place not in found)
-        return honest, noise, [(s, found[s.place]) for s in every if s.place in found]
+        self.unjudged_ids = tuple(s.wire.site for s in every if s.place in ids)
+        return honest, noise, [(s, found[s.place]) for s in every if s.place not in ids]
 
     def is_of_numbers(self, segment: Segment, seen: Seen) -> bool:
         """Or somebody says so: whole numbers in the place of others are wrong where they are. Ids

@@ -89,10 +89,11 @@ class Logits(Suite, name="logits"):
         except NoAnswer:
             yield verdict
             raise
-        late = all(each.status == "timed-out" for each in wrong)  # this run is none of those
-        if late and verdict.status == "agreed":
-            ask_several_threads(context, same, unanswered, wrong)
-        yield with_ways(verdict, same, [*unanswered, *hidden_by_the_table(context)])
+        if verdict.status == "agreed":
+            unanswered += hidden_by_the_table(context)
+            if all(each.status == "timed-out" for each in wrong):  # with fewer tokens it is not
+                ask_several_threads(context, same, unanswered, wrong)
+        yield with_ways(verdict, same, unanswered)
         yield from wrong
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from lockstep.harness.adapters import adapter_class
 from lockstep.harness.asking.session import LocalSession
-from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.check.check import open_plan, run_suites
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import EXACT, Outcome, TimedOut, Verdict
+from tests.harness.check.test_check import plan_for
 from tests.harness.context.test_further_runs import ALONE, FIRST, JOINED, LAST, LONG, MIDDLE, N
 from tests.models import written
 
@@ -43,15 +44,7 @@ def logits_of(
     model: Path, engine: str, late: Callable[[int], bool]
 ) -> tuple[list[Verdict], list[int]]:
     """And of how many tokens each run was that it was asked for."""
-    plan = Plan(
-        case="f32",
-        model=model,
-        subject_model=model,
-        engine=engine,
-        oracle="reference",
-        settings=EXACT,
-    )
-    opened = open_plan(plan, lambda _: None)
+    opened = open_plan(plan_for(model, engine=engine, n_tokens=32), lambda _: None)
     subject = Late(adapter_class(engine), model, EXACT)
     subject.late = late
     opened.context.subject = subject

@@ -80,8 +80,8 @@ def sparse_run(context: Context, keep: Keep) -> SparseRun:
 
 
 def up_to_one_token(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """The prompt and, for engines have another kernel for a single row, one token behind it. In
-    `trace` a few rows may be off by two steps of an activation, and a single one always is few."""
+    """The prompt and one token behind it: engines have another kernel for a single row. In `trace`
+    a few rows may be off by two steps of an activation, and a single one always is few."""
     alone = (number for number, batch in enumerate(batches, start=1) if len(batch) == 1)
     return batches[: next(alone, 1)]
 
