@@ -8,7 +8,8 @@ whose run they are put, gates and norms get inputs in it that small models have 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from lockstep.harness.judging.findings import Findings
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.locate import no_tensors
 from lockstep.harness.locate.segments import shows_tensors
-from lockstep.harness.records import Verdict
+from lockstep.harness.records import Site, Verdict
 from lockstep.harness.suites.parts.shown_products import SparseRun, judge_sparse_run, sparse_run
 from lockstep.harness.suites.parts.sparse_products import KEPT, products_along_nodes
 from lockstep.harness.suites.parts.tensor_suite import TensorSuite, left_out
@@ -49,7 +50,8 @@ def rest(context: Context, found: Findings) -> Verdict:
     products = products_in(found)
     fine = [f for f in products if f.mismatch is None and f.compared]
     others = [f for f in found.all if f not in products and f.mismatch is None and f.compared]
-    shown = [f.sees for f in fine if math.isfinite(f.sees)]
+    empty = sum(not math.isfinite(f.sees) for f in fine)
+    shown = visible_in_some_batch(fine)
     if not products and not found.guilty:  # those that could be there are named already
         text = "no product has both its input and its result shown"
         if others:
@@ -64,12 +66,23 @@ def rest(context: Context, found: Findings) -> Verdict:
         text += f" of {' and '.join(str(len(context.batches[step])) for step in steps)} tokens"
     if shown:
         text += f"; a scale that is off by {max(shown):.1e} shows at each"
-    if len(shown) < len(fine):
-        text += f" but {len(fine) - len(shown)}, which are zero throughout"
+    if empty:
+        text += f" but {empty}, which are zero throughout"
     if others:
         text += f"; {len(others)} gates on large inputs and norms on small ones agree"
     detail = {"sites": len(products), "agreed": len(fine), "sees": max(shown, default=None)}
     return context.verdict("products", "agreed", text, detail)
+
+
+def visible_in_some_batch(fine: Sequence[SiteFinding]) -> list[float]:
+    """Of each product the smallest error of a scale that shows: one of a weight is in all batches,
+    and of a token alone fewer numbers are left."""
+    best: dict[Site, float] = {}
+    for f in fine:
+        product = replace(f.site, step=0)
+        if math.isfinite(f.sees):
+            best[product] = min(f.sees, best.get(product, f.sees))
+    return list(best.values())
 
 
 def products_in(found: Findings) -> list[SiteFinding]:

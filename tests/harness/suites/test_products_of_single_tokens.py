@@ -10,8 +10,14 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.check.check import open_plan
 from lockstep.harness.honest.int8_blocks import InInt8Blocks
-from lockstep.harness.suites.parts.shown_products import up_to_one_token
+from lockstep.harness.suites.parts.shown_products import (
+    judge_sparse_run,
+    sparse_run,
+    up_to_one_token,
+)
+from lockstep.harness.suites.products import kept, products_in, visible_in_some_batch
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
 
@@ -64,3 +70,19 @@ def test_the_run_ends_with_the_first_token_that_stands_alone() -> None:
     assert up_to_one_token((Batch.to_encode(prompt), prompt, one, one))[1:] == (prompt, one)
     assert up_to_one_token((one, one)) == (one,)
     assert up_to_one_token((prompt,)) == (prompt,)
+
+
+def test_what_shows_of_a_weight_is_no_more_for_a_token_of_which_less_is_left(
+    tmp_path: Path,
+) -> None:
+    opened = open_plan(plan_for(builtin("q8_0", tmp_path)), lambda _: None)
+    try:
+        found = products_in(judge_sparse_run(opened.context, sparse_run(opened.context, kept)))
+    finally:
+        opened.close()
+    prompt, one = ([f for f in found if f.site.step == step] for step in (0, 1))
+    assert len(prompt) == len(one) > 0
+    assert max(f.sees for f in one) > max(f.sees for f in prompt)
+    best = visible_in_some_batch(found)
+    assert len(best) == len(prompt)
+    assert max(best) <= max(f.sees for f in prompt)
