@@ -19,6 +19,7 @@ from lockstep.harness.context.further_runs import (
     sequences_in,
     some_at_once,
 )
+from lockstep.harness.context.not_answered import Waits
 from lockstep.harness.context.relations import asked_otherwise
 from lockstep.harness.context.repeats import first_difference, not_deterministic, unsteady
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
@@ -36,13 +37,11 @@ from lockstep.harness.records import (
     Outcome,
     Rejected,
     Request,
-    TimedOut,
     Unanswerable,
     Verdict,
 )
 from lockstep.harness.suites.parts.by_position import by_position
 from lockstep.harness.suites.parts.gelu_by_erf import hidden_by_the_table
-from lockstep.harness.suites.parts.not_in_time import Waits
 from lockstep.harness.suites.parts.one_batch import with_one_batch
 from lockstep.harness.suites.parts.threads import ask_several_threads
 from lockstep.harness.suites.parts.which_tokens import (
@@ -87,7 +86,7 @@ class Logits(Suite, name="logits"):
         try:
             same, unanswered, wrong = asked_more(context, request, actual, verdict, again)
         except NoAnswer:
-            yield verdict
+            yield with_ways(verdict, [], ["in other ways, and further on: not asked after that"])
             raise
         if verdict.status == "agreed":
             unanswered += hidden_by_the_table(context)
@@ -113,10 +112,11 @@ def asked_more(
     if shaky and shaky.apart > 2 * context.noise.relative:
         why = "in other ways, and further on: its own runs differ by more than is allowed"
         return [], [], [*wrong, context.verdict("logits", "not-compared", why)]
-    same, unanswered, differ = asked_otherwise(context, first, tensors_only=bool(fewer))
+    waits = Waits()
+    same, unanswered, differ = asked_otherwise(context, first, waits, tensors_only=bool(fewer))
     if not agrees:  # it would be said of every run again
         return same, [*unanswered, "further on: this run does not agree"], wrong + differ
-    more = asked_further(context, runs, first)
+    more = asked_further(context, runs, first, waits)
     same += [*more[0], *(each.summary for each in fewer if each.status == "agreed")]
     differ += [*more[2], *(each for each in fewer if each.status != "agreed")]
     return same, unanswered + more[1], wrong + differ
@@ -138,15 +138,16 @@ def on_fewer_layers(context: Context) -> list[Verdict]:
     return found if {v.status for v in found} & {"agreed", "diverged"} else []
 
 
-def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluation) -> Ways:
+def asked_further(
+    context: Context, runs: Sequence[FurtherRun], first: Evaluation, waits: Waits
+) -> Ways:
     """first: what the subject answered to the usual run."""
     same: list[str] = []
     unanswered: list[str] = []
     wrong: list[Verdict] = []
     earlier = {"to the usual tokens": first}
-    waits = Waits()
     for run in runs:
-        if hopeless := waits.why_none(run):
+        if hopeless := waits.why_none(run.words, run.batches):
             unanswered.append(hopeless)
             continue
         context.progress(f"logits of both engines {run.words}")
@@ -158,11 +159,11 @@ def asked_further(context: Context, runs: Sequence[FurtherRun], first: Evaluatio
             else:
                 wrong.append(lacking.verdict(context, "logits"))
             continue
-        if isinstance(said[0], Answered) and isinstance(said[1], TimedOut):
-            wrong.append(waits.verdict(context, "logits", run, said[1]))
+        expected = context.answer(context.oracle, f"evaluate {run.words}", said[0])
+        if failed := waits.verdict(context, "logits", run.words, run.batches, said[1]):
+            wrong.append(failed)
             continue
-        roles = zip((context.oracle, context.subject), said, strict=True)
-        expected, actual = (context.answer(s, f"evaluate {run.words}", o) for s, o in roles)
+        actual = context.answer(context.subject, f"evaluate {run.words}", said[1])
         verdict = further_verdict(context, run, expected, actual)
         verdict = with_one_batch(context, run.batches, verdict, expected, actual, usual=run.usual)
         if verdict.status == "agreed":

@@ -1,4 +1,5 @@
-"""What a slow engine does not answer in time costs that run, and not the shorter ones behind it."""
+"""What an engine does not answer costs that run, and not those behind it; of who is slow, not the
+shorter ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from lockstep.harness.adapters import adapter_class
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.check.check import open_plan, run_suites
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.records import EXACT, Outcome, TimedOut, Verdict
+from lockstep.harness.records import EXACT, Crashed, Outcome, TimedOut, Verdict
 from tests.harness.check.test_check import plan_for
 from tests.harness.context.test_further_runs import ALONE, FIRST, JOINED, LAST, LONG, MIDDLE, N
 from tests.models import written
@@ -19,10 +20,15 @@ OTHERS = (FIRST, MIDDLE, LAST, ALONE)
 USUAL = 34  # tokens: a prompt of 32 and two more
 
 
+NOTHING = TimedOut(seconds=300.0)
+DEAD = Crashed(message="aborted (SIGABRT)")
+
+
 class Late(LocalSession):
-    """It has no time for runs of which `late` says so."""
+    """It does not answer runs of so many tokens of which `late` says so."""
 
     late: Callable[[int], bool]
+    instead: Outcome = NOTHING
 
     def _ask(
         self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any], consume: Any = None
@@ -31,7 +37,7 @@ class Late(LocalSession):
             n = sum(map(len, args[0].batches))
             self.__dict__.setdefault("asked", []).append(n)
             if self.late(n):
-                return TimedOut(seconds=300.0)
+                return self.instead
         return super()._ask(question, args, kwargs, consume)
 
 
@@ -41,12 +47,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits_of(
-    model: Path, engine: str, late: Callable[[int], bool]
+    model: Path, engine: str, late: Callable[[int], bool], instead: Outcome = NOTHING
 ) -> tuple[list[Verdict], list[int]]:
     """And of how many tokens each run was that it was asked for."""
     opened = open_plan(plan_for(model, engine=engine, n_tokens=32), lambda _: None)
     subject = Late(adapter_class(engine), model, EXACT)
-    subject.late = late
+    subject.late, subject.instead = late, instead
     opened.context.subject = subject
     try:
         found = list(run_suites(opened.context, ("logits",)))
@@ -104,3 +110,31 @@ def test_no_longer_run_is_asked_for_than_one_that_was_waited_for_in_vain(model: 
     text = "not asked, as 29 tokens were not answered in time"
     assert {f"{words}: {text}" for words in OTHERS[:3]} <= set(left)
     assert asked[-1] == 1
+
+
+def test_who_dies_of_a_second_sequence_is_asked_all_else_and_each_death_is_named(
+    model: Path,
+) -> None:
+    """Beside another sequence there are twice the usual tokens, with two that come later 29."""
+    found, _ = logits_of(model, "reference", lambda n: n in (2 * USUAL, 29), DEAD)
+    assert [v.status for v in found] == ["agreed", "crashed", "crashed"]
+    assert [v.detail["asked"] for v in found[1:]] == ["beside another sequence", JOINED]
+    assert "aborted (SIGABRT)" in found[1].summary
+    assert {FIRST, LAST, ALONE} <= set(found[0].detail["same"])
+    assert exit_code(found) == 3
+
+
+def test_a_death_says_nothing_of_longer_runs(model: Path) -> None:
+    found, asked = logits_of(model, "further: later_sequences_leak", lambda n: n == 1, DEAD)
+    assert [v.status for v in found] == ["agreed", "diverged", "crashed"]
+    assert N in asked
+
+
+def test_who_dies_of_the_same_run_again_is_said_not_to_be_asked_more(model: Path) -> None:
+    usual = iter(range(1))
+    late = lambda n: n == USUAL and next(usual, None) is None  # noqa: E731
+    found, _ = logits_of(model, "reference", late, DEAD)
+    assert [v.status for v in found] == ["agreed", "crashed"]
+    assert found[0].detail["not_answered"] == [
+        "in other ways, and further on: not asked after that"
+    ]
