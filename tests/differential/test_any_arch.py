@@ -118,6 +118,19 @@ def test_a_known_refusal_is_still_one(entry: dict[str, Any], tmp_path: Path) -> 
     assert isinstance(loaded, Answered)
 
 
+def test_the_tensors_of_a_large_model_are_named_and_take_no_memory() -> None:
+    """In F32 it is larger than any other question may use, and than most machines."""
+    sizes = {"n_layer": 8, "n_embd": 2048, "n_head": 16, "n_head_kv": 4, "n_ff": 1024}
+    sizes |= {"n_expert": 64, "n_expert_used": 8}
+    large = replace(variant_named("qwen3moe"), sizes=tuple(sizes.items()))
+    with opened() as session:
+        outcome = session.ask("name_tensors", metadata_bytes(large))
+        assert isinstance(outcome, Answered), outcome
+        assert sum(tensor.n_bytes for tensor in outcome.value) > 8 << 30
+        peak = Path(f"/proc/{session.pid}/status").read_text()
+    assert int(peak.partition("VmHWM:")[2].split()[0]) < 1 << 20  # KiB
+
+
 def test_metadata_that_llama_cpp_refuses_is_its_refusal(tmp_path: Path) -> None:
     with opened() as session:
         bad = session.ask("name_tensors", b"no file at all")
