@@ -15,9 +15,9 @@ from lockstep.harness.blackbox.choosing import asked_to_choose
 from lockstep.harness.blackbox.parts import LARGER
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import (
-    ATTENTION_OUT,
     is_values,
     slice_of,
+    what_attention_adds,
     within,
 )
 from lockstep.harness.check.check import Plan
@@ -35,11 +35,9 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 def first_layer(file: GgufFile) -> Recipe:
     """With what attention adds made large, or the last token alone decides what comes next."""
-    loud = {
-        name: times(LARGER)
-        for name in within(file, 0)
-        if is_values(name) and name.split(".")[2] in ATTENTION_OUT
-    }
+    stems = {name: name.split(".")[2] for name in within(file, 0)}
+    adds = what_attention_adds(set(stems.values()))
+    loud = {name: times(LARGER) for name, stem in stems.items() if is_values(name) and stem in adds}
     return slice_of(file, 0, role={}, changes=loud)
 
 

@@ -255,6 +255,11 @@ def what_adds(stems: Collection[str]) -> set[str]:
     return {*posts, *ATTENTION_OUT, *FFN_OUT} - normed
 
 
+def what_attention_adds(stems: Collection[str]) -> set[str]:
+    posts = {post for post, parts in POST_NORMS.items() if parts == ATTENTION_OUT}
+    return what_adds(stems) & {*posts, *ATTENTION_OUT}
+
+
 def without(file: GgufFile, layer: int, parts: Sequence[str]) -> dict[str, Change]:
     """Changes that let the slice's layer add nothing, or multiply by nothing, through these."""
     names = [name for name in within(file, layer) if is_one_of(name[6:], parts)]

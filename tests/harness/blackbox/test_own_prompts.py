@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.own_prompts import WHERE, checked
+from lockstep.harness.blackbox.own_prompts import WHERE, checked, first_layer
 from lockstep.harness.catalogue.models import rewrite
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.records import Verdict
@@ -62,8 +63,7 @@ def test_engines_of_other_architectures_are_asked_as_well(arch: str, tmp_path: P
 
 
 def test_nothing_is_said_where_no_prompt_tells(tmp_path: Path) -> None:
-    """Of embeddings that are the head and large, the last token alone decides; and of gemma2 a norm
-    takes out again what is made loud."""
+    """The cap of a gemma2 makes ties of logits that are large."""
     model = one_layer_of("gemma2", tmp_path)
     rewrite(
         model,
@@ -71,6 +71,19 @@ def test_nothing_is_said_where_no_prompt_tells(tmp_path: Path) -> None:
         lambda rows: np.multiply(rows["x"], np.float32(32), out=rows["x"]),
     )
     assert asked(model, "replay") == []
+
+
+@pytest.mark.parametrize(
+    ("arch", "loud"),
+    [("gemma2", "post_attention_norm"), ("llama", "attn_output"), ("gpt-oss", "attn_output")],
+)
+def test_what_is_made_loud_is_what_attention_adds_behind_a_norm_of_it(
+    arch: str, loud: str, tmp_path: Path
+) -> None:
+    """gpt-oss names the norm before its FFN so, and its attention has none behind it."""
+    with GgufFile.open(one_layer_of(arch, tmp_path)) as file:
+        changed = first_layer(file).changes
+    assert {name.split(".")[2] for name in changed if name.startswith("blk.")} == {loud}
 
 
 def test_of_gemma2_as_synth_makes_it_prompts_tell(tmp_path: Path) -> None:

@@ -187,7 +187,8 @@ def another(
 
 def telling_prompts(context: Context) -> list[TellingPrompt]:
     """By far the likeliest behind each is another one than behind the prompt before, than behind
-    that with this one's last token, and than behind what a cut would leave."""
+    that with this one's last token, and than behind what a cut would leave. Of longer ones fewer
+    tell, and none where a window leaves the shorter none: no more are tried there."""
     room = n_cells(context) - 1
     found: list[TellingPrompt] = []
     drawn = many_ids(context, sum(turn.n * turn.n_tried for turn in PROMPTS))
@@ -202,7 +203,10 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
             candidates(context, turn, found[-1:], new if turn.begin else ids), turn.n_tried
         )
         telling = (one for one in tried if tells(context, one, found[-1:]))
-        found += best_of(context, telling, turn, found[-1:])
+        best = best_of(context, telling, turn, found[-1:])
+        if not (best or turn.begin or turn.end):
+            room = turn.n - 1
+        found += best
     return found
 
 
