@@ -105,6 +105,8 @@ def main():
             misbehave(out)
         if WAY == "sends NaN at first":
             out.write(b'{"id":1,"answer":{"protocol":NaN}}\n')
+        if WAY == "prints a dict":
+            out.write(f"{ {'id': 1, **head} }\n".encode())
         number = 99 if WAY == "miscounts" and question["ask"] == "tokenize" else question["id"]
         out.write(json.dumps({"id": number, **head}).encode() + b"\n" + raw)
         out.flush()

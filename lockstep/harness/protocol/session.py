@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -377,9 +378,12 @@ class EngineProgram(EngineProcess):
         return Pipe(self.process.stdin.fileno(), from_engine)
 
 
+MEANT = re.compile(rb"""\s*\{\s*["']id["']""")  # Python prints a dict with the other quotes
+
+
 def is_object(line: bytes) -> bool:
     """Or meant for one: who answers wrongly is told so at once, and does not wait for us."""
-    if line.lstrip().startswith(b'{"id"'):
+    if MEANT.match(line):
         return True
     with contextlib.suppress(WireError):
         head_of(line)

@@ -68,10 +68,14 @@ def test_what_libraries_print_is_no_answer(way: str) -> None:
     assert outcome.value == [[1, 2]]
 
 
-def test_a_broken_first_answer_is_malformed_at_once_and_no_log() -> None:
-    outcome = ids("sends NaN at first")
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [("sends NaN at first", "NaN is no JSON"), ("prints a dict", "{'id': 1, ")],
+)
+def test_a_broken_first_answer_is_malformed_at_once_and_no_log(way: str, why: str) -> None:
+    outcome = ids(way)
     assert isinstance(outcome, Malformed), outcome
-    assert "NaN is no JSON" in outcome.message
+    assert why in outcome.message
 
 
 def test_a_refusal_a_lack_and_a_failure_are_told_apart() -> None:
