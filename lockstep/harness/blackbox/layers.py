@@ -15,6 +15,7 @@ from lockstep.harness.blackbox.naming import (
     LOST,
     MASK,
     OF_ATTENTION,
+    OF_FFN,
     Asked,
     Part,
     part_of_attention,
@@ -25,6 +26,7 @@ from lockstep.harness.blackbox.parts import (
     OUTPUT,
     Maker,
     Neutral,
+    experts_alike,
     heads_of,
     no_rotation,
     no_scores,
@@ -57,9 +59,10 @@ HALVES = {"attention": FFN_OUT, "FFN": ATTENTION_OUT}  # and what is muted besid
 # what is made neutral touches nothing of the other half
 OF_ONE_HALF: Mapping[str, tuple[Maker, str]] = MappingProxyType(
     {
-        f"attention: {name}": (maker, words)
-        for maker, words, name in OF_ATTENTION
-        if maker in (no_rotation, no_scores, no_sinks)
+        f"{half}: {name}": (maker, words)
+        for half, table in (("attention", OF_ATTENTION), ("FFN", OF_FFN))
+        for maker, words, name in table
+        if maker in (no_rotation, no_scores, no_sinks, experts_alike)
     }
 )
 
