@@ -39,6 +39,10 @@ IN_F32_AS_WELL = (
     "wherever they are the engines differ, in F32 as well: norms of heads, or behind halves, may "
     "have an eps of their own, or embeddings another scale"
 )
+TOO_LARGE = (
+    "the model in F32, and matrices in their places: it is too large; of what is wrong in one "
+    "layer by its number or name alone, only the whole model's own run says something"
+)
 TOGETHER = (("attn_q", "attn_k"), ("ffn_up", "ffn_gate"))  # to scores, to the activation
 
 
@@ -69,7 +73,7 @@ def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
 def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
     """And why it is not asked, of this model or this engine; "": it is."""
     if not is_small_enough(asker):
-        return [], "matrices are not looked at in their places: the model in F32 is too large"
+        return [], TOO_LARGE
     try:
         layout = layout_of(asker.file)
     except Unsupported as error:
