@@ -65,7 +65,8 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
         return
     if not margins.max() > allowed:
         text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same"
-        text += "" if n_same == len(ends) else ", and a tie within the noise behind the others"
+        others = ", and a tie within the noise behind the others"
+        text += of_one_choice(said) if n_same == len(ends) else others
         yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
         return
     first = int(np.flatnonzero(margins > allowed)[0])
@@ -78,6 +79,14 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
         f"{allowed:.2g}); wrong behind {wrong} of {len(ends)} beginnings"
     )
     yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
+
+
+def of_one_choice(chosen: Sequence[int]) -> str:
+    """A model whose next token is the same whatever it reads, as one of random weights with large
+    biases is: whether prompts are read at all its tokens do not show."""
+    if len(chosen) < 2 or len(set(chosen)) > 1:
+        return ""
+    return f": {chosen[0]} behind each of them, whatever is read, which shows little"
 
 
 def close_calls(context: Context) -> Iterator[Verdict]:
