@@ -93,6 +93,12 @@ def between_two(noise: float, logits: F32) -> float:
     return 2 * float(whole_run(noise, largest(logits)).allowed)
 
 
+def between_two_in_rows(noise: float, logits: F32) -> NDArray[np.float64]:
+    """The same in each row, by its own largest logit, (outputs,): a row many times larger than the
+    others, of which Gemma has some, would give these room for every token that there is."""
+    return np.array([between_two(noise, row) for row in logits])
+
+
 def log_softmax_roundings(value: float, distance: float) -> float:
     """Of the logarithm of a softmax in float32, but for the constant that a list may be off by.
 

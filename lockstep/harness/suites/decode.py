@@ -6,6 +6,7 @@ from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch, joined, steps_of
 from lockstep.engine.quants.base import F32
@@ -310,8 +311,8 @@ def judged(
     wrong = [r for r, m in zip(("oracle", "subject"), margins, strict=True) if m > 2 * allowed]
     behind_last = len(oracle) - first  # rows of the run from this one on
 
-    def chosen(run: F32, room: float) -> bool:
-        return nearly_chosen([b], run[-behind_last:], room)
+    def chosen(run: F32, room: NDArray[np.float64]) -> bool:
+        return nearly_chosen([b], run[-behind_last:], room[-behind_last:])
 
     if wrong == ["subject"] and is_honest(context, batches, chosen):
         text += f", and {AS_NEAR}"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.batch import steps_of
 from lockstep.engine.quants.base import F32
@@ -234,9 +235,9 @@ def how_far(wrong: Verdict) -> float:
     return math.inf if margin is None else float(margin)
 
 
-def may_begin_with(said: bytes, pieces: "Pieces", run: F32, allowed: float) -> bool:
+def may_begin_with(said: bytes, pieces: "Pieces", run: F32, allowed: NDArray[np.float64]) -> bool:
     row = run[0]
-    likely = np.flatnonzero(row.max() - row <= allowed).tolist()
+    likely = np.flatnonzero(row.max() - row <= allowed[0]).tolist()
     # some take spaces from its beginning
     texts = [(pieces[token], leading(pieces[token]) + said.lstrip()) for token in likely]
     return any(fits(piece, text, pieces) for piece, text in texts)

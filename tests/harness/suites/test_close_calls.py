@@ -10,6 +10,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.check.check import open_plan
+from lockstep.harness.judging.tolerances import between_two, between_two_in_rows
 from lockstep.harness.records import Request
 from lockstep.harness.suites.parts import next_tokens
 from lockstep.harness.suites.parts.close_calls import (
@@ -74,6 +75,16 @@ def test_margins_are_small_and_beyond_the_noise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", [[1.0], [1.0, np.nan], [np.inf, 0.0], [2.0, 2.0]])
 def test_of_ties_and_of_no_numbers_there_is_no_margin(row: list[float]) -> None:
     assert margin_of(np.array(row, np.float32)) == 0
+
+
+@pytest.mark.parametrize(("behind", "is_near"), [(0.5, False), (0.03, True)])
+def test_a_row_of_large_logits_lends_no_room_to_small_ones(behind: float, is_near: bool) -> None:
+    """With the room of the largest logit of all, 4, any token of the second row would do."""
+    run = np.array([[100, 0], [1, 1 - behind]], np.float32)
+    allowed = between_two_in_rows(0.01, run)
+    assert between_two(0.01, run) > behind
+    assert next_tokens.nearly_chosen([0, 1], run, allowed) is is_near
+    assert next_tokens.nearly_chosen([0, 0], run, allowed)
 
 
 class Longer(Quiet, name="close: a longer text"):

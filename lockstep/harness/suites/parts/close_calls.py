@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.random import Philox
+from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
@@ -26,10 +27,10 @@ from lockstep.harness.context.further_runs import (
 )
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
-from lockstep.harness.judging.tolerances import between_two
+from lockstep.harness.judging.tolerances import between_two, between_two_in_rows
 from lockstep.harness.records import Rejected, Request, Status, Unanswerable, Verdict
 
-# none of these runs need choose it: the limit is a share of the largest logit of all their tokens
+# none of these runs need choose it: the limit is a share of the largest logit there
 AS_NEAR = "as near the largest logit of an honest run of ours as two such runs may part"
 RUNS = 32  # of so many tokens, whose every beginning is looked at; of a large model one
 TOKENS = 96
@@ -39,6 +40,8 @@ MOST = 1 << 24  # logits of a run
 # noise of its own runs, which may be larger: a margin just beyond the first limit would be within
 # the second, and one of the few questions would say nothing.
 ROOM = 1.5
+# of such a run, (outputs, vocabulary), and how far honest ones may be from it in each row
+Fits = Callable[[F32, NDArray[np.float64]], bool]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,21 +135,18 @@ def said_behind(
     return answers, left
 
 
-def is_honest(
-    context: Context, batches: Sequence[Batch], fits: Callable[[F32, float], bool]
-) -> bool:
+def is_honest(context: Context, batches: Sequence[Batch], fits: Fits) -> bool:
     """Whether a run of ours that converts activations otherwise, or not at all, comes to what the
-    subject says. fits: logits of such a run, (outputs, vocabulary), and how far honest ones may be
-    from them."""
+    subject says."""
     noise = context.noise_on(batches)
     runs = chain(context.honest_runs(batches), context.converted_runs(batches))
-    return any(fits(run, between_two(noise, run)) for run in runs)
+    return any(fits(run, between_two_in_rows(noise, run)) for run in runs)
 
 
 def designs_that_say(
     context: Context,
     batches: Sequence[Batch],
-    fits: Callable[[F32, float], bool],
+    fits: Fits,
     among: Sequence[int] | None = None,
 ) -> list[int]:
     """Which of these runs come to what the subject says, by their numbers: 0 as llama.cpp converts
@@ -154,7 +154,7 @@ def designs_that_say(
     noise = context.noise_on(batches)
 
     def is_near(run: F32) -> bool:
-        return fits(run, between_two(noise, run))
+        return fits(run, between_two_in_rows(noise, run))
 
     numbers = range(2) if among is None else [n for n in among if n < 2]
     first = context.honest_runs(batches) if numbers else ()

@@ -149,11 +149,11 @@ def another(
     row, n = logits[-1], len(batches[-1])
     wanted = int(row.argmax())
     # experts may be nearly alike: this run has noise of its own
-    allowed = between_two(context.noise_on(batches), logits)
+    allowed = between_two(context.noise_on(batches), row)
     margin = float(row[wanted] - row[said])
 
-    def chosen(run: F32, room: float) -> bool:
-        return bool(run[-1].max() - run[-1, said] <= room)
+    def chosen(run: F32, room: NDArray[np.float64]) -> bool:
+        return bool(run[-1].max() - run[-1, said] <= room[-1])
 
     if not margin > allowed:
         return context.verdict("decode", "not-applicable", f"{NOT_KNOWN[asked]}, {TOO_NEAR}")

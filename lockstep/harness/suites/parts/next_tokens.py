@@ -5,11 +5,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.further_runs import batches_behind, longer
 from lockstep.harness.context.suite import Context
-from lockstep.harness.judging.tolerances import between_two
+from lockstep.harness.judging.tolerances import between_two, between_two_in_rows
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites.parts.close_calls import (
     AS_NEAR,
@@ -50,33 +51,35 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
     context.progress(f"the next token behind {len(ends)} beginnings")
     said = [context.ask(context.subject, "greedy", ids[:n], 1)[0] for n in ends]
     margins = logits.max(axis=1) - logits[np.arange(len(ends)), said]
-    allowed = between_two(context.noise.relative, logits)
-    if margins.max() > allowed:
-        allowed = between_two(context.noise_on(batches), logits)
-    if not np.isfinite(allowed):
+    allowed = between_two_in_rows(context.noise.relative, logits)
+    if (margins > allowed).any():
+        allowed = between_two_in_rows(context.noise_on(batches), logits)
+    if not np.isfinite(allowed).all():
         yield context.verdict("decode", "not-compared", NO_LIMIT)
         return
     n_same = int((logits.argmax(axis=1) == said).sum())
-    detail: dict[str, Any] = {"beginnings": len(ends), "same": n_same, "allowed": allowed}
-    if margins.max() > allowed and is_honest(context, batches, partial(nearly_chosen, said)):
+    detail: dict[str, Any] = {"beginnings": len(ends), "same": n_same}
+    detail["allowed"] = float(allowed.max())
+    wrong = np.flatnonzero(margins > allowed)
+    if wrong.size and is_honest(context, batches, partial(nearly_chosen, said)):
         text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same, and "
         text += f"behind all {AS_NEAR}"
         yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
         return
-    if not margins.max() > allowed:
+    if not wrong.size:
         text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same"
         others = ", and a tie within the noise behind the others"
         text += of_one_choice(said) if n_same == len(ends) else others
         yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
         return
-    first = int(np.flatnonzero(margins > allowed)[0])
-    wrong = int((margins > allowed).sum())
+    first = int(wrong[0])
     detail |= {"step": ends[first] - 1, "at_fault": "subject", "margin": float(margins[first])}
     detail |= {"expected": int(logits[first].argmax()), "actual": said[first]}
+    detail["allowed"] = float(allowed[first])
     text = (
         f"behind the first {ends[first]} seeded tokens the next is {said[first]}, the oracle's "
         f"{detail['expected']}, which it likes better by {margins[first]:.2g} (allowed "
-        f"{allowed:.2g}); wrong behind {wrong} of {len(ends)} beginnings"
+        f"{allowed[first]:.2g}); wrong behind {wrong.size} of {len(ends)} beginnings"
     )
     yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
 
@@ -131,7 +134,7 @@ def behind_the_best(one: Beginning, token: int) -> float:
     return float(one.logits[0].max() - one.logits[0, token])
 
 
-def nearly_chosen(tokens: Sequence[int], run: F32, allowed: float) -> bool:
-    """tokens: one behind each row, from the first on."""
+def nearly_chosen(tokens: Sequence[int], run: F32, allowed: NDArray[np.float64]) -> bool:
+    """tokens: one behind each row, from the first on; allowed: in each row."""
     rows = np.arange(len(tokens))
-    return bool((run[rows].max(axis=1) - run[rows, list(tokens)] <= allowed).all())
+    return bool((run[rows].max(axis=1) - run[rows, list(tokens)] <= allowed[rows]).all())

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.further_runs import batches_behind, many_ids, n_cells
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.judging.tolerances import between_two
+from lockstep.harness.judging.tolerances import between_two, between_two_in_rows
 from lockstep.harness.records import (
     Answered,
     Crashed,
@@ -159,11 +160,12 @@ def may_be(context: Context, prompt: TellingPrompt, found: int) -> bool:
     if not 0 <= found < len(prompt.logits):
         return False
 
-    def chosen(run: F32, room: float) -> bool:
-        return bool(run[-1].max() - run[-1, found] <= room)
+    def chosen(run: F32, room: NDArray[np.float64]) -> bool:
+        return bool(run[-1].max() - run[-1, found] <= room[-1])
 
-    allowed = between_two(context.noise_on(batches), prompt.logits)
-    return chosen(prompt.logits[None], allowed) or is_honest(context, batches, chosen)
+    own = prompt.logits[None]
+    allowed = between_two_in_rows(context.noise_on(batches), own)
+    return chosen(own, allowed) or is_honest(context, batches, chosen)
 
 
 def another(
