@@ -19,6 +19,8 @@ from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.records import Request
 
+AS_A_HEAD = "every matrix is wrong in the place of the head: perhaps the head's product alone is"
+
 
 @dataclass(kw_only=True)
 class SeenThroughLens:
@@ -108,6 +110,8 @@ def judged(opened: Opened, file: GgufFile, lens: Lens) -> Looked:
         return Looked(lens=lens, answer=answer)
     tensors = tuple(name for name, _ in subject.wrong.most_common())
     text = f"{shortened(tensors)}: {subject.sentence}"
+    if 1 < len(tensors) == len({stretch.tensor for stretch in lens.stretches}):
+        text += f"; {AS_A_HEAD}"
     extent = {"kind": subject.kind, "mismatched": subject.wrong.total()}
     answer = SliceAnswer(status="diverged", summary=text, extent=extent)
     return Looked(lens=lens, answer=answer, tensors=tensors)
