@@ -46,12 +46,13 @@ from lockstep.harness.blackbox.numbers import (
     are_of_other_numbers,
     by_number,
     counted_otherwise,
+    guilty_among,
 )
 from lockstep.harness.blackbox.parts import Maker, larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.slices import ENDS_OF_HALVES, SCALES, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
-from lockstep.harness.blackbox.whole import TWIN, in_f32
+from lockstep.harness.blackbox.whole import TWIN, groups_of, in_f32, is_small_enough, words_of
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.locate.locate import LEVELS
@@ -152,7 +153,11 @@ def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBo
     if not found.whole.differs:
         found = replace(found, in_f32=dict(in_f32(asker)))
     differs = {what for what, answer in found.in_f32.items() if answer.differs}
-    if differs - {TWIN}:
+    if not is_small_enough(asker):
+        wrong = [group for group in groups_of(asker) if words_of(group) in differs]
+        if rows := [row for group in wrong for row in guilty_among(asker, group)]:
+            return replace(found, rows=(*found.rows, *rows))
+    elif differs - {TWIN}:
         return replace(found, rows=(*found.rows, *small_layers(asker, n)))
     places, why = see_in_place(asker)
     found = replace(found, places=tuple(places), no_places=why)

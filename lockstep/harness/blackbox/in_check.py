@@ -58,6 +58,9 @@ def bisected(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisectio
     return next(filter(None, (ask(plan, context) for ask in asks)), None)
 
 
+BY_NUMBER = "nor are layers, at theirs, which lockstep bisect --black-box asks about"
+
+
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     if reason := not_asked(context):
         if context.named:
@@ -138,6 +141,7 @@ def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
 def of_places(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     found, why = see_in_place(asker)
     if why:
+        why += "" if is_small_enough(asker) else f"; {BY_NUMBER}"
         yield context.verdict(SUITE, "not-applicable", why)
     for each in found:
         if not each.answer.agrees:

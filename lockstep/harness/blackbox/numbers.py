@@ -17,7 +17,12 @@ from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.layers import AT_ITS_PLACE, LayerRow, parts_of_layer
 from lockstep.harness.blackbox.naming import Part
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import IN_A_LAYER, first_layers, muted
+from lockstep.harness.blackbox.slices import (
+    IN_A_LAYER,
+    at_their_places,
+    first_layers,
+    muted,
+)
 from lockstep.harness.blackbox.whole import is_small_enough
 
 ALL_MUTED = "all layers muted"
@@ -89,7 +94,9 @@ def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
             inside = IN_A_LAYER.fullmatch(name)
             others = inside is not None and int(inside[1]) not in layers
             names[name] = f"blk.0.{inside[2]}" if inside and others else name
-        return Recipe(names=names)
+        # of a large model not in F32: it is answered of the other layers as well
+        stored = frozenset() if is_small_enough(asker) else frozenset(names)
+        return Recipe(names=names, stored=stored)
 
     return asker.ask(make)
 
@@ -124,10 +131,9 @@ def by_its_number(part: Part) -> Part:
 
 
 def with_others_muted(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
-    def make(file: GgufFile) -> Recipe:
-        return muted(file, layers)
-
-    return asker.ask(make)
+    if is_small_enough(asker):
+        return asker.ask(lambda file: muted(file, layers))
+    return asker.ask_of_layer(lambda file: at_their_places(file, layers))
 
 
 def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:

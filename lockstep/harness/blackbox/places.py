@@ -39,10 +39,7 @@ IN_F32_AS_WELL = (
     "wherever they are the engines differ, in F32 as well: norms of heads, or behind halves, may "
     "have an eps of their own, or embeddings another scale"
 )
-TOO_LARGE = (
-    "the model in F32, and matrices in their places: it is too large; of what is wrong in one "
-    "layer by its number or name alone, only the whole model's own run says something"
-)
+TOO_LARGE = "matrices in their places: the model in F32 is too large"
 TOGETHER = (("attn_q", "attn_k"), ("ffn_up", "ffn_gate"))  # to scores, to the activation
 
 

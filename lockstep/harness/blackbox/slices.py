@@ -195,9 +195,13 @@ def muted(file: GgufFile, layers: Collection[int]) -> Recipe:
 
 
 def at_its_place(file: GgufFile, layer: int, n: int = 0) -> Recipe:
-    """The same for one layer, of which alone the matrices are F32. n: of so many first layers; 0:
-    of all."""
-    recipe = muted(file, (layer,))
+    return at_their_places(file, (layer,), n)
+
+
+def at_their_places(file: GgufFile, layers: Collection[int], n: int = 0) -> Recipe:
+    """As `muted`; of these layers alone the matrices are F32. n: of so many first layers; 0: of
+    all."""
+    recipe = muted(file, layers)
     if n:
         cut = first_layers(file, n)
         changes = {name: recipe.changes[name] for name in cut.names if name in recipe.changes}
@@ -205,7 +209,7 @@ def at_its_place(file: GgufFile, layer: int, n: int = 0) -> Recipe:
     of_others = {
         name
         for name in recipe.names
-        if (inside := IN_A_LAYER.fullmatch(name)) and int(inside[1]) != layer
+        if (inside := IN_A_LAYER.fullmatch(name)) and int(inside[1]) not in layers
     }
     return replace(recipe, stored=frozenset(of_others))
 

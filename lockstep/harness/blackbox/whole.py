@@ -1,15 +1,18 @@
-"""The whole model in F32: as it is, and where activations are small.
+"""The whole model in F32: as it is, and where activations are small; of a large one some layers at
+a time, at their places.
 
 What `check` asks of an engine without tensors, and `bisect --black-box` before it says that all
 agrees: nothing is converted, so that a fault of the graph shows from some 1e-5 on; and the eps of
 norms is seen where activations are small, and nowhere else.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
-from lockstep.harness.blackbox.slices import small
+from lockstep.harness.blackbox.slices import IN_A_LAYER, at_their_places, n_layers, small
 from lockstep.harness.synth.twin import KEPT, write_twin
 
 LARGEST_TWIN = 1 << 30  # bytes, which two engines hold at once
@@ -17,7 +20,7 @@ TWIN, SMALL = "the F32 twin", "the model made with small activations"
 
 
 def is_small_enough(asker: SliceAsker) -> bool:
-    """Of a larger model each layer's slice is asked alone."""
+    """Of a larger model each layer's slice is asked alone, and then some at their places."""
     return sum(4 * info.n_elements for info in asker.file.tensors.values()) <= LARGEST_TWIN
 
 
@@ -29,6 +32,7 @@ def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
     """What was asked, and what the engines came to, until they differ: what does so on the twin
     does wherever it is asked."""
     if not is_small_enough(asker):
+        yield from in_groups(asker)
         return
     if is_quantised(asker):
         first = twin(asker)
@@ -37,6 +41,37 @@ def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
             return
     asker.progress("small activations")
     yield SMALL, asker.ask(small)
+
+
+def in_groups(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
+    """A fault that is one layer's by its number shows in no slice, and in the model as it is stored
+    perhaps not beside what conversions make of activations."""
+    for layers in groups_of(asker):
+        words = words_of(layers)
+        asker.progress(words)
+        yield words, asker.ask_of_layer(partial(at_their_places, layers=layers))
+
+
+def groups_of(asker: SliceAsker) -> list[range]:
+    """Layers side by side which in F32 take as much room as a twin may at most, or one alone."""
+    sizes: Counter[int] = Counter()
+    for name, info in asker.file.tensors.items():
+        if inside := IN_A_LAYER.fullmatch(name):
+            sizes[int(inside[1])] += 4 * info.n_elements
+    starts, room = [0], LARGEST_TWIN
+    for layer in range(n_layers(asker.file)):
+        if sizes[layer] > room and layer > starts[-1]:
+            starts.append(layer)
+            room = LARGEST_TWIN
+        room -= sizes[layer]
+    ends = [*starts[1:], n_layers(asker.file)]
+    return list(map(range, starts, ends))
+
+
+def words_of(layers: range) -> str:
+    if len(layers) == 1:
+        return f"layer {layers[0]} at its place"
+    return f"layers {layers[0]} to {layers[-1]} at their places"
 
 
 def twin(asker: SliceAsker) -> SliceAnswer:

@@ -1,14 +1,32 @@
-"""Of a model that is too large in F32 it is said what nobody looked for."""
+"""A model that is too large in F32: some layers at a time are, at their places, with the others as
+they are stored; and it is said what nobody looked for."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.blackbox import whole
+from lockstep.harness.blackbox.asking import SliceAnswer
+from lockstep.harness.blackbox.bisection import BlackBoxBisection, of_the_whole
+from lockstep.harness.blackbox.in_check import BY_NUMBER as NOT_BY_NUMBER
 from lockstep.harness.blackbox.places import TOO_LARGE, see_in_place
+from lockstep.harness.blackbox.whole import groups_of, in_f32
 from lockstep.harness.cli.blackbox import lines_of
-from tests.black_boxes import asker_of, bisected
-from tests.models import written
+from lockstep.harness.records import EngineInfo
+from lockstep.harness.selftest.black_box.one_layer import BY_NUMBER, OneLayerFault, engine_with
+from lockstep.harness.selftest.black_box.opening import KnownModels
+from tests.black_boxes import asker_of, bisected, faults, with_made_models
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin, written
+
+
+class LogitsAlone(Reference, name="too large: logits alone"):
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), levels=("logits",), shows=(), shows_nodes=False)
 
 
 @pytest.fixture
@@ -16,16 +34,60 @@ def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole, "LARGEST_TWIN", 1)
 
 
-@pytest.mark.usefixtures("small_room")
-def test_who_agrees_is_said_not_to_have_been_asked_about_layers_by_their_numbers(
-    tmp_path: Path,
+@pytest.mark.parametrize(("layers_that_fit", "groups"), [(0, [1, 1, 1]), (2, [2, 1]), (9, [3])])
+def test_so_many_layers_are_in_f32_as_a_twin_has_room_for(
+    layers_that_fit: int, groups: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path, n_layer=2)
-    found = bisected(path, tmp_path / "made")
-    assert not found.in_f32
+    asker = asker_of(written(tmp_path, n_layer=3), tmp_path / "made")
+    try:
+        tensors = asker.file.tensors.values()
+        layer = sum(4 * t.n_elements for t in tensors if t.name.startswith("blk.0."))
+        monkeypatch.setattr(whole, "LARGEST_TWIN", layers_that_fit * layer)
+        found = groups_of(asker)
+        assert [len(group) for group in found] == groups
+        assert [layer for group in found for layer in group] == [0, 1, 2]
+    finally:
+        asker.close()
+
+
+@pytest.mark.usefixtures("small_room")
+def test_what_a_layer_does_by_its_number_is_seen_at_its_place_and_named(tmp_path: Path) -> None:
+    """In the model as it is stored conversions of activations may hide it."""
+    fault = OneLayerFault(way=BY_NUMBER, layer=1, where="Qcur_rope", change="not-turned")
+    models = KnownModels(folder=tmp_path)
+    asker = asker_of(builtin("q4_0", tmp_path), tmp_path / "made")
+    asker = replace(asker, opening=models.opening(partial(LocalSession, engine_with(fault))))
+    try:
+        seen = {what: answer.status for what, answer in in_f32(asker)}
+        assert seen == {"layer 0 at its place": "agreed", "layer 1 at its place": "diverged"}
+        quiet = SliceAnswer(status="agreed", summary="")
+        found = BlackBoxBisection(rows=(), lenses=(), whole=quiet, left_out=())
+        assert faults(of_the_whole(asker, found, 2)) == {1: ["attention: rotation, by its number"]}
+    finally:
+        asker.close()
+        models.close()
+
+
+@pytest.mark.usefixtures("small_room")
+@pytest.mark.parametrize("engine", ["reference", "honest:float64", "honest:activations-bf16"])
+def test_an_honest_engine_agrees_and_it_is_said_what_is_left_out(
+    engine: str, tmp_path: Path
+) -> None:
+    path = builtin("q4_0", tmp_path)
+    found = bisected(path, tmp_path / "made", engine=engine)
+    assert (found.exit_code, found.guilty) == (0, ())
+    assert {answer.status for answer in found.in_f32.values()} == {"agreed"}
     said = list(lines_of(asker_of(path, tmp_path / "made").plan, found))
     assert f"not asked: {TOO_LARGE}" in said
-    assert "by its number" in TOO_LARGE
+
+
+@pytest.mark.usefixtures("small_room")
+def test_check_says_that_it_does_not_look_at_layers_by_their_numbers(tmp_path: Path) -> None:
+    plan = plan_for(
+        builtin("q4_0", tmp_path), engine=LogitsAlone.name, n_tokens=8, suites=("black-box",)
+    )
+    said = [verdict.summary for verdict in with_made_models(plan)]
+    assert f"{TOO_LARGE}; {NOT_BY_NUMBER}" in said
 
 
 def test_of_a_small_one_nothing_is_left_out_for_its_size(tmp_path: Path) -> None:
