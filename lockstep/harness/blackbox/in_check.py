@@ -36,6 +36,7 @@ from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
 
+BY_NUMBER = "nor are layers, at theirs: lockstep bisect --black-box does that"
 SUITE = "black-box"
 LENSES = 8  # for which both engines are started; bisect --black-box looks through all
 
@@ -56,9 +57,6 @@ def bisected(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisectio
     if any(verdict.suite == long_context.SUITE for verdict in diverged):
         asks += [long_context.bisected, long_prompt.bisected]
     return next(filter(None, (ask(plan, context) for ask in asks)), None)
-
-
-BY_NUMBER = "nor are layers, at theirs, which lockstep bisect --black-box asks about"
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:

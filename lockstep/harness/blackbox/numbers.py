@@ -94,7 +94,7 @@ def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
             inside = IN_A_LAYER.fullmatch(name)
             others = inside is not None and int(inside[1]) not in layers
             names[name] = f"blk.0.{inside[2]}" if inside and others else name
-        # of a large model not in F32: it is answered of the other layers as well
+        # a large one as it is: in F32 each engine would hold several times its bytes
         stored = frozenset() if is_small_enough(asker) else frozenset(names)
         return Recipe(names=names, stored=stored)
 

@@ -39,7 +39,7 @@ IN_F32_AS_WELL = (
     "wherever they are the engines differ, in F32 as well: norms of heads, or behind halves, may "
     "have an eps of their own, or embeddings another scale"
 )
-TOO_LARGE = "matrices in their places: the model in F32 is too large"
+TOO_LARGE = "matrices are not looked at in their places: the model in F32 is too large"
 TOGETHER = (("attn_q", "attn_k"), ("ffn_up", "ffn_gate"))  # to scores, to the activation
 
 

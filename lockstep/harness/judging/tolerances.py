@@ -95,7 +95,11 @@ def between_two(noise: float, logits: F32) -> float:
 
 def between_two_in_rows(noise: float, logits: F32) -> NDArray[np.float64]:
     """The same in each row, by its own largest logit, (outputs,): a row many times larger than the
-    others, of which Gemma has some, would give these room for every token that there is."""
+    others, of which Gemma has some, would give these room for every token that there is.
+
+    A single logit of such a row may be further off than noise times the row's largest (3.9 times
+    that was seen on Gemma), but not towards another token: of what this allows, 30 noisy runs and
+    engines of four honest designs needed at most 17 % on Gemma and on SmolLM2."""
     return np.array([between_two(noise, row) for row in logits])
 
 

@@ -1,5 +1,6 @@
 """A model that says the same whatever it reads: tokens that agree show little, which is said."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ class GreedyAlone(Quiet, name="one choice: greedy alone"):
 
 
 class EveryTokenIsOne(GreedyAlone, name="one choice: reads each token as token 1"):
-    def greedy(self, prompt: list[int], n: int) -> list[int]:  # type: ignore[override]
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         return Reference.greedy(self, [1] * len(prompt), n)
 
 
