@@ -220,14 +220,20 @@ def test_random_errors_are_the_seeds_alone(recorded: Record) -> None:
     assert not np.array_equal(a, c)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-def test_the_noise_floor_is_that_of_our_own_architecture(quant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    # sums of products come to a part of their bound, beside which a tipped activation is large
+    ("quant", "least", "most"),
+    [("F32", 0.05, 0.5), ("Q8_0", 0.5, 2)],
+)
+def test_the_noise_floor_is_that_of_our_own_architecture(
+    quant: str, least: float, most: float, tmp_path: Path
+) -> None:
     made = recorded_of(written(tmp_path, quant=quant), EXACT, Work(tokens=12))
     settings = replace(made.settings, generic=made.build.generic)
     model = our_model(made.path, settings)
     own = noise_floor(model, made.batches, settings, lanes=made.build.lanes, seed=0)
     model.close()
-    assert 0.5 < made.floor / own.relative < 2
+    assert least < made.floor / own.relative < most
     outputs = made.run().outputs
     size = max(map(largest, own.logits))
     for mine, found in zip(own.logits, outputs, strict=True):

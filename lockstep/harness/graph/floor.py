@@ -1,6 +1,6 @@
 """How far an honest run's outputs may wander, for any architecture: measured as in judging.noise,
-on the recorded program: every node off by a random share of its bound, and one activation of each
-product that converts them tipped to the next step.
+on the recorded program: every node off by a random share of its bound, or of what is probable of a
+sum of products, and one activation of each product that converts them tipped to the next step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.graph.program import Program
 from lockstep.harness.graph.replay import Replayed, replay
-from lockstep.harness.graph.ways import Bounds, Honest, Noisy
+from lockstep.harness.graph.ways import Honest, Noisy
 from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.processes.ahead import Ahead, may_fork
 
@@ -37,12 +37,10 @@ def replay_floor(
 ) -> ReplayFloor:
     """Runs the program once without errors and `runs` times with. Raises Unsupported if a node
     cannot be computed."""
-    bounds = Bounds()
-    first = Honest(bounds=bounds) if runs else Honest(sizes=False)
-    honest = whole(replay(program, file, build, first))
+    honest = whole(replay(program, file, build, Honest(sizes=False)))
 
     def worst_of(seeds: Iterable[int]) -> NDArray[Any]:
-        runs = (whole(replay(program, file, build, Noisy(seed=s, known=bounds))) for s in seeds)
+        runs = (whole(replay(program, file, build, Noisy(seed=s))) for s in seeds)
         pairs = (pair for moved in runs for pair in zip(honest, moved, strict=True))
         return np.array(max((worst_distance(a, b) for a, b in pairs), default=0.0))
 

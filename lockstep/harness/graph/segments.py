@@ -34,7 +34,7 @@ from lockstep.harness.graph.row_noise import Noise, Noises, beyond, noise_betwee
 from lockstep.harness.graph.segment import IDS, Found, Segment, is_wrong, segments_of, wrong
 from lockstep.harness.graph.shown import leaves_out, part_shown
 from lockstep.harness.graph.watched import Keep, Look, Seen, Watched, every_one
-from lockstep.harness.graph.ways import Bounds, Honest, Noisy, Wide
+from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.graph.wiring import Dependencies, Wire
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.conversions import is_type_in_blocks
@@ -66,7 +66,6 @@ class SegmentJudge:
     # of ARGSORT the ids that the engine goes on with, where its experts come in an order of its own
     orders: dict[Place, NDArray[Any]] = field(default_factory=dict)
     unjudged_ids: tuple[Site, ...] = ()  # that are gone on with all the same
-    bounds: Bounds = field(default_factory=Bounds)  # of products of the run without errors
 
     def __post_init__(self) -> None:  # a number alone, without an axis, is a row of one
         self.shown = {place: np.atleast_1d(value) for place, value in self.shown.items()}
@@ -114,7 +113,6 @@ class SegmentJudge:
         """A run without errors, the noise of some with, and what is wrong by these. Of the run that
         is kept which is asked for again: all of a large model's would be some GB."""
         rounded = bool(self.stored)
-        self.bounds = Bounds()
         every = list(segments_of(self.program, self.wires, self.shown))
         if self.only is not None:
             every = [segment for segment in every if segment.wire.site in self.only]
@@ -141,7 +139,7 @@ class SegmentJudge:
             return held.mismatch is not None
 
         only = None if self.only is None else every
-        honest = self.run(Honest(bounds=self.bounds), of=only, keep=keep)
+        honest = self.run(Honest(), of=only, keep=keep)
         asked = [segment for segment in every if segment.place in noisy]
         noise = self.noise(honest, range(RUNS), asked, jitter=rounded)
         for s in asked:
@@ -228,7 +226,7 @@ class SegmentJudge:
 
         for i in seeds if of else ():
             values = self.jittered(i) if jitter else None
-            self.run(Noisy(seed=self.seed + i, known=self.bounds), values=values, of=of, keep=keep)
+            self.run(Noisy(seed=self.seed + i), values=values, of=of, keep=keep)
             found |= {place: found[place] | latest[place] for place in ends}
         return found
 

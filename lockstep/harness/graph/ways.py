@@ -13,47 +13,25 @@ from lockstep.engine.node import PLAIN, Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect, settled
 from lockstep.engine.ops.near import F64, Expected
+from lockstep.harness.graph.probable import PRODUCTS, error_of_product
 from lockstep.harness.judging.compare import pieces
 from lockstep.harness.judging.noise import tipped
 from lockstep.harness.synth.draws import begun, raw, stream
-
-PRODUCT = "MUL_MAT"
-KEPT_BYTES = 64 << 20  # of bounds, beside a run's own values: 300 tokens of large models have more
-
-
-class Bounds:
-    """What products of a run may be off, kept for others of the same program, as room allows."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[int, int, int], NDArray[np.float32]] = {}
-        self.room = KEPT_BYTES
-
-    def keep(self, node: Node, allowed: F64 | float) -> None:
-        """In float32, rounded up."""
-        if node.op == PRODUCT and node.value.size * 4 <= self.room:
-            near = np.asarray(allowed).astype(np.float32)
-            self.kept[node.place] = np.nextafter(near, np.float32(np.inf))
-            self.room -= near.nbytes
 
 
 @dataclass(frozen=True)
 class Honest:
     """The value, rounded to the node's type once; the build's deliberate roundings are made.
 
-    sizes: whether results have bounds, of which sizes are most of the time; bounds: where those of
-    products are kept, if anywhere.
+    sizes: whether results have bounds, of which sizes are most of the time.
     """
 
     sizes: bool = field(default=True, kw_only=True)
-    bounds: Bounds | None = field(default=None, kw_only=True)
     wide = False
 
     def compute(self, build: Build, node: Node) -> NDArray[Any]:
         """What an engine holds that computes this way."""
-        found = expect(node, self.build(build, node))
-        if self.bounds is not None:
-            self.bounds.keep(node, found.allowed)
-        return self.result(node, found)
+        return self.result(node, expect(node, self.build(build, node)))
 
     def build(self, build: Build, node: Node) -> Build:
         return build if self.sizes else replace(build, bounds=False)
@@ -75,16 +53,11 @@ class Wide(Honest):
 
 @dataclass(frozen=True)
 class Noisy(Honest):
-    """Each result is off by a random share of what its formula allows, and of each product that
-    converts activations one of them is tipped to the next step; equal values are in any order: an
-    honest engine, and unlucky.
-
-    known: bounds of products of a run without errors. Its inputs are a few roundings away from
-    those of this one, and so is the sum of magnitudes that a bound is a share of.
-    """
+    """Each result is off by a random share of what its formula allows, and sums of products of what
+    is probable; of each product that converts activations one of them is tipped to the next step;
+    equal values are in any order: an honest engine, and unlucky."""
 
     seed: int = 0
-    known: Bounds = field(default_factory=Bounds, kw_only=True)
 
     def bits(self, node: Node, what: str) -> Philox:
         return stream(self.seed, name_of(node, what))
@@ -92,14 +65,14 @@ class Noisy(Honest):
     def build(self, build: Build, node: Node) -> Build:
         return replace(
             build,
-            sizes=node.place not in self.known.kept,
+            sizes=False,
             tip=Tip(partial(self.bits, node, "tip")),
             ties=lambda n: raw(self.seed, name_of(node, "ties"), n),
         )
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
-        known = self.known.kept.get(node.place)
-        bound = np.asarray(found.allowed if known is None else known)
+        products = node.op in PRODUCTS
+        bound = np.asarray(error_of_product(node, found.value) if products else found.allowed)
         if found.answer is not None or not (found.value.size and np.any(bound)):
             return super().result(node, found)
         drawn, parts = begun(self.seed, name_of(node, "error")), []

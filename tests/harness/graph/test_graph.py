@@ -16,7 +16,7 @@ from lockstep.harness.graph.memory import GraphMemory
 from lockstep.harness.graph.program import LOGITS, Graph, PlannedNode, Program, Root, TensorView
 from lockstep.harness.graph.record import ProgramRecorder, order_of
 from lockstep.harness.graph.replay import NotComputed, replay
-from lockstep.harness.graph.ways import Bounds, Honest, Noisy, Wide
+from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.records import KEPT
 from lockstep.harness.synth.gguf_writer import gguf_bytes
 from tests.shadow_nodes import node, normal, params, piece
@@ -272,20 +272,6 @@ def test_large_numbers_are_off_too_although_each_of_them_is_whole(file: GgufFile
     third = planned(0, "SCALE", view(TWICE), view(X), held=params(1 / 3, 1.0))
     run = program(graph(0, third, given=(GIVEN + 1) * 1e20))
     assert replay_floor(run, file, BUILD, seed=0).relative > 0
-
-
-def test_bounds_of_a_run_are_kept_as_room_allows_and_are_no_smaller() -> None:
-    bounds, allowed = Bounds(), np.full((3, 5), 0.1)
-    made = node("MUL_MAT", np.zeros((3, 5), np.float32), normal(1, 5, 4), normal(2, 3, 4))
-    bounds.keep(replace(made, op="ADD"), allowed)
-    assert not bounds.kept
-    bounds.keep(made, allowed)
-    (kept,) = bounds.kept.values()
-    assert (kept.astype(np.float64) >= allowed).all()
-    assert np.allclose(kept, allowed, rtol=1e-6)
-    bounds.room = 8
-    bounds.keep(replace(made, index=9), allowed)
-    assert len(bounds.kept) == 1
 
 
 def test_products_without_sizes_have_the_same_values() -> None:

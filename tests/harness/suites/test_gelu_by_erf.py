@@ -1,4 +1,4 @@
-"""A GELU by erf agrees by its logits alone, and that this says nothing is said."""
+"""A GELU by erf may agree by its logits alone, and that these may hide it is said."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,15 @@ class ByErf(Mirror):
         return by_erf(x).astype(np.float32)
 
 
+class ByFormula(Mirror):
+    """Without a table of halves, as most engines have it."""
+
+    def gelu(self, x: F32) -> F32:
+        wide = x.astype(np.float64)
+        inner = np.sqrt(2 / np.pi) * wide * (1 + 0.044715 * wide * wide)
+        return (0.5 * wide * (1 + functions.tanh(inner))).astype(np.float32)
+
+
 class Shown(Reference, name="gelu by erf, with tensors"):
     ops = ByErf
 
@@ -43,6 +52,10 @@ class LogitsAlone(Reference, name="honest, logits alone"):
         return replace(super().describe(), shows=(), fixed=(), shows_nodes=False)
 
 
+class FormulaAlone(LogitsAlone, name="gelu without a table, logits alone"):
+    ops = ByFormula
+
+
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path,) = make_variants(["gpt2"], tmp_path_factory.mktemp("models"))
@@ -53,19 +66,21 @@ def said(model: Path, engine: type[Reference], suite: str) -> list[Verdict]:
     return list(verdicts_of(plan_for(model, engine=engine.name, suites=(suite,))))
 
 
-@pytest.mark.parametrize("engine", [Hidden, LogitsAlone])
-def test_of_logits_alone_it_is_said_that_they_do_not_show_it(
+@pytest.mark.parametrize("engine", [Hidden, LogitsAlone, FormulaAlone])
+def test_of_logits_that_agree_alone_it_is_said_that_they_may_not_show_it(
     engine: type[Reference], gpt2: Path
 ) -> None:
-    (found,) = said(gpt2, engine, "logits")
+    found, *others = said(gpt2, engine, "logits")
     assert found.status == "agreed"
     assert HIDDEN in found.summary
     assert HIDDEN in found.detail["not_answered"]
+    # some inputs near -2.7 it has, in a run of one token without the noise of many
+    assert {v.status for v in others} == ({"diverged"} if engine is Hidden else set())
 
 
 def test_tensors_show_it(gpt2: Path) -> None:
-    (logits,) = said(gpt2, Shown, "logits")
-    assert HIDDEN not in logits.summary
+    logits = said(gpt2, Shown, "logits")
+    assert not any(HIDDEN in v.summary for v in logits)
     wrong = [v for v in said(gpt2, Shown, "trace") if v.status == "diverged"]
     assert {v.detail["op"] for v in wrong} == {"GELU"}
 

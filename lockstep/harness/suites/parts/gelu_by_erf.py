@@ -1,4 +1,4 @@
-"""GELU by erf in the place of GELU by tanh: what logits alone do not show, and is said to be so."""
+"""GELU by erf in the place of GELU by tanh: what logits alone may hide, and is said to be so."""
 
 from lockstep.harness.context.suite import Context
 from lockstep.harness.graph.honest_runs import AlongLlamaCpp

@@ -1,0 +1,91 @@
+"""How far the sums of a product are off in an honest run, whatever their order: roundings go up as
+often as down, so that their errors grow with the root of their number, not with the number.
+
+A bound holds in the worst case, in which all roundings go the same way and no terms cancel: of a
+row of a thousand terms it is a hundred times what a scalar loop comes to, and runs that are off by
+a share of it say nothing about runs that exist.
+
+Source: N. J. Higham and T. Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM
+Journal on Scientific Computing 41(5), 2019.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.node import Node
+from lockstep.engine.ops.ggml.products import matrix
+from lockstep.engine.ops.near import F64, U
+from lockstep.engine.ops.sums import in_order
+from lockstep.engine.weights import Weight
+
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+SAMPLED = 64  # rows, whose mean stands for that of all: it is known to one part in eight
+
+
+def error_of_product(node: Node, value: F64) -> F64:
+    """In the value's shape."""
+    squares = of_experts(node) if node.op == "MUL_MAT_ID" else of_matrices(node)
+    return error_of_sums(value, squares, node.source(0).ne[0])
+
+
+def of_matrices(node: Node) -> F64:
+    """(.., tokens, 1) or (.., tokens, rows): sums of the squared terms."""
+    a, b = node.source(0), node.wide(1)
+    found = np.empty((*b.shape[:-1], a.ne[1] if a.ne[1] <= SAMPLED else 1))
+    per3, per2 = b.shape[0] // a.ne[3], b.shape[1] // a.ne[2]
+    for i3, i2 in np.ndindex(a.ne[3], a.ne[2]):
+        part = slice(i3 * per3, (i3 + 1) * per3), slice(i2 * per2, (i2 + 1) * per2)
+        some = squared_terms(b[part].reshape(-1, b.shape[-1]), matrix(a, i3, i2))
+        found[part] = some.reshape(found[part].shape)
+    return found
+
+
+def of_experts(node: Node) -> F64:
+    """The same, each row with the expert chosen for it: (1, tokens, used, 1 or rows)."""
+    experts, b, ids = node.source(0), node.wide(1)[0], node.source(2).value
+    assert ids is not None
+    chosen = ids[0, 0]
+    x = np.broadcast_to(b, (*chosen.shape, b.shape[-1]))
+    found = np.empty((*chosen.shape, experts.ne[1] if experts.ne[1] <= SAMPLED else 1))
+    for expert in np.unique(chosen):
+        at = chosen == expert
+        found[at] = squared_terms(x[at], matrix(experts, 0, int(expert)))
+    return found[None]
+
+
+def error_of_sums(value: F64, squares: F64, terms: int) -> F64:
+    """An error of which a random share, up or down, is no less than what float32 comes to with one
+    sum that takes one term after the other.
+
+    value: the sum; squares: of its terms, added up, in a shape that broadcasts.
+
+    Each of n additions is off by at most U times the partial sum that it gives; errors without a
+    preference add up as their squares do. Of n terms t with the sum s, in an order that knows
+    nothing of their size, the square of a partial sum is at most sum(t^2) + s^2 on average, so
+    that all together come to U * sqrt(n * (sum(t^2) + s^2)). A random share of it has 0.58 of it
+    as its standard deviation; a rounding's error has 0.58 U at most, and squares of partial sums
+    half of that on average. Who keeps several sums, or integers of blocks, has fewer roundings.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: F64 = U * np.sqrt(terms * (squares + np.square(value)))
+    return found
+
+
+def squared_terms(x: F64, weight: Weight) -> F64:
+    """x: (tokens, columns) -> (tokens, rows), or (tokens, 1) where a mean stands for many rows."""
+    rows = np.arange(weight.shape[0])
+    squares = squares_of(weight, rows)
+    if len(rows) > SAMPLED:
+        if not squares.any(axis=-1).all():  # cells that nothing is in yet are no measure of others
+            squares = squares_of(weight, rows[weight.raw.reshape(len(rows), -1).any(axis=-1)])
+        squares = squares.sum(axis=0, keepdims=True) / max(1, len(squares))
+    with np.errstate(over="ignore", invalid="ignore"):
+        # the same bits on every CPU: goldens have such runs
+        return in_order(np.square(x), squares.T)
+
+
+def squares_of(weight: Weight, rows: NDArray[np.int64]) -> F64:
+    """Of numbers of these, or of some of them: (at most SAMPLED, columns)."""
+    some = np.linspace(0, max(0, len(rows) - 1), min(SAMPLED, len(rows))).astype(np.int64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+        return np.square(weight.take(rows[some]).astype(np.float64))

@@ -1,0 +1,121 @@
+"""What a sum of products may well be off by: what scalar loops come to, and not much more."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.engine.node import Node
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.base import expect
+from lockstep.harness.graph.probable import SAMPLED, error_of_product
+from tests.shadow_nodes import node, normal
+
+TOKENS, ROWS = 16, 100  # more rows than are sampled
+SCALAR = Build(lanes=1)
+Matrix = NDArray[np.float32]
+
+
+def product(weights: Matrix, x: Matrix) -> Node:
+    return node("MUL_MAT", np.zeros((len(x), len(weights)), np.float32), weights, x)
+
+
+def of(made: Node, build: Build = SCALAR) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """The value, the error that is probable, and the bound; without leading axes."""
+    found = expect(made, build)
+    error = error_of_product(made, found.value)
+    return found.value[0, 0], error[0, 0], np.asarray(found.allowed)[0, 0]
+
+
+def one_by_one(weights: Matrix, x: Matrix) -> Matrix:
+    """A scalar loop in float32."""
+    return np.cumsum(x[:, None] * weights[None], axis=-1, dtype=np.float32)[..., -1]
+
+
+def same_sign(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
+    return np.abs(weights), np.abs(x)
+
+
+def one_is_huge(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
+    """The first: every partial sum is as large."""
+    return weights, np.concatenate([1000 * x[:, :1], x[:, 1:]], axis=1)
+
+
+def few_are_not_zero(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
+    return weights, x * (np.arange(x.shape[1]) % 16 == 0).astype(np.float32)
+
+
+@pytest.mark.parametrize("terms", [16, 128, 1024, 8192])
+@pytest.mark.parametrize("kind", [lambda *both: both, same_sign, one_is_huge, few_are_not_zero])
+def test_a_scalar_loop_is_off_by_less_than_a_random_share(terms: int, kind: Any) -> None:
+    weights, x = kind(normal(1, ROWS, terms), normal(2, TOKENS, terms))
+    value, error, _ = of(product(weights, x))
+    off = (one_by_one(weights, x) - value) / error
+    assert np.sqrt(np.mean(off**2)) < np.sqrt(1 / 3)  # of a number from -1 to 1
+    assert np.abs(off).max() < 2.5
+
+
+def test_a_sum_that_loses_a_bit_of_each_term_is_off_by_more() -> None:
+    """What accumulates in half precision, or rounds terms to BF16."""
+    weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
+    value, error, _ = of(product(weights, x))
+    short = (x.view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)  # sixteen bits are left
+    off = (one_by_one(weights, short) - value) / error
+    assert np.sqrt(np.mean(off**2)) > 2
+
+
+def test_of_long_rows_it_is_a_small_part_of_the_bound() -> None:
+    weights, x = normal(1, ROWS, 4096), normal(2, TOKENS, 4096)
+    _, error, bound = of(product(weights, x))
+    assert (error < bound / 50).all()
+
+
+def test_it_is_no_more_than_the_bound_of_a_scalar_engine() -> None:
+    weights, x = normal(1, 8, 64), normal(2, TOKENS, 64)
+    _, error, bound = of(product(weights, x))
+    assert (error < bound).all()
+
+
+def test_cells_that_nothing_is_in_yet_say_nothing_about_the_others() -> None:
+    cells, queries = normal(1, 512, 64), normal(2, TOKENS, 64)
+    cells[5:] = 0.0
+    value, error, _ = of(product(cells, queries))
+    _, alone, _ = of(product(cells[:5], queries))
+    assert 0.5 < np.median(error[:, :5] / alone) < 2
+    off = (one_by_one(cells, queries) - value)[:, :5] / error[:, :5]
+    assert np.sqrt(np.mean(off**2)) < np.sqrt(1 / 3)
+
+
+def test_a_cache_with_nothing_in_it_is_exact() -> None:
+    _, error, _ = of(product(np.zeros((2 * SAMPLED, 64), np.float32), normal(2, TOKENS, 64)))
+    assert not error.any()
+
+
+@pytest.mark.parametrize("rows", [8, ROWS])
+def test_experts_are_off_as_their_matrices_are(rows: int) -> None:
+    experts, x = normal(1, 3, rows, 32), normal(2, TOKENS, 1, 32)
+    ids = np.arange(2 * TOKENS, dtype=np.int32).reshape(TOKENS, 2) % 3
+    made = node("MUL_MAT_ID", np.zeros((TOKENS, 2, rows), np.float32), experts, x, ids)
+    value = expect(made, SCALAR).value
+    found = error_of_product(made, value)[0]
+    for token, used in np.ndindex(ids.shape):
+        _, alone, _ = of(product(experts[ids[token, used]], x[token]))
+        assert np.allclose(found[token, used], alone[0], rtol=1e-5)
+
+
+def test_heads_that_share_a_matrix_are_off_by_their_own_queries() -> None:
+    keys, queries = normal(1, 2, 10, 32), normal(2, 4, 5, 32)
+    made = node("MUL_MAT", np.zeros((4, 5, 10), np.float32), keys, queries)
+    found = error_of_product(made, expect(made, SCALAR).value)[0]
+    for head in range(4):
+        _, alone, _ = of(product(keys[head // 2], queries[head]))
+        assert np.allclose(found[head], alone, rtol=1e-5)
+
+
+def test_an_infinite_input_moves_nothing_else() -> None:
+    weights, x = normal(1, ROWS, 32), normal(2, TOKENS, 32)
+    _, error, _ = of(product(weights, x))
+    x[3, 4] = np.inf
+    _, other, _ = of(product(weights, x))
+    assert np.array_equal(np.delete(error, 3, axis=0), np.delete(other, 3, axis=0))
