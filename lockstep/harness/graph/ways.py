@@ -13,6 +13,7 @@ from lockstep.engine.node import PLAIN, Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect, settled
 from lockstep.engine.ops.near import F64, Expected
+from lockstep.harness.graph.disturbed import disturbed
 from lockstep.harness.graph.probable import PRODUCTS, error_of_product
 from lockstep.harness.judging.compare import pieces
 from lockstep.harness.judging.noise import tipped
@@ -75,29 +76,14 @@ class Noisy(Honest):
         bound = np.asarray(error_of_product(node, found.value) if products else found.allowed)
         if found.answer is not None or not (found.value.size and np.any(bound)):
             return super().result(node, found)
-        drawn, parts = begun(self.seed, name_of(node, "error")), []
-        for _, (value, allowed) in pieces(found.value, bound):
-            with np.errstate(invalid="ignore", over="ignore"):
-                value = moved(value, allowed, drawn.random_raw(value.size))
-            parts.append(settled(value, node.type))
-        return np.concatenate(parts).reshape(found.value.shape)
-
-
-def moved(value: F64, allowed: F64, drawn: NDArray[np.uint64]) -> F64:
-    """By a random share of what is allowed."""
-    off = (drawn >> np.uint64(11)).astype(np.float64)
-    off *= 2.0**-52
-    off -= 1
-    off *= allowed  # of what an engine shows infinite
-    # whole numbers come of whole numbers, such as indices computed in floats: those are exact;
-    # beyond 2^24 every float32 is one
-    exact = value == np.rint(value)
-    if exact.any():
-        off[exact & (np.abs(value) < 2**24)] = 0.0
-    if not np.isfinite(off.sum()):
-        off[np.isnan(off)] = 0.0
-    off += value
-    return off
+        drawn = begun(self.seed, name_of(node, "error"))
+        out = settled(np.zeros(found.value.shape), node.type)
+        flat = out.reshape(-1)
+        with np.errstate(over="ignore"):
+            for start, (value, allowed) in pieces(found.value, bound):
+                there = flat[start : start + value.size]
+                there[:] = disturbed(value, allowed, drawn.random_raw(value.size))
+        return out
 
 
 def name_of(node: Node, what: str) -> str:

@@ -1,0 +1,31 @@
+"""Numbers moved by a random share of what they may be off."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.kernels.compiled import compiled
+from lockstep.engine.ops.near import F64
+
+WHOLE = 2.0**24  # beyond it every float32 is a whole number
+
+
+def disturbed(value: F64, allowed: F64, drawn: NDArray[Any]) -> F64:
+    """value, drawn (64 random bits each): flat; allowed: as many, or one for all."""
+    out = value.copy()
+    disturb(out, allowed.reshape(-1), drawn)
+    return out
+
+
+@compiled
+def disturb(out: F64, allowed: F64, drawn: NDArray[Any]) -> None:
+    """Whole numbers come of whole numbers, such as indices computed in floats: those are exact. No
+    share of what is infinite is zero, and nothing is moved by it."""
+    one = allowed.size == 1
+    for i in range(out.size):
+        share = float(drawn[i] >> np.uint64(11)) * 2.0**-52 - 1.0
+        off = share * allowed[0 if one else i]
+        whole = out[i] == np.rint(out[i]) and abs(out[i]) < WHOLE
+        if not whole and off == off:
+            out[i] += off
