@@ -162,3 +162,13 @@ class SpeaksOn:
 
 
 WRONG = (LosesAWork, LosesWhatWasSaid, SaysTwice, SpeaksOn)
+
+
+@dataclass(frozen=True)
+class SaysVariable:
+    """A work that says what its process has in its environment."""
+
+    name: str
+
+    def __call__(self, say: Say) -> None:
+        say([os.environ.get(self.name)])

@@ -5,6 +5,7 @@ Ours is what comes back: a worker says things by a queue of Dask's, here they ar
 work is done or has said a checkpoint, and what a lost worker said after that does not count.
 """
 
+import asyncio
 import pickle
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from lockstep.harness.parallel.works import Executor, Processes, Resumable
 CONNECT = 10.0  # seconds
 WORKERS = 30.0  # seconds in which the first worker must be there
 LOOK = 0.05  # seconds between two looks at what has come
+SCHEDULER = "Scheduler"  # as Dask calls it
 MOST_LOSSES = 4  # machines that one work may cost without a step forward
 
 
@@ -44,9 +46,13 @@ def on_cluster(address: str) -> Iterator["DaskCluster"]:
         text = f"--cluster needs Dask ({error}): pip install 'gguf-lockstep[cluster]'"
         raise BadInput(text) from error
     try:
+        who = asyncio.run(who_answers(address))
+        if who != SCHEDULER:
+            raise ValueError(f"a {who} does")
         client = Client(address, timeout=CONNECT, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
-        text = f"--cluster {address}: no Dask scheduler answers there ({error})"
+    except (OSError, TypeError, ValueError) as error:  # TypeError: what a scheme lacks here
+        why = str(error) or f"nothing that is understood in {CONNECT:.0f} s"
+        text = f"--cluster {address}: no Dask scheduler answers there ({why})"
         raise BadInput(
             f"{text}; start one with `dask scheduler`, or leave --cluster away"
         ) from error
@@ -57,6 +63,17 @@ def on_cluster(address: str) -> Iterator["DaskCluster"]:
             text = f"--cluster {address}: the scheduler has no workers after {WORKERS:.0f} s"
             raise BadInput(f"{text}; start one with `dask worker {address}`") from error
         yield DaskCluster(client)
+
+
+async def who_answers(address: str) -> str:
+    """What Dask calls it. A client waits without end for a server that is none of Dask's, and asks
+    a worker what only a scheduler knows."""
+    from distributed import Security
+    from distributed.core import rpc
+
+    async with rpc(address, connection_args=Security().get_connection_args("client")) as there:
+        said = await asyncio.wait_for(there.identity(), CONNECT)
+    return str(said["type"])
 
 
 @dataclass(kw_only=True)

@@ -12,11 +12,13 @@ from typing import Any, Self
 from uuid import uuid4
 
 import lockstep
+from lockstep.harness.asking.environments import LIBRARIES
 from lockstep.harness.parallel.children import Died, Event, Refused, Said, Work
 from lockstep.harness.parallel.work_process import WorkProcess
 from lockstep.harness.processes.side_by_side import TEMPORARY
 
 LOOK = 0.5  # seconds between two looks at whether anybody still wants the answer
+SOURCES = (".py", ".toml", ".hex", ".json")
 PROCESSES = "lockstep_processes"  # of a Dask worker: those that are free, with their runs
 
 
@@ -32,12 +34,15 @@ class Needs:
     folder: str  # relative paths mean the same in it
     files: tuple[tuple[str, int | None], ...]  # bytes; None of a folder
     source: str
+    libraries: str | None  # where the user's own build of llama.cpp is
 
     @classmethod
     def here(cls, files: Sequence[Path]) -> Self:
-        paths = [path.absolute() for path in dict.fromkeys(files)]
+        libraries = os.environ.get(LIBRARIES) or None
+        wanted = [*files, Path(libraries)] if libraries else files
+        paths = [path.absolute() for path in dict.fromkeys(wanted)]
         sizes = tuple((str(path), size_of(path)) for path in paths)
-        return cls(folder=os.getcwd(), files=sizes, source=source_digest())
+        return cls(folder=os.getcwd(), files=sizes, source=source_digest(), libraries=libraries)
 
     def lacking(self) -> str:
         """What is not so on this machine, in one sentence."""
@@ -65,11 +70,14 @@ def size_of(path: Path) -> int | None:
 
 @cache
 def source_digest() -> str:
-    """Of all our code: what another version says cannot be told from a finding."""
+    """Of all our code, and of what it reads (what is known to differ, code books): what another
+    version says cannot be told from a finding."""
     found = hashlib.sha256()
     top = Path(lockstep.__file__).parent
     for package in ("engine", "harness"):
-        for path in sorted((top / package).rglob("*.py")):
+        for path in sorted((top / package).rglob("*")):
+            if path.suffix not in SOURCES:
+                continue
             found.update(path.relative_to(top).as_posix().encode() + b"\0" + path.read_bytes())
     return found.hexdigest()
 
@@ -134,7 +142,8 @@ def process_for(task: Task, worker: Any) -> WorkProcess:
         if run == task.run:
             return process
         process.kill()
-    return WorkProcess({TEMPORARY: worker.local_directory}, folder=task.needs.folder)
+    variables = {TEMPORARY: worker.local_directory, LIBRARIES: task.needs.libraries}
+    return WorkProcess(variables, folder=task.needs.folder)
 
 
 def idle_of(worker: Any) -> list[tuple[str, WorkProcess]]:

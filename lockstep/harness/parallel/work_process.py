@@ -26,11 +26,13 @@ from lockstep.harness.processes.side_by_side import BLAS, interrupts_later
 class WorkProcess(EngineProcess):
     """Our end. It ends when our end is closed, whatever it is doing."""
 
-    def __init__(self, variables: Mapping[str, str], folder: str | None = None) -> None:
-        """variables: of its environment, beside ours; folder: in which it is, if not in ours."""
+    def __init__(self, variables: Mapping[str, str | None], folder: str | None = None) -> None:
+        """variables: of its environment, beside ours, None of those that it shall not have;
+        folder: in which it is, if not in ours."""
         ours, theirs = socket.socketpair()
         paths = [os.path.abspath(path) for path in sys.path]  # "" is this folder
         inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        every = {BLAS: "1", **inherited, **variables}
         with theirs, interrupts_later():
             process = subprocess.Popen(
                 [
@@ -44,7 +46,7 @@ class WorkProcess(EngineProcess):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
-                env={BLAS: "1", **inherited, **variables},
+                env={name: value for name, value in every.items() if value is not None},
                 cwd=folder,
                 start_new_session=True,
             )

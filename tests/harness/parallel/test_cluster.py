@@ -9,17 +9,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
+from lockstep.harness.asking.environments import LIBRARIES
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
 from lockstep.harness.parallel.children import Event, Said, Work
 from lockstep.harness.parallel.cluster import DaskCluster, executor_for, on_cluster
-from lockstep.harness.parallel.cluster_worker import Needs
+from lockstep.harness.parallel.cluster_worker import Needs, source_digest
 from lockstep.harness.parallel.works import Executor, Forks, events_of
 from lockstep.harness.runs.run import Listener, run_plans
 from tests.harness.check.test_check import plan_for
@@ -27,6 +29,7 @@ from tests.models import builtin
 from tests.parallel_works import (
     LosesAWork,
     LosesWhatWasSaid,
+    SaysVariable,
     Steps,
     Stumbling,
     check_death,
@@ -267,3 +270,60 @@ def test_a_scheduler_that_is_not_there_is_one_sentence(monkeypatch: pytest.Monke
     monkeypatch.setattr("lockstep.harness.parallel.cluster.CONNECT", 0.5)
     with pytest.raises(BadInput, match="no Dask scheduler answers there"):
         executor_for(1, "tcp://127.0.0.1:1").__enter__()
+
+
+def test_a_server_that_speaks_otherwise_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler's own page is one, on the port beside it: a client would wait without end."""
+    pytest.importorskip("distributed", reason="no Dask: no address was tried")
+    monkeypatch.setattr("lockstep.harness.parallel.cluster.CONNECT", 0.5)
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(BadInput, match="no Dask scheduler answers there"):
+                executor_for(1, f"tcp://127.0.0.1:{server.server_port}").__enter__()
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("scheme", ["tls", "nonsense"])
+def test_a_scheme_that_does_not_work_here_is_one_sentence(scheme: str) -> None:
+    pytest.importorskip("distributed", reason="no Dask: no address was tried")
+    with pytest.raises(BadInput, match="no Dask scheduler answers there"):
+        executor_for(1, f"{scheme}://127.0.0.1:1").__enter__()
+
+
+def test_the_address_of_a_worker_is_none_of_a_scheduler(cluster: DaskCluster) -> None:
+    (worker, *_) = cluster.client.scheduler_info(n_workers=-1)["workers"]
+    with pytest.raises(BadInput, match=r"no Dask scheduler answers there \(a Worker does\)"):
+        executor_for(1, worker).__enter__()
+
+
+def test_a_worker_asks_the_build_of_llama_cpp_that_the_run_asks(
+    cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a run would conform that has never asked the user's own."""
+    monkeypatch.setenv(LIBRARIES, str(tmp_path))
+    works = [SaysVariable(LIBRARIES)]
+    found = [event.value for _, event in cluster.run(works) if isinstance(event, Said)]
+    monkeypatch.delenv(LIBRARIES)
+    found += [event.value for _, event in cluster.run(works) if isinstance(event, Said)]
+    assert found == [[str(tmp_path)], [None]]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_other"), [("known.toml", True), ("a.py", True), ("__pycache__/a.pyc", False)]
+)
+def test_other_lists_of_what_is_known_are_another_version(
+    name: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They excuse what differs; what is compiled anew on each machine says nothing."""
+    monkeypatch.setattr("lockstep.__file__", str(tmp_path / "__init__.py"))
+    found = []
+    for text in ("one", "two"):
+        path = tmp_path / "harness" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        found.append(source_digest.__wrapped__())
+    assert (found[0] != found[1]) == is_other
