@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.engine.batch import Batch
 from lockstep.harness.check.check import Plan, run_suites, suites_named
-from lockstep.harness.context.runner import Session
+from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.records import Answered
+from lockstep.harness.records import EXACT, Answered, Crashed, Request
 from tests.differential.conftest import OpenPlan
 from tests.harness.context.test_runner import comes_true, is_running
 
@@ -71,3 +72,14 @@ def test_a_worker_that_dies_between_two_questions_costs_nothing(
         found = list(run_suites(opened.context, ("logits",)))
         assert oracle.pid not in (None, first)
     assert exit_code(found) == 0
+
+
+def test_a_context_for_which_there_is_no_memory_accuses_nobody(
+    models: Callable[[str], Path],
+) -> None:
+    """The limit of the worker is ours: llama.cpp does not refuse the model."""
+    vast = replace(EXACT, n_ctx=1 << 20, n_ubatch=1 << 20)
+    with Runner(time_limit=120).open("llama.cpp", models("f32"), vast) as session:
+        outcome = session.ask("evaluate", Request(batches=(Batch.of([1, 2]),)))
+    assert isinstance(outcome, Crashed), outcome
+    assert "out of memory" in outcome.message and "failed to allocate" in outcome.message

@@ -31,6 +31,7 @@ from lockstep.engine.gguf.regular_file import check_regular, read_regular
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.session import Session
 from lockstep.harness.dumps.node_maps import NodeMap, Rule, not_found, read_map, ready
+from lockstep.harness.dumps.room import check_room
 from lockstep.harness.judging.stored import KINDS, ROUNDED, bf16_of, looks_like
 from lockstep.harness.protocol.messages import printable, settings_of
 from lockstep.harness.protocol.runs import site_of
@@ -123,6 +124,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
     settings = recorded_settings(path, who.get("settings", {}))
     names = map_in(path, index, map_name)
     files, strangers = sites_in(folder, len(batches), names)
+    check_room(folder, (held.path for held in files.values()))
     return Dump(
         folder=folder,
         engine=printable(str(who.get("engine", folder.name))),

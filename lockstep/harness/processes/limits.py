@@ -40,8 +40,12 @@ def limit_memory(limit: int | None) -> None:
 def room_for(size: int, limit: int) -> int:
     """The limit of an engine that loads a model file of so many bytes: it may decode all weights
     as it loads them, and keep both; no more than the machine has, or `limit`."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(limit, min(machine, DECODED * size))
+    return max(limit, min(memory_of_machine(), DECODED * size))
+
+
+def memory_of_machine() -> int:
+    """In bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -211,3 +212,23 @@ def test_a_dump_that_calls_itself_a_known_engine_is_not_excused_for_it(tmp_path:
     save_file(tensors, folder / TENSORS)
     found = checked(model, f"dump:{folder}", "logits")
     assert [(v.suite, v.status) for v in found] == [("logits", "diverged")]
+
+
+def test_a_dump_that_claims_more_than_the_machine_has_is_refused_before_it_is_read(
+    model: Path, written: Path, tmp_path: Path
+) -> None:
+    """A sparse file of a terabyte takes no room on the disk."""
+    folder = tmp_path / "huge"
+    copytree(written, folder)
+    read_dump(folder)  # as it is: no word
+    size = 1 << 40
+    row = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    header = json.dumps({"step0/l_out-0": row}).encode()
+    (folder / "index.json").write_text(json.dumps({"tokens": [[1]]}))
+    (folder / "tensors.safetensors").unlink()
+    save_file({"step0/result_output": np.zeros((1, 4), np.float32)}, folder / "a.safetensors")
+    with (folder / "b.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    with pytest.raises(InvalidModel, match=r"its tensors take 1,099,511,627,792 bytes in F32"):
+        read_dump(folder)

@@ -111,6 +111,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {  # name: (result, *arguments)
 }
 
 
+NO_ROOM = "failed to allocate"  # what ggml and llama.cpp log, of a buffer of any kind
 NOT_INSTALLED = (
     "llama.cpp is not installed: `pip install gguf-lockstep` builds it, with a C++ compiler; the "
     "vectors need none: lockstep golden verify --engine ENGINE"
@@ -171,6 +172,12 @@ class Library:
     def complained_of(self, words: str) -> bool:
         """Whether llama.cpp logged these words since `refusals` was entered."""
         return any(words in line for _, line in self.lines)
+
+    def check_room(self) -> None:
+        """Raises MemoryError where that is what llama.cpp's last refusal was: the limit is ours or
+        the machine's, and nobody is at fault."""
+        if self.complained_of(NO_ROOM):
+            raise MemoryError(f"llama.cpp does not make a context{self._complaint()}")
 
     def _complaint(self) -> str:
         for level in (ERROR, WARN):

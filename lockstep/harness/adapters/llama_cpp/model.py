@@ -131,6 +131,7 @@ class LlamaContext:
         with self.lib.refusals("llama.cpp does not make a context"):
             self.pointer = llama.llama_init_from_model(model.pointer, params)
             if not self.pointer:
+                self.lib.check_room()
                 raise EngineError("llama_init_from_model failed")
 
     @property

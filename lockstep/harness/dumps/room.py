@@ -1,0 +1,31 @@
+"""Is a dump small enough to be kept? It is, whole and in single precision, before it is compared.
+
+A file's size on disk says little: what was never written takes no place there (a sparse file), and
+takes as much as it claims once it is read.
+"""
+
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+
+from safetensors import safe_open
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.harness.processes.limits import memory_of_machine
+
+FLOAT32 = 4  # bytes
+
+
+def check_room(folder: Path, paths: Iterable[Path]) -> None:
+    """paths: safetensors whose headers were looked at. Raises InvalidModel."""
+    needed, there = sum(map(bytes_of, set(paths))), memory_of_machine()
+    if needed > there:
+        raise InvalidModel(
+            f"{folder}: its tensors take {needed:,} bytes in F32, and this machine has {there:,}: "
+            "leave nodes or layers out of the dump, or run fewer tokens"
+        )
+
+
+def bytes_of(path: Path) -> int:
+    with safe_open(path, framework="numpy") as file:
+        return sum(FLOAT32 * prod(file.get_slice(key).get_shape()) for key in list(file.keys()))
