@@ -46,6 +46,7 @@ from lockstep.harness.suites.parts.text_judged import ENDED, fits, judged
 from lockstep.harness.suites.parts.text_readings import (
     Pieces,
     leading,
+    whole_characters,
     without_prompt,
 )
 
@@ -186,7 +187,9 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         ids, parts = beginnings_of(context, whole)
         texts |= {tuple(ids[:n]): part for n, part in parts.items()}
         runs.append((ids, [*parts]))
-    close = [one for one in closest(context, runs) if pieces[one.chosen].strip()]
+    # of a byte inside of a character engines show nothing, or go on until there is something
+    beginnings = closest(context, runs)
+    close = [one for one in beginnings if whole_characters(pieces[one.chosen]).strip()]
     answers, left = said_behind(context, close, "generate", lambda one: texts[one.ids])
     same, others, ties, unclear = [], [], 0, 0
     for one, said in own_texts(answers, texts, pieces):

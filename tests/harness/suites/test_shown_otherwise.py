@@ -1,15 +1,24 @@
 """Texts that are right and shown otherwise: with the prompt, other spaces, fewer bytes."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from lockstep.engine.tokenizers.base import Tokenizer
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.suites.parts.text_readings import readings, without_prompt
+from lockstep.harness.suites.parts.text_readings import (
+    Pieces,
+    ends_a_character,
+    readings,
+    without_prompt,
+)
 from tests.harness.suites.test_text_alone import TextAlone, Words, verdicts
 from tests.models import builtin
 from tests.quiet_engines import made
@@ -45,6 +54,37 @@ def showing(name: str) -> str:
     return made(f"text: {name}", TextAlone, generate=generate)
 
 
+@cache
+def going_on(name: str, *, always: bool) -> str:
+    """always: behind every text, and not only behind one that ends inside of a character."""
+
+    def generate(self: Any, prompt: bytes, n: int) -> bytes:
+        ids = Reference.greedy(self, self.tokenize([prompt])[0], n + 3)
+        text, more = (
+            b"".join(self.tokenizer.piece(t, special=False) for t in part)
+            for part in (ids[:n], ids[n:])
+        )
+        decoder = getincrementaldecoder("utf-8")("ignore")
+        decoder.decode(text)
+        whole = text + more if always or decoder.getstate()[0] else text
+        return whole.decode(errors="ignore").encode()
+
+    return made(f"text: {name}", TextAlone, generate=generate)
+
+
+@pytest.mark.parametrize("n", [6, 9, 12])
+def test_who_goes_on_until_a_character_is_whole_is_not_accused(n: int, folder: Path) -> None:
+    engine = going_on("to the end of a character", always=False)
+    found = verdicts(builtin("f32", folder), engine, "text", n_steps=n)
+    assert not [v for v in found if v.status == "diverged"]
+
+
+def test_who_always_goes_on_is(folder: Path) -> None:
+    engine = going_on("three tokens too many", always=True)
+    found = verdicts(builtin("f32", folder), engine, "text", n_steps=12)
+    assert {"diverged", "not-compared"} & {verdict.status for verdict in found}, found
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
@@ -56,7 +96,7 @@ def test_an_honest_text_that_is_shown_otherwise_is_not_accused(
     name: str, model: str, folder: Path
 ) -> None:
     found = verdicts(builtin(model, folder), showing(name), "text", n_steps=12)
-    assert "diverged" not in {verdict.status for verdict in found}, found
+    assert not [v for v in found if v.status == "diverged"]
     assert found[0].status == "agreed"
 
 
@@ -99,3 +139,35 @@ def test_a_prompt_is_taken_off_where_the_text_is_not_the_prompt_once_more() -> N
     assert without_prompt(b" The cat sat", b"The cat ", b" sat") == b" sat"
     assert without_prompt(b"The cat sat", b"The cat", b"The cat sat") == b"The cat sat"
     assert without_prompt(b"sat", b"\n", b"sat") == b"sat"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Of bytes, as a vocabulary has them."""
+
+    pieces: tuple[bytes, ...]
+
+    @property
+    def vocabulary(self) -> Any:
+        return SimpleNamespace(n_vocab=len(self.pieces), clean_spaces=False)
+
+    def piece(self, token: int, special: bool) -> bytes:
+        return self.pieces[token]
+
+
+@pytest.mark.parametrize(
+    ("said", "ids", "fits"),
+    [
+        ("a\u00e9", (0, 1), True),  # it ends its last character
+        ("ab", (0, 3, 1), True),  # it goes on for it, and leaves out what is no character
+        ("abcabcabcabc", (0, 3, 1), False),  # by more than a character may need
+        ("ab", (0, 3), False),  # where nothing begins
+        ("b", (3, 1), False),  # where all of the oracle's is left out: it is of none of them
+    ],
+)
+def test_tokens_that_end_inside_of_a_character_may_go_on_until_it_is_whole(
+    said: str, ids: tuple[int, ...], fits: bool
+) -> None:
+    pieces = Pieces(tokenizer=cast(Tokenizer, Tokens((b"a", b"\xc3", b"\xa9", b"\x82", b"bc"))))
+    found = [one for one in readings(said.encode(), ids, pieces) if one.end == len(ids)]
+    assert any(ends_a_character(one.rest, ids, pieces) for one in found) == fits

@@ -15,7 +15,14 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.tolerances import between_two
 from lockstep.harness.records import Status, Verdict
 from lockstep.harness.suites.decode import EXACT_TIE
-from lockstep.harness.suites.parts.text_readings import REPLACED, Pieces, Reading, is_text, readings
+from lockstep.harness.suites.parts.text_readings import (
+    REPLACED,
+    Pieces,
+    Reading,
+    ends_a_character,
+    is_text,
+    readings,
+)
 
 ENDED = "ended"  # in the detail of what is said of a text that ends early
 
@@ -40,7 +47,7 @@ def judged(
     if best.end == len(free):
         more = "" if len(free) == len(logits) else "; there the oracle's has an end of text"
         yield context.verdict("text", "agreed", f"{same(best)}{more}")
-        if best.rest.strip() and not more:
+        if best.rest.strip() and not (more or ends_a_character(best.rest, free, pieces)):
             text = f"its text goes on behind the {len(free)} tokens that were asked for"
             status: Status = "diverged" if whole else "not-compared"
             yield context.verdict("text", status, f"{text}: {best.rest[:40]!r}")

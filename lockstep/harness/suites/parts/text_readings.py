@@ -1,6 +1,7 @@
 """An engine's text beside the tokens of the oracle's, in each honest way to write these."""
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.tokenizers.base import Tokenizer, cleaned
 from lockstep.harness.context.suite import Context, NoAnswer
 
+MISSING = 3  # bytes of a character behind its first, at most
 REPLACED = "\ufffd".encode()  # what bytes that are no UTF-8 are shown as
 
 
@@ -72,10 +74,20 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
     elif said.strip() and is_text(said) and not is_text(b"".join(pieces[token] for token in free)):
         note = "but for bytes that are no characters, which it leaves out"
         found = reading(said, free, pieces, whole_characters)
-        if (
-            found.end < len(free) or not found.rest.strip()
-        ):  # else what it writes is of none of them
+        of_none = found.end == len(free) and bool(found.rest.strip())
+        if not of_none or ends_a_character(found.rest, free, pieces):
             yield replace(found, note=note, drops=True)
+
+
+def ends_a_character(rest: bytes, free: Sequence[int], pieces: Pieces) -> bool:
+    """Whether tokens end inside of a character, and no more is behind them than what some engines
+    write until it is whole (llama-cpp-python): a token for each byte that may be missing."""
+    decoder = getincrementaldecoder("utf-8")("ignore")
+    shown = decoder.decode(b"".join(pieces[token] for token in free))
+    if not shown.strip() or not decoder.getstate()[0]:
+        return False
+    longest = max(len(pieces[token]) for token in range(pieces.tokenizer.vocabulary.n_vocab))
+    return len(rest) <= MISSING * longest
 
 
 def is_text(text: bytes) -> bool:
