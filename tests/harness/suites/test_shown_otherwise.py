@@ -160,6 +160,7 @@ class Tokens:
     [
         ("a\u00e9", (0, 1), True),  # it ends its last character
         ("ab", (0, 3, 1), True),  # it goes on for it, and leaves out what is no character
+        ("aab", (0, 5, 0), True),  # though that is no first byte, and another is behind it
         ("abcabcabcabc", (0, 3, 1), False),  # by more than a character may need
         ("ab", (0, 3), False),  # where nothing begins
         ("b", (3, 1), False),  # where all of the oracle's is left out: it is of none of them
@@ -168,6 +169,8 @@ class Tokens:
 def test_tokens_that_end_inside_of_a_character_may_go_on_until_it_is_whole(
     said: str, ids: tuple[int, ...], fits: bool
 ) -> None:
-    pieces = Pieces(tokenizer=cast(Tokenizer, Tokens((b"a", b"\xc3", b"\xa9", b"\x82", b"bc"))))
+    pieces = Pieces(
+        tokenizer=cast(Tokenizer, Tokens((b"a", b"\xc3", b"\xa9", b"\x82", b"bc", b"\xf7")))
+    )
     found = [one for one in readings(said.encode(), ids, pieces) if one.end == len(ids)]
     assert any(ends_a_character(one.rest, ids, pieces) for one in found) == fits

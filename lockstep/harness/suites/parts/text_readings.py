@@ -1,7 +1,6 @@
 """An engine's text beside the tokens of the oracle's, in each honest way to write these."""
 
 import re
-from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +8,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.tokenizers.base import Tokenizer, cleaned
 from lockstep.harness.context.suite import Context, NoAnswer
 
-MISSING = 3  # bytes of a character behind its first, at most
+FIRST = (0xC0, 0xE0, 0xF0)  # the least byte that asks for one more, for two, for three
 REPLACED = "\ufffd".encode()  # what bytes that are no UTF-8 are shown as
 
 
@@ -81,13 +80,15 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
 
 def ends_a_character(rest: bytes, free: Sequence[int], pieces: Pieces) -> bool:
     """Whether tokens end inside of a character, and no more is behind them than what some engines
-    write until it is whole (llama-cpp-python): a token for each byte that may be missing."""
-    decoder = getincrementaldecoder("utf-8")("ignore")
-    shown = decoder.decode(b"".join(pieces[token] for token in free))
-    if not shown.strip() or not decoder.getstate()[0]:
+    write until it is whole: a token for each byte that may be missing. llama-cpp-python counts what
+    the last first byte asks for, whatever stands behind that."""
+    text = b"".join(pieces[token] for token in free)
+    if not whole_characters(text).strip():
+        return False  # what is behind it is behind nothing
+    if all(byte < first for byte, first in zip(reversed(text), FIRST, strict=False)):
         return False
     longest = max(len(pieces[token]) for token in range(pieces.tokenizer.vocabulary.n_vocab))
-    return len(rest) <= MISSING * longest
+    return len(rest) <= len(FIRST) * longest
 
 
 def is_text(text: bytes) -> bool:
