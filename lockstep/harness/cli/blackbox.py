@@ -5,7 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.harness.cli.hints import MISTAKE, black_box_command
+from lockstep.harness.cli.hints import (
+    MISTAKE,
+    MISTAKE_OF_A_SLICE,
+    black_box_command,
+    diagnose_of_a_slice,
+)
 from lockstep.harness.cli.shared import diagnose_command
 
 if TYPE_CHECKING:
@@ -117,9 +122,21 @@ def ends(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     seen = result.places or any(look.answer.agrees for look in result.lenses)
     weights = "every weight, " if seen else ""  # which lists of tokens do not show
     yield ENDS.get(result.exit_code, AGREE.format(weights=weights))
-    # diagnose looks at the whole model alone, and mistakes that it knows are always the same
-    if result.exit_code == 1 and result.rows and result.whole.differs:
-        yield f"{MISTAKE}: {diagnose_command(plan)}"
+    # diagnose looks at a model's own answers alone, and mistakes that it knows are always the same
+    if result.exit_code == 1 and result.rows:
+        if result.whole.differs:
+            yield f"{MISTAKE}: {diagnose_command(plan)}"
+        elif command := diagnose_of_a_slice(plan, wrong_layers(result.rows), len(layers(result))):
+            yield f"{MISTAKE_OF_A_SLICE}: {command}"
+
+
+def layers(result: "BlackBoxBisection") -> set[int]:
+    return {row.layer for row in result.rows if row.layer is not None}
+
+
+def wrong_layers(rows: Sequence["LayerRow"]) -> list[int]:
+    """With what stands outside of them as the first."""
+    return [row.layer or 0 for row in rows if row.answer.differs]
 
 
 def where_else(result: "BlackBoxBisection") -> Iterator[str]:
@@ -162,16 +179,33 @@ def mark(answer: "SliceAnswer") -> str:
     return {"agreed": "-", "diverged": "DIVERGED"}.get(answer.status, answer.status)
 
 
+def numbers_of(rows: Sequence["LayerRow"]) -> str:
+    """0 to 3, 5, 8 and the like."""
+    runs: list[list[int]] = []
+    for layer in (row.layer or 0 for row in rows):
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
 def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[str]:
     """What made each part certain, and what was said of what was not compared."""
     from lockstep.harness.blackbox.report import name_of
     from lockstep.harness.report.text import cut
 
+    same: dict[tuple[str, ...], list[LayerRow]] = {}  # rows, by what is said of each
     for row in rows:
+        found = [f"{part.name}: {part.words}" for part in row.parts]
         if row.answer.status not in ("agreed", "diverged"):
-            yield f"{name_of(row)}: {row.answer.status}: {cut(row.answer.summary, SHOWN)}"
-        for part in row.parts:
-            yield f"{name_of(row)}: {part.name}: {part.words}"
+            found = [f"{row.answer.status}: {cut(row.answer.summary, SHOWN)}", *found]
+        if found:
+            alone = "" if row.layer is not None and not row.what else name_of(row)
+            same.setdefault((alone, *found), []).append(row)
+    for (_, *found), group in same.items():
+        name = name_of(group[0]) if len(group) == 1 else f"layers {numbers_of(group)}"
+        yield from (f"{name}: {text}" for text in found)
     said = (
         f"lens {look.lens.type}: {look.answer.status}: {cut(look.answer.summary, SHOWN)}"
         for look in lenses

@@ -18,6 +18,9 @@ OF_RUNS = (
 )
 OF_FILES = ("metadata", "tokens")  # what diagnose looks for mistakes of as well
 PLACE, MISTAKE = "the place, and the proof", "which mistake it is, if it is a known one"
+MISTAKE_OF_A_SLICE = (
+    "which mistake it is, if the first layers show it, which the whole model does not"
+)
 EXACTLY = "what sees far more, if its cache is F32 and it has no flash attention"
 LAYER = "the layer, and the part of it"
 LAYERS = 2  # that `slice` leaves, if nobody says how many
@@ -41,9 +44,26 @@ def what_is_quicker(model: Path | None) -> str:
         return ""
     if model is None or size < LARGE or layers <= LAYERS:
         return ""
-    name = "first.gguf" if model.name != "first.gguf" else "fewer.gguf"
-    cut = shlex.join(["lockstep", "slice", str(model), "-o", name])
+    cut = shlex.join(["lockstep", "slice", str(model), "-o", slice_name(model)])
     return f"{model.name} has {size / 1e9:.1f} GB, which takes minutes; its first layers: {cut}"
+
+
+def diagnose_of_a_slice(plan: "Plan", wrong: Sequence[int], n: int) -> str:
+    """Behind many layers a mistake may be less than honest engines differ by, and the first of them
+    show it. wrong: layers; n: how many there are; "": these are no fewer, or no file that both
+    engines are given can be cut."""
+    keep = max(LAYERS, min(wrong, default=n) + 1)
+    first, *options = shlex.split(without(plan.command, "--oracle"))
+    if keep >= n or first != str(plan.model) or plan.subject_model != plan.model:
+        return ""
+    name = slice_name(plan.model)
+    cut = ["lockstep", "slice", str(plan.model), "-o", name]
+    cut += ["--layers", str(keep)] if keep != LAYERS else []
+    return f"{shlex.join(cut)}; {shlex.join(['lockstep', 'diagnose', name, *options])}"
+
+
+def slice_name(model: Path) -> str:
+    return "first.gguf" if model.name != "first.gguf" else "fewer.gguf"
 
 
 def size_and_layers(model: Path) -> tuple[int, int]:

@@ -1,7 +1,10 @@
 """What is said below the table of a bisection by slices."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from lockstep.harness.blackbox.asking import SliceAnswer, worst_of
 from lockstep.harness.cli.blackbox import ends, only_as_stored, reasons
@@ -14,8 +17,10 @@ def looked(status: Status) -> Any:
     return SimpleNamespace(lens=LENS, answer=SliceAnswer(status=status, summary="shows no logits"))
 
 
-def row(status: Status) -> Any:
-    return SimpleNamespace(answer=SliceAnswer(status=status, summary=""), parts=())
+def row(status: Status, layer: int | None = None, part: str = "") -> Any:
+    parts = (SimpleNamespace(name=part, words="it was seen"),) if part else ()
+    answer = SliceAnswer(status=status, summary="")
+    return SimpleNamespace(answer=answer, parts=parts, layer=layer, what="")
 
 
 def test_an_engine_of_lists_that_is_right_in_f32_is_told_what_is_left() -> None:
@@ -68,3 +73,40 @@ def test_lists_that_are_empty_where_the_text_ends_do_not_hide_those_that_agree()
 def test_a_reason_that_many_lenses_share_is_said_once() -> None:
     lenses = [looked("not-applicable")] * 5
     assert list(reasons([], lenses)) == ["lens Q4_0: not-applicable: shows no logits"]
+
+
+def test_a_reason_that_many_layers_share_is_said_once_and_others_apart() -> None:
+    """An engine without one bias had a line for each of its 24 layers."""
+    wrong = {0: "bias", 1: "bias", 2: "bias", 4: "bias", 5: "eps"}
+    rows = [row("agreed"), *(row("diverged", layer, part) for layer, part in wrong.items())]
+    rows += [row("agreed", 6), row("diverged", None, "bias")]
+    assert list(reasons(rows, [])) == [
+        "layers 0 to 2, 4: bias: it was seen",
+        "layer 5: eps: it was seen",
+        "outside the layers: bias: it was seen",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("whole", "command"),
+    [
+        ("diverged", "lockstep diagnose m.gguf --engine ./mine"),
+        ("agreed", "lockstep slice m.gguf -o first.gguf; lockstep diagnose first.gguf"),
+    ],
+)
+def test_a_mistake_is_looked_for_where_it_shows(whole: Status, command: str) -> None:
+    result: Any = SimpleNamespace(
+        rows=[row("diverged", layer, "bias") for layer in range(5)],
+        lenses=[],
+        places=[],
+        whole=SliceAnswer(status=whole, summary=""),
+        in_f32={},
+        others=[],
+        left_out=[],
+        no_places="",
+        exit_code=1,
+    )
+    path, text = Path("m.gguf"), "m.gguf --engine ./mine"
+    plan: Any = SimpleNamespace(model=path, subject_model=path, command=text)
+    *_, last = ends(plan, result)
+    assert f": {command}" in last

@@ -8,7 +8,12 @@ import pytest
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app
-from lockstep.harness.cli.hints import LARGE, next_step, what_is_quicker
+from lockstep.harness.cli.hints import (
+    LARGE,
+    diagnose_of_a_slice,
+    next_step,
+    what_is_quicker,
+)
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import DEFAULT, EXACT, EngineInfo, Settings, Status, Verdict
 from lockstep.harness.runs.run import RunResult
@@ -153,3 +158,32 @@ def of_size(path: Path, size: int) -> None:
     """With zeros behind its end, which take no room."""
     with path.open("ab") as file:
         file.truncate(size)
+
+
+@pytest.mark.parametrize(
+    ("model", "subject", "wrong", "cut"),
+    [
+        ("m.gguf", "m.gguf", [0, 1, 2, 3], "-o first.gguf;"),
+        ("m.gguf", "m.gguf", [7], "-o first.gguf --layers 8;"),
+        ("m.gguf", "m.gguf", [23], ""),  # of which no first layers show it
+        ("m.gguf", "m.gguf", [], ""),
+        ("m.gguf", "other.gguf", [0], ""),
+        ("builtin:f32", "builtin:f32", [0], ""),
+    ],
+)
+def test_a_mistake_that_24_layers_hide_is_looked_for_in_the_first_that_have_it(
+    model: str, subject: str, wrong: list[int], cut: str
+) -> None:
+    """Qwen2 of 24 layers in Q5_0 without the biases of queries: all its answers were within the
+    noise, every layer was wrong by its slice, and of two layers the mistake is named."""
+    plan = Plan(
+        case="m",
+        model=Path("m.gguf"),
+        subject_model=Path("m.gguf" if subject == model else subject),
+        engine="./mine",
+        settings=EXACT,
+        command=f"{model} --engine ./mine --oracle llama.cpp@0.3.8 --tokens 32",
+    )
+    found = diagnose_of_a_slice(plan, wrong, 24)
+    rest = " lockstep diagnose first.gguf --engine ./mine --tokens 32"
+    assert found == (f"lockstep slice m.gguf {cut}{rest}" if cut else "")
