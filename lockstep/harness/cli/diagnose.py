@@ -10,6 +10,7 @@ import typer
 
 from lockstep.harness.cli import diagnosis
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
+from lockstep.harness.cli.hints import LARGE_FOR_MANY_RUNS, what_is_quicker
 from lockstep.harness.cli.options import (
     AdapterOpt,
     EngineOpt,
@@ -71,6 +72,8 @@ def diagnose(
         from lockstep.harness.runs.run import provide_engines, run_folder
 
         wanted = formats_wanted(formats)
+        if text := what_is_quicker(model, LARGE_FOR_MANY_RUNS):
+            out.remark(text)
         name, path = next(iter(models_of(model, folder)))
         plan = plan_of(
             *(name, path, engine, "llama.cpp", settings, subject_model, tokens, steps, seed, None),

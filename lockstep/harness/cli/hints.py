@@ -25,6 +25,9 @@ EXACTLY = "what sees far more, if its cache is F32 and it has no flash attention
 LAYER = "the layer, and the part of it"
 LAYERS = 2  # that `slice` leaves, if nobody says how many
 LARGE = 1 << 30  # bytes: from here on a check takes more than a minute on two cores
+# A diagnosis is a run for each known mistake and each of two ways to round, some eight hundred,
+# unless one is named early: of so many bytes each takes a good half second.
+LARGE_FOR_MANY_RUNS = 1 << 28
 
 
 def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
@@ -33,16 +36,18 @@ def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
     return where_it_differs(plans, result) or what_sees_more(plans, result)
 
 
-def what_is_quicker(model: Path | None) -> str:
-    """Of a model of which every command takes minutes, and which has more layers than `slice`
-    leaves."""
+def what_is_quicker(model: Path | None, large: int = LARGE) -> str:
+    """Of a model of which the command takes minutes, which it does from `large` bytes on, and which
+    has more layers than `slice` leaves."""
     from lockstep.engine.errors import EngineError
 
     try:
-        size, layers = size_and_layers(model) if model is not None and model.is_file() else (0, 0)
+        size, layers = (
+            (0, 0) if model is None or not model.is_file() else size_and_layers(model, large)
+        )
     except (EngineError, OSError):  # whoever opens it says what it is; some have no slices
         return ""
-    if model is None or size < LARGE or layers <= LAYERS:
+    if model is None or size < large or layers <= LAYERS:
         return ""
     cut = shlex.join(["lockstep", "slice", str(model), "-o", slice_name(model)])
     return f"{model.name} has {size / 1e9:.1f} GB, which takes minutes; its first layers: {cut}"
@@ -66,12 +71,12 @@ def slice_name(model: Path) -> str:
     return "first.gguf" if model.name != "first.gguf" else "fewer.gguf"
 
 
-def size_and_layers(model: Path) -> tuple[int, int]:
+def size_and_layers(model: Path, large: int) -> tuple[int, int]:
     """In bytes, of all files that it is split into. Small ones are not opened."""
     from lockstep.engine.gguf.split_files import NAME, open_model
     from lockstep.harness.blackbox.slices import n_layers
 
-    if NAME.fullmatch(model.name) is None and model.stat().st_size < LARGE:
+    if NAME.fullmatch(model.name) is None and model.stat().st_size < large:
         return 0, 0
     with open_model(model) as file:
         return file.size, n_layers(file)

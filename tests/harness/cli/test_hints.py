@@ -10,6 +10,7 @@ from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app
 from lockstep.harness.cli.hints import (
     LARGE,
+    LARGE_FOR_MANY_RUNS,
     diagnose_of_a_slice,
     next_step,
     what_is_quicker,
@@ -152,6 +153,17 @@ def test_a_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
     assert not what_is_quicker(first)
     of_size(second, LARGE)
     assert what_is_quicker(first).endswith(f"lockstep slice {first} -o first.gguf")
+
+
+def test_of_a_model_of_which_many_runs_take_minutes_some_layers_are_named_sooner(
+    tmp_path: Path,
+) -> None:
+    """Mamba of 130M, 0.43 GB: `diagnose` tried mistakes for more than ten minutes, of two layers
+    for five, and nothing had said so."""
+    model = tmp_path / "m.gguf"
+    of_size(written(tmp_path, "m.gguf", n_layer=3), LARGE_FOR_MANY_RUNS)
+    assert what_is_quicker(model, LARGE_FOR_MANY_RUNS).endswith(f"{model} -o first.gguf")
+    assert not what_is_quicker(model)
 
 
 def of_size(path: Path, size: int) -> None:
