@@ -26,7 +26,14 @@ from lockstep.harness.diagnosis.questions import (
     RunQuestion,
     value_of,
 )
-from lockstep.harness.diagnosis.race import HeldAnswers, TriedMistake, held, is_text, race
+from lockstep.harness.diagnosis.race import (
+    HeldAnswers,
+    TriedMistake,
+    held,
+    is_text,
+    race,
+    reaching,
+)
 from lockstep.harness.records import Answered, EngineInfo, Request
 
 ASPECTS = ("metadata", "tokens", "runs")
@@ -162,7 +169,7 @@ def of_aspect(
     found: list[TriedMistake] = []
     for engines, of in ways:
         for classes in (bench.near, bench.far):
-            found += race(engines, classes, of, context.progress)
+            found += race(engines, reaching(classes, of, found), of, context.progress)
             if any(survives(row) for row in found):
                 return named(context, aspect, engines, of, found)
     return Diagnosis(

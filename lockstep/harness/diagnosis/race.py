@@ -77,11 +77,13 @@ def compared(engines: Engines, cls: type[Any], one: AskedQuestion, noise: float)
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TriedMistake:
     """left: of the distance between the logits of the subject and of the right engine, as a share;
-    of one that answers nothing all and more."""
+    of one that answers nothing all and more. as_right: words of questions that it gives the very
+    logits of the right engine for, which what it does otherwise does not reach."""
 
     cls: Wrong
     survived: bool
     left: float
+    as_right: frozenset[str] = frozenset()
 
 
 def race(
@@ -96,6 +98,7 @@ def race(
 
 def tried(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
     found: list[Compared] = []
+    as_right: set[str] = set()
     for one, right in zip(of.every, of.right, strict=True):
         begun = beginning(one, right)
         first = compared(engines, cls, begun, of.noise) if begun else None
@@ -106,10 +109,30 @@ def tried(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
         if own is None:
             return TriedMistake(cls=cls, survived=False, left=inf)
         found.append(own)
+        if is_as_right(one, own, right):
+            as_right.add(one.question.words)
         if not own.same.all():
             break
     survived = len(found) == len(of.every) and all(own.same.all() for own in found)
-    return TriedMistake(cls=cls, survived=survived, left=left_by(found, of))
+    left = left_by(found, of)
+    return TriedMistake(cls=cls, survived=survived, left=left, as_right=frozenset(as_right))
+
+
+def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
+    """Of rows of logits: two that differ in a bit are not both so far from a third, in float64."""
+    far = (right.apart > 0) & np.isfinite(right.apart)
+    run = isinstance(one.question, RunQuestion) and bool(far.any())
+    return run and np.array_equal(own.apart, right.apart)
+
+
+def reaching(
+    classes: Sequence[Wrong], of: HeldAnswers, before: Sequence[TriedMistake]
+) -> list[Wrong]:
+    """Without those that made none of this difference when our engine rounded in another way
+    (before): they do nothing to such a model, and each would be a run more."""
+    off = {one.question.words for one in of.off}
+    idle = {row.cls for row in before if row.as_right & off}
+    return [cls for cls in classes if cls not in idle]
 
 
 def tried_in_turn(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:

@@ -1,0 +1,57 @@
+"""Mistakes are tried as ggml rounds and without roundings: none twice that does nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.adapters import adapter_class
+from lockstep.harness.diagnosis.asking import AskedQuestion
+from lockstep.harness.diagnosis.engines import without_roundings
+from lockstep.harness.diagnosis.questions import Compared, Greedy, RunQuestion
+from lockstep.harness.diagnosis.race import HeldAnswers, TriedMistake, is_as_right, reaching
+from tests.harness.diagnosis.test_diagnosis import HALVES, diagnosed, names, runs
+
+RUN = AskedQuestion(question=RunQuestion(words="the logits", batches=(Batch.of([1]),)), said=None)
+TEXT = AskedQuestion(question=Greedy(words="a text", ids=(1,), n=2), said=None)
+
+
+def rows(*apart: float) -> Compared:
+    return Compared(same=np.array([not x for x in apart]), apart=np.array(apart))
+
+
+@pytest.mark.parametrize(
+    ("one", "own", "right", "as_right"),
+    [
+        (RUN, (0.5, 0.25), (0.5, 0.25), True),
+        (RUN, (0.5, 0.2500001), (0.5, 0.25), False),
+        (RUN, (0.0, 0.0), (0.0, 0.0), False),  # nothing differs, of which nothing is learnt
+        (RUN, (np.inf, 0.0), (np.inf, 0.0), False),  # no numbers, however they came to be
+        (TEXT, (0.0, 1.0), (0.0, 1.0), False),  # other tokens than a third one's, perhaps
+    ],
+)
+def test_whose_logits_are_the_right_ones_is_seen_by_distances_that_are_numbers(
+    one: AskedQuestion, own: Any, right: Any, as_right: bool
+) -> None:
+    assert is_as_right(one, rows(*own), rows(*right)) == as_right
+
+
+def test_what_does_nothing_where_the_subject_differs_is_not_tried_again() -> None:
+    idle, other, elsewhere = (type(name, (), {}) for name in ("Idle", "Other", "Elsewhere"))
+    before = [
+        TriedMistake(cls=idle, survived=False, left=1.0, as_right=frozenset({"the logits"})),
+        TriedMistake(cls=other, survived=False, left=0.9),
+        TriedMistake(cls=elsewhere, survived=False, left=1.0, as_right=frozenset({"others"})),
+    ]
+    of = HeldAnswers(every=(RUN,), right=(rows(0.5),), noise=0.0)
+    assert reaching([idle, other, elsewhere], of, before) == [other, elsewhere]
+    assert reaching([idle, other, elsewhere], of, []) == [idle, other, elsewhere]
+
+
+def test_a_mistake_of_an_engine_that_converts_nothing_is_named_behind_them(tmp_path: Path) -> None:
+    wrong = without_roundings(adapter_class(HALVES))
+    known = (HALVES, "mutant:missing-scale", "mutant:rope-other-way", "mutant:dt-bias-missing")
+    found = runs(diagnosed(wrong, tmp_path, model="q8_0", noise=1e-6, known=known))
+    assert (found.status, names(found)) == ("named", [HALVES])
