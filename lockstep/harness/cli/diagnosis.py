@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, str], None]  # (model, text)
 SMALLER = "what is smaller than honest runs may differ by is seen on models made for it"
+TIES = "ties within the noise, where engines part and both may be right"
 SHOWN = 4  # mistakes that cannot be told apart
 OF = {"metadata": "what it says of the file", "tokens": "its tokens", "runs": "its runs"}
 
@@ -66,7 +67,9 @@ def diagnosis_lines(plan: "Plan", found: "Diagnosed") -> Iterator[str]:
     sliced = can_be_sliced(plan, found.engines)
     if found.exit_code == 0:
         more = f"; {SMALLER}: " if sliced else ""
-        yield f"no mistake to name: all of these answers are the right engine's{more}"
+        ties = any(row.not_compared for each in found.of for row in each.rows)
+        every = "what was compared of these answers is" if ties else "all of these answers are"
+        yield f"no mistake to name: {every} the right engine's{more}"
         if sliced:
             yield f"  {black_box_command(plan)}"
     elif sliced and any(each.aspect == "runs" and each.status != "right" for each in found.of):
@@ -75,6 +78,8 @@ def diagnosis_lines(plan: "Plan", found: "Diagnosed") -> Iterator[str]:
 
 def aspect_lines(each: "Diagnosis") -> Iterator[str]:
     yield f"{OF[each.aspect]}: {as_the_right(each.rows)} as the right engine's"
+    if ties := sum(row.not_compared for row in each.rows):
+        yield f"  {ties} tokens more were not compared: they stand behind {TIES}"
     yield from result_lines(each)
 
 
@@ -91,7 +96,7 @@ def as_the_right(rows: "Sequence[Rows]") -> str:
 
 
 def result_lines(each: "Diagnosis") -> Iterator[str]:
-    if each.status == "not-compared":
+    if each.status == "not-compared" and any(not row.nothing for row in each.rows):
         yield "  honest runs of this model overflow, so that no limit can be given"
     if each.unsteady:
         yield f"  {each.unsteady}: no mistake that is always made gives such answers"

@@ -66,11 +66,18 @@ class Match:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What was compared of one kind, and how much of it the right engine has as the subject."""
+    """What was compared of one kind, and how much of it the right engine has as the subject.
+    not_compared: what stands behind ties within the noise."""
 
     unit: str
     compared: int
     right: int
+    not_compared: int = 0
+
+    @property
+    def nothing(self) -> bool:
+        """Every text parts at its first token, at a tie."""
+        return not self.compared and bool(self.not_compared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +166,13 @@ def of_aspect(
     if not isfinite(of.noise):
         return Diagnosis(aspect=aspect, status="not-compared", rows=rows)
     if not of.off:
-        return Diagnosis(aspect=aspect, status="right", rows=rows)
+        return Diagnosis(aspect=aspect, status=status_of(rows), rows=rows)
     ways = [(bench.rounding, of)]
     if aspect == "runs":
         plain = held(bench.plain, every, of.noise)
         if not plain.off:
-            return Diagnosis(aspect=aspect, status="right", rows=rows_of(plain))
+            rows = rows_of(plain)
+            return Diagnosis(aspect=aspect, status=status_of(rows), rows=rows)
         ways.append((bench.plain, plain))
     found: list[TriedMistake] = []
     for engines, of in ways:
@@ -182,6 +190,11 @@ def of_aspect(
         places=len(of.off),
         unsteady=unsteadiness(context, of),
     )
+
+
+def status_of(rows: Sequence[Rows]) -> Status:
+    """Where nothing differs."""
+    return "not-compared" if rows and all(row.nothing for row in rows) else "right"
 
 
 def number_of(found: Sequence[TriedMistake]) -> int:
@@ -261,10 +274,15 @@ def match(row: TriedMistake) -> Match:
 def rows_of(of: HeldAnswers) -> tuple[Rows, ...]:
     every: Counter[str] = Counter()
     right: Counter[str] = Counter()
+    rest: Counter[str] = Counter()
     for one, c in zip(of.every, of.right, strict=True):
         every[one.question.unit] += len(c.same)
         right[one.question.unit] += int(c.same.sum())
-    return tuple(Rows(unit=unit, compared=every[unit], right=right[unit]) for unit in every)
+        rest[one.question.unit] += c.not_compared
+    return tuple(
+        Rows(unit=unit, compared=every[unit], right=right[unit], not_compared=rest[unit])
+        for unit in every
+    )
 
 
 def unsteadiness(context: Context, of: HeldAnswers) -> str:

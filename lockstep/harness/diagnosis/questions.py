@@ -1,6 +1,4 @@
-"""What is asked of an engine, of the right one and of every wrong one, and when two answers are the
-same: bit for bit, token by token, or within the noise of honest runs.
-"""
+"""What every engine is asked, and when two answers are the same: by bits, tokens or noise."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -32,15 +30,17 @@ TEXTS = ("detokenize", "tokenizer")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """Of each row of an answer. apart: squared distances; what is no distance is 0 or 1."""
+    """Of each row of an answer. apart: squared distances; what is no distance is 0 or 1.
+    not_compared: tokens from a tie on, or half a character, of which nothing is known."""
 
     same: NDArray[np.bool_]
     apart: NDArray[np.float64]
+    not_compared: int = 0
 
     @classmethod
-    def exactly(cls, same: Iterable[bool]) -> "Compared":
+    def exactly(cls, same: Iterable[bool], not_compared: int = 0) -> "Compared":
         found = np.fromiter(same, np.bool_)
-        return cls(same=found, apart=(~found).astype(np.float64))
+        return cls(same=found, apart=(~found).astype(np.float64), not_compared=not_compared)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -275,7 +275,7 @@ class Greedy(MistakeQuestion):
         equal = [a == b for a, b in zip(said, ids, strict=True)]
         first = equal.index(False) if False in equal else len(equal)
         if rows and first < len(equal) and is_tie(rows[first], ids[first], said[first], noise):
-            return Compared.exactly(equal[:first])
+            return Compared.exactly(equal[:first], len(equal) - first)
         return Compared.exactly(i < first for i in range(len(equal)))
 
     def shortened(self, n: int) -> "Greedy":
@@ -380,7 +380,7 @@ class Continued(MistakeQuestion):
         if not said and rows and is_written(self.pieces[free[0]]):  # control tokens have no text
             return Compared.exactly([tie])
         if best.end < len(free) and (why_not_compared(best, free, self.pieces) or tie):
-            return Compared.exactly([True] * best.end)
+            return Compared.exactly([True] * best.end, len(free) - best.end)
         return Compared.exactly(i < best.end for i in range(len(free)))
 
     def is_tie(self, rows: Any, free: Sequence[int], best: Reading, noise: float) -> bool:

@@ -1,11 +1,17 @@
 """Texts behind texts: what is compared of one that is empty."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from lockstep.engine.quants.base import F32
+from lockstep.harness.cli.diagnosis import diagnosis_lines
+from lockstep.harness.diagnosis.diagnosis import Diagnosed, Diagnosis, Rows, status_of
 from lockstep.harness.diagnosis.questions import Compared, Continued
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin
 
 
 class Words(dict[int, bytes]):
@@ -44,3 +50,37 @@ def test_an_engine_that_answers_with_control_tokens_is_as_who_writes_nothing() -
 def test_nothing_is_no_difference_where_a_tie_or_half_a_character_is_due() -> None:
     assert compared(b"", [1, 3], [9, 9, 0, 1]).same.tolist() == [True]
     assert compared(b"", [2, 3], [0, 1, 9, 1]).same.tolist() == []
+
+
+def test_tokens_behind_a_tie_are_counted_as_not_compared() -> None:
+    """A text of Gemma 3 with a wrong rope base parted at ties, and all of its answers were said to
+    be the right engine's."""
+    assert compared(b"bb", [3, 1, 1], [0, 9, 0, 9]).not_compared == 2
+    assert compared(b"baa", [3, 1, 1], [0, 9, 0, 9]).not_compared == 0
+    assert compared(b"bb", [3, 1, 1], [0, 9, 0, 1]).not_compared == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "code", "said"),
+    [
+        ((Rows(unit="tokens", compared=9, right=9),), "right", 0, "all of these answers are"),
+        (
+            (Rows(unit="tokens", compared=9, right=9, not_compared=5),),
+            "right",
+            0,
+            "what was compared of these answers is",
+        ),
+        ((Rows(unit="tokens", compared=0, right=0, not_compared=5),), "not-compared", 3, ""),
+    ],
+)
+def test_texts_of_which_ties_leave_nothing_are_as_nobodys(
+    rows: tuple[Rows, ...], status: str, code: int, said: str, tmp_path: Path
+) -> None:
+    assert status_of(rows) == status
+    found = Diagnosed(of=(Diagnosis(aspect="runs", status=status_of(rows), rows=rows),), missing=())
+    assert found.exit_code == code
+    text = "\n".join(diagnosis_lines(plan_for(builtin("f32", tmp_path)), found))
+    assert said in text
+    assert ("no mistake to name" in text) == bool(said)
+    assert ("5 tokens more were not compared" in text) == (rows[0].not_compared == 5)
+    assert "overflow" not in text
