@@ -9,7 +9,7 @@ from lockstep.harness.cli.shared import bisect_command, diagnose_command, withou
 
 if TYPE_CHECKING:
     from lockstep.harness.check.check import Plan
-    from lockstep.harness.records import EngineInfo
+    from lockstep.harness.records import EngineInfo, Verdict
     from lockstep.harness.runs.run import RunResult
 
 OF_RUNS = (
@@ -118,9 +118,17 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
         if traced or ("long-context" in wrong and not sliced):  # who is asked that opens files
             return f"{PLACE}: {bisect_command(plan)}"
         if not plan.engine.startswith("dump:"):
-            ordinary = not wrong <= {"black-box", "long-context"}
+            ordinary = any(v.status == "diverged" and not is_of_a_made_model(v) for v in found)
             return "\n".join(without_tensors(plan, sliced=sliced, ordinary=ordinary))
     return ""
+
+
+def is_of_a_made_model(verdict: "Verdict") -> bool:
+    """Of what diagnose asks nothing."""
+    from lockstep.harness.blackbox.own_prompts import WHERE
+
+    asked = str(verdict.detail.get("asked", ""))
+    return verdict.suite in ("black-box", "long-context") or asked.startswith(WHERE)
 
 
 def without_tensors(plan: "Plan", *, sliced: bool, ordinary: bool = True) -> Iterator[str]:

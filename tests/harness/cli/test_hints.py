@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.blackbox.own_prompts import WHERE
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app
 from lockstep.harness.cli.hints import (
@@ -164,6 +165,37 @@ def test_of_a_model_of_which_many_runs_take_minutes_some_layers_are_named_sooner
     of_size(written(tmp_path, "m.gguf", n_layer=3), LARGE_FOR_MANY_RUNS)
     assert what_is_quicker(model, LARGE_FOR_MANY_RUNS).endswith(f"{model} -o first.gguf")
     assert not what_is_quicker(model)
+
+
+@pytest.mark.parametrize(
+    ("asked", "lines"),
+    [
+        ("behind prompt 6 of 10 in turn", [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
+        (f"{WHERE}behind prompt 6 of 10 in turn", [LAYER + BY_SLICES]),
+    ],
+)
+def test_no_mistake_is_looked_for_in_answers_on_a_model_that_was_made(
+    asked: str, lines: list[str], tmp_path: Path
+) -> None:
+    """An engine that kept a prompt's cells for the next by their number: `decode` saw it on the
+    first layer of SmolLM2, and `diagnose`, which was proposed, that all answers were right."""
+    path, command = Path("m.gguf"), tmp_path / "mine"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    plan = Plan(
+        case="m",
+        model=path,
+        subject_model=path,
+        engine=str(command),
+        settings=EXACT,
+        command="m.gguf --engine ./mine",
+    )
+    own = EngineInfo(engine="mine", version="1", shows=(), levels=("greedy",))
+    wrong = Verdict(
+        suite="decode", case="m", status="diverged", summary="", detail={"asked": asked}
+    )
+    result = RunResult(code=1, folder=path, verdicts=[wrong], engines=(own,), seconds=0.0)
+    assert next_step([plan], result).splitlines() == lines
 
 
 def of_size(path: Path, size: int) -> None:
