@@ -30,6 +30,7 @@ from lockstep.harness.blackbox.parts import (
     norms_of_ones,
     nothing_but_the_head,
     nothing_to_norm,
+    one_bias,
     one_row,
     plain,
     plain_head,
@@ -42,6 +43,7 @@ from lockstep.harness.blackbox.parts import (
 
 SAME, STILL = "embeddings that are all the same", "embeddings that a norm does not change"
 Table = tuple[tuple[Maker, str, str], ...]
+BIAS = "bias"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,7 @@ OF_PLACES = (ROTATION, SCORES, MASK)  # what depends on which tokens there were 
 ONE_BATCH = "all tokens in one batch"
 # in the order in which they are asked: what each says if the engines agree with it
 OF_ATTENTION: Table = (
-    (no_bias, "biases of zero", "bias"),
+    (no_bias, "biases of zero", BIAS),
     (larger, "a smaller eps", "eps"),
     (norms_of_ones, "norms with weights of one", "weights of norms"),
     (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
@@ -131,6 +133,7 @@ OF_ATTENTION: Table = (
     (position_0, ONE_TOKEN, MASK),
 )
 VALUES, ENDS = ("attn_v", "attn_qkv"), ("attn_output", "attn_out")
+OF_BIASES = ("attn_q", "attn_k", *VALUES, *ENDS, "ffn_gate_inp", "ssm_dt", "ssm_conv1d")
 BOTH = ("attn_k", *VALUES)  # the same in both, as keys may be taken for values
 
 ITS_ENDS: Table = (
@@ -146,6 +149,7 @@ def part_of_attention(
     if MASK in likely:  # a single token has no scores either: they are asked about before
         likely = {*likely, SCORES}
     if part := asked.first_of(OF_ATTENTION, likely):
+        part = with_one_bias(asked, part, likely)
         return with_batches(asked, part) if part.name in OF_PLACES else part
     words = "values that are all alike"
     if asked.differs(plain(*BOTH, *ENDS, period=1), words):
@@ -164,12 +168,24 @@ def with_batches(asked: Asked, part: Part) -> Part:
     return replace(part, words=f"{part.words}, {text}")
 
 
+def with_one_bias(asked: Asked, part: Part, likely: Collection[str]) -> Part:
+    """Whose it is, in the first layer that has such a fault: one question for each. Which of two
+    is not said where both let the engines agree."""
+    if part.name != BIAS or BIAS in likely:
+        return part
+    whose = {f"{tensor}.bias": one_bias(tensor) for tensor in (*OF_BIASES, *UP, *GATE, *DOWN)}
+    alone = [name for name, maker in whose.items() if asked.agrees(maker, f"{name} of zero")]
+    if len(alone) != 1:
+        return part
+    return replace(part, words=f"{part.words}, and with {alone[0]} alone of zero")
+
+
 # --- FFN ----------------------------------------------------------------------------------------
 
 ROUTER = "router: which experts are chosen or read, or their shares"
 WEIGHED = "router: what the weights of experts add up to"
 OF_FFN: Table = (
-    (no_bias, "biases of zero", "bias"),
+    (no_bias, "biases of zero", BIAS),
     (larger, "a smaller eps", "eps"),
     (norms_of_ones, "norms with weights of one", "weights of norms"),
     (norms_of_one_number, "norms with weights and biases of one", "weights of norms"),
@@ -191,7 +207,7 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
     if part := asked.first_of(
         (*OF_FFN, *(row for row in ITS_MATRICES if row[2] in likely)), likely
     ):
-        return part
+        return with_one_bias(asked, part, likely)
     words = "matrices that are one input each"
     if asked.differs(plain(*UP, *GATE, *DOWN, few=True), words):
         if asked.agrees(

@@ -214,6 +214,16 @@ def no_bias(file: GgufFile, layer: int) -> Neutral | None:
     return Neutral(changes=dict.fromkeys(names, zero)) if names else None
 
 
+def one_bias(tensor: str) -> Maker:
+    """That of this tensor alone is zero: attn_q, ffn_up and the like."""
+
+    def make(file: GgufFile, layer: int) -> Neutral | None:
+        names = [n for n in within(file, layer) if n.endswith(f".{tensor}.bias")]
+        return Neutral(changes=dict.fromkeys(names, zero)) if names else None
+
+    return make
+
+
 def position_0(file: GgufFile, layer: int) -> Neutral:
     return Neutral(given=ONE)
 
