@@ -94,7 +94,9 @@ class Terminal:
     def kept(self) -> str:
         """Of an interrupted run."""
         if self.folder is None:
-            return "what was found until now is in the report, if there is one"
+            at = ": ".join(filter(None, self.last))
+            where = f"at {at}; " if at else ""
+            return printable(f"{where}what was found until now is in the report, if there is one")
         page = f"as a page: lockstep report {shlex.quote(str(self.folder))}"
         return printable(f"what was found until now is in {self.folder}/report.jsonl; {page}")
 

@@ -27,6 +27,7 @@ from lockstep.harness.diagnosis.questions import (
     value_of,
 )
 from lockstep.harness.diagnosis.race import (
+    CLOSE,
     HeldAnswers,
     TriedMistake,
     held,
@@ -41,8 +42,6 @@ ASPECTS = ("metadata", "tokens", "runs")
 # the right engine, three quarters of its squares: where that is hardly larger than the noise,
 # mistakes without any effect would agree as well.
 LEFT = 0.5
-# Of 36 mistakes of many models, each left out of the catalogue, the others left 0.46 or more.
-CLOSE = 0.25
 # Where one or two tokens differ, nearly ties, another small error may well tip the same.
 PLACES = 3
 AGAIN = 3

@@ -20,6 +20,9 @@ from lockstep.harness.diagnosis.questions import (
     RunQuestion,
 )
 
+# Of 36 mistakes of many models, each left out of the catalogue, the others left 0.46 or more.
+CLOSE = 0.25
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldAnswers:
@@ -89,11 +92,23 @@ class TriedMistake:
 def race(
     engines: Engines, classes: Sequence[Wrong], of: HeldAnswers, progress: Callable[[str], None]
 ) -> Iterator[TriedMistake]:
+    best: TriedMistake | None = None
     for number, cls in enumerate(classes, 1):
-        progress(f"known mistake {number} of {len(classes)}")
+        progress(f"known mistake {number} of {len(classes)}{so_far(best)}")
         with engines.opened(cls):
             remembers = getattr(cls, "remembers", False)
-            yield (tried_in_turn if remembers else tried)(engines, cls, of)
+            row = (tried_in_turn if remembers else tried)(engines, cls, of)
+        best = row if best is None or row.left < best.left else best
+        yield row
+
+
+def so_far(best: TriedMistake | None) -> str:
+    """Of a large model a race takes minutes, in which somebody may have seen enough."""
+    if best is None or best.left > CLOSE:
+        return ""
+    if best.survived:
+        return f"; one makes these answers: {best.cls.mistake}"
+    return f"; the closest leaves {best.left:.0%} of the difference: {best.cls.mistake}"
 
 
 def tried(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:

@@ -11,7 +11,13 @@ from lockstep.harness.adapters import adapter_class
 from lockstep.harness.diagnosis.asking import AskedQuestion
 from lockstep.harness.diagnosis.engines import without_roundings
 from lockstep.harness.diagnosis.questions import Compared, Greedy, RunQuestion
-from lockstep.harness.diagnosis.race import HeldAnswers, TriedMistake, is_as_right, reaching
+from lockstep.harness.diagnosis.race import (
+    HeldAnswers,
+    TriedMistake,
+    is_as_right,
+    reaching,
+    so_far,
+)
 from tests.harness.diagnosis.test_diagnosis import HALVES, diagnosed, names, runs
 
 RUN = AskedQuestion(question=RunQuestion(words="the logits", batches=(Batch.of([1]),)), said=None)
@@ -48,6 +54,16 @@ def test_what_does_nothing_where_the_subject_differs_is_not_tried_again() -> Non
     of = HeldAnswers(every=(RUN,), right=(rows(0.5),), noise=0.0)
     assert reaching([idle, other, elsewhere], of, before) == [other, elsewhere]
     assert reaching([idle, other, elsewhere], of, []) == [idle, other, elsewhere]
+
+
+def test_progress_says_what_explains_most_until_now() -> None:
+    eps = type("Eps", (), {"mistake": "the eps is another one"})
+    far, near, same = (
+        TriedMistake(cls=eps, survived=left == 0, left=left) for left in (0.4, 0.03, 0.0)
+    )
+    assert so_far(None) == so_far(far) == ""
+    assert so_far(near) == "; the closest leaves 3% of the difference: the eps is another one"
+    assert so_far(same) == "; one makes these answers: the eps is another one"
 
 
 def test_a_mistake_of_an_engine_that_converts_nothing_is_named_behind_them(tmp_path: Path) -> None:
