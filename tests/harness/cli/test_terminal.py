@@ -140,8 +140,9 @@ def test_who_is_interrupted_without_a_report_is_shown_how_far_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = "known mistake 7 of 400; the closest leaves 3% of the difference: the eps"
-    with pytest.raises(typer.Exit), Terminal(quiet=False) as out:
-        out.progress("model.gguf", text)
+    out = Terminal(quiet=False)
+    out.progress("model.gguf", text)
+    with pytest.raises(typer.Exit), out:
         raise KeyboardInterrupt
     said = capsys.readouterr().err.replace("\n", " ")
     assert f"interrupted; at model.gguf: {text}; what was found" in said
