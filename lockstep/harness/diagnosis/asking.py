@@ -32,7 +32,7 @@ from lockstep.harness.records import Answered, Unanswerable
 from lockstep.harness.suites.decode import Decode
 from lockstep.harness.suites.logprobs import LENGTHS, by_text, names
 from lockstep.harness.suites.parts.prompts import LONG, OTHERS
-from lockstep.harness.suites.parts.prompts_in_turn import PROMPTS, telling_prompts
+from lockstep.harness.suites.parts.prompts_in_turn import PROMPTS, Turn, telling_prompts
 from lockstep.harness.suites.parts.text_readings import Pieces
 from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS, may_be_asked, some_tokens
 
@@ -197,14 +197,22 @@ def prompts_in_turn(context: Context) -> Iterator[InTurn]:
     prompts = [tuple(one.ids) for one in telling_prompts(context)] if is_small(context.file) else []
     if len(prompts) < 2:
         room = n_cells(context) - 1
-        lengths = [turn.n for turn in PROMPTS if turn.n <= room and not (turn.begin or turn.end)]
-        ids = iter(many_ids(context, sum(lengths)))
+        turns = [turn for turn in PROMPTS if turn.n <= room]
+        ids = iter(many_ids(context, sum(turn.n for turn in turns)))
         prompts = []
-        for n in lengths:  # 0: the one before once more
-            prompts += [tuple(islice(ids, n))] if n else prompts[-1:]
+        for turn in turns:
+            prompts.append(seeded(turn, prompts[-1] if prompts else (), ids))
     if prompts:
         words = f"the token behind {len(prompts)} prompts in turn"
         yield InTurn(words=words, prompts=(prompts[0][:1], *prompts))
+
+
+def seeded(turn: Turn, before: Sequence[int], ids: Iterator[int]) -> tuple[int, ...]:
+    """A prompt that begins and ends as the one before it as far as `turn` says."""
+    if not turn.n:
+        return tuple(before)
+    new = tuple(islice(ids, turn.n - turn.begin - turn.end))
+    return (*before[: turn.begin], *new, *before[len(before) - turn.end :])
 
 
 def of_tokens_behind(context: Context) -> Iterator[MistakeQuestion]:

@@ -1,5 +1,7 @@
 """What an engine keeps of one prompt for the next is known by prompts that are asked in turn."""
 
+from collections.abc import Sequence
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,15 @@ def test_of_a_large_model_no_prompt_without_tokens_is_asked_for(
         (asked,) = prompts_in_turn(opened.context)
     finally:
         opened.close()
-    assert [len(ids) for ids in asked.prompts] == [1, 37, 37, 37, 37, 59, 97]
+    assert [len(ids) for ids in asked.prompts] == [1, 37, 37, 37, 37, 59, 59, 59, 59, 97]
     first, second = asked.prompts[2:4]
     assert first == second != asked.prompts[4]
+    one, middle, almost, end = asked.prompts[5:9]
+    assert [shared(a, b) for a, b in pairwise((one, middle, almost))] == [29, 57]
+    assert (shared(almost, end), shared(almost[::-1], end[::-1])) == (0, 27)
+
+
+def shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """With how many ids both begin."""
+    alike = (a == b for a, b in zip(one, other, strict=True))
+    return sum(1 for _ in takewhile(bool, alike))
