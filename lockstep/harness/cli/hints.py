@@ -125,10 +125,11 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
 
 def is_of_a_made_model(verdict: "Verdict") -> bool:
     """Of what diagnose asks nothing."""
-    from lockstep.harness.blackbox.own_prompts import WHERE
+    from lockstep.harness.blackbox import own_prompts, own_token
 
-    asked = str(verdict.detail.get("asked", ""))
-    return verdict.suite in ("black-box", "long-context") or asked.startswith(WHERE)
+    said = (verdict.summary, str(verdict.detail.get("asked", "")))
+    made = any(text.startswith((own_prompts.WHERE, own_token.WHERE)) for text in said)
+    return made or verdict.suite in ("black-box", "long-context")
 
 
 def without_tensors(plan: "Plan", *, sliced: bool, ordinary: bool = True) -> Iterator[str]:

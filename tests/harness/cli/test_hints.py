@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.blackbox import own_token
 from lockstep.harness.blackbox.own_prompts import WHERE
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app
@@ -172,6 +173,7 @@ def test_of_a_model_of_which_many_runs_take_minutes_some_layers_are_named_sooner
     [
         ("behind prompt 6 of 10 in turn", [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
         (f"{WHERE}behind prompt 6 of 10 in turn", [LAYER + BY_SLICES]),
+        (f"{own_token.WHERE}: behind 0, 1 the next is 0", [LAYER + BY_SLICES]),
     ],
 )
 def test_no_mistake_is_looked_for_in_answers_on_a_model_that_was_made(
@@ -192,7 +194,7 @@ def test_no_mistake_is_looked_for_in_answers_on_a_model_that_was_made(
     )
     own = EngineInfo(engine="mine", version="1", shows=(), levels=("greedy",))
     wrong = Verdict(
-        suite="decode", case="m", status="diverged", summary="", detail={"asked": asked}
+        suite="decode", case="m", status="diverged", summary=asked, detail={"asked": asked}
     )
     result = RunResult(code=1, folder=path, verdicts=[wrong], engines=(own,), seconds=0.0)
     assert next_step([plan], result).splitlines() == lines
