@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -212,6 +213,29 @@ def test_a_dump_that_calls_itself_a_known_engine_is_not_excused_for_it(tmp_path:
     save_file(tensors, folder / TENSORS)
     found = checked(model, f"dump:{folder}", "logits")
     assert [(v.suite, v.status) for v in found] == [("logits", "diverged")]
+
+
+def renamed(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    """As another framework calls them, and the logits as llama.cpp does."""
+    for key in [key for key in tensors if not key.endswith("/result_output")]:
+        step, _, name = key.partition("/")
+        tensors[f"{step}/model.{name}"] = tensors.pop(key)
+
+
+def misspelt(index: dict[str, Any], tensors: dict[str, Any]) -> None:
+    tensors["step0/attn_nrm-0"] = tensors.pop("step0/attn_norm-0")
+
+
+@pytest.mark.parametrize(
+    ("change", "status"), [(renamed, "not-compared"), (misspelt, "not-applicable")]
+)
+def test_a_dump_of_which_no_name_is_known_does_not_conform_by_its_logits(
+    change: Any, status: str, model: Path, written: Path, tmp_path: Path
+) -> None:
+    folder = changed(written, tmp_path / "d", change)
+    found = [v for v in checked(model, f"dump:{folder}", "trace") if v.status != "agreed"]
+    assert [v.status for v in found] == [status]
+    assert "llama.cpp's graph has no such node" in found[0].summary
 
 
 def test_a_dump_that_claims_more_than_the_machine_has_is_refused_before_it_is_read(

@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
+from lockstep.harness.graph.program import EMBEDDINGS, LOGITS
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.locate.segments import shows_tensors
 from lockstep.harness.processes.ahead import LATER, Ahead, give_back, may_fork
@@ -96,11 +97,14 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
     accused of it."""
     who, oracle = context.subject.name, context.oracle.name
     empty = [f.site for f in found.all if f.mismatch is None and not f.compared]
+    # who gave all its tensors names of its own, or another framework's, takes them for compared
+    known = suite != "trace" or any(f.site.name not in (LOGITS, EMBEDDINGS) for f in found.all)
+    unknown_name: Status = "not-applicable" if known else "not-compared"
     reasons: tuple[tuple[Status, Sequence[Site], str], ...] = (
         ("not-compared", found.not_shown, f"{oracle} does not show these, or what they read:"),
         ("not-compared", empty, "every element is NaN on both sides, or beyond float32's range:"),
         *(("not-compared", sites, f"{why}:") for why, sites in found.unknown.items()),
-        *(("not-applicable", sites, f"{why}:") for why, sites in found.skipped.items()),
+        *((unknown_name, sites, f"{why}:") for why, sites in found.skipped.items()),
         ("not-applicable", found.hidden, f"{who} does not show"),
         ("not-applicable", found.not_given, f"nothing can be put in before {who}'s"),
     )
