@@ -112,15 +112,14 @@ def test_where_other_suites_say_as_much_nothing_is_asked(
     assert why in verdict.summary
 
 
-@pytest.mark.parametrize("name", ["f32", "q8_0"])
+@pytest.mark.parametrize(("name", "where"), [("f32", SMALL), ("q8_0", "the F32 twin")])
 @pytest.mark.parametrize("wrong", ["wrong-eps", "eps-outside-root", "eps-missing"])
-def test_a_wrong_eps_is_seen_where_activations_are_small(
-    name: str, wrong: str, tmp_path: Path
+def test_a_wrong_eps_is_seen_where_activations_are_small_or_weights_in_f32(
+    name: str, where: str, wrong: str, tmp_path: Path
 ) -> None:
-    """In ordinary runs of the F32 model it is lost in the noise of honest ones."""
     plan = plan_of(builtin(name, tmp_path), engine=f"mutant:{wrong}")
     found = [v for v in verdicts(plan) if v.status == "diverged"]
-    assert [v.summary.partition(":")[0] for v in found] == [SMALL]
+    assert [v.summary.partition(":")[0] for v in found] == [where]
 
 
 def test_an_engine_that_opens_no_f32_model_is_not_accused(

@@ -68,7 +68,7 @@ def test_nothing_is_said_where_no_prompt_tells(tmp_path: Path) -> None:
     rewrite(
         model,
         "token_embd.weight",
-        lambda rows: np.multiply(rows["x"], np.float32(32), out=rows["x"]),
+        lambda rows: np.multiply(rows["x"], np.float32(1024), out=rows["x"]),
     )
     assert asked(model, "replay") == []
 
