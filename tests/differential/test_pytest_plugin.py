@@ -72,7 +72,7 @@ def test_a_wrong_engine_fails_with_what_differs_and_no_traceback(
     models: list[Path], tmp_path: Path
 ) -> None:
     wrong = tmp_path / "wrong.py"
-    wrong.write_text((EXAMPLES / "engine.py").read_text().replace("+ self.eps", "+ 1.05 * self.eps"))
+    wrong.write_text((EXAMPLES / "engine.py").read_text().replace("+ self.eps", "+ 2 * self.eps"))
     options = ["--lockstep-engine", shlex.join([sys.executable, str(wrong)])]
     options += ["--lockstep-model", str(models[0]), "--lockstep-suite", "trace"]
     code, said = pytest_in(tmp_path, *options)
