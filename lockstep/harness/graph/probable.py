@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from lockstep.engine.node import Node
 from lockstep.engine.ops.ggml.products import matrix
-from lockstep.engine.ops.near import F64, U
+from lockstep.engine.ops.near import F64, LARGEST, U
 from lockstep.engine.ops.sums import in_order
 from lockstep.engine.weights import Weight
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
-SAMPLED = 64  # rows, whose mean stands for that of all: it is known to one part in eight
+SAMPLED = 64  # rows, whose mean is within an eighth of what rows differ by of that of all
 
 
 def error_of_product(node: Node, value: F64) -> F64:
@@ -65,10 +65,13 @@ def error_of_sums(value: F64, squares: F64, terms: int) -> F64:
     that all together come to U * sqrt(n * (sum(t^2) + s^2)). A random share of it has 0.58 of it
     as its standard deviation; a rounding's error has 0.58 U at most, and squares of partial sums
     half of that on average. Who keeps several sums, or integers of blocks, has fewer roundings.
+
+    Infinite where the magnitudes may add up to more than float32 has (they come to no more than
+    sqrt(n * sum(t^2))): one order overflows there and another does not.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        found: F64 = U * np.sqrt(terms * (squares + np.square(value)))
-    return found
+        found = U * np.sqrt(terms * (squares + np.square(value)))
+        return np.where(np.sqrt(terms * squares) > LARGEST, np.inf, found)
 
 
 def squared_terms(x: F64, weight: Weight) -> F64:

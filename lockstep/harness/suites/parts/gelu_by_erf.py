@@ -7,7 +7,7 @@ from lockstep.harness.locate.segments import shows_tensors
 BY_TANH = frozenset({"GELU", "GEGLU"})
 # The two are at most 4.7e-4 apart, at -2.7. ggml looks the first one up in a table of halves, which
 # is off by up to 2.0e-3 between -4 and 4, and engines without a table are honest: limits of logits
-# have room for both.
+# mostly have room for both.
 HIDDEN = "GELU by tanh against GELU by erf: ggml's table is off by four times more; tensors show it"
 
 
