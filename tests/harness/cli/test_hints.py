@@ -31,6 +31,21 @@ BY_SLICES = "lockstep bisect m.gguf --engine ./mine --black-box"
 BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
 
 
+def plan_of_mine(folder: Path) -> Plan:
+    """Of a program that is there."""
+    path, command = Path("m.gguf"), folder / "mine"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    return Plan(
+        case="m",
+        model=path,
+        subject_model=path,
+        engine=str(command),
+        settings=EXACT,
+        command="m.gguf --engine ./mine",
+    )
+
+
 @pytest.mark.parametrize(
     ("levels", "suites", "lines"),
     [
@@ -56,18 +71,8 @@ BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
 def test_whole_commands_come_next_and_only_such_as_can_be_of_use(
     levels: tuple[str, ...], suites: dict[str, Status], lines: list[str], tmp_path: Path
 ) -> None:
-    path, command = Path("m.gguf"), tmp_path / "mine"
+    path, plan = Path("m.gguf"), plan_of_mine(tmp_path)
     shows = ("kq",) if "trace" in levels else ()
-    command.write_text("#!/bin/sh\n")
-    command.chmod(0o755)
-    plan = Plan(
-        case="m",
-        model=path,
-        subject_model=path,
-        engine=str(command),
-        settings=EXACT,
-        command="m.gguf --engine ./mine",
-    )
     verdicts = [
         Verdict(suite=suite, case="m", status=status, summary="")
         for suite, status in suites.items()
@@ -78,7 +83,7 @@ def test_whole_commands_come_next_and_only_such_as_can_be_of_use(
     )
     code = exit_code(verdicts)
     result = RunResult(code=code, folder=path, verdicts=verdicts, engines=infos, seconds=0.0)
-    acid = f"; lockstep check --suite acid --engine {command}"
+    acid = f"; lockstep check --suite acid --engine {plan.engine}"
     assert next_step([plan], result).replace(acid, "").splitlines() == lines
 
 
@@ -181,17 +186,7 @@ def test_no_mistake_is_looked_for_in_answers_on_a_model_that_was_made(
 ) -> None:
     """An engine that kept a prompt's cells for the next by their number: `decode` saw it on the
     first layer of SmolLM2, and `diagnose`, which was proposed, that all answers were right."""
-    path, command = Path("m.gguf"), tmp_path / "mine"
-    command.write_text("#!/bin/sh\n")
-    command.chmod(0o755)
-    plan = Plan(
-        case="m",
-        model=path,
-        subject_model=path,
-        engine=str(command),
-        settings=EXACT,
-        command="m.gguf --engine ./mine",
-    )
+    path, plan = Path("m.gguf"), plan_of_mine(tmp_path)
     own = EngineInfo(engine="mine", version="1", shows=(), levels=("greedy",))
     wrong = Verdict(
         suite="decode", case="m", status="diverged", summary=asked, detail={"asked": asked}
