@@ -26,7 +26,7 @@ from lockstep.golden.suites.base import (
 )
 from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
 from lockstep.harness.judging.noise import noise_floor
-from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.judging.tolerances import BY_BOUNDS, whole_run
 from lockstep.harness.records import Evaluation, Request, Verdict
 from lockstep.harness.suites.decode import PROMPT
 from lockstep.harness.synth.generator import integers, stream
@@ -148,7 +148,7 @@ def as_measured_twice(noise: float, was: float) -> bool:
 
 def tolerance_of(noise: float, logits: NDArray[np.float32]) -> dict[str, Any]:
     size = largest(logits)
-    bound = whole_run(noise, size)
+    bound = whole_run(noise, size, BY_BOUNDS)
     return {
         "allowed": float(bound.allowed),
         "noise": noise,

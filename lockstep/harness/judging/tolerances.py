@@ -74,17 +74,18 @@ def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64] 
 # --- whole runs -----------------------------------------------------------------------------
 
 
-def whole_run(noise: float, size: float) -> Bound:
+BY_BOUNDS = "runs whose every op is off by a random share of its derived bound"  # as vectors say
+BY_SUMS = f"{BY_BOUNDS}, or of what is probable of a sum of products"
+
+
+def whole_run(noise: float, size: float, runs: str = BY_SUMS) -> Bound:
     """How far apart the logits of two honest runs may be, absolutely.
 
-    noise: the worst logit error of an honest run (judging/noise.py), relative to the largest
-    logit; size: the largest logit.
+    noise: the worst logit error of an honest run (graph/floor.py), relative to the largest logit;
+    size: the largest logit; runs: those that it was measured by, in words.
     """
-    return Bound(
-        2 * noise * size,
-        f"two honest runs, each within {noise:.1e} of the largest logit: measured by runs whose "
-        "every op is off by a random share of its derived bound",
-    )
+    text = f"two honest runs, each within {noise:.1e} of the largest logit: measured by {runs}"
+    return Bound(2 * noise * size, text)
 
 
 def between_two(noise: float, logits: F32) -> float:

@@ -14,7 +14,7 @@ from lockstep.golden.suites.logits import rounded_up
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.noise import MORE_RUNS
-from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.judging.tolerances import BY_BOUNDS, whole_run
 
 WAYS = ("ggml", "plain")  # of an engine that rounds as llama.cpp does, and of one that does not
 ALONE = 2  # of the greedy ids are decoded one by one; those before, in one batch
@@ -89,7 +89,7 @@ def row_of(name: str, matrix: F32, floor: Floor) -> dict[str, Any]:
         text = f"honest runs overflow in {name}, so that no limit can be given"
         raise NoAnswer("not-compared", text, {})
     noise = rounded_up(floor.value / size) if floor.value else 0.0
-    bound = whole_run(noise, size)
+    bound = whole_run(noise, size, BY_BOUNDS)
     return {
         "name": name,
         "rows": len(matrix),
