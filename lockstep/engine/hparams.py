@@ -161,7 +161,9 @@ class Keys:
 
     def vocabulary_size(self) -> int:
         """From `<arch>.vocab_size`, or else the number of the tokenizer's tokens."""
-        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        tokens = None
+        if f"{self.arch}.vocab_size" not in self.metadata:  # to decode them takes a while
+            tokens = self.metadata.get("tokenizer.ggml.tokens")
         return self.positive("vocab_size", len(tokens.data) if tokens is not None else None)
 
     def token_types(self) -> int:

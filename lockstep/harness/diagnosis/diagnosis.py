@@ -28,6 +28,7 @@ from lockstep.harness.diagnosis.questions import (
 )
 from lockstep.harness.diagnosis.race import (
     CLOSE,
+    LEFT,
     HeldAnswers,
     TriedMistake,
     held,
@@ -35,13 +36,10 @@ from lockstep.harness.diagnosis.race import (
     race,
     reaching,
 )
+from lockstep.harness.diagnosis.shortest import shortest
 from lockstep.harness.records import Answered, EngineInfo, Request
 
 ASPECTS = ("metadata", "tokens", "runs")
-# A mistake that agrees within the noise must also explain the better part of the difference from
-# the right engine, three quarters of its squares: where that is hardly larger than the noise,
-# mistakes without any effect would agree as well.
-LEFT = 0.5
 # Where one or two tokens differ, nearly ties, another small error may well tip the same.
 PLACES = 3
 AGAIN = 3
@@ -160,21 +158,20 @@ def of_aspect(
     noise = context.noise.relative if aspect == "runs" else 0.0
     of = held(bench.rounding, every, noise)
     if of.off and aspect == "runs":
-        of = held(bench.rounding, every, context.noise_on(context.batches))
+        noise = context.noise_on(context.batches)
+        of = held(bench.rounding, every, noise, shortest(context, bench.rounding, of))
     rows = rows_of(of)
     if not isfinite(of.noise):
         return Diagnosis(aspect=aspect, status="not-compared", rows=rows)
     if not of.off:
         return Diagnosis(aspect=aspect, status=status_of(rows), rows=rows)
-    ways = [(bench.rounding, of)]
-    if aspect == "runs":
-        plain = held(bench.plain, every, of.noise)
-        if not plain.off:
-            rows = rows_of(plain)
-            return Diagnosis(aspect=aspect, status=status_of(rows), rows=rows)
-        ways.append((bench.plain, plain))
+    if aspect == "runs" and (plain := without_what_is_off(bench, every, of)):
+        rows = rows_of(plain)
+        return Diagnosis(aspect=aspect, status=status_of(rows), rows=rows)
     found: list[TriedMistake] = []
-    for engines, of in ways:
+    for engines in (bench.rounding, bench.plain) if aspect == "runs" else (bench.rounding,):
+        if engines is bench.plain:
+            of = held(engines, every, of.noise, of.shortest)
         for classes in (bench.near, bench.far):
             found += race(engines, reaching(classes, of, found), of, context.progress)
             if any(survives(row) for row in found):
@@ -189,6 +186,17 @@ def of_aspect(
         places=len(of.off),
         unsteady=unsteadiness(context, of),
     )
+
+
+def without_what_is_off(
+    bench: DiagnosisBench, every: Sequence[AskedQuestion], of: HeldAnswers
+) -> HeldAnswers | None:
+    """Where all is right but that nothing is rounded on purpose. Of most engines the first
+    question that is off with roundings is off without them, and there is no need to go on."""
+    if held(bench.plain, of.off[:1], of.noise).off:
+        return None
+    plain = held(bench.plain, every, of.noise)
+    return None if plain.off else plain
 
 
 def status_of(rows: Sequence[Rows]) -> Status:
