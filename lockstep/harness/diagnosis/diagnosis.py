@@ -15,6 +15,7 @@ from lockstep.engine.batch import steps_of
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.catalogue.trial import Wrong
+from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.diagnosis.asking import AskedQuestion, asked, readable
 from lockstep.harness.diagnosis.engines import Engines, candidates
@@ -37,6 +38,7 @@ from lockstep.harness.diagnosis.race import (
     reaching,
 )
 from lockstep.harness.diagnosis.shortest import shortest
+from lockstep.harness.graph.floor import AT_ONCE
 from lockstep.harness.records import Answered, EngineInfo, Request
 
 ASPECTS = ("metadata", "tokens", "runs")
@@ -125,8 +127,9 @@ class DiagnosisBench:
         path, facts = context.subject_model, context.facts
         with open_model(path) as file:
             found = candidates(file, facts.architecture, vocabulary=facts.has_vocabulary)
+            at_once = 1 if keep or is_small(file) else AT_ONCE
         both = [
-            Engines(path=path, settings=context.settings, plain=plain, keep=keep)
+            Engines(path=path, settings=context.settings, plain=plain, keep=keep, at_once=at_once)
             for plain in (False, True)
         ]
         return cls(rounding=both[0], plain=both[1], near=found.near, far=found.far)

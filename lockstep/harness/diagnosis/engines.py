@@ -24,12 +24,14 @@ LLAMA = "llama"  # what models are of unless their name says otherwise
 @dataclass(kw_only=True)
 class Engines:
     """plain: nothing is converted or rounded on purpose, as in engines that do not follow ggml.
-    keep: all that was answered, for more subjects on the same file."""
+    keep: all that was answered, for more subjects on the same file. at_once: processes that may
+    hold what a run of one computes."""
 
     path: Path
     settings: Settings
     plain: bool = False
     keep: bool = False
+    at_once: int = 1
     answers: dict[tuple[type[Any], str], Any] = field(default_factory=dict)
     sessions: dict[type[Any], LocalSession] = field(default_factory=dict)
 

@@ -1,6 +1,6 @@
 """Wrong engines on the questions in turn, until one is answered otherwise than by the subject."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any
@@ -19,6 +19,7 @@ from lockstep.harness.diagnosis.questions import (
     Likeliest,
     RunQuestion,
 )
+from lockstep.harness.processes.ahead import in_shares
 
 # Of 36 mistakes of many models, each left out of the catalogue, the others left 0.46 or more.
 CLOSE = 0.25
@@ -102,17 +103,32 @@ class TriedMistake:
     as_right: frozenset[str] = frozenset()
 
 
+Row = tuple[int, bool, float, list[str]]  # number of a mistake; the rest as TriedMistake has it
+
+
 def race(
     engines: Engines, classes: Sequence[Wrong], of: HeldAnswers, progress: Callable[[str], None]
-) -> Iterator[TriedMistake]:
-    best: TriedMistake | None = None
-    for number, cls in enumerate(classes, 1):
-        progress(f"known mistake {number} of {len(classes)}{so_far(best)}")
-        with engines.opened(cls):
-            remembers = getattr(cls, "remembers", False)
-            row = (tried_in_turn if remembers else tried)(engines, cls, of)
-        best = row if best is None or row.left < best.left else best
-        yield row
+) -> list[TriedMistake]:
+    """In forks too where a run takes long: none of the wrong engines knows of the others."""
+
+    def rows(numbers: Sequence[int]) -> list[Row]:
+        best: TriedMistake | None = None
+        found: list[Row] = []
+        for number in numbers:
+            if 0 in numbers:  # a fork says nothing: there is one line of progress
+                progress(f"known mistake {number + 1} of {len(classes)}{so_far(best)}")
+            row = tried(engines, classes[number], of)
+            best = row if best is None or row.left < best.left else best
+            found.append((number, row.survived, row.left, sorted(row.as_right)))
+        return found
+
+    shares = in_shares(rows, range(len(classes)), engines.at_once)
+    return [
+        TriedMistake(
+            cls=classes[number], survived=survived, left=left, as_right=frozenset(as_right)
+        )
+        for number, survived, left, as_right in sorted(row for _, found in shares for row in found)
+    ]
 
 
 def so_far(best: TriedMistake | None) -> str:
@@ -125,6 +141,12 @@ def so_far(best: TriedMistake | None) -> str:
 
 
 def tried(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
+    with engines.opened(cls):
+        remembers = getattr(cls, "remembers", False)
+        return (tried_in_turn if remembers else tried_in_any_order)(engines, cls, of)
+
+
+def tried_in_any_order(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
     found: list[Compared] = []
     as_right: set[str] = set()
     for one, right in zip(of.every, of.right, strict=True):

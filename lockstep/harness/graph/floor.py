@@ -3,9 +3,8 @@ on the recorded program: every node off by a random share of its bound, or of wh
 sum of products, and one activation of each product that converts them tipped to the next step.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,13 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.engine.kernels.threads import processors
 from lockstep.engine.ops.build import Build
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.graph.program import Program
 from lockstep.harness.graph.replay import Replayed, replay
 from lockstep.harness.graph.ways import Honest, Noisy
 from lockstep.harness.judging.compare import largest, worst_distance
-from lockstep.harness.processes.ahead import Ahead, may_fork
+from lockstep.harness.processes.ahead import in_shares
 
 RUNS = 3
 AT_ONCE = 4  # forks of a large model's runs: each holds what it computes
@@ -44,23 +42,12 @@ def replay_floor(
         pairs = (pair for moved in runs for pair in zip(honest, moved, strict=True))
         return np.array(max((worst_distance(a, b) for a, b in pairs), default=0.0))
 
-    worst = side_by_side(worst_of, range(seed, seed + runs), 1 if is_small(file) else AT_ONCE)
+    most = 1 if is_small(file) else AT_ONCE
+    shares = in_shares(worst_of, range(seed, seed + runs), most)
+    worst = max((float(found) for _, found in shares), default=0.0)
     size = max(map(largest, honest), default=0.0)
     # where all outputs are zero the noise is none: sums of zeros are exact in every engine
     return ReplayFloor(outputs=honest, relative=worst / size if size else 0.0)
-
-
-def side_by_side(
-    worst_of: Callable[[Iterable[int]], NDArray[Any]], seeds: Sequence[int], most: int
-) -> float:
-    """The worst of all, in forks of this process, which share what it knows so far."""
-    n = max(1, min(most, len(seeds), processors() if may_fork() else 1))
-    others = [Ahead(partial(worst_of, seeds[i::n])) for i in range(1, n)]
-    try:
-        return float(max(worst_of(seeds[::n]), *(other.result() for other in others), 0.0))
-    finally:
-        for other in others:
-            other.close()
 
 
 def whole(run: Replayed) -> tuple[NDArray[Any], ...]:

@@ -11,12 +11,13 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
-from lockstep.engine.kernels.threads import beside_parent
+from lockstep.engine.kernels.threads import beside_parent, processors
 from lockstep.harness.processes.limits import die_with
 from lockstep.harness.processes.side_by_side import BLAS, interrupts_later
 from lockstep.harness.processes.wire import Channel, Closed, WireError, pack
@@ -101,6 +102,22 @@ def may_fork() -> bool:
     the commands and the tests see to it."""
     alone = os.environ.get(BLAS) == "1"
     return sys.platform == "linux" and alone and len(os.sched_getaffinity(0)) > 1
+
+
+def in_shares(
+    work: Callable[[Sequence[A]], B], items: Sequence[A], most: int
+) -> list[tuple[Sequence[A], B]]:
+    """What the work gives for each share of the items: of one here, of the others in forks of this
+    process. most: forks and this process; of no items there is one share."""
+    n = max(1, min(most, len(items), processors() if may_fork() else 1))
+    shares = [items[i::n] for i in range(n)]
+    others = [Ahead(partial(work, share)) for share in shares[1:]]
+    try:
+        found = [work(shares[0]), *(other.result() for other in others)]
+        return list(zip(shares, found, strict=True))
+    finally:
+        for other in others:
+            other.close()
 
 
 class Awaited(Generic[A]):

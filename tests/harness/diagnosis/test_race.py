@@ -1,0 +1,60 @@
+"""Most mistakes are ruled out by a few tokens, and by two processes where a model is large."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.catalogue.views import LOGITS
+from lockstep.harness.diagnosis import diagnosis, race
+from lockstep.harness.diagnosis.questions import RunQuestion
+from lockstep.harness.processes import ahead
+from tests.harness.diagnosis.test_diagnosis import CATALOGUE, HALVES, diagnosed, names, runs
+
+NO_MASK = "mutant:mask-missing"
+LATER = ("mutant:mask-of-second-batch", "mutant:mask-missing-in-second-batch")
+OTHERS = (NO_MASK, "mutant:mask-not-itself", *LATER)
+
+
+def test_others_are_asked_for_the_first_tokens_that_are_off_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rotation is seen from the second token on, so that it takes two."""
+    asked: dict[str, list[int]] = {}
+    compared = race.compared
+
+    def counted(engines: Any, cls: type[Any], one: Any, noise: float) -> Any:
+        if isinstance(one.question, RunQuestion) and cls is not Reference:
+            asked.setdefault(cls.name, []).append(sum(map(len, one.question.batches)))
+        return compared(engines, cls, one, noise)
+
+    monkeypatch.setattr(race, "compared", counted)
+    known = (HALVES, "mutant:silu-without-gate", "mutant:kv-head-modulo")
+    found = runs(diagnosed(HALVES, tmp_path, view=LOGITS, known=known))
+    assert (found.status, names(found)) == ("named", [HALVES])
+    assert {name: sizes for name, sizes in asked.items() if name != HALVES} == dict.fromkeys(
+        known[1:], [2]
+    )
+    assert len(asked[HALVES]) > 5
+
+
+@pytest.mark.parametrize("mistake", [NO_MASK, *LATER])
+def test_what_tokens_behind_make_of_the_first_is_named(mistake: str, tmp_path: Path) -> None:
+    """The first tokens by themselves are right, and a shorter question says nothing of it."""
+    found = runs(diagnosed(mistake, tmp_path, view=LOGITS, known=(*CATALOGUE, *OTHERS)))
+    assert (found.status, names(found)) == ("named", [mistake])
+
+
+@pytest.mark.parametrize("mistake", [HALVES, "mutant:missing-scale"])
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+def test_forks_come_to_the_same_diagnosis(
+    mistake: str, is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = tuple(name for name in CATALOGUE if is_known or name != mistake)
+    alone = diagnosed(mistake, tmp_path, view=LOGITS, known=known)
+    assert runs(alone).status == ("named" if is_known else "none")
+    monkeypatch.setattr(diagnosis, "is_small", lambda file: False)
+    monkeypatch.setattr(ahead, "may_fork", lambda: True)
+    monkeypatch.setattr(ahead, "processors", lambda: 3)
+    assert diagnosed(mistake, tmp_path, view=LOGITS, known=known) == alone
