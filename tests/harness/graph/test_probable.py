@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect
+from lockstep.engine.ops.near import U
 from lockstep.harness.graph.probable import SAMPLED, error_of_product
 from tests.shadow_nodes import node, normal
 
@@ -45,6 +46,39 @@ def one_is_huge(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
 
 def few_are_not_zero(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
     return weights, x * (np.arange(x.shape[1]) % 16 == 0).astype(np.float32)
+
+
+def first_up_then_down(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
+    """The sum is small, and partial sums are not: half of the terms add up with the same sign."""
+    signs = np.where(np.arange(x.shape[1]) < x.shape[1] // 2, 1, -1).astype(np.float32)
+    return np.abs(weights) * signs, np.abs(x)
+
+
+def first_down_then_up(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
+    weights, x = first_up_then_down(weights, x)
+    return -weights, x
+
+
+@pytest.mark.parametrize("terms", [64, 1024, 8192])
+@pytest.mark.parametrize("kind", [first_up_then_down, first_down_then_up])
+@pytest.mark.parametrize("step", [1, -1])
+@pytest.mark.parametrize("rows", [8, ROWS])
+def test_so_is_one_whose_partial_sums_are_far_larger_than_the_sum(
+    terms: int, kind: Any, step: int, rows: int
+) -> None:
+    weights, x = kind(normal(1, rows, terms), normal(2, TOKENS, terms))
+    value, error, _ = of(product(weights, x))
+    off = (one_by_one(weights[:, ::step], x[:, ::step]) - value) / error
+    assert np.sqrt(np.mean(off**2)) < np.sqrt(1 / 3)
+    assert np.abs(off).max() < 2.5
+
+
+def test_of_terms_in_no_order_the_file_s_order_adds_nothing() -> None:
+    weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
+    value, error, _ = of(product(weights, x))
+    squares = np.square(x, dtype=np.float64) @ np.square(weights, dtype=np.float64).mean(axis=0)
+    plain = U * np.sqrt(1024 * (squares[:, None] + np.square(value)))
+    assert np.allclose(error, plain, rtol=0.1)
 
 
 @pytest.mark.parametrize("terms", [16, 128, 1024, 8192])
@@ -130,3 +164,16 @@ def test_an_infinite_input_moves_nothing_else() -> None:
     x[3, 4] = np.inf
     _, other, _ = of(product(weights, x))
     assert np.array_equal(np.delete(error, 3, axis=0), np.delete(other, 3, axis=0))
+
+
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("row", [0, 5])  # the first is one of the sample
+def test_a_weight_that_is_not_finite_is_no_measure_of_other_rows(wrong: float, row: int) -> None:
+    """Nor may its own sum be anything else: it would be said that honest runs overflow."""
+    weights, x = normal(1, ROWS, 32), normal(2, TOKENS, 32)
+    _, error, _ = of(product(weights, x))
+    weights[row, 7] = wrong
+    _, other, _ = of(product(weights, x))
+    assert not other[:, row].any()
+    others = np.arange(ROWS) != row
+    assert np.allclose(other[:, others], error[:, others], rtol=0.1)
