@@ -98,7 +98,8 @@ def squared_terms(x: F64, weight: Weight) -> F64:
         more = beyond_the_sum(x, few)
         if weight.shape[0] > SAMPLED:
             more = more.sum(axis=-1, keepdims=True) / max(1, len(few))
-        return np.fmax(found, more)
+        larger: F64 = np.fmax(found, more)
+        return larger
 
 
 def beyond_the_sum(x: F64, rows: F64) -> F64:

@@ -14,6 +14,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect, settled
 from lockstep.engine.ops.near import F64, Expected
 from lockstep.harness.graph.disturbed import disturbed
+from lockstep.harness.graph.norm_sums import NORMS, error_of_rows
 from lockstep.harness.graph.probable import PRODUCTS, error_of_product
 from lockstep.harness.judging.compare import pieces
 from lockstep.harness.judging.noise import tipped
@@ -55,8 +56,9 @@ class Wide(Honest):
 @dataclass(frozen=True)
 class Noisy(Honest):
     """Each result is off by a random share of what its formula allows, and sums of products of what
-    is probable; of each product that converts activations one of them is tipped to the next step;
-    equal values are in any order: an honest engine, and unlucky."""
+    is probable; each row of a norm as a whole of what squares added up in float32 may be; of each
+    product that converts activations one of them is tipped to the next step; equal values are in
+    any order: an honest engine, and unlucky."""
 
     seed: int = 0
 
@@ -76,6 +78,8 @@ class Noisy(Honest):
         bound = np.asarray(error_of_product(node, found.value) if products else found.allowed)
         if found.answer is not None or not (found.value.size and np.any(bound)):
             return super().result(node, found)
+        if node.op in NORMS:
+            found = replace(found, value=self.scaled_rows(node, found.value))
         drawn = begun(self.seed, name_of(node, "error"))
         out = settled(np.zeros(found.value.shape), node.type)
         flat = out.reshape(-1)
@@ -84,6 +88,13 @@ class Noisy(Honest):
                 there = flat[start : start + value.size]
                 there[:] = disturbed(value, allowed, drawn.random_raw(value.size))
         return out
+
+    def scaled_rows(self, node: Node, value: F64) -> F64:
+        """Each as a sum in float32 may have it."""
+        error = error_of_rows(node)
+        drawn = begun(self.seed, name_of(node, "rows")).random_raw(error.size)
+        shares = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
+        return value * (1 + shares.reshape(error.shape) * error)
 
 
 def name_of(node: Node, what: str) -> str:

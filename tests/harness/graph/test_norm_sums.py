@@ -1,0 +1,100 @@
+"""What whole rows of a norm may be off by: as far as those of a float32 sum of squares are."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.engine.node import Node
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.near import U
+from lockstep.harness.graph.norm_sums import error_of_rows
+from lockstep.harness.graph.ways import Honest, Noisy
+from tests.shadow_nodes import node, normal, params
+
+ROWS, EPS = 64, 1e-5
+BUILD = Build(lanes=1)
+Rows = NDArray[np.float32]
+
+
+def norm(x: Rows, op: str = "RMS_NORM") -> Node:
+    return node(op, np.zeros_like(x), x, held=params(EPS))
+
+
+def massive(x: Rows, times: float) -> Rows:
+    """As real models have them: of one channel all are thousands of times larger than others."""
+    x = x.copy()
+    x[:, 7] = times
+    return x
+
+
+def scales(x: Rows, sums: NDArray[Any]) -> NDArray[np.float64]:
+    mean = sums.astype(np.float64)[..., None] / x.shape[-1]
+    return 1 / np.sqrt(mean + EPS)
+
+
+def one_by_one(x: Rows) -> NDArray[np.float64]:
+    return scales(x, np.cumsum(x * x, axis=-1, dtype=np.float32)[..., -1])
+
+
+def in_double(x: Rows) -> NDArray[np.float64]:
+    return scales(x, np.square(x, dtype=np.float64).sum(axis=-1))
+
+
+def off(x: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How far a row is off as a whole where squares are added up in float32, and may be."""
+    return np.abs(one_by_one(x) / in_double(x) - 1), error_of_rows(norm(x))[0, 0]
+
+
+@pytest.mark.parametrize("width", [64, 1024, 8192])
+@pytest.mark.parametrize("times", [0.5, 300, 1000, 3000, 5000])
+def test_a_float32_sum_of_squares_is_off_by_less_than_twice_of_it(width: int, times: float) -> None:
+    found, allowed = off(massive(normal(1, ROWS, width), times))
+    assert (found < 2 * allowed).all()
+
+
+def test_where_one_element_is_thousands_of_times_larger_it_is_no_accident() -> None:
+    """Runs off by what a sum in double may be, and by roundings up and down, are no measure."""
+    x = massive(normal(1, ROWS, 4096), 5000)
+    found, allowed = off(x)
+    assert (found > 5 * U * np.sqrt(4096 / 3) / 2).all()
+    assert (allowed < 2 * found).all()
+
+
+def test_of_other_rows_it_is_a_few_last_bits() -> None:
+    _, allowed = off(normal(1, ROWS, 1024))
+    assert (allowed < U * np.sqrt(1024 / 3)).all()  # twice what roundings up and down come to
+
+
+def test_an_eps_that_is_another_is_more() -> None:
+    x = normal(1, ROWS, 1024)
+    _, allowed = off(x)
+    wrong = np.sqrt((np.square(x).mean(axis=-1, keepdims=True) + EPS) ** -1)
+    right = np.sqrt((np.square(x).mean(axis=-1, keepdims=True) + 10 * EPS) ** -1)
+    assert (np.abs(wrong / right - 1) > 2 * allowed).all()
+
+
+@pytest.mark.parametrize("op", ["RMS_NORM", "NORM"])
+def test_rows_of_zeros_or_of_no_numbers_are_off_by_nothing(op: str) -> None:
+    x = normal(1, 3, 64)
+    x[0], x[1, 5], x[2, 5] = 0, np.inf, np.nan
+    assert not error_of_rows(norm(x, op)).any()
+
+
+def test_a_layer_norm_is_off_by_the_squares_of_what_is_left_without_the_mean() -> None:
+    x = massive(normal(1, ROWS, 4096), 5000)
+    plain = error_of_rows(norm(x, "NORM"))
+    assert np.allclose(plain, error_of_rows(norm(x - x.mean(axis=-1, keepdims=True))), rtol=0.2)
+
+
+def test_a_noisy_run_scales_each_row_by_it() -> None:
+    x = massive(normal(1, ROWS, 4096), 5000)
+    made = norm(x)
+    honest = Honest(sizes=False).compute(BUILD, made)[0, 0].astype(np.float64)
+    noisy = Noisy(seed=1).compute(BUILD, made)[0, 0]
+    shares = np.median(noisy / honest, axis=-1) - 1
+    allowed = error_of_rows(made)[0, 0, :, 0]
+    assert (np.abs(shares) < allowed + U).all()
+    assert np.abs(shares).max() > 0.7 * allowed.max()
+    assert shares.min() < 0 < shares.max()
