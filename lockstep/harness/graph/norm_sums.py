@@ -11,6 +11,7 @@ from lockstep.engine.node import Node
 from lockstep.engine.ops.near import F64, LARGEST, U
 
 NORMS = ("RMS_NORM", "NORM")
+FEW = 4  # last bits
 
 
 def error_of_rows(node: Node) -> F64:
@@ -22,7 +23,8 @@ def error_of_rows(node: Node) -> F64:
 
     Where one element is thousands of times larger than the others (a massive activation) and comes
     early, the sum has few bits for their squares: each is rounded to its last bit, which for many
-    is to nothing, and not by chance. That is counted as it would be with the largest one first.
+    is to nothing, and not by chance. That is counted as it would be with the largest one first, of
+    terms that are a few last bits: those of larger ones are rounded up as often as down.
     """
     x = node.wide(0)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -31,7 +33,8 @@ def error_of_rows(node: Node) -> F64:
         terms = np.square(x)
         sums = terms.sum(axis=-1, keepdims=True)
         bits = np.spacing(np.minimum(sums, LARGEST).astype(np.float32)).astype(np.float64)
-        lost = (np.rint(terms / bits) * bits - terms).sum(axis=-1, keepdims=True)
+        rounded = np.rint(terms / bits) * bits
+        lost = np.where(terms < FEW * bits, rounded - terms, 0.0).sum(axis=-1, keepdims=True)
         off = U * np.sqrt(x.shape[-1] / 3) * sums + np.abs(lost)
         found: F64 = off / (2 * (sums + x.shape[-1] * float(node.floats()[0])))
     return np.where(np.isfinite(found), found, 0.0)
