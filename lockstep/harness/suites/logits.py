@@ -42,6 +42,7 @@ from lockstep.harness.records import (
 )
 from lockstep.harness.suites.parts.by_position import by_position
 from lockstep.harness.suites.parts.gelu_by_erf import hidden_by_the_table
+from lockstep.harness.suites.parts.hidden_tokens import hidden_tokens
 from lockstep.harness.suites.parts.one_batch import with_one_batch
 from lockstep.harness.suites.parts.threads import ask_several_threads
 from lockstep.harness.suites.parts.which_tokens import (
@@ -268,11 +269,14 @@ def compared(
     }
     if what != "logit":
         detail["what"] = what
+    elif hidden := hidden_tokens(expected, float(bound.allowed)):
+        detail["hidden_tokens"], detail["vocabulary"] = hidden, expected.shape[-1]
     if off is None:
         return context.verdict(suite, "agreed", agreement(detail, what), detail)
     at_fault = who_is_wrong(context, batches, (expected, got), rounded)
     if not at_fault:
-        text = "each agrees with an honest run, which converts activations or does not"
+        text = "each agrees with an honest run, which rounds activations as llama.cpp does, "
+        text += "otherwise or not at all"
         return context.verdict(suite, "agreed", text, detail)
     runs = {"oracle": [expected], "subject": [got], "both": [expected, got]}[at_fault]
     if by_chance(context, batches, truth, runs, float(bound.allowed)):
@@ -365,6 +369,9 @@ def agreement(detail: dict[str, Any], what: str) -> str:
         text += f"; every finite {what} is zero"
     if detail["not_finite"]:
         text += f"; {detail['not_finite']} are NaN or infinite in both"
+    if "hidden_tokens" in detail:
+        text += f"; not compared {detail['hidden_tokens']} of {detail['vocabulary']} tokens, whose "
+        text += "logits are all smaller than what is allowed"
     return text
 
 
