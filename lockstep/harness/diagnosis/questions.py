@@ -31,16 +31,24 @@ TEXTS = ("detokenize", "tokenizer")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
     """Of each row of an answer. apart: squared distances; what is no distance is 0 or 1.
-    not_compared: tokens from a tie on, or half a character, of which nothing is known."""
+    not_compared: tokens from a tie on, or half a character, of which nothing is known. ties: of
+    those that are the same, tokens that the engine may choose, and does not."""
 
     same: NDArray[np.bool_]
     apart: NDArray[np.float64]
     not_compared: int = 0
+    ties: int = 0
 
     @classmethod
-    def exactly(cls, same: Iterable[bool], not_compared: int = 0) -> "Compared":
+    def exactly(cls, same: Iterable[bool], not_compared: int = 0, ties: int = 0) -> "Compared":
         found = np.fromiter(same, np.bool_)
-        return cls(same=found, apart=(~found).astype(np.float64), not_compared=not_compared)
+        apart = (~found).astype(np.float64)
+        return cls(same=found, apart=apart, not_compared=not_compared, ties=ties)
+
+    @property
+    def chosen(self) -> int:
+        """Tokens that are the engine's own as well."""
+        return int(self.same.sum()) - self.ties
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -335,10 +343,13 @@ class InTurn(MistakeQuestion):
     ) -> Compared:
         """A tie within the noise is the same: here nothing stands behind it."""
         rows = zip(said[1:], answer[1:], strict=True)
-        return Compared.exactly(
-            token == ids[0] or bool(logits and is_tie(logits[0], ids[0], token, noise))
+        ties = [
+            token != ids[0] and bool(logits and is_tie(logits[0], ids[0], token, noise))
             for token, (ids, logits) in rows
-        )
+        ]
+        pairs = zip(said[1:], answer[1:], ties, strict=True)
+        same = [tie or token == ids[0] for token, (ids, _), tie in pairs]
+        return Compared.exactly(same, ties=sum(ties))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -378,7 +389,7 @@ class Continued(MistakeQuestion):
         best = max(readings(said, free, self.pieces), key=lambda r: (r.end, -len(r.rest)))
         tie = best.end < len(free) and self.is_tie(rows, free, best, noise)
         if not said and rows and is_written(self.pieces[free[0]]):  # control tokens have no text
-            return Compared.exactly([tie])
+            return Compared.exactly([tie], ties=int(tie))
         if best.end < len(free) and (why_not_compared(best, free, self.pieces) or tie):
             return Compared.exactly([True] * best.end, len(free) - best.end)
         return Compared.exactly(i < best.end for i in range(len(free)))

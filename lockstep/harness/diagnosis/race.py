@@ -216,4 +216,14 @@ def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
             of_right += float(b.apart[off].sum())
     if of_right:
         return sqrt(of_it / of_right)
-    return 0.0 if own and all(a.same.all() for a in own) else inf
+    return 0.0 if own and all(a.same.all() for a in own) and makes_some(own, of) else inf
+
+
+def makes_some(own: Sequence[Compared], of: HeldAnswers) -> bool:
+    """Where texts alone are off, a token of the subject's that the right engine does not choose.
+    What has larger logits has wider ties, and by these may stand beside any text: logarithms of
+    probabilities chose every token as the right engine did, and were named."""
+    off = [row for row in zip(of.every, own, of.right, strict=False) if not row[2].same.all()]
+    if not all(is_text(one) for one, _, _ in off):
+        return True
+    return any(mine.chosen > right.chosen for _, mine, right in off)

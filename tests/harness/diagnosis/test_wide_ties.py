@@ -1,0 +1,40 @@
+"""A tie is as wide as the logits are large. Who has larger ones and chooses what the right engine
+does stands within its ties beside many a wrong text, and is not what wrote it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.quants.base import F32
+from lockstep.harness.catalogue.views import TEXT
+from lockstep.harness.diagnosis.questions import Compared
+from tests.harness.diagnosis.test_diagnosis import diagnosed, names, runs, with_product
+
+# it takes one constant from all logits of a row, so that the largest is larger
+LOGARITHMS = "mutant:log-probabilities-for-logits"
+HALVES = "mutant:rope-half-split"
+NOISE = 1e-2  # a share of the largest logit: models of Q8_0 have up to twice as much
+
+
+def of_single_rows(out: F32) -> F32:
+    """A kernel for one row alone that is wrong, as is the one of an engine that was tried."""
+    return out if len(out) > 1 else out + np.float32(0.6) * np.roll(out, 5)
+
+
+def test_who_chooses_as_the_right_engine_is_not_named_by_ties(tmp_path: Path) -> None:
+    wrong = with_product(of_single_rows)
+    found = runs(diagnosed(wrong, tmp_path, view=TEXT, noise=NOISE, known=(LOGARITHMS,)))
+    assert found.status == "none"
+    assert found.tried == 1
+
+
+def test_a_mistake_that_makes_the_text_is_named_beside_it(tmp_path: Path) -> None:
+    known = (LOGARITHMS, HALVES)
+    found = runs(diagnosed(HALVES, tmp_path, view=TEXT, noise=NOISE, known=known))
+    assert names(found) == [HALVES]
+
+
+@pytest.mark.parametrize(("ties", "chosen"), [(0, 3), (2, 1)])
+def test_a_token_that_is_only_a_tie_is_nobodys_choice(ties: int, chosen: int) -> None:
+    assert Compared.exactly([True, True, False, True], ties=ties).chosen == chosen
