@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.harness.graph.axis_names import axes_in_words
 from lockstep.harness.graph.node_judge import axes_of
 from lockstep.harness.graph.segment import Segment
 from lockstep.harness.graph.watched import Seen
@@ -33,6 +34,7 @@ class HeldSegment:
     reason: str
     mismatch: Mismatch | None
     measured: bool  # how far it may be off
+    whole: tuple[int, ...]  # the node's own sizes
 
     def finding(self, *, op: str, weight: str) -> SiteFinding:
         wire = self.segment.wire
@@ -54,11 +56,19 @@ class HeldSegment:
             sees=smallest_scale_error(self.truth, self.allowed),
             layer=wire.layer,
             inputs=self.segment.starts,
-            axes=SITES[wire.site.name].shape if wire.site.name in SITES else axes_of(self.mismatch),
+            axes=self.axes,
             weight=weight,
             worst=share_of_limit(self.truth, self.shown, self.allowed),
             measured=self.measured,
         )
+
+    @property
+    def axes(self) -> str:
+        """Numbers in the place of names that the shape in which it is shown leaves none."""
+        numbered = axes_of(self.mismatch)
+        if (name := self.segment.wire.site.name) not in SITES:
+            return numbered
+        return axes_in_words(SITES[name].shape, self.whole, self.truth.shape) or numbered
 
 
 def nearest(tried: Sequence[HeldSegment]) -> HeldSegment:

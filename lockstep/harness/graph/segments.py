@@ -279,6 +279,7 @@ class SegmentJudge:
             truth=truth,
             shown=shown,
             allowed=allowed,
+            whole=seen.whole,
             reason=segment.reason(seen.reason, own) + self.stored_as(segment),
             mismatch=mismatch,
             measured=bool(own.rows) or not segment.rounds,
@@ -344,7 +345,14 @@ class SegmentJudge:
         truth = part(value)
         more = leaves_out(value.reshape(whole.shape), shown.shape, node.name)
         allowed = part(bound.allowed)
-        return Seen(value=truth, truth=truth, allowed=allowed, reason=bound.reason, more=more)
+        return Seen(
+            value=truth,
+            truth=truth,
+            allowed=allowed,
+            reason=bound.reason,
+            more=more,
+            whole=whole.shape,
+        )
 
     def again(self, segment: Segment, ways: Iterable[tuple[Seen, Noises]]) -> HeldSegment:
         """Is it what an engine of another design would show? With noise that is better known,

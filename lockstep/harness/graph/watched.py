@@ -27,6 +27,7 @@ class Seen:
     reason: str
     scores: NDArray[np.float64] | None = None  # of ids: what they choose from
     more: bool = False  # than is shown
+    whole: tuple[int, ...] = ()  # the node's own sizes, slowest first
 
     @property
     def numbers(self) -> NDArray[Any]:
@@ -73,6 +74,7 @@ class Watched(Honest):
                 reason=found.reason,
                 scores=scores_of(node),
                 more=leaves_out(value.reshape(node.value.shape), self.wanted[place], node.name),
+                whole=node.value.shape,
             )
             self.met.add(place)
             if self.keep(place, seen):

@@ -1,0 +1,39 @@
+"""What the axes of a tensor are called in the shape in which an engine shows it.
+
+The same numbers in another shape will do: heads side by side, or a batch of one before all. Then
+the names of llama.cpp's axes are others', and tokens were called heads.
+"""
+
+from collections.abc import Sequence
+
+AND = " * "
+
+
+def axes_in_words(names: str, whole: Sequence[int], shape: Sequence[int]) -> str | None:
+    """names: of the node's last axes, in words; whole: its sizes; shape: as it is shown. None where
+    an axis that is shown is no whole number of the node's."""
+    axes = names.strip("()").split(", ")
+    parts = [part for axis in axes for part in axis.split(AND)]
+    before = len(shape) - len(axes)
+    if len(shape) in (len(axes), len(parts)):
+        found: list[str] | None = axes if len(shape) == len(axes) else parts
+    elif before > 0 and set(shape[:before]) == {1}:
+        found = axes  # those of one that stand before them have no name
+    else:
+        found = joined(axes, whole[-len(axes) :], shape)
+    return None if found is None else f"({', '.join(found)})"
+
+
+def joined(axes: Sequence[str], sizes: Sequence[int], shape: Sequence[int]) -> list[str] | None:
+    """Axes side by side are one, where their sizes make that of one that is shown."""
+    found, rest = [], list(zip(axes, sizes, strict=False))
+    for size in shape:
+        group, room = list[str](), 1
+        while rest and (not group or room < size):
+            name, of_it = rest.pop(0)
+            group.append(name)
+            room *= of_it
+        if room != size or not group:
+            return None
+        found.append(AND.join(group))
+    return None if rest else found
