@@ -44,6 +44,7 @@ from lockstep.harness.graph.program import Graph
 from lockstep.harness.http.session import is_address
 from lockstep.harness.records import REFUSED, EngineInfo, Request, Settings, Status, Verdict
 from lockstep.harness.suites.logits import compared
+from lockstep.harness.suites.parts.one_batch import with_one_batch
 
 SUITE = "black-box"
 OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason")
@@ -160,7 +161,7 @@ class SliceAsker:
         except BadInput as error:
             return SliceAnswer(status="not-compared", summary=str(error))
         try:
-            answer = worst_of(verdicts_of(opened, given), plan.oracle)
+            answer = worst_of(verdicts_of(opened, given, whole=plan is self.plan), plan.oracle)
             return replace(answer, engines=opened.engines)
         finally:
             opened.close()
@@ -268,11 +269,11 @@ def why_not_asked(
     return ""
 
 
-def verdicts_of(opened: Opened, given: Sequence[Batch]) -> list[Verdict]:
+def verdicts_of(opened: Opened, given: Sequence[Batch], *, whole: bool = False) -> list[Verdict]:
     context = replace(opened.context, given=tuple(given))
     levels = context.subject_info.levels
     if levels is None or "logits" in levels:
-        return [logits_of(context)]
+        return [logits_of(context, whole=whole)]
     if given:
         text = "no single tokens can be given to an engine that shows no logits"
         return [context.verdict(SUITE, "not-applicable", text)]
@@ -286,8 +287,9 @@ class NotSteady(Exception):
     """An engine whose own runs differ by more than is allowed: no place is at fault."""
 
 
-def logits_of(context: Context) -> Verdict:
-    """Raises NotSteady, which one more run shows of a difference: a bisection meets many."""
+def logits_of(context: Context, *, whole: bool) -> Verdict:
+    """Raises NotSteady, which one more run shows of a difference: a bisection meets many. whole:
+    the user's own model, of which it is said as well which batches differ."""
     request = Request(batches=context.batches)
     try:
         expected, actual = context.ask_both("evaluate", request)
@@ -296,6 +298,8 @@ def logits_of(context: Context) -> Verdict:
         shaky = unsteady(context.subject, request, actual) if found.status == "diverged" else None
         if shaky and shaky.apart > 2 * context.noise.relative:
             raise NotSteady(f"{context.subject.name} is not deterministic: {shaky}")
+        if whole:
+            return with_one_batch(context, context.batches, found, expected, actual)
         return found
     except NoAnswer as error:
         return unanswered(SUITE, context, error)

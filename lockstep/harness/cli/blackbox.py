@@ -140,14 +140,23 @@ def wrong_layers(rows: Sequence["LayerRow"]) -> list[int]:
 
 
 def where_else(result: "BlackBoxBisection") -> Iterator[str]:
-    """Where every part agrees, and what is chosen by its logits or computed by threads does not."""
+    """Where every part agrees, and the whole, what is chosen by its logits or computed by threads
+    does not."""
     from lockstep.harness.report.text import CALLS, THREADS
 
+    if result.rows and result.whole.differs and no_part_is_named(result):
+        yield f"no part of it differs alone, and the whole model does: {result.whole.summary}"
     wrong = [verdict for verdict in result.others if verdict.status == "diverged"]
     if wrong and all("n_threads" in verdict.detail for verdict in wrong):
         yield f"with one thread every part is right: look at {THREADS}"
     elif wrong and {verdict.suite for verdict in wrong} == {"decode"} and result.whole.allowed:
         yield f"every part of it is right, and so are its logits: look at {CALLS}"
+
+
+def no_part_is_named(result: "BlackBoxBisection") -> bool:
+    """Then the words of the whole are all that there is to go on with: they may name the run."""
+    named = any(look.tensors for look in result.lenses) or any(s.tensors for s in result.places)
+    return not named and not any(row.answer.differs for row in result.rows)
 
 
 def only_as_stored(result: "BlackBoxBisection") -> str:

@@ -90,17 +90,19 @@ def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
     from lockstep.harness.protocol.session import command_of
     from lockstep.harness.records import DEFAULT
 
-    plan = plans[0]
-    if not result.code and is_address(plan.engine) and plan.settings.name == DEFAULT.name:
-        command = f"lockstep check {without(plan.command, '--settings')} --settings exact"
-        return f"{EXACTLY}: {command}"
-    if result.code or not can_be_sliced(plan, result.engines):
+    plan, found = plans[0], list[str]()
+    if result.code:
         return ""
-    known = is_users(plan.engine) or is_served(plan.engine)
-    if not known and command_of(plan.engine) is None:
-        return ""  # one of ours
-    acid = f"lockstep check --suite acid --engine {shlex.quote(plan.engine)}"
-    return f"what sees more without tensors: {black_box_command(plan)}; {acid}"
+    served = is_served(plan.engine)
+    if (is_address(plan.engine) or served) and plan.settings.name == DEFAULT.name:
+        command = f"lockstep check {without(plan.command, '--settings')} --settings exact"
+        found.append(f"{EXACTLY}: {command}")
+    if can_be_sliced(plan, result.engines) and (
+        is_users(plan.engine) or served or command_of(plan.engine) is not None
+    ):  # none of ours
+        acid = f"lockstep check --suite acid --engine {shlex.quote(plan.engine)}"
+        found.append(f"what sees more without tensors: {black_box_command(plan)}; {acid}")
+    return "\n".join(found)
 
 
 def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:

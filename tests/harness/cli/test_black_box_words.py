@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.harness.blackbox.asking import SliceAnswer, worst_of
-from lockstep.harness.cli.blackbox import ends, only_as_stored, reasons
+from lockstep.harness.cli.blackbox import ends, only_as_stored, reasons, where_else
 from lockstep.harness.records import Status, Verdict
 
 LENS = SimpleNamespace(type="Q4_0")
@@ -57,6 +57,32 @@ def test_weights_that_no_lens_showed_are_not_said_to_agree() -> None:
         *_, last = ends(plan, result)
         assert last.startswith("every slice")
         assert ("every weight" in last) == named
+
+
+@pytest.mark.parametrize(
+    ("rows", "tensors", "said"),
+    [
+        (["agreed", "agreed"], (), True),
+        (["agreed", "diverged"], (), False),
+        (["agreed", "agreed"], ("blk.0.attn_q.weight",), False),
+    ],
+)
+def test_where_no_part_is_named_the_run_that_differs_is(
+    rows: list[Status], tensors: tuple[str, ...], said: bool
+) -> None:
+    """A kernel for one row of Q8_0: every slice and every lens agreed, and the last word was
+    DIVERGENCE."""
+    summary = "those of 2 of 34 tokens, none before batch 1"
+    look = looked("diverged" if tensors else "agreed")
+    look.tensors = tensors
+    result: Any = SimpleNamespace(
+        rows=[row(status) for status in rows],
+        lenses=[look],
+        places=[],
+        whole=SliceAnswer(status="diverged", summary=summary),
+        others=[],
+    )
+    assert (summary in " ".join(where_else(result))) == said
 
 
 def test_lists_that_are_empty_where_the_text_ends_do_not_hide_those_that_agree() -> None:

@@ -112,6 +112,29 @@ def test_a_server_that_conforms_may_be_held_against_exact_settings(
     assert bool(next_step([plan], result)) == named
 
 
+@pytest.mark.parametrize("settings", [DEFAULT, EXACT])
+def test_a_server_that_is_started_may_be_held_against_exact_settings_as_well(
+    settings: Settings,
+) -> None:
+    """A sine that was reduced badly conformed, and by models made of it too; with an F32 cache it
+    was found at once, which was said of addresses alone."""
+    engine = "serve:./mine -m {model} --port {port}"
+    plan = Plan(
+        case="m",
+        model=Path("m.gguf"),
+        subject_model=Path("m.gguf"),
+        engine=engine,
+        settings=settings,
+        command=f"m.gguf --engine '{engine}' --settings {settings.name}",
+    )
+    infos = (EngineInfo(engine="mine", version="1", shows=(), levels=("logprobs", "generate")),)
+    verdicts = [Verdict(suite="logprobs", case="m", status="agreed", summary="")]
+    result = RunResult(code=0, folder=Path("."), verdicts=verdicts, engines=infos, seconds=0.0)
+    *exactly, slices = next_step([plan], result).splitlines()
+    assert slices.startswith("what sees more without tensors: lockstep bisect m.gguf")
+    assert [line.endswith("--settings exact") for line in exactly] == [True] * (settings == DEFAULT)
+
+
 def test_a_bisection_of_an_engine_without_tensors_names_whole_commands(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
