@@ -18,9 +18,9 @@ from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.diagnosis.asking import AskedQuestion, asked, readable
+from lockstep.harness.diagnosis.compared import Compared
 from lockstep.harness.diagnosis.engines import Engines, candidates
 from lockstep.harness.diagnosis.questions import (
-    Compared,
     Greedy,
     InTurn,
     Likeliest,

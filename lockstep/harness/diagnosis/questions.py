@@ -1,6 +1,6 @@
 """What every engine is asked, and when two answers are the same: by bits, tokens or noise."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession, Session
+from lockstep.harness.diagnosis.compared import Compared
 from lockstep.harness.judging.candidates import Listed, off_from, squares
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.no_characters import is_utf8, read_alike
@@ -26,29 +27,6 @@ from lockstep.harness.suites.parts.text_readings import Pieces, Reading, reading
 RUN = ("ops", "make_ops", "make_model", "loaded", "evaluate")
 IDS = ("tokenize", "tokenizer")
 TEXTS = ("detokenize", "tokenizer")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Compared:
-    """Of each row of an answer. apart: squared distances; what is no distance is 0 or 1.
-    not_compared: tokens from a tie on, or half a character, of which nothing is known. ties: of
-    those that are the same, tokens that the engine may choose, and does not."""
-
-    same: NDArray[np.bool_]
-    apart: NDArray[np.float64]
-    not_compared: int = 0
-    ties: int = 0
-
-    @classmethod
-    def exactly(cls, same: Iterable[bool], not_compared: int = 0, ties: int = 0) -> "Compared":
-        found = np.fromiter(same, np.bool_)
-        apart = (~found).astype(np.float64)
-        return cls(same=found, apart=apart, not_compared=not_compared, ties=ties)
-
-    @property
-    def chosen(self) -> int:
-        """Tokens that are the engine's own as well."""
-        return int(self.same.sum()) - self.ties
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

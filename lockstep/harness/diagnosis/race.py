@@ -10,9 +10,9 @@ import numpy as np
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.diagnosis.asking import AskedQuestion
+from lockstep.harness.diagnosis.compared import Compared
 from lockstep.harness.diagnosis.engines import Engines
 from lockstep.harness.diagnosis.questions import (
-    Compared,
     Continued,
     Greedy,
     InTurn,

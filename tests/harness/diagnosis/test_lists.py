@@ -7,8 +7,9 @@ import numpy as np
 
 from lockstep.engine.quants.base import F32
 from lockstep.harness.diagnosis.asking import AskedQuestion
+from lockstep.harness.diagnosis.compared import Compared
 from lockstep.harness.diagnosis.diagnosis import LEFT
-from lockstep.harness.diagnosis.questions import Compared, Likeliest
+from lockstep.harness.diagnosis.questions import Likeliest
 from lockstep.harness.diagnosis.race import HeldAnswers, left_by
 from lockstep.harness.judging.candidates import Candidate, Listed
 from lockstep.harness.judging.compare import largest

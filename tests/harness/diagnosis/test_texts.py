@@ -8,8 +8,9 @@ import pytest
 
 from lockstep.engine.quants.base import F32
 from lockstep.harness.cli.diagnosis import diagnosis_lines
+from lockstep.harness.diagnosis.compared import Compared
 from lockstep.harness.diagnosis.diagnosis import Diagnosed, Diagnosis, Rows, status_of
-from lockstep.harness.diagnosis.questions import Compared, Continued
+from lockstep.harness.diagnosis.questions import Continued
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
 

@@ -9,8 +9,9 @@ import pytest
 from lockstep.engine.batch import Batch
 from lockstep.harness.adapters import adapter_class
 from lockstep.harness.diagnosis.asking import AskedQuestion
+from lockstep.harness.diagnosis.compared import Compared
 from lockstep.harness.diagnosis.engines import without_roundings
-from lockstep.harness.diagnosis.questions import Compared, Greedy, RunQuestion
+from lockstep.harness.diagnosis.questions import Greedy, RunQuestion
 from lockstep.harness.diagnosis.race import (
     HeldAnswers,
     TriedMistake,

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.engine.quants.base import F32
 from lockstep.harness.catalogue.views import TEXT
-from lockstep.harness.diagnosis.questions import Compared
+from lockstep.harness.diagnosis.compared import Compared
 from tests.harness.diagnosis.test_diagnosis import diagnosed, names, runs, with_product
 
 # it takes one constant from all logits of a row, so that the largest is larger

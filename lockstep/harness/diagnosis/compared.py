@@ -1,0 +1,30 @@
+"""What of an engine's answer is the same as another's, row by row or token by token."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Compared:
+    """Of each row of an answer. apart: squared distances; what is no distance is 0 or 1.
+    not_compared: tokens from a tie on, or half a character, of which nothing is known. ties: of
+    those that are the same, tokens that the engine may choose, and does not."""
+
+    same: NDArray[np.bool_]
+    apart: NDArray[np.float64]
+    not_compared: int = 0
+    ties: int = 0
+
+    @classmethod
+    def exactly(cls, same: Iterable[bool], not_compared: int = 0, ties: int = 0) -> "Compared":
+        found = np.fromiter(same, np.bool_)
+        apart = (~found).astype(np.float64)
+        return cls(same=found, apart=apart, not_compared=not_compared, ties=ties)
+
+    @property
+    def chosen(self) -> int:
+        """Tokens that are the engine's own as well."""
+        return int(self.same.sum()) - self.ties
