@@ -39,6 +39,7 @@ from lockstep.harness.blackbox.naming import (
     OF_ATTENTION,
     Asked,
     Part,
+    of_another_base,
     part_outside,
 )
 from lockstep.harness.blackbox.numbers import (
@@ -212,7 +213,9 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
     if answer.differs:
         of_logits = shows_logits(answer)
         fails = FAILS_MUTED if role_of_any(asker) is None else FAILS
-        part = part_outside(asked, of_logits=of_logits) if answer.status == "diverged" else fails
+        part = fails
+        if answer.status == "diverged":
+            part = of_another_base(answer.summary) or part_outside(asked, of_logits=of_logits)
         part = told_from_scale(asker, part) if part.name == EPS.name else part
         yield LayerRow(layer=None, answer=answer, parts=(part,), asked=asked.found)
         return

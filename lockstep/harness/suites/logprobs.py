@@ -44,6 +44,7 @@ TEXT = (
     b"Once upon a time, there was a little girl named Lily. She loved to play outside, and on "
     b"sunny days she took her red ball to the park, where 12 of her friends were waiting."
 )
+OF_BASE = "logarithms to base"
 BASES = {"10": 1 / ln(10), "2": 1 / ln(2)}  # what a natural logarithm is multiplied by
 NEAR = 1e-3  # the factor of a base
 MOST_FACTOR = 20.0  # a list that is nearly flat is right but for some factor whatever it says
@@ -276,7 +277,7 @@ def what_they_are(listed: Sequence[Listed], logits: F32, allowed: float) -> str:
     if first_off(divided, logits, allowed) is not None:
         return ""
     base = next((base for base, value in BASES.items() if abs(by / value - 1) < NEAR), "")
-    what = f"logarithms to base {base}" if base else f"a temperature of {1 / by:.4g}"
+    what = f"{OF_BASE} {base}" if base else f"a temperature of {1 / by:.4g}"
     return f"; all are right but for a factor of {by:.4g}, as of {what}"
 
 
