@@ -185,19 +185,23 @@ def compares(finding: SiteFinding) -> bool:
 
 def layers_of(found: Findings) -> tuple[Layer, ...]:
     """In the order of the graph, from the prompt's run (step 0); what is wrong in later ones alone,
-    as a cache that is read a cell short, is named with the step."""
+    as a cache that is read a cell short, is named with the step. The error is the worst of any."""
     first = [f for f in found.all if f.site.step == 0]
     at_first = {(f.layer, f.site.name) for f in first if f.mismatch is not None}
     later: dict[Place, int] = {}
     for f in found.guilty:
         if (f.layer, f.site.name) not in at_first:
             later.setdefault((f.layer, f.site.name), f.site.step)
+    worst: dict[Place, float] = {}
+    for f in found.all:
+        place = (f.layer, f.site.name)
+        worst[place] = max(worst.get(place, 0.0), found.err_out(f))
     groups = [[first[i] for i in group] for group in by_layer([f.layer for f in first])]
     return tuple(
         Layer(
             layer=group[0].layer,
             last=group[-1].site.name,
-            error=found.err_out(group[-1]),
+            error=worst[(group[-1].layer, group[-1].site.name)],
             guilty=tuple(name for f in group if (name := as_guilty(f, later))),
         )
         for group in groups

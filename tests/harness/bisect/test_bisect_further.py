@@ -71,6 +71,18 @@ def test_an_op_that_is_wrong_behind_the_prompt_alone_is_in_the_list_of_layers(
     listed = {layer.layer: layer.guilty for layer in found.layers}
     assert listed[0] == (f"{found.first.site.name} (step 1)",)
     assert f"{found.first.site.name} (step 1)" in words.split("first divergence")[0]
+    # and that the layer passes on what honest engines do, which it does in the prompt
+    errors = [layer.error for layer in found.layers if layer.layer is not None]
+    assert min(errors) > 1e-3
+
+
+def test_of_an_op_that_is_right_before_it_a_layer_passes_on_what_honest_ones_do(
+    tmp_path: Path,
+) -> None:
+    found, _ = bisected("mutant:cache-batch-sees-itself-alone", tmp_path)
+    before = found.layers[0]
+    assert (before.layer, before.guilty) == (None, ())
+    assert before.error < 1e-6
 
 
 def test_of_an_op_that_is_wrong_in_the_prompt_the_list_names_no_step(tmp_path: Path) -> None:
