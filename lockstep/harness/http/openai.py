@@ -1,7 +1,8 @@
 """Servers with OpenAI's completions: text, and a few candidates as strings or with their bytes.
 
 Prompts are ids where the server takes them, which the number of prompt tokens that it reports
-shows; else they are texts, which it tokenises itself.
+shows; else they are texts, which it tokenises itself. One that takes ids alone is asked for no text
+behind a text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from lockstep.harness.http.client import StatusRefused
 from lockstep.harness.protocol.messages import printable
 
 PROBE = [1, 2, 3, 4, 5]  # ids that every model has
+TEXT = "Once"
+NOT_SO = (400, 422)  # what is asked is not understood, or not offered
 SIZES = (1024, 100, 20, 10, 5, 1)  # servers have limits of their own
 # not of OpenAI's making, but some servers punish repetition unless they are told not to
 PLAIN = {"repeat_penalty": 1.0, "repetition_penalty": 1.0}
@@ -49,7 +52,7 @@ class OpenAi:
         return About(
             version=printable(f"OpenAI-compatible server of {self.name}"),
             build="",
-            levels=("generate", "logprobs") if self.most else ("generate",),
+            levels=("generate",) * self.takes_texts(ask) + ("logprobs",) * bool(self.most),
             text_only=not self.takes_ids,
         )
 
@@ -91,9 +94,17 @@ class OpenAi:
             return False
         return True
 
+    def takes_texts(self, ask: Ask) -> bool:
+        """One of ids may have no tokenizer: vLLM can be started without."""
+        try:
+            self.complete(ask, TEXT, 1)
+        except StatusRefused as error:
+            return not self.takes_ids or error.status not in NOT_SO
+        return True
+
     @property
     def probe(self) -> list[int] | str:
-        return PROBE if self.takes_ids else "Once"
+        return PROBE if self.takes_ids else TEXT
 
     def lists(self, ask: Ask, k: int) -> bool:
         """Whether it answers with a list where k candidates are asked for."""

@@ -99,3 +99,22 @@ def test_of_one_that_counts_as_we_do_nothing_is_said_of_it(model: Path) -> None:
         found = checked(model, suite, **TEXT_ALONE)
         assert all("it counts" not in v.summary for v in found)
         assert found[0].status == "agreed", found
+
+
+def all_texts(body: Any) -> str:
+    return "prompts are token ids" if isinstance(body.get("prompt"), str) else ""
+
+
+def test_one_that_takes_ids_alone_is_asked_for_no_text(model: Path) -> None:
+    """It was accused of refusing what the other engine accepts."""
+    text, lists = (
+        checked(model, suite, pages=OPENAI, refuses=all_texts) for suite in ("text", "logprobs")
+    )
+    assert [v.status for v in text] == ["not-compared"], text  # it was asked for by name
+    assert "does not offer generate" in text[0].summary
+    assert {v.status for v in lists} == {"agreed"}
+
+
+def test_one_of_ids_that_takes_some_texts_is_held_to_them(model: Path) -> None:
+    found = checked(model, "text", pages=OPENAI, refuses=of_two_words)
+    assert found[-1].status == "diverged", found
