@@ -148,6 +148,13 @@ def other_graph(result: Bisection) -> list[str]:
     return lines
 
 
+def the_end(p: Patched) -> str:
+    """Where the last op is wrong as well, what is put in there hides whatever else may be."""
+    if not p.at_the_end:
+        return ""
+    return f"; where {p.what}s were put in they are the oracle's, whatever stands before them"
+
+
 def confirmation(p: Patched, left: int = 0) -> str:
     """What the run says in which the oracle's tensors were put in at the culprits. left: culprits
     at which none could be: the rest may be of these alone."""
@@ -160,7 +167,7 @@ def confirmation(p: Patched, left: int = 0) -> str:
         return (
             f"confirmed by patching: with the oracle's tensor at {p.sites} sites the {p.what}s are "
             f"{p.worst:.1e} of the largest off{design}, {p.before:.1e} before (which alone would "
-            f"be within what honest runs may differ, {allowed})"
+            f"be within what honest runs may differ, {allowed}){the_end(p)}"
         )
     if not p.differed:
         return (
@@ -172,6 +179,7 @@ def confirmation(p: Patched, left: int = 0) -> str:
         return (
             f"confirmed by patching: with the oracle's tensor at {p.sites} sites the rest {agrees} "
             f"({p.what}s {p.worst:.1e} of the largest, {p.before:.1e} before; allowed {allowed})"
+            f"{the_end(p)}"
         )
     if left:
         return (

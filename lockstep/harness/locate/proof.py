@@ -27,6 +27,7 @@ from lockstep.harness.judging.tolerances import Bound, whole_run
 from lockstep.harness.locate.locate import oracles_outputs, outputs_of, replaceable
 from lockstep.harness.locate.nodes import build_of, recorded
 
+OUTPUTS = ("result_output", "result_embd_pooled")  # what a graph is run for
 Rows = NDArray[Any]  # (outputs, vocabulary or width), of all batches
 
 
@@ -43,6 +44,7 @@ class Patched:
     agrees: bool
     what: str = "logit"
     otherwise: bool = False  # held against honest runs of another design than the oracle's
+    at_the_end: bool = False  # the outputs are put in themselves: of the rest they say nothing
 
     @property
     def explains(self) -> bool:
@@ -68,13 +70,15 @@ def patch(context: Context, found: Findings) -> Patched:
     )
     expected = np.concatenate(oracles_outputs(context, found))
     first = held_against((expected, expected), (own, healed), context.noise.relative)
-    first = dataclasses.replace(first, sites=len(values), what=found.what)
+    at_the_end = any(site.name in OUTPUTS for site in values)
+    first = dataclasses.replace(first, sites=len(values), what=found.what, at_the_end=at_the_end)
     if first.confirms or not found.own_inputs or not values:
         return first
     noise, best = context.noise_on(context.batches), first
     for right in other_designs(context):
         other = held_against((right({}), right(values)), (own, healed), noise)
         other = dataclasses.replace(other, sites=first.sites, what=found.what, otherwise=True)
+        other = dataclasses.replace(other, at_the_end=at_the_end)
         if other.confirms:
             return other
         if other.agrees and not best.agrees:

@@ -127,3 +127,22 @@ def test_where_some_wrong_sites_take_nothing_the_rest_is_not_said_to_be_another_
     said = confirmation(proof, left=3)
     assert said.startswith("not confirmed: ")
     assert said.endswith("at 3 more that are wrong nothing can be put in")
+
+
+OF_THE_ORACLE = "they are the oracle's, whatever stands before them"
+
+
+@pytest.mark.parametrize(
+    ("engine", "site", "said"),
+    [
+        ("mutant:head-always-tied", "result_output", True),
+        ("mutant:rope-half-split", "Qcur_rope", False),
+    ],
+)
+def test_logits_that_were_put_in_are_no_proof_of_what_stands_before_them(
+    engine: str, site: str, said: bool, tmp_path: Path
+) -> None:
+    """A kernel that loses rows was confirmed by logits that were 0.0e+00 off, the oracle's own."""
+    proof = proof_of(written(tmp_path, seed=6, n_layer=1), engine, site=site)
+    assert proof.confirms
+    assert (OF_THE_ORACLE in confirmation(proof)) is said
