@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -194,14 +195,15 @@ def layers_of(found: Findings) -> tuple[Layer, ...]:
             later.setdefault((f.layer, f.site.name), f.site.step)
     worst: dict[Place, float] = {}
     for f in found.all:
-        place = (f.layer, f.site.name)
-        worst[place] = max(worst.get(place, 0.0), found.err_out(f))
+        place, error = (f.layer, f.site.name), found.free.get(f.site)
+        if error is not None:  # not of what was never shown in a run of its own
+            worst[place] = max(worst.get(place, 0.0), error)
     groups = [[first[i] for i in group] for group in by_layer([f.layer for f in first])]
     return tuple(
         Layer(
             layer=group[0].layer,
             last=group[-1].site.name,
-            error=worst[(group[-1].layer, group[-1].site.name)],
+            error=worst.get((group[-1].layer, group[-1].site.name), inf),
             guilty=tuple(name for f in group if (name := as_guilty(f, later))),
         )
         for group in groups
