@@ -216,7 +216,16 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
         ):
             return differed("activation, or gate and up that are exchanged", words)
         return differed("activation", words)
-    return asked.first_of(ITS_MATRICES) or asked.rest("its norm or matrices")
+    return asked.first_of(ITS_MATRICES) or half_of_the_activation(
+        asked.rest("its norm or matrices")
+    )
+
+
+def half_of_the_activation(part: Part) -> Part:
+    """That model reads no more of it, so that whoever cuts rows of the down matrix loses nothing: a
+    gate that wrote over the end of the other factor was said to be a norm or a matrix."""
+    text = "of the activation the first half alone was looked at"
+    return replace(part, words=f"{part.words}; {text}" if part.words else text)
 
 
 # --- outside the layers -------------------------------------------------------------------------
