@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
+from lockstep.harness.context.enough_runs import chooses_experts
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.noise import MORE_RUNS, RARE_RUNS
@@ -26,8 +27,7 @@ def by_chance(
 
     rows: which outputs of the batches these are of, if not of all.
     """
-    experts = context.file.metadata.get(f"{context.facts.architecture}.expert_count")
-    if experts is None or not experts.data:
+    if not chooses_experts(context):
         return False
     left = [~near(truth, run, allowed) for run in runs]
     if not all(0 < 2 * off.sum() <= len(off) for off in left):

@@ -11,6 +11,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.by_chance import by_chance
+from lockstep.harness.context.enough_runs import noise_beside
 from lockstep.harness.context.further_runs import (
     FurtherRun,
     LeftOut,
@@ -253,7 +254,7 @@ def compared(
     bound = whole_run(context.noise.relative, size)
     off = difference(expected, got, truth, bound, rounded)
     if off is not None and off.kind == "value":
-        bound = whole_run(context.noise_on(batches), size)
+        bound = whole_run(noise_beside(context, batches, truth, (expected, got)), size)
         off = difference(expected, got, truth, bound, rounded)
     if not np.isfinite(bound.allowed):
         text = f"honest runs of this model overflow, so that no limit can be given for its {what}s"
@@ -320,8 +321,8 @@ def who_is_wrong(
     large logits are they say too: those of a wrong engine may be none at all. rounded: how far the
     subject's may be off besides; otherwise: the subject may have other formats for activations.
     """
-    noise = context.noise_on(batches)
     runs_of_ours = context.honest_runs(batches)
+    noise = noise_beside(context, batches, runs_of_ours[0], runs)
     if not np.isfinite(runs_of_ours[0]).any() and np.isfinite(runs_of_ours[1]).any():
         # in float64 there are numbers: a hidden cell, say, overflows in some engines and not in all
         raise NoAnswer("not-compared", "honest runs overflow in float32: there is no limit", {})

@@ -33,9 +33,9 @@ def test_others_are_asked_for_the_first_tokens_that_are_off_alone(
     known = (HALVES, "mutant:silu-without-gate", "mutant:kv-head-modulo")
     found = runs(diagnosed(HALVES, tmp_path, view=LOGITS, known=known))
     assert (found.status, names(found)) == ("named", [HALVES])
-    assert {name: sizes for name, sizes in asked.items() if name != HALVES} == dict.fromkeys(
-        known[1:], [2]
-    )
+    assert {name: sizes for name, sizes in asked.items() if name != HALVES} == {
+        name: [2] for name in known[1:]
+    }
     assert len(asked[HALVES]) > 5
 
 

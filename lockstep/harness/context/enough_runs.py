@@ -1,0 +1,41 @@
+"""How many honest runs it takes to call an engine wrong: more only where they may say otherwise."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.suite import Context
+from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.judging.conversions import is_quantised
+from lockstep.harness.judging.tolerances import whole_run
+
+# Thousands of roundings come to nearly the same in every run: of seven F32 models the worst of
+# twelve runs was 1.04 to 2.1 times the worst of the luckiest three. What is rare, and then large,
+# is a choice that tips (`may_jump`).
+CLEARLY = 1000
+
+
+def noise_beside(
+    context: Context, batches: Sequence[Batch], truth: F32, runs: Sequence[F32]
+) -> float:
+    """The relative noise by which these runs are judged: of a few honest runs where each is within
+    it, or so far beyond that no more of them would reach there; else of more."""
+    few = context.noise.relative
+    limit = float(whole_run(few, largest(truth)).allowed)
+    if may_jump(context) or not isfinite(limit):
+        return context.noise_on(batches)
+    apart = [worst_distance(truth, run) for run in runs]
+    clear = all(each <= limit or each > CLEARLY * limit for each in apart)
+    return few if clear else context.noise_on(batches)
+
+
+def may_jump(context: Context) -> bool:
+    """Whether a small error may lead to a large one: to another expert, or to the next step of a
+    block of converted activations."""
+    return chooses_experts(context) or is_quantised(context.file)
+
+
+def chooses_experts(context: Context) -> bool:
+    experts = context.file.metadata.get(f"{context.facts.architecture}.expert_count")
+    return experts is not None and bool(experts.data)

@@ -1,0 +1,86 @@
+"""More honest runs are made before an engine is blamed, but where they could say nothing else."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.quants.base import F32
+from lockstep.harness.check.check import open_plan
+from lockstep.harness.context.enough_runs import CLEARLY, may_jump, noise_beside
+from lockstep.harness.judging.noise import NoiseFloor
+from lockstep.harness.judging.tolerances import whole_run
+from tests.harness.check.test_check import plan_for
+from tests.models import builtin
+
+FEW, MORE = 1e-6, 2e-6
+TRUTH = np.ones((2, 3), np.float32)
+LIMIT = float(whole_run(FEW, 1.0).allowed)
+
+
+class Judge:
+    """Of a context what is looked at. types: of the weights."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, jumps: bool = False) -> None:
+        monkeypatch.setattr("lockstep.harness.context.enough_runs.may_jump", lambda _: jumps)
+        self.noise = NoiseFloor(logits=(), relative=FEW)
+
+    def noise_on(self, batches: Sequence[Any]) -> float:
+        return MORE
+
+
+def moved(by: float) -> F32:
+    found = TRUTH.copy()
+    found[1, 2] += by
+    return found
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ((TRUTH, TRUTH), FEW),
+        ((TRUTH, moved(2 * CLEARLY * LIMIT)), FEW),
+        ((moved(2 * CLEARLY * LIMIT), TRUTH), FEW),
+        ((TRUTH, moved(np.nan)), FEW),
+        ((TRUTH, moved(CLEARLY * LIMIT / 2)), MORE),
+        ((TRUTH, moved(3 * LIMIT)), MORE),
+        # the oracle is just beyond: of few runs both would be called wrong
+        ((moved(3 * LIMIT), moved(2 * CLEARLY * LIMIT)), MORE),
+    ],
+    ids=["alike", "far", "oracle-far", "no-number", "not-so-far", "near", "oracle-near"],
+)
+def test_more_runs_are_made_where_one_of_both_is_neither_near_nor_far(
+    runs: tuple[F32, F32], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge: Any = Judge(monkeypatch)
+    assert noise_beside(judge, (), TRUTH, runs) == expected
+
+
+def test_where_a_small_error_may_become_a_large_one_more_runs_are_always_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judge: Any = Judge(monkeypatch, jumps=True)
+    assert noise_beside(judge, (), TRUTH, (TRUTH, moved(2 * CLEARLY * LIMIT))) == MORE
+
+
+def test_without_a_limit_more_runs_say_whether_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judge: Any = Judge(monkeypatch)
+    judge.noise = NoiseFloor(logits=(), relative=np.inf)
+    assert noise_beside(judge, (), TRUTH, (TRUTH, moved(1.0))) == MORE
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [("f32", False), ("f16", False), ("q8_0", True), ("moe", True)]
+)
+def test_blocks_of_activations_and_experts_are_such_choices(
+    model: str, expected: bool, tmp_path: Path
+) -> None:
+    opened = open_plan(plan_for(builtin(model, tmp_path), oracle="reference"), lambda _: None)
+    try:
+        assert may_jump(opened.context) is expected
+    finally:
+        opened.close()
