@@ -19,9 +19,11 @@ SHARE = 4  # of the tokens of a run one, or there is little to save
 
 
 def shortest(context: Context, engines: Engines, of: HeldAnswers) -> AskedQuestion | None:
-    """Up to the first row of the first run that the right engine has otherwise. The subject is
-    asked for them anew: an engine that lets a token see those behind it answers otherwise then,
-    and there is no such question where the right engine gives the same answer."""
+    """Up to the first row that the right engine has otherwise, of a run where that is early.
+
+    The subject is asked for them anew: an engine that lets a token see those behind it answers
+    otherwise then. Where the right engine gives the same answer there is no such question.
+    """
     for one, right in zip(of.every, of.right, strict=True):
         question = one.question
         if type(question) is not RunQuestion or right.same.all():
@@ -29,7 +31,7 @@ def shortest(context: Context, engines: Engines, of: HeldAnswers) -> AskedQuesti
         every = joined(question.batches)
         n = int(np.flatnonzero(every.outputs)[np.flatnonzero(~right.same)[0]]) + 1
         if n * SHARE > len(every) or len(set(every.seq_ids[:n].tolist())) > 1:
-            return None
+            continue
         batches = tuple(first_of(question.batches, n))
         part = RunQuestion(words=f"the first {n} tokens of {question.words}", batches=batches)
         return asked_for(context, engines, part, of.noise)
