@@ -17,15 +17,16 @@ CLEARLY = 1000
 
 
 def noise_beside(
-    context: Context, batches: Sequence[Batch], truth: F32, runs: Sequence[F32]
+    context: Context, batches: Sequence[Batch], honest: Sequence[F32], runs: Sequence[F32]
 ) -> float:
     """The relative noise by which these runs are judged: of a few honest runs where each is within
-    it, or so far beyond that no more of them would reach there; else of more."""
+    it of one without errors, or so far beyond from all that no more of them would reach there; else
+    of more. honest: with llama.cpp's conversions of activations, and perhaps without."""
     few = context.noise.relative
-    limit = float(whole_run(few, largest(truth)).allowed)
+    limit = float(whole_run(few, largest(honest[0])).allowed)
     if may_jump(context) or not isfinite(limit):
         return context.noise_on(batches)
-    apart = [worst_distance(truth, run) for run in runs]
+    apart = [min(worst_distance(truth, run) for truth in honest) for run in runs]
     clear = all(each <= limit or each > CLEARLY * limit for each in apart)
     return few if clear else context.noise_on(batches)
 

@@ -22,6 +22,7 @@ from lockstep.harness.diagnosis.asking import AskedQuestion, asked
 from lockstep.harness.diagnosis.diagnosis import ASPECTS, Diagnosis, DiagnosisBench, of_aspect
 from lockstep.harness.diagnosis.engines import without_roundings
 from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.noise import random_shares
 from lockstep.harness.mutants.tokenizers import WrongTokenizer
 from lockstep.harness.records import Answered, Evaluation, Outcome
 
@@ -83,9 +84,10 @@ class Shown(Narrow):
 
     def moved(self, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         self.asked += 1
-        raw = Philox(key=self.asked).random_raw(logits.size) >> np.uint64(11)
-        share = (raw.astype(np.float64) * 2.0**-52 - 1).reshape(logits.shape)
-        return (logits + share * self.noise * largest(logits)).astype(np.float32)
+        share = random_shares(Philox(key=self.asked).random_raw(logits.size))
+        return (logits + share.reshape(logits.shape) * self.noise * largest(logits)).astype(
+            np.float32
+        )
 
     def generated(self, prompt: bytes, n: int) -> Outcome:
         ids = self.inner.ask("tokenize", [prompt])

@@ -17,7 +17,7 @@ from lockstep.harness.graph.disturbed import disturbed
 from lockstep.harness.graph.norm_sums import NORMS, error_of_rows
 from lockstep.harness.graph.probable import PRODUCTS, error_of_product
 from lockstep.harness.judging.compare import pieces
-from lockstep.harness.judging.noise import tipped
+from lockstep.harness.judging.noise import random_shares, tipped
 from lockstep.harness.synth.draws import begun, raw, stream
 
 
@@ -93,8 +93,7 @@ class Noisy(Honest):
         """Each as a sum in float32 may have it."""
         error = error_of_rows(node)
         drawn = begun(self.seed, name_of(node, "rows")).random_raw(error.size)
-        shares = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
-        return value * (1 + shares.reshape(error.shape) * error)
+        return value * (1 + random_shares(drawn).reshape(error.shape) * error)
 
 
 def name_of(node: Node, what: str) -> str:

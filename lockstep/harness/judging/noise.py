@@ -45,6 +45,11 @@ class NoiseFloor:
     relative: float
 
 
+def random_shares(bits: NDArray[np.uint64]) -> F64:
+    """From -1 to 1, of 64 random bits each."""
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
+
+
 def tipped(x: NDArray[Any], converted: F64, row: int, column: int) -> F64:
     """One of the activations is moved by one step of its conversion."""
     flat = converted.reshape(-1, converted.shape[-1]).copy()
@@ -102,7 +107,7 @@ class NoisyOps(BoundedOps):
         self.bits = Philox(key=seed)
 
     def uniform(self, n: int) -> NDArray[np.float64]:
-        return (self.bits.random_raw(n) >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
+        return random_shares(self.bits.random_raw(n))
 
     def below(self, n: int) -> int:
         return int(self.bits.random_raw(1)[0] >> np.uint64(33)) % n

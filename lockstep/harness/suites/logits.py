@@ -43,7 +43,11 @@ from lockstep.harness.records import (
 )
 from lockstep.harness.suites.parts.by_position import by_position
 from lockstep.harness.suites.parts.gelu_by_erf import hidden_by_the_table
-from lockstep.harness.suites.parts.hidden_tokens import hidden_tokens
+from lockstep.harness.suites.parts.hidden_tokens import (
+    hidden_tokens,
+    in_words,
+    most_are_hidden,
+)
 from lockstep.harness.suites.parts.one_batch import with_one_batch
 from lockstep.harness.suites.parts.threads import ask_several_threads
 from lockstep.harness.suites.parts.which_tokens import (
@@ -95,6 +99,8 @@ class Logits(Suite, name="logits"):
             if all(each.status == "timed-out" for each in wrong):  # with fewer tokens it is not
                 ask_several_threads(context, same, unanswered, wrong)
         yield with_ways(verdict, same, unanswered)
+        if most_are_hidden(verdict.detail):
+            yield context.verdict("logits", "not-compared", in_words(verdict.detail))
         yield from wrong
 
 
@@ -254,7 +260,7 @@ def compared(
     bound = whole_run(context.noise.relative, size)
     off = difference(expected, got, truth, bound, rounded)
     if off is not None and off.kind == "value":
-        bound = whole_run(noise_beside(context, batches, truth, (expected, got)), size)
+        bound = whole_run(noise_beside(context, batches, [truth], (expected, got)), size)
         off = difference(expected, got, truth, bound, rounded)
     if not np.isfinite(bound.allowed):
         text = f"honest runs of this model overflow, so that no limit can be given for its {what}s"
@@ -322,7 +328,7 @@ def who_is_wrong(
     subject's may be off besides; otherwise: the subject may have other formats for activations.
     """
     runs_of_ours = context.honest_runs(batches)
-    noise = noise_beside(context, batches, runs_of_ours[0], runs)
+    noise = noise_beside(context, batches, runs_of_ours, runs)
     if not np.isfinite(runs_of_ours[0]).any() and np.isfinite(runs_of_ours[1]).any():
         # in float64 there are numbers: a hidden cell, say, overflows in some engines and not in all
         raise NoAnswer("not-compared", "honest runs overflow in float32: there is no limit", {})
@@ -334,7 +340,7 @@ def who_is_wrong(
         if all(mismatch_between(truth, logits, bound.allowed + off) for truth, bound in honest)
     ]
     doubt = otherwise and "subject" in wrong
-    if doubt and converts_otherwise(context, batches, runs[1], noise, rounded):
+    if doubt and converts_otherwise(context, batches, runs[1], rounded):
         wrong.remove("subject")
     return "both" if len(wrong) == 2 else "".join(wrong)
 
@@ -343,14 +349,14 @@ def converts_otherwise(
     context: Context,
     batches: Sequence[Batch],
     logits: F32,
-    noise: float,
     rounded: NDArray[np.float64],
 ) -> bool:
     """Whether an engine gives these that has another format for activations than llama.cpp."""
-    return any(
-        mismatch_between(run, logits, whole_run(noise, largest(run)).allowed + rounded) is None
-        for run in context.converted_runs(batches)
-    )
+    for run in context.converted_runs(batches):
+        bound = whole_run(context.noise_on(batches), largest(run))
+        if mismatch_between(run, logits, bound.allowed + rounded) is None:
+            return True
+    return False
 
 
 def is_oracle_wrong(context: Context, batches: Sequence[Batch], logits: F32, truth: F32) -> bool:
@@ -371,8 +377,7 @@ def agreement(detail: dict[str, Any], what: str) -> str:
     if detail["not_finite"]:
         text += f"; {detail['not_finite']} are NaN or infinite in both"
     if "hidden_tokens" in detail:
-        text += f"; not compared {detail['hidden_tokens']} of {detail['vocabulary']} tokens, whose "
-        text += "logits are all smaller than what is allowed"
+        text += f"; not compared {in_words(detail)}"
     return text
 
 

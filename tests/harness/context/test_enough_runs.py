@@ -55,14 +55,27 @@ def test_more_runs_are_made_where_one_of_both_is_neither_near_nor_far(
     runs: tuple[F32, F32], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge: Any = Judge(monkeypatch)
-    assert noise_beside(judge, (), TRUTH, runs) == expected
+    assert noise_beside(judge, (), [TRUTH], runs) == expected
+
+
+@pytest.mark.parametrize("by", [LIMIT / 2, 3 * LIMIT], ids=["within", "just-beyond"])
+def test_of_an_engine_that_converts_nothing_the_run_without_conversions_counts(
+    by: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is far from the run with them, and honest: more runs may say so."""
+    judge: Any = Judge(monkeypatch)
+    far = 2 * CLEARLY * LIMIT
+    runs = (TRUTH, moved(far + by))
+    expected = FEW if by < LIMIT else MORE
+    assert noise_beside(judge, (), [TRUTH, moved(far)], runs) == expected
+    assert noise_beside(judge, (), [TRUTH], runs) == FEW
 
 
 def test_where_a_small_error_may_become_a_large_one_more_runs_are_always_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     judge: Any = Judge(monkeypatch, jumps=True)
-    assert noise_beside(judge, (), TRUTH, (TRUTH, moved(2 * CLEARLY * LIMIT))) == MORE
+    assert noise_beside(judge, (), [TRUTH], (TRUTH, moved(2 * CLEARLY * LIMIT))) == MORE
 
 
 def test_without_a_limit_more_runs_say_whether_there_is_one(
@@ -70,7 +83,7 @@ def test_without_a_limit_more_runs_say_whether_there_is_one(
 ) -> None:
     judge: Any = Judge(monkeypatch)
     judge.noise = NoiseFloor(logits=(), relative=np.inf)
-    assert noise_beside(judge, (), TRUTH, (TRUTH, moved(1.0))) == MORE
+    assert noise_beside(judge, (), [TRUTH], (TRUTH, moved(1.0))) == MORE
 
 
 @pytest.mark.parametrize(
