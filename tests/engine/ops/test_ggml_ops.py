@@ -1,6 +1,7 @@
 """What ggml's ops mean: float32 done by hand must fit, and a slip must not."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,26 @@ def test_scores_beyond_float32_have_no_limit_and_those_of_other_rows_have() -> N
     found = expected("SOFT_MAX", x, x, None, held=params(2.0))
     allowed = np.broadcast_to(np.asarray(found.allowed), found.value.shape).reshape(x.shape)
     assert np.isinf(allowed).all(axis=-1).tolist() == [row == 1 for row in range(len(x))]
+
+
+@pytest.mark.parametrize("wrong", [0.0, np.nan, -np.inf], ids=["numbers", "a NaN", "an infinity"])
+@pytest.mark.parametrize("bounds", [True, False], ids=["with bounds", "without"])
+def test_rows_some_after_the_others_are_what_they_are_at_once(
+    bounds: bool, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With slopes by head, sinks, a mask of more rows, and hidden scores beyond float32."""
+    x = normal(3, 2, 6, 10, 24) * 3
+    x[0, 1, 4, 7] += np.float32(wrong)
+    x[1, 2, 9, 23] = 3e38  # hidden
+    mask = np.where(np.tril(np.ones((16, 24)), 3) > 0, 0.0, -np.inf).astype(np.float32)
+    asked = node("SOFT_MAX", x, x, mask, normal(4, 6), held=params(0.5, 8.0))
+    build = replace(BUILD, bounds=bounds)
+    first = expect(asked, build)
+    monkeypatch.setattr("lockstep.engine.ops.ggml.soft_max.PIECE", 3 * 2 * 6 * 24)
+    again = expect(asked, build)
+    np.testing.assert_array_equal(again.value, first.value)
+    np.testing.assert_array_equal(again.allowed, first.allowed)
+    assert again.reason == first.reason
 
 
 def test_a_product_with_halves_takes_halves() -> None:

@@ -4,14 +4,18 @@ Source: ggml_compute_forward_soft_max_f32 in ggml-cpu/ops.cpp of llama-cpp-pytho
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
+from lockstep.engine.kernels.threads import each
 from lockstep.engine.node import Node
 from lockstep.engine.ops import functions, softmax
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import like, meaning
-from lockstep.engine.ops.near import F64, Expected, Near, Number, exact, expected_of, finite
+from lockstep.engine.ops.near import F64, Expected, Near, Number, exact, finite, value_of
+
+PIECE = 1 << 15  # scores: a dozen arrays of float64 made of them stay in a processor's cache
 
 
 def slopes(n_head: int, max_bias: float) -> F64:
@@ -63,8 +67,32 @@ def sizes_of_scores(node: Node) -> F64:
 
 @meaning("SOFT_MAX")
 def soft_max(node: Node, build: Build) -> Expected:
+    """Some rows after the others: of a long context each array of all scores fills the memory that
+    the next one is made in."""
+    shape = tuple(reversed(node.source(0).ne))
+    value, allowed = np.empty(shape), np.empty(shape if build.bounds else 0)
     sinks = None if node.optional(2) is None else node.wide(2).reshape(1, -1, 1, 1)
-    found = softmax.of_scores(scores(node, build), build, sinks)
-    if isinstance(found, Near) and np.isnan(found.v).any():
-        found = softmax.in_range(found, sizes_of_scores(node))
-    return expected_of(found, found.reason if isinstance(found, Near) else "")
+    reasons = [""]
+
+    def work(rows: slice) -> None:
+        found = softmax.of_scores(scores(of_rows(node, rows), build), build, sinks)
+        value[:, :, rows] = value_of(found)
+        if isinstance(found, Near):
+            some = found.expected(found.reason)
+            allowed[:, :, rows], reasons[0] = some.allowed, some.reason
+
+    step = max(1, PIECE // max(1, math.prod(shape) // max(1, shape[2])))
+    each(work, [slice(start, start + step) for start in range(0, max(1, shape[2]), step)])
+    if build.bounds and np.isnan(value).any():
+        allowed = softmax.in_range(Near(value, allowed), sizes_of_scores(node)).r
+    return Expected(value, allowed if build.bounds else 0.0, reasons[0])
+
+
+def of_rows(node: Node, rows: slice) -> Node:
+    """The same of some rows of the scores, and of the mask, which has as many or more."""
+    scores, mask, *others = (*node.sources, None)[: max(2, len(node.sources))]
+    some = [
+        s and replace(s, value=None if s.value is None else s.value[:, :, rows])
+        for s in (scores, mask)
+    ]
+    return replace(node, sources=(*some, *others))
