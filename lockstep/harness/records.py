@@ -25,7 +25,7 @@ class Settings:
     n_threads: int = 1
     n_ctx: int = 512
     n_ubatch: int = 512
-    generic: tuple[str, ...] = ()  # activation formats that the oracle rounds as generic C does
+    generic: tuple[str, ...] = ()  # how the oracle rounds activations: see Build.generic
 
 
 EXACT = Settings(name="exact")
@@ -92,7 +92,7 @@ class EngineInfo:
     engine: str
     version: str
     build: str = ""  # compile-time CPU features and the like
-    generic: tuple[str, ...] = ()  # activation formats that it rounds as ggml's generic C does
+    generic: tuple[str, ...] = ()  # how it rounds activations: see Build.generic
     settings: Settings | None = None
     shows: tuple[str, ...] | None = None  # names of sites in its traces; None: all
     computes_nodes: bool = False  # what `compute` answers is what its runs compute as well

@@ -18,6 +18,8 @@ from lockstep.engine.registry import Registered
 F64 = NDArray[np.float64]
 X86, GENERIC = "x86", "generic"
 VARIANTS = (X86, GENERIC)
+# what builds may do otherwise besides, of which Build.generic says more
+AMX, HALVES = "AMX", "halves"
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,9 @@ Multiply = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]  # of matrices, 
 class Build:
     """What a build and its settings decide about roundings.
 
+    generic: activation formats that it rounds as ggml's generic C does; and AMX, if it lays out
+    matrices of F16 for that: their products take activations as they are, where others take halves;
+    HALVES, if its flash attention computes in halves, as AVX512-FP16 does.
     plain: of no build of ggml, but of any engine that computes in float32: nothing is looked up in
     halves or converted on purpose, and a sum rounds at every term, in whatever order.
     multiply: how the truth is multiplied: by BLAS, fast, whose last bit depends on the CPU; or
@@ -36,7 +39,7 @@ class Build:
 
     lanes: int  # float32 values in a vector register
     n_threads: int = 1
-    generic: tuple[str, ...] = ()  # activation formats that it rounds as generic C does
+    generic: tuple[str, ...] = ()
     plain: bool = False
     multiply: Multiply = np.matmul
     zeros: bool = False

@@ -27,6 +27,8 @@ U = np.float64(2.0**-24)  # unit roundoff of float32
 DIGITS, BIAS = np.int64(52), np.int64(1023)  # of a float64's bits
 HALF_MORE = np.int64(1 << 51)  # the first of its digits: one and a half
 NO_SINK = np.full(1, np.nan)
+STEP = 128  # halves that AVX512-FP16 computes with at once (GGML_F16_STEP); the rest in float32
+U64 = np.float64(2.0**-53)  # of float64
 LANES_UP = 7  # rounds of the tree that adds the partial sums; at least four are kept
 
 
@@ -80,12 +82,14 @@ def one_by_one(
     edges: NDArray[Any],
     narrow: bool,
     sinks: NDArray[Any],
+    whole: int,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """The sequential paths: (tokens, heads, dim of values) and the radius.
 
     s, r_s, on: (tokens, heads, cells), the scores, how far each may be off, and which are not
     hidden; v: (kv_heads, cells, dim); `edges` cuts the cells into pieces that are merged at the
-    end; sinks: a score without a value for each head, or one NaN.
+    end; sinks: a score without a value for each head, or one NaN; whole: of the values so many are
+    scaled and added up by arithmetic of halves, if they are narrow.
     """
     n, heads, _ = s.shape
     dim = v.shape[2]
@@ -101,7 +105,7 @@ def one_by_one(
                 sink = sinks[h % len(sinks)] if piece == 0 else np.nan
                 y, r, s_sum, r_sum, m, r_m = piece_of(
                     s[t, h], r_s[t, h], on[t, h], v[h // group],
-                    edges[piece], edges[piece + 1], narrow, sink,
+                    edges[piece], edges[piece + 1], narrow, sink, whole,
                 )  # fmt: skip
                 if s_sum == 0.0:
                     continue
@@ -143,6 +147,7 @@ def piece_of(
     stop: int,
     narrow: bool,
     sink: float,
+    whole: int,
 ) -> tuple[NDArray[Any], NDArray[Any], float, float, float, float]:
     """Unnormalised sum of values and its radius, so of weights, largest score and its radius."""
     dim = v.shape[1]
@@ -155,18 +160,21 @@ def piece_of(
             continue
         here, r_here = (sink, 0.0) if sinks else (s[c], r_s[c])
         half = narrow and not sinks
+        first = whole if half else 0
         vs, r_vs = 1.0, 0.0
         if here > top:
             ms, r_ms = power_of(here - top, r_here + r_top)
             top, r_top = here, r_here
-            scale_row(y, r, ms, r_ms, half)
+            scale_halves(y[:first], r[:first], ms, r_ms)
+            scale_row(y[first:], r[first:], ms, r_ms, half)
             r_sum = r_sum * ms + (s_sum + r_sum) * r_ms
             s_sum = s_sum * ms
             r_sum += U * (s_sum + r_sum)
         else:
             vs, r_vs = power_of(top - here, r_here + r_top)
         if not sinks:
-            add_row(y, r, v[c], vs, r_vs, half)
+            add_halves(y[:first], r[:first], v[c, :first], vs, r_vs)
+            add_row(y[first:], r[first:], v[c, first:], vs, r_vs, half)
         s_sum += vs
         r_sum += r_vs
         r_sum += U * (s_sum + r_sum)
@@ -195,6 +203,24 @@ def add_row(
         if term != 0.0:  # of zeros no rounding
             wide += U * (abs(term) + off) + U * (abs(z) + wide)
         y[d], r[d] = settle(z, wide) if half else (z, wide)
+
+
+@kernel
+def scale_halves(y: NDArray[Any], r: NDArray[Any], by: float, r_by: float) -> None:
+    """By the nearest half; a product of two is one float64."""
+    by, r_by = settle(by, r_by)
+    for d in range(len(y)):
+        y[d], r[d] = settle(y[d] * by, r[d] * by + (abs(y[d]) + r[d]) * r_by)
+
+
+@kernel
+def add_halves(y: NDArray[Any], r: NDArray[Any], v: NDArray[Any], by: float, r_by: float) -> None:
+    """Rounded once, to a half: fused. The sum in float64 may lack the last bits of the product."""
+    by, r_by = settle(by, r_by)
+    for d in range(len(y)):
+        value = np.float64(v[d])
+        z = y[d] + value * by
+        y[d], r[d] = settle(z, r[d] + abs(value) * r_by + U64 * abs(z))
 
 
 @kernel

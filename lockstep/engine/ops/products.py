@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.activations.base import F64, GENERIC, X86, ActivationFormat, Converted
+from lockstep.engine.activations.base import AMX, F64, GENERIC, X86, ActivationFormat, Converted
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.kernels.threads import each
 from lockstep.engine.ops import few_integers, integers
@@ -158,9 +158,24 @@ def converted(x: F32 | F64, weight: Weight, build: Build) -> Converted:
         return Converted(build.activations(np.asarray(x, np.float32)))
     if build.plain:
         return Converted(x.astype(np.float64))
+    if is_for_amx(weight, build):
+        return Converted(x.astype(np.float64))
     found = convert(np.asarray(x, np.float32), kind, build.generic)
     values = found.values if build.tip is None else build.tip(x, found.values)
     return Converted(values, found.sums if carries_sums(kind) else None)
+
+
+def is_for_amx(weight: Weight, build: Build) -> bool:
+    """Whether it is a matrix of F16 that such a build lays out for AMX, as it does not with caches
+    and experts.
+
+    Source: supports_op in ggml-cpu/amx/amx.cpp of llama.cpp in llama-cpp-python 0.3.36.
+    """
+    if AMX not in build.generic or weight.format.name != "F16":
+        return False
+    rows, columns = weight.shape[-2:]
+    named = weight.name.endswith(".weight") and "_exps" not in weight.name
+    return named and rows % 32 == 0 and columns % 16 == 0
 
 
 def carries_sums(kind: type[WeightFormat]) -> bool:

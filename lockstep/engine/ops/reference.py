@@ -27,7 +27,7 @@ class ReferenceOps:
     """The meaning of every op."""
 
     build = Build(lanes=1, plain=True, bounds=False)
-    last: tuple[str, NDArray[Any], Converted] | None = None
+    last: tuple[tuple[str, bool], NDArray[Any], Converted] | None = None
     last_turned: tuple[I32, RopeParams, tuple[F64, F64]] | None = None
 
     def run(self, formula: Formula, *args: Any) -> F32:
@@ -65,7 +65,7 @@ class ReferenceOps:
 
     def converted(self, x: F32, weight: Weight) -> Converted:
         """Kept until other activations come: those of a layer meet up to three matrices."""
-        kind = weight.format.vec_dot_type
+        kind = weight.format.vec_dot_type, products.is_for_amx(weight, self.build)
         if self.last is not None and self.last[0] == kind and np.array_equal(self.last[1], x):
             return self.last[2]
         found = products.converted(x, weight, self.build)

@@ -2,16 +2,27 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
+from lockstep.engine.batch import Batch
 from lockstep.harness.asking.environments import built
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import line_that_says_why, no_answer
 from lockstep.harness.judging.lanes import lanes_of
-from lockstep.harness.records import EXACT, Answered
+from lockstep.harness.records import DEFAULT, EXACT, Answered, Crashed, Request
 from lockstep.harness.report.header import versions
+from lockstep.harness.synth.builtin import BUILTIN
+from lockstep.harness.synth.llama import write_llama
 
 PINNED = "0.3.36"
+WITH_TILES = "AMX_INT8 = 1"
+WITHOUT = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+REBUILD = (
+    "known of GCC 11 to 13, build it anew without AMX: "
+    f'CFLAGS="{WITHOUT}" CXXFLAGS="{WITHOUT}" pip install --no-cache-dir --force-reinstall '
+    f"--no-deps llama-cpp-python=={PINNED}"
+)
 Row = tuple[str, str, bool]  # what, found, whether it is well
 
 
@@ -46,7 +57,25 @@ def oracle_rows() -> list[Row]:
         ("llama.cpp build", build, True),
         ("float32 lanes", f"{lanes_of(build)} partial sums per vector register", True),
         *rounding_rows(),
+        *tiles_rows(build),
     ]
+
+
+def tiles_rows(build: str) -> list[Row]:
+    """Whether a build with AMX computes by it: see "gcc-amx-tiles" of the known divergences."""
+    if WITH_TILES not in build:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "q8_0.gguf"
+        write_llama(BUILTIN["q8_0"], path)
+        asked = Request(batches=(Batch.of([1, 2, 3]),))
+        with Runner(time_limit=60).open("llama.cpp", path, DEFAULT) as session:
+            outcome = session.ask("evaluate", asked)
+    if isinstance(outcome, Answered):
+        return [("AMX products", "of several tokens are computed", True)]
+    why = "dies" if isinstance(outcome, Crashed) else "does not compute"
+    says = f"llama.cpp {why} at those of several tokens (--settings default, servers): {REBUILD}"
+    return [("AMX products", says, False)]
 
 
 def rounding_rows() -> list[Row]:

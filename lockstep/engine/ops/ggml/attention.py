@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.activations.base import HALVES
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.node import PLAIN, Node, Operand
 from lockstep.engine.ops.attention import attended
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.flash_mirror import LANES_UP, NO_SINK, TILE, FlashMirror, one_by_one
+from lockstep.engine.ops.flash_mirror import LANES_UP, NO_SINK, STEP, TILE, FlashMirror, one_by_one
 from lockstep.engine.ops.functions import tanh
 from lockstep.engine.ops.ggml.base import meaning
 from lockstep.engine.ops.ggml.products import matrix, multiplied
@@ -164,7 +165,8 @@ def sequential(node: Node, form: Form, build: Build, *, split: bool) -> tuple[F6
     edges = mirror.pieces(tokens, cells) if split else np.array([0, cells])
     narrow = node.source(2).type == "F16"
     sinks = NO_SINK if form.sinks is None else form.sinks
-    value, radius = one_by_one(*ordered, v, edges, narrow, sinks)
+    whole = v.shape[2] // STEP * STEP if narrow and HALVES in build.generic else 0
+    value, radius = one_by_one(*ordered, v, edges, narrow, sinks, whole)
     return value[None], radius[None]
 
 

@@ -84,7 +84,7 @@ def soft_max(node: Node, build: Build) -> Expected:
     step = max(1, PIECE // max(1, math.prod(shape) // max(1, shape[2])))
     each(work, [slice(start, start + step) for start in range(0, max(1, shape[2]), step)])
     if build.bounds and np.isnan(value).any():
-        allowed = softmax.in_range(Near(value, allowed), sizes_of_scores(node)).r
+        allowed = np.asarray(softmax.in_range(Near(value, allowed), sizes_of_scores(node)).r)
     return Expected(value, allowed if build.bounds else 0.0, reasons[0])
 
 

@@ -1,19 +1,23 @@
 """llama.cpp's conversions of activations: what it makes of values that are hard to round."""
 
 import ctypes
+import sys
 
 import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-from lockstep.engine.activations.base import GENERIC, VARIANTS, ActivationFormat
+from lockstep.engine.activations.base import AMX, GENERIC, HALVES, VARIANTS, ActivationFormat
 from lockstep.engine.quants.base import F32
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
+from lockstep.harness.adapters.llama_cpp import op
 from lockstep.harness.adapters.llama_cpp.lib import I64, Library, P, library
-from lockstep.harness.records import EngineInfo
+from lockstep.harness.records import EngineInfo, Settings
 
 BLOCK = 256  # the longest one
+WITH_AMX = "AMX_INT8 = 1"  # of a build, in llama.cpp's words
+ARCH_PRCTL, REQUEST_PERMISSION, TILES = 158, 0x1023, 18  # on x86-64, which alone has AMX
 
 
 class CpuTraits(ctypes.Structure):
@@ -52,6 +56,11 @@ def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
     return [name for name in VARIANTS if kind.quantise(x, name).tobytes() == theirs]
 
 
+def conversions(lib: Library, build: str, settings: Settings) -> tuple[str, ...]:
+    """What Build.generic holds of the library under these settings."""
+    return (*generic_formats(lib), *tiles(lib, build, settings), *halves(lib, settings))
+
+
 def generic_formats(lib: Library) -> tuple[str, ...]:
     """The formats that the library rounds as generic C does, and not as its x86 code."""
     if not hasattr(lib.ggml, "ggml_get_type_traits_cpu"):
@@ -59,6 +68,38 @@ def generic_formats(lib: Library) -> tuple[str, ...]:
     import_members("lockstep.engine.activations")
     kinds = ActivationFormat.family.values()
     return tuple(sorted(kind.name for kind in kinds if agreeing(lib, kind) == [GENERIC]))
+
+
+def tiles(lib: Library, build: str, settings: Settings) -> tuple[str, ...]:
+    """AMX, where llama.cpp lays weights out for it: if it was built for it, and the system permits
+    its use, as `ggml_amx_init` asks it to."""
+    repacks = settings.repack or not lib.repacking_is_a_choice
+    if not repacks or WITH_AMX not in build or sys.platform != "linux":
+        return ()
+    permitted = ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILES) == 0
+    return (AMX,) if permitted else ()
+
+
+def halves(lib: Library, settings: Settings) -> tuple[str, ...]:
+    """HALVES, if flash attention scales and adds up values of F16 in halves, which the library does
+    not say of its build: two cells of which the second weighs exp(-1)."""
+    from lockstep.engine.ops.flash_mirror import STEP
+    from lockstep.engine.ops.ggml.attention import call
+
+    if not settings.flash_attn or lib.number != op.WRITTEN_FOR:
+        return ()
+    v = np.zeros((2, 1, STEP), np.float16)
+    v[1] = (1 + np.arange(STEP) / 1024)[None]
+    q = np.zeros((1, 1, STEP), np.float32)
+    k = np.zeros((2, 1, STEP), np.float16)
+    q[..., 0], k[1, 0, 0] = 1, -1
+    found = op.compute(lib, call(q, k, v, 1.0, np.ones((1, 2), np.bool_), 0.0, None), 1)
+    weight = np.exp(np.float32(-1))
+    sums = found.reshape(-1) * (1 + weight)
+    in_floats = (v[1, 0].astype(np.float32) * weight).astype(np.float16)
+    in_halves = v[1, 0] * weight.astype(np.float16)
+    off = (float(np.abs(sums - x.astype(np.float32)).max()) for x in (in_floats, in_halves))
+    return (HALVES,) if next(off) > next(off) else ()
 
 
 def hard_to_round() -> F32:

@@ -14,7 +14,7 @@ from lockstep.engine.node import Node
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.llama_cpp import gguf, product, synth
 from lockstep.harness.adapters.llama_cpp import op as single_op
-from lockstep.harness.adapters.llama_cpp.activations import generic_formats
+from lockstep.harness.adapters.llama_cpp.activations import conversions
 from lockstep.harness.adapters.llama_cpp.lib import Library, TypeTraits, library
 from lockstep.harness.adapters.llama_cpp.model import MAX_SEQUENCES, LlamaContext, LlamaModel
 from lockstep.harness.adapters.llama_cpp.parse import parse
@@ -73,7 +73,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             engine=self.name,
             version=self.lib.version,
             build=build,
-            generic=generic_formats(self.lib),
+            generic=conversions(self.lib, build, self.settings),
             settings=self.settings,
             fixed=CACHES,  # storage; what is stored there can be replaced before
             computes_nodes=self.lib.number == single_op.WRITTEN_FOR,

@@ -1,0 +1,44 @@
+"""What compilers are known to make something else of: the smallest program still shows it."""
+
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.harness.known import entries
+
+SEEN = "12.2"  # of GCC
+
+
+def features() -> set[str]:
+    """Of this processor, as Linux names them."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return {word for line in lines if line.startswith("flags") for word in line.split()}
+
+
+def ending(program: str, flags: list[str], folder: Path) -> int:
+    source, made = folder / "program.cpp", folder / "program"
+    source.write_text(program)
+    subprocess.run(["c++", *flags, str(source), "-o", str(made)], check=True, timeout=120)
+    return subprocess.run([made], timeout=60, check=False).returncode
+
+
+@pytest.mark.parametrize("entry", entries("compiled"), ids=lambda entry: entry["id"])
+def test_what_was_compiled_to_something_else_dies_and_without_optimisation_does_not(
+    entry: dict[str, Any], tmp_path: Path
+) -> None:
+    if entry["needs"] not in features():
+        pytest.skip(f"this processor has no {entry['needs']}: not compared")
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler: not compared")
+    plain = ["-O0" if flag.startswith("-O") else flag for flag in entry["flags"]]
+    assert ending(entry["program"], plain, tmp_path) == 0
+    asked = ["c++", "-dumpfullversion"]
+    version = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    if not version.startswith(SEEN):
+        pytest.skip(f"it was seen with GCC {SEEN}, and this is {version.strip() or 'another'}")
+    assert ending(entry["program"], entry["flags"], tmp_path) == -signal.SIGSEGV
