@@ -63,7 +63,8 @@ def shadow(
     ):
         info = session.ask("describe")
         assert isinstance(info, Answered)
-        build = Build(lanes=lanes_of(info.value.build), n_threads=settings.n_threads)
+        lanes, generic = lanes_of(info.value.build), info.value.generic
+        build = Build(lanes=lanes, n_threads=settings.n_threads, generic=generic)
         judge = ShadowJudge(file, build)
         outcome = capture(session, judge, batches_of(work, 0, file))
     assert isinstance(outcome, Answered), outcome

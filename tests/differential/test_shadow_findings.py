@@ -32,7 +32,7 @@ def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Pat
     variant = replace(variant_named(known["variant"]), **changes)
     path = tmp_path / "m.gguf"
     with opened() as namer:
-        make_variant(variant, path, session=namer)
+        make_variant(variant, path, quant=known.get("quant", "F32"), session=namer)
     settings = PRESETS[known["settings"]]
     if "cache" in known:
         settings = replace(settings, type_k=known["cache"], type_v=known["cache"])
@@ -45,7 +45,10 @@ def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Pat
         lanes = lanes_of(info.value.build)
         if lanes < known["lanes"]:
             pytest.skip(f"{known['id']} needs {known['lanes']} lanes; not compared with {lanes}")
-        judge = ShadowJudge(file, Build(lanes=lanes))
+        if (needs := known.get("needs")) and needs not in info.value.generic:
+            pytest.skip(f"{known['id']} needs a build with {needs}: not compared")
+        build = Build(lanes=lanes, n_threads=settings.n_threads, generic=info.value.generic)
+        judge = ShadowJudge(file, build)
         outcome = capture(session, judge, batches_of(plan.work, plan.seed, file))
     if known["symptom"] == "crash":
         assert isinstance(outcome, Crashed), over
