@@ -22,9 +22,11 @@ from lockstep.harness.locate.proof import Patched, patch
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Site, Verdict
 from lockstep.harness.suites.embeddings import further_run
 from lockstep.harness.suites.logits import compared
+from lockstep.harness.suites.parts.kept_in_f16 import kept_in_f16
 from lockstep.harness.suites.products import on_sparse_inputs
 
 NO_OP = 4  # exit code: both engines part, and no op is wrong on its own inputs
+WRITTEN = "SET_ROWS"  # into the cache
 UNANSWERED = {"crashed", "timed-out", "malformed", "not-compared"}
 Place = tuple[int | None, str]  # layer and site
 
@@ -51,6 +53,7 @@ class Bisection:
     others: tuple[Verdict, ...] = ()  # what check says besides, where no op is guilty
     engines: tuple[EngineInfo, ...] = ()  # oracle and subject
     unsteady: Unsteady | None = None  # its runs differ from each other: no patch shows anything
+    in_f16: str = ""  # what to say where its keys and values are, and it says F32
 
     @property
     def not_compared(self) -> tuple[Site, ...]:
@@ -127,15 +130,25 @@ def bisect_run(context: Context) -> Bisection:
     if found.embeddings:
         context = context.for_embeddings()
     logits = None if found.guilty else own_logits(context, found)
-    patched, failed, shaky = None, "", None
+    patched, failed, shaky, in_f16 = None, "", None, ""
     try:
         if logits is None or logits.status == "diverged":
             shaky = unsteadiness(context, found)
         if found.guilty and not shaky:
             patched = patch(context, found)
+            in_f16 = cache_in_f16(context, found)
     except NoAnswer as error:  # what was found is true all the same
         failed = error.summary
-    return bisected(found, patched=patched, failed=failed, logits=logits, unsteady=shaky)
+    result = bisected(found, patched=patched, failed=failed, logits=logits, unsteady=shaky)
+    return replace(result, in_f16=in_f16)
+
+
+def cache_in_f16(context: Context, found: Findings) -> str:
+    """Looked for where something is wrong between what goes into the cache and what comes of it."""
+    if not any(WRITTEN in finding.op for finding in found.guilty):
+        return ""
+    own = np.concatenate(outputs_of(context, context.subject, found))
+    return kept_in_f16(context, context.batches, own, found.what)
 
 
 def bisected(

@@ -70,7 +70,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
         names = ", ".join(site_name(c.site) for c in result.culprits[SHOWN : SHOWN + 12])
         rest = len(result.culprits) - SHOWN - 12
         lines.append(f"  also: {names}" + (f" and {rest} more" if rest > 0 else ""))
-    lines += [found.rest, *other_graph(result)]
+    lines += [found.rest, *other_graph(result), *filter(None, [result.in_f16])]
     return lines + proof(plan, result)
 
 

@@ -48,6 +48,7 @@ from lockstep.harness.suites.parts.hidden_tokens import (
     in_words,
     most_are_hidden,
 )
+from lockstep.harness.suites.parts.kept_in_f16 import with_f16_cache
 from lockstep.harness.suites.parts.one_batch import with_one_batch
 from lockstep.harness.suites.parts.threads import ask_several_threads
 from lockstep.harness.suites.parts.which_tokens import (
@@ -302,6 +303,7 @@ def compared(
     limit = bound.allowed + rounded
     text += tokens_that_differ(batches, rows_that_differ(expected, got, limit), len(expected))
     text += in_other_byte_order(expected, got, float(bound.allowed))
+    text += with_f16_cache(context, batches, got, detail, what)
     return context.verdict(suite, "diverged", text, detail, key=(suite, off.kind, at_fault))
 
 

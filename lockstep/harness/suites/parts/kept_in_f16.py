@@ -1,0 +1,58 @@
+"""Keys and values in F16 of a program that says they are in F32, or says nothing: what its logits
+are then, in words. It is no fault of an op, and is not excused either: llama.cpp is run with the
+same cache as soon as the program says which."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.judging.compare import worst_distance
+from lockstep.harness.protocol.session import ProgramSession
+
+# Of its distance from honest runs in F32. An engine rounds numbers that are a little other than
+# ours, so that a few end at another half; what is off by anything else is as far from both.
+NEARER = 0.25
+# Of the largest logit: a half is off by 2^-12 of itself at most, and errors of conversions, which
+# are ten times as large in Q8_0, come to a hundredth or two behind tens of layers.
+AT_MOST = 2.0**-5
+WORDS = (
+    "its {what}s are much nearer to those of a run that keeps keys and values in F16: if yours "
+    'does, say so in the answer to start, "settings":{{"type_k":"F16","type_v":"F16"}}, and '
+    "llama.cpp will as well"
+)
+
+
+def with_f16_cache(
+    context: Context, batches: Sequence[Batch], got: F32, detail: Mapping[str, Any], what: str
+) -> str:
+    """What to say besides of a difference, of which detail is. Whoever asks many made models of a
+    wrong engine need not wait for two runs of each."""
+    small = detail["worst_relative_to_largest_logit"] <= AT_MOST
+    if detail["at_fault"] != "subject" or not small:
+        return ""
+    words = kept_in_f16(context, batches, got, what)
+    return words and f"; {words}"
+
+
+def kept_in_f16(context: Context, batches: Sequence[Batch], got: F32, what: str) -> str:
+    """got: the subject's, (outputs, vocabulary). "": it says otherwise, is none that can say
+    anything, or they are no nearer to such a run."""
+    settings = context.settings
+    in_full = (settings.type_k, settings.type_v) == ("F32", "F32")
+    if not in_full or not isinstance(context.subject, ProgramSession):
+        return ""
+    rounded = replace(settings, type_k="F16", type_v="F16")
+    halves = context.runner.open("llama.cpp", context.model, rounded)
+    try:
+        with suppress(NoAnswer):  # where llama.cpp has no such cache
+            other = context.make_honest(replace(context, llama_cpp=halves, begun={}))
+            near = min(worst_distance(run, got) for run in other.logits(batches))
+            far = min(worst_distance(run, got) for run in context.honest_runs(batches))
+            return WORDS.format(what=what) if near <= NEARER * far else ""
+    finally:
+        halves.close()
+    return ""

@@ -1,0 +1,102 @@
+"""A program that keeps keys and values in F16 and does not say so is told what to say; one that is
+wrong by as little elsewhere is not."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.check.check import Plan, open_plan
+from lockstep.harness.parallel.works import Forks
+from lockstep.harness.records import EXACT
+from lockstep.harness.runs.run import Listener, builtin_model, run_plans
+
+EXAMPLE = Path(__file__).parents[2] / "lockstep" / "examples" / "engine.py"
+SAY = '"settings":{"type_k":"F16","type_v":"F16"}'
+CACHE = ("new = (k, v, positions", "new = (halves(k), halves(v), positions")
+SAID = ('"can": can,', '"can": can, "settings": {"type_k": "F16", "type_v": "F16"},')
+HALVES = "halves = lambda a: np.float16(a).astype(np.float32)\n\n\nclass File"
+
+
+def wrong_in(folder: Path, *changes: tuple[str, str]) -> str:
+    text = EXAMPLE.read_text()
+    for right, wrong in (("class File", HALVES), *changes):
+        assert text.count(right) == 1
+        text = text.replace(right, wrong)
+    script = folder / "wrong.py"
+    script.write_text(text)
+    return shlex.join([sys.executable, str(script)])
+
+
+def plan_for(folder: Path, engine: str) -> Plan:
+    model = builtin_model("f32", folder)
+    return Plan(
+        case=model.name,
+        model=model,
+        subject_model=model,
+        engine=engine,
+        settings=EXACT,
+        suites=("logits",),
+        n_tokens=12,
+        n_steps=6,
+        command="m",
+    )
+
+
+def said(folder: Path, *changes: tuple[str, str]) -> tuple[int, str]:
+    plan = plan_for(folder, wrong_in(folder, *changes))
+    result = run_plans([plan], folder / "report", ["lockstep"], Forks(1), Listener())
+    return result.code, " ".join(verdict.summary for verdict in result.verdicts)
+
+
+def test_who_does_not_say_that_its_cache_is_f16_is_told_to(tmp_path: Path) -> None:
+    code, text = said(tmp_path, CACHE)
+    assert code == 1
+    assert SAY in text
+
+
+def test_who_says_so_conforms(tmp_path: Path) -> None:
+    assert said(tmp_path, CACHE, SAID)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('self.norm(x, "output_norm.weight")', 'halves(self.norm(x, "output_norm.weight"))'),
+        (
+            "sin, cos, a, b = np.sin(angle), np.cos",
+            "sin, cos, a, b = halves(np.sin(angle)), np.cos",
+        ),
+        ("gate / (1 + np.exp(-gate)) * up", "halves(gate / (1 + np.exp(-gate))) * up"),
+    ],
+    ids=["the last norm", "the sine", "the gate"],
+)
+def test_what_is_rounded_elsewhere_is_not_taken_for_it(
+    change: tuple[str, str], tmp_path: Path
+) -> None:
+    code, text = said(tmp_path, change)
+    assert code == 1
+    assert SAY not in text
+
+
+def test_a_bisection_says_so_where_attention_is_off(tmp_path: Path) -> None:
+    opened = open_plan(plan_for(tmp_path, wrong_in(tmp_path, CACHE)), lambda _: None)
+    try:
+        found = bisect(opened.context)
+    finally:
+        opened.close()
+    assert {culprit.site.name for culprit in found.culprits} == {"kqv_out"}
+    assert SAY in found.in_f16
+
+
+def test_a_bisection_does_not_say_so_of_another_scale(tmp_path: Path) -> None:
+    change = ("/ np.sqrt(q.shape[-1])", "/ np.sqrt(q.shape[-1]) * np.float32(1.0005)")
+    opened = open_plan(plan_for(tmp_path, wrong_in(tmp_path, change)), lambda _: None)
+    try:
+        found = bisect(opened.context)
+    finally:
+        opened.close()
+    assert {culprit.site.name for culprit in found.culprits} == {"kqv_out"}
+    assert found.in_f16 == ""
