@@ -67,12 +67,13 @@ def test_of_a_large_model_no_prompt_without_tokens_is_asked_for(
         (asked,) = prompts_in_turn(opened.context)
     finally:
         opened.close()
-    assert [len(ids) for ids in asked.prompts] == [1, 37, 37, 37, 37, 59, 59, 59, 59, 97]
+    assert [len(ids) for ids in asked.prompts] == [1, 37, 37, 37, 37, *[59] * 5, 97]
     first, second = asked.prompts[2:4]
     assert first == second != asked.prompts[4]
-    one, middle, almost, end = asked.prompts[5:9]
+    one, middle, almost, end, between = asked.prompts[5:10]
     assert [shared(a, b) for a, b in pairwise((one, middle, almost))] == [29, 57]
     assert (shared(almost, end), shared(almost[::-1], end[::-1])) == (0, 27)
+    assert (shared(end, between), shared(end[::-1], between[::-1])) == (19, 6)
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:

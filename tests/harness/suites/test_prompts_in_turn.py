@@ -65,6 +65,17 @@ class ByItsLastEight(Keeps, name="in turn: finds a prompt by its last eight toke
         return super().greedy(read, n)
 
 
+class ByItsEnds(Keeps, name="in turn: finds a prompt by its length, its beginning and its end"):
+    """Of a chat both are the template's, whatever is asked."""
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        read, kept = [*prompt], [*self.kept]
+        if len(read) == len(kept) and (read[:8], read[-4:]) == (kept[:8], kept[-4:]):
+            read = kept
+        self.kept = read
+        return Quiet.greedy(self, read, n)
+
+
 class SameWithoutItsLast(Quiet, name="in turn: the same prompt again is read without its last"):
     """All of it is kept, and one token taken off to have something to compute: which is not."""
 
@@ -113,6 +124,7 @@ def decoded(engine: type[Quiet], model: Path) -> list[Verdict]:
         (ByItsFirstFour, "look at what is kept of a prompt for the next"),
         (OneTooMany, "which begins as the one before"),
         (ByItsLastEight, "in turn"),
+        (ByItsEnds, "which begins and ends as the one before"),
         (SameWithoutItsLast, "which is the one before"),
         (
             CutTo64,
@@ -157,8 +169,10 @@ def test_a_prompt_that_goes_on_where_the_one_before_ends_tells_of_no_token_too_m
 def test_who_keeps_a_prompt_as_far_as_both_are_the_same_is_right(tmp_path: Path) -> None:
     *_, last = decoded(Keeps, builtin("f32", tmp_path))
     assert last.status == "agreed"
-    assert "of 37 to 188 tokens, of which 1 is the one before" in last.summary
-    assert "2 begin as the one before, 1 ends as the one before" in last.summary
+    assert "tokens, of which 1 is the one before" in last.summary
+    assert (
+        "2 begin as the one before, 1 ends as the one before, 1 begins and ends as" in last.summary
+    )
 
 
 @pytest.mark.parametrize("engine", [TakesFew, RefusesMany])

@@ -41,18 +41,25 @@ class Turn:
 
     @property
     def n_tried(self) -> int:
-        """Of long prompts few tell, and of those with two new tokens, where most is the last's."""
-        return MORE if self.n > LONG or self.n - self.begin <= 2 else TRIED
+        """Of long prompts few tell, and of those with two new tokens, where most is the last's, or
+        with none at the end."""
+        few_new = self.n - self.begin <= 2 or self.is_between
+        return MORE if self.n > LONG or few_new else TRIED
+
+    @property
+    def is_between(self) -> bool:
+        return bool(self.begin and self.end)
 
 
 AGAIN = Turn(n=0)  # the one before once more, of which all is kept and nothing left to compute
 # Of the same size, longer than what a cut leaves by far, and two that begin alike: to the middle,
 # or but for the last two tokens, of which who keeps one too many has another one. And one of other
-# tokens in front alone: blocks of 16 may be found by their own tokens, without those before.
+# tokens in front alone: blocks of 16 may be found by their own tokens, without those before. Last
+# one with others between the same ends, as a chat's template puts around whatever is asked.
 PROMPTS = (
     *(Turn(n=37), Turn(n=37), AGAIN, Turn(n=37)),
     *(Turn(n=59), Turn(n=59, begin=29), Turn(n=59, begin=57), Turn(n=59, end=27)),
-    *(Turn(n=97), Turn(n=199)),
+    *(Turn(n=59, begin=19, end=6), Turn(n=97), Turn(n=199)),
 )
 KEPT = (32, 64, 128)  # tokens that are left of a prompt that is cut
 CUT = 16  # tokens that it loses, at least: fewer hardly matter
@@ -63,6 +70,7 @@ ENDS = 12  # of each run
 NEARLY = 8  # of those that tell, tried for one that also does where one token too many is kept
 SAME = "is the one before"
 BEGINS, ENDS_SO = "begins as the one before", "ends as the one before"
+BOTH = "begins and ends as the one before"
 PLURAL = {BEGINS: "begin as the one before"}
 
 
@@ -193,7 +201,8 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
     tell, and none where a window leaves the shorter none: no more are tried there."""
     room = n_cells(context) - 1
     found: list[TellingPrompt] = []
-    drawn = many_ids(context, sum(turn.n * turn.n_tried for turn in PROMPTS))
+    sizes = [turn.n * turn.n_tried for turn in PROMPTS if not turn.is_between]
+    drawn = many_ids(context, sum(sizes))  # what is between takes what others leave
     ids, new = iter(drawn), reversed(drawn)  # new: behind the beginning of the prompt before
     for turn in PROMPTS:
         if turn.n > room:
@@ -245,7 +254,9 @@ def candidates(
     n, last = turn.n, before[0].ids if before else []
     begin, end = last[: turn.begin], last[len(last) - min(turn.end, len(last)) :]
     ends = range(n - ENDS + 1, n + 1) if n > LONG else (n,)
-    like = BEGINS if begin else ENDS_SO if end else ""
+    like = {(True, True): BOTH, (True, False): BEGINS, (False, True): ENDS_SO}.get(
+        (bool(begin), bool(end)), ""
+    )
     while True:
         run = [*begin, *islice(ids, n - len(begin) - len(end)), *end]
         rows = logits_behind(context, run, ends)
