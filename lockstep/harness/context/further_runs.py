@@ -28,6 +28,9 @@ FILLED = 5  # tokens of the first batch of a few on a filled cache
 CELLS = 300  # at least: llama.cpp's caches grow by 256
 DEPTH = 16  # times the prompt: of one of 32 tokens the whole cache
 LONGER = (PROMPT, 261)  # tokens of a prefix
+# kernels for a token alone share out the cells, often 256 to each, and caches grow by as many: in
+# the batches above only several tokens at once come to where the next part begins
+ON_THE_EDGE = (255, 1, 1, 1)
 SMALL = 16 << 20  # bytes of weights that every cell is filled with: the work of a second or so
 ROWS = 1 << 20  # logits of a batch that are asked for at every token
 ALONE = 14  # single tokens of a large model, whose others are decoded some at once:
@@ -69,12 +72,24 @@ def further_runs(context: Context) -> Iterator[FurtherRun]:
         )
     if not both and sum(map(len, PLACES)) <= context.settings.n_ctx:
         yield FurtherRun(words="with two sequences that come later", batches=joined(context))
+    if not both and n >= sum(ON_THE_EDGE):
+        yield on_the_edge(context)
     if not both and context.n_tokens > 2:
         if context.facts.n_vocab > 1:
             yield from almost_the_same(context)
         # all other runs begin with several, and kernels for one row may be others on an empty cache
         alone = Batch.of(context.batches[0].tokens[:1].tolist())
         yield FurtherRun(words="for the first token alone", batches=(alone,), known=True)
+
+
+def on_the_edge(context: Context) -> FurtherRun:
+    first, *alone = ON_THE_EDGE
+    ids = many_ids(context, sum(ON_THE_EDGE))
+    prompt = Batch.of(ids[:first])
+    prompt.outputs[:-1] = False
+    behind = (Batch.of(ids[at : at + 1], start=at) for at in range(first, first + len(alone)))
+    words = f"for {len(alone)} tokens one by one behind {first}"
+    return FurtherRun(words=words, batches=(prompt, *behind), known=True)
 
 
 def almost_the_same(context: Context) -> Iterator[FurtherRun]:

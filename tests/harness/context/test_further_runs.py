@@ -27,9 +27,10 @@ from tests.models import written
 Bools = NDArray[np.bool_]
 N = 330  # cells of which the models are
 LONG, JOINED = f"for {N} tokens in batches of", "with two sequences that come later"
+EDGE = "for 3 tokens one by one behind 255"
 FIRST, MIDDLE, LAST = (f"with another {place} token" for place in ("first", "middle", "last"))
 ALONE = "for the first token alone"
-ASKED = (LONG, JOINED, FIRST, MIDDLE, LAST, ALONE)
+ASKED = (LONG, EDGE, JOINED, FIRST, MIDDLE, LAST, ALONE)
 
 
 class RowsBehind64(Mirror):
@@ -146,6 +147,13 @@ def splits_of_128(visible: Bools, batch: Batch) -> Bools:
     return visible
 
 
+def splits_of_256(visible: Bools, batch: Batch) -> Bools:
+    """The same of twice as many cells, which several tokens at once fill."""
+    if len(batch) == 1 and visible.shape[1] % 256 == 1 < visible.shape[1]:
+        visible[:, -1] = False
+    return visible
+
+
 class Wrong(Reference):
     """Wrong in what is visible."""
 
@@ -217,12 +225,12 @@ def through(change: Callable[[Bools, Batch], Bools]) -> str:
 
 
 WRONG = {
-    engine("rows behind 64", ops=RowsBehind64): {LONG},
+    engine("rows behind 64", ops=RowsBehind64): {LONG, EDGE},
     engine("few rows", ops=FewRows): {LONG, JOINED},
     engine("four rows and one", ops=FourAndOne): {LONG},
-    engine("positions in a byte", ops=PositionsInAByte): {LONG},
-    engine("last id", ops=LastIdIsUnknown): {LONG},
-    through(no_more_than_256_cells): {LONG},
+    engine("positions in a byte", ops=PositionsInAByte): {LONG, EDGE},
+    engine("last id", ops=LastIdIsUnknown): {LONG, EDGE},
+    through(no_more_than_256_cells): {LONG, EDGE},
     through(causal_by_row): {LONG, JOINED},
     through(later_sequences_leak): {JOINED},
     through(ids_of_one_bit): {JOINED},
@@ -231,7 +239,8 @@ WRONG = {
     AloneOnAnEmptyCache.name: {ALONE},
     SkipsWhatNobodyAsksFor.name: {LONG},
     engine("whole tiles", ops=WholeTiles): {LONG},
-    through(splits_of_128): {LONG},
+    through(splits_of_128): {LONG, EDGE},
+    through(splits_of_256): {EDGE},
     engine("known by its size", Remembers, key=staticmethod(len)): {FIRST, MIDDLE, LAST},
     engine("known by its beginning", Remembers, key=staticmethod(lambda t: tuple(t[:8]))): {
         *(MIDDLE, LAST)
@@ -286,7 +295,7 @@ def test_what_only_goes_wrong_further_on_is_found(engine: str, model: Path) -> N
 
 
 def test_the_place_is_a_batch_and_a_token_of_it(model: Path) -> None:
-    _, wrong = logits_of(model, "further: last id")
+    _, wrong, _ = logits_of(model, "further: last id")
     assert (wrong.detail["batch"], wrong.detail["token_of_batch"]) == (0, 0)
     _, wrong, _ = logits_of(model, "further: last rows")
     assert wrong.detail["batch"] == batch_sizes(N).index(FILLED)
@@ -298,7 +307,15 @@ def test_what_an_engine_does_not_answer_is_named_and_accuses_nobody(model: Path)
     assert verdict.status == "agreed"
     for words in (LONG, JOINED):
         assert f"not compared {words}" in verdict.summary or f"; {words}" in verdict.summary
-    ways = ["with tensors shown", "with outputs of some tokens only", FIRST, MIDDLE, LAST, ALONE]
+    ways = [
+        "with tensors shown",
+        "with outputs of some tokens only",
+        EDGE,
+        FIRST,
+        MIDDLE,
+        LAST,
+        ALONE,
+    ]
     assert verdict.detail["same"] == ways
 
 

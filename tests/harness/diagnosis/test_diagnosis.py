@@ -243,7 +243,7 @@ def test_without_the_mistake_in_the_catalogue_no_other_is_named(tmp_path: Path) 
 def test_the_words_say_what_was_compared_and_what_it_was(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     text = "\n".join(diagnosis_lines(plan_for(path, engine=HALVES), diagnosed(HALVES, tmp_path)))
-    assert "33 of 33 tokens" in text  # of a text of 24, and behind nine prompts
+    assert "34 of 34 tokens" in text  # of a text of 24, and behind ten prompts
     assert "DIAGNOSIS (" in text
     assert f"rope on half-split pairs ({HALVES}" in text
 
