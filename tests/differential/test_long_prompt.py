@@ -107,6 +107,16 @@ def test_positions_beyond_a_table_are_seen_and_how_long_a_prompt_may_be(
     assert found[0].summary.endswith(f"one of {ROWS} is right, and one of {ROWS + 1} is not")
 
 
+def test_nothing_is_said_of_lengths_where_all_are_as_in_honest_runs_of_another_design(
+    model: Path, says: Callable[..., list[Verdict]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an engine that leaves activations as they are a usual prompt was called wrong."""
+    monkeypatch.setattr(long_prompt, "part", lambda *_: True)  # as llama.cpp has it, it never is
+    (found,) = says(model, SUITE, engine=TableTooShort.name)
+    assert found.status == "diverged"
+    assert "wrong as well" not in found.summary
+
+
 def test_a_prompt_that_is_right_is_not_called_wrong_where_what_is_behind_it_is(
     model: Path, says: Callable[..., list[Verdict]]
 ) -> None:

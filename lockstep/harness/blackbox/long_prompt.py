@@ -286,11 +286,21 @@ def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:
 def shortest_wrong(context: Context, n: int) -> tuple[int, int] | None:
     """The length from which on prompts are wrong, if those of n tokens are, no shorter than a usual
     one; and how many tokens are asked for behind them, where they are right themselves. None:
-    neither is wrong."""
+    neither is wrong, or nothing is as llama.cpp has it: a usual prompt is as in honest runs that
+    convert activations otherwise, which are too many to be made of each length."""
     steps = next((steps for steps in (0, STEPS) if is_wrong(context, n, steps)), None)
-    if steps is None:
+    if steps is None or is_of_another_design(context, steps):
         return None
     return first_where(lambda n: is_wrong(context, n, steps), context.n_tokens, n), steps
+
+
+def is_of_another_design(context: Context, steps: int) -> bool:
+    batches = batches_of(context, context.n_tokens, steps)
+    expected, actual = context.ask_both("evaluate", Request(batches=batches))
+    if not part(context, np.concatenate(expected.logits), actual):
+        return False
+    run = FurtherRun(words="", batches=batches, known=True)
+    return further_verdict(context, run, expected, actual).status == "agreed"
 
 
 def is_wrong(context: Context, n: int, steps: int) -> bool:
