@@ -67,7 +67,10 @@ def on_its_inputs(
     make: Callable[[Path, Settings], ReferenceEngine] = ReferenceEngine,
 ) -> Values:
     """Our engine's products on the oracle's values."""
-    engine = make(path, settings)
+    with Runner().open("llama.cpp", path, settings) as session:
+        info = session.ask("describe")
+        assert isinstance(info, Answered)
+    engine = make(path, replace(settings, generic=info.value.generic))
     request = Request(batches=rows_of_each_path(), capture=True, replace=expected)
     trace = engine.evaluate(request).trace
     engine.close()

@@ -21,6 +21,7 @@ F16 = NDArray[np.float16]
 Add = Callable[[F16, F16, np.float32], F16]  # what is summed so far, values, their weight
 
 Q = normal(1, 1, 1, STEP + REST) / 4
+Q[..., 4:] = 0  # scores that are off by little: a radius that reaches from half to half holds all
 K, V = (normal(seed, CELLS, 1, STEP + REST).astype(np.float16) for seed in (2, 3))
 
 
