@@ -25,6 +25,9 @@ from lockstep.harness.asking.downloads import cache_folder, last_words, locked
 VERSION = re.compile(r"(?:\d+!)?\d{1,9}(?:\.\d{1,9})*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?")
 WORKER_NEEDS = ("numba>=0.60", "numpy>=1.26")  # all that our code loads in a worker
 LIBRARIES = "LLAMA_CPP_LIB_PATH"  # the user's own build of llama.cpp, of the pinned version
+# of AMX GCC 11 to 13 leave out what sets it up: "gcc-amx-tiles" of the known divergences
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+CPU = Path("/proc/cpuinfo")
 BUILD_SECONDS = 3600.0
 SAY_SECONDS = 1.0  # between two words of progress; the terminal shows as many as it wants
 LAST_LINES = 6
@@ -76,6 +79,22 @@ def interpreter(folder: Path) -> Path:
 def variables() -> dict[str, str]:
     """The user's, without those that are meant for the installed version."""
     return {name: value for name, value in os.environ.items() if name != LIBRARIES}
+
+
+def has_amx() -> bool:
+    """Whether this processor does; it is looked up on Linux alone, where llama.cpp uses it."""
+    return CPU.is_file() and "amx_tile" in CPU.read_text().split()
+
+
+def for_builds() -> dict[str, str]:
+    """The same, with what keeps compilers from AMX. pip's cache does not know what a wheel was
+    built with."""
+    if not has_amx():
+        return variables()
+    flags = {
+        name: f"{os.environ.get(name, '')} {WITHOUT_AMX}".strip() for name in ("CFLAGS", "CXXFLAGS")
+    }
+    return variables() | flags | {"PIP_NO_CACHE_DIR": "1"}
 
 
 def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
@@ -179,7 +198,7 @@ def checked(command: list[str], problem: str, waiting: Callable[[float], None]) 
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env=variables(),
+        env=for_builds(),
         start_new_session=True,  # with all that a build starts it is one group
     )
     try:

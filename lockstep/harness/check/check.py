@@ -57,7 +57,7 @@ from lockstep.harness.records import (
     Unanswerable,
     Verdict,
 )
-from lockstep.harness.shadow.known import known_crash
+from lockstep.harness.shadow.known import known_crash, perhaps_amx
 from lockstep.harness.suites.decode import PROMPT
 
 LLAMA_CPP = "llama.cpp"
@@ -386,6 +386,8 @@ def unanswered(suite: str, context: Context, error: NoAnswer) -> Verdict:
     known = known_crash(context.facts.architecture, context.settings.name) if crashed else ""
     if known:
         text, detail = f"{text} (known: {known})", {**detail, "known": known}
+    elif crashed:
+        text += perhaps_amx(context.settings, text)
     return context.verdict(suite, error.status, text, detail, key)
 
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from lockstep.engine.batch import Batch
-from lockstep.harness.asking.environments import built
+from lockstep.harness.asking.environments import WITHOUT_AMX, built
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import line_that_says_why, no_answer
 from lockstep.harness.judging.lanes import lanes_of
@@ -17,10 +17,9 @@ from lockstep.harness.synth.llama import write_llama
 
 PINNED = "0.3.36"
 WITH_TILES = "AMX_INT8 = 1"
-WITHOUT = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 REBUILD = (
     "known of GCC 11 to 13, build it anew without AMX: "
-    f'CFLAGS="{WITHOUT}" CXXFLAGS="{WITHOUT}" pip install --no-cache-dir --force-reinstall '
+    f'CFLAGS="{WITHOUT_AMX}" CXXFLAGS="{WITHOUT_AMX}" pip install --no-cache-dir --force-reinstall '
     f"--no-deps llama-cpp-python=={PINNED}"
 )
 Row = tuple[str, str, bool]  # what, found, whether it is well

@@ -37,7 +37,7 @@ from lockstep.harness.shadow.batches import Work, batches_of
 from lockstep.harness.shadow.fault_verdicts import detail_of, ending_of
 from lockstep.harness.shadow.faults import Trials
 from lockstep.harness.shadow.judge import ShadowJudge
-from lockstep.harness.shadow.known import known_crash
+from lockstep.harness.shadow.known import known_crash, perhaps_amx
 from lockstep.harness.shadow.models import make_variants
 from lockstep.harness.shadow.nodes import capture
 from lockstep.harness.shadow.verdicts import SUITE, all_seen, verdicts_of
@@ -106,6 +106,8 @@ def judged(plan: ShadowPlan, folder: Path) -> Judged:
         text, detail = f"{plan.case}: {error}", dict(error.detail)
         if error.status == "crashed" and (known := known_crash(plan.variant, plan.settings.name)):
             text, detail["known"] = f"{text} (known: {known})", known
+        elif error.status == "crashed":
+            text += perhaps_amx(plan.settings, text)
         verdict = verdict_of(plan, error.status, text, detail, (SUITE, error.status))
     except EngineError as error:  # of this model; the next one may be judged
         verdict = verdict_of(plan, "not-compared", f"{plan.case}: {error}", key=(SUITE, "model"))

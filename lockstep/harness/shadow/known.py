@@ -1,6 +1,8 @@
 """What is known of llama.cpp's graphs: [[shadow]] of harness/known."""
 
+from lockstep.harness.asking.environments import has_amx
 from lockstep.harness.known import entries
+from lockstep.harness.records import Settings
 
 
 def known_crash(variant: str, preset: str) -> str:
@@ -14,3 +16,11 @@ def known_crash(variant: str, preset: str) -> str:
         if same and not changed:
             return f"{entry['id']}: {entry['sentence']}"
     return ""
+
+
+def perhaps_amx(settings: Settings, said: str) -> str:
+    """Of a crash, so described, that may be the one of builds whose AMX is not set up."""
+    dies = settings.repack and "SIGSEGV" in said and has_amx()
+    return (
+        "; it may be gcc-amx-tiles: lockstep doctor says whether this build dies so" if dies else ""
+    )

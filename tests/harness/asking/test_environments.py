@@ -93,6 +93,23 @@ def sdist(tmp_path: Path) -> Sdist:
     return make
 
 
+@pytest.mark.parametrize("has_amx", [True, False], ids=["with AMX", "without"])
+def test_builds_are_kept_from_amx_where_a_processor_has_it(
+    has_amx: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GCC 11 to 13 leave out what sets it up, and llama.cpp dies at its first product."""
+    cpu = tmp_path / "cpuinfo"
+    cpu.write_text(f"model : 1\nflags\t: fpu {'amx_tile ' * has_amx}sse2\n")
+    monkeypatch.setattr(environments, "CPU", cpu)
+    monkeypatch.setenv("CXXFLAGS", "-O1")
+    monkeypatch.delenv("CFLAGS", raising=False)
+    code = "import os; print([os.environ.get(n) for n in ('CFLAGS', 'CXXFLAGS')])"
+    without = environments.WITHOUT_AMX
+    flags = [without, f"-O1 {without}"] if has_amx else [None, "-O1"]
+    said = environments.checked([sys.executable, "-c", code], "no", lambda _: None)
+    assert said.strip() == str(flags)
+
+
 def left_in(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir())
 

@@ -1,0 +1,25 @@
+"""What is said of a crash of llama.cpp that may be one of a build with AMX."""
+
+import pytest
+
+from lockstep.harness.records import DEFAULT, EXACT, Settings
+from lockstep.harness.shadow import known
+
+DIED = "llama.cpp crashed in logits: the worker of llama.cpp was killed by SIGSEGV during logits"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "has_amx", "hint"),
+    [
+        (DEFAULT, DIED, True, True),
+        (EXACT, DIED, True, False),  # nothing is laid out for AMX
+        (DEFAULT, DIED.replace("SIGSEGV", "SIGABRT"), True, False),
+        (DEFAULT, DIED, False, False),
+    ],
+    ids=["repacked weights", "weights as they are", "an abort", "a processor without"],
+)
+def test_who_dies_where_amx_is_used_is_sent_to_doctor(
+    settings: Settings, said: str, has_amx: bool, hint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "has_amx", lambda: has_amx)
+    assert ("lockstep doctor" in known.perhaps_amx(settings, said)) == hint
