@@ -28,6 +28,7 @@ from lockstep.harness.judging.designs import (
     of_sum_shown,
     swiglu_ways,
 )
+from lockstep.harness.judging.other_builds import other_builds
 from lockstep.harness.judging.rope_designs import ways_to_turn
 from lockstep.harness.judging.tolerances import Bound
 from lockstep.harness.shadow.judge import rounded_to
@@ -169,14 +170,17 @@ def in_shape(other: Other, shape: tuple[int, ...], shown: NDArray[Any]) -> Resul
 
 
 def attentions(found: Computed) -> list[Other]:
-    """In float32, with queries as they are or converted to the type of the cache."""
+    """In float32, with queries as they are or converted to the type of the cache; or as ggml's on
+    other processors."""
     node, plain = found.last, replace(found.build, plain=True)
     query = node.source(0)
     forms = [node]
     if node.source(1).type == "F16" and query.value is not None:
         narrow = replace(query, value=halves(query.value).astype(np.float32))
         forms.append(replace(node, sources=(narrow, *node.sources[1:])))
-    return [partial(computed, form, plain) for form in forms]
+    others = other_builds(found.build, (node.op,))
+    ways = [(form, plain) for form in forms] + [(node, build) for build in others]
+    return [partial(computed, *way) for way in ways]
 
 
 def computed(node: Node, build: Build, _: NDArray[Any]) -> Result:

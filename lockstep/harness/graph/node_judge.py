@@ -6,6 +6,7 @@ inputs, with the weights of its own file. A fault lies where it appears, and sev
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,7 +19,7 @@ from lockstep.engine.node import Node, Operand, layout
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect
 from lockstep.engine.ops.near import Expected
-from lockstep.harness.graph.node_designs import Computed, designs_of
+from lockstep.harness.graph.node_designs import Computed, computed, designs_of
 from lockstep.harness.graph.node_formats import ProductFormats
 from lockstep.harness.graph.other_file import Parameters, parameters_in_words
 from lockstep.harness.graph.program import Place
@@ -27,6 +28,7 @@ from lockstep.harness.judging.compare import mismatch_between, share_of_limit, w
 from lockstep.harness.judging.designs import Other
 from lockstep.harness.judging.findings import Values
 from lockstep.harness.judging.judge import SiteFinding, affected, finding_of, without_fault
+from lockstep.harness.judging.other_builds import other_builds
 from lockstep.harness.judging.tolerances import Bound, limits_of
 from lockstep.harness.records import Mismatch, Site
 from lockstep.harness.shadow.judge import SENSELESS, rounded_to, view_of
@@ -207,7 +209,7 @@ class NodeJudge:
 
     def others(self, node: Node, expected: Expected) -> Iterator[Other]:
         """The designs of its op, or what an engine computes that makes none of ggml's deliberate
-        roundings, if that differs.
+        roundings, if that differs, or ggml on another processor.
 
         Where nothing is rounded on purpose its bound has room for sums in any order: llama.cpp's
         order is what a replay of its graph is held to.
@@ -221,8 +223,14 @@ class NodeJudge:
 
         if expected.actual is not None or expected.value.dtype.kind != "f":
             return
-        known = designs_of(Computed([with_weights(node, self.oracle)], expected, self.build))
-        yield from [plain] if known is None else known
+        whole = with_weights(node, self.oracle)
+        known = designs_of(Computed([whole], expected, self.build))
+        if known is not None:
+            yield from known
+            return
+        yield plain
+        for build in other_builds(self.build, (node.op,)):
+            yield partial(computed, whole, build)
 
     def with_own_file(
         self, node: Node, wire: Wire, theirs: NDArray[Any], found: SiteFinding

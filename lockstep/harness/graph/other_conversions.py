@@ -15,6 +15,8 @@ from lockstep.harness.graph.watched import Seen
 from lockstep.harness.graph.ways import Honest, Wide
 from lockstep.harness.judging.conversions import families_of_builds
 from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.judging.other_builds import other_builds
+from lockstep.harness.records import Site
 
 FIRST = 2  # ways of a family that are always tried
 
@@ -23,6 +25,9 @@ class JudgeOfSegments(Protocol):
     """What of a SegmentJudge is used here."""
 
     build: Build
+
+    @property
+    def op_of(self) -> Mapping[Site, str]: ...
 
     def run(
         self, way: Honest, build: Build | None = None, *, of: Sequence[Segment]
@@ -33,6 +38,14 @@ class JudgeOfSegments(Protocol):
     def said(self, held: HeldSegment) -> SiteFinding: ...
 
     def quantised(self, segments: Iterable[Segment]) -> set[str]: ...
+
+
+def of_other_builds(
+    judge: JudgeOfSegments, segments: Sequence[Segment]
+) -> list[Mapping[Place, Seen]]:
+    """The same on other processors, each by its run."""
+    builds = other_builds(judge.build, set(judge.op_of.values()))
+    return [judge.run(Honest(), build, of=segments) for build in builds]
 
 
 def converted_otherwise(

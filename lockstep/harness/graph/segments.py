@@ -26,7 +26,7 @@ from lockstep.harness.graph.expert_order import orders_seen
 from lockstep.harness.graph.held_segment import HeldSegment, hidden_cells, nearest
 from lockstep.harness.graph.lookups import ways_of_lookups
 from lockstep.harness.graph.node_designs import Computed, designs_of
-from lockstep.harness.graph.other_conversions import converted_otherwise
+from lockstep.harness.graph.other_conversions import converted_otherwise, of_other_builds
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.graph.rare_choices import explained
 from lockstep.harness.graph.replay import replay
@@ -97,9 +97,10 @@ class SegmentJudge:
             looked_up = ways_of_lookups(self, formula, tabled, honest, plain, range(RUNS))
             # of rounded numbers none can tell which design they are of
             known = {} if rounded else self.by_designs(suspects, honest, noises)
+            runs = honest, plain, *of_other_builds(self, suspects)
             for s in suspects:
                 if s.place not in known:
-                    ways = (honest[s.place], noises), (plain[s.place], noises)
+                    ways = [(run[s.place], noises) for run in runs]
                     known[s.place] = self.said(self.again(s, looked_up.get(s.place, ways)))
             if not rounded:
                 left = [s for s in suspects if is_wrong(known[s.place])]

@@ -17,6 +17,7 @@ from lockstep.harness.graph.node_judge import NodeJudge, differing_weights, with
 from lockstep.harness.graph.program import Graph, PlannedNode, Program, TensorView
 from lockstep.harness.graph.wiring import weights_of, wires_of
 from lockstep.harness.judging.findings import Findings
+from lockstep.harness.judging.other_builds import without_amx
 from lockstep.harness.locate.nodes import both_files, build_of, computing, recorded
 from lockstep.harness.synth.draws import stream
 
@@ -30,7 +31,7 @@ def products_along_nodes(context: Context) -> Findings:
     with both_files(context) as (oracle, subject):
         judge = NodeJudge(
             wires=wires,
-            build=build_of(context),
+            build=without_amx(build_of(context)),
             oracle=oracle,
             subject=subject,
             compute=computing(context.subject),

@@ -1,0 +1,31 @@
+"""What ggml computes on another processor than the oracle's: honest as well, and held to its own
+bounds. Programs that are made of ggml for several do so, whatever llama.cpp here was built for.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from lockstep.engine.activations.base import AMX, HALVES
+from lockstep.engine.ops.build import Build
+
+
+def other_builds(build: Build, ops: Collection[str]) -> list[Build]:
+    """Those that compute one of these ops otherwise: without AMX (with it activations stay as they
+    are before F16, and so they do in any engine that converts nothing), and attention in halves
+    where this one adds in floats, or the other way round."""
+    ways = [build]
+    if AMX in build.generic and "MUL_MAT" in ops:
+        ways.append(without_amx(build))
+    if "FLASH_ATTN_EXT" in ops:
+        ways += [in_halves_or_not(way) for way in ways]
+    return ways[1:]
+
+
+def without_amx(build: Build) -> Build:
+    """Also of an op that llama.cpp computes alone: its matrix is laid out for nothing."""
+    return replace(build, generic=tuple(name for name in build.generic if name != AMX))
+
+
+def in_halves_or_not(build: Build) -> Build:
+    others = tuple(name for name in build.generic if name != HALVES)
+    return replace(build, generic=others if HALVES in build.generic else (*others, HALVES))

@@ -1,0 +1,63 @@
+"""What ggml computes on other processors than the oracle's is honest, and nothing near it is."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from lockstep.engine.activations.base import AMX, HALVES
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.attention import call
+from lockstep.engine.ops.ggml.base import expect
+from lockstep.harness.graph.node_designs import Computed, computed, designs_of
+from lockstep.harness.judging.designs import agrees
+from lockstep.harness.judging.other_builds import other_builds
+from tests.engine.ops.test_other_builds import (
+    CELLS,
+    Add,
+    K,
+    Q,
+    V,
+    attended,
+    first_fused,
+    in_floats,
+    unfused,
+)
+
+HERE = Build(lanes=16)
+THERE = replace(HERE, generic=(AMX, HALVES))
+
+
+@pytest.mark.parametrize("here", [HERE, THERE], ids=["added in floats here", "in halves here"])
+@pytest.mark.parametrize(
+    ("add", "honest"), [(in_floats, True), (first_fused, True), (unfused, False)]
+)
+def test_values_may_be_added_up_as_on_another_processor(
+    add: Add, honest: bool, here: Build
+) -> None:
+    shown = attended(add).reshape(1, 1, 1, -1)
+    node = call(Q, K, V, 1.0, np.ones((1, CELLS), np.bool_), 0.0, None)
+    with np.errstate(invalid="ignore"):
+        seen = Computed([replace(node, value=shown)], expect(node, here), here)
+        others = designs_of(seen)
+    assert others is not None
+    ways = [partial(computed, node, here), *others]
+    assert any(agrees(way, shown) for way in ways) == honest
+
+
+@pytest.mark.parametrize(
+    ("build", "ops", "others"),
+    [
+        (HERE, {"MUL_MAT"}, []),  # one that leaves activations as they are is tried anyway
+        (HERE, {"MUL_MAT", "FLASH_ATTN_EXT"}, [(HALVES,)]),
+        (THERE, {"MUL_MAT"}, [(HALVES,)]),
+        (THERE, {"FLASH_ATTN_EXT"}, [(AMX,)]),
+        (THERE, {"MUL_MAT", "FLASH_ATTN_EXT"}, [(HALVES,), (AMX,), ()]),
+        (THERE, {"SOFT_MAX"}, []),
+    ],
+)
+def test_no_more_runs_are_made_than_there_are_other_builds(
+    build: Build, ops: set[str], others: list[tuple[str, ...]]
+) -> None:
+    assert [other.generic for other in other_builds(build, ops)] == others
