@@ -102,7 +102,7 @@ def test_greedy_tokens_alone_are_held_against_the_oracles(folder: Path) -> None:
         "behind none of 143 seeded beginnings is a control token the likeliest" in control.summary
     )
     assert in_turn.status == "agreed"
-    assert "the token behind 9 prompts in turn is the same" in in_turn.summary
+    assert "the token behind 10 prompts in turn is the same" in in_turn.summary
 
 
 def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
