@@ -25,7 +25,12 @@ from lockstep.harness.processes.variables import ENVIRONMENT
 from lockstep.harness.processes.wire import Channel
 
 LOADED_FIRST = ("lockstep.harness.adapters.llama_cpp.capture",)
-LOADED_THEN = ("lockstep.harness.adapters.gguf_py.adapter", "gguf")
+LOADED_THEN = (
+    "lockstep.harness.adapters.llama_cpp.adapter",
+    "lockstep.engine.ops.ggml.attention",  # of what describes a build
+    "lockstep.harness.adapters.gguf_py.adapter",
+    "gguf",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +71,15 @@ def load_modules(names: Sequence[str]) -> None:
         gc.freeze()  # a collection would write to what all forks share
 
 
+def find_conversions() -> None:
+    """Each worker that describes itself would for a tenth of a second, and find the same."""
+    with suppress(Exception):
+        from lockstep.harness.adapters.llama_cpp.activations import generic_formats
+        from lockstep.harness.adapters.llama_cpp.lib import library
+
+        generic_formats(library())
+
+
 class ForkedWorkers:
     """Those that nobody has let go of yet."""
 
@@ -94,7 +108,9 @@ class ForkedWorkers:
                     order.orderer.close()
                     return order
                 self.hold(pid, ended, order)
-                load_modules(missing)
+                if missing:
+                    find_conversions()
+                    load_modules(missing)
                 missing = ()
 
     def hold(self, pid: int, ended: int, order: Order) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from functools import cache
 
 import numpy as np
 from numpy.random import Philox
@@ -61,6 +62,7 @@ def conversions(lib: Library, build: str, settings: Settings) -> tuple[str, ...]
     return (*generic_formats(lib), *tiles(lib, build, settings), *halves(lib, settings))
 
 
+@cache
 def generic_formats(lib: Library) -> tuple[str, ...]:
     """The formats that the library rounds as generic C does, and not as its x86 code."""
     if not hasattr(lib.ggml, "ggml_get_type_traits_cpu"):
@@ -83,11 +85,11 @@ def tiles(lib: Library, build: str, settings: Settings) -> tuple[str, ...]:
 def halves(lib: Library, settings: Settings) -> tuple[str, ...]:
     """HALVES, if flash attention scales and adds up values of F16 in halves, which the library does
     not say of its build: two cells of which the second weighs exp(-1)."""
+    if not settings.flash_attn or lib.number != op.WRITTEN_FOR:
+        return ()
     from lockstep.engine.ops.flash_mirror import STEP
     from lockstep.engine.ops.ggml.attention import call
 
-    if not settings.flash_attn or lib.number != op.WRITTEN_FOR:
-        return ()
     v = np.zeros((2, 1, STEP), np.float16)
     v[1] = (1 + np.arange(STEP) / 1024)[None]
     q = np.zeros((1, 1, STEP), np.float32)
