@@ -174,7 +174,7 @@ def is_for_amx(weight: Weight, build: Build) -> bool:
     if AMX not in build.generic or weight.format.name != "F16":
         return False
     rows, columns = weight.shape[-2:]
-    named = weight.name.endswith(".weight") and "_exps" not in weight.name
+    named = weight.name.endswith(".weight") and "exps" not in weight.name  # GroveMoE's: _chexps
     return named and rows % 32 == 0 and columns % 16 == 0
 
 

@@ -94,8 +94,10 @@ def matrix(name: str, rows: int = 32, columns: int = 64) -> Weight:
         (matrix("blk.0.attn_q.weight", columns=40), False),
         (matrix("cache_k_l0 (view)"), False),
         (matrix("blk.0.ffn_up_exps.weight"), False),
+        (matrix("blk.0.ffn_up_chexps.weight"), False),
+        (matrix("blk.0.ffn_up_shexp.weight"), True),
     ],
-    ids=["a matrix", "odd rows", "odd columns", "a cache", "experts"],
+    ids=["a matrix", "odd rows", "odd columns", "a cache", "experts", "chunks", "a shared one"],
 )
 def test_activations_stay_as_they_are_before_matrices_that_are_laid_out_for_amx(
     weight: Weight, whole: bool
