@@ -117,6 +117,18 @@ def test_scores_beyond_float32_have_no_limit_and_those_of_other_rows_have() -> N
     assert np.isinf(allowed).all(axis=-1).tolist() == [row == 1 for row in range(len(x))]
 
 
+def test_a_hidden_score_that_is_no_number_leaves_its_row_without_a_limit() -> None:
+    """llama.cpp adds minus infinity to it, and who leaves the cell out has a number; one that is
+    shown is no number for anybody."""
+    x = X.copy()
+    x[1, 23] = x[2, 0] = np.nan
+    found = expected("SOFT_MAX", x, x, MASK, held=params(1.0))
+    allowed = np.broadcast_to(np.asarray(found.allowed), found.value.shape).reshape(x.shape)
+    assert np.isinf(allowed).all(axis=-1).tolist() == [row == 1 for row in range(len(x))]
+    assert not np.isinf(allowed[2]).any()
+    assert np.isnan(found.value.reshape(x.shape)[2]).all()
+
+
 @pytest.mark.parametrize("wrong", [0.0, np.nan, -np.inf], ids=["numbers", "a NaN", "an infinity"])
 @pytest.mark.parametrize("bounds", [True, False], ids=["with bounds", "without"])
 def test_rows_some_after_the_others_are_what_they_are_at_once(

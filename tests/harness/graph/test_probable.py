@@ -10,7 +10,7 @@ from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect
 from lockstep.engine.ops.near import U
-from lockstep.harness.graph.probable import SAMPLED, error_of_product
+from lockstep.harness.graph.probable import SAMPLED, error_of_product, error_of_sums
 from tests.shadow_nodes import node, normal
 
 TOKENS, ROWS = 16, 100  # more rows than are sampled
@@ -177,3 +177,15 @@ def test_a_weight_that_is_not_finite_is_no_measure_of_other_rows(wrong: float, r
     assert not other[:, row].any()
     others = np.arange(ROWS) != row
     assert np.allclose(other[:, others], error[:, others], rtol=0.1)
+
+
+@pytest.mark.parametrize("columns", [1, 7], ids=["a mean for all", "each row's own"])
+def test_sums_some_rows_at_a_time_are_off_by_what_they_are_at_once(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = normal(5, 2, 3, 11, 7).astype(np.float64)
+    squares = np.square(normal(6, 2, 3, 11, columns).astype(np.float64))
+    value[1, 2, 10, 6] = np.nan  # the last of all
+    at_once = error_of_sums(value, squares, 64)
+    monkeypatch.setattr("lockstep.harness.graph.probable.PIECE", 4 * 7)
+    np.testing.assert_array_equal(error_of_sums(value, squares, 64), at_once)
