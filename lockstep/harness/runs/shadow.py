@@ -92,6 +92,7 @@ def path_of(plan: ShadowPlan, folder: Path) -> Path:
 
 def judged(plan: ShadowPlan, folder: Path) -> Judged:
     """Have llama.cpp run the model, and judge every node. folder: where those of variants lie."""
+    generic: tuple[str, ...] = ()
     try:
         path = path_of(plan, folder)
         row = model_row(plan.case, path, "both")
@@ -99,12 +100,14 @@ def judged(plan: ShadowPlan, folder: Path) -> Judged:
             info = session.ask("describe")
             if not isinstance(info, Answered):
                 raise no_answer(ENGINE, "describe", info)
+            generic = info.value.generic
             work = faults_found if plan.trials else verdicts_for
             found = list(work(plan, path, session, build_of(plan, info.value)))
         return Judged(case=plan.case, verdicts=found, row=row, engine=info.value)
     except NoAnswer as error:
         text, detail = f"{plan.case}: {error}", dict(error.detail)
-        if error.status == "crashed" and (known := known_crash(plan.variant, plan.settings.name)):
+        known = known_crash(plan.variant, plan.settings.name, plan.quant, generic)
+        if error.status == "crashed" and known:
             text, detail["known"] = f"{text} (known: {known})", known
         elif error.status == "crashed":
             text += perhaps_amx(plan.settings, text)

@@ -1,19 +1,26 @@
 """What is known of llama.cpp's graphs: [[shadow]] of harness/known."""
 
+from collections.abc import Collection
+
 from lockstep.harness.asking.environments import has_amx
 from lockstep.harness.known import entries
 from lockstep.harness.records import Settings
 
 
-def known_crash(variant: str, preset: str) -> str:
-    """The entry about a variant as it is made, in words; empty without one.
+def known_crash(
+    variant: str, preset: str, quant: str = "F32", generic: Collection[str] = ()
+) -> str:
+    """The entry about a variant as it is made, in words; empty without one. generic: what the build
+    does otherwise, as Build has it.
 
     A known crash is a crash still: nothing was compared.
     """
     for entry in entries("shadow"):
         changed = entry["keys"] or entry["complete"] or "tokens" in entry
         same = (entry["variant"], entry["settings"], entry["symptom"]) == (variant, preset, "crash")
-        if same and not changed:
+        same = same and entry.get("quant", quant) == quant
+        built = "needs" not in entry or entry["needs"] in generic
+        if same and built and not changed:
             return f"{entry['id']}: {entry['sentence']}"
     return ""
 

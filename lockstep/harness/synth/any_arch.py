@@ -56,8 +56,9 @@ IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
 )
 # Weights that llama.cpp does not multiply by, or only as F32: they stay so with any type
 FLOATS = re.compile(
-    r"norm|bias|ffn_gate_inp|position|token_types|conv|ssm_|time_mix_|lora_|rel_b|altup|rope_freqs"
-    r"|sinks|exp_probs|hc_|indexer|\.scale|layer_out|posnet|ple|router|laurel|per_layer|nextn"
+    r"norm|bias|ffn_gate_inp|position|token_types|conv|ssm_|time_mix_|lora_|rel_b|altup_[cr]"
+    r"|altup_pred|rope_freqs|sinks|exp_probs|hc_|indexer|\.scale|layer_out|posnet|ple|router"
+    r"|laurel|per_layer|nextn"
 )
 SIGMA = 0.1
 TIED = 0.24  # what enters the first layer of those whose embeddings are the head, beside ones
