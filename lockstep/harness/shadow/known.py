@@ -17,8 +17,9 @@ def known_crash(
     """
     for entry in entries("shadow"):
         changed = entry["keys"] or entry["complete"] or "tokens" in entry
-        same = (entry["variant"], entry["settings"], entry["symptom"]) == (variant, preset, "crash")
-        same = same and entry.get("quant", quant) == quant
+        asked = (entry["settings"], entry["symptom"], entry.get("quant", quant))
+        same = variant in (entry["variant"], *entry.get("also", ()))
+        same = same and asked == (preset, "crash", quant)
         built = "needs" not in entry or entry["needs"] in generic
         if same and built and not changed:
             return f"{entry['id']}: {entry['sentence']}"
