@@ -18,7 +18,8 @@ class Build:
     """What a build and its settings decide about roundings.
 
     generic: activation formats that it rounds as ggml's generic C does; and AMX, if it lays out
-    matrices of F16 for that: their products take activations as they are, where others take halves;
+    matrices of F16 for that: their products take activations as they are, where others take halves
+    (with names of those that it does not lay out of this model);
     HALVES, if its flash attention computes in halves, as AVX512-FP16 does.
     plain: of no build of ggml, but of any engine that computes in float32: nothing is looked up in
     halves or converted on purpose, and a sum rounds at every term, in whatever order.

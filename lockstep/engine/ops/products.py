@@ -175,6 +175,7 @@ def is_for_amx(weight: Weight, build: Build) -> bool:
         return False
     rows, columns = weight.shape[-2:]
     named = weight.name.endswith(".weight") and "exps" not in weight.name  # GroveMoE's: _chexps
+    named = named and weight.name not in build.generic
     return named and rows % 32 == 0 and columns % 16 == 0
 
 

@@ -109,6 +109,17 @@ def test_activations_stay_as_they_are_before_matrices_that_are_laid_out_for_amx(
     np.testing.assert_array_equal(products.converted(x, weight, Build(lanes=16)).values, halved)
 
 
+def test_a_matrix_that_the_build_names_is_not_laid_out() -> None:
+    """BitNet's graph multiplies by the embeddings themselves, which lie elsewhere."""
+    weight, x = matrix("token_embd.weight"), normal(5, 3, 64)
+    named = Build(lanes=16, generic=(AMX, "token_embd.weight"))
+    halved = x.astype(np.float16).astype(np.float64)
+    np.testing.assert_array_equal(products.converted(x, weight, named).values, halved)
+    np.testing.assert_array_equal(
+        products.converted(x, weight, Build(lanes=16, generic=(AMX,))).values, x
+    )
+
+
 def test_what_was_converted_for_one_matrix_is_not_taken_for_another_one() -> None:
     ops, x = Mirror(generic=(AMX,)), normal(5, 3, 64)
     first, second = matrix("blk.0.attn_q.weight"), matrix("blk.0.attn_k.weight", rows=33)

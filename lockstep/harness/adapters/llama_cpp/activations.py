@@ -2,13 +2,17 @@
 
 import ctypes
 import sys
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
 from lockstep.engine.activations.base import AMX, GENERIC, HALVES, VARIANTS, ActivationFormat
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
@@ -17,6 +21,9 @@ from lockstep.harness.adapters.llama_cpp.lib import I64, Library, P, library
 from lockstep.harness.records import EngineInfo, Settings
 
 BLOCK = 256  # the longest one
+# graphs multiply by the tensor that tokens are looked up in, which is not laid out for AMX; others
+# have a second one of the same name
+HEADLESS, EMBEDDINGS = ("bitnet",), "token_embd.weight"
 WITH_AMX = "AMX_INT8 = 1"  # of a build, in llama.cpp's words
 ARCH_PRCTL, REQUEST_PERMISSION, TILES = 158, 0x1023, 18  # on x86-64, which alone has AMX
 
@@ -57,9 +64,23 @@ def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
     return [name for name in VARIANTS if kind.quantise(x, name).tobytes() == theirs]
 
 
-def conversions(lib: Library, build: str, settings: Settings) -> tuple[str, ...]:
+def conversions(
+    lib: Library, build: str, settings: Settings, model: Path | None
+) -> tuple[str, ...]:
     """What Build.generic holds of the library under these settings."""
-    return (*generic_formats(lib), *tiles(lib, build, settings), *halves(lib, settings))
+    amx = tiles(lib, build, settings)
+    if amx and architecture(model) in HEADLESS:
+        amx += (EMBEDDINGS,)
+    return (*generic_formats(lib), *amx, *halves(lib, settings))
+
+
+def architecture(model: Path | None) -> str:
+    """ "": whoever loads the file says what is wrong with it."""
+    with suppress(EngineError, OSError, KeyError):
+        if model is not None:
+            with GgufFile.open(model) as file:
+                return str(file.metadata["general.architecture"].data)
+    return ""
 
 
 @cache

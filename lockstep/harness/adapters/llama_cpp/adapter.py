@@ -73,7 +73,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
             engine=self.name,
             version=self.lib.version,
             build=build,
-            generic=conversions(self.lib, build, self.settings),
+            generic=conversions(self.lib, build, self.settings, self.model),
             settings=self.settings,
             fixed=CACHES,  # storage; what is stored there can be replaced before
             computes_nodes=self.lib.number == single_op.WRITTEN_FOR,

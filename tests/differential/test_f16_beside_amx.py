@@ -1,0 +1,21 @@
+"""Matrices of F16 that a build with AMX does not lay out for it."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.records import DEFAULT
+from lockstep.harness.runs.run import Listener
+from lockstep.harness.runs.shadow import ShadowPlan, run_shadow
+from lockstep.harness.shadow.batches import Work
+
+
+@pytest.mark.parametrize("variant", ["bitnet", "grovemoe"])
+def test_they_are_known(variant: str, tmp_path: Path) -> None:
+    """BitNet's embeddings are its head, and GroveMoE has experts of another name: of a build with
+    AMX both were called wrong."""
+    work = Work(tokens=4)
+    plan = ShadowPlan(
+        case=variant, model=None, variant=variant, quant="F16", settings=DEFAULT, work=work
+    )
+    assert run_shadow([plan], tmp_path, ["lockstep", "shadow"], None, Listener()).code == 0
