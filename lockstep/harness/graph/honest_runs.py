@@ -21,6 +21,7 @@ from lockstep.harness.graph.replay import replay
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.judging.conversions import builds, is_quantised
 from lockstep.harness.judging.noise import NoiseFloor
+from lockstep.harness.judging.other_builds import other_builds
 from lockstep.harness.processes.ahead import Ahead, may_fork
 from lockstep.harness.processes.wire import digest
 from lockstep.harness.records import Rejected
@@ -107,10 +108,14 @@ class AlongLlamaCpp:
             yield found.astype(np.float32)
 
     def other_designs(self) -> Iterator["Design"]:
-        """Other formats for activations; and with keys and values in F32 these and llama.cpp's."""
+        """Other formats for activations, and ggml on other processors; and with keys and values in
+        F32 these and llama.cpp's."""
         wide = Wide(sizes=False)
         formats = list(builds(self.build)) if is_quantised(self.file) else []
         yield from (Design(along=self, build=build, way=wide) for build in formats)
+        ops = ("MUL_MAT", "FLASH_ATTN_EXT") if self.flash_attn else ("MUL_MAT",)
+        for build in other_builds(self.build, ops):
+            yield Design(along=self, build=build, way=Honest(sizes=False))
         if self.in_full is None:
             return
         full = replace(self, llama_cpp=self.in_full, flash_attn=False, in_full=None, begun={})

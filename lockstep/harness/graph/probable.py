@@ -76,8 +76,10 @@ def error_of_sums(value: F64, squares: F64, terms: int) -> F64:
     not finite: in every order the sum is what it is.
     """
     out, n = np.empty(value.shape), value.shape[-1]
+    if not value.size:
+        return out
     whole, of_rows = value.reshape(-1, n), squares.reshape(-1, squares.shape[-1])
-    step = max(1, PIECE // max(1, n))
+    step = max(1, PIECE // n)
     for at in range(0, len(whole), step):
         rows = slice(at, at + step)
         out.reshape(-1, n)[rows] = error_of_some(whole[rows], of_rows[rows], terms)

@@ -21,6 +21,7 @@ from tests.engine.ops.test_other_builds import (
     V,
     attended,
     first_fused,
+    fused,
     in_floats,
     unfused,
 )
@@ -31,7 +32,7 @@ THERE = replace(HERE, generic=(AMX, HALVES))
 
 @pytest.mark.parametrize("here", [HERE, THERE], ids=["added in floats here", "in halves here"])
 @pytest.mark.parametrize(
-    ("add", "honest"), [(in_floats, True), (first_fused, True), (unfused, False)]
+    ("add", "honest"), [(in_floats, True), (first_fused, True), (unfused, False), (fused, False)]
 )
 def test_values_may_be_added_up_as_on_another_processor(
     add: Add, honest: bool, here: Build
