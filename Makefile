@@ -4,10 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-# What the newest x86 processors have besides. Of AMX GCC 11 to 13 leave out what sets it up (its bug
-# 114098), and llama.cpp dies at its first product by it: "gcc-amx-tiles" in
-# lockstep/harness/known/divergences.toml. Without these llama.cpp computes alike wherever the tests
-# run. pip's cache does not know what a wheel was built with.
+# What the newest x86 processors have besides. Of AMX GCC 12 leaves out what sets it up, and llama.cpp
+# dies at its first product by it: "gcc-amx-tiles" in lockstep/harness/known/divergences.toml. Without
+# these llama.cpp computes alike wherever the tests run. pip's cache does not know what a wheel was
+# built with.
 AMX := $(if $(shell grep -sw amx_tile /proc/cpuinfo),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
 HALVES := $(if $(shell grep -sw avx512_fp16 /proc/cpuinfo),-mno-avx512fp16)
 LEFT_OUT := $(strip $(AMX) $(HALVES))

@@ -11,6 +11,7 @@ import pytest
 from lockstep.harness.known import entries
 
 SEEN = "12.2"  # of GCC
+NOT_PERMITTED = 2  # what a program ends with, if it may not use what it needs
 
 
 def features() -> set[str]:
@@ -36,7 +37,10 @@ def test_what_was_compiled_to_something_else_dies_and_without_optimisation_does_
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler: not compared")
     plain = ["-O0" if flag.startswith("-O") else flag for flag in entry["flags"]]
-    assert ending(entry["program"], plain, tmp_path) == 0
+    ended = ending(entry["program"], plain, tmp_path)
+    if ended == NOT_PERMITTED:
+        pytest.skip(f"the system does not permit {entry['needs']}: not compared")
+    assert ended == 0
     asked = ["c++", "-dumpfullversion"]
     version = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
     if not version.startswith(SEEN):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.records import EXACT
@@ -81,22 +81,22 @@ def test_what_is_rounded_elsewhere_is_not_taken_for_it(
     assert SAY not in text
 
 
-def test_a_bisection_says_so_where_attention_is_off(tmp_path: Path) -> None:
-    opened = open_plan(plan_for(tmp_path, wrong_in(tmp_path, CACHE)), lambda _: None)
+def bisected(folder: Path, *changes: tuple[str, str]) -> Bisection:
+    opened = open_plan(plan_for(folder, wrong_in(folder, *changes)), lambda _: None)
     try:
-        found = bisect(opened.context)
+        return bisect(opened.context)
     finally:
         opened.close()
+
+
+def test_a_bisection_says_so_where_attention_is_off(tmp_path: Path) -> None:
+    found = bisected(tmp_path, CACHE)
     assert {culprit.site.name for culprit in found.culprits} == {"kqv_out"}
     assert SAY in found.in_f16
 
 
 def test_a_bisection_does_not_say_so_of_another_scale(tmp_path: Path) -> None:
     change = ("/ np.sqrt(q.shape[-1])", "/ np.sqrt(q.shape[-1]) * np.float32(1.0005)")
-    opened = open_plan(plan_for(tmp_path, wrong_in(tmp_path, change)), lambda _: None)
-    try:
-        found = bisect(opened.context)
-    finally:
-        opened.close()
+    found = bisected(tmp_path, change)
     assert {culprit.site.name for culprit in found.culprits} == {"kqv_out"}
     assert found.in_f16 == ""

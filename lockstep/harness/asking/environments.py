@@ -25,7 +25,7 @@ from lockstep.harness.asking.downloads import cache_folder, last_words, locked
 VERSION = re.compile(r"(?:\d+!)?\d{1,9}(?:\.\d{1,9})*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?")
 WORKER_NEEDS = ("numba>=0.60", "numpy>=1.26")  # all that our code loads in a worker
 LIBRARIES = "LLAMA_CPP_LIB_PATH"  # the user's own build of llama.cpp, of the pinned version
-# of AMX GCC 11 to 13 leave out what sets it up: "gcc-amx-tiles" of the known divergences
+# of AMX GCC 12 leaves out what sets it up: "gcc-amx-tiles" of the known divergences
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 CPU = Path("/proc/cpuinfo")
 BUILD_SECONDS = 3600.0

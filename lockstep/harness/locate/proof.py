@@ -120,11 +120,11 @@ def other_designs(context: Context) -> Iterator[Callable[[Values], Rows]]:
         found = replay(program, context.file, build, Wide(sizes=False), values=given)
         return np.concatenate(whole(found)).astype(np.float32)
 
-    for build in other_builds(build_of(context), quantised=is_quantised(context.file)):
+    for build in unrounded_builds(build_of(context), quantised=is_quantised(context.file)):
         yield partial(run, build)
 
 
-def other_builds(build: Build, *, quantised: bool) -> Iterator[Build]:
+def unrounded_builds(build: Build, *, quantised: bool) -> Iterator[Build]:
     yield replace(build, plain=True)
     if quantised:
         yield from builds(build)

@@ -97,7 +97,7 @@ def sdist(tmp_path: Path) -> Sdist:
 def test_builds_are_kept_from_amx_where_a_processor_has_it(
     has_amx: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GCC 11 to 13 leave out what sets it up, and llama.cpp dies at its first product."""
+    """GCC 12 leaves out what sets it up, and llama.cpp dies at its first product."""
     cpu = tmp_path / "cpuinfo"
     cpu.write_text(f"model : 1\nflags\t: fpu {'amx_tile ' * has_amx}sse2\n")
     monkeypatch.setattr(environments, "CPU", cpu)
