@@ -57,7 +57,7 @@ from lockstep.harness.records import (
     Unanswerable,
     Verdict,
 )
-from lockstep.harness.shadow.known import known_crash, perhaps_amx
+from lockstep.harness.shadow.known import known_crash_of, perhaps_amx
 from lockstep.harness.suites.decode import PROMPT
 
 LLAMA_CPP = "llama.cpp"
@@ -383,7 +383,7 @@ def unanswered(suite: str, context: Context, error: NoAnswer) -> Verdict:
     key = () if error.status in without_key else (suite, error.status)
     text, detail = patient(error).summary, error.detail
     crashed = error.status == "crashed" and context.oracle.name == "llama.cpp"
-    known = known_crash(context.facts.architecture, context.settings.name) if crashed else ""
+    known = known_crash_of(context) if crashed else ""
     if known:
         text, detail = f"{text} (known: {known})", {**detail, "known": known}
     elif crashed:

@@ -106,7 +106,7 @@ def judged(plan: ShadowPlan, folder: Path) -> Judged:
         return Judged(case=plan.case, verdicts=found, row=row, engine=info.value)
     except NoAnswer as error:
         text, detail = f"{plan.case}: {error}", dict(error.detail)
-        known = known_crash(plan.variant, plan.settings.name, plan.quant, generic)
+        known = known_crash(plan.variant, plan.settings.name, (plan.quant,), generic)
         if error.status == "crashed" and known:
             text, detail["known"] = f"{text} (known: {known})", known
         elif error.status == "crashed":

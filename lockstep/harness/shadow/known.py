@@ -3,27 +3,35 @@
 from collections.abc import Collection
 
 from lockstep.harness.asking.environments import has_amx
+from lockstep.harness.context.suite import Context
 from lockstep.harness.known import entries
 from lockstep.harness.records import Settings
 
 
 def known_crash(
-    variant: str, preset: str, quant: str = "F32", generic: Collection[str] = ()
+    variant: str, preset: str, types: Collection[str] = ("F32",), generic: Collection[str] = ()
 ) -> str:
-    """The entry about a variant as it is made, in words; empty without one. generic: what the build
-    does otherwise, as Build has it.
+    """The entry about a variant as it is made, in words; empty without one. types: of its weights;
+    generic: what the build does otherwise, as Build has it.
 
     A known crash is a crash still: nothing was compared.
     """
     for entry in entries("shadow"):
         changed = entry["keys"] or entry["complete"] or "tokens" in entry
-        asked = (entry["settings"], entry["symptom"], entry.get("quant", quant))
         same = variant in (entry["variant"], *entry.get("also", ()))
-        same = same and asked == (preset, "crash", quant)
+        same = same and (entry["settings"], entry["symptom"]) == (preset, "crash")
+        same = same and ("quant" not in entry or entry["quant"] in types)
         built = "needs" not in entry or entry["needs"] in generic
         if same and built and not changed:
             return f"{entry['id']}: {entry['sentence']}"
     return ""
+
+
+def known_crash_of(context: Context) -> str:
+    """The same about a user's model."""
+    types = {tensor.type.name for tensor in context.file.tensors.values()}
+    settings = context.settings
+    return known_crash(context.facts.architecture, settings.name, types, settings.generic)
 
 
 def perhaps_amx(settings: Settings, said: str) -> str:

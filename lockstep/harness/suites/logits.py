@@ -60,6 +60,7 @@ from lockstep.harness.suites.parts.which_tokens import (
 )
 
 FEWER_LAYERS = "logits: fewer layers"  # what is asked besides of a large model's first layers
+LATER_LAYERS = "longer runs of its later layers"
 Ways = tuple[list[str], list[str], list[Verdict]]  # that give the same, not answered, what differs
 
 
@@ -126,6 +127,7 @@ def asked_more(
     if not agrees:  # it would be said of every run again
         return same, [*unanswered, "further on: this run does not agree"], wrong + differ
     more = asked_further(context, runs, first, waits)
+    unanswered += [LATER_LAYERS] * bool(fewer)
     same += [*more[0], *(each.summary for each in fewer if each.status == "agreed")]
     differ += [*more[2], *(each for each in fewer if each.status != "agreed")]
     return same, unanswered + more[1], wrong + differ

@@ -23,3 +23,19 @@ def test_who_dies_where_amx_is_used_is_sent_to_doctor(
 ) -> None:
     monkeypatch.setattr(known, "has_amx", lambda: has_amx)
     assert ("lockstep doctor" in known.perhaps_amx(settings, said)) == hint
+
+
+@pytest.mark.parametrize(
+    ("types", "generic", "expected"),
+    [
+        ({"F16", "F32"}, ("F16", "AMX"), "amx-views"),
+        ({"F16", "F32"}, ("F16",), ""),
+        ({"Q8_0", "F32"}, ("AMX",), ""),
+    ],
+    ids=["with AMX", "without AMX", "of another type"],
+)
+def test_a_crash_of_a_build_with_amx_is_known_of_models_with_weights_of_its_type(
+    types: set[str], generic: tuple[str, ...], expected: str
+) -> None:
+    said = known.known_crash("deepseek2", "default", types, generic)
+    assert said.partition(":")[0] == expected
