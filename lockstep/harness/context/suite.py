@@ -244,7 +244,8 @@ class Context:
             return outcome.value
         if isinstance(outcome, Unanswerable) and outcome.declared:
             raise NoAnswer("not-applicable", outcome.message, {NOT_OFFERED: True})
-        error = no_answer(session.name, question, outcome)
+        words = question.replace("evaluate", "embeddings", 1) if self.embeddings else ""
+        error = no_answer(session.name, question, outcome, words)
         if isinstance(outcome, Rejected):
             raise self.refusal(session, question, error)
         lacking = session is self.subject or (self.facts.has_logits and not self.embeddings)
@@ -321,8 +322,9 @@ def lacks(outcome: Outcome) -> bool:
     return isinstance(outcome, Unanswerable) and outcome.of_model
 
 
-def no_answer(engine: str, question: str, outcome: Outcome) -> NoAnswer:
-    asked, question = question, in_words(question)
+def no_answer(engine: str, question: str, outcome: Outcome, words: str = "") -> NoAnswer:
+    """words: what the question is called, where not by what it is for most models."""
+    asked, question = question, words or in_words(question)
     if isinstance(outcome, Crashed):
         log = {"log": list(outcome.log), "said": outcome.said}
         words = outcome.message.removeprefix(f"{engine} failed: ")

@@ -9,13 +9,26 @@ from pathlib import Path
 
 import jsonschema
 import numpy as np
+import pytest
 
 from lockstep.engine.batch import Batch
+from lockstep.harness.check.check import open_plan
+from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.protocol.frames import Message, packed
 from lockstep.harness.protocol.messages import question_of
 from lockstep.harness.protocol.session import ProgramSession, command_of
 from lockstep.harness.protocol.smoke import smoke
-from lockstep.harness.records import EXACT, Answered, Evaluation, Request, Site, Unanswerable
+from lockstep.harness.records import (
+    EXACT,
+    Answered,
+    Evaluation,
+    Malformed,
+    Request,
+    Site,
+    Unanswerable,
+)
+from tests.harness.check.test_check import plan_for
+from tests.models import written
 
 SCHEMAS = Path(command_of.__code__.co_filename).parents[1] / "schemas"
 # rows are twice the tensor that it shows, or that is put in
@@ -102,3 +115,13 @@ def test_the_question_is_as_the_schema_says() -> None:
     asked = json.loads(bytes(line))
     assert (asked["ask"], asked["trace"]) == ("embed", True)
     jsonschema.validate(asked, {"$ref": "#/$defs/ask-embed", "$defs": schema["$defs"]})
+
+
+def test_an_improper_answer_is_said_to_be_one_to_embeddings(tmp_path: Path) -> None:
+    opened = open_plan(plan_for(written(tmp_path, quant="F32")), lambda _: None)
+    try:
+        context, outcome = opened.context.for_embeddings(), Malformed(message="rows of width 3")
+        with pytest.raises(NoAnswer, match="gave no proper answer to embeddings once more: rows"):
+            context.answer(context.subject, "evaluate once more", outcome)
+    finally:
+        opened.close()
