@@ -1,6 +1,6 @@
 """`lockstep bisect`: the first layer that diverges, the guilty ops in it, and the proof."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -25,6 +25,7 @@ from lockstep.harness.suites.logits import compared
 from lockstep.harness.suites.parts.kept_in_f16 import kept_in_f16
 from lockstep.harness.suites.products import on_sparse_inputs
 
+OF_TWIN = "the F32 twin, in which nothing is converted"
 NO_OP = 4  # exit code: both engines part, and no op is wrong on its own inputs
 WRITTEN = "SET_ROWS"  # into the cache
 UNANSWERED = {"crashed", "timed-out", "malformed", "not-compared"}
@@ -77,10 +78,14 @@ class Bisection:
         return self.culprits[0] if self.culprits else None
 
 
-def bisect(context: Context) -> Bisection:
+def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: None) -> Bisection:
     """Of the usual run, and where that conforms of whatever `check` finds wrong besides: of the
-    first of its further runs in which an op is; what is left is wrong in no op on its own."""
+    first of its further runs in which an op is; what is left is wrong in no op on its own.
+
+    on_twin: of the usual run on the model's F32 twin, where that shows more and something."""
     first = bisect_run(context)
+    if (clearer := on_twin()) is not None:
+        return clearer
     if first.exit_code:
         return first
     said = tuple(said_by_check(context))

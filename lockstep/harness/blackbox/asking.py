@@ -48,6 +48,7 @@ from lockstep.harness.suites.parts.one_batch import with_one_batch
 
 SUITE = "black-box"
 OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason")
+BETWEEN_LAYERS = ("embd", "inp_embd", "ffn_inp", "l_out", "result_norm", "result_output")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 ENOUGH = ("logits", "logprobs", "greedy")  # levels of harness.protocol
 Make = Callable[[GgufFile], Recipe]
@@ -255,6 +256,12 @@ def on_made_models(
 def shows_no_tensors(info: EngineInfo) -> bool:
     silent = info.shows == () or (info.levels is not None and "trace" not in info.levels)
     return silent and not (info.computes_nodes or info.shows_nodes)
+
+
+def shows_ends_alone(info: EngineInfo) -> bool:
+    """Whether no product in a layer is judged apart from all others of it: of a quantised model,
+    whose honest runs part by percents within one layer, that says no more than logits do."""
+    return info.shows is not None and not {*info.shows} - {*BETWEEN_LAYERS}
 
 
 def why_not_asked(

@@ -1,4 +1,4 @@
-"""What `check` asks of an engine that shows no tensors, on models made of the user's.
+"""What `check` asks of an engine that shows no tensors in layers, on models made of the user's.
 
 Of a quantised one its whole runs are allowed a few percents: honest engines convert activations
 otherwise. The F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on, behind
@@ -11,11 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from lockstep.harness.bisect.bisection import Bisection
-from lockstep.harness.blackbox import fewer_layers, long_context, long_prompt, several_threads
+from lockstep.harness.blackbox import (
+    fewer_layers,
+    long_context,
+    long_prompt,
+    several_threads,
+    whole,
+)
 from lockstep.harness.blackbox.asking import (
     SliceAnswer,
     SliceAsker,
     on_made_models,
+    shows_ends_alone,
     shows_no_tensors,
     why_not_asked,
 )
@@ -31,7 +38,7 @@ from lockstep.harness.blackbox.looking import Looked, through
 from lockstep.harness.blackbox.places import see_in_place
 from lockstep.harness.blackbox.report import as_of_logits
 from lockstep.harness.blackbox.slices import n_layers
-from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enough
+from lockstep.harness.blackbox.whole import holds_quantised, in_f32, is_quantised, is_small_enough
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
@@ -59,6 +66,12 @@ def bisected(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisectio
     return next(filter(None, (ask(plan, context) for ask in asks)), None)
 
 
+def on_twin(plan: Plan, context: Context) -> Bisection | None:
+    """What the F32 twin shows of an engine that shows tensors, but layers as a whole: each that is
+    wrong, where in the model as it is the largest errors alone stand out."""
+    return None if not_asked(context) else whole.bisected(plan, context)
+
+
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     if reason := not_asked(context):
         if context.named:
@@ -82,7 +95,9 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 
 def not_asked(context: Context) -> str:
-    if not shows_no_tensors(context.subject_info):
+    info = context.subject_info
+    says_more = not (holds_quantised(context.file) and shows_ends_alone(info))
+    if not shows_no_tensors(info) and says_more:
         return f"{context.subject.name} shows tensors, which say more"
     return why_not_asked(context.subject.name, context.subject_info.levels)
 

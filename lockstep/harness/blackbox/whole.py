@@ -8,11 +8,19 @@ norms is seen where activations are small, and nowhere else.
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.bisect.bisection import OF_TWIN, Bisection, bisect_run
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.slices import IN_A_LAYER, at_their_places, n_layers, small
+from lockstep.harness.check.check import BadInput, Plan
+from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.synth.twin import KEPT, write_twin
 
 LARGEST_TWIN = 1 << 30  # bytes, which two engines hold at once
@@ -25,7 +33,11 @@ def is_small_enough(asker: SliceAsker) -> bool:
 
 
 def is_quantised(asker: SliceAsker) -> bool:
-    return any(info.type.name not in KEPT for info in asker.file.tensors.values())
+    return holds_quantised(asker.file)
+
+
+def holds_quantised(file: GgufFile) -> bool:
+    return any(info.type.name not in KEPT for info in file.tensors.values())
 
 
 def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
@@ -76,6 +88,12 @@ def words_of(layers: range) -> str:
 
 def twin(asker: SliceAsker) -> SliceAnswer:
     """Both engines on the whole model in F32."""
+    with twin_of(asker) as plan:
+        return asker.answered(plan)
+
+
+@contextmanager
+def twin_of(asker: SliceAsker) -> Iterator[Plan]:
     asker.progress("the F32 twin")
     ours = asker.folder / "twin.gguf"
     write_twin(asker.plan.model, ours)
@@ -84,7 +102,32 @@ def twin(asker: SliceAsker) -> SliceAnswer:
         theirs = asker.folder / "subject.gguf"
         write_twin(asker.plan.subject_model, theirs)
     try:
-        return asker.answered(replace(asker.plan, model=ours, subject_model=theirs))
+        yield replace(asker.plan, model=ours, subject_model=theirs)
     finally:
         for path in {ours, theirs}:
             path.unlink()
+
+
+def bisected(plan: Plan, context: Context) -> Bisection | None:
+    """Along what the engine shows of the twin, if that shows where: None else."""
+    with (
+        TemporaryDirectory(prefix="lockstep-") as folder,
+        suppress(BadInput, EngineError, NoAnswer),
+    ):
+        asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
+        try:
+            if is_small_enough(asker) and is_quantised(asker):
+                with twin_of(asker) as of_twin:
+                    return bisected_on(asker, of_twin)
+        finally:
+            asker.close()
+    return None
+
+
+def bisected_on(asker: SliceAsker, plan: Plan) -> Bisection | None:
+    opened = asker.open(plan)
+    try:
+        found = bisect_run(opened.context)
+        return replace(found, asked=OF_TWIN) if found.culprits else None
+    finally:
+        opened.close()

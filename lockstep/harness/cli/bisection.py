@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from lockstep.harness.bisect.bisection import NO_OP, Bisection
+from lockstep.harness.bisect.bisection import NO_OP, OF_TWIN, Bisection
 from lockstep.harness.check.check import Plan
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.proof import Patched
@@ -45,7 +45,9 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
     if first is None:
         return lines_without_culprit(plan, result)
     lines = [f"{plan.case}: {plan.engine} against {plan.oracle}, settings {plan.settings.name}"]
-    if result.asked:
+    if result.asked == OF_TWIN:
+        lines.append(f"  of {result.asked}, so that smaller errors stand out")
+    elif result.asked:
         lines.append(f"  {result.asked}; in the usual run there is nothing to find")
     lines.append("  layer   error it passes on   ops that are wrong by themselves")
     for layer in result.layers:

@@ -1,0 +1,114 @@
+"""Engines that show what comes between layers and nothing of what is in them, of quantised models.
+
+Honest runs of one such layer part by a percent, and more where they choose other experts. The F32
+twin shows what that hides.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.bisect.bisection import OF_TWIN, Bisection
+from lockstep.harness.check.check import Plan
+from lockstep.harness.cli.bisection import bisection_lines
+from lockstep.harness.mutants.embeddings import ops_with
+from lockstep.harness.records import EngineInfo, Evaluation, Request
+from lockstep.harness.runs.run import bisect_one
+from lockstep.harness.shadow.models import make_variant
+from lockstep.harness.shadow.models import opened as llama_cpp_opened
+from lockstep.harness.synth.any_arch import variant_named
+from tests.black_boxes import with_made_models
+from tests.harness.check.test_check import plan_for
+
+ENDS = ("embd", "l_out")
+
+
+class Ends(Reference, name="layer ends: honest"):
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), shows=ENDS)
+
+    def evaluate(self, request: Request) -> Evaluation:
+        found = super().evaluate(request)
+        if found.trace is None:
+            return found
+        shown = tuple(each for each in found.trace.records if each.site.name in ENDS)
+        return replace(found, trace=replace(found.trace, records=shown))
+
+
+class TwoPercentMore(Ends, name="layer ends: what experts come to is two percent too large"):
+    ops = ops_with(sum_experts=lambda ops, x: Mirror.sum_experts(ops, x) * np.float32(1.02))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    made = {quant: folder / f"{quant}.gguf" for quant in ("F32", "Q8_0")}
+    with llama_cpp_opened() as session:
+        for quant, path in made.items():
+            make_variant(variant_named("qwen3moe"), path, quant=quant, session=session)
+    return made
+
+
+def plan_of(model: Path, engine: str, *suites: str) -> Plan:
+    more = {"engine": engine, "oracle": "llama.cpp", "n_tokens": 16, "n_steps": 2}
+    return plan_for(model, suites=suites, **more)
+
+
+def bisected(model: Path, engine: str) -> tuple[Bisection, str]:
+    """With what the command writes of it."""
+    plan, said = plan_of(model, engine), []
+    bisect_one(plan, said.append)
+    found = said[-1]
+    assert isinstance(found, Bisection)
+    return found, "\n".join(bisection_lines(plan, found))
+
+
+def test_each_layer_that_is_wrong_is_named_and_confirmed_on_the_twin(
+    models: dict[str, Path],
+) -> None:
+    found, text = bisected(models["Q8_0"], TwoPercentMore.name)
+    assert found.asked == OF_TWIN
+    assert {(each.layer, each.site.name) for each in found.culprits} == {(0, "l_out"), (1, "l_out")}
+    assert found.patched is not None
+    assert found.patched.confirms
+    assert "of the F32 twin" in text
+    assert "in the usual run there is nothing to find" not in text
+
+
+def test_the_twin_says_nothing_against_an_honest_engine(models: dict[str, Path]) -> None:
+    found, _ = bisected(models["Q8_0"], Ends.name)
+    assert (found.exit_code, found.culprits, found.asked) == (0, (), "")
+
+
+def test_a_model_of_f32_alone_is_its_own_twin(models: dict[str, Path]) -> None:
+    found, _ = bisected(models["F32"], TwoPercentMore.name)
+    assert found.asked == ""
+    assert {each.layer for each in found.culprits} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("engine", "quant", "expected"),
+    [
+        (TwoPercentMore.name, "Q8_0", "diverged"),
+        (Ends.name, "Q8_0", "agreed"),
+        (Ends.name, "F32", "not-applicable"),
+    ],
+)
+def test_check_asks_for_the_twin_where_tensors_say_no_more_than_logits(
+    engine: str, quant: str, expected: str, models: dict[str, Path]
+) -> None:
+    first, *_ = with_made_models(plan_of(models[quant], engine, "black-box"))
+    assert first.status == expected
+    of = "the F32 twin: " if quant == "Q8_0" else f"{engine} shows tensors, which say more"
+    assert first.summary.startswith(of)
+
+
+def test_who_shows_what_is_in_its_layers_is_not_asked_for_it(models: dict[str, Path]) -> None:
+    (found,) = with_made_models(plan_of(models["Q8_0"], "reference", "black-box"))
+    assert (found.status, found.summary) == (
+        "not-applicable", "reference shows tensors, which say more",
+    )  # fmt: skip
