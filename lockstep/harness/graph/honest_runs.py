@@ -14,7 +14,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import NOT_IN_ONE, NoAnswer, no_answer
-from lockstep.harness.graph.floor import replay_floor, whole
+from lockstep.harness.graph.floor import AT_ONCE, replay_floor, whole
 from lockstep.harness.graph.program import Program
 from lockstep.harness.graph.record import record
 from lockstep.harness.graph.replay import replay
@@ -22,7 +22,7 @@ from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.judging.conversions import builds, is_quantised
 from lockstep.harness.judging.noise import NoiseFloor
 from lockstep.harness.judging.other_builds import other_builds
-from lockstep.harness.processes.ahead import Ahead, may_fork
+from lockstep.harness.processes.ahead import Ahead, in_shares, may_fork
 from lockstep.harness.processes.wire import digest
 from lockstep.harness.records import Rejected
 
@@ -93,10 +93,17 @@ class AlongLlamaCpp:
 
     def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
         program = self.program(batches)
-        for i in range(runs):
-            yield np.concatenate(
-                whole(replay(program, self.file, self.build, Noisy(seed=seed + i)))
-            )
+
+        def outputs(seeds: Sequence[int]) -> list[F32]:
+            runs = (replay(program, self.file, self.build, Noisy(seed=s)) for s in seeds)
+            return [np.concatenate(whole(run)) for run in runs]
+
+        done = 0
+        while done < runs:  # twice as many: who looks for one may have met it
+            some = range(seed + done, seed + min(runs, 2 * done or 1))
+            for _, found in in_shares(outputs, some, AT_ONCE if len(some) > 1 else 1):
+                yield from found
+            done += len(some)
 
     def converted(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None

@@ -11,7 +11,9 @@ from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import Expected
+from lockstep.harness.asking.session import Session
 from lockstep.harness.graph.floor import replay_floor
+from lockstep.harness.graph.honest_runs import AlongLlamaCpp
 from lockstep.harness.graph.memory import GraphMemory
 from lockstep.harness.graph.program import LOGITS, Graph, PlannedNode, Program, Root, TensorView
 from lockstep.harness.graph.record import ProgramRecorder, order_of
@@ -272,6 +274,20 @@ def test_large_numbers_are_off_too_although_each_of_them_is_whole(file: GgufFile
     third = planned(0, "SCALE", view(TWICE), view(X), held=params(1 / 3, 1.0))
     run = program(graph(0, third, given=(GIVEN + 1) * 1e20))
     assert replay_floor(run, file, BUILD, seed=0).relative > 0
+
+
+@pytest.mark.parametrize("runs", [1, 2, 11])
+def test_each_unlucky_run_is_made_once_whoever_makes_it(
+    runs: int, file: GgufFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = planned(0, "SCALE", view(TWICE), view(X), held=params(1 / 3, 1.0))
+    made = program(graph(0, third, given=GIVEN + 1))
+    monkeypatch.setattr(AlongLlamaCpp, "program", lambda *_: made)
+    along = AlongLlamaCpp(llama_cpp=Session(), file=file, build=BUILD)
+    found = [run.tobytes() for run in along.unlucky((), seed=5, runs=runs)]
+    each = [replay(made, file, BUILD, Noisy(seed=5 + i)).outputs for i in range(runs)]
+    assert sorted(found) == sorted(np.concatenate(run).tobytes() for run in each)
+    assert len(set(found)) == runs
 
 
 def test_products_without_sizes_have_the_same_values() -> None:
