@@ -12,9 +12,8 @@ from lockstep.engine.registry import import_members
 from lockstep.golden.suites.base import AskedEngine, Case, Golden, Source, Vectors, Verdicts
 from lockstep.golden.suites.parts.blocks import named_blocks
 from lockstep.harness.adapters.ieee754 import NUMBERS as PLAIN
-from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.judging.compare import bits, mismatch_between
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.dequant import bits
 
 NUMBERS = "ieee754"  # the oracle of what llama.cpp stores and does not decode
 COMPARE = "the bits of each float32, so that -0.0 is not 0.0; any NaN equals any NaN"

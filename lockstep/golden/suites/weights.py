@@ -13,9 +13,8 @@ from lockstep.engine.quants.base import F32
 from lockstep.golden.suites.base import AskedEngine, Case, Golden, Source, Vectors, Verdicts
 from lockstep.golden.suites.dequant import with_one_nan
 from lockstep.harness.context.suite import NoAnswer
-from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.judging.compare import bits, mismatch_between
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.dequant import bits
 from lockstep.harness.synth.draws import integers, stream
 
 CHUNK = 1 << 22  # weights decoded at a time

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, no_answer
-from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.judging.compare import bits, largest, same_bits, worst_distance
 from lockstep.harness.records import Answered, Evaluation, Outcome, Request, Site, Verdict
 
 MORE = 7  # runs where something differs: a coin that is off is met in 127 of 128 cases
@@ -101,13 +100,9 @@ def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
         if a.shape != b.shape:  # of a vocabulary whose size nobody knows any width is one
             return len(before) + batch, f"the shape of batch {batch}'s outputs", None
         if not same_bits(a, b):
-            row, token = np.argwhere(a.view(np.uint32) != b.view(np.uint32))[0]
+            row, token = np.argwhere(bits(a) != bits(b))[0]
             return len(before) + batch, f"output {row} of batch {batch}, token {token}", None
     return None
-
-
-def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def not_deterministic(context: Context, suite: str, found: Unsteady) -> Verdict:

@@ -14,11 +14,10 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession, Session
 from lockstep.harness.diagnosis.compared import Compared
 from lockstep.harness.judging.candidates import Listed, off_from, squares
-from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.compare import bits, largest
 from lockstep.harness.judging.no_characters import is_utf8, read_alike
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, FileSummary, Outcome, Request
-from lockstep.harness.suites.dequant import bits
 from lockstep.harness.suites.metadata import readable, same_key
 from lockstep.harness.suites.parts.no_text import is_written
 from lockstep.harness.suites.parts.text_judged import fits, why_not_compared

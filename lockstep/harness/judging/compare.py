@@ -55,6 +55,19 @@ def mismatch_between(
     )
 
 
+def bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """NaN equals NaN, whatever its sign and payload; zeros keep their sign."""
+    return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
+
+
+def same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
+    """Most are, as they are; else but for what NaN hide in their bits: the compiled code of a JVM
+    gives others than its interpreter."""
+    if a.shape != b.shape:
+        return False
+    return a.tobytes() == b.tobytes() or np.array_equal(bits(a), bits(b))
+
+
 def in_other_byte_order(expected: NDArray[Any], actual: NDArray[Any], allowed: float) -> str:
     """What to say of numbers that are right as soon as their bytes are turned round, or ""."""
     if mismatch_between(expected, actual.byteswap(), allowed) is not None:

@@ -17,7 +17,12 @@ from lockstep.harness.adapters.reference import listing_of
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
-from lockstep.harness.judging.compare import in_other_byte_order, mismatch_between
+from lockstep.harness.judging.compare import (
+    bits,
+    in_other_byte_order,
+    mismatch_between,
+    same_bits,
+)
 from lockstep.harness.records import FileSummary, TensorSummary, Unanswerable, Verdict
 from lockstep.harness.suites.parts.small_scales import BLOCKS, with_small_scales
 
@@ -235,18 +240,6 @@ def with_block(
     return replace(
         found, detail={**d, "decoded": dict(zip(("oracle", "subject"), rows, strict=True))}
     )
-
-
-def bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """NaN equals NaN, whatever its sign and payload; zeros keep their sign."""
-    return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
-
-
-def same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """Most are, as they are; else but for what NaN hide in their bits."""
-    if np.array_equal(a.view(np.uint32), b.view(np.uint32)):
-        return True
-    return np.array_equal(bits(a), bits(b))
 
 
 def divergence(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
@@ -192,6 +193,24 @@ def test_outputs_of_another_shape_are_a_difference_and_end_nothing(shape: tuple[
     again = Evaluation(logits=(steady, np.zeros(shape, np.float32)), trace=None)
     assert first_difference(first, again) == (1, "the shape of batch 1's outputs", None)
     assert first_difference(first, first) is None
+
+
+def test_nan_of_another_sign_is_no_other_answer() -> None:
+    """The compiled code of a JVM gives others than its interpreter: what is wrong with such an
+    engine is the NaN, and it is no race. A number that is another beside it is one."""
+    nan = np.array([[0.5, np.nan, 1.0]], np.float32)
+    signed = np.array([[0.5, np.nan, 1.0]], np.float32)
+    signed.view(np.uint32)[0, 1] |= 1 << 31
+    site = Site(step=0, layer=0, name="norm")
+
+    def answer(value: NDArray[np.float32], last: float) -> Evaluation:
+        trace = Trace(engine="", records=(TensorRecord(site=site, value=value),))
+        return Evaluation(logits=(value * np.float32([1, 1, last]),), trace=trace)
+
+    assert answer(nan, 1).logits[0].tobytes() != answer(signed, 1).logits[0].tobytes()
+    assert first_difference(answer(nan, 1), answer(signed, 1)) is None
+    apart = (1, "output 0 of batch 0, token 2", None)
+    assert first_difference(answer(nan, 1), answer(signed, 2)) == apart
 
 
 def test_runs_that_show_tensors_alone_are_held_against_each_other_as_well() -> None:

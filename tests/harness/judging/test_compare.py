@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
-from lockstep.harness.suites.dequant import bits
+from lockstep.harness.judging.compare import bits, largest, mismatch_between, worst_distance
 
 INF, NAN = math.inf, math.nan
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
