@@ -58,7 +58,7 @@ from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.locate.locate import LEVELS
 from lockstep.harness.records import EngineInfo, Verdict
-from lockstep.harness.suites.decode import PROMPTS, THREADS
+from lockstep.harness.suites.decode import PROMPTS, TEXT, THREADS
 from lockstep.harness.suites.logits import FEWER_LAYERS
 from lockstep.harness.suites.logprobs import THREADS as THREADS_OF_LISTS
 from lockstep.harness.suites.text import THREADS as THREADS_OF_TEXTS
@@ -193,6 +193,7 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
         long_context.SUITE: partial(long_prompt.long_texts, plan),
         choosing.SUITE: partial(own_token.checked, plan),
         PROMPTS: partial(own_prompts.checked, plan),
+        TEXT: partial(own_prompts.text_checked, plan),
         several_threads.SUITE: partial(several_threads.checked, plan),
         THREADS: partial(answers_of_threads.checked, TOKENS, plan),
         THREADS_OF_LISTS: partial(answers_of_threads.checked, LISTS, plan),

@@ -3,7 +3,8 @@
 On a real quantised model the likeliest token is seldom likelier by more than honest runs differ, so
 that of most prompts nothing follows from another answer. So both engines are given the model's
 first layer in F32, and prompts in turn; of a large model, of which a short text is generated, they
-are asked for a long one as well.
+are asked for a long one as well. So they are of a small one: a loop that counts positions otherwise
+than the run that shows logits writes what the limit of its text takes for honest.
 """
 
 from collections.abc import Iterator
@@ -25,12 +26,24 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites.decode import LONGER, Decode, greedy_alone, of_the_whole
 from lockstep.harness.suites.parts.prompts_in_turn import in_turn
+from lockstep.harness.synth.twin import KEPT
 
 WHERE = "on the model's first layer in F32 "
 
 
 def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     yield from asked_to_choose(plan, context, "prompts in turn", first_layer, said)
+
+
+def text_checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+    """Of a model whose own text is held to a limit that hides more than this one's."""
+    if any(info.type.name not in KEPT for info in context.file.tensors.values()):
+        yield from asked_to_choose(plan, context, "a text in F32", first_layer, text_said)
+
+
+def text_said(outer: Context, context: Context) -> Iterator[Verdict]:
+    """Who takes no other model is wrong at once."""
+    yield from longer_text(outer, context, right=1)
 
 
 def first_layer(file: GgufFile) -> Recipe:
@@ -44,10 +57,10 @@ def first_layer(file: GgufFile) -> Recipe:
 def said(outer: Context, context: Context) -> Iterator[Verdict]:
     yield from in_turn(outer, context, WHERE)
     if of_the_whole(outer) < outer.n_steps:
-        yield from longer_text(outer, context)
+        yield from longer_text(outer, context, right=of_the_whole(outer))
 
 
-def longer_text(outer: Context, context: Context) -> Iterator[Verdict]:
+def longer_text(outer: Context, context: Context, *, right: int) -> Iterator[Verdict]:
     """All tokens that are asked for, where the large model itself is asked for some. Nothing of who
     is wrong within as many as are right of that: it may take no other model."""
     prompt = Decode().prompt(context)
@@ -55,7 +68,7 @@ def longer_text(outer: Context, context: Context) -> Iterator[Verdict]:
     batches = steps_of(prompt, oracle, context.facts.decoder_start)
     found = list(greedy_alone(context, prompt, batches, oracle, subject))
     wrong = next((verdict for verdict in found if verdict.status == "diverged"), None)
-    if wrong and wrong.detail["step"] < of_the_whole(outer):
+    if wrong and wrong.detail["step"] < right:
         return
     last = wrong or found[-1]
     detail, key = {**last.detail}, LONGER.split("/")

@@ -39,12 +39,14 @@ from lockstep.harness.suites.parts.oracles_logits import (
     oracles_logits,
     whole_truth,
 )
+from lockstep.harness.suites.parts.own_text import held_to_its_own
 from lockstep.harness.suites.parts.pieces import sides, two_choices
 from lockstep.harness.suites.parts.prompts_in_turn import in_turn
 from lockstep.harness.suites.parts.which_tokens import part
 
 PROMPT = b"Once upon a time"
 PROMPTS = "decode: prompts"  # what is asked on a made model where this one tells nothing
+TEXT = "decode: text"  # as PROMPTS, of a text
 LONGER = "decode/longer text"  # of what is said of more tokens than the model itself was asked for
 THREADS = "decode: threads"  # what a program of greedy tokens alone is asked with several
 EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
@@ -93,6 +95,9 @@ class Decode(Suite, name="decode"):
         rows = slice(first, first + len(free) or None)
         before, own = (np.concatenate(e.logits)[rows] for e in (expected, actual))
         verdict = judged(context, batches, before, own, free, subject)
+        if verdict.status == "excused":  # the two go on in texts of their own
+            written = steps_of(prompt, subject, context.facts.decoder_start)
+            verdict = held_to_its_own(context, verdict, fewer_reads(context, written), subject)
         if verdict.status == "diverged":
             yield verdict
             yield from asked_again(context, "decode", subject, *asked)
@@ -118,7 +123,8 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
     """Those that are the likeliest nowhere, on a model of which each is somewhere, as
     harness.blackbox.own_token says; and prompts in turn: on this model, of which many are soon
     read, if it is small and they tell, else on one of which they do, as
-    harness.blackbox.own_prompts says; with them the tokens that a large one was not asked for."""
+    harness.blackbox.own_prompts says; with them the tokens that a large one was not asked for, and
+    a text of the first layer of a small quantised one."""
     known: list[Verdict] = []
     if "decode" in context.on_made_models:
         for verdict in context.asked_on_made_models("decode"):
@@ -126,7 +132,12 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
             yield verdict
     if any(verdict.status == "diverged" for verdict in known):
         return
-    known = []
+    yield from texts(context)
+
+
+def texts(context: Context) -> Iterator[Verdict]:
+    """Prompts in turn, and what is written behind one."""
+    known: list[Verdict] = []
     if is_small(context.file) and context.facts.decoder_start is None:
         context.progress("prompts in turn")
         for verdict in in_turn(context, context):  # it may die behind what it says
@@ -137,7 +148,10 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
         for verdict in context.asked_on_made_models(PROMPTS):
             known.append(verdict)
             yield verdict
-    if not (all_of_it or any(verdict.key == LONGER for verdict in known)):
+    wrong = any(verdict.status == "diverged" for verdict in known)
+    if all_of_it and not wrong and is_small(context.file) and TEXT in context.on_made_models:
+        yield from context.asked_on_made_models(TEXT)
+    elif not (all_of_it or any(verdict.key == LONGER for verdict in known)):
         yield from whole_text(context)
 
 

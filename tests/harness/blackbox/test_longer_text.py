@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lockstep.engine.batch import steps_of
 from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.rotation import I32, RopeParams
+from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox import own_prompts
 from lockstep.harness.blackbox.own_prompts import WHERE
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.context import further_runs
@@ -23,7 +28,7 @@ from lockstep.harness.suites.decode import (
 )
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for
-from tests.models import builtin
+from tests.models import builtin, opened
 
 FEW = 18
 
@@ -57,6 +62,24 @@ class OneModelWrongLater(OneModelAlone, name="longer text: takes no other, wrong
         return [*right[:30], *((token + 1) % 320 for token in right[30:])]
 
 
+class OnePositionOn(Mirror):
+    """Of what is written, not of the prompt: the place of the next token was counted already."""
+
+    def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
+        return super().rope(x, positions + np.int32(len(positions) == 1), params)
+
+
+class LoopOfItsOwn(Reference, name="longer text: a loop with other positions"):
+    """The logits that it is asked for are right, and it writes by others."""
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        assert self.model is not None
+        model = opened(self.model, ops=OnePositionOn())
+        found = model.greedy(prompt, n)
+        model.release()
+        return found
+
+
 def asked(model: Path, engine: str, n_steps: int = STEPS) -> list[Verdict]:
     suites = ("decode",)
     plan = plan_for(model, engine=engine, oracle="llama.cpp", suites=suites, n_steps=n_steps)
@@ -69,6 +92,30 @@ def text(found: list[Verdict]) -> str:
 
 def wrong(found: list[Verdict]) -> set[str]:
     return {verdict.key for verdict in found if verdict.status == "diverged"}
+
+
+def test_a_loop_that_counts_positions_otherwise_than_logits_do_is_found(tmp_path: Path) -> None:
+    """Its text parts from the oracle's in a tie, and is not what its own logits say."""
+    found = asked(builtin("q8_0", tmp_path), LoopOfItsOwn.name)
+    assert wrong(found) == {"decode/own text"}, text(found)
+
+
+@pytest.mark.parametrize(
+    ("engine", "keys"), [(LoopOfItsOwn.name, {LONGER}), ("honest:float64", set())]
+)
+def test_the_first_layer_in_f32_shows_such_a_loop_where_the_limit_of_the_model_hides_it(
+    engine: str, keys: set[str], tmp_path: Path
+) -> None:
+    """That is the limit of honest engines who convert activations otherwise: it hides much."""
+    model = builtin("q8_0", tmp_path)
+    plan = plan_for(model, engine=engine, oracle="llama.cpp", n_steps=STEPS)
+    whole = open_plan(plan, lambda _: None)
+    try:
+        found = list(own_prompts.text_checked(plan, whole.context))
+    finally:
+        whole.close()
+    assert wrong(found) == keys, text(found)
+    assert WHERE in text(found)
 
 
 @pytest.mark.usefixtures("large")

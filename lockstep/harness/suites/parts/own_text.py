@@ -1,0 +1,58 @@
+"""Are the greedy tokens of an engine those of its own logits, also behind a tie?
+
+Behind a tie the texts are two, and the oracle's logits say nothing of the engine's own. An engine
+that shows logits is asked for those of its own text: a loop that counts positions otherwise than
+the run that shows logits, or keeps another cache, has right logits and writes other tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.context.suite import Context
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.records import Answered, Request, Verdict
+
+
+def held_to_its_own(
+    context: Context, tie: Verdict, batches: Sequence[Batch], text: Sequence[int]
+) -> Verdict:
+    """tie: what was excused; batches: the prompt and all but the last token of the text. The
+    verdict in its place."""
+    context.progress("the logits of its own text")
+    outcome = context.subject.ask("evaluate", Request(batches=tuple(batches)))
+    if not isinstance(outcome, Answered):
+        return said(tie, "its own text behind it was not compared: no logits of it")
+    logits = np.concatenate(outcome.value.logits)[-len(text) :]
+    if not np.isfinite(logits).all():
+        return said(tie, "its own text behind it was not compared: its logits are no numbers")
+    margins = logits.max(axis=1).astype(np.float64) - logits[np.arange(len(text)), list(text)]
+    size = largest(logits)
+    # each of its logits may be off by what honest runs are, from one way to ask to the other
+    bound = whole_run(context.noise.relative, size)
+    if margins.max() > 2 * bound.allowed:
+        bound = whole_run(context.noise_on(batches), size)
+    allowed = float(bound.allowed)
+    if not np.isfinite(allowed):
+        return said(tie, "its own text behind it was not compared: no limit can be given")
+    if margins.max() <= 2 * allowed:
+        return said(tie, f"by its own logits all {len(text)} of its text are as near the largest")
+    step = int(np.flatnonzero(margins > 2 * allowed)[0])
+    best = int(logits[step].argmax())
+    message = (
+        f"greedy token {step} is {text[step]}, and its own logits there prefer {best} by "
+        f"{margins[step]:.2g} (allowed {2 * allowed:.2g}): look at what writing a text does "
+        f"otherwise than logits that are asked for: positions, cache, choice"
+    )
+    detail: dict[str, Any] = {"step": step, "actual": text[step], "expected": best}
+    detail |= {"margin": float(margins[step]), "allowed": allowed, "at_fault": "subject"}
+    detail["reason"] = f"each of two logits may be off by it, so twice between them: {bound.reason}"
+    return context.verdict("decode", "diverged", message, detail, key=("decode", "own text"))
+
+
+def said(tie: Verdict, words: str) -> Verdict:
+    return replace(tie, summary=f"{tie.summary}; {words}")
