@@ -53,6 +53,7 @@ from lockstep.harness.suites.parts.one_batch import with_one_batch
 from lockstep.harness.suites.parts.threads import ask_several_threads
 from lockstep.harness.suites.parts.which_tokens import (
     NOTHING,
+    ids_that_differ,
     part,
     rounding,
     rows_that_differ,
@@ -304,6 +305,7 @@ def compared(
     text = sentence(off, at_fault, what)
     limit = bound.allowed + rounded
     text += tokens_that_differ(batches, rows_that_differ(expected, got, limit), len(expected))
+    text += ids_that_differ(expected, got, limit) if what == "logit" else ""
     text += in_other_byte_order(expected, got, float(bound.allowed))
     text += with_f16_cache(context, batches, got, detail, what)
     return context.verdict(suite, "diverged", text, detail, key=(suite, off.kind, at_fault))

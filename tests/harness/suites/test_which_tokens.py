@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from lockstep.engine.batch import Batch
-from lockstep.harness.suites.parts.which_tokens import rows_that_differ, tokens_that_differ
+from lockstep.harness.suites.parts.which_tokens import (
+    ids_that_differ,
+    rows_that_differ,
+    tokens_that_differ,
+)
 
 PROMPT, NEXT = Batch.of(range(1, 9)), Batch.of([5], start=8)
 LAST_ALONE = replace(PROMPT, outputs=np.arange(8) == 7)
@@ -44,3 +48,26 @@ def test_rows_are_those_that_are_off_by_more_than_is_allowed() -> None:
     each[2] = 0.4  # of numbers that were rounded when they were written down
     assert rows_that_differ(right, wrong, each) == [3]
     assert rows_that_differ(right, wrong[:3], np.array(0.2)) == ()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        # rows / threads of them for each thread, and the last two for none
+        ({0: (6, 7), 2: (6, 7)}, "; only logits of token ids 6 to 7"),
+        ({0: (3, 5), 1: (4,)}, "; only logits of token ids 3 to 5"),  # in one row or another
+        ({1: (5,)}, "; only the logit of token id 5"),
+        ({0: (3, 5)}, ""),  # here and there: what is wrong is before the head
+        ({0: range(8)}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_stretch_of_the_vocabulary_that_alone_is_wrong_is_named(
+    wrong: dict[int, tuple[int, ...]], said: str
+) -> None:
+    right = np.ones((3, 8), np.float32)
+    got = right.copy()
+    for row, ids in wrong.items():
+        got[row, list(ids)] = [0, np.nan, 2, 3, 4, 5, 6, 7][: len(ids)]
+    assert ids_that_differ(right, got, np.array(0.5)) == said
+    assert ids_that_differ(right, got[:2], np.array(0.5)) == ""

@@ -31,6 +31,26 @@ def rows_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> Seq
     return [i for i, row in rows if mismatch_between(*row) is not None]
 
 
+def ids_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> str:
+    """Where each token of a stretch of the vocabulary has a wrong logit and no other token has one:
+    rows of the head that lie behind an offset that is too large, or that no thread was given."""
+    if expected.shape != got.shape:
+        return ""
+    wrong = np.zeros(expected.shape[-1], bool)
+    for want, have, most in zip(
+        expected, got, np.broadcast_to(limit, expected.shape), strict=True
+    ):  # a row at a time: a large vocabulary takes gigabytes
+        with np.errstate(invalid="ignore"):
+            close = np.abs(have.astype(np.float64) - want) <= most
+        wrong |= ~(close | (have == want) | (np.isnan(have) & np.isnan(want)))
+    ids = np.flatnonzero(wrong)
+    if not len(ids) or len(ids) == len(wrong) or ids[-1] - ids[0] + 1 != len(ids):
+        return ""
+    if len(ids) == 1:
+        return f"; only the logit of token id {ids[0]}"
+    return f"; only logits of token ids {ids[0]} to {ids[-1]}"
+
+
 def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int], all_rows: int) -> str:
     """Which, where others agree: from the end of a chunk or of a window on, or in later batches.
 
