@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf
 from typing import Any
 
@@ -12,7 +12,15 @@ from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, Suite
 from lockstep.harness.known import entries
 from lockstep.harness.processes.ahead import Awaited
-from lockstep.harness.records import EXACT, FileSummary, Outcome, Rejected, TimedOut, Verdict
+from lockstep.harness.records import (
+    EXACT,
+    FileSummary,
+    Outcome,
+    Rejected,
+    TensorSummary,
+    TimedOut,
+    Verdict,
+)
 from lockstep.harness.report.text import cut
 
 AT_MOST, LONGEST = 20, 2000  # differences in one verdict; characters of all their places
@@ -144,10 +152,20 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
         if one != another:
             only_size = one and another and replace(one, n_bytes=another.n_bytes) == another
             kind = f"rows {one.type}" if one and only_size else ""
-            found.append(entry("tensor", f"tensor {name!r}", one, another, kind))
+            found.append(entry("tensor", f"tensor {name!r}", *rows_apart(one, another), kind))
     if not found and list(ours) != list(theirs):
         found.append(entry("order", "order of the tensors", list(theirs)[:3], list(ours)[:3]))
     return found
+
+
+def rows_apart(one: TensorSummary | None, another: TensorSummary | None) -> tuple[Any, Any]:
+    """What two rows of the table say differently, so that it need not be looked for; all of one
+    that is alone."""
+    a, b = (asdict(row) if row else {} for row in (one, another))
+    if not a or not b:
+        return a or ABSENT, b or ABSENT
+    apart = [key for key in a if a[key] != b[key]]
+    return {key: a[key] for key in apart}, {key: b[key] for key in apart}
 
 
 def values_of(key: str, oracle: FileSummary, other: FileSummary) -> tuple[Any, Any]:

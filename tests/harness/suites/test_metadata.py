@@ -183,6 +183,18 @@ def test_one_difference_is_found_from_either_side(other: FileSummary, what: str)
     assert [found["what"] for found in differences(other, SUMMARY)] == [what]
 
 
+def test_of_a_tensor_that_is_listed_otherwise_only_what_differs_is_said() -> None:
+    """An author of another language reads no representation of ours."""
+    moved = replace(SUMMARY, tensors=(replace(TENSOR, offset=32), SUMMARY.tensors[1]))
+    (found,) = differences(SUMMARY, moved)
+    assert found["text"] == "tensor 'a': expected {'offset': 0}, got {'offset': 32}"
+    (gone,) = differences(SUMMARY, replace(SUMMARY, tensors=SUMMARY.tensors[:1]))
+    assert gone["text"].startswith(
+        "tensor 'b': expected {'name': 'b', 'ne': (64, 2), 'type': 'F32'"
+    )
+    assert gone["text"].endswith(", got absent")
+
+
 def test_what_a_reader_does_not_show_is_not_held_against_it() -> None:
     bare = replace(
         SUMMARY,
