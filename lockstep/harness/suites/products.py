@@ -26,9 +26,15 @@ from lockstep.harness.suites.parts.shown_products import SparseRun, judge_sparse
 from lockstep.harness.suites.parts.sparse_products import KEPT, products_along_nodes
 from lockstep.harness.suites.parts.tensor_suite import TensorSuite, left_out
 
+SINGLE = ("multiply", "operate")  # levels that golden vectors alone are for
+
 
 class Products(TensorSuite, name="products"):
     order = 70
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        yield from asked_elsewhere(context)
+        yield from super().run(context)
 
     def ask(self, context: Context) -> SparseRun:
         return sparse_run(context, kept)
@@ -43,6 +49,16 @@ class Products(TensorSuite, name="products"):
         yield from left_out(context, "products", found)
         if found.all or not (found.not_shown or found.hidden or found.not_given):
             yield rest(context, found)
+
+
+def asked_elsewhere(context: Context) -> Iterator[Verdict]:
+    """No model is needed for these, and none asks them: who offers them and is told that all
+    agrees would take them to be right."""
+    offered = [level for level in SINGLE if level in (context.subject_info.levels or ())]
+    if offered:
+        text = f"what {context.subject.name} answers to {' and '.join(offered)} is not asked by "
+        text += "check: lockstep golden verify --engine COMMAND"
+        yield context.verdict("products", "not-applicable", text, {"offered": offered})
 
 
 def rest(context: Context, found: Findings) -> Verdict:
