@@ -100,3 +100,11 @@ def test_a_bisection_does_not_say_so_of_another_scale(tmp_path: Path) -> None:
     found = bisected(tmp_path, change)
     assert {culprit.site.name for culprit in found.culprits} == {"kqv_out"}
     assert found.in_f16 == ""
+
+
+def test_nothing_is_said_of_logits_that_are_no_numbers(tmp_path: Path) -> None:
+    """They are as far from any run."""
+    change = ("/ np.sqrt(q.shape[-1])", "/ np.sqrt(q.shape[-1]) * np.float32(np.nan)")
+    found = bisected(tmp_path, change)
+    assert "kqv_out" in {culprit.site.name for culprit in found.culprits}
+    assert found.in_f16 == ""

@@ -5,6 +5,7 @@ same cache as soon as the program says which."""
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from lockstep.engine.batch import Batch
@@ -52,6 +53,8 @@ def kept_in_f16(context: Context, batches: Sequence[Batch], got: F32, what: str)
             other = context.make_honest(replace(context, llama_cpp=halves, begun={}))
             near = min(worst_distance(run, got) for run in other.logits(batches))
             far = min(worst_distance(run, got) for run in context.honest_runs(batches))
+            if not isfinite(near):  # of NaN both are as far as can be
+                return ""
             return WORDS.format(what=what) if near <= NEARER * far else ""
     finally:
         halves.close()
