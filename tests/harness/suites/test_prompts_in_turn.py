@@ -13,7 +13,7 @@ from lockstep.harness.check.check import open_plan
 from lockstep.harness.context import further_runs
 from lockstep.harness.records import Verdict
 from lockstep.harness.runs.known_failures import place_of
-from lockstep.harness.suites.parts.prompts_in_turn import TellingPrompt, tells_of_one_more
+from lockstep.harness.suites.parts.prompts_in_turn import TellingPrompt, in_turn, tells_of_one_more
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
@@ -140,6 +140,35 @@ def test_who_cuts_a_long_prompt_or_keeps_one_by_its_beginning_is_found(
     assert wrong
     assert engine is not ByItsFirstFour or look in wrong[0].summary
     assert "in turn" not in wrong[0].summary or look in wrong[0].summary
+
+
+class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
+    """As threads that share a buffer are once in a while, whatever was asked before."""
+
+    levels = ("greedy",)
+    n_asked = 0
+
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        self.n_asked += len(prompt) > 30
+        right = super().greedy(prompt, n)
+        return right if len(prompt) <= 30 or self.n_asked % 4 else [(right[0] + 1) % 300]
+
+
+@pytest.mark.parametrize(("engine", "said"), [(Races, True), (ByItsFirstFour, False)])
+def test_of_who_is_right_when_asked_once_more_threads_are_named_as_well(
+    engine: type[Quiet], said: bool, tmp_path: Path
+) -> None:
+    """Nothing is kept by it: who looked there alone would not find it."""
+    plan = plan_for(builtin("f32", tmp_path), engine=engine.name, suites=("decode",))
+    opened = open_plan(plan, lambda _: None)
+    try:
+        opened.context.begin_noise()
+        (found,) = in_turn(opened.context, opened.context)
+    finally:
+        opened.close()
+    assert found.status == "diverged"
+    assert "look at what is kept of a prompt for the next" in found.summary
+    assert ("asked once more, it is right as well" in found.summary) == said
 
 
 def test_who_finds_a_prompt_by_its_end_is_found_on_the_first_layer_of_a_large_one(

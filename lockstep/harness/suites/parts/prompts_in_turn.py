@@ -111,7 +111,8 @@ def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdi
         if not may_be(context, prompt, found):
             which = f"prompt {number} of {len(prompts)} in turn, of {len(prompt.ids)} tokens"
             which += f", which {prompt.like}" if prompt.like else ""
-            yield from differing(context, outer, prompt, found, f"{where}behind {which}")
+            before = asked[-2] if len(asked) > 1 else None
+            yield from differing(context, outer, prompt, found, f"{where}behind {which}", before)
             return
         ties += 1
     if len(asked) > max(1, ties):
@@ -139,15 +140,26 @@ def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
 
 
 def differing(
-    context: Context, outer: Context, prompt: TellingPrompt, found: int, where: str
+    context: Context,
+    outer: Context,
+    prompt: TellingPrompt,
+    found: int,
+    where: str,
+    before: TellingPrompt | None,
 ) -> Iterator[Verdict]:
     """Also of an engine that dies of what is asked to say more of it."""
+    alone, steady = None, True
     try:
         alone = is_right_alone(context, prompt)
+        if alone and before is not None:
+            # nothing of the prompt itself is kept behind a token that it does not begin with
+            chosen_behind(context, [(prompt.ids[0] + 1) % len(prompt.logits)])
+            chosen_behind(context, before.ids)
+            steady = chosen_behind(context, prompt.ids) != prompt.wanted
     except NoAnswer:
-        yield another(outer, prompt, found, where, None)
+        yield another(outer, prompt, found, where, alone)
         raise
-    yield another(outer, prompt, found, where, alone)
+    yield another(outer, prompt, found, where, alone, steady=steady)
 
 
 def is_right_alone(context: Context, prompt: TellingPrompt) -> bool:
@@ -177,13 +189,22 @@ def may_be(context: Context, prompt: TellingPrompt, found: int) -> bool:
 
 
 def another(
-    context: Context, prompt: TellingPrompt, found: int, which: str, alone: bool | None
+    context: Context,
+    prompt: TellingPrompt,
+    found: int,
+    which: str,
+    alone: bool | None,
+    *,
+    steady: bool = True,
 ) -> Verdict:
-    """alone: None if it does not answer there."""
+    """alone: None if it does not answer there; steady: wrong again behind the one before it."""
     how = {True: "right", False: "wrong as well", None: "not answered"}[alone]
     look = "whether such a prompt is cut, or taken for one as long"
     if alone:
         look = "what is kept of a prompt for the next"
+        if not steady:  # a race is right most of the time
+            look += ", or at what threads share: behind the one before it, asked once more, it is "
+            look += "right as well"
     elif 0 <= found < len(prompt.logits):  # a small error of every run may be enough
         margin = prompt.logits[prompt.wanted] - prompt.logits[found]
         look += f", and how much is wrong at all: the oracle likes its own better by {margin:.2g}"
