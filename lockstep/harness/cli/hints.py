@@ -131,6 +131,7 @@ def is_of_a_made_model(verdict: "Verdict") -> bool:
 
     said = (verdict.summary, str(verdict.detail.get("asked", "")))
     made = any(text.startswith((own_prompts.WHERE, own_token.WHERE)) for text in said)
+    made = made or "n_threads" in verdict.detail  # and there it is right with one
     return made or verdict.suite in ("black-box", "long-context")
 
 

@@ -197,23 +197,23 @@ def test_of_a_model_of_which_many_runs_take_minutes_some_layers_are_named_sooner
 
 
 @pytest.mark.parametrize(
-    ("asked", "lines"),
+    ("asked", "more", "lines"),
     [
-        ("behind prompt 6 of 10 in turn", [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
-        (f"{WHERE}behind prompt 6 of 10 in turn", [LAYER + BY_SLICES]),
-        (f"{own_token.WHERE}: behind 0, 1 the next is 0", [LAYER + BY_SLICES]),
+        ("behind prompt 6 of 10 in turn", {}, [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
+        (f"{WHERE}behind prompt 6 of 10 in turn", {}, [LAYER + BY_SLICES]),
+        (f"{own_token.WHERE}: behind 0, 1 the next is 0", {}, [LAYER + BY_SLICES]),
+        ("the usual tokens", {"n_threads": 3}, [LAYER + BY_SLICES]),
     ],
 )
-def test_no_mistake_is_looked_for_in_answers_on_a_model_that_was_made(
-    asked: str, lines: list[str], tmp_path: Path
+def test_no_mistake_is_looked_for_in_answers_on_a_model_that_was_made_or_with_more_threads(
+    asked: str, more: dict[str, int], lines: list[str], tmp_path: Path
 ) -> None:
     """An engine that kept a prompt's cells for the next by their number: `decode` saw it on the
     first layer of SmolLM2, and `diagnose`, which was proposed, that all answers were right."""
     path, plan = Path("m.gguf"), plan_of_mine(tmp_path)
     own = EngineInfo(engine="mine", version="1", shows=(), levels=("greedy",))
-    wrong = Verdict(
-        suite="decode", case="m", status="diverged", summary=asked, detail={"asked": asked}
-    )
+    detail = {"asked": asked, **more}
+    wrong = Verdict(suite="decode", case="m", status="diverged", summary=asked, detail=detail)
     result = RunResult(code=1, folder=path, verdicts=[wrong], engines=(own,), seconds=0.0)
     assert next_step([plan], result).splitlines() == lines
 
