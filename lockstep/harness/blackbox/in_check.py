@@ -2,7 +2,7 @@
 
 Of a quantised one its whole runs are allowed a few percents: honest engines convert activations
 otherwise. The F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on, behind
-thirty layers from 3e-5; of a large model each layer's slice is asked instead. Lenses show each
+thirty layers from 3e-5; of a large model slices of layers are asked instead. Lenses show each
 weight as the engine decodes it, and each layer's matrices are looked at in their places
 (in_place.py). Of any model a small error of its norms' eps is seen where activations are small.
 """
@@ -37,7 +37,7 @@ from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
 from lockstep.harness.blackbox.places import see_in_place
 from lockstep.harness.blackbox.report import as_of_logits
-from lockstep.harness.blackbox.slices import n_layers
+from lockstep.harness.blackbox.slices import ALIKE, architecture, n_layers
 from lockstep.harness.blackbox.whole import holds_quantised, in_f32, is_quantised, is_small_enough
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
@@ -45,7 +45,9 @@ from lockstep.harness.records import Verdict
 
 BY_NUMBER = "nor are layers, at theirs: lockstep bisect --black-box does that"
 SUITE = "black-box"
-LENSES = 8  # for which both engines are started; bisect --black-box looks through all
+ALL_OF_THEM = "lockstep bisect --black-box"  # asks for what `check` asks for some of
+LENSES = 8  # for which both engines are started
+SLICES = 8  # of layers that are computed alike
 
 
 def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
@@ -107,15 +109,23 @@ def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
         for what, answer in in_f32(asker):
             yield said(context, what, answer)
         return
-    rows = list(outside(asker))
+    rows, n, some = list(outside(asker)), n_layers(asker.file), list[int]()
     if not any(row.answer.differs for row in rows):
-        n = n_layers(asker.file)
-        rows += [of_layer(asker, layer, n) for layer in range(n)]
+        some = spread(n) if architecture(asker.file) in ALIKE else list(range(n))
+        rows += [of_layer(asker, layer, n) for layer in some]
     for row in rows:
         layer = "outside the layers" if row.layer is None else f"layer {row.layer}"
         place = ", ".join(filter(None, (layer, row.what)))
         parts = "; ".join(part.name for part in row.parts)
         yield said(context, f"the slice in F32, {place}", row.answer, parts)
+    if 0 < len(some) < n:
+        text = f"slices of {n - len(some)} layers more, computed alike: {ALL_OF_THEM}"
+        yield context.verdict(SUITE, "not-applicable", text)
+
+
+def spread(n: int) -> list[int]:
+    """Of so many layers some, from the first to the last."""
+    return sorted({round(i * (n - 1) / (SLICES - 1)) for i in range(SLICES)})
 
 
 def said(context: Context, what: str, answer: SliceAnswer, more: str = "") -> Verdict:
@@ -137,7 +147,7 @@ def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
         asker.progress(f"lens {number} of {len(some)}: {lens.type}")
         found.append(through(asker, lens))
     if len(some) < len(lenses):
-        unseen.append(f"{len(lenses) - len(some)} lenses more: lockstep bisect --black-box")
+        unseen.append(f"{len(lenses) - len(some)} lenses more: {ALL_OF_THEM}")
     for each in found:
         if each.answer.differs:
             text = f"a lens of {each.lens.type}: {each.answer.summary}"

@@ -24,7 +24,7 @@ from lockstep.harness.runs.known_failures import (
 )
 from tests.black_boxes import copy_with, one_nibble, scaled
 from tests.harness.check.test_check import plan_for
-from tests.models import builtin
+from tests.models import builtin, written
 
 
 @pytest.fixture
@@ -94,6 +94,27 @@ def test_of_a_large_model_slices_are_asked(model: Path, monkeypatch: pytest.Monk
     found = [v for v in verdicts(plan_of(model)) if "slice" in v.summary]
     assert [v.status for v in found] == ["agreed"] * len(found)
     assert len(found) == 5  # twice without layers, and three layers
+
+
+def test_of_layers_that_are_computed_alike_some_are_asked_and_the_others_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 32 layers of a model of 8 billion weights they took four minutes."""
+    monkeypatch.setattr(whole, "LARGEST_TWIN", 0)
+    monkeypatch.setattr(in_check, "SLICES", 2)
+    path = written(tmp_path, quant="Q8_0", n_layer=5)
+    found = [v for v in verdicts(plan_of(path)) if "slice" in v.summary]
+    asked = {v.summary.split(": ")[0].split(", ")[1] for v in found if v.status == "agreed"}
+    assert asked == {"outside the layers", "layer 0", "layer 4"}
+    (left,) = [v for v in found if v.status != "agreed"]
+    words = "slices of 3 layers more, computed alike: lockstep bisect --black-box"
+    assert (left.status, left.summary) == ("not-applicable", words)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 32, 80])
+def test_the_layers_that_are_asked_go_from_the_first_to_the_last(n: int) -> None:
+    found = in_check.spread(n)
+    assert (found[0], found[-1], len(found)) == (0, n - 1, min(n, in_check.SLICES))
 
 
 @pytest.mark.parametrize(
