@@ -183,4 +183,5 @@ def of_right_ones(fine: Sequence[Looked], context: Context) -> Iterator[Verdict]
         types = ", ".join(dict.fromkeys(each.lens.type for each in fine))
         n = sum(each.weights for each in fine)
         text = f"{n:,} weights ({types}) are what their bytes say, seen through {len(fine)} lenses"
+        text += ": models that are made to have weights for logits"
         yield context.verdict(SUITE, "agreed", text, {"lenses": len(fine), "weights": n})
