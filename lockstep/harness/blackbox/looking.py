@@ -145,8 +145,9 @@ def hold(
     tensor, first = lens.where(rows.start + row, 0)
     if not seen.sentence:
         seen.kind = off.kind
+        some = "one weight" if lens.hot == 1 else f"the sum of {lens.hot} weights"
         seen.sentence = (
-            f"the sum of {lens.hot} weights of the {lens.width} from number {first} of {tensor} on "
+            f"{some} of the {lens.width} from number {first} of {tensor} on "
             f"is {off.actual:.9g}, expected {off.expected:.9g} (allowed {off.allowed:.1e})"
         )
     seen.wrong[tensor] += off.mismatched

@@ -27,6 +27,7 @@ ENDS = {
     3: "INCOMPLETE: something was not compared",
 }
 SHOWN_TENSORS = 4
+SHOWN_LENSES = 3  # of one type that differ
 SHOWN = 200  # characters of what an engine said
 
 
@@ -97,7 +98,8 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     yield from (f"  {'':<38} together: {text}" for text in put_together(result.places))
     yield f"  {'the whole model':<38} {figures(result.whole)}"
     for what, answer in result.in_f32.items():
-        yield f"  {'whole: ' + what.partition(',')[0]:<38} {figures(answer)}"
+        name = what.partition(",")[0].removeprefix("the model made with ")
+        yield f"  {'whole: ' + name:<38} {figures(answer)}"
     yield ""
     yield from ends(plan, result)
 
@@ -215,9 +217,10 @@ def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[
     for (_, *found), group in same.items():
         name = name_of(group[0]) if len(group) == 1 else f"layers {numbers_of(group)}"
         yield from (f"{name}: {text}" for text in found)
-    said = (
-        f"lens {look.lens.type}: {look.answer.status}: {cut(look.answer.summary, SHOWN)}"
-        for look in lenses
-        if not look.answer.agrees
-    )
-    yield from dict.fromkeys(said)  # many have the same
+    for kind in dict.fromkeys(look.lens.type for look in lenses):
+        of_it = [look.answer for look in lenses if look.lens.type == kind]
+        wrong = [answer for answer in of_it if not answer.agrees]
+        said = [*dict.fromkeys(f"{each.status}: {cut(each.summary, SHOWN)}" for each in wrong)]
+        yield from (f"lens {kind}: {text}" for text in said[:SHOWN_LENSES])
+        if len(said) > SHOWN_LENSES:  # one wrong decoder is wrong in all
+            yield f"lens {kind}: and {len(said) - SHOWN_LENSES} more like it: in the report"

@@ -13,8 +13,8 @@ from lockstep.harness.records import Status, Verdict
 LENS = SimpleNamespace(type="Q4_0")
 
 
-def looked(status: Status) -> Any:
-    return SimpleNamespace(lens=LENS, answer=SliceAnswer(status=status, summary="shows no logits"))
+def looked(status: Status, summary: str = "shows no logits") -> Any:
+    return SimpleNamespace(lens=LENS, answer=SliceAnswer(status=status, summary=summary))
 
 
 def row(status: Status, layer: int | None = None, part: str = "") -> Any:
@@ -99,6 +99,17 @@ def test_lists_that_are_empty_where_the_text_ends_do_not_hide_those_that_agree()
 def test_a_reason_that_many_lenses_share_is_said_once() -> None:
     lenses = [looked("not-applicable")] * 5
     assert list(reasons([], lenses)) == ["lens Q4_0: not-applicable: shows no logits"]
+
+
+def test_of_many_lenses_that_differ_some_are_said_and_the_number_of_the_rest() -> None:
+    """A decoder that swapped nibbles was wrong in all 25, a line each."""
+    wrong = [looked("diverged", str(n)) for n in range(5)]
+    assert list(reasons([], wrong)) == [
+        "lens Q4_0: diverged: 0",
+        "lens Q4_0: diverged: 1",
+        "lens Q4_0: diverged: 2",
+        "lens Q4_0: and 2 more like it: in the report",
+    ]
 
 
 def test_a_reason_that_many_layers_share_is_said_once_and_others_apart() -> None:
