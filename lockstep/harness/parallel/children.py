@@ -8,6 +8,7 @@ that writes the report outlives it.
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,12 @@ from typing import Any
 from lockstep.engine.errors import EngineError
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.context.suite import NoAnswer
-from lockstep.harness.processes.side_by_side import interrupts_later, killed_by, watch_parent
+from lockstep.harness.processes.side_by_side import (
+    TEMPORARY,
+    interrupts_later,
+    killed_by,
+    watch_parent,
+)
 from lockstep.harness.records import Status
 
 Say = Callable[[Any], None]
@@ -76,15 +82,21 @@ Event = Said | Refused | Unanswered | Failed | Died | Done
 def side_by_side(works: Sequence[Work], jobs: int) -> Iterator[tuple[int, Event]]:
     """Which of the works said or became what; the last event of each is not `Said`.
 
-    At most `jobs` at a time. Whoever stops to listen ends those that still run.
+    At most `jobs` at a time. Whoever stops to listen ends those that still run; what they have in
+    temporary folders, models of gigabytes among it, lies in one of ours, and goes with them.
     """
+    with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as folder:
+        yield from beside(works, jobs, folder)
+
+
+def beside(works: Sequence[Work], jobs: int, folder: str) -> Iterator[tuple[int, Event]]:
     waiting = list(enumerate(works))[::-1]
     running: dict[Connection, tuple[int, BaseProcess]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 number, work = waiting.pop()
-                connection, process = started(work)
+                connection, process = started(work, folder)
                 running[connection] = number, process
             ready: list[Any] = wait(list(running))
             for connection in ready:
@@ -136,19 +148,20 @@ def raise_for(event: Event) -> None:
             raise ChildProcessError(f"a process of the run {how}")
 
 
-def started(work: Work) -> tuple[Connection, BaseProcess]:
+def started(work: Work, folder: str) -> tuple[Connection, BaseProcess]:
     context = get_context(START)
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=body, args=(work, theirs))  # type: ignore[attr-defined]
+    process = context.Process(target=body, args=(work, theirs, folder))  # type: ignore[attr-defined]
     with interrupts_later():
         process.start()
     theirs.close()
     return ours, process
 
 
-def body(work: Work, connection: Connection) -> None:
+def body(work: Work, connection: Connection, folder: str) -> None:
     """What the child runs: an interrupt from a terminal is its parent's to answer."""
     watch_parent()
+    os.environ[TEMPORARY] = tempfile.tempdir = folder
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     connection.send(ending_of(work, lambda value: connection.send(Said(value))))

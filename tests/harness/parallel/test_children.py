@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.check.check import BadInput, Plan
 from lockstep.harness.context.suite import Context
-from lockstep.harness.parallel.children import Said, side_by_side
+from lockstep.harness.parallel.children import Said, Say, side_by_side
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.records import EngineInfo, FileSummary, Verdict
 from lockstep.harness.report.jsonl import read_report
@@ -159,6 +160,27 @@ def test_works_run_side_by_side_and_what_they_say_comes_in_order() -> None:
     for number, event in side_by_side(works, 2):  # type: ignore[arg-type]
         found.setdefault(number, []).append(event.value if isinstance(event, Said) else "end")
     assert found == {n: [10 * n, 10 * n + 1, 10 * n + 2, "end"] for n in range(4)}
+
+
+def test_who_is_ended_leaves_nothing_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupted bisection would leave a model of a gigabyte there."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    def work(say: Say) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "twin.gguf").write_bytes(b"GGUF")
+            say(folder)
+            signal.pause()
+
+    events = side_by_side([work], 1)
+    _, event = next(events)
+    assert isinstance(event, Said)
+    assert Path(event.value, "twin.gguf").exists()
+    events.close()  # type: ignore[attr-defined]
+    assert not list(tmp_path.iterdir())
 
 
 # --- the command line ------------------------------------------------------------------------
