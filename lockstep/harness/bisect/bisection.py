@@ -55,6 +55,9 @@ class Bisection:
     engines: tuple[EngineInfo, ...] = ()  # oracle and subject
     unsteady: Unsteady | None = None  # its runs differ from each other: no patch shows anything
     in_f16: str = ""  # what to say where its keys and values are, and it says F32
+    # of the twin: what is wrong in the model as it is by more than the twin explains, and by how
+    # much it is there
+    as_stored: tuple[tuple[SiteFinding, float], ...] = ()
 
     @property
     def not_compared(self) -> tuple[Site, ...]:
@@ -85,7 +88,7 @@ def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: N
     on_twin: of the usual run on the model's F32 twin, where that shows more and something."""
     first = bisect_run(context)
     if (clearer := on_twin()) is not None:
-        return clearer
+        return replace(clearer, as_stored=left_by_twin(first, clearer))
     if first.exit_code:
         return first
     said = tuple(said_by_check(context))
@@ -105,6 +108,22 @@ def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: N
         if found.culprits:
             return found
     return replace(first, others=wrong or tuple(v for v in said if v.status in UNANSWERED))
+
+
+def left_by_twin(first: Bisection, twin: Bisection) -> tuple[tuple[SiteFinding, float], ...]:
+    """A fault of the graph is as large in both, and honest runs of the model as it is part by what
+    is allowed there: what is larger than both is of its weights, and the twin hides it."""
+    there: dict[Place, float] = {}
+    for f in twin.found.all:
+        place = f.layer, f.site.name
+        there[place] = max(there.get(place, 0.0), f.err_local)
+    pairs = ((f, there.get((f.layer, f.site.name), 0.0)) for f in first.culprits)
+    return tuple((f, off) for f, off in pairs if not f.err_local <= off + allowed_at(f))
+
+
+def allowed_at(finding: SiteFinding) -> float:
+    """Where it is wrong: of what is missing or has another shape nothing is."""
+    return 0.0 if finding.mismatch is None else finding.mismatch.allowed
 
 
 def said_by_check(context: Context) -> Iterable[Verdict]:

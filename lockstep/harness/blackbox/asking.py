@@ -260,8 +260,10 @@ def shows_no_tensors(info: EngineInfo) -> bool:
 
 def shows_ends_alone(info: EngineInfo) -> bool:
     """Whether no product in a layer is judged apart from all others of it: of a quantised model,
-    whose honest runs part by percents within one layer, that says no more than logits do."""
-    return info.shows is not None and not {*info.shows} - {*BETWEEN_LAYERS}
+    whose honest runs part by percents within one layer, that says no more than logits do. Who
+    computes single ops as its runs do is judged op by op, whatever it shows."""
+    alone = info.shows is not None and not {*info.shows} - {*BETWEEN_LAYERS}
+    return alone and not info.computes_nodes
 
 
 def why_not_asked(

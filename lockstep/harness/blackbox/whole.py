@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.bisect.bisection import OF_TWIN, Bisection, bisect_run
-from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
+from lockstep.harness.blackbox.asking import NO_ROOM, SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.slices import IN_A_LAYER, at_their_places, n_layers, small
 from lockstep.harness.check.check import BadInput, Plan
 from lockstep.harness.context.suite import Context, NoAnswer
@@ -109,10 +109,12 @@ def twin_of(asker: SliceAsker) -> Iterator[Plan]:
 
 
 def bisected(plan: Plan, context: Context) -> Bisection | None:
-    """Along what the engine shows of the twin, if that shows where: None else."""
+    """Along what the engine shows of the twin, if that shows where: None else, also where there is
+    no room for one."""
     with (
-        TemporaryDirectory(prefix="lockstep-") as folder,
         suppress(BadInput, EngineError, NoAnswer),
+        without_room(),
+        TemporaryDirectory(prefix="lockstep-") as folder,
     ):
         asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
         try:
@@ -122,6 +124,15 @@ def bisected(plan: Plan, context: Context) -> Bisection | None:
         finally:
             asker.close()
     return None
+
+
+@contextmanager
+def without_room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
 
 
 def bisected_on(asker: SliceAsker, plan: Plan) -> Bisection | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from lockstep.harness.bisect.bisection import NO_OP, OF_TWIN, Bisection
+from lockstep.harness.bisect.bisection import NO_OP, OF_TWIN, Bisection, allowed_at
 from lockstep.harness.check.check import Plan
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.proof import Patched
@@ -27,6 +27,7 @@ def bisection_of(plan: Plan, result: Bisection) -> Mapping[str, Any]:
         ],
         "culprits": [detail_of(result.found, c) for c in result.culprits],
         "asked": result.asked,
+        "as_stored": as_stored(result),
         "others": [v.summary for v in result.others],
         "not_deterministic": None if result.unsteady is None else str(result.unsteady),
         "confirmed": None if patched is None else patched.confirms,
@@ -73,7 +74,19 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
         rest = len(result.culprits) - SHOWN - 12
         lines.append(f"  also: {names}" + (f" and {rest} more" if rest > 0 else ""))
     lines += [found.rest, *other_graph(result), *filter(None, [result.in_f16])]
-    return lines + proof(plan, result)
+    return [*lines, *proof(plan, result), *as_stored(result)]
+
+
+def as_stored(result: Bisection) -> list[str]:
+    """What is not to be seen on the twin, which the proof is of."""
+    every = result.as_stored
+    lines = [
+        f"in the model as it is {site_name(finding.site)} is at most {finding.err_local:.2g} off "
+        f"(allowed {allowed_at(finding):.2g}), on the twin {there:.2g}: look at how its weights "
+        f"are decoded and multiplied as well"
+        for finding, there in every[:SHOWN]
+    ]
+    return lines + [f"and so are {len(every) - SHOWN} more"] * (len(every) > SHOWN)
 
 
 def rows_of(culprit: SiteFinding) -> str:

@@ -4,18 +4,22 @@ Honest runs of one such layer part by a percent, and more where they choose othe
 twin shows what that hides.
 """
 
+import errno
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
+from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import OF_TWIN, Bisection
+from lockstep.harness.blackbox import whole
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli.bisection import bisection_lines
-from lockstep.harness.mutants.embeddings import ops_with
+from lockstep.harness.mutants.parts.changed import as_weight, change_weights, ops_with
 from lockstep.harness.records import EngineInfo, Evaluation, Request
 from lockstep.harness.runs.run import bisect_one
 from lockstep.harness.shadow.models import make_variant
@@ -41,6 +45,25 @@ class Ends(Reference, name="layer ends: honest"):
 
 class TwoPercentMore(Ends, name="layer ends: what experts come to is two percent too large"):
     ops = ops_with(sum_experts=lambda ops, x: Mirror.sum_experts(ops, x) * np.float32(1.02))
+
+
+class HalfAsMuchMoreOfQ8(Ends, name="layer ends: Q8_0 of one matrix is decoded too large"):
+    """In the twin there is no Q8_0."""
+
+    def make_model(self) -> Model:
+        def decoded(get: Any, name: str) -> Any:
+            weight = get(name)
+            if name != "blk.1.attn_output.weight" or weight.format.__name__ == "F32":
+                return weight
+            return as_weight(weight, weight.values().reshape(weight.shape) * np.float32(1.5))
+
+        model = super().make_model()
+        change_weights(model, decoded)
+        return model
+
+
+class BothOfThem(HalfAsMuchMoreOfQ8, name="layer ends: wrong in its graph and in Q8_0"):
+    ops = TwoPercentMore.ops
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +107,37 @@ def test_the_twin_says_nothing_against_an_honest_engine(models: dict[str, Path])
     assert (found.exit_code, found.culprits, found.asked) == (0, (), "")
 
 
+def test_what_is_wrong_in_the_types_of_weights_is_said_beside_what_the_twin_shows(
+    models: dict[str, Path],
+) -> None:
+    """The twin has no such weights, and a proof on it says nothing of them."""
+    found, text = bisected(models["Q8_0"], BothOfThem.name)
+    assert found.asked == OF_TWIN
+    ((left, there),) = found.as_stored
+    assert (left.layer, left.site.name) == (1, "l_out")
+    assert left.err_local > 10 * there
+    assert "in the model as it is l_out-1 is at most" in text
+
+
+@pytest.mark.parametrize("engine", [TwoPercentMore, HalfAsMuchMoreOfQ8])
+def test_of_one_fault_nothing_is_said_beside(engine: type[Ends], models: dict[str, Path]) -> None:
+    found, text = bisected(models["Q8_0"], engine.name)
+    assert found.as_stored == ()
+    assert "in the model as it is" not in text
+    assert (found.asked == OF_TWIN) == (engine is TwoPercentMore)
+
+
+def test_where_there_is_no_room_for_a_twin_the_usual_run_is_told(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(whole, "write_twin", full)
+    found, _ = bisected(models["Q8_0"], HalfAsMuchMoreOfQ8.name)
+    assert {each.layer for each in found.culprits} == {1}
+
+
 def test_a_model_of_f32_alone_is_its_own_twin(models: dict[str, Path]) -> None:
     found, _ = bisected(models["F32"], TwoPercentMore.name)
     assert found.asked == ""
@@ -107,8 +161,12 @@ def test_check_asks_for_the_twin_where_tensors_say_no_more_than_logits(
     assert first.summary.startswith(of)
 
 
-def test_who_shows_what_is_in_its_layers_is_not_asked_for_it(models: dict[str, Path]) -> None:
-    (found,) = with_made_models(plan_of(models["Q8_0"], "reference", "black-box"))
+@pytest.mark.parametrize("engine", ["reference", "replay"])
+def test_who_shows_what_is_in_its_layers_is_not_asked_for_it(
+    engine: str, models: dict[str, Path]
+) -> None:
+    """Nor who computes each op of them alone, and shows none in a run."""
+    (found,) = with_made_models(plan_of(models["Q8_0"], engine, "black-box"))
     assert (found.status, found.summary) == (
-        "not-applicable", "reference shows tensors, which say more",
+        "not-applicable", f"{engine} shows tensors, which say more",
     )  # fmt: skip

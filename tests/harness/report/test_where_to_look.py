@@ -21,6 +21,7 @@ RACE = ("logits", {"kind": "not-deterministic"})
         ([RACE, ("logits", {"kind": "value"}), ("decode", {})], "look at threads that add up"),
         ([("decode", {}), RACE], "; if these are in order, at what is kept from call to call"),
         ([("decode", {})], "at sampling"),
+        ([("black-box", {}), ("black-box", {})], "look at what differs on models made of this one"),
         ([], "what is kept from call to call"),
     ],
 )
