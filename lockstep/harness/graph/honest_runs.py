@@ -26,6 +26,8 @@ from lockstep.harness.processes.ahead import Ahead, in_shares, may_fork
 from lockstep.harness.processes.wire import digest
 from lockstep.harness.records import Rejected
 
+HELD = 1 << 28  # bytes of outputs of runs that are made at once, of which forks hold a copy
+
 
 @dataclass(kw_only=True)
 class AlongLlamaCpp:
@@ -98,10 +100,11 @@ class AlongLlamaCpp:
             runs = (replay(program, self.file, self.build, Noisy(seed=s)) for s in seeds)
             return [np.concatenate(whole(run)) for run in runs]
 
-        done = 0
+        done, room = 0, 1
         while done < runs:  # twice as many: who looks for one may have met it
-            some = range(seed + done, seed + min(runs, 2 * done or 1))
+            some = range(seed + done, seed + min(runs, 2 * done or 1, done + room))
             for _, found in in_shares(outputs, some, AT_ONCE if len(some) > 1 else 1):
+                room = max(AT_ONCE, HELD // max(1, found[0].nbytes))
                 yield from found
             done += len(some)
 

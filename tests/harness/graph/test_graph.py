@@ -12,7 +12,8 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.asking.session import Session
-from lockstep.harness.graph.floor import replay_floor
+from lockstep.harness.graph import honest_runs
+from lockstep.harness.graph.floor import AT_ONCE, replay_floor
 from lockstep.harness.graph.honest_runs import AlongLlamaCpp
 from lockstep.harness.graph.memory import GraphMemory
 from lockstep.harness.graph.program import LOGITS, Graph, PlannedNode, Program, Root, TensorView
@@ -288,6 +289,29 @@ def test_each_unlucky_run_is_made_once_whoever_makes_it(
     each = [replay(made, file, BUILD, Noisy(seed=5 + i)).outputs for i in range(runs)]
     assert sorted(found) == sorted(np.concatenate(run).tobytes() for run in each)
     assert len(set(found)) == runs
+
+
+def test_no_more_unlucky_runs_are_held_than_there_is_room_for(
+    file: GgufFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model of five megabytes with 150,000 tokens a hundred runs took three gigabytes."""
+    third = planned(0, "SCALE", view(TWICE), view(X), held=params(1 / 3, 1.0))
+    made = program(graph(0, third, given=GIVEN + 1))
+    monkeypatch.setattr(AlongLlamaCpp, "program", lambda *_: made)
+    sizes: list[int] = []
+
+    def shares(work: Any, some: range, _: int) -> list[Any]:
+        sizes.append(len(some))
+        return [(some, work(some))]
+
+    monkeypatch.setattr(honest_runs, "in_shares", shares)
+    along = AlongLlamaCpp(llama_cpp=Session(), file=file, build=BUILD)
+    one = next(iter(along.unlucky((), seed=5, runs=1))).nbytes
+    for room, largest in ((1, AT_ONCE), (9 * one, 9), (1 << 28, 16)):
+        sizes.clear()
+        monkeypatch.setattr(honest_runs, "HELD", room)
+        assert len(list(along.unlucky((), seed=5, runs=32))) == 32
+        assert max(sizes) == largest
 
 
 def test_products_without_sizes_have_the_same_values() -> None:
