@@ -8,6 +8,7 @@ than the run that shows logits writes what the limit of its text takes for hones
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lockstep.engine.batch import steps_of
 from lockstep.engine.gguf.file import GgufFile
@@ -42,8 +43,11 @@ def text_checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def text_said(outer: Context, context: Context) -> Iterator[Verdict]:
-    """Who takes no other model is wrong at once."""
-    yield from longer_text(outer, context, right=1)
+    """Who takes no other model is wrong at once. The model's own text was compared: what cannot be
+    here, as behind many ties of tokens with the same rows, is asked besides and leaves no gap."""
+    for verdict in longer_text(outer, context, right=1):
+        besides = verdict.status == "not-compared"
+        yield replace(verdict, status="not-applicable") if besides else verdict
 
 
 def first_layer(file: GgufFile) -> Recipe:

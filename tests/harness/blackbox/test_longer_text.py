@@ -1,13 +1,15 @@
 """Of a large model few tokens are generated; many of its first layer, which is soon read."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lockstep.engine.batch import steps_of
+from lockstep.engine.batch import Batch, steps_of
 from lockstep.engine.errors import Unsupported
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.rotation import I32, RopeParams
 from lockstep.engine.quants.base import F32
@@ -80,6 +82,30 @@ class LoopOfItsOwn(Reference, name="longer text: a loop with other positions"):
         return found
 
 
+class LastOfEqualOnes(Reference, name="longer text: of equal logits it takes the last"):
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        memory, batch, found = self.loaded.new_memory(), Batch.of(prompt), list[int]()
+        for at in range(len(prompt), len(prompt) + n):
+            row = self.loaded.decode(batch, memory)[-1]
+            found.append(len(row) - 1 - int(row[::-1].argmax()))
+            batch = Batch.of(found[-1:], start=at)
+        self.loaded.release()
+        return found
+
+
+def with_each_token_twice(model: Path) -> Path:
+    """Rows of the second half of its vocabulary are those of the first."""
+    raw = bytearray(model.read_bytes())
+    with closing(GgufFile.open(model)) as file:
+        for name in {"token_embd.weight", "output.weight"} & file.tensors.keys():
+            tensor = file.tensors[name]
+            at, half = file.data_offset + tensor.offset, tensor.n_bytes // 2
+            raw[at + half : at + 2 * half] = raw[at : at + half]
+    twice = model.with_name("twice.gguf")
+    twice.write_bytes(raw)
+    return twice
+
+
 def asked(model: Path, engine: str, n_steps: int = STEPS) -> list[Verdict]:
     suites = ("decode",)
     plan = plan_for(model, engine=engine, oracle="llama.cpp", suites=suites, n_steps=n_steps)
@@ -116,6 +142,15 @@ def test_the_first_layer_in_f32_shows_such_a_loop_where_the_limit_of_the_model_h
         whole.close()
     assert wrong(found) == keys, text(found)
     assert WHERE in text(found)
+
+
+def test_what_many_ties_hide_of_the_first_layer_is_no_gap_in_a_small_model(
+    tmp_path: Path,
+) -> None:
+    """An honest engine would be told that something is missing, of what nobody asked for."""
+    found = asked(with_each_token_twice(builtin("q8_0", tmp_path)), LastOfEqualOnes.name)
+    assert {verdict.status for verdict in found} == {"agreed", "excused", "not-applicable"}
+    assert f"{WHERE}the 56 tokens behind 8 ties were not compared" in text(found)
 
 
 @pytest.mark.usefixtures("large")
