@@ -102,7 +102,9 @@ def rows_of(culprit: SiteFinding) -> str:
 
 
 def pieces_of(indices: Sequence[int]) -> list[Sequence[int]]:
-    """Of those that follow each other one: a head is seen as a whole."""
+    """Of those that follow each other one: a head is seen as a whole. Of what is missing none."""
+    if not indices:
+        return []
     ends = [i for i, index in enumerate(indices) if i == 0 or indices[i - 1] != index - 1]
     return [indices[a:b] for a, b in zip(ends, [*ends[1:], len(indices)], strict=True)]
 

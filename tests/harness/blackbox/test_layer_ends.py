@@ -66,6 +66,17 @@ class BothOfThem(HalfAsMuchMoreOfQ8, name="layer ends: wrong in its graph and in
     ops = TwoPercentMore.ops
 
 
+class SecondLayerAlone(Ends, name="layer ends: shows those of its second layer alone"):
+    """And says that it shows them."""
+
+    def evaluate(self, request: Request) -> Evaluation:
+        found = super().evaluate(request)
+        if found.trace is None:
+            return found
+        shown = tuple(each for each in found.trace.records if each.site.layer == 1)
+        return replace(found, trace=replace(found.trace, records=shown))
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
@@ -136,6 +147,17 @@ def test_where_there_is_no_room_for_a_twin_the_usual_run_is_told(
     monkeypatch.setattr(whole, "write_twin", full)
     found, _ = bisected(models["Q8_0"], HalfAsMuchMoreOfQ8.name)
     assert {each.layer for each in found.culprits} == {1}
+
+
+@pytest.mark.parametrize("quant", ["F32", "Q8_0"])
+def test_ends_that_are_promised_and_not_shown_are_missing(
+    quant: str, models: dict[str, Path]
+) -> None:
+    found, text = bisected(models[quant], SecondLayerAlone.name)
+    assert {(each.layer, each.site.name) for each in found.culprits} == {(0, "l_out")}
+    assert "l_out-0" in text
+    assert "missing" in text
+    assert not found.as_stored
 
 
 def test_a_model_of_f32_alone_is_its_own_twin(models: dict[str, Path]) -> None:
