@@ -97,7 +97,9 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 
 def not_asked(context: Context) -> str:
-    info = context.subject_info
+    info, facts = context.subject_info, context.facts
+    if not (facts.has_logits or facts.not_ours):
+        return "the model has no logits, which are all that is looked at here"
     says_more = not (holds_quantised(context.file) and shows_ends_alone(info))
     if not shows_no_tensors(info) and says_more:
         return f"{context.subject.name} shows tensors, which say more"

@@ -94,18 +94,19 @@ def twin(asker: SliceAsker) -> SliceAnswer:
 
 @contextmanager
 def twin_of(asker: SliceAsker) -> Iterator[Plan]:
+    """Of both files; of the subject's itself where that is in F32."""
     asker.progress("the F32 twin")
-    ours = asker.folder / "twin.gguf"
-    write_twin(asker.plan.model, ours)
-    theirs = ours
-    if asker.subject_file is not asker.file:
-        theirs = asker.folder / "subject.gguf"
-        write_twin(asker.plan.subject_model, theirs)
+    made = {asker.plan.model: asker.folder / "twin.gguf"}
+    if asker.subject_file is not asker.file and holds_quantised(asker.subject_file):
+        made[asker.plan.subject_model] = asker.folder / "subject.gguf"
     try:
-        yield replace(asker.plan, model=ours, subject_model=theirs)
+        for model, twin in made.items():
+            write_twin(model, twin)
+        theirs = made.get(asker.plan.subject_model, asker.plan.subject_model)
+        yield replace(asker.plan, model=made[asker.plan.model], subject_model=theirs)
     finally:
-        for path in {ours, theirs}:
-            path.unlink()
+        for path in made.values():
+            path.unlink(missing_ok=True)
 
 
 def bisected(plan: Plan, context: Context) -> Bisection | None:

@@ -192,3 +192,21 @@ def test_who_shows_what_is_in_its_layers_is_not_asked_for_it(
     assert (found.status, found.summary) == (
         "not-applicable", f"{engine} shows tensors, which say more",
     )  # fmt: skip
+
+
+def test_a_subject_whose_file_is_in_f32_is_its_own_twin(models: dict[str, Path]) -> None:
+    """It was not asked, and nothing said of the graph."""
+    plan = replace(plan_of(models["Q8_0"], Ends.name, "black-box"), subject_model=models["F32"])
+    first, *_ = with_made_models(plan)
+    assert first.status == "diverged"  # the weights are others, by what Q8_0 makes of them
+    assert first.summary.startswith("the F32 twin: ")
+    assert models["F32"].exists()
+
+
+def test_of_a_model_without_logits_no_twin_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "bert.gguf"
+    with llama_cpp_opened() as session:
+        make_variant(variant_named("bert"), path, quant="Q8_0", session=session)
+    (found,) = with_made_models(plan_of(path, Ends.name, "black-box"))
+    said = "the model has no logits, which are all that is looked at here"
+    assert (found.status, found.summary) == ("not-applicable", said)
