@@ -16,6 +16,7 @@ from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox.few_tokens import FewTokens, cut, few_tokens_of
+from lockstep.harness.blackbox.in_halves import why_off
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
 from lockstep.harness.blackbox.slices import (
@@ -309,6 +310,8 @@ def logits_of(context: Context, *, whole: bool) -> Verdict:
             raise NotSteady(f"{context.subject.name} is not deterministic: {shaky}")
         if whole:
             return with_one_batch(context, context.batches, found, expected, actual)
+        if found.status == "diverged" and (why := why_off(context, expected, actual)):
+            return context.verdict(SUITE, "not-compared", why)
         return found
     except NoAnswer as error:
         return unanswered(SUITE, context, error)

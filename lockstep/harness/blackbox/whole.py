@@ -18,6 +18,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.bisect.bisection import OF_TWIN, Bisection, bisect_run
 from lockstep.harness.blackbox.asking import NO_ROOM, SliceAnswer, SliceAsker
+from lockstep.harness.blackbox.in_halves import computes_in_halves
 from lockstep.harness.blackbox.slices import IN_A_LAYER, at_their_places, n_layers, small
 from lockstep.harness.check.check import BadInput, Plan
 from lockstep.harness.context.suite import Context, NoAnswer
@@ -140,6 +141,8 @@ def bisected_on(asker: SliceAsker, plan: Plan) -> Bisection | None:
     opened = asker.open(plan)
     try:
         found = bisect_run(opened.context)
-        return replace(found, asked=OF_TWIN) if found.culprits else None
+        if not found.culprits or computes_in_halves(opened.context):
+            return None
+        return replace(found, asked=OF_TWIN)
     finally:
         opened.close()

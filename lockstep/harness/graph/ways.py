@@ -54,6 +54,17 @@ class Wide(Honest):
 
 
 @dataclass(frozen=True)
+class Kept(Honest):
+    """Each result is kept in fewer bits, as engines keep them that compute in F16 or BF16."""
+
+    keep: Callable[[NDArray[np.float32]], F64]
+
+    def result(self, node: Node, found: Expected) -> NDArray[Any]:
+        out = super().result(node, found)
+        return out if out.dtype != np.float32 else self.keep(out).astype(np.float32)
+
+
+@dataclass(frozen=True)
 class Noisy(Honest):
     """Each result is off by a random share of what its formula allows, and sums of products of what
     is probable; each row of a norm as a whole of what squares added up in float32 may be; of each
