@@ -18,7 +18,7 @@ from lockstep.harness.graph.floor import AT_ONCE, replay_floor, whole
 from lockstep.harness.graph.program import Program
 from lockstep.harness.graph.record import record
 from lockstep.harness.graph.replay import replay
-from lockstep.harness.graph.ways import Honest, Kept, Noisy, Wide
+from lockstep.harness.graph.ways import Honest, Noisy, RoundedToHalves, Wide
 from lockstep.harness.judging.conversions import builds, in_bf16, in_halves, is_quantised
 from lockstep.harness.judging.noise import NoiseFloor
 from lockstep.harness.judging.other_builds import other_builds
@@ -137,7 +137,7 @@ class AlongLlamaCpp:
 
     def kept_in(self, kind: str, batches: Sequence[Batch]) -> F32:
         """(outputs, vocabulary), of an engine whose every result is of this kind."""
-        way = Kept(keep={"F16": in_halves, "BF16": in_bf16}[kind], sizes=False)
+        way = RoundedToHalves(keep={"F16": in_halves, "BF16": in_bf16}[kind], sizes=False)
         found = whole(replay(self.program(batches), self.file, self.build, way))
         return np.concatenate(found).astype(np.float32)
 

@@ -54,7 +54,7 @@ class Wide(Honest):
 
 
 @dataclass(frozen=True)
-class Kept(Honest):
+class RoundedToHalves(Honest):
     """Each result is kept in fewer bits, as engines keep them that compute in F16 or BF16."""
 
     keep: Callable[[NDArray[np.float32]], F64]
