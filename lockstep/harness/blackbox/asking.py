@@ -46,6 +46,7 @@ from lockstep.harness.http.session import is_address
 from lockstep.harness.records import REFUSED, EngineInfo, Request, Settings, Status, Verdict
 from lockstep.harness.suites.logits import compared
 from lockstep.harness.suites.parts.one_batch import with_one_batch
+from lockstep.harness.synth.twin import KEPT
 
 SUITE = "black-box"
 OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason")
@@ -163,10 +164,16 @@ class SliceAsker:
         except BadInput as error:
             return SliceAnswer(status="not-compared", summary=str(error))
         try:
-            answer = worst_of(verdicts_of(opened, given, whole=plan is self.plan), plan.oracle)
+            found = verdicts_of(opened, given, whole=plan is self.plan, made_in_f32=self.makes_f32)
+            answer = worst_of(found, plan.oracle)
             return replace(answer, engines=opened.engines)
         finally:
             opened.close()
+
+    @cached_property
+    def makes_f32(self) -> bool:
+        """Of weights that are something else."""
+        return holds_quantised(self.file)
 
     # --- what a layer is by its number --------------------------------------------------------
 
@@ -254,6 +261,11 @@ def on_made_models(
             asker.close()
 
 
+def holds_quantised(file: GgufFile) -> bool:
+    """Weights that a product converts something for."""
+    return any(info.type.name not in KEPT for info in file.tensors.values())
+
+
 def shows_no_tensors(info: EngineInfo) -> bool:
     silent = info.shows == () or (info.levels is not None and "trace" not in info.levels)
     return silent and not (info.computes_nodes or info.shows_nodes)
@@ -279,11 +291,14 @@ def why_not_asked(
     return ""
 
 
-def verdicts_of(opened: Opened, given: Sequence[Batch], *, whole: bool = False) -> list[Verdict]:
+def verdicts_of(
+    opened: Opened, given: Sequence[Batch], *, whole: bool = False, made_in_f32: bool = False
+) -> list[Verdict]:
+    """As of `logits_of`, or of lists or tokens."""
     context = replace(opened.context, given=tuple(given))
     levels = context.subject_info.levels
     if levels is None or "logits" in levels:
-        return [logits_of(context, whole=whole)]
+        return [logits_of(context, whole=whole, made_in_f32=made_in_f32)]
     if given:
         text = "no single tokens can be given to an engine that shows no logits"
         return [context.verdict(SUITE, "not-applicable", text)]
@@ -297,9 +312,10 @@ class NotSteady(Exception):
     """An engine whose own runs differ by more than is allowed: no place is at fault."""
 
 
-def logits_of(context: Context, *, whole: bool) -> Verdict:
+def logits_of(context: Context, *, whole: bool, made_in_f32: bool) -> Verdict:
     """Raises NotSteady, which one more run shows of a difference: a bisection meets many. whole:
-    the user's own model, of which it is said as well which batches differ."""
+    the user's own model, of which it is said as well which batches differ; made_in_f32: weights
+    that were something else in the user's."""
     request = Request(batches=context.batches)
     try:
         expected, actual = context.ask_both("evaluate", request)
@@ -310,7 +326,8 @@ def logits_of(context: Context, *, whole: bool) -> Verdict:
             raise NotSteady(f"{context.subject.name} is not deterministic: {shaky}")
         if whole:
             return with_one_batch(context, context.batches, found, expected, actual)
-        if found.status == "diverged" and (why := why_off(context, expected, actual)):
+        differs = found.status == "diverged" and made_in_f32
+        if differs and (why := why_off(context, expected, actual)):
             return context.verdict(SUITE, "not-compared", why)
         return found
     except NoAnswer as error:

@@ -21,6 +21,7 @@ from lockstep.harness.blackbox import (
 from lockstep.harness.blackbox.asking import (
     SliceAnswer,
     SliceAsker,
+    holds_quantised,
     on_made_models,
     shows_ends_alone,
     shows_no_tensors,
@@ -39,7 +40,7 @@ from lockstep.harness.blackbox.looking import Looked, through
 from lockstep.harness.blackbox.places import see_in_place
 from lockstep.harness.blackbox.report import as_of_logits
 from lockstep.harness.blackbox.slices import ALIKE, architecture, n_layers
-from lockstep.harness.blackbox.whole import holds_quantised, in_f32, is_quantised, is_small_enough
+from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enough
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict

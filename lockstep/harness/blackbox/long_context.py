@@ -128,7 +128,7 @@ def answer_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> LongA
         worst = SliceAnswer(status="not-compared", summary=str(error))
         return LongAnswer(worst=worst, asked=every)
     try:
-        worst = of_run(opened, asker.plan.oracle)
+        worst = of_run(opened, asker)
         more = ""
         if worst.agrees:
             more = unseen_of(asker, opened, way, shown, worst.allowed)
@@ -140,10 +140,11 @@ def answer_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> LongA
         opened.close()
 
 
-def of_run(opened: Opened, oracle: str) -> SliceAnswer:
+def of_run(opened: Opened, asker: SliceAsker) -> SliceAnswer:
+    oracle = asker.plan.oracle
     if opened.context.embeddings:
         return worst_of(list(run_suites(opened.context, ("embeddings",))), oracle)
-    return worst_of(verdicts_of(opened, ()), oracle)
+    return worst_of(verdicts_of(opened, (), made_in_f32=asker.makes_f32), oracle)
 
 
 def open_shown(

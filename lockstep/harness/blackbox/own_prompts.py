@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from lockstep.engine.batch import steps_of
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.blackbox.asking import holds_quantised
 from lockstep.harness.blackbox.changes import times
 from lockstep.harness.blackbox.choosing import asked_to_choose
 from lockstep.harness.blackbox.parts import LARGER
@@ -27,7 +28,6 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites.decode import LONGER, Decode, greedy_alone, of_the_whole
 from lockstep.harness.suites.parts.prompts_in_turn import in_turn
-from lockstep.harness.synth.twin import KEPT
 
 WHERE = "on the model's first layer in F32 "
 
@@ -38,7 +38,7 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 def text_checked(plan: Plan, context: Context) -> Iterator[Verdict]:
     """Of a model whose own text is held to a limit that hides more than this one's."""
-    if any(info.type.name not in KEPT for info in context.file.tensors.values()):
+    if holds_quantised(context.file):
         yield from asked_to_choose(plan, context, "a text in F32", first_layer, text_said)
 
 

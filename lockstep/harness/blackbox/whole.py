@@ -15,14 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lockstep.engine.errors import EngineError
-from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.bisect.bisection import OF_TWIN, Bisection, bisect_run
-from lockstep.harness.blackbox.asking import NO_ROOM, SliceAnswer, SliceAsker
+from lockstep.harness.blackbox.asking import NO_ROOM, SliceAnswer, SliceAsker, holds_quantised
 from lockstep.harness.blackbox.in_halves import computes_in_halves
 from lockstep.harness.blackbox.slices import IN_A_LAYER, at_their_places, n_layers, small
 from lockstep.harness.check.check import BadInput, Plan
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.synth.twin import KEPT, write_twin
+from lockstep.harness.synth.twin import write_twin
 
 LARGEST_TWIN = 1 << 30  # bytes, which two engines hold at once
 TWIN, SMALL = "the F32 twin", "the model made with small activations"
@@ -35,10 +34,6 @@ def is_small_enough(asker: SliceAsker) -> bool:
 
 def is_quantised(asker: SliceAsker) -> bool:
     return holds_quantised(asker.file)
-
-
-def holds_quantised(file: GgufFile) -> bool:
-    return any(info.type.name not in KEPT for info in file.tensors.values())
 
 
 def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:

@@ -51,8 +51,8 @@ def test_a_tie_is_told_beside_the_text_and_in_json(
 class LastOfATie(Reference, name="ties: the last"):
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         logits = self.evaluate(Request(batches=(Batch.of(prompt),))).logits[0][-1]
-        first = super().greedy(prompt, n)
-        return [int(np.flatnonzero(logits == logits.max())[-1]), *first[1:]]
+        last = int(np.flatnonzero(logits == logits.max())[-1])
+        return [last, *super().greedy([*prompt, last], n - 1)]
 
 
 def with_equal_rows(model: Path, copy: Path, row: int, as_row: int) -> Path:
