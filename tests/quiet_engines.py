@@ -18,10 +18,18 @@ from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.mutants.kv_head_modulo import KvHeadModulo
 from lockstep.harness.mutants.missing_scale import MissingScale
 from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
-from lockstep.harness.records import EngineInfo, Request
+from lockstep.harness.records import EngineInfo, Evaluation, Request
 
 Row = list[tuple[Any, float]]
 Change = Callable[[Any, Row], Row]
+
+
+def showing(run: Evaluation, names: Sequence[str]) -> Evaluation:
+    """With the tensors of these names alone."""
+    if run.trace is None:
+        return run
+    shown = tuple(each for each in run.trace.records if each.site.name in names)
+    return replace(run, trace=replace(run.trace, records=shown))
 
 
 def log_softmax(logits: Any) -> Any:

@@ -23,6 +23,7 @@ from lockstep.harness.blackbox import (
 )
 from lockstep.harness.blackbox.answers_of_threads import LISTS, TEXTS, TOKENS
 from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker, why_not_asked
+from lockstep.harness.blackbox.in_halves import HALVES, NOT_WEIGHTS
 from lockstep.harness.blackbox.layers import (
     LayerRow,
     as_it_is,
@@ -116,7 +117,9 @@ def bisect_steady(asker: SliceAsker) -> BlackBoxBisection:
         left_out.append(f"{n} layers: their slices have the fault outside the layers as well")
     else:
         rows += of_layers(asker, n)
-    lenses, unseen = ([], [NO_LENS]) if rows[0].answer.differs else look(asker)
+    halves = any(HALVES in row.answer.summary for row in rows)
+    hidden = NOT_WEIGHTS if halves else NO_LENS if rows[0].answer.differs else ""
+    lenses, unseen = ([], [hidden]) if hidden else look(asker)
     asker.progress("the whole model")
     whole = asker.answered(asker.plan)
     answers = [*(row.answer for row in rows), *(look.answer for look in lenses)]
@@ -127,7 +130,7 @@ def bisect_steady(asker: SliceAsker) -> BlackBoxBisection:
         left_out=(*left_out, *unseen),
     )
     seen = any(answer.differs for answer in answers)
-    return found if seen else of_the_whole(asker, found, n)
+    return found if seen or halves else of_the_whole(asker, found, n)
 
 
 def of_layers(asker: SliceAsker, n: int) -> list[LayerRow]:

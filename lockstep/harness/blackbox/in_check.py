@@ -33,7 +33,7 @@ from lockstep.harness.blackbox.bisection import (
     questions_besides,
     without_layers,
 )
-from lockstep.harness.blackbox.in_halves import HALVES
+from lockstep.harness.blackbox.in_halves import HALVES, NOT_WEIGHTS
 from lockstep.harness.blackbox.layers import as_it_is, of_layer
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
@@ -47,7 +47,6 @@ from lockstep.harness.records import Verdict
 
 BY_NUMBER = "nor are layers, at theirs: lockstep bisect --black-box does that"
 SUITE = "black-box"
-NOT_WEIGHTS = "weights not seen: logits in halves do not show them to the last bit"
 ALL_OF_THEM = "lockstep bisect --black-box"  # asks for what `check` asks for some of
 LENSES = 8  # for which both engines are started
 SLICES = 8  # of layers that are computed alike
@@ -89,7 +88,7 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     of_the_graph = list(of_graph(asker, context))
     yield from of_the_graph
     if any(HALVES in verdict.summary for verdict in of_the_graph):
-        yield context.verdict(SUITE, "not-applicable", NOT_WEIGHTS)
+        yield context.verdict(SUITE, "not-applicable", f"not seen: {NOT_WEIGHTS}")
         return
     wrong = any(verdict.status == "diverged" for verdict in of_the_graph)
     if is_quantised(asker):

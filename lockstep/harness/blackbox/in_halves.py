@@ -15,6 +15,7 @@ from lockstep.harness.judging.stored import looks_like
 from lockstep.harness.records import Evaluation, Request
 
 HALVES = "all its logits are numbers of"  # begins what is said of such an engine
+NOT_WEIGHTS = "weights: logits in halves do not show them to the last bit"
 LIMIT = 2  # times what our own run in halves is off: another engine rounds in other places
 
 

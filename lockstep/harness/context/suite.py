@@ -244,8 +244,8 @@ class Context:
             return outcome.value
         if isinstance(outcome, Unanswerable) and outcome.declared:
             raise NoAnswer("not-applicable", outcome.message, {NOT_OFFERED: True})
-        words = question.replace("evaluate", "embeddings", 1) if self.embeddings else ""
-        error = no_answer(session.name, question, outcome, words)
+        called = question.replace("evaluate", "embeddings", 1) if self.embeddings else ""
+        error = no_answer(session.name, question, outcome, called)
         if isinstance(outcome, Rejected):
             raise self.refusal(session, question, error)
         lacking = session is self.subject or (self.facts.has_logits and not self.embeddings)
@@ -322,9 +322,9 @@ def lacks(outcome: Outcome) -> bool:
     return isinstance(outcome, Unanswerable) and outcome.of_model
 
 
-def no_answer(engine: str, question: str, outcome: Outcome, words: str = "") -> NoAnswer:
-    """words: what the question is called, where not by what it is for most models."""
-    asked, question = question, words or in_words(question)
+def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") -> NoAnswer:
+    """called: how the question is named, where not as for most models."""
+    asked, question = question, called or in_words(question)
     if isinstance(outcome, Crashed):
         log = {"log": list(outcome.log), "said": outcome.said}
         words = outcome.message.removeprefix(f"{engine} failed: ")

@@ -15,12 +15,14 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import Bisection
+from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS
 from lockstep.harness.judging.conversions import in_bf16, in_halves
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
 from lockstep.harness.runs.run import bisect_one
-from tests.black_boxes import with_made_models
+from tests.black_boxes import bisected, with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import written
+from tests.quiet_engines import showing
 
 
 class F16Ops(Mirror):
@@ -73,11 +75,7 @@ class LayersInF16(InF16, name="in halves: F16, ends of layers shown"):
         return replace(Reference.describe(self), shows=("l_out",))
 
     def evaluate(self, request: Request) -> Evaluation:
-        found = Reference.evaluate(self, request)
-        if found.trace is None:
-            return found
-        ends = tuple(each for each in found.trace.records if each.site.name == "l_out")
-        return replace(found, trace=replace(found.trace, records=ends))
+        return showing(Reference.evaluate(self, request), ("l_out",))
 
 
 @pytest.fixture
@@ -114,3 +112,13 @@ def test_bisect_names_no_place_on_the_twin_of_who_computes_in_halves(model: Path
     bisect_one(plan, said.append)
     assert isinstance(said[-1], Bisection)
     assert (said[-1].culprits, said[-1].exit_code) == ((), 0)
+
+
+def test_no_weight_is_blamed_by_black_box_for_what_halves_make_of_logits(
+    model: Path, tmp_path: Path
+) -> None:
+    """Each lens was wrong, and each matrix in its place."""
+    found = bisected(model, tmp_path / "made", engine=InF16.name)
+    assert (found.exit_code, found.guilty, found.lenses, found.places) == (3, (), (), ())
+    assert NOT_WEIGHTS in found.left_out
+    assert found.whole.agrees

@@ -27,6 +27,7 @@ from lockstep.harness.shadow.models import opened as llama_cpp_opened
 from lockstep.harness.synth.any_arch import variant_named
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for
+from tests.quiet_engines import showing
 
 ENDS = ("embd", "l_out")
 
@@ -36,11 +37,7 @@ class Ends(Reference, name="layer ends: honest"):
         return replace(super().describe(), shows=ENDS)
 
     def evaluate(self, request: Request) -> Evaluation:
-        found = super().evaluate(request)
-        if found.trace is None:
-            return found
-        shown = tuple(each for each in found.trace.records if each.site.name in ENDS)
-        return replace(found, trace=replace(found.trace, records=shown))
+        return showing(super().evaluate(request), ENDS)
 
 
 class TwoPercentMore(Ends, name="layer ends: what experts come to is two percent too large"):

@@ -37,7 +37,7 @@ def test_a_token_that_its_own_logits_do_not_prefer_is_a_divergence(
     found, text = held(builtin("q8_0", tmp_path), [] if changed is None else [changed])
     if changed is None:
         assert found.status == "excused"
-        words = "greedy token 0 is a tie; by its own logits all 8 of its text are as near the"
+        words = "greedy token 0 is a tie; all 8 tokens are its own logits' choice, within the"
         assert found.summary.startswith(words)
     else:
         assert (found.status, found.detail["step"]) == ("diverged", changed)

@@ -8,6 +8,7 @@ from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import EngineInfo, Evaluation, Request
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
+from tests.quiet_engines import showing
 
 SHOWN = (
     *("embd", "Qcur", "Kcur", "Vcur", "Qcur_rope", "Kcur_rope", "kqv_out", "ffn_inp"),
@@ -22,11 +23,7 @@ class Folded(Reference, name="products: no norm is shown"):
         return replace(super().describe(), shows=SHOWN)
 
     def evaluate(self, request: Request) -> Evaluation:
-        found = super().evaluate(request)
-        if found.trace is None:
-            return found
-        records = tuple(r for r in found.trace.records if r.site.name in SHOWN)
-        return replace(found, trace=replace(found.trace, records=records))
+        return showing(super().evaluate(request), SHOWN)
 
 
 def test_where_no_product_stands_alone_nothing_is_said_to_be_zero(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def held_to_its_own(
     if not np.isfinite(allowed):
         return said(tie, "its own text behind it was not compared: no limit can be given")
     if margins.max() <= 2 * allowed:
-        return said(tie, f"by its own logits all {len(text)} of its text are as near the largest")
+        return said(tie, f"all {len(text)} tokens are its own logits' choice, within the noise")
     wrong = margins > 2 * allowed
     if chooses_experts(context) and 2 * wrong.sum() <= len(text):
         return said(tie, "its own text behind it was not compared: other experts may be chosen")
