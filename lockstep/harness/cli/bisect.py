@@ -81,8 +81,8 @@ def bisect(
     the culprits: if the rest agrees, they were all. An engine that shows nothing inside its layers
     is asked for the F32 twin of a quantised model first. Where the usual run agrees, what `check`
     asks besides is asked as well; where no op is found wrong, known mistakes are tried, as
-    `diagnose` does. Exit code: 0 nothing to find, 1 culprits, 3 incomplete, 4 the engines part and no op is
-    wrong on its own inputs. Examples:
+    `diagnose` does. Exit code: 0 nothing to find, 1 culprits, 3 incomplete, 4 the engines part and
+    no op is wrong on its own inputs. Examples:
 
     \b
       lockstep bisect model.gguf --engine "./my-engine --threads 1"
