@@ -36,6 +36,15 @@ class ScaleOfWidth(WrongAttention, name="mutant:attention-scale-of-width"):
         return right(x, self.loaded.graph.hparams.n_embd**-0.5, visible)
 
 
+class ScaleWithoutKeyLength(WrongAttention, name="mutant:attention-scale-without-key-length"):
+    mistake = "scores are divided by the root of n_embd / n_head, whatever the length of keys"
+    shows_on = "q4_0"
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        hp = self.loaded.graph.hparams
+        return right(x, (hp.n_embd // hp.n_head) ** -0.5, visible)
+
+
 class KeyLengthIgnoredGemma2(WrongAttention, name="mutant:attention-key-length-ignored-gemma2"):
     mistake = "every size of gemma2 is scaled by n_embd / n_head, as the largest alone is"
     source = "candle #3917"

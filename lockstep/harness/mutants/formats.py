@@ -58,6 +58,16 @@ class Q4_0Signed(WrongFormat, name="mutant:q4-0-signed"):
         blocks["qs"] ^= 0x88
 
 
+class Q4_0SignedBytes(WrongFormat, name="mutant:q4-0-high-nibbles-sign-extended"):
+    kind, shows_on = "Q4_0", "q4_0"
+    mistake = "Q4_0: bytes are signed when shifted, so that high nibbles from 8 on are negative"
+    effect = "noise from the first token on"
+
+    @staticmethod
+    def after(blocks: Blocks, out: F32) -> None:
+        out[:, 16:] -= 16 * scales(blocks) * (blocks["qs"] >= 128)
+
+
 class Q4_0Bf16(WrongFormat, name="mutant:q4-0-scale-bf16"):
     kind, shows_on = "Q4_0", "q4_0"
     mistake = "Q4_0: the scale is read as BF16"

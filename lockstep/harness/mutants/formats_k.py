@@ -11,6 +11,15 @@ def turned(bytes_: NDArray[np.uint8], by: int) -> NDArray[np.uint8]:
     return (bytes_ << by | bytes_ >> (8 - by)).astype(np.uint8)
 
 
+def group_scales(blocks: Blocks) -> F32:
+    """Of Q4_K, d times the six bits of each group: (blocks, 8)"""
+    s = blocks["scales"]
+    later = (s[:, 8:] & 15) | (s[:, :4] >> 6) << 4
+    sixes = np.concatenate([s[:, :4] & 63, later], axis=1).astype(np.float32)
+    found: F32 = blocks["d"].astype(np.float32)[:, None] * sixes
+    return found
+
+
 class Q2_KExchanged(WrongFormat, name="mutant:q2-k-scales-and-minima"):
     kind = "Q2_K"
     mistake = "Q2_K: nibbles of scales and minima are exchanged"
@@ -149,6 +158,30 @@ class Q4_KSwapped(WrongFormat, name="mutant:q4-k-nibbles-swapped"):
         blocks["qs"] = turned(blocks["qs"], 4)
 
 
+class Q4_KSignedBytes(WrongFormat, name="mutant:q4-k-high-nibbles-sign-extended"):
+    kind = "Q4_K"
+    mistake = "Q4_K: bytes are signed when shifted, so that high nibbles from 8 on are negative"
+    effect = "noise from the first token on"
+
+    @staticmethod
+    def after(blocks: Blocks, out: F32) -> None:
+        pairs, found = out.reshape(len(out), 4, 2, 32), group_scales(blocks).reshape(-1, 4, 2)
+        pairs[:, :, 1] -= 16 * found[:, :, 1:] * (blocks["qs"].reshape(-1, 4, 32) >= 128)
+
+
+class Q4_KSignedScales(WrongFormat, name="mutant:q4-k-scales-sign-extended"):
+    kind = "Q4_K"
+    mistake = "Q4_K: the upper two bits of the last four scales are those of a signed byte"
+    effect = "noise from the first token on"
+
+    @staticmethod
+    def after(blocks: Blocks, out: F32) -> None:
+        lost = 64 * blocks["d"].astype(np.float32)[:, None] * (blocks["scales"][:, :4] >= 128)
+        nibbles = blocks["qs"].reshape(-1, 4, 32)[:, 2:]
+        q = np.stack([nibbles & 15, nibbles >> 4], axis=2).reshape(-1, 4, 32)
+        out.reshape(len(out), 8, 32)[:, 4:] -= lost[:, :, None] * q
+
+
 class Q5_KNoFifth(WrongFormat, name="mutant:q5-k-fifth-bit-missing"):
     kind = "Q5_K"
     mistake = "Q5_K: fifth bits are not read"
@@ -221,6 +254,21 @@ class Q6_KHalves(WrongFormat, name="mutant:q6-k-nibbles-swapped"):
     @staticmethod
     def before(blocks: Blocks) -> None:
         blocks["ql"] = turned(blocks["ql"], 4)
+
+
+class Q6_KSignedBytes(WrongFormat, name="mutant:q6-k-high-nibbles-sign-extended"):
+    kind = "Q6_K"
+    mistake = "Q6_K: bytes are signed when shifted, so that high nibbles from 8 on are negative"
+    effect = "noise from the first token on"
+
+    @staticmethod
+    def after(blocks: Blocks, out: F32) -> None:
+        """What is negative has all higher bits set: those of qh change nothing there."""
+        low, high = blocks["ql"].reshape(-1, 2, 64) >= 128, blocks["qh"].reshape(-1, 2, 32)
+        tops = np.concatenate([high >> 4 & 3, high >> 6], axis=2)
+        scales = np.repeat(blocks["scales"].reshape(-1, 2, 8)[:, :, 4:], 16, axis=2)
+        step = blocks["d"].astype(np.float32)[:, None, None] * scales
+        out.reshape(-1, 2, 128)[:, :, 64:] -= step * low * (16.0 * tops + 16)
 
 
 class IQ4_XSSigned(WrongFormat, name="mutant:iq4-xs-scales-signed"):

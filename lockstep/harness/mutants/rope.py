@@ -148,6 +148,14 @@ class ExponentOfHalf(WrongRope, name="mutant:rope-exponent-halved"):
         return replace(params, base=math.sqrt(params.base))
 
 
+class ExponentInIntegers(WrongRope, name="mutant:rope-exponent-in-integers"):
+    mistake = "2i / d is divided in whole numbers, so that every pair turns like the first"
+    effect = LATER
+
+    def angles(self, params: RopeParams) -> RopeParams:
+        return replace(params, base=1.0)
+
+
 class ExponentFromOne(WrongRope, name="mutant:rope-exponent-from-one"):
     mistake = "frequencies are counted from one, so that the first pair turns too slowly"
     effect = LATER

@@ -1,0 +1,94 @@
+"""Engines of languages whose bytes are signed: a shift keeps the sign, and `& 15` was forgotten.
+Held against loops that are written as such engines write them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.engine.quants.base import WeightFormat
+from lockstep.harness.mutants.formats import Q4_0SignedBytes
+from lockstep.harness.mutants.formats_k import Q4_KSignedBytes, Q4_KSignedScales, Q6_KSignedBytes
+from lockstep.harness.mutants.parts.changed import WrongFormat
+
+Block = Any  # one element of a format's layout
+Signed = dict[str, list[int]]
+
+
+def signed(block: Block) -> Signed:
+    """Bytes as Java has them."""
+    return {
+        name: np.atleast_1d(block[name]).view(np.int8).tolist()
+        for name in block.dtype.names
+        if block[name].dtype.itemsize == 1
+    }
+
+
+def q4_0(block: Block) -> list[float]:
+    d, q = float(block["d"]), signed(block)["qs"]
+    return [d * ((b & 15) - 8) for b in q] + [d * ((b >> 4) - 8) for b in q]
+
+
+def q4_k(block: Block, *, shifted_scales: bool) -> list[float]:
+    d, dmin, b = float(block["d"]), float(block["dmin"]), signed(block)
+    s, q = b["scales"], b["qs"]
+    out = []
+    for group in range(8):
+        scale, minimum = s[group % 8] & 63, s[(group + 4) % 12] & 63
+        if group >= 4:
+            top = s[group - 4] >> 6 if shifted_scales else s[group - 4] >> 6 & 3
+            scale = s[group + 4] & 15 | top << 4
+            minimum = s[group + 4] >> 4 & 15 | (s[group] >> 6 & 3) << 4
+        for i in range(32):
+            byte = q[32 * (group // 2) + i]
+            high = byte >> 4 & 15 if shifted_scales else byte >> 4
+            out.append(d * scale * (high if group % 2 else byte & 15) - dmin * minimum)
+    return out
+
+
+def q6_k(block: Block) -> list[float]:
+    d, b = float(block["d"]), signed(block)
+    out = [0.0] * 256
+    for half in range(2):
+        ql, qh = b["ql"][64 * half :], b["qh"][32 * half :]
+        for i in range(32):
+            for quarter in range(4):
+                low = ql[32 * (quarter % 2) + i]
+                low = low & 15 if quarter < 2 else low >> 4
+                value = (low | (qh[i] >> 2 * quarter & 3) << 4) - 32
+                at = 128 * half + 32 * quarter + i
+                out[at] = d * b["scales"][at // 16] * value
+    return out
+
+
+def blocks(kind: str) -> NDArray[Any]:
+    """Random bytes, with scales that are numbers."""
+    layout = WeightFormat.named(kind).layout
+    rng = np.random.default_rng(7)
+    made = rng.integers(0, 256, 6 * layout.itemsize, dtype=np.uint8).view(layout)
+    for name in {"d", "dmin"} & set(layout.names or ()):
+        made[name] = rng.uniform(0.5, 2, len(made)).astype(np.float16)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("mutant", "loop"),
+    [
+        (Q4_0SignedBytes, q4_0),
+        (Q4_KSignedBytes, lambda block: q4_k(block, shifted_scales=False)),
+        (Q4_KSignedScales, lambda block: q4_k(block, shifted_scales=True)),
+        (Q6_KSignedBytes, q6_k),
+    ],
+)
+def test_the_wrong_engine_reads_what_a_loop_over_signed_bytes_reads(
+    mutant: type[WrongFormat], loop: Any
+) -> None:
+    raw = blocks(mutant.kind)
+    expected = np.array([loop(block) for block in raw])
+    size = expected.size
+    right, wrong = np.empty(size, np.float32), np.empty(size, np.float32)
+    WeightFormat.named(mutant.kind).unpack(raw.view(np.uint8), right)
+    mutant.wrong().unpack(raw.view(np.uint8), wrong)
+    np.testing.assert_allclose(wrong, expected.reshape(-1), rtol=1e-5, atol=1e-4)
+    assert (np.abs(wrong - right) > 0.4).mean() > 0.1
