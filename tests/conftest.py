@@ -33,7 +33,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(scope="session", autouse=True)
 def template() -> Iterator[None]:
     """Some thousand workers are started: by themselves each loads llama.cpp again."""
-    with keep_template():
+    with keep_template(ahead=False):
         yield
 
 

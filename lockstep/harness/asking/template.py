@@ -13,11 +13,12 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import IO
 
 from lockstep.harness.processes.forked_process import ForkedProcess
 from lockstep.harness.processes.side_by_side import BLAS
+from lockstep.harness.processes.spare import SPARE
 from lockstep.harness.processes.variables import ENVIRONMENT, READ_AT_START
 
 PROGRAM = "lockstep.harness.asking.template_process"
@@ -101,19 +102,20 @@ def forked_worker(channel: socket.socket) -> tuple[ForkedProcess, IO[bytes]] | N
 
 
 @contextmanager
-def keep_template() -> Iterator[None]:
+def keep_template(*, ahead: bool = True) -> Iterator[None]:
     """Workers that are started in here, by this process or its forks, are forks of one process;
-    where there is none, they start by themselves."""
+    where there is none, they start by themselves. ahead: users' engines before they are wanted."""
     template = None if KEPT else new_template()
-    if template is None:
-        yield
-        return
-    KEPT.append(template)
-    try:
-        yield
-    finally:
-        KEPT.clear()
-        template.close()
+    with SPARE.keep() if ahead else nullcontext():
+        if template is None:
+            yield
+            return
+        KEPT.append(template)
+        try:
+            yield
+        finally:
+            KEPT.clear()
+            template.close()
 
 
 def new_template() -> Template | None:

@@ -1,8 +1,9 @@
 """The process in which an untrusted engine answers: `python -m ...asking.worker SOCKET PARENT`.
 
 SOCKET is the number of an inherited socket, so that whatever C code prints goes to the log (file
-descriptors 1 and 2) and never into an answer. The first message says which adapter to load with
-which model and settings; every later one is a question. The adapter lives as long as the process.
+descriptors 1 and 2) and never into an answer. The first message says which adapter to load, the
+second for which model and settings; every later one is a question. The adapter lives as long as the
+process.
 """
 
 import contextlib
@@ -46,19 +47,20 @@ def answer(channel: Channel) -> None:
 
 
 def serve(channel: Channel) -> None:
-    opening = channel.receive()
-    for module in opening["modules"]:
+    loading = channel.receive()
+    for module in loading["modules"]:
         importlib.import_module(module)
-    users = is_users(opening["adapter"])
+    users = is_users(loading["adapter"])
     if users:
-        limit_memory(opening["memory_limit"])  # before anything of theirs is run
+        limit_memory(loading["memory_limit"])  # before anything of theirs is run
     try:
-        cls = adapter_class(opening["adapter"])
+        cls = adapter_class(loading["adapter"])
     except EngineError as error:
         channel.send({"kind": "unable", "message": str(error)})
         return
-    limit_memory(opening["memory_limit"])
+    limit_memory(loading["memory_limit"])
     channel.send({"kind": "ready"})
+    opening = channel.receive()
     model = None if opening["model"] is None else Path(opening["model"])
     adapter: Adapter | None = None
     try:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -34,6 +35,7 @@ from lockstep.harness.processes.engine_process import (
     of_memory,
 )
 from lockstep.harness.processes.limits import room_for
+from lockstep.harness.processes.spare import SPARE
 from lockstep.harness.processes.wire import Channel, Closed, WireError, WrongField, pack
 from lockstep.harness.protocol.messages import printable
 from lockstep.harness.protocol.session import ProgramSession, command_of
@@ -155,7 +157,7 @@ class IsolatedSession(Session):
         self.model = None if opening["model"] is None else Path(opening["model"])
         self.time_limit = time_limit
         self.worker: Worker | None = None
-        self.is_ready = False  # it has taken its opening
+        self.is_ready = False  # it has loaded the engine, and knows the model
 
     @property
     def pid(self) -> int | None:
@@ -216,24 +218,56 @@ class IsolatedSession(Session):
         if self.worker is not None and has_ended(self.worker.process):
             self._end()  # it died while nobody waited for an answer
         if self.worker is None:
-            self.worker = Worker(self.python, is_users(self.name))
             self.is_ready = False
+            if is_users(self.name) and self.python is None:
+                self.worker = SPARE.take(repr(self.loading), self._new_worker)
+            else:
+                self.worker = self._new_worker()
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What a worker is to load, whatever the model."""
+        return {what: self.opening[what] for what in ("adapter", "modules", "memory_limit")}
+
+    def _new_worker(self) -> "Worker":
+        return Worker(self.python, is_users(self.name))
+
+    def _loading_worker(self) -> "Worker":
+        """It loads while nobody waits for it."""
+        worker = self._new_worker()
+        worker.load(self.loading, time.monotonic() + self.start_limit)
+        return worker
 
     def _ready_worker(self) -> "Worker":
         self.start()
         assert self.worker is not None
         if not self.is_ready:
-            deadline = time.monotonic() + self.start_limit
-            self.worker.channel.send(self.opening, deadline)
-            match self.worker.channel.receive(deadline):
-                case {"kind": "ready"}:
-                    pass
-                case {"kind": "unable", "message": str(message)}:
-                    raise Unable(message)
-                case _:
-                    raise WireError("the first message must be 'ready'")
+            early = self.worker.is_loading
+            try:
+                self._make_ready(self.worker)
+            except (Unable, Closed):
+                if not early:
+                    raise
+                self._end()  # what it could not have may have been the one's before it
+                self.worker = self._new_worker()
+                self._make_ready(self.worker)
             self.is_ready = True
+            if is_users(self.name):
+                SPARE.start_next(self._loading_worker)
         return self.worker
+
+    def _make_ready(self, worker: "Worker") -> None:
+        deadline = time.monotonic() + self.start_limit
+        worker.load(self.loading, deadline)
+        match worker.channel.receive(deadline):
+            case {"kind": "ready"}:
+                pass
+            case {"kind": "unable", "message": str(message)}:
+                raise Unable(message)
+            case _:
+                raise WireError("the first message must be 'ready'")
+        opening = {what: self.opening[what] for what in ("model", "settings")}
+        worker.channel.send(opening, deadline)
 
     def _end(self) -> tuple[str, ...]:
         """Kill the worker and return its last words."""
@@ -251,7 +285,15 @@ class Worker(EngineProcess):
             forked = None if python or users else forked_worker(theirs)
             process, log = forked or started_worker(theirs, python)
         self.channel = Channel(ours)
+        self.is_loading = False
         super().__init__(process, log, self.channel)
+
+    def load(self, loading: Mapping[str, Any], deadline: float) -> None:
+        """Once; a process that has ended already says so when it is asked."""
+        if not self.is_loading:
+            self.is_loading = True
+            with suppress(Closed):
+                self.channel.send(loading, deadline)
 
 
 def started_worker(theirs: socket.socket, python: Path | None) -> tuple[Process, IO[bytes]]:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from lockstep.harness.asking.session import Session, in_words
 from lockstep.harness.foreign import building
 from lockstep.harness.processes import limits
 from lockstep.harness.processes.engine_process import EngineProcess, keep_tail, of_memory
+from lockstep.harness.processes.spare import SPARE
 from lockstep.harness.processes.variables import NO_BACKTRACE
 from lockstep.harness.processes.wire import Closed, WireError
 from lockstep.harness.protocol.frames import PIECE, Message, NoJson, Pipe, head_of, wait_for
@@ -236,12 +238,14 @@ class ProgramSession(Session):
 
     def started(self, deadline: float) -> "EngineProgram":
         if self.program is None:
-            self.program = EngineProgram(self.command, self.memory_limit)
+            begin = partial(EngineProgram, self.command, self.memory_limit)
+            self.program = SPARE.take((self.command, self.memory_limit), begin)
             model = None if self.model is None else str(self.model.resolve())
             answer = self.program.exchange(start(model, self.settings), deadline)
             if outcome := self.no_answer(answer):
                 raise NotStarted(outcome)
             self.said = introduction(self.name, self.settings, answer)
+            SPARE.start_next(begin)
         return self.program
 
     def end(self) -> tuple[str, ...]:

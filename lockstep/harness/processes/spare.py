@@ -1,0 +1,80 @@
+"""The next process of an engine, started while the one before it is still at work.
+
+Of each model that is made of a user's, an engine gets a process of its own. One in Python first
+loads Python, numpy and the user's module: most of a second, several with torch. From the second on
+the next has loaded by the time it is wanted; it has seen no model, and answers one session alone.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from threading import current_thread, main_thread
+from typing import TypeVar, cast
+
+from lockstep.harness.processes.engine_process import EngineProcess, has_ended
+
+P = TypeVar("P", bound=EngineProcess)
+
+
+class Spare:
+    """At most one process, of this process and thread: a fork has none, and one that another
+    thread had started would die with it. kept: whether any is started ahead."""
+
+    def __init__(self) -> None:
+        self.kept = 0
+        self.forget()
+
+    def forget(self) -> None:
+        self.owner = os.getpid()
+        self.key: Hashable = None
+        self.is_second = False  # or a later one with this key
+        self.waiting: EngineProcess | None = None
+
+    def take(self, key: Hashable, start: Callable[[], P]) -> P:
+        """One that was started ahead with the same key, in the same surroundings, or a new one."""
+        if not self.is_ours():
+            return start()
+        key = key, surroundings()
+        found = cast(P | None, self.waiting) if key == self.key else None
+        if found is None or has_ended(found.process):
+            self.end()
+            found = start()
+        self.is_second, self.key, self.waiting = key == self.key, key, None
+        return found
+
+    def start_next(self, start: Callable[[], EngineProcess]) -> None:
+        """Once what was taken last has loaded: they do not wait for each other. Who was opened
+        twice is opened again, and nobody else."""
+        if self.is_ours() and self.is_second and self.waiting is None:
+            with suppress(OSError):  # no more processes: it is started when it is wanted
+                self.waiting = start()
+
+    def is_ours(self) -> bool:
+        if self.owner != os.getpid():
+            self.forget()
+        return self.kept > 0 and current_thread() is main_thread()
+
+    def end(self) -> None:
+        if self.waiting is not None and self.owner == os.getpid():
+            self.waiting.kill()
+        self.waiting = None
+
+    @contextmanager
+    def keep(self) -> Iterator[None]:
+        """In here processes are started ahead."""
+        self.kept += 1
+        try:
+            yield
+        finally:
+            self.kept -= 1
+            self.end()
+            self.forget()
+
+
+SPARE = Spare()
+
+
+def surroundings() -> tuple[Hashable, ...]:
+    """What a process gets of this one when it is started."""
+    return os.getcwd(), tuple(sys.path), frozenset(os.environ.items())
