@@ -73,5 +73,5 @@ def test_limits_that_are_asked_for_accuse_nobody(limits: bool, qwen3: Recorded) 
     measured = [f for f in found if f.measured and " ops" in f.op]
     assert measured
     assert all("twice the worst error" in f.reason and ALONE not in f.reason for f in measured)
-    assert closest(measured).startswith("closest to its limit")
+    assert closest(measured).startswith("none beyond its limit")
     assert all(f.measured for f in found) or not limits

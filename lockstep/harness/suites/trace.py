@@ -43,7 +43,7 @@ class TraceSuite(TensorSuite, name="trace"):
         yield context.verdict(
             "trace",
             "agreed",
-            f"{found.rest}; {closest([f for f in fine if f.measured])}",
+            f"{found.rest}; of these {closest([f for f in fine if f.measured])}",
             {"sites": len(found.all), "agreed": len(fine), "by_node": by_node(found)},
         )
 
@@ -51,9 +51,10 @@ class TraceSuite(TensorSuite, name="trace"):
 def closest(findings: Sequence[SiteFinding]) -> str:
     """Of those whose limits are known."""
     if not findings:
-        return "all within what the last of their ops alone may be off"
+        return "all are within what the last of their ops alone may be off"
     tightest = max(findings, key=share)
-    return f"closest to its limit: {site_name(tightest.site)} at {share(tightest):.0%}"
+    of_it = f"{share(tightest):.0%} of it"
+    return f"none beyond its limit, {site_name(tightest.site)} closest ({of_it})"
 
 
 def unmapped(context: Context) -> Iterator[Verdict]:
