@@ -160,9 +160,10 @@ def body_of(reply: HTTPResponse, most: int, *, whole: bool) -> bytes:
 
 
 def json_of(raw: bytes) -> Any:
-    """NaN and infinities, which some servers write, are numbers here: who asks looks at them."""
+    """NaN and infinities, which some servers write, are numbers here: who asks looks at them. A
+    byte order mark, as libraries of .NET write one, may be ignored (RFC 8259)."""
     try:
-        return json.loads(raw.decode())
+        return json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         start = repr(raw[:80]) + ("..." if len(raw) > 80 else "")
         raise WireError(f"expected JSON, got {start}: {error}") from error

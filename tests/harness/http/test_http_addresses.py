@@ -19,6 +19,7 @@ from lockstep.harness.http import client
 from lockstep.harness.http import session as asking
 from lockstep.harness.http.client import address_of
 from lockstep.harness.http.session import AGAIN_SECONDS, HttpSession, is_address, preset_for
+from lockstep.harness.processes.wire import WireError
 from lockstep.harness.records import EXACT, Answered, Verdict
 from tests.fake_server import NATIVE, OPENAI, Busy, serving
 from tests.harness.check.test_check import plan_for, verdicts_of
@@ -204,3 +205,9 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 def test_pages_of_a_native_server_are_all_that_is_asked_of_it() -> None:
     assert NATIVE.isdisjoint(OPENAI - {"/v1/models"})
+
+
+def test_a_byte_order_mark_before_an_answer_is_ignored() -> None:
+    assert client.json_of(b'\xef\xbb\xbf{"tokens":[1,2]}') == {"tokens": [1, 2]}
+    with pytest.raises(WireError, match="expected JSON"):
+        client.json_of(b'\xff\xfe{"tokens":[1,2]}')
