@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
@@ -16,7 +17,8 @@ from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox.few_tokens import FewTokens, cut, few_tokens_of
-from lockstep.harness.blackbox.in_halves import why_off
+from lockstep.harness.blackbox.in_halves import Kept, why_off
+from lockstep.harness.blackbox.kept_bits import kept_in, run_alone
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
 from lockstep.harness.blackbox.slices import (
@@ -43,7 +45,15 @@ from lockstep.harness.dumps.dump import folder_of
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.graph.program import Graph
 from lockstep.harness.http.session import is_address
-from lockstep.harness.records import REFUSED, EngineInfo, Request, Settings, Status, Verdict
+from lockstep.harness.records import (
+    REFUSED,
+    EngineInfo,
+    Evaluation,
+    Request,
+    Settings,
+    Status,
+    Verdict,
+)
 from lockstep.harness.suites.logits import compared
 from lockstep.harness.suites.parts.one_batch import with_one_batch
 from lockstep.harness.synth.twin import KEPT
@@ -164,16 +174,28 @@ class SliceAsker:
         except BadInput as error:
             return SliceAnswer(status="not-compared", summary=str(error))
         try:
-            found = verdicts_of(opened, given, whole=plan is self.plan, made_in_f32=self.makes_f32)
+            found = verdicts_of(opened, given, whole=plan is self.plan, kept=self.kept)
             answer = worst_of(found, plan.oracle)
             return replace(answer, engines=opened.engines)
         finally:
             opened.close()
 
+    @property
+    def kept(self) -> Kept | None:
+        """None: no model is made in F32 of another type."""
+        return (lambda: self.halves) if holds_quantised(self.file) else None
+
     @cached_property
-    def makes_f32(self) -> bool:
-        """Of weights that are something else."""
-        return holds_quantised(self.file)
+    def halves(self) -> str | None:
+        """Whether the engine tells numbers apart that halves do not. None: it cannot be told."""
+        with suppress(NoAnswer, BadInput, EngineError):
+            return kept_in(self.file, self.layers_to_load, self.run_on)
+        return None
+
+    def run_on(self, recipe: Recipe) -> Evaluation:
+        path = self.folder / "bits.gguf"  # others may be open
+        rewrite(self.file, self.with_few_tokens(self.file, recipe), path)
+        return run_alone(self.open, replace(self.plan, model=path, subject_model=path))
 
     # --- what a layer is by its number --------------------------------------------------------
 
@@ -292,13 +314,13 @@ def why_not_asked(
 
 
 def verdicts_of(
-    opened: Opened, given: Sequence[Batch], *, whole: bool = False, made_in_f32: bool = False
+    opened: Opened, given: Sequence[Batch], *, whole: bool = False, kept: Kept | None = None
 ) -> list[Verdict]:
     """As of `logits_of`, or of lists or tokens."""
     context = replace(opened.context, given=tuple(given))
     levels = context.subject_info.levels
     if levels is None or "logits" in levels:
-        return [logits_of(context, whole=whole, made_in_f32=made_in_f32)]
+        return [logits_of(context, whole=whole, kept=kept)]
     if given:
         text = "no single tokens can be given to an engine that shows no logits"
         return [context.verdict(SUITE, "not-applicable", text)]
@@ -312,10 +334,10 @@ class NotSteady(Exception):
     """An engine whose own runs differ by more than is allowed: no place is at fault."""
 
 
-def logits_of(context: Context, *, whole: bool, made_in_f32: bool) -> Verdict:
+def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
     """Raises NotSteady, which one more run shows of a difference: a bisection meets many. whole:
-    the user's own model, of which it is said as well which batches differ; made_in_f32: weights
-    that were something else in the user's."""
+    the user's own model, of which it is said as well which batches differ; kept: of a model that is
+    made in F32 of another type."""
     request = Request(batches=context.batches)
     try:
         expected, actual = context.ask_both("evaluate", request)
@@ -326,9 +348,11 @@ def logits_of(context: Context, *, whole: bool, made_in_f32: bool) -> Verdict:
             raise NotSteady(f"{context.subject.name} is not deterministic: {shaky}")
         if whole:
             return with_one_batch(context, context.batches, found, expected, actual)
-        differs = found.status == "diverged" and made_in_f32
-        if differs and (why := why_off(context, expected, actual)):
-            return context.verdict(SUITE, "not-compared", why)
+        if found.status == "diverged" and kept is not None:
+            detail = found.detail
+            allowed = detail["allowed_relative"] * detail["largest_logit"]
+            if why := why_off(context, expected, actual, allowed, kept):
+                return context.verdict(SUITE, "not-compared", why)
         return found
     except NoAnswer as error:
         return unanswered(SUITE, context, error)

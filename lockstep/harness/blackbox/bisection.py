@@ -118,8 +118,10 @@ def bisect_steady(asker: SliceAsker) -> BlackBoxBisection:
     else:
         rows += of_layers(asker, n)
     halves = any(HALVES in row.answer.summary for row in rows)
-    hidden = NOT_WEIGHTS if halves else NO_LENS if rows[0].answer.differs else ""
-    lenses, unseen = ([], [hidden]) if hidden else look(asker)
+    lenses, unseen = ([], [NO_LENS]) if rows[0].answer.differs else look(asker)
+    if halves:  # what is far off is seen
+        lenses = [each for each in lenses if each.answer.differs]
+        unseen = [NOT_WEIGHTS, *unseen]
     asker.progress("the whole model")
     whole = asker.answered(asker.plan)
     answers = [*(row.answer for row in rows), *(look.answer for look in lenses)]

@@ -33,7 +33,7 @@ from lockstep.harness.blackbox.bisection import (
     questions_besides,
     without_layers,
 )
-from lockstep.harness.blackbox.in_halves import HALVES, NOT_WEIGHTS
+from lockstep.harness.blackbox.in_halves import HALVES
 from lockstep.harness.blackbox.layers import as_it_is, of_layer
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
@@ -87,9 +87,7 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     of_the_graph = list(of_graph(asker, context))
     yield from of_the_graph
-    if any(HALVES in verdict.summary for verdict in of_the_graph):
-        yield context.verdict(SUITE, "not-applicable", f"not seen: {NOT_WEIGHTS}")
-        return
+    halves = any(HALVES in verdict.summary for verdict in of_the_graph)
     wrong = any(verdict.status == "diverged" for verdict in of_the_graph)
     if is_quantised(asker):
         of_one_file = asker.subject_file is asker.file  # else it may be that which differs
@@ -97,7 +95,7 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
             yield context.verdict(SUITE, "not-applicable", f"not seen: {NO_LENS}")
         else:
             yield from of_weights(asker, context)
-    if not wrong:
+    if not wrong and not halves:
         yield from of_places(asker, context)  # which have a fault of the graph as well
 
 

@@ -144,7 +144,7 @@ def of_run(opened: Opened, asker: SliceAsker) -> SliceAnswer:
     oracle = asker.plan.oracle
     if opened.context.embeddings:
         return worst_of(list(run_suites(opened.context, ("embeddings",))), oracle)
-    return worst_of(verdicts_of(opened, (), made_in_f32=asker.makes_f32), oracle)
+    return worst_of(verdicts_of(opened, (), kept=asker.kept), oracle)
 
 
 def open_shown(

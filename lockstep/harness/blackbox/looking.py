@@ -1,24 +1,30 @@
 """Looks at the weights of both engines through lenses."""
 
 from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.near import U
 from lockstep.engine.quants.base import F32
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unanswered
 from lockstep.harness.blackbox.behind_the_head import hidden_by
+from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS, Kept
 from lockstep.harness.blackbox.lens import Lens
 from lockstep.harness.blackbox.lenses import expected_of, lenses_of, recipe_of, shortened
 from lockstep.harness.blackbox.wide_lenses import is_wide
 from lockstep.harness.check.check import BadInput, Opened
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.judging.stored import ROUNDED, half_step, looks_like
 from lockstep.harness.records import Request
 
+More = Callable[[F32, NDArray[np.float64]], NDArray[np.float64]]
 AS_A_HEAD = "every matrix is wrong in the place of the head: perhaps the head's product alone is"
 
 
@@ -32,6 +38,7 @@ class SeenThroughLens:
     kind: str = ""  # of the first that is off
     logits: int = 0
     hidden: int = 0  # of these, by a cap
+    stored: set[str] = field(default_factory=set)  # what those of each run are numbers of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +88,7 @@ def through_once(asker: SliceAsker, lens: Lens) -> Looked:
     except (BadInput, Unsupported) as error:
         return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=str(error)))
     try:
-        return judged(opened, asker.file, lens)
+        return judged(opened, asker.file, lens, lambda: asker.halves)
     except NoAnswer as error:
         return Looked(lens=lens, answer=left_unanswered(error, asker.plan.oracle))
     except EngineError as error:
@@ -90,8 +97,9 @@ def through_once(asker: SliceAsker, lens: Lens) -> Looked:
         opened.close()
 
 
-def judged(opened: Opened, file: GgufFile, lens: Lens) -> Looked:
-    """Both against what the bytes of the oracle's file mean."""
+def judged(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked:
+    """Both against what the bytes of the oracle's file mean. kept: in which halves the engine under
+    test computes."""
     context = opened.context
     levels = context.subject_info.levels
     if levels is not None and "logits" not in levels:
@@ -101,6 +109,10 @@ def judged(opened: Opened, file: GgufFile, lens: Lens) -> Looked:
     if oracle.wrong:
         text = f"{context.oracle.name} does more to logits than a product: {oracle.sentence}"
         return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
+    if subject.wrong and (more := allowed_in_halves(subject.stored, kept, lens)):
+        _, subject = seen_by_both(context, file, lens, more)
+        if not subject.wrong:
+            return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=NOT_WEIGHTS))
     if not subject.wrong and subject.hidden:
         text = f"the cap of logits, {lens.cap:g}, hides {subject.hidden:,} of {subject.logits:,}"
         return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
@@ -117,16 +129,35 @@ def judged(opened: Opened, file: GgufFile, lens: Lens) -> Looked:
     return Looked(lens=lens, answer=answer, tensors=tensors)
 
 
+def allowed_in_halves(stored: Collection[str], kept: Kept, lens: Lens) -> More | None:
+    """Of who computes in halves: as many roundings, each of these. Of who rounds logits to them and
+    nothing else: half a step. None: of others. stored: what the logits of each run are numbers of,
+    "" of F32."""
+    shown = "" if "" in stored else "F16" if "F16" in stored else "BF16"
+    proven = kept()
+    if proven == "":
+        return (lambda got, allowed: allowed + half_step(got, shown)) if shown else None
+    if not (kind := proven or shown):
+        return None
+    bits, smallest = ROUNDED[kind]
+    times, least = 2.0 ** -(bits + 1) / U, 2 * lens.hot * 2.0**smallest  # of weights and products
+    return lambda got, allowed: times * allowed + least * abs(lens.scale)
+
+
 def seen_by_both(
-    context: Context, file: GgufFile, lens: Lens
+    context: Context, file: GgufFile, lens: Lens, more: More | None = None
 ) -> tuple[SeenThroughLens, SeenThroughLens]:
+    """more: of what is allowed, what the engine under test is."""
     both = SeenThroughLens(), SeenThroughLens()
     for batch, inputs in lens.batches:
         runs = context.ask_both("evaluate", Request(batches=(batch,)))
         expected = list(expected_of(file, lens, inputs, context.lanes))
         for seen, run in zip(both, runs, strict=True):
+            seen.stored.add(looks_like(run.logits))
             for rows, value, allowed in expected:
-                hold(seen, lens, rows, value, run.logits[0][:, rows], allowed)
+                got = run.logits[0][:, rows]
+                limit = allowed if more is None or seen is both[0] else more(got, allowed)
+                hold(seen, lens, rows, value, got, limit)
     return both
 
 

@@ -136,7 +136,7 @@ def bisected_on(asker: SliceAsker, plan: Plan) -> Bisection | None:
     opened = asker.open(plan)
     try:
         found = bisect_run(opened.context)
-        if not found.culprits or computes_in_halves(opened.context):
+        if not found.culprits or computes_in_halves(opened.context, lambda: asker.halves):
             return None
         return replace(found, asked=OF_TWIN)
     finally:

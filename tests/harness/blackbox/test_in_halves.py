@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import Bisection
 from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS
+from lockstep.harness.blackbox.parts import OUTPUT
 from lockstep.harness.judging.conversions import in_bf16, in_halves
+from lockstep.harness.mutants.parts.changed import as_weight, change_weights, ops_with
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
 from lockstep.harness.runs.run import bisect_one
-from tests.black_boxes import bisected, with_made_models
+from tests.black_boxes import asker_of, bisected, with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import written
 from tests.quiet_engines import showing
@@ -45,8 +48,33 @@ class BF16Ops(F16Ops):
     keep = staticmethod(in_bf16)
 
 
+class HeadInF32(BF16Ops):
+    def linear(self, x: F32, weight: Weight) -> F32:
+        ops = Mirror() if weight.name == OUTPUT else super()
+        return ops.linear(x, weight)
+
+
 class WrongOps(F16Ops):
     more = 1.25
+
+
+def in_bf16_if_a_matrix(get: Callable[[str], Weight], name: str) -> Weight:
+    weight = get(name)
+    if len(weight.shape) < 2 or weight.format.__name__ != "F32":
+        return weight
+    return as_weight(weight, in_bf16(values_of(weight)).astype(np.float32))
+
+
+def swapped_if_quantised(get: Callable[[str], Weight], name: str) -> Weight:
+    weight = get(name)
+    if weight.format.__name__ == "F32":
+        return weight
+    values = values_of(weight)
+    return as_weight(weight, values.reshape(-1, 2)[:, ::-1].reshape(values.shape))
+
+
+def values_of(weight: Weight) -> F32:
+    return weight.values().reshape(weight.shape)
 
 
 class InF16(Reference, name="in halves: F16"):
@@ -70,6 +98,50 @@ class WrongInF16(InF16, name="in halves: F16, and wrong"):
     ops = WrongOps
 
 
+class LogitsInF32(InF16, name="in halves: BF16, but for the product of the head"):
+    """Its logits are no numbers of BF16."""
+
+    ops = HeadInF32
+
+
+class WeightsInBF16(InF16, name="in halves: weights alone are kept in BF16"):
+    """As who converts what is quantised, and F32 as well."""
+
+    ops = Mirror
+
+    def make_model(self) -> Model:
+        model = super().make_model()
+        change_weights(model, in_bf16_if_a_matrix)
+        return model
+
+
+class RoundsLogits(InF16, name="in halves: logits, and nothing else"):
+    ops = Mirror
+
+    def evaluate(self, request: Request) -> Evaluation:
+        found = super().evaluate(request)
+        return replace(found, logits=tuple(in_bf16(x).astype(np.float32) for x in found.logits))
+
+
+class RoundsLogitsAndIsWrong(RoundsLogits, name="in halves: logits, and rope is wrong"):
+    ops = ops_with(
+        rope=lambda ops, x, at, p: Mirror.rope(ops, x, at, replace(p, base=1.1 * p.base))
+    )
+
+
+class SwapsCodes(InF16, name="in halves: F16, and weights of Q4_0 stand in each other's places"):
+    def make_model(self) -> Model:
+        model = super().make_model()
+        change_weights(model, swapped_if_quantised)
+        return model
+
+
+class AlwaysTheSame(InF16, name="in halves: one for each logit, whatever it is asked"):
+    def evaluate(self, request: Request) -> Evaluation:
+        found = super().evaluate(request)
+        return replace(found, logits=tuple(map(np.ones_like, found.logits)))
+
+
 class LayersInF16(InF16, name="in halves: F16, ends of layers shown"):
     def describe(self) -> EngineInfo:
         return replace(Reference.describe(self), shows=("l_out",))
@@ -88,13 +160,22 @@ def verdicts(model: Path, engine: str) -> list[Verdict]:
     return with_made_models(plan_for(model, suites=("logits", "black-box"), **more))
 
 
+def of_twin(found: list[Verdict]) -> Verdict:
+    (twin,) = [each for each in found if each.summary.startswith("the F32 twin: ")]
+    return twin
+
+
+def through_lenses(found: list[Verdict]) -> list[Verdict]:
+    return [each for each in found if each.summary.startswith("a lens of ")]
+
+
 @pytest.mark.parametrize(("engine", "kind"), [(InF16.name, "F16"), (InBF16.name, "BF16")])
 def test_who_computes_in_halves_is_not_accused_on_a_model_in_f32(
     engine: str, kind: str, model: Path
 ) -> None:
     found = verdicts(model, engine)
     assert not [each.summary for each in found if each.status == "diverged"]
-    (twin,) = [each for each in found if each.summary.startswith("the F32 twin: ")]
+    twin = of_twin(found)
     assert twin.status == "not-applicable"
     assert f"all its logits are numbers of {kind}" in twin.summary
     assert "smaller faults are not seen on it" in twin.summary
@@ -102,8 +183,66 @@ def test_who_computes_in_halves_is_not_accused_on_a_model_in_f32(
 
 def test_a_fault_that_is_larger_than_halves_make_is_seen(model: Path) -> None:
     found = verdicts(model, WrongInF16.name)
-    (twin,) = [each for each in found if each.summary.startswith("the F32 twin: ")]
-    assert twin.status == "diverged"
+    assert of_twin(found).status == "diverged"
+
+
+@pytest.mark.parametrize("engine", [LogitsInF32.name, WeightsInBF16.name])
+def test_nor_is_who_shows_no_halves_and_does_not_tell_apart_what_they_do_not(
+    engine: str, model: Path
+) -> None:
+    found = verdicts(model, engine)
+    assert not [each.summary for each in found if each.status == "diverged"]
+    assert "tells no numbers apart that are the same in BF16" in of_twin(found).summary
+
+
+def test_who_rounds_logits_alone_is_held_to_half_a_step(model: Path) -> None:
+    """What a wrong base of rope does was less than what an engine may be off by that computes in
+    BF16, and excused."""
+    honest, wrong = verdicts(model, RoundsLogits.name), verdicts(model, RoundsLogitsAndIsWrong.name)
+    assert not [each.summary for each in honest if each.status == "diverged"]
+    assert "than rounding them to such makes" in of_twin(honest).summary
+    assert of_twin(wrong).status == "diverged"
+
+
+@pytest.mark.parametrize("engine", [WrongInF16.name, RoundsLogitsAndIsWrong.name])
+def test_no_weights_are_blamed_of_who_is_wrong_elsewhere(engine: str, model: Path) -> None:
+    """Every matrix was, by what rounding to halves makes of its sums."""
+    found = verdicts(model, engine)
+    assert of_twin(found).status == "diverged"
+    assert not through_lenses(found)
+    assert any(NOT_WEIGHTS in each.summary for each in found)
+
+
+def test_weights_that_are_far_off_are_seen_in_halves(model: Path) -> None:
+    """No lens was looked through, as if halves hid all."""
+    found = verdicts(model, SwapsCodes.name)
+    assert of_twin(found).status == "not-applicable"
+    assert through_lenses(found)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kept"),
+    [
+        (InF16.name, "F16"),
+        (InBF16.name, "BF16"),
+        (LogitsInF32.name, "BF16"),
+        (WeightsInBF16.name, "BF16"),
+        (RoundsLogits.name, ""),
+        (AlwaysTheSame.name, ""),
+        ("reference", ""),
+    ],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_engine_is_asked_in_what_it_keeps_numbers(
+    engine: str, kept: str, tied: bool, tmp_path: Path
+) -> None:
+    """Also where its head is the table of embeddings."""
+    model = written(tmp_path, quant="Q4_0", tied=tied)
+    asker = asker_of(model, tmp_path / "made", engine=engine, oracle="llama.cpp")
+    try:
+        assert asker.halves == kept
+    finally:
+        asker.close()
 
 
 def test_bisect_names_no_place_on_the_twin_of_who_computes_in_halves(model: Path) -> None:

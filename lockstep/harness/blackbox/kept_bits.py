@@ -1,0 +1,82 @@
+"""Whether an engine tells numbers apart that are the same in F16 or BF16.
+
+It is asked on a few layers in F32 whose embeddings are powers of two, and on the same with every
+other a little larger, by less than half a step of F16; then so of matrices. Who keeps them in
+halves answers with the same bits: it has rounded that away. Who rounds nothing but its logits does
+not: of thousands some are rounded otherwise.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+import numpy as np
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.quants.base import F32
+from lockstep.harness.blackbox.changes import Change
+from lockstep.harness.blackbox.parts import EMBEDDING
+from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.blackbox.slices import IN_A_LAYER, first_layers
+from lockstep.harness.check.check import Opened, Plan
+from lockstep.harness.judging.compare import same_bits
+from lockstep.harness.records import Evaluation, Request
+from lockstep.harness.synth.twin import KEPT
+
+# Of a power of two half a step of F16 is 2^-11 of it, and of BF16 2^-8. The first leaves room for
+# who multiplies embeddings by their scale before rounding; the second is between both; the last
+# nobody rounds away who reads them.
+LITTLE, MORE_THAN_F16, MORE_THAN_BF16 = 2.0**-16, 2.0**-9, 2.0**-6
+EACH = 4  # of so many tokens one keeps its embedding: its logit tells, whatever the head's rows are
+Run = Callable[[Recipe], Evaluation]  # of the engine under test on such a model
+NORM_BEHIND = "token_embd_norm.weight"  # which may be computed before anything is rounded
+
+
+def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
+    """ "F16" or "BF16"; "": it tells apart what they do not; None: that cannot be told. Raises
+    NoAnswer, EngineError. layers: of how many first ones there is a model."""
+    names = first_layers(file, layers).names
+    inside = [n for n in names if IN_A_LAYER.fullmatch(n) and file.tensors[n].type.name not in KEPT]
+
+    def asked(some: Collection[str], more: float) -> F32:
+        changes = dict.fromkeys(some, to_powers_of_two(more, but=EACH * (EMBEDDING in some)))
+        recipe = replace(first_layers(file, layers), stored=frozenset(), changes=changes)
+        return np.concatenate(run(recipe).logits)[:, EACH - 1 :: EACH]
+
+    unsteady = False
+    for some in ([EMBEDDING], inside):
+        first = asked(some, 0.0)
+        if same_bits(first, asked(some, LITTLE)):
+            if same_bits(first, asked(some, MORE_THAN_BF16)):
+                return ""  # they do not matter to it
+            return "BF16" if same_bits(first, asked(some, MORE_THAN_F16)) else "F16"
+        unsteady = unsteady or not same_bits(first, asked(some, 0.0))
+    return None if unsteady or NORM_BEHIND in names else ""
+
+
+def to_powers_of_two(more: float, but: int = 0) -> Change:
+    """more: by so much of itself every other column is larger; but: not of the last of so many
+    rows; 0: of all."""
+
+    def change(rows: F32, start: int) -> F32:
+        with np.errstate(divide="ignore"):
+            found = np.sign(rows) * np.exp2(np.rint(np.log2(np.abs(rows))))
+        numbers = start + np.arange(len(rows))
+        larger = (numbers % but != but - 1) if but else np.ones(len(rows), bool)
+        found[np.ix_(larger, np.arange(1, rows.shape[1], 2))] *= 1 + more
+        return found.astype(np.float32)
+
+    return change
+
+
+def run_alone(opening: Callable[[Plan], Opened], plan: Plan) -> Evaluation:
+    """The usual run of the engine under test; the plan's model is removed."""
+    try:
+        opened = opening(plan)
+        try:
+            request = Request(batches=opened.context.batches)
+            found: Evaluation = opened.context.ask(opened.context.subject, "evaluate", request)
+            return found
+        finally:
+            opened.close()
+    finally:
+        plan.model.unlink()
