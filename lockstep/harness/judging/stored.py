@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32
+from lockstep.harness.records import Site
 
 # significant bits behind the first, and the exponent of the smallest number
 ROUNDED = {"F16": (10, -24), "BF16": (7, -133)}
@@ -54,6 +55,14 @@ def looks_like(values: Iterable[NDArray[Any]]) -> str:
         if not kinds:
             return ""
     return kinds[-1] if found else ""
+
+
+def all_in_halves(values: Mapping[Site, NDArray[Any]]) -> dict[Site, str]:
+    """Of numbers that are all of F16 or BF16, each by its name: who shows no others keeps them so.
+    None of any else."""
+    numbers = {name: value for name, value in values.items() if value.dtype.kind == "f"}
+    kind = looks_like(numbers.values())
+    return dict.fromkeys(numbers, kind) if kind else {}
 
 
 def are_numbers_of(value: NDArray[np.float64], kind: str) -> bool:

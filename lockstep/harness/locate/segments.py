@@ -25,8 +25,10 @@ from lockstep.harness.graph.watched import Seen
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.graph.wiring import Wire, wires_of
 from lockstep.harness.judging.compare import largest, worst_distance
+from lockstep.harness.judging.conversions import is_quantised
 from lockstep.harness.judging.findings import Findings, Values
 from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.judging.stored import all_in_halves
 from lockstep.harness.locate.nodes import build_of, recorded, run_through
 from lockstep.harness.locate.other_names import with_other_name
 from lockstep.harness.locate.outputs import outputs_of_graphs
@@ -107,7 +109,10 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
     shown = {**answers, **shown}
     for each in (*others, shown):
         unfit |= misshapen(program, each)
-    stored = {places[s]: kind for s, kind in context.subject.stored.items() if s in places}
+    kinds = context.subject.stored
+    if not kinds and is_quantised(context.file):
+        kinds = all_in_halves(values)
+    stored = {places[s]: kind for s, kind in kinds.items() if s in places}
     lost = {
         place
         for each in (shown, *others)

@@ -40,6 +40,10 @@ class F16Ops(Mirror):
         kept: F32 = self.keep(super().get_rows(weight, ids)).astype(np.float32)
         return kept
 
+    def add(self, a: F32, b: F32) -> F32:
+        kept: F32 = self.keep(super().add(a, b)).astype(np.float32)
+        return kept
+
     def swiglu(self, gate: F32, up: F32) -> F32:
         return super().swiglu(gate, up) * np.float32(self.more)
 
@@ -71,6 +75,10 @@ def swapped_if_quantised(get: Callable[[str], Weight], name: str) -> Weight:
         return weight
     values = values_of(weight)
     return as_weight(weight, values.reshape(-1, 2)[:, ::-1].reshape(values.shape))
+
+
+def larger(weight: Weight) -> Weight:
+    return as_weight(weight, values_of(weight) * np.float32(1.25))
 
 
 def values_of(weight: Weight) -> F32:
@@ -143,11 +151,20 @@ class AlwaysTheSame(InF16, name="in halves: one for each logit, whatever it is a
 
 
 class LayersInF16(InF16, name="in halves: F16, ends of layers shown"):
+    shown: ClassVar[tuple[str, ...]] = ("embd", "l_out")
+
     def describe(self) -> EngineInfo:
-        return replace(Reference.describe(self), shows=("l_out",))
+        return replace(Reference.describe(self), shows=self.shown)
 
     def evaluate(self, request: Request) -> Evaluation:
-        return showing(Reference.evaluate(self, request), ("l_out",))
+        return showing(Reference.evaluate(self, request), self.shown)
+
+
+class WrongHeadInF16(LayersInF16, name="in halves: F16, ends of layers shown, the head is wrong"):
+    def make_model(self) -> Model:
+        model = super().make_model()
+        change_weights(model, lambda get, name: larger(get(name)) if name == OUTPUT else get(name))
+        return model
 
 
 @pytest.fixture
@@ -245,12 +262,20 @@ def test_an_engine_is_asked_in_what_it_keeps_numbers(
         asker.close()
 
 
-def test_bisect_names_no_place_on_the_twin_of_who_computes_in_halves(model: Path) -> None:
-    plan = plan_for(model, engine=LayersInF16.name, oracle="llama.cpp", n_tokens=16, n_steps=2)
+@pytest.mark.parametrize(
+    ("engine", "places"),
+    [(LayersInF16.name, []), (WrongHeadInF16.name, ["result_output"])],
+)
+def test_bisect_names_what_is_wrong_of_who_computes_in_halves_and_nothing_else(
+    engine: str, places: list[str], model: Path
+) -> None:
+    """Embeddings that are rounded to F16 were no copy, and on the twin each layer was wrong."""
+    plan = plan_for(model, engine=engine, oracle="llama.cpp", n_tokens=16, n_steps=2)
     said: list[Any] = []
     bisect_one(plan, said.append)
     assert isinstance(said[-1], Bisection)
-    assert (said[-1].culprits, said[-1].exit_code) == ((), 0)
+    assert [each.site.name for each in said[-1].culprits] == places
+    assert said[-1].exit_code == len(places)
 
 
 def test_no_weight_is_blamed_by_black_box_for_what_halves_make_of_logits(
