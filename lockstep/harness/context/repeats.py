@@ -15,6 +15,9 @@ from lockstep.harness.records import Answered, Evaluation, Outcome, Request, Sit
 
 MORE = 7  # runs where something differs: a coin that is off is met in 127 of 128 cases
 AGAIN = 3  # of whole texts
+IN_A_ROW = (
+    3  # runs of an engine started anew: that a race gives all of them twice alike is no chance
+)
 # times: what is left of a run fades, and each later one begins with a little else; a race is as far
 # from itself as from the first run
 FAR = 32
@@ -30,6 +33,12 @@ class Unsteady:
     site: Site | None  # of it, where tensors are shown
     apart: float  # the farthest logits, of the largest
     first_alone: bool = False  # all the others are alike, or nearly: no race makes that
+    # started anew it gives other bits from run to run, and the same ones at each start
+    by_history: bool = False
+
+    @property
+    def left_over(self) -> bool:
+        return self.first_alone or self.by_history
 
     def __str__(self) -> str:
         text = (
@@ -40,6 +49,12 @@ class Unsteady:
             text += (
                 f"; those {self.differ} are alike, and the first alone is another: no race, but "
                 f"what an earlier run left behind, and is not cleared"
+            )
+        elif self.by_history:
+            text += (
+                f"; each time it is started anew its first {IN_A_ROW} runs give the same bits as "
+                f"after the last start, so no race, but what an earlier run left behind, and is "
+                f"not cleared"
             )
         return text
 
@@ -73,14 +88,35 @@ def unsteady(
         return None
     size = max(map(largest, first.logits), default=0.0) or 1.0
     _, words, site = min(places, key=lambda place: place[0])
+    always = runs > 1 and len(places) == runs
+    alone = always and spread <= apart / FAR
     return Unsteady(
         differ=len(places),
         runs=runs,
         place=words,
         site=site,
         apart=apart / size,
-        first_alone=runs > 1 and len(places) == runs and spread <= apart / FAR,
+        first_alone=alone,
+        by_history=always and not alone and goes_by_history(session, request),
     )
+
+
+def goes_by_history(session: Session, request: Request) -> bool:
+    """Whether runs that differ among each other are the same ones after each start: they go by what
+    was asked before, as a state that fades slowly does. Of a server, which nobody starts anew, that
+    is not seen."""
+    one, other = (fresh_runs(session, request) for _ in range(2))
+    if one is None or other is None or first_difference(one[0], one[-1]) is None:
+        return False
+    return not any(first_difference(a, b) for a, b in zip(one, other, strict=True))
+
+
+def fresh_runs(session: Session, request: Request) -> list[Evaluation] | None:
+    """The first that it makes; None: it does not answer."""
+    session.close()
+    outcomes = [session.ask("evaluate", request) for _ in range(IN_A_ROW)]
+    runs = [outcome.value for outcome in outcomes if isinstance(outcome, Answered)]
+    return runs if len(runs) == IN_A_ROW else None
 
 
 def farthest(a: Evaluation, b: Evaluation) -> float:
@@ -110,7 +146,7 @@ def not_deterministic(context: Context, suite: str, found: Unsteady) -> Verdict:
     text = f"{context.subject.name} is not deterministic: {found}"
     detail: dict[str, Any] = {"at_fault": "subject", "kind": "not-deterministic"}
     detail |= {"place": found.place, "differ": found.differ, "runs": found.runs}
-    detail |= {"first_alone": found.first_alone}
+    detail |= {"first_alone": found.first_alone, "by_history": found.by_history}
     # its size, for a list of what is known
     detail |= {"worst_relative_to_largest_logit": found.apart}
     detail |= {"allowed_relative": 2 * context.noise.relative}

@@ -78,6 +78,14 @@ class Fading(Kept):
         return Mirror.swiglu(self, gate, up + before)
 
 
+class Lasting(Kept):
+    """Each run adds to what is left, which is another after each."""
+
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        before, self.left = self.left, self.left * np.float32(0.75) + np.float32(0.5)
+        return Mirror.swiglu(self, gate, up + before)
+
+
 class Halves(Mirror):
     """A buffer that is read before it is written, every other time."""
 
@@ -94,6 +102,21 @@ class Uncleared(Reference, name="repeats: what is left"):
 
 class NearlyUncleared(Reference, name="repeats: what is left fades"):
     ops = Fading
+
+
+class LongUncleared(Reference, name="repeats: what is left lasts"):
+    ops = Lasting
+
+
+class Always(Racing, name="repeats: a race in every run"):
+    """To be started anew changes nothing of what threads do."""
+
+    every = 1
+
+    def evaluate(self, request: Request) -> Evaluation:
+        Always.runs += 1
+        self.by = 1e-2 * (Always.runs * 7 % 13 + 1)
+        return super().evaluate(request)
 
 
 class Dice(Reference, name="repeats: dice"):
@@ -147,6 +170,16 @@ def test_what_an_earlier_run_left_is_told_from_a_race(engine: str, model: Path) 
     assert "no race" in shaky.summary
     _, race, _ = verdicts_of(model, Often.name, "logits")
     assert not race.detail["first_alone"]
+    assert "no race" not in race.summary
+
+
+def test_a_state_that_outlasts_many_runs_is_told_from_a_race_by_starting_anew(model: Path) -> None:
+    _, shaky, _ = verdicts_of(model, LongUncleared.name, "logits")
+    assert (shaky.detail["first_alone"], shaky.detail["by_history"]) == (False, True)
+    assert "its first 3 runs give the same bits as after the last start" in shaky.summary
+    _, race, _ = verdicts_of(model, Always.name, "logits")
+    assert race.detail["differ"] == race.detail["runs"]
+    assert not race.detail["by_history"]
     assert "no race" not in race.summary
 
 
