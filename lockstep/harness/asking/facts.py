@@ -14,6 +14,9 @@ from lockstep.harness.answers.base import facts_in
 
 VOCABULARY, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
 POSITIONS = "position_embd.weight"
+# how the names of tensors begin, behind their layer's: of what carries a state from token to token,
+# and of what keeps keys and values of each
+OF_STATES, OF_KEYS = ("ssm_", "shortconv.", "time_mix_"), ("attn_k", "attn_qkv")
 # what we refuse of these is broken; of others llama.cpp takes forms that are none of ours, and says
 # itself what is broken
 IN_EVERY_FORM = ("llama",)
@@ -140,3 +143,13 @@ def our_graph(file: GgufFile, arch: str, kind: str) -> Architecture | str:
         if kind == "model" and file.tensors and arch in IN_EVERY_FORM:
             raise
         return str(error)
+
+
+def what_it_keeps(file: GgufFile) -> str:
+    """Of earlier tokens, in words: what to look at where these alone make a run differ."""
+    stems = [name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.")]
+    keys, states = (any(s.startswith(of) for s in stems) for of in (OF_KEYS, OF_STATES))
+    state = "the state that each sequence carries on (of a scan, of a convolution)"
+    if states and not keys:
+        return state
+    return "positions, mask, cache" + f", or {state}" * states

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.asking.facts import OF_KEYS, OF_STATES
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.changes import zero
 from lockstep.harness.blackbox.naming import (
@@ -47,7 +48,6 @@ from lockstep.harness.blackbox.slices import (
 )
 from lockstep.harness.blackbox.whole import LARGEST_TWIN
 
-OF_STATES, OF_KEYS = ("ssm_", "shortconv.", "time_mix_"), ("attn_k", "attn_qkv")
 RECURRENT = {  # what the names of attention stand for there
     MASK: "what earlier tokens leave: state or convolution",
     LOST: "what earlier tokens leave: state or convolution",

@@ -24,6 +24,7 @@ from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
+from lockstep.harness.synth.small import write_recurrent
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
 
@@ -75,6 +76,14 @@ def test_what_a_second_batch_alone_shows_agrees_in_one_and_it_is_said(
     assert found.detail["at_fault"] == "subject"
     assert ("the same tokens in one batch agree" in found.summary) is agrees
     assert found.detail.get("in_one_batch") == ("agreed" if agrees else None)
+
+
+def test_what_a_second_batch_of_a_recurrent_model_lacks_is_no_mask(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_recurrent(path)
+    first, *_ = verdicts_of(path, "logits", engine="mutant:state-not-carried")
+    assert "gets: the state that each sequence carries on" in first.summary
+    assert "mask" not in first.summary
 
 
 class WrongInRowsOf(Reference, name="test:wrong in so many rows"):

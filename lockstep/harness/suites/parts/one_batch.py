@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.engine.batch import Batch, joined
+from lockstep.harness.asking.facts import what_it_keeps
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
@@ -59,7 +60,7 @@ def by_size_or_place(
     knows. wrong: the number of the first such."""
     n, first = len(batches[wrong]), len(batches[0])
     size = "the kernels for so many rows" if n > 1 else "the kernels for a single row"
-    place = f"what a batch behind the first {first} tokens gets: positions, mask, cache"
+    place = f"what a batch behind the first {first} tokens gets: {what_it_keeps(context.file)}"
     if not wrong:
         return f"so look at what is done with {n} tokens at once: {size}", True
     whole = joined(batches)
