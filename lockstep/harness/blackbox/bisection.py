@@ -52,9 +52,19 @@ from lockstep.harness.blackbox.numbers import (
 )
 from lockstep.harness.blackbox.parts import Maker, larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
+from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import ENDS_OF_HALVES, SCALES, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
-from lockstep.harness.blackbox.whole import TWIN, groups_of, in_f32, is_small_enough, words_of
+from lockstep.harness.blackbox.time_steps import with_large_steps
+from lockstep.harness.blackbox.whole import (
+    SMALL,
+    STEPS,
+    TWIN,
+    groups_of,
+    in_f32,
+    is_small_enough,
+    words_of,
+)
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.locate.locate import LEVELS
@@ -64,10 +74,10 @@ from lockstep.harness.suites.logits import FEWER_LAYERS
 from lockstep.harness.suites.logprobs import THREADS as THREADS_OF_LISTS
 from lockstep.harness.suites.text import THREADS as THREADS_OF_TEXTS
 
-SMALL = "small activations"
 NO_LENS = "weights: lenses show them through the last norm and the head, which differ"
 EPS_OR_SCALE = "eps, or the scale of embeddings"
 EPS = Part(name="eps", words="they differ where the squares of activations are small")
+STEP = Part(name="softplus of the time step", words="they differ where steps are large")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +173,9 @@ def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBo
         wrong = [group for group in groups_of(asker) if words_of(group) in differs]
         if rows := [row for group in wrong for row in guilty_among(asker, group)]:
             return replace(found, rows=(*found.rows, *rows))
-    elif differs - {TWIN}:
-        return replace(found, rows=(*found.rows, *small_layers(asker, n)))
+    elif made := [made for what, made in MADE.items() if what in differs]:
+        rows = [row for each in made for row in layers_made(asker, n, each)]
+        return replace(found, rows=(*found.rows, *rows))
     places, why = see_in_place(asker)
     found = replace(found, places=tuple(places), no_places=why)
     if TWIN in found.in_f32 and not differs and names_one(places):
@@ -229,7 +240,7 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
     small = ask(smaller)
     assert small is not None
     parts = (told_from_scale(asker, EPS),) if small.differs else ()
-    yield LayerRow(layer=None, answer=small, parts=parts, what=SMALL)
+    yield LayerRow(layer=None, answer=small, parts=parts, what=MADE[SMALL].words)
 
 
 def without_layers(asker: SliceAsker) -> Callable[[Maker], SliceAnswer | None]:
@@ -253,16 +264,41 @@ def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
     return eps if alone else replace(eps, name=EPS_OR_SCALE)
 
 
-def small_layers(asker: SliceAsker, n: int) -> list[LayerRow]:
-    """Each layer's slice where activations are small: elsewhere nobody sees a wrong eps."""
-    rows = []
-    for layer in range(n):
-        asker.progress(f"layer {layer} of {n}, small activations")
-        try:
-            role = role_or_place(asker, layer)
-        except Unsupported:
-            continue  # it has no slice, as its other row says
-        answer = asker.ask_of_layer(partial(with_small_activations, layer=layer, role=role))
-        parts = (EPS,) if answer.differs else ()
-        rows.append(LayerRow(layer=layer, answer=answer, parts=parts, what=SMALL))
-    return rows
+@dataclass(frozen=True, kw_only=True)
+class MadeToShow:
+    """What a layer's slice is made with, because nobody sees some fault elsewhere."""
+
+    words: str
+    make: Callable[..., Recipe]
+    part: Part  # which has that fault
+
+
+MADE = {
+    SMALL: MadeToShow(words="small activations", make=with_small_activations, part=EPS),
+    STEPS: MadeToShow(words="large time steps", make=with_large_steps, part=STEP),
+}
+
+
+def layers_made(asker: SliceAsker, n: int, made: MadeToShow) -> list[LayerRow]:
+    """Of a fault that is one layer's by its number no slice shows anything: each at its place."""
+    rows = [row for layer in range(n) if (row := layer_made(asker, n, layer, made))]
+    if any(row.answer.differs for row in rows):
+        return rows
+    there = [layer_made(asker, n, layer, made, place=True) for layer in range(n)]
+    return rows + [row for row in there if row and row.answer.differs]
+
+
+def layer_made(
+    asker: SliceAsker, n: int, layer: int, made: MadeToShow, *, place: bool = False
+) -> LayerRow | None:
+    """None: it has no slice, as its other row says."""
+    asker.progress(f"layer {layer} of {n}, {made.words}")
+    try:
+        role = None if place else role_or_place(asker, layer)
+    except Unsupported:
+        return None
+    answer = asker.ask_of_layer(partial(made.make, layer=layer, role=role))
+    parts = (made.part,) if answer.differs else ()
+    return LayerRow(
+        layer=layer, answer=answer, parts=parts, what=made.words + ", at its place" * place
+    )

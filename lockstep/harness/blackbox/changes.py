@@ -4,7 +4,7 @@ A change is given whole rows, decoded, and the number of the first of them; it r
 of them are exact in float32, so that both engines read the very values that were meant.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.random import Philox
@@ -138,6 +138,11 @@ def balanced(key: int, n: int) -> F32:
 
 def constant(value: float) -> Change:
     return lambda rows, start: np.full_like(rows, value)
+
+
+def in_turn(values: Sequence[float]) -> Change:
+    """The elements of each row, which may be more or fewer."""
+    return lambda rows, start: np.resize(np.asarray(values, np.float32), rows.shape)
 
 
 def sparse_signs(size: float, *, centred: bool) -> Change:

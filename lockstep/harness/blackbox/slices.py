@@ -219,16 +219,18 @@ def small(
     layer: int | None = None,
     role: Mapping[str, int] | None = MappingProxyType({}),
 ) -> Recipe:
-    """The whole model, or the slice of one layer, or without a role this one at its place, in which
-    all that norms read is so small that eps decides: elsewhere a wrong one is lost in the noise."""
-    if layer is None:
-        whole = Recipe(names={name: name for name in file.tensors})
-    elif role is None:
-        whole = at_its_place(file, layer)
-    else:
-        whole = slice_of(file, layer, role=role)
+    """One in which all that norms read is so small that eps decides: elsewhere a wrong one is lost
+    in the noise."""
+    whole = whole_or_layer(file, layer, role)
     changes = made_small(set(whole.names) - whole.stored)
     return replace(whole, changes={**changes, **whole.changes})
+
+
+def whole_or_layer(file: GgufFile, layer: int | None, role: Mapping[str, int] | None) -> Recipe:
+    """The whole model, or the slice of one layer, or without a role this one at its place."""
+    if layer is None:
+        return Recipe(names={name: name for name in file.tensors})
+    return at_its_place(file, layer) if role is None else slice_of(file, layer, role=role)
 
 
 def made_small(names: Collection[str]) -> dict[str, Change]:
@@ -240,7 +242,7 @@ def made_small(names: Collection[str]) -> dict[str, Change]:
         stems.setdefault(found[1], set()).add(found[2].rsplit(".", 1)[0])
     for name in names:
         inside = IN_A_LAYER.fullmatch(name)
-        adds: tuple[str, ...] = EMBEDDINGS
+        adds: tuple[str, ...] = (*EMBEDDINGS, "token_types")  # bert adds these to them
         if inside is not None:
             own = stems[inside[1]]
             adds = (*what_adds(own), *(stem for stem in own if f"{stem}_norm" in own))

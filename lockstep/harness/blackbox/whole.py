@@ -1,5 +1,5 @@
-"""The whole model in F32: as it is, and where activations are small; of a large one some layers at
-a time, at their places.
+"""The whole model in F32: as it is, and where activations are small or time steps large; of a large
+one some layers at a time, at their places.
 
 What `check` asks of an engine without tensors, and `bisect --black-box` before it says that all
 agrees: nothing is converted, so that a fault of the graph shows from some 1e-5 on; and the eps of
@@ -19,12 +19,14 @@ from lockstep.harness.bisect.bisection import OF_TWIN, Bisection, bisect_run
 from lockstep.harness.blackbox.asking import NO_ROOM, SliceAnswer, SliceAsker, holds_quantised
 from lockstep.harness.blackbox.in_halves import computes_in_halves
 from lockstep.harness.blackbox.slices import IN_A_LAYER, at_their_places, n_layers, small
+from lockstep.harness.blackbox.time_steps import has_steps, with_large_steps
 from lockstep.harness.check.check import BadInput, Plan
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.synth.twin import write_twin
 
 LARGEST_TWIN = 1 << 30  # bytes, which two engines hold at once
 TWIN, SMALL = "the F32 twin", "the model made with small activations"
+STEPS = "the model made with large time steps"
 
 
 def is_small_enough(asker: SliceAsker) -> bool:
@@ -49,6 +51,9 @@ def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
             return
     asker.progress("small activations")
     yield SMALL, asker.ask(small)
+    if has_steps(asker.file):
+        asker.progress("large time steps")
+        yield STEPS, asker.ask(with_large_steps)
 
 
 def in_groups(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:

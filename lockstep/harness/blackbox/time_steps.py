@@ -1,0 +1,41 @@
+"""Models whose time steps are of every size, where a scan has them.
+
+A step is the softplus of a number: log(1 + exp(x)), and from 20 on x itself, as exp overflows at
+89. What seeded models come to lies far below, so that neither a wrong branch nor a missing one
+shows in their runs; a rare token of a trained model that comes to more meets it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.blackbox.changes import in_turn
+from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.blackbox.slices import IN_A_LAYER, whole_or_layer
+
+# what is added in one channel after the other, of which a small model may have two: on both sides
+# of 20 and of 89. What is multiplied by ssm_dt comes on top, and is of the size of one.
+OFFSETS = (25.0, 1.0, 100.0, 15.0, 5.0, 40.0, 0.0, 60.0)
+BIAS = "ssm_dt.bias"
+
+
+def has_steps(file: GgufFile) -> bool:
+    return any(is_bias(name) for name in file.tensors)
+
+
+def is_bias(name: str) -> bool:
+    inside = IN_A_LAYER.fullmatch(name)
+    return inside is not None and inside[2] == BIAS
+
+
+def with_large_steps(
+    file: GgufFile,
+    layer: int | None = None,
+    role: Mapping[str, int] | None = MappingProxyType({}),
+) -> Recipe:
+    """The whole model, or of one layer as `slices.small` has it."""
+    whole = whole_or_layer(file, layer, role)
+    biases = filter(is_bias, set(whole.names) - whole.stored)
+    changes = {name: in_turn(OFFSETS) for name in biases}
+    return replace(whole, changes={**whole.changes, **changes})

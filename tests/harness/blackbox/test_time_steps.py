@@ -1,0 +1,64 @@
+"""What a scan does with large steps, which neither seeded models nor their slices have."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.model import Model
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox.whole import STEPS
+from lockstep.harness.mutants.parts.mistakes import Op, put
+from lockstep.harness.synth.small import write_recurrent, write_window
+from tests.black_boxes import bisected, faults
+from tests.harness.blackbox.test_blackbox_in_check import plan_of, verdicts
+
+
+class StepsEnd(Reference, name="test: steps end at 20"):
+    """Of these layers. An x of more is that step itself: here it is 20."""
+
+    layers: tuple[int, ...] = (0, 1)
+
+    def make_model(self) -> Model:
+        model = super().make_model()
+        put(model.graph, "scan", self.scan)
+        return model
+
+    def scan(self, right: Op, layer: int, x: F32, dt: F32, *rest: F32) -> F32:
+        short = np.minimum(dt, np.float32(20)) if layer in self.layers else dt
+        return right(layer, x, short, *rest)
+
+
+class StepsEndInOne(StepsEnd, name="test: steps end at 20, in the layer of number 1"):
+    layers = (1,)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "m.gguf"
+    write_recurrent(path)
+    return path
+
+
+@pytest.mark.parametrize("wrong", [StepsEnd, StepsEndInOne])
+def test_a_wrong_branch_of_softplus_is_seen_on_the_model_made_with_large_steps(
+    wrong: type[StepsEnd], model: Path
+) -> None:
+    found = {v.summary.partition(":")[0]: v.status for v in verdicts(plan_of(model))}
+    assert found[STEPS] == "agreed"
+    (only,) = (v for v in verdicts(plan_of(model, engine=wrong.name)) if v.status == "diverged")
+    assert only.summary.startswith(STEPS)
+
+
+@pytest.mark.parametrize(("wrong", "layers"), [(StepsEnd, {0, 1}), (StepsEndInOne, {1})])
+def test_the_layers_that_have_it_are_named(
+    wrong: type[StepsEnd], layers: set[int], model: Path, tmp_path: Path
+) -> None:
+    found = bisected(model, tmp_path / "made", engine=wrong.name)
+    assert faults(found) == {layer: ["softplus of the time step"] for layer in layers}
+
+
+def test_a_model_without_steps_is_not_asked_with_large_ones(tmp_path: Path) -> None:
+    write_window(tmp_path / "m.gguf")
+    assert not [v for v in verdicts(plan_of(tmp_path / "m.gguf")) if STEPS in v.summary]
