@@ -301,6 +301,14 @@ def shows_ends_alone(info: EngineInfo) -> bool:
     return alone and not info.computes_nodes
 
 
+def embeds(context: Context) -> bool:
+    """Whether rows of embeddings are all that there is to ask for."""
+    levels, facts = context.subject_info.levels, context.facts
+    if levels is None:
+        return not (facts.has_logits or facts.not_ours)
+    return "embed" in levels and not set(levels).intersection(ENOUGH)
+
+
 def why_not_asked(
     engine: str, levels: Collection[str] | None, enough: Sequence[str] = ENOUGH
 ) -> str:
@@ -316,9 +324,11 @@ def why_not_asked(
 def verdicts_of(
     opened: Opened, given: Sequence[Batch], *, whole: bool = False, kept: Kept | None = None
 ) -> list[Verdict]:
-    """As of `logits_of`, or of lists or tokens."""
+    """As of `logits_of`, or of lists or tokens, or of embeddings."""
     context = replace(opened.context, given=tuple(given))
     levels = context.subject_info.levels
+    if embeds(context):
+        return list(run_suites(context, ("embeddings",)))
     if levels is None or "logits" in levels:
         return [logits_of(context, whole=whole, kept=kept)]
     if given:

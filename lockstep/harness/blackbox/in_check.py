@@ -19,8 +19,10 @@ from lockstep.harness.blackbox import (
     whole,
 )
 from lockstep.harness.blackbox.asking import (
+    ENOUGH,
     SliceAnswer,
     SliceAsker,
+    embeds,
     holds_quantised,
     on_made_models,
     shows_ends_alone,
@@ -85,6 +87,9 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
+    if embeds(context):
+        yield from of_embeddings(asker, context)
+        return
     of_the_graph = list(of_graph(asker, context))
     yield from of_the_graph
     halves = any(HALVES in verdict.summary for verdict in of_the_graph)
@@ -100,13 +105,22 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 
 def not_asked(context: Context) -> str:
-    info, facts = context.subject_info, context.facts
-    if not (facts.has_logits or facts.not_ours):
-        return "the model has no logits, which are all that is looked at here"
+    info = context.subject_info
     says_more = not (holds_quantised(context.file) and shows_ends_alone(info))
     if not shows_no_tensors(info) and says_more:
         return f"{context.subject.name} shows tensors, which say more"
-    return why_not_asked(context.subject.name, context.subject_info.levels)
+    enough = (*ENOUGH, "embed") if embeds(context) else ENOUGH
+    return why_not_asked(context.subject.name, info.levels, enough)
+
+
+def of_embeddings(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
+    """Of a model that comes to these, of which no slices are made, nor lenses: both read logits."""
+    if not is_small_enough(asker):
+        text = "in F32 the model takes too much room, and no slices are made of one without logits"
+        yield context.verdict(SUITE, "not-applicable", text)
+        return
+    for what, answer in in_f32(asker):
+        yield said(context, what, answer)
 
 
 def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
