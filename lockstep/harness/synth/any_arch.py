@@ -54,10 +54,11 @@ IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
         "dflash": "it decodes on the layers of another model",
     }
 )
-# Weights that llama.cpp does not multiply by, or only as F32: they stay so with any type
+# Weights that llama.cpp does not multiply by, or only as F32: they stay so with any type. Of a scan
+# the two large matrices are quantised in published files.
 FLOATS = re.compile(
-    r"norm|bias|ffn_gate_inp|position|token_types|conv|ssm_|time_mix_|lora_|rel_b|altup_[cr]"
-    r"|altup_pred|rope_freqs|sinks|exp_probs|hc_|indexer|\.scale|layer_out|posnet|ple|router"
+    r"norm|bias|ffn_gate_inp|position|token_types|conv|ssm_(?!in\.|out\.)|time_mix_|lora_|rel_b"
+    r"|altup_[cr]|altup_pred|rope_freqs|sinks|exp_probs|hc_|indexer|\.scale|layer_out|posnet|ple|router"
     r"|laurel|per_layer|nextn"
 )
 SIGMA = 0.1

@@ -121,6 +121,17 @@ def test_embeddings_beside_a_head_of_its_own_are_as_large_as_what_layers_add(
     assert values(path, "token_embd.weight").std() == pytest.approx(1, rel=0.05)
 
 
+def test_the_large_matrices_of_a_scan_are_of_the_type_asked_for(tmp_path: Path) -> None:
+    """As in published files; they stayed F32, so that nobody had to multiply by others."""
+    path = tmp_path / "m.gguf"
+    names = ("ssm_in.weight", "ssm_out.weight", "ssm_x.weight", "ssm_conv1d.weight", "ssm_a")
+    rows = [tensor(f"blk.0.{name}", 64, 32) for name in names]
+    write_variant(variant_named("mamba"), rows, path, quant="Q8_0")
+    with GgufFile.open(path) as file:
+        types = [info.type.name for info in file.tensors.values()]
+    assert types == ["Q8_0", "Q8_0", "F32", "F32", "F32"]
+
+
 def drawn(tmp_path: Path, name: str, *ne: int, arch: str = "mamba2") -> NDArray[Any]:
     path = tmp_path / "m.gguf"
     write_variant(variant_named(arch), (tensor(name, *ne),), path)
