@@ -61,7 +61,7 @@ class SeesTheNext(Mask, name="mutant:mask-sees-the-next"):
 
 
 class NoMask(Mask, name="mutant:mask-missing"):
-    mistake = "all tokens of a prompt see each other"
+    mistake = "nothing is masked: tokens see later ones, and those of other sequences"
     effect = "fine to read, but scores of a text are far too good"
 
     def mask(self, visible: Bools) -> Bools:

@@ -33,9 +33,10 @@ class Embeddings(Suite, name="embeddings"):
                 raise NoAnswer("not-applicable", oracle.message, {})
             expected, actual = map(as_run, own.ask_both("embed", own.batches))
             truth = np.concatenate(own.noise.logits)
-            yield compared(
+            found = compared(
                 own, "embeddings", own.batches, expected, actual, truth, what="embedding"
             )
+            yield with_length(found, expected, actual)
             if not own.subject_info.partial:
                 yield from further(own)
         finally:
@@ -62,8 +63,29 @@ def further(own: Context) -> Iterator[Verdict]:
     expected, actual = (as_run(own.answer(s, "embed", o)) for s, o in outcomes)
     truth = np.concatenate(own.honest.floor(batches, seed=own.seed, runs=0).logits)
     found = compared(own, "embeddings", batches, expected, actual, truth, what="embedding")
+    found = with_length(found, expected, actual)
     detail = {**found.detail, "asked": words}
     yield replace(found, summary=f"{words}: {found.summary}", detail=detail)
+
+
+def with_length(verdict: Verdict, expected: Evaluation, actual: Evaluation) -> Verdict:
+    """Said of rows that are the oracle's but for their length, which many engines and servers give.
+
+    Where numbers of a row are off by so much, the row is by the root of how many they are times
+    that, and divided by its length twice that share of it (once for the row, once for the length).
+    """
+    if verdict.status != "diverged" or verdict.detail.get("kind") != "value":
+        return verdict
+    truth, got = np.concatenate(expected.logits), np.concatenate(actual.logits)
+    lengths = np.linalg.norm(truth.astype(np.float64), axis=-1, keepdims=True)
+    off = verdict.detail["allowed_relative"] * verdict.detail["largest_logit"]
+    if not lengths.all() or truth.shape[-1] < 2:
+        return verdict
+    allowed = 2 * np.sqrt(truth.shape[-1]) * off / lengths
+    if (np.abs(got - truth / lengths) > allowed).any():
+        return verdict
+    text = "each row is the oracle's divided by its length: give them as they are pooled, undivided"
+    return replace(verdict, summary=f"{verdict.summary}; {text}")
 
 
 def as_run(rows: tuple[F32, ...]) -> Evaluation:

@@ -58,6 +58,7 @@ from lockstep.harness.suites.parts.which_tokens import (
     rounding,
     rows_that_differ,
     tokens_that_differ,
+    wrong_rows,
 )
 
 FEWER_LAYERS = "logits: fewer layers"  # what is asked besides of a large model's first layers
@@ -302,9 +303,10 @@ def compared(
         "kind": off.kind,
         "at_fault": at_fault,
     }
-    text = sentence(off, at_fault, what)
     limit = bound.allowed + rounded
-    text += tokens_that_differ(batches, rows_that_differ(expected, got, limit), len(expected))
+    rows = wrong_rows(context, batches, expected, got, limit) if at_fault == "subject" else ()
+    rows = rows or rows_that_differ(expected, got, limit)
+    text = sentence(off, at_fault, what) + tokens_that_differ(batches, rows, len(expected))
     text += ids_that_differ(expected, got, limit) if what == "logit" else ""
     text += in_other_byte_order(expected, got, float(bound.allowed))
     text += with_f16_cache(context, batches, got, detail, what)

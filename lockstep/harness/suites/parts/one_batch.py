@@ -12,7 +12,7 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Evaluation, Request, Verdict
-from lockstep.harness.suites.parts.which_tokens import part, rounding, rows_that_differ
+from lockstep.harness.suites.parts.which_tokens import part, rounding, wrong_rows
 
 KEPT = "and other tokens in such batches do: look at what is kept of calls before"
 EXPERTS = ", or at experts that are chosen for few of these tokens"  # rows are few there as well
@@ -47,7 +47,9 @@ def with_one_batch(
         n_experts = context.file.metadata.get(f"{context.facts.architecture}.expert_count")
         text = KEPT + EXPERTS * bool(n_experts and n_experts.data)
     else:
-        text, by_size = by_size_or_place(context, batches, first_wrong(context, expected, actual))
+        text, by_size = by_size_or_place(
+            context, batches, first_wrong(context, batches, expected, actual)
+        )
     detail = {**verdict.detail, "in_one_batch": "agreed", "by_size": by_size}
     text = f"{verdict.summary}; the same tokens in one batch agree, {text}"
     return replace(verdict, summary=text, detail=detail)
@@ -75,10 +77,12 @@ def by_size_or_place(
     return f"so look at {place}", False
 
 
-def first_wrong(context: Context, expected: Evaluation, actual: Evaluation) -> int:
+def first_wrong(
+    context: Context, batches: Sequence[Batch], expected: Evaluation, actual: Evaluation
+) -> int:
     """The first batch of which a logit is."""
     truth, got = np.concatenate(expected.logits), np.concatenate(actual.logits)
     allowed = whole_run(context.noise.relative, largest(truth)).allowed
-    rows = rows_that_differ(truth, got, allowed + rounding(context, actual))
+    rows = wrong_rows(context, batches, truth, got, allowed + rounding(context, actual))
     ends = np.cumsum([len(rows) for rows in expected.logits])
     return int(ends.searchsorted(rows[0], "right")) if rows else 0

@@ -31,6 +31,20 @@ def rows_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> Seq
     return [i for i, row in rows if mismatch_between(*row) is not None]
 
 
+def wrong_rows(
+    context: Context,
+    batches: Sequence[Batch],
+    expected: F32,
+    got: F32,
+    limit: NDArray[np.float64],
+) -> Sequence[int]:
+    """Rows of a subject that is wrong. Where it rounds otherwise than llama.cpp does, as honest
+    engines may, rows of its that are right differ as well: so the fewest that differ from
+    llama.cpp's, or from those of any honest run."""
+    found = (rows_that_differ(run, got, limit) for run in context.honest_runs(batches))
+    return min((rows_that_differ(expected, got, limit), *filter(None, found)), key=len)
+
+
 def ids_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> str:
     """Where each token of a stretch of the vocabulary has a wrong logit and no other token has one:
     rows of the head that lie behind an offset that is too large, or that no thread was given."""

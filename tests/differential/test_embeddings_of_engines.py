@@ -1,0 +1,124 @@
+"""Engines that give embeddings alone are asked on models made of the user's as well: a quantised
+one's honest runs hide a wrong GELU, and those of any a wrong eps."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox.in_check import checked
+from lockstep.harness.blackbox.whole import SMALL, TWIN
+from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.honest.float64 import Float64
+from lockstep.harness.records import EXACT, Verdict
+from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.synth.any_arch import variant_named
+
+
+class Quick(Mirror):
+    def gelu(self, x: F32) -> F32:
+        return (x / (1 + np.exp(np.float32(-1.702) * x))).astype(np.float32)
+
+
+class OtherEps(Mirror):
+    def layer_norm(self, x: F32, weight: F32, bias: F32, eps: float) -> F32:
+        return super().layer_norm(x, weight, bias, eps / 10)
+
+
+class QuickGelu(Reference, name="test: gelu by a sigmoid"):
+    ops = Quick
+
+
+class WrongEps(Reference, name="test: a tenth of the eps of layer norms"):
+    ops = OtherEps
+
+
+def made(model: Path, quant: str) -> Path:
+    with opened() as namer:
+        make_variant(variant_named("bert"), model, quant=quant, session=namer)
+    return model
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    return made(tmp_path / "m.gguf", "F32")
+
+
+def of_embeddings(model: Path, engine: str) -> list[Verdict]:
+    plan = Plan(case="m", model=model, subject_model=model, engine=engine, settings=EXACT)
+    both = open_plan(plan, lambda _: None)
+    try:
+        return list(run_suites(both.context, ("embeddings",)))
+    finally:
+        both.close()
+
+
+def asked(model: Path, engine: str) -> dict[str, str]:
+    """The status of each model that was asked about, by its words."""
+    plan = Plan(case="m", model=model, subject_model=model, engine=engine, settings=EXACT)
+    both = open_plan(plan, lambda _: None)
+    try:
+        info = replace(both.context.subject_info, levels=("embed",))
+        info = replace(info, computes_nodes=False, shows_nodes=False)
+        found: list[Verdict] = list(checked(plan, replace(both.context, subject_info=info)))
+    finally:
+        both.close()
+    return {verdict.summary.partition(":")[0]: verdict.status for verdict in found}
+
+
+class WrongLater(Float64, name="test: a GELU of its own, and later batches wrong"):
+    """Its GELU comes from no table of halves, by which some rows that are right differ as well."""
+
+    def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
+        first, *rest = super().embed(batches)
+        return first, *(rows * np.float32(1.5) for rows in rest)
+
+
+def test_rows_that_an_honest_engine_has_otherwise_are_not_said_to_be_wrong(
+    bert: Path,
+) -> None:
+    first, *_ = of_embeddings(bert, WrongLater.name)
+    assert first.detail["mismatched"] > 2 * 64
+    assert "those of 2 of 34 tokens, numbers 32 to 33, none before batch 1" in first.summary
+
+
+class OfLengthOne(Reference, name="test: embeddings of length one"):
+    def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
+        found = super().embed(batches)
+        return tuple(rows / np.linalg.norm(rows, axis=-1, keepdims=True) for rows in found)
+
+
+class OfLengthTwo(OfLengthOne, name="test: embeddings of length two"):
+    def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
+        return tuple(2 * rows for rows in super().embed(batches))
+
+
+@pytest.mark.parametrize("engine", [OfLengthOne, OfLengthTwo])
+def test_rows_that_are_divided_by_their_length_are_told_from_wrong_ones(
+    engine: type[Reference], bert: Path
+) -> None:
+    first, more = of_embeddings(bert, engine.name)
+    assert {first.status, more.status} == {"diverged"}
+    for verdict in (first, more):
+        said = "each row is the oracle's divided by its length" in verdict.summary
+        assert said == (engine is OfLengthOne)
+
+
+@pytest.mark.parametrize(
+    ("quant", "engine", "found"),
+    [
+        ("Q8_0", "reference", {TWIN: "agreed", SMALL: "agreed"}),
+        ("Q8_0", QuickGelu.name, {TWIN: "diverged"}),
+        ("F32", WrongEps.name, {SMALL: "diverged"}),
+    ],
+)
+def test_a_wrong_graph_behind_embeddings_is_seen_in_f32_and_where_activations_are_small(
+    quant: str, engine: str, found: dict[str, str], tmp_path: Path
+) -> None:
+    assert asked(made(tmp_path / "m.gguf", quant), engine) == found
