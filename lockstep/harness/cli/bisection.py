@@ -149,7 +149,8 @@ def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
     lines += [f"  {v.suite}: {v.summary}" for v in result.others]
     if result.unsteady is not None:
         lines.append(f"  {plan.engine} is not deterministic: {result.unsteady}")
-        lines.append(f"  {where_to_look([(SUITE, {'kind': 'not-deterministic'})])}")
+        found = {"kind": "not-deterministic", "by_history": result.unsteady.left_over}
+        lines.append(f"  {where_to_look([(SUITE, found)])}")
     elif result.exit_code == NO_OP:
         lines.append(f"  {where_to_look((v.suite, v.detail) for v in result.others)}")
     return lines

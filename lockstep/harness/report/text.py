@@ -24,6 +24,7 @@ MARKS = {
 # where to look if no op is wrong
 CALLS = "what is kept from call to call, at the order of calls, and at sampling"
 THREADS = "what threads share, and at the rows that are left over among them"
+LEFT = "what an earlier run left behind, and is not cleared: a state, a cache, a buffer"
 RACES = (
     "threads that add up in any order, at memory that is read before it is written, and at what an "
     "earlier run left behind"
@@ -142,10 +143,11 @@ def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     threads = {"n_threads" in detail for suite, detail in every if suite != OF_THREADS}
     if threads == {True}:  # with one it was right
         return f"no op is wrong on its own inputs: look at {THREADS}"
-    races = {detail.get("kind") == "not-deterministic" for _, detail in every}
-    if True in races:  # whatever else differs may follow from it
-        then = f"; if these are in order, at {CALLS}" if False in races else ""
-        return f"no op is wrong on its own inputs: look at {RACES}{then}"
+    races = [detail for _, detail in every if detail.get("kind") == "not-deterministic"]
+    if races:  # whatever else differs may follow from it
+        then = f"; if these are in order, at {CALLS}" if len(races) < len(every) else ""
+        left = all(detail.get("first_alone") or detail.get("by_history") for detail in races)
+        return f"no op is wrong on its own inputs: look at {LEFT if left else RACES + then}"
     if suites == {OF_MADE_MODELS}:
         return f"no op is wrong by more than honest runs may differ by: {OF_SMALL}"
     return f"no op is wrong on its own inputs: look at {CALLS}"

@@ -5,6 +5,7 @@ import pytest
 from lockstep.harness.report.text import where_to_look
 
 RACE = ("logits", {"kind": "not-deterministic"})
+LEFT = ("logits", {"kind": "not-deterministic", "by_history": True})
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,8 @@ RACE = ("logits", {"kind": "not-deterministic"})
         ([("logits", {"kind": "value"}), ("tokens", {})], "what is kept from call to call"),
         ([RACE, ("logits", {"kind": "value"}), ("decode", {})], "look at threads that add up"),
         ([("decode", {}), RACE], "; if these are in order, at what is kept from call to call"),
+        ([LEFT, RACE], "threads that add up in any order"),
+        ([LEFT, ("decode", {})], "look at what an earlier run left behind, and is not cleared"),
         ([("decode", {})], "at sampling"),
         ([("black-box", {}), ("black-box", {})], "look at what differs on models made of this one"),
         ([], "what is kept from call to call"),
