@@ -42,6 +42,7 @@ from lockstep.harness.blackbox.looking import Looked, through
 from lockstep.harness.blackbox.places import see_in_place
 from lockstep.harness.blackbox.report import as_of_logits
 from lockstep.harness.blackbox.slices import ALIKE, architecture, n_layers
+from lockstep.harness.blackbox.time_steps import has_steps
 from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enough
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
@@ -106,7 +107,9 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 def not_asked(context: Context) -> str:
     info = context.subject_info
-    says_more = not (holds_quantised(context.file) and shows_ends_alone(info))
+    # no run of the model itself has the steps that these have
+    unseen = holds_quantised(context.file) or has_steps(context.file)
+    says_more = not (unseen and shows_ends_alone(info))
     if not shows_no_tensors(info) and says_more:
         return f"{context.subject.name} shows tensors, which say more"
     enough = (*ENOUGH, "embed") if embeds(context) else ENOUGH

@@ -39,13 +39,17 @@ def one_lens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def verdicts(
-    plan: Plan, levels: tuple[str, ...] = ("logits",), *, named: bool = False
+    plan: Plan,
+    levels: tuple[str, ...] = ("logits",),
+    *,
+    named: bool = False,
+    shows: tuple[str, ...] | None = None,
 ) -> Iterator[Verdict]:
     """Of the plan's engine as if it showed no more than these."""
     opened = open_plan(plan, lambda _: None)
     try:
         info = replace(opened.context.subject_info, levels=levels)
-        info = replace(info, computes_nodes=False, shows_nodes=False)
+        info = replace(info, computes_nodes=False, shows_nodes=False, shows=shows)
         context = replace(opened.context, subject_info=info, named=named)
         yield from checked(plan, context)
     finally:

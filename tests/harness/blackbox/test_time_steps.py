@@ -51,6 +51,14 @@ def test_a_wrong_branch_of_softplus_is_seen_on_the_model_made_with_large_steps(
     assert only.summary.startswith(STEPS)
 
 
+def test_who_shows_no_more_than_the_ends_of_layers_is_asked_as_well(model: Path) -> None:
+    """Its runs of the model itself have no such steps either."""
+    wrong = plan_of(model, engine=StepsEnd.name)
+    assert not list(verdicts(wrong, ("logits", "trace")))  # whose single ops say more
+    found = verdicts(wrong, ("logits", "trace"), shows=("l_out", "result_output"))
+    assert [v.summary.partition(":")[0] for v in found if v.status == "diverged"] == [STEPS]
+
+
 @pytest.mark.parametrize(("wrong", "layers"), [(StepsEnd, {0, 1}), (StepsEndInOne, {1})])
 def test_the_layers_that_have_it_are_named(
     wrong: type[StepsEnd], layers: set[int], model: Path, tmp_path: Path
