@@ -141,7 +141,7 @@ def without_tensors(plan: "Plan", *, sliced: bool, ordinary: bool = True) -> Ite
     all that diagnose looks at."""
     if sliced:
         yield f"{LAYER}: {black_box_command(plan)}"
-    if ordinary or not sliced:
+    if ordinary:
         yield f"{MISTAKE}: {diagnose_command(plan)}"
 
 

@@ -58,6 +58,8 @@ def plan_of_mine(folder: Path) -> Plan:
             {"long-context": "diverged"},
             [f"{PLACE}lockstep bisect m.gguf --engine ./mine"],
         ),
+        (("embed",), {"embeddings": "diverged"}, [MISTAKE + BY_ANSWERS]),
+        (("embed",), {"embeddings": "agreed", "black-box": "diverged"}, []),
         (("generate",), {"text": "diverged"}, [MISTAKE + BY_ANSWERS]),
         (("tokenize",), {"tokens": "diverged"}, [MISTAKE + BY_ANSWERS]),
         (("parse",), {"metadata": "diverged"}, [MISTAKE + BY_ANSWERS]),
