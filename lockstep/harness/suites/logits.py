@@ -55,8 +55,10 @@ from lockstep.harness.suites.parts.which_tokens import (
     NOTHING,
     ids_that_differ,
     part,
+    place_of,
     rounding,
     rows_that_differ,
+    sentence,
     tokens_that_differ,
     wrong_rows,
 )
@@ -306,7 +308,8 @@ def compared(
     limit = bound.allowed + rounded
     rows = wrong_rows(context, batches, expected, got, limit) if at_fault == "subject" else ()
     rows = rows or rows_that_differ(expected, got, limit)
-    text = sentence(off, at_fault, what) + tokens_that_differ(batches, rows, len(expected))
+    text = sentence(off, at_fault, what, place_of(batches, off, len(expected)))
+    text += tokens_that_differ(batches, rows, len(expected))
     text += ids_that_differ(expected, got, limit) if what == "logit" else ""
     text += in_other_byte_order(expected, got, float(bound.allowed))
     text += with_f16_cache(context, batches, got, detail, what)
@@ -387,14 +390,3 @@ def agreement(detail: dict[str, Any], what: str) -> str:
     if "hidden_tokens" in detail:
         text += f"; not compared {in_words(detail)}"
     return text
-
-
-def sentence(off: Mismatch, at_fault: str, what: str) -> str:
-    if off.kind != "value":
-        return f"{off.detail or off.kind}; at fault: {at_fault}"
-    row, column = off.index
-    place = f"token {column}" if what == "logit" else f"element {column}"
-    return (
-        f"{off.mismatched} of {off.total} {what}s differ; worst at position {row}, {place}: "
-        f"{off.actual:.9g}, expected {off.expected:.9g}; at fault: {at_fault}"
-    )

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from lockstep.engine.batch import Batch
+from lockstep.harness.records import Mismatch
 from lockstep.harness.suites.parts.which_tokens import (
     ids_that_differ,
+    place_of,
     rows_that_differ,
     tokens_that_differ,
 )
@@ -71,3 +73,20 @@ def test_a_stretch_of_the_vocabulary_that_alone_is_wrong_is_named(
         got[row, list(ids)] = [0, np.nan, 2, 3, 4, 5, 6, 7][: len(ids)]
     assert ids_that_differ(right, got, np.array(0.5)) == said
     assert ids_that_differ(right, got[:2], np.array(0.5)) == ""
+
+
+BESIDE = replace(NEXT, seq_ids=NEXT.seq_ids + 2, positions=NEXT.positions * 0)
+
+
+@pytest.mark.parametrize(
+    ("batches", "row", "all_rows", "said"),
+    [
+        ((PROMPT, NEXT), 8, 9, "position 8"),
+        ((LAST_ALONE, NEXT), 0, 2, "position 7"),  # a row is no position where some have none
+        ((PROMPT, BESIDE), 8, 9, "position 0 of sequence 2"),
+        ((PROMPT, BESIDE), 1, 2, "row 1"),  # pooled: of a sequence
+    ],
+)
+def test_where_the_worst_is(batches: tuple[Batch, ...], row: int, all_rows: int, said: str) -> None:
+    off = Mismatch(kind="value", index=(row, 3))
+    assert place_of(batches, off, all_rows) == said

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.batch import Batch
+from lockstep.engine.batch import Batch, joined
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest, mismatch_between
 from lockstep.harness.judging.stored import half_step
 from lockstep.harness.judging.tolerances import whole_run
-from lockstep.harness.records import Evaluation
+from lockstep.harness.records import Evaluation, Mismatch
 
 RESULTS = ("result_output", "result_embd_pooled")
 NOTHING = np.zeros(())
@@ -94,3 +94,26 @@ def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:
     kinds = {site.step: k for site, k in context.subject.stored.items() if site.name in RESULTS}
     steps = (half_step(rows, kinds.get(i, "F32")) for i, rows in enumerate(run.logits))
     return np.concatenate(list(steps)) if kinds else NOTHING
+
+
+def place_of(batches: Sequence[Batch], off: Mismatch, all_rows: int) -> str:
+    """Of the worst: its token's position, which a row is not where some have no outputs, or where
+    there are several sequences. all_rows: as of `tokens_that_differ`."""
+    if off.kind != "value":
+        return ""
+    row, whole = off.index[0], joined(batches)
+    asked = np.flatnonzero(whole.outputs)
+    if len(asked) != all_rows:
+        return f"row {row}"
+    of_sequence = f" of sequence {whole.seq_ids[asked[row]]}" * bool(whole.seq_ids.any())
+    return f"position {whole.positions[asked[row]]}{of_sequence}"
+
+
+def sentence(off: Mismatch, at_fault: str, what: str, place: str) -> str:
+    if off.kind != "value":
+        return f"{off.detail or off.kind}; at fault: {at_fault}"
+    column = f"token {off.index[1]}" if what == "logit" else f"element {off.index[1]}"
+    return (
+        f"{off.mismatched} of {off.total} {what}s differ; worst at {place}, {column}: "
+        f"{off.actual:.9g}, expected {off.expected:.9g}; at fault: {at_fault}"
+    )
