@@ -16,9 +16,11 @@ from lockstep.harness.blackbox.in_check import checked
 from lockstep.harness.blackbox.whole import SMALL, TWIN
 from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.honest.float64 import Float64
+from lockstep.harness.judging.conversions import in_halves
 from lockstep.harness.records import EXACT, Verdict
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named
+from tests.harness.blackbox.test_in_halves import F16Ops
 
 
 class Quick(Mirror):
@@ -33,6 +35,23 @@ class OtherEps(Mirror):
 
 class QuickGelu(Reference, name="test: gelu by a sigmoid"):
     ops = Quick
+
+
+class InF16(Reference, name="test: embeddings in F16"):
+    def make_ops(self) -> Mirror:
+        return F16Ops(self.settings.n_threads, self.settings.n_ctx)
+
+    def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
+        return tuple(in_halves(rows).astype(np.float32) for rows in super().embed(batches))
+
+
+class WrongInF16(InF16, name="test: embeddings in F16, with another GELU"):
+    def make_ops(self) -> Mirror:
+        class Ops(F16Ops):
+            def gelu(self, x: F32) -> F32:
+                return super().gelu(x) * np.float32(1.25)
+
+        return Ops(self.settings.n_threads, self.settings.n_ctx)
 
 
 class WrongEps(Reference, name="test: a tenth of the eps of layer norms"):
@@ -122,3 +141,12 @@ def test_a_wrong_graph_behind_embeddings_is_seen_in_f32_and_where_activations_ar
     quant: str, engine: str, found: dict[str, str], tmp_path: Path
 ) -> None:
     assert asked(made(tmp_path / "m.gguf", quant), engine) == found
+
+
+@pytest.mark.parametrize(("engine", "differs"), [(InF16, False), (WrongInF16, True)])
+def test_who_computes_in_halves_is_not_accused_on_a_model_that_is_made_in_f32(
+    engine: type[Reference], differs: bool, tmp_path: Path
+) -> None:
+    statuses = asked(made(tmp_path / "m.gguf", "Q8_0"), engine.name)
+    assert statuses[TWIN] == ("diverged" if differs else "not-applicable")
+    assert ("diverged" in statuses.values()) is differs

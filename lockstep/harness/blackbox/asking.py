@@ -17,7 +17,7 @@ from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox.few_tokens import FewTokens, cut, few_tokens_of
-from lockstep.harness.blackbox.in_halves import Kept, why_off
+from lockstep.harness.blackbox.in_halves import Kept, why_embeddings_off, why_off
 from lockstep.harness.blackbox.kept_bits import kept_in, run_alone
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
@@ -60,7 +60,10 @@ from lockstep.harness.synth.twin import KEPT
 
 SUITE = "black-box"
 OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason")
-BETWEEN_LAYERS = ("embd", "inp_embd", "ffn_inp", "l_out", "result_norm", "result_output")
+BETWEEN_LAYERS = (
+    *("embd", "inp_embd", "inp_norm", "ffn_inp", "l_out"),
+    *("result_norm", "result_output", "result_embd_pooled"),
+)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 ENOUGH = ("logits", "logprobs", "greedy")  # levels of harness.protocol
 Make = Callable[[GgufFile], Recipe]
@@ -328,7 +331,7 @@ def verdicts_of(
     context = replace(opened.context, given=tuple(given))
     levels = context.subject_info.levels
     if embeds(context):
-        return list(run_suites(context, ("embeddings",)))
+        return embeddings_of(context, made_in_f32=kept is not None)
     if levels is None or "logits" in levels:
         return [logits_of(context, whole=whole, kept=kept)]
     if given:
@@ -338,6 +341,14 @@ def verdicts_of(
         return [context.verdict(SUITE, "not-applicable", text)]
     names = ("logprobs",) if "logprobs" in levels else ("decode",)
     return list(run_suites(context, names))
+
+
+def embeddings_of(context: Context, *, made_in_f32: bool) -> list[Verdict]:
+    found = list(run_suites(context, ("embeddings",)))
+    differs = made_in_f32 and any(verdict.status == "diverged" for verdict in found)
+    if differs and (why := why_embeddings_off(context)):
+        return [context.verdict(SUITE, "not-compared", why)]
+    return found
 
 
 class NotSteady(Exception):

@@ -66,6 +66,19 @@ def why_rounded(expected: F32, actual: F32, kind: str, allowed: float) -> str:
     )
 
 
+def why_embeddings_off(context: Context) -> str:
+    """The same of an engine that is asked for these alone: what it tells apart is not asked. Raises
+    NoAnswer."""
+    own = context.for_embeddings()
+    try:
+        rows = own.ask_both("embed", own.batches)
+        first, second = (Evaluation(logits=each, trace=None) for each in rows)
+        why = why_off(own, first, second, allowed=0.0, kept=lambda: None)
+        return why.replace("logits", "embeddings")
+    finally:
+        own.close()
+
+
 def computes_in_halves(context: Context, kept: Kept) -> bool:
     """Asks both engines for the usual run. Raises NoAnswer."""
     asked = context.ask_both("evaluate", Request(batches=context.batches))

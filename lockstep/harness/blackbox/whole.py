@@ -16,8 +16,14 @@ from tempfile import TemporaryDirectory
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.bisect.bisection import OF_TWIN, Bisection, bisect_run
-from lockstep.harness.blackbox.asking import NO_ROOM, SliceAnswer, SliceAsker, holds_quantised
-from lockstep.harness.blackbox.in_halves import computes_in_halves
+from lockstep.harness.blackbox.asking import (
+    NO_ROOM,
+    SliceAnswer,
+    SliceAsker,
+    embeds,
+    holds_quantised,
+)
+from lockstep.harness.blackbox.in_halves import computes_in_halves, why_embeddings_off
 from lockstep.harness.blackbox.slices import IN_A_LAYER, at_their_places, n_layers, small
 from lockstep.harness.blackbox.time_steps import has_steps, with_large_steps
 from lockstep.harness.check.check import BadInput, Plan
@@ -141,11 +147,15 @@ def bisected_on(asker: SliceAsker, plan: Plan) -> Bisection | None:
     opened = asker.open(plan)
     try:
         found = bisect_run(opened.context)
-        # who computes in halves is off in every op by more than is allowed of one in F32
-        if not found.culprits or asker.halves:
-            return None
-        if computes_in_halves(opened.context, lambda: asker.halves):
+        if not found.culprits or in_halves(opened.context, asker):
             return None
         return replace(found, asked=OF_TWIN)
     finally:
         opened.close()
+
+
+def in_halves(context: Context, asker: SliceAsker) -> bool:
+    """Who computes in them is off in every op by more than is allowed of one in F32."""
+    if embeds(context):
+        return bool(why_embeddings_off(context))
+    return bool(asker.halves) or computes_in_halves(context, lambda: asker.halves)

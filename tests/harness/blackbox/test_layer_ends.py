@@ -17,6 +17,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import OF_TWIN, Bisection
 from lockstep.harness.blackbox import whole
+from lockstep.harness.blackbox.whole import TWIN
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli.bisection import bisection_lines
 from lockstep.harness.mutants.parts.changed import as_weight, change_weights, ops_with
@@ -200,10 +201,10 @@ def test_a_subject_whose_file_is_in_f32_is_its_own_twin(models: dict[str, Path])
     assert models["F32"].exists()
 
 
-def test_of_a_model_without_logits_no_twin_is_made(tmp_path: Path) -> None:
+def test_a_model_without_logits_is_asked_in_f32_as_well(tmp_path: Path) -> None:
     path = tmp_path / "bert.gguf"
     with llama_cpp_opened() as session:
         make_variant(variant_named("bert"), path, quant="Q8_0", session=session)
-    (found,) = with_made_models(plan_of(path, Ends.name, "black-box"))
-    said = "the model has no logits, which are all that is looked at here"
-    assert (found.status, found.summary) == ("not-applicable", said)
+    found = with_made_models(plan_of(path, Ends.name, "black-box"))
+    assert [v.status for v in found] == ["agreed", "agreed"]
+    assert found[0].summary.startswith(TWIN)
