@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lockstep.engine.errors import Unsupported
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
@@ -81,3 +82,29 @@ def test_beside_such_norms_a_wrong_tensor_is_named_all_the_same(tmp_path: Path) 
     found, why = see_in_place(asker)
     assert {each.tensors for each in found if each.tensors} == {("blk.1.ffn_gate.weight",)}
     assert "attn_q, attn_k: wherever they are" in why
+
+
+class WithoutF32(HeadsBySameEps):
+    """It has no kernel for queries in F32, though for other matrices."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        if weight.format.name == "F32" and weight.name == "blk.0.attn_q.weight":
+            raise Unsupported("no kernel for F32")
+        return super().linear(x, weight)
+
+
+class EpsInTheCodeWithoutF32(Reference, name="test:eps-of-heads-in-the-code-without-f32"):
+    ops = WithoutF32
+
+
+def test_of_an_engine_that_does_not_read_f32_no_stored_weights_are_blamed_for_what_may_be_the_graph(
+    tmp_path: Path,
+) -> None:
+    (path,) = make_variants(["qwen3"], tmp_path, quant="Q4_1")
+    engine = EpsInTheCodeWithoutF32.name
+    asker = asker_of(path, tmp_path / "made", oracle="llama.cpp", engine=engine)
+    found, why = see_in_place(asker)
+    assert not any(each.tensors for each in found)
+    assert "of the same in F32 the engine has no answer" in why
+    assert "no kernel for F32" in why
+    assert "wherever they are" not in why

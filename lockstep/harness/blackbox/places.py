@@ -39,6 +39,10 @@ IN_F32_AS_WELL = (
     "wherever they are the engines differ, in F32 as well: norms of heads, or behind halves, may "
     "have an eps of their own, or embeddings another scale"
 )
+WITHOUT_F32 = (
+    "the engines differ at these in every layer, which may be how they are stored or how they are "
+    "used, and of the same in F32 the engine has no answer"
+)
 TOO_LARGE = "matrices are not looked at in their places: the model in F32 is too large"
 TOGETHER = (("attn_q", "attn_k"), ("ffn_up", "ffn_gate"))  # to scores, to the activation
 
@@ -52,6 +56,7 @@ class SeenInPlace:
     tensors: tuple[str, ...] = ()
     other_eps: bool = False  # norms do not divide by the root of the eps that is in the file
     in_f32: str = ""  # matrices at which the engines differ in F32 as well
+    untold: str = ""  # why it is not known of matrices of every layer that are named
 
 
 def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
@@ -75,7 +80,7 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
         layout = layout_of(asker.file)
     except Unsupported as error:
         return [], f"matrices are not looked at in their places: {error}"
-    found, unseen = [], []
+    found, unseen, untold = [], [], []
     for number, look in enumerate(LOOKS, 1):
         asker.progress(f"matrices at their places, {number} of {len(LOOKS)}: {look.words}")
         each = seen(asker, layout, look)
@@ -86,11 +91,13 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
         each = without_those_wrong_in_f32(asker, layout, each)
         if each.in_f32:
             unseen.append(each.in_f32)
-        if each.tensors or not each.in_f32:
+        if each.untold:
+            untold.append(each.untold)
+        if each.tensors or not (each.in_f32 or each.untold):
             found.append(each)
-    if not unseen:
-        return found, ""
-    return found, f"not looked at in their places: {', '.join(unseen)}: {IN_F32_AS_WELL}"
+    if unseen:
+        untold.insert(0, f"{', '.join(unseen)}: {IN_F32_AS_WELL}")
+    return found, f"not looked at in their places: {'; '.join(untold)}" if untold else ""
 
 
 def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPlace) -> SeenInPlace:
@@ -105,9 +112,13 @@ def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPl
     def in_f32(file: GgufFile) -> Recipe:
         return replace(recipe_of(file, layout, each.look), stored=frozenset())
 
-    if not asker.ask(asker.of_few_tokens(in_f32), (batch_of(layout, each.look),)).differs:
+    answer = asker.ask(asker.of_few_tokens(in_f32), (batch_of(layout, each.look),))
+    if answer.agrees:
         return each
     rest = tuple(name for name in each.tensors if name.split(".")[-2] not in every)
+    if answer.status != "diverged":  # it does not read such a model: nobody knows
+        why = f"{', '.join(every)}: {WITHOUT_F32} ({answer.summary})"
+        return replace(each, tensors=rest, untold=why)
     return replace(each, tensors=rest, in_f32=", ".join(every) if rest else each.look.words)
 
 
