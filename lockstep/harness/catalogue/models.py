@@ -59,6 +59,8 @@ WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProx
             "deepseek2",
             {"expert_gating_func": ("U32", 1), "expert_weights_norm": ("BOOL", False)},
         ),
+        "bert-mean": ("bert", {"pooling_type": ("U32", 1)}),
+        "bert-cls": ("bert", {"pooling_type": ("U32", 2)}),
         "gemma3-scaled": ("gemma3", {"rope.scaling.factor": ("F32", 8.0)}),
     }
 )

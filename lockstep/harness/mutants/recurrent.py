@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.architectures.step import Step
-from lockstep.engine.memory.recurrent import StateView
+from lockstep.engine.batch import Batch
+from lockstep.engine.memory.recurrent import Recurrent, StateView
 from lockstep.engine.model import Model
 from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.reference import rounded
@@ -50,6 +51,23 @@ class NotCarriedLfm2(NotCarried, name="mutant:state-not-carried-lfm2"):
     shows_on = "arch:lfm2"
     site = CONV
     layer = 1
+
+
+class NotKeptBetweenCalls(WrongState, name="mutant:state-not-kept-between-calls"):
+    """Within a call it goes from ubatch to ubatch."""
+
+    mistake = "every call begins with empty states"
+    layer = None
+    site = "logits"
+
+    def change(self, model: Model) -> None:
+        put(model, "decode", self.decode)
+
+    def decode(self, right: Op, batch: Batch, memory: Recurrent, *args: Any, **options: Any) -> F32:
+        empty = memory.empty().numbers
+        for state in memory.states.values():
+            state.numbers = dict(empty)
+        return right(batch, memory, *args, **options)
 
 
 class TailLate(StateView):
@@ -130,6 +148,24 @@ class StateInHalf(WrongState, name="mutant:state-f16"):
 
 
 # --- the convolution ----------------------------------------------------------------------------
+
+
+class NotActive(WrongState, name="mutant:conv-silu-missing"):
+    mistake = "what comes out of the convolution is not put through SiLU"
+    effect = NONSENSE
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "convolve", self.convolve)
+
+    def convolve(self, right: Op, layer: int, x: F32, tail: F32) -> Any:
+        _, kept = right(layer, x, tail)
+        n, weight = len(x) // len(tail), self.loaded.graph.tensors.in_layer
+        rows = x.reshape(len(tail), n, -1).transpose(0, 2, 1)
+        rows = np.concatenate([tail, rows], axis=-1).astype(np.float64)
+        kernel = weight(layer, "ssm_conv1d.weight").values()
+        seen = [rows[..., i : i + n] * kernel[:, i, None] for i in range(kernel.shape[1])]
+        out = np.sum(seen, axis=0).transpose(0, 2, 1).reshape(x.shape)
+        return rounded(out + weight(layer, "ssm_conv1d.bias").values()), kept
 
 
 class Kernel(WrongState):

@@ -1,0 +1,78 @@
+"""What an encoder's rows come to for a sequence: which of them, and of whom."""
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.architectures.step import Step
+from lockstep.engine.model import Model
+from lockstep.engine.quants.base import F32
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
+
+POOR = "embeddings of sentences are poor; searches miss"
+
+
+class WrongPooling(Mistake):
+    group = "embeddings"
+    effect = POOR
+    shows_on = "bert-mean"
+    site = "result_embd_pooled"
+    layer = None
+
+    def change(self, model: Model) -> None:
+        put(model.graph, "pooled", self.pooled)
+
+    def pooled(self, right: Op, step: Step, x: F32) -> F32:
+        """Of each sequence, its rows in the order of their positions."""
+        x, batch = step.probe("result_embd", None, x), step.batch
+        rows = []
+        for seq in np.unique(batch.seq_ids):
+            own = np.flatnonzero(batch.seq_ids == seq)
+            rows.append(self.row(step.ops, x[own[batch.positions[own].argsort()]], x))
+        return np.stack(rows)
+
+    def row(self, ops: Any, own: F32, every: F32) -> F32:
+        raise NotImplementedError
+
+
+class FirstForMean(WrongPooling, name="mutant:pooling-first-for-mean"):
+    mistake = "the first token's row is given where the file asks for the mean of all"
+
+    def row(self, ops: Any, own: F32, every: F32) -> F32:
+        first: F32 = own[0]
+        return first
+
+
+class LastForMean(WrongPooling, name="mutant:pooling-last-for-mean"):
+    mistake = "the last token's row is given where the file asks for the mean of all"
+
+    def row(self, ops: Any, own: F32, every: F32) -> F32:
+        last: F32 = own[-1]
+        return last
+
+
+class MeanOfBatch(WrongPooling, name="mutant:pooling-mean-of-batch"):
+    mistake = "the mean is taken over all tokens of a batch, whatever their sequence"
+    effect = "embeddings depend on what else is embedded at once"
+
+    def row(self, ops: Any, own: F32, every: F32) -> F32:
+        mean: F32 = ops.mean(every)
+        return mean
+
+
+class SumForMean(WrongPooling, name="mutant:pooling-sum-for-mean"):
+    mistake = "rows are added up, and the sum is not divided"
+    effect = "long texts are near to no other"
+
+    def row(self, ops: Any, own: F32, every: F32) -> F32:
+        mean: F32 = ops.mean(own)
+        return mean * np.float32(len(own))
+
+
+class MeanForFirst(WrongPooling, name="mutant:pooling-mean-for-first"):
+    mistake = "the mean of all rows is given where the file asks for the first token's"
+    shows_on = "bert-cls"
+
+    def row(self, ops: Any, own: F32, every: F32) -> F32:
+        mean: F32 = ops.mean(own)
+        return mean
