@@ -30,7 +30,9 @@ from lockstep.harness.blackbox.asking import (
     why_not_asked,
 )
 from lockstep.harness.blackbox.bisection import (
+    MADE,
     NO_LENS,
+    layer_made,
     outside,
     questions_besides,
     without_layers,
@@ -42,8 +44,8 @@ from lockstep.harness.blackbox.looking import Looked, through
 from lockstep.harness.blackbox.places import see_in_place
 from lockstep.harness.blackbox.report import as_of_logits
 from lockstep.harness.blackbox.slices import ALIKE, architecture, n_layers
-from lockstep.harness.blackbox.time_steps import has_steps
-from lockstep.harness.blackbox.whole import in_f32, is_quantised, is_small_enough
+from lockstep.harness.blackbox.time_steps import has_steps, layers_with_steps, with_large_steps
+from lockstep.harness.blackbox.whole import STEPS, in_f32, is_quantised, is_small_enough
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
@@ -88,6 +90,9 @@ def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
+    if says_more(context):
+        yield from of_steps(asker, context)
+        return
     if embeds(context):
         yield from of_embeddings(asker, context)
         return
@@ -106,14 +111,29 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 
 def not_asked(context: Context) -> str:
-    info = context.subject_info
-    # no run of the model itself has the steps that these have
-    unseen = holds_quantised(context.file) or has_steps(context.file)
-    says_more = not (unseen and shows_ends_alone(info))
-    if not shows_no_tensors(info) and says_more:
+    # no run of the model itself has the steps that are asked for
+    if says_more(context) and not has_steps(context.file):
         return f"{context.subject.name} shows tensors, which say more"
     enough = (*ENOUGH, "embed") if embeds(context) else ENOUGH
-    return why_not_asked(context.subject.name, info.levels, enough)
+    return why_not_asked(context.subject.name, context.subject_info.levels, enough)
+
+
+def says_more(context: Context) -> bool:
+    """Whether what the engine shows of the model as it is tells more than models made of it."""
+    info, unseen = context.subject_info, holds_quantised(context.file) or has_steps(context.file)
+    return not shows_no_tensors(info) and not (unseen and shows_ends_alone(info))
+
+
+def of_steps(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
+    """On the whole model, or the slice of the first layer that has any: what makes them is the same
+    for all."""
+    if is_small_enough(asker):
+        asker.progress(STEPS)
+        yield said(context, STEPS, asker.ask(with_large_steps))
+        return
+    first = min(layers_with_steps(asker.file))
+    if row := layer_made(asker, n_layers(asker.file), first, MADE[STEPS]):
+        yield said(context, f"the slice in F32, layer {first}, {row.what}", row.answer)
 
 
 def of_embeddings(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
@@ -140,6 +160,8 @@ def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
         place = ", ".join(filter(None, (layer, row.what)))
         parts = "; ".join(part.name for part in row.parts)
         yield said(context, f"the slice in F32, {place}", row.answer, parts)
+    if has_steps(asker.file):
+        yield from of_steps(asker, context)
     if 0 < len(some) < n:
         text = f"slices of {n - len(some)} layers more, computed alike: {ALL_OF_THEM}"
         yield context.verdict(SUITE, "not-applicable", text)

@@ -21,7 +21,12 @@ BIAS = "ssm_dt.bias"
 
 
 def has_steps(file: GgufFile) -> bool:
-    return any(is_bias(name) for name in file.tensors)
+    return bool(layers_with_steps(file))
+
+
+def layers_with_steps(file: GgufFile) -> list[int]:
+    inside = filter(None, map(IN_A_LAYER.fullmatch, file.tensors))
+    return [int(name[1]) for name in inside if name[2] == BIAS]
 
 
 def is_bias(name: str) -> bool:

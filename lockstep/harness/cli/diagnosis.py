@@ -104,8 +104,9 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
         far = ""
         if each.closest:
             near = each.closest.left < 0.01  # two mistakes, or one made a little otherwise
-            left = f"{'less than 1%' if near else f'{each.closest.left:.0%}'} of the difference"
-            far = f"; the closest leaves {left}: {words_of(each.closest)}"
+            left = "less than 1%" if near else f"{each.closest.left:.0%}"
+            other = "" if near else ", so yours is another one that does something like it"
+            far = f"; the closest leaves {left} of the difference{other}: {words_of(each.closest)}"
         yield f"  none of {each.tried} known mistakes makes all of these answers{far}"
     if not each.named:
         return

@@ -8,6 +8,7 @@ import pytest
 from lockstep.engine.model import Model
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox import whole
 from lockstep.harness.blackbox.whole import STEPS
 from lockstep.harness.mutants.parts.mistakes import Op, put
 from lockstep.harness.synth.small import write_recurrent, write_window
@@ -51,12 +52,25 @@ def test_a_wrong_branch_of_softplus_is_seen_on_the_model_made_with_large_steps(
     assert only.summary.startswith(STEPS)
 
 
-def test_who_shows_no_more_than_the_ends_of_layers_is_asked_as_well(model: Path) -> None:
+@pytest.mark.parametrize("shows", [("l_out", "result_output"), None])
+def test_who_shows_tensors_is_asked_as_well(model: Path, shows: tuple[str, ...] | None) -> None:
     """Its runs of the model itself have no such steps either."""
     wrong = plan_of(model, engine=StepsEnd.name)
-    assert not list(verdicts(wrong, ("logits", "trace")))  # whose single ops say more
-    found = verdicts(wrong, ("logits", "trace"), shows=("l_out", "result_output"))
+    found = list(verdicts(wrong, ("logits", "trace"), shows=shows))
     assert [v.summary.partition(":")[0] for v in found if v.status == "diverged"] == [STEPS]
+    assert len(found) == 1 or shows is not None  # of who shows all of them nothing else is asked
+
+
+def test_of_a_model_too_large_for_a_twin_the_first_layers_slice_has_large_steps(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "LARGEST_TWIN", 1)
+    words = "the slice in F32, layer 0, large time steps"
+    for engine, status in ((StepsEnd.name, "diverged"), ("reference", "agreed")):
+        found = {
+            v.summary.partition(":")[0]: v.status for v in verdicts(plan_of(model, engine=engine))
+        }
+        assert found[words] == status
 
 
 @pytest.mark.parametrize(("wrong", "layers"), [(StepsEnd, {0, 1}), (StepsEndInOne, {1})])

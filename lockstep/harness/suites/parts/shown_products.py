@@ -67,7 +67,8 @@ def sparse_run(context: Context, keep: Keep) -> SparseRun:
     given = replaceable(context, given)
     if not given:
         who = context.subject.name
-        raise NoAnswer(nothing_shown(context), f"nothing can be put into the runs of {who}", {})
+        text = f"nothing that products read can be put into the runs of {who}"
+        raise NoAnswer(nothing_shown(context), text, {})
     return SparseRun(
         program=program,
         places=places,
