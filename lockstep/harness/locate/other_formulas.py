@@ -36,6 +36,10 @@ GATES = {
     "SWIGLU": "a gate by SiLU",
     "REGLU": "a gate by ReLU",
 }
+BY_ERF = FUNCTIONS["GELU_ERF"]
+# architectures whose models are published with it (hidden_act or activation "gelu" of their
+# configurations; nn.GELU of MPT), and that llama.cpp computes with the formula by tanh
+PUBLISHED_BY_ERF = {"bert": "BERT", "falcon": "Falcon", "gptneox": "Pythia", "mpt": "MPT"}
 NORMS = {"RMS_NORM": "RMSNorm, without a mean", "NORM": "LayerNorm, less the mean"}
 EPS = (1e-5, 1e-6, 0.0, 1e-8, 1e-3)  # those that engines write down; 1e-12 is as none
 CARRIED_BY = ("MUL", "ADD")  # a norm's weights and bias
@@ -64,6 +68,7 @@ class OtherFormulas:
             self.made[node.place] = made = {**of_node(node), **self.carried(node)}
             if node.place == self.place:
                 self.text = nearest(node, self.shown, made)
+                self.text += as_published(self.file, self.text)
 
     def carried(self, node: Node) -> Made:
         """What comes of another formula before, times weights and plus a bias."""
@@ -75,6 +80,14 @@ class OtherFormulas:
                     other = with_source(with_weights(node, self.file), i, value)
                     found |= {words: expect(other, PLAIN).value} if other else {}
         return found
+
+
+def as_published(file: GgufFile, text: str) -> str:
+    """Who follows the paper is not wrong about the paper."""
+    name = PUBLISHED_BY_ERF.get(str(file.metadata["general.architecture"].data))
+    if name is None or BY_ERF not in text:
+        return ""
+    return f"; {name} is published with {BY_ERF}, and llama.cpp runs its files with the other"
 
 
 def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
