@@ -60,8 +60,9 @@ from lockstep.harness.synth.twin import KEPT
 
 SUITE = "black-box"
 OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason")
+# or at the end of a layer's half, behind all of its products
 BETWEEN_LAYERS = (
-    *("embd", "inp_embd", "inp_norm", "ffn_inp", "l_out"),
+    *("embd", "inp_embd", "inp_norm", "attn_out", "ffn_inp", "ffn_out", "l_out"),
     *("result_norm", "result_output", "result_embd_pooled"),
 )
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)

@@ -17,6 +17,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import OF_TWIN, Bisection
 from lockstep.harness.blackbox import whole
+from lockstep.harness.blackbox.asking import shows_ends_alone
 from lockstep.harness.blackbox.whole import TWIN
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli.bisection import bisection_lines
@@ -208,3 +209,20 @@ def test_a_model_without_logits_is_asked_in_f32_as_well(tmp_path: Path) -> None:
     found = with_made_models(plan_of(path, Ends.name, "black-box"))
     assert [v.status for v in found] == ["agreed", "agreed"]
     assert found[0].summary.startswith(TWIN)
+
+
+@pytest.mark.parametrize(
+    ("shows", "alone"),
+    [
+        (ENDS, True),
+        (("ffn_out", "result_embd_pooled"), True),  # of an encoder, whose l_out has no name
+        (("attn_out", "ffn_out"), True),  # two products behind one another, and what is between
+        (("l_out", "ffn_swiglu"), False),
+        (("l_out", "kqv_out"), False),
+        (None, False),
+    ],
+)
+def test_who_shows_no_product_by_itself_shows_ends_alone(
+    shows: tuple[str, ...] | None, alone: bool
+) -> None:
+    assert shows_ends_alone(EngineInfo(engine="mine", version="1", shows=shows)) == alone
