@@ -63,7 +63,7 @@ def test_a_limit_that_was_not_measured_is_none_to_be_close_to(qwen3: Recorded) -
     unmeasured = [f for f in exact if not f.measured]
     assert unmeasured
     assert all(" ops" in f.op and f.mismatch is None for f in unmeasured)
-    assert closest([f for f in exact if f.measured and " ops" in f.op]).startswith("all within")
+    assert closest([f for f in exact if f.measured and " ops" in f.op]).startswith("all are within")
 
 
 @pytest.mark.parametrize("limits", [False, True])
