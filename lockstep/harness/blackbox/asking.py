@@ -1,7 +1,7 @@
 """Both engines are asked on models that are made for one question, and judged as in `check`."""
 
 import errno
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +19,7 @@ from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox.few_tokens import FewTokens, cut, few_tokens_of
 from lockstep.harness.blackbox.in_halves import Kept, why_embeddings_off, why_off
 from lockstep.harness.blackbox.kept_bits import kept_in, run_alone
+from lockstep.harness.blackbox.offers import embeds
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
 from lockstep.harness.blackbox.slices import (
@@ -41,10 +42,8 @@ from lockstep.harness.check.check import (
 from lockstep.harness.context.repeats import unsteady
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.dumps.dump import folder_of
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.graph.program import Graph
-from lockstep.harness.http.session import is_address
 from lockstep.harness.records import (
     REFUSED,
     EngineInfo,
@@ -60,13 +59,7 @@ from lockstep.harness.synth.twin import KEPT
 
 SUITE = "black-box"
 OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason")
-# or at the end of a layer's half, behind all of its products
-BETWEEN_LAYERS = (
-    *("embd", "inp_embd", "inp_norm", "attn_out", "ffn_inp", "ffn_out", "l_out"),
-    *("result_norm", "result_output", "result_embd_pooled"),
-)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-ENOUGH = ("logits", "logprobs", "greedy")  # levels of harness.protocol
 Make = Callable[[GgufFile], Recipe]
 
 
@@ -290,39 +283,6 @@ def on_made_models(
 def holds_quantised(file: GgufFile) -> bool:
     """Weights that a product converts something for."""
     return any(info.type.name not in KEPT for info in file.tensors.values())
-
-
-def shows_no_tensors(info: EngineInfo) -> bool:
-    silent = info.shows == () or (info.levels is not None and "trace" not in info.levels)
-    return silent and not (info.computes_nodes or info.shows_nodes)
-
-
-def shows_ends_alone(info: EngineInfo) -> bool:
-    """Whether no product in a layer is judged apart from all others of it: of a quantised model,
-    whose honest runs part by percents within one layer, that says no more than logits do. Who
-    computes single ops as its runs do is judged op by op, whatever it shows."""
-    alone = info.shows is not None and not {*info.shows} - {*BETWEEN_LAYERS}
-    return alone and not info.computes_nodes
-
-
-def embeds(context: Context) -> bool:
-    """Whether rows of embeddings are all that there is to ask for."""
-    levels, facts = context.subject_info.levels, context.facts
-    if levels is None:
-        return not (facts.has_logits or facts.not_ours)
-    return "embed" in levels and not set(levels).intersection(ENOUGH)
-
-
-def why_not_asked(
-    engine: str, levels: Collection[str] | None, enough: Sequence[str] = ENOUGH
-) -> str:
-    """Why nothing can be asked of an engine on models that are made for it; "": it can. enough: any
-    of these levels is."""
-    if folder_of(engine) is not None or is_address(engine):
-        return f"{engine} holds one model and opens no other (serve:COMMAND starts one for each)"
-    if levels is not None and not set(levels).intersection(enough):
-        return f"{engine} offers none of {', '.join(enough)}, and models made of this one need one"
-    return ""
 
 
 def verdicts_of(

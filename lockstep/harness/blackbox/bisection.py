@@ -22,7 +22,7 @@ from lockstep.harness.blackbox import (
     several_threads,
 )
 from lockstep.harness.blackbox.answers_of_threads import LISTS, TEXTS, TOKENS
-from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker, why_not_asked
+from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.in_halves import HALVES, NOT_WEIGHTS
 from lockstep.harness.blackbox.layers import (
     LayerRow,
@@ -50,6 +50,7 @@ from lockstep.harness.blackbox.numbers import (
     counted_otherwise,
     guilty_among,
 )
+from lockstep.harness.blackbox.offers import why_not_asked
 from lockstep.harness.blackbox.parts import Maker, larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.rewriting import Recipe

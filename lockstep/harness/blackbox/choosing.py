@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from math import prod
 
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.harness.blackbox.asking import SliceAsker, on_made_models, why_not_asked
+from lockstep.harness.blackbox.asking import SliceAsker, on_made_models
 from lockstep.harness.blackbox.few_tokens import OF_TOKENS
+from lockstep.harness.blackbox.offers import why_not_asked
 from lockstep.harness.blackbox.parts import EMBEDDING
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import n_layers

@@ -16,9 +16,10 @@ from tempfile import TemporaryDirectory
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.bisect.bisection import Bisection, bisect
-from lockstep.harness.blackbox.asking import Make, SliceAsker, on_made_models, why_not_asked
+from lockstep.harness.blackbox.asking import Make, SliceAsker, on_made_models
 from lockstep.harness.blackbox.first_layers import enough_of, enough_types
 from lockstep.harness.blackbox.long_context import layers_to_ask
+from lockstep.harness.blackbox.offers import why_not_asked
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import ALIKE, architecture, first_layers, n_layers
 from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites

@@ -19,15 +19,10 @@ from lockstep.harness.blackbox import (
     whole,
 )
 from lockstep.harness.blackbox.asking import (
-    ENOUGH,
     SliceAnswer,
     SliceAsker,
-    embeds,
     holds_quantised,
     on_made_models,
-    shows_ends_alone,
-    shows_no_tensors,
-    why_not_asked,
 )
 from lockstep.harness.blackbox.bisection import (
     MADE,
@@ -41,6 +36,13 @@ from lockstep.harness.blackbox.in_halves import HALVES
 from lockstep.harness.blackbox.layers import as_it_is, of_layer
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
+from lockstep.harness.blackbox.offers import (
+    ENOUGH,
+    embeds,
+    shows_ends_alone,
+    shows_no_tensors,
+    why_not_asked,
+)
 from lockstep.harness.blackbox.places import see_in_place
 from lockstep.harness.blackbox.report import as_of_logits
 from lockstep.harness.blackbox.slices import ALIKE, architecture, n_layers

@@ -23,13 +23,11 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.blackbox.asking import (
-    ENOUGH,
     SliceAnswer,
     SliceAsker,
     left_unanswered,
     on_made_models,
     verdicts_of,
-    why_not_asked,
     worst_of,
 )
 from lockstep.harness.blackbox.first_layers import Layer, check_alike, roles_in
@@ -40,6 +38,7 @@ from lockstep.harness.blackbox.long_texts import (
     merged,
     only_in_long,
 )
+from lockstep.harness.blackbox.offers import ENOUGH, why_not_asked
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import first_layers, n_layers
 from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites

@@ -23,14 +23,9 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.blackbox import long_context
-from lockstep.harness.blackbox.asking import (
-    NotSteady,
-    SliceAsker,
-    left_unanswered,
-    on_made_models,
-    why_not_asked,
-)
+from lockstep.harness.blackbox.asking import NotSteady, SliceAsker, left_unanswered, on_made_models
 from lockstep.harness.blackbox.long_context import SUITE, ways_to_make
+from lockstep.harness.blackbox.offers import why_not_asked
 from lockstep.harness.blackbox.slices import first_layers, n_layers, number
 from lockstep.harness.check.check import BadInput, Opened, Plan
 from lockstep.harness.context.further_runs import FurtherRun, is_small

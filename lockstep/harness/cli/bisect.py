@@ -146,7 +146,7 @@ def bisect(
 @contextmanager
 def whole_commands(plan: "Plan") -> Iterator[None]:
     """An engine that shows no tensors: with the commands that need none."""
-    from lockstep.harness.blackbox.asking import why_not_asked
+    from lockstep.harness.blackbox.offers import why_not_asked
     from lockstep.harness.context.suite import NoAnswer
     from lockstep.harness.locate.locate import LEVELS
 

@@ -151,7 +151,7 @@ def black_box_command(plan: "Plan") -> str:
 
 def can_be_sliced(plan: "Plan", engines: "Sequence[EngineInfo]") -> bool:
     """Whether it shows no tensors, and answers on models that are made of the plan's."""
-    from lockstep.harness.blackbox.asking import shows_no_tensors, why_not_asked
+    from lockstep.harness.blackbox.offers import shows_no_tensors, why_not_asked
 
     own = [info for info in engines if info.engine != plan.oracle and shows_no_tensors(info)]
     return any(not why_not_asked(plan.engine, info.levels) for info in own)

@@ -17,7 +17,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import OF_TWIN, Bisection
 from lockstep.harness.blackbox import whole
-from lockstep.harness.blackbox.asking import shows_ends_alone
+from lockstep.harness.blackbox.offers import shows_ends_alone
 from lockstep.harness.blackbox.whole import TWIN
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli.bisection import bisection_lines

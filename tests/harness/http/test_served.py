@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.engine.errors import Unsupported
-from lockstep.harness.blackbox.asking import why_not_asked
+from lockstep.harness.blackbox.offers import why_not_asked
 from lockstep.harness.cli.acid_checks import check_opens_files
 from lockstep.harness.context.runner import Runner, is_outside
 from lockstep.harness.http import served

@@ -1,0 +1,48 @@
+"""What an engine shows, and whether it can be asked on models that are made for it."""
+
+from collections.abc import Collection, Sequence
+
+from lockstep.harness.context.suite import Context
+from lockstep.harness.dumps.dump import folder_of
+from lockstep.harness.http.session import is_address
+from lockstep.harness.records import EngineInfo
+
+# what lies between layers, or at the end of a layer's half, behind all of its products
+BETWEEN_LAYERS = (
+    *("embd", "inp_embd", "inp_norm", "attn_out", "ffn_inp", "ffn_out", "l_out"),
+    *("result_norm", "result_output", "result_embd_pooled"),
+)
+ENOUGH = ("logits", "logprobs", "greedy")  # levels of harness.protocol
+
+
+def shows_no_tensors(info: EngineInfo) -> bool:
+    silent = info.shows == () or (info.levels is not None and "trace" not in info.levels)
+    return silent and not (info.computes_nodes or info.shows_nodes)
+
+
+def shows_ends_alone(info: EngineInfo) -> bool:
+    """Whether no product in a layer is judged apart from all others of it: of a quantised model,
+    whose honest runs part by percents within one layer, that says no more than logits do. Who
+    computes single ops as its runs do is judged op by op, whatever it shows."""
+    alone = info.shows is not None and not {*info.shows} - {*BETWEEN_LAYERS}
+    return alone and not info.computes_nodes
+
+
+def embeds(context: Context) -> bool:
+    """Whether rows of embeddings are all that there is to ask for."""
+    levels, facts = context.subject_info.levels, context.facts
+    if levels is None:
+        return not (facts.has_logits or facts.not_ours)
+    return "embed" in levels and not set(levels).intersection(ENOUGH)
+
+
+def why_not_asked(
+    engine: str, levels: Collection[str] | None, enough: Sequence[str] = ENOUGH
+) -> str:
+    """Why nothing can be asked of an engine on models that are made for it; "": it can. enough: any
+    of these levels is."""
+    if folder_of(engine) is not None or is_address(engine):
+        return f"{engine} holds one model and opens no other (serve:COMMAND starts one for each)"
+    if levels is not None and not set(levels).intersection(enough):
+        return f"{engine} offers none of {', '.join(enough)}, and models made of this one need one"
+    return ""
