@@ -105,7 +105,7 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
         if each.closest:
             near = each.closest.left < 0.01  # two mistakes, or one made a little otherwise
             left = "less than 1%" if near else f"{each.closest.left:.0%}"
-            other = "" if near else ", so yours is another one that does something like it"
+            other = "" if near else ", so there is another in its place, or beside it"
             far = f"; the closest leaves {left} of the difference{other}: {words_of(each.closest)}"
         yield f"  none of {each.tried} known mistakes makes all of these answers{far}"
     if not each.named:

@@ -28,6 +28,7 @@ class Findings:
     values: Values  # the oracle's, at the guilty sites and what belongs to them
     skipped: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: shown in vain
     own_inputs: bool = False  # what is judged works on these, not on the oracle's
+    in_halves: str = ""  # F16 or BF16, of whose numbers is all that an engine shows
     embeddings: bool = False  # these are: the model has no logits
     unknown: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: no truth of it
     not_put_in: int = 0  # wrong places at which the subject cannot go on with other values
@@ -67,7 +68,10 @@ class Findings:
         """What is not wrong, in words."""
         fine = sum(f.mismatch is None and f.compared > 0 for f in self.all)
         what = "segments" if self.own_inputs else "ops"
-        return f"on {self.basis} {fine} of {len(self.all)} {what} agree"
+        text = f"on {self.basis} {fine} of {len(self.all)} {what} agree"
+        kind = self.in_halves
+        more = f" (all that it shows are numbers of {kind}: half a step of these is not seen)"
+        return text + more * bool(kind)
 
     @property
     def basis(self) -> str:

@@ -184,6 +184,7 @@ def judge_own_run(
         skipped={no_such_node(otherwise, places): otherwise} if otherwise else {},
         unknown=of_no_use(context, run, judge),
         own_inputs=True,
+        in_halves="" if context.subject.stored else ", ".join(sorted({*run.stored.values()})),
     )
     if judge.orders:  # its experts come in another order than the oracle's
         return findings, {}
