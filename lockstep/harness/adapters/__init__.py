@@ -27,9 +27,16 @@ def has_sbatch(version: str) -> bool:
 
 
 def split_version(name: str) -> tuple[str, str]:
-    """Engine and version of `NAME@VERSION`; the installed version has none, and no path has."""
-    engine, _, version = name.partition("@")
-    return (name, "") if "/" in engine or name.startswith(PREFIX) else (engine, version)
+    """Engine and version of `NAME@VERSION`; the installed version has none, and no path has.
+
+    Raises Unsupported where nothing follows the @.
+    """
+    engine, at, version = name.partition("@")
+    if "/" in engine or name.startswith(PREFIX):
+        return name, ""
+    if at and not version:
+        raise Unsupported(f"{name!r} names no version; expected one such as {engine}@0.3.8")
+    return engine, version
 
 
 def adapter_class(name: str) -> type[Adapter]:
