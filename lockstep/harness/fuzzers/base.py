@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lockstep.engine.choices import choices
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.registry import Registered
 from lockstep.harness import fuzzers
+from lockstep.harness.adapters.parts.users import is_users
 from lockstep.harness.asking.environments import provide
 from lockstep.harness.check.check import BadInput, described
-from lockstep.harness.context.runner import Runner
+from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.parallel.children import Done, Said, Say, raise_for
 from lockstep.harness.parallel.works import Executor, events_of
@@ -25,6 +27,8 @@ from lockstep.harness.records import EXACT, EngineInfo, Settings, Verdict
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import ReportWriter, plain
 from lockstep.harness.runs.run import Listener, RunResult, run_folder
+from lockstep.harness.synth.builtin import BUILTIN
+from lockstep.harness.synth.llama import write_llama
 
 Progress = Callable[[str, str], None]  # (target, text)
 
@@ -57,6 +61,18 @@ class FuzzPlan:
 
     def runner(self) -> Runner:
         return Runner(time_limit=self.time_limit, memory_limit=self.memory_limit)
+
+    def open(self, name: str, stack: ExitStack) -> Session:
+        """Open an engine that is asked about no model, until the stack closes.
+
+        A Python class gets the path of a small model all the same: its `__init__` may load it.
+        """
+        model = None
+        if is_users(name):
+            folder = stack.enter_context(TemporaryDirectory(prefix="lockstep-"))
+            model = Path(folder) / "model.gguf"
+            write_llama(BUILTIN["f32"], model)
+        return stack.enter_context(self.runner().open(name, model, self.settings))
 
     def command(self, fuzzer: str, target: str, *options: str) -> str:
         """What shows a finding again; the options say which case."""
@@ -171,11 +187,9 @@ def engines_of(
         try:
             for name in names:
                 provide(name, progress)
-            opened = [plan.runner().open(name, None, plan.settings) for name in names]
+            opened = [plan.open(name, stack) for name in names]
         except Unsupported as error:
             raise BadInput(str(error)) from error
-        for session in opened:
-            stack.enter_context(session)
         return tuple(described(session) for session in opened)
 
 

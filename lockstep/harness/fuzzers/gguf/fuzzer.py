@@ -50,11 +50,9 @@ class GgufFuzzer(Fuzzer, name="gguf"):
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
         with ExitStack() as stack:
-            runner = plan.runner()
             names = [plan.oracle, *([WITNESS] if plan.witness else [])]
             subject, *others = (
-                stack.enter_context(runner.open(name, None, plan.settings))
-                for name in dict.fromkeys([plan.engine, *names])
+                plan.open(name, stack) for name in dict.fromkeys([plan.engine, *names])
             )
             ways = {session: WAYS.get(session.name, {FULL: 1}) for session in others}
             for session in others:

@@ -35,12 +35,10 @@ class QuantsFuzzer(Fuzzer, name="quants"):
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict]:
         targets = plan.targets or self.targets()
         with ExitStack() as stack:
-            runner = plan.runner()
             free = [n for n in WITNESSES if n not in (plan.engine, plan.oracle)]
             witness = free[0] if free else "llama.cpp"
             oracle, subject, third, numbers = (
-                stack.enter_context(runner.open(name, None, plan.settings))
-                for name in (plan.oracle, plan.engine, witness, NUMBERS)
+                plan.open(name, stack) for name in (plan.oracle, plan.engine, witness, NUMBERS)
             )
             for name in targets:
                 kind = WeightFormat.named(name)
