@@ -26,6 +26,16 @@ small: at most 2 bounds; fatal: llama.cpp ended of it; unjudged: the node is not
 """
 
 
+def cache_type(name: str) -> str:
+    """Return a cache type as our records spell it: llama.cpp's own options take `q8_0`."""
+    from lockstep.harness.records import CACHE_TYPES
+
+    if name.upper() not in CACHE_TYPES:
+        known = ", ".join(CACHE_TYPES)
+        raise typer.BadParameter(f"{name!r} is no type of a cache; llama.cpp has {known}")
+    return name.upper()
+
+
 def shadow(
     models: Annotated[
         list[Path] | None, typer.Argument(help="GGUF files.", metavar="MODEL...")
@@ -51,10 +61,20 @@ def shadow(
         typer.Option(help="Tokens that llama.cpp computes together at most.", min=1),
     ] = None,
     cache_type_k: Annotated[
-        str | None, typer.Option(help="Type of the keys in the cache, instead of the preset's.")
+        str | None,
+        typer.Option(
+            help="Type of the keys in the cache, such as Q8_0, instead of the preset's.",
+            parser=cache_type,
+            metavar="TYPE",
+        ),
     ] = None,
     cache_type_v: Annotated[
-        str | None, typer.Option(help="Of the values; a quantised one needs flash attention.")
+        str | None,
+        typer.Option(
+            help="Type of the values; a quantised one needs flash attention.",
+            parser=cache_type,
+            metavar="TYPE",
+        ),
     ] = None,
     seed: SeedOpt = 0,
     faults: Annotated[

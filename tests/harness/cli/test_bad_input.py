@@ -204,6 +204,12 @@ def test_a_bad_model_for_the_subject_is_refused_too(lockstep: Lockstep, tmp_path
         (("check", "builtin:f32", "--suite", "speed"), ["'speed'", "metadata", "trace"]),
         (("check", "builtin:f32", "--engine", "rust"), ["'rust'", "llama.cpp", "reference"]),
         (("check", "builtin:f32", "--oracle", "rust"), ["'rust'", "llama.cpp", "reference"]),
+        *(
+            ((*command, role, "llama.cpp@"), ["'llama.cpp@' names no version", "llama.cpp@0.3.8"])
+            for command in (("check", "builtin:f32"), ("fuzz", "batch"), ("fuzz", "tokens"))
+            for role in ("--engine", "--oracle")
+        ),
+        (("tokenize", "builtin:f32", "--text", "x", "--engine", "llama.cpp@"), ["no version"]),
         (("bisect", "builtin:f32", "--engine", "mutant:x"), ["mutant:wrong-eps", "reference"]),
         (("run", "builtin:f32", "--prompt", "x", "--engine", "rust"), ["'rust'", "fast"]),
         (("tokenize", "builtin:f32", "--text", "x", "--engine", "no"), ["'no'", "llama.cpp"]),
@@ -255,6 +261,8 @@ def test_an_unknown_choice_is_refused_and_the_known_ones_are_named(
         ("check", "--tokens", "0"),
         ("check", "--tokens", "many"),
         ("check", "--settings", "fancy"),
+        ("shadow", "--arch", "mamba", "--cache-type-k", "q9_0"),
+        ("shadow", "--arch", "mamba", "--cache-type-v", "f15"),
         ("check", "--seed", str(2**128)),
         ("synth", "-o", "x", "--seed", "-1"),
         ("trace", "builtin:f32"),
