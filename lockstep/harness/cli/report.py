@@ -132,7 +132,7 @@ def lines_of(found: "Changes") -> Iterator[str]:
         ]
         yield from some(kind, told)
     texts = [
-        f"{c.suite} {c.case}: {words(c.before)} to {words(c.after)}" + (", worse" * c.worse)
+        f"{c.suite} {c.case}: {' to '.join(words(c))}" + (", worse" * c.worse)
         for c in found.changed
     ]
     yield from some("changed", texts)

@@ -5,6 +5,7 @@ model and the other did not, that is a change as well: what is not looked at any
 is a difference that is larger than it was.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite, isnan, sqrt
@@ -33,16 +34,27 @@ Spot = tuple[str, str, str]  # suite, model, what of it
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Of a suite on one model: its worst verdict before and after."""
+    """A suite's worst verdict on one model before and after, and how many comparisons held.
+
+    n_before: verdicts that agreed in A. n_after: those that agreed or were excused in B, since a
+    known divergence may take the place of an agreement.
+    """
 
     suite: str
     case: str
     before: str
     after: str
+    n_before: int = 0
+    n_after: int = 0
 
     @property
     def worse(self) -> bool:
-        return level(self.after) > level(self.before)
+        return level(self.after) > level(self.before) or self.lacks
+
+    @property
+    def lacks(self) -> bool:
+        """Whether B holds fewer comparisons than A without a verdict that says why."""
+        return self.n_after < self.n_before and level(self.after) == level(self.before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,16 +139,21 @@ def level(status: str) -> int:
 def changes_between(a: RowsOfRun, b: RowsOfRun) -> Changes:
     before, after = loud(a), loud(b)
     worst_before, worst_after = worst(a), worst(b)
+    comparable = not any(otherwise(a, b))  # other numbers may need other comparisons
+    n_before = held_comparisons(a, ("agreed",)) if comparable else Counter()
+    n_after = held_comparisons(b, ("agreed", "excused"))
     every = [
         Change(
             suite=suite,
             case=case,
             before=worst_before.get((suite, case), ABSENT),
             after=worst_after.get((suite, case), ABSENT),
+            n_before=n_before[suite, case],
+            n_after=n_after[suite, case],
         )
         for suite, case in {**worst_before, **worst_after}
     ]
-    changed = [change for change in every if change.before != change.after]
+    changed = [change for change in every if change.before != change.after or change.lacks]
     grown, shrunk = sizes_changed(a, b)
     return Changes(
         new=[row for spot, row in after.items() if spot not in before],
@@ -165,6 +182,12 @@ def worst(run: RowsOfRun) -> dict[tuple[str, str], str]:
         if key not in found or level(row["status"]) > level(found[key]):
             found[key] = row["status"]
     return found
+
+
+def held_comparisons(run: RowsOfRun, statuses: Sequence[str]) -> Counter[tuple[str, str]]:
+    """Count the verdicts with these statuses, by suite and model."""
+    rows = (row for row in run.verdicts if row["status"] in statuses)
+    return Counter((row["suite"], row["case"]) for row in rows)
 
 
 # --- how large ------------------------------------------------------------------------------------
@@ -343,7 +366,7 @@ def as_json(changes: Changes) -> dict[str, Any]:
         "smaller": [sized(growth) for growth in changes.smaller],
         "changed": [
             {"suite": c.suite, "case": c.case, "before": c.before, "after": c.after}
-            | {"worse": c.worse}
+            | {"compared": [c.n_before, c.n_after], "worse": c.worse}
             for c in changes.changed
         ],
         "moved": [

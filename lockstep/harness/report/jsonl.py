@@ -103,6 +103,10 @@ def read_unfinished(path: Path) -> list[dict[str, Any]]:
     rows = rows_of(path, raw[: raw.rfind(b"\n") + 1].splitlines())
     if not rows or rows[0]["kind"] != "header":
         raise BrokenReport(f"{path}: the first line must be the header")
+    if rows[-1]["kind"] == "footer":
+        check_order(path, rows)
+    elif any(row["kind"] == "footer" for row in rows):
+        raise BrokenReport(f"{path}: the footer must be the last line")
     return rows
 
 
@@ -153,5 +157,5 @@ def check_order(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             f"there are {kinds.count('verdict')}"
         )
     counts = Counter(row["status"] for row in rows if row["kind"] == "verdict")
-    if rows[-1]["counts"] != counts:
+    if rows[-1]["counts"] != dict(counts):
         raise BrokenReport(f"{path}: the footer counts {rows[-1]['counts']}, there are {counts}")

@@ -82,6 +82,34 @@ def test_a_suite_that_is_not_there_any_more_is_worse() -> None:
     assert found.worse
 
 
+def test_comparison_that_is_gone_is_worse() -> None:
+    """The suite agrees in both runs, and B looked at less."""
+    found = changes(run(verdict("trace"), verdict("trace")), run(verdict("trace")))
+    assert [(c.n_before, c.n_after, c.worse) for c in found.changed] == [(2, 1, True)]
+    assert found.worse
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("agreed", "diverged", "diverged"), ("agreed",)),
+        (("agreed", "agreed"), ("agreed", "excused")),
+        (("excused", "excused", "agreed"), ("agreed",)),
+    ],
+)
+def test_differences_that_are_gone_or_known_leave_no_gap(
+    before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    assert not changes(
+        run(*(verdict("trace", status) for status in before)),
+        run(*(verdict("trace", status) for status in after)),
+    ).worse
+
+
+def test_runs_of_other_seeds_may_hold_other_comparisons() -> None:
+    assert not changes(run(verdict("trace"), verdict("trace")), run(verdict("trace"), seed=9)).worse
+
+
 def test_a_suite_or_a_model_more_is_no_worse() -> None:
     found = changes(
         run(verdict("logits")), run(verdict("logits"), verdict("logits", case="n.gguf"))
@@ -313,6 +341,19 @@ def test_a_folder_without_a_report_is_one_clear_error(
     assert (
         said == f"lockstep: {tmp_path}: expected a run's folder with a report.jsonl, found none\n"
     )
+
+
+@pytest.mark.parametrize("command", ["page", "diff", "convert"])
+def test_report_whose_footer_does_not_add_up_is_a_usage_error(
+    folder: Callable[[str, Rows], str], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    whole = run(verdict("logits"), verdict("trace"))
+    for n, rows in enumerate([[*whole[:-2], whole[-1]], [whole[0], whole[-1], *whole[1:-1]]]):
+        a, b = folder(f"a{n}", whole), folder(f"b{n}", rows)
+        with pytest.raises(SystemExit) as end:
+            app(["report", command, *([a] if command == "diff" else []), b])
+        assert end.value.code == 2
+        assert "footer" in capsys.readouterr().err
 
 
 def test_a_run_that_did_not_finish_is_incomplete_where_nothing_got_worse(

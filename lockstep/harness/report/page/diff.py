@@ -1,6 +1,6 @@
 """The page of two runs: what is new, gone, larger, smaller, changed, and nearer to its limit."""
 
-from lockstep.harness.report.changes import ABSENT, Changes, sizes_of, title_of
+from lockstep.harness.report.changes import ABSENT, Change, Changes, sizes_of, title_of
 from lockstep.harness.report.page.page import rendered
 from lockstep.harness.report.page.verdicts import RowsOfRun, counted
 from lockstep.harness.report.text import MARKS
@@ -27,8 +27,15 @@ def sentence_of(changes: Changes) -> str:
     return f"{text}."
 
 
-def words(status: str) -> str:
-    return "not in the report" if status == ABSENT else MARKS[status].lower()
+def words(change: Change) -> tuple[str, str]:
+    """The verdict before and after; where only comparisons went missing, how many there are."""
+    if change.lacks:
+        return counted(change.n_before, "comparison"), str(change.n_after)
+    before, after = (
+        "not in the report" if status == ABSENT else MARKS[status].lower()
+        for status in (change.before, change.after)
+    )
+    return before, after
 
 
 def page_of_changes(a: RowsOfRun, b: RowsOfRun, names: tuple[str, str], changes: Changes) -> str:
