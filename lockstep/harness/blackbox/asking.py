@@ -17,7 +17,13 @@ from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox.few_tokens import FewTokens, cut, few_tokens_of
-from lockstep.harness.blackbox.in_halves import Kept, why_embeddings_off, why_off
+from lockstep.harness.blackbox.in_halves import (
+    COMPUTED_IN,
+    InHalves,
+    Kept,
+    explain_by_halves,
+    explain_embeddings,
+)
 from lockstep.harness.blackbox.kept_bits import kept_in, run_alone
 from lockstep.harness.blackbox.offers import embeds
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
@@ -58,7 +64,10 @@ from lockstep.harness.suites.parts.one_batch import with_one_batch
 from lockstep.harness.synth.twin import KEPT
 
 SUITE = "black-box"
-OF_EXTENT = ("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason")
+OF_EXTENT = (
+    *("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason"),
+    COMPUTED_IN,
+)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 Make = Callable[[GgufFile], Recipe]
 
@@ -72,7 +81,7 @@ class SliceAnswer:
     worst: float = 0.0  # of the largest logit; 0 where tokens were compared
     allowed: float = 0.0
     engines: tuple[EngineInfo, ...] = ()  # that answered
-    extent: Mapping[str, Any] = field(default_factory=dict)  # of a divergence: its kind and size
+    extent: Mapping[str, Any] = field(default_factory=dict)  # kind and size of a divergence
 
     @property
     def agrees(self) -> bool:
@@ -81,6 +90,11 @@ class SliceAnswer:
     @property
     def differs(self) -> bool:
         return self.status in ("diverged", "crashed", "malformed", "timed-out")
+
+    @property
+    def is_in_halves(self) -> bool:
+        """Whether 16 bits explain what differs, so that nothing smaller is seen."""
+        return COMPUTED_IN in self.extent
 
     @property
     def is_no_number(self) -> bool:
@@ -307,9 +321,13 @@ def verdicts_of(
 def embeddings_of(context: Context, *, made_in_f32: bool) -> list[Verdict]:
     found = list(run_suites(context, ("embeddings",)))
     differs = made_in_f32 and any(verdict.status == "diverged" for verdict in found)
-    if differs and (why := why_embeddings_off(context)):
-        return [context.verdict(SUITE, "not-compared", why)]
+    if differs and (halves := explain_embeddings(context)):
+        return [hidden_by_halves(context, halves)]
     return found
+
+
+def hidden_by_halves(context: Context, halves: InHalves) -> Verdict:
+    return context.verdict(SUITE, "not-compared", halves.why, {COMPUTED_IN: halves.kind})
 
 
 class NotSteady(Exception):
@@ -333,8 +351,8 @@ def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
         if found.status == "diverged" and kept is not None:
             detail = found.detail
             allowed = detail["allowed_relative"] * detail["largest_logit"]
-            if why := why_off(context, expected, actual, allowed, kept):
-                return context.verdict(SUITE, "not-compared", why)
+            if halves := explain_by_halves(context, expected, actual, allowed, kept):
+                return hidden_by_halves(context, halves)
         return found
     except NoAnswer as error:
         return unanswered(SUITE, context, error)

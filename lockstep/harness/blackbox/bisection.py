@@ -23,7 +23,7 @@ from lockstep.harness.blackbox import (
 )
 from lockstep.harness.blackbox.answers_of_threads import LISTS, TEXTS, TOKENS
 from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker
-from lockstep.harness.blackbox.in_halves import HALVES, NOT_WEIGHTS
+from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS
 from lockstep.harness.blackbox.layers import (
     LayerRow,
     as_it_is,
@@ -128,7 +128,7 @@ def bisect_steady(asker: SliceAsker) -> BlackBoxBisection:
         left_out.append(f"{n} layers: their slices have the fault outside the layers as well")
     else:
         rows += of_layers(asker, n)
-    halves = any(HALVES in row.answer.summary for row in rows)
+    halves = any(row.answer.is_in_halves for row in rows)
     lenses, unseen = ([], [NO_LENS]) if rows[0].answer.differs else look(asker)
     if halves:  # what is far off is seen
         lenses = [each for each in lenses if each.answer.differs]

@@ -32,7 +32,7 @@ from lockstep.harness.blackbox.bisection import (
     questions_besides,
     without_layers,
 )
-from lockstep.harness.blackbox.in_halves import HALVES
+from lockstep.harness.blackbox.in_halves import COMPUTED_IN
 from lockstep.harness.blackbox.layers import as_it_is, of_layer
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import Looked, through
@@ -100,7 +100,7 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
         return
     of_the_graph = list(of_graph(asker, context))
     yield from of_the_graph
-    halves = any(HALVES in verdict.summary for verdict in of_the_graph)
+    halves = any(COMPUTED_IN in verdict.detail for verdict in of_the_graph)
     wrong = any(verdict.status == "diverged" for verdict in of_the_graph)
     if is_quantised(asker):
         of_one_file = asker.subject_file is asker.file  # else it may be that which differs

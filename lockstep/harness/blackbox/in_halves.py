@@ -7,6 +7,7 @@ So they are asked (kept_bits.py) whether they tell numbers apart that halves do 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
@@ -19,68 +20,90 @@ from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.judging.stored import half_step, looks_like
 from lockstep.harness.records import Evaluation, Request
 
-HALVES = "so that smaller faults are not seen on it"  # ends what is said of such an engine
+COMPUTED_IN = "computed_in"  # in the detail of a verdict: F16 or BF16
 NOT_WEIGHTS = "halves do not show weights to the last bit"
 LIMIT = 2  # times what our own run in halves is off: another engine rounds in other places
 Kept = Callable[[], str | None]  # "F16", "BF16", "": neither, None: it cannot be told
 
 
-def why_off(
-    context: Context, expected: Evaluation, actual: Evaluation, allowed: float, kept: Kept
-) -> str:
-    """Of an engine that computes in halves, as far as can be told, and is off by no more than they
-    are; or that rounds its logits to such alone, and is off by no more than that; "" of others.
-    actual: the engine's; allowed: of one that does neither."""
+@dataclass(frozen=True, kw_only=True)
+class InHalves:
+    """What explains an engine's errors on a model made in F32. why: a sentence for people."""
+
+    kind: str  # F16 or BF16
+    why: str
+
+
+def explain_by_halves(
+    context: Context,
+    expected: Evaluation,
+    actual: Evaluation,
+    allowed: float,
+    kept: Kept,
+    *,
+    outputs: str = "logits",
+) -> InHalves | None:
+    """Return what 16 bits explain: errors of an engine that computes in them, or that rounds its
+    outputs to them and is off by no more than that. None: they explain nothing.
+
+    actual: the subject's outputs; allowed: the limit of an engine that does neither; outputs: how
+    a sentence names them.
+    """
     along = context.honest
     if not isinstance(along, AlongLlamaCpp):
-        return ""
+        return None
     runs = np.concatenate(expected.logits), np.concatenate(actual.logits)
     shown = "" if looks_like(expected.logits) else looks_like(actual.logits)
     proven = kept()
     if proven == "":
-        return why_rounded(*runs, shown, allowed) if shown else ""
+        return explain_by_rounding(*runs, shown, allowed, outputs) if shown else None
     kind = proven or shown
     if not kind:
-        return ""
+        return None
     rounded = along.kept_in(kind, context.batches)
     limit = LIMIT * worst_distance(np.concatenate(context.noise.logits), rounded)
     off, size = worst_distance(*runs), largest(runs[0]) or 1.0
     if not isfinite(limit) or off > limit:
-        return ""
-    how = f"all its logits are numbers of {kind}"
+        return None
+    how = f"all its {outputs} are {kind} numbers"
     if shown != kind:
-        how = f"the engine tells no numbers apart that are the same in {kind}"
-    return (
-        f"{how}, and it is {off / size:.1e} of the largest off: an engine that computes in {kind} "
-        f"may be by {limit / size:.1e} on this model, which is made in F32, {HALVES}"
+        how = f"the engine cannot tell apart numbers that are equal in {kind}"
+    why = (
+        f"{how}, and its largest error is {off / size:.1e} of the largest; an engine that computes "
+        f"in {kind} may be off by {limit / size:.1e} on this model, which is made in F32; smaller "
+        "faults are not seen on it"
     )
+    return InHalves(kind=kind, why=why)
 
 
-def why_rounded(expected: F32, actual: F32, kind: str, allowed: float) -> str:
+def explain_by_rounding(
+    expected: F32, actual: F32, kind: str, allowed: float, outputs: str
+) -> InHalves | None:
+    """Return what rounding the outputs alone explains: half a step of each beside the limit."""
     limit: NDArray[np.float64] = allowed + half_step(actual, kind)
     if not np.all(np.abs(expected.astype(np.float64) - actual) <= limit):
-        return ""
-    return (
-        f"all its logits are numbers of {kind}, and none is off by more than rounding them to such "
-        f"makes, {HALVES}"
+        return None
+    why = (
+        f"all its {outputs} are {kind} numbers, and rounding to {kind} explains every error; "
+        "smaller faults are not seen on it"
     )
+    return InHalves(kind=kind, why=why)
 
 
-def why_embeddings_off(context: Context) -> str:
-    """The same of an engine that is asked for these alone: what it tells apart is not asked. Raises
-    NoAnswer."""
+def explain_embeddings(context: Context) -> InHalves | None:
+    """The same for an engine that gives embeddings alone, which is not asked what it tells apart.
+    Raises NoAnswer."""
     own = context.for_embeddings()
     try:
         rows = own.ask_both("embed", own.batches)
         first, second = (Evaluation(logits=each, trace=None) for each in rows)
-        why = why_off(own, first, second, allowed=0.0, kept=lambda: None)
-        return why.replace("logits", "embeddings")
+        return explain_by_halves(own, first, second, 0.0, lambda: None, outputs="embeddings")
     finally:
         own.close()
 
 
 def computes_in_halves(context: Context, kept: Kept) -> bool:
-    """Asks both engines for the usual run. Raises NoAnswer."""
+    """Ask both engines for the usual run. Raises NoAnswer."""
     asked = context.ask_both("evaluate", Request(batches=context.batches))
     allowed = context.noise.relative * largest(np.concatenate(asked[0].logits))
-    return bool(why_off(context, *asked, allowed, kept))
+    return explain_by_halves(context, *asked, allowed, kept) is not None

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from lockstep.engine.errors import EngineError
 from lockstep.harness.bisect.bisection import OF_TWIN, Bisection, bisect_run
 from lockstep.harness.blackbox.asking import NO_ROOM, SliceAnswer, SliceAsker, holds_quantised
-from lockstep.harness.blackbox.in_halves import computes_in_halves, why_embeddings_off
+from lockstep.harness.blackbox.in_halves import computes_in_halves, explain_embeddings
 from lockstep.harness.blackbox.offers import embeds
 from lockstep.harness.blackbox.slices import IN_A_LAYER, at_their_places, n_layers, small
 from lockstep.harness.blackbox.time_steps import has_steps, with_large_steps
@@ -152,5 +152,5 @@ def bisected_on(asker: SliceAsker, plan: Plan) -> Bisection | None:
 def in_halves(context: Context, asker: SliceAsker) -> bool:
     """Who computes in them is off in every op by more than is allowed of one in F32."""
     if embeds(context):
-        return bool(why_embeddings_off(context))
+        return explain_embeddings(context) is not None
     return bool(asker.halves) or computes_in_halves(context, lambda: asker.halves)
