@@ -120,7 +120,24 @@ class Honest:
             choice["logprobs"] = {"top_logprobs": [{r["token"]: r["logprob"] for r in rows}]}
         return 200, {"choices": [choice], "usage": {"prompt_tokens": len(ids)}}
 
+    def chat_completions(self, body: Any, v1: bool) -> tuple[int, Any]:
+        """CHAT_TEMPLATE by hand; a model of `lockstep acid` has a text for a template."""
+        (message,) = body["messages"]
+        held = self.engine.file.metadata.get("tokenizer.chat_template")
+        text = f"<user> {message['content']} <bot>"
+        if held is not None and "{" not in held.data:
+            text = held.data
+        ids = self.engine.tokenize([text.encode()], parse_special=True)[0]
+        _, said = self.completion({"prompt": ids, "n_predict": body["max_tokens"]}, v1)
+        message = {"role": "assistant", "content": said["content"]}
+        return 200, {"choices": [{"message": message}], "usage": {"prompt_tokens": len(ids)}}
 
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}<bot>{% endif %}"
+)
+CHAT = frozenset({"/v1/chat/completions"})
 NATIVE = frozenset({"/props", "/v1/models", "/tokenize", "/completion"})
 OPENAI = frozenset({"/v1/models", "/v1/completions"})
 

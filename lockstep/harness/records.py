@@ -104,6 +104,7 @@ class EngineInfo:
     levels: tuple[str, ...] | None = None
     utf8_only: bool = False  # no other text can be sent to it
     text_only: bool = False  # a prompt is a text: it takes no ids
+    chat_only: bool = False  # that text is a message, with the model's chat template around it
     unmapped: tuple[str, ...] = ()  # tensors that it has, under names that the map does not know
 
 

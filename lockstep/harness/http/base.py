@@ -19,6 +19,7 @@ class About:
     build: str
     levels: tuple[str, ...]
     text_only: bool = False
+    chat_only: bool = False
     facts: tuple[tuple[str, Any], ...] = ()  # of the model, by name
     path: str = ""  # of the model's file, where the server runs
 
@@ -114,6 +115,7 @@ def info_of(name: str, about: About, **more: Any) -> EngineInfo:
         shows=(),
         levels=about.levels,
         text_only=about.text_only,
+        chat_only=about.chat_only,
         utf8_only=True,
         **more,
     )

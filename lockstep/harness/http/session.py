@@ -15,7 +15,8 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.session import Session, in_words
-from lockstep.harness.http.base import About, Ask, Complaint, info_of
+from lockstep.harness.http.base import About, Ask, Complaint, Server, info_of
+from lockstep.harness.http.chat import Chat
 from lockstep.harness.http.client import REFUSALS, Address, StatusRefused, address_of, exchange
 from lockstep.harness.http.llama_server import LlamaServer
 from lockstep.harness.http.openai import OpenAi
@@ -93,7 +94,8 @@ class HttpSession(Session):
         url, _, self.chosen = engine.removeprefix(OPENAI).partition("#")
         self.address = address_of(url)
         self.only_openai = engine.startswith(OPENAI) or self.address.base.endswith("/v1")
-        self.server: LlamaServer | OpenAi | None = None
+        self.server: Server | None = None
+        self.lacking: list[str] = []  # requests that the server has no page for
         self.said: EngineInfo | None = None
 
     def _ask(
@@ -167,7 +169,12 @@ class HttpSession(Session):
         def ask(method: str, path: str, body: Any = None) -> Any:
             self.last.request = in_short(method, path, body)
             get = partial(exchange, address, method, path, body, deadline)
-            said = waited_for(get, deadline)
+            try:
+                said = waited_for(get, deadline)
+            except StatusRefused as error:
+                if error.status in LACKING:
+                    self.lacking.append(f"{method} {address.base}{path}")
+                raise
             prompt = body.get("prompt") if type(body) is dict else None
             if type(prompt) is str and (n := tokens_counted(said)) is not None:
                 self.counted[prompt.encode()] = n
@@ -190,8 +197,11 @@ class HttpSession(Session):
     def refusal(self, error: StatusRefused) -> Outcome:
         words = printable(error.message)
         if error.status in LACKING or 300 <= error.status < 400:
-            lost = error.status == 404 and self.said is None and "/v1" not in self.address.base
-            more = "; to the address of most servers of that kind belongs /v1" if lost else ""
+            more = ""
+            if self.lacking and self.said is None:
+                more = f"; the server has none of {', '.join(dict.fromkeys(self.lacking))}"
+                if "/v1" not in self.address.base:
+                    more += "; to the address of most servers of that kind belongs /v1"
             return Unanswerable(message=words + more)
         if error.status in REFUSALS:
             return Rejected(message=words)
@@ -214,7 +224,9 @@ class HttpSession(Session):
             self.said = info_of(self.name, about, settings=self.settings)
         return self.said
 
-    def found(self, deadline: float) -> tuple[LlamaServer | OpenAi, About]:
+    def found(self, deadline: float) -> tuple[Server, About]:
+        """The first kind of server whose pages are there. Raises StatusRefused."""
+        self.lacking.clear()
         ask = self.asking(self.address, deadline)
         if not self.only_openai:
             props = page(ask, "/props")
@@ -226,7 +238,13 @@ class HttpSession(Session):
             self.address = address_of(f"{self.address}/v1")
             ask = self.asking(self.address, deadline)
         other = OpenAi(name=self.chosen)
-        return other, other.about(ask)
+        try:
+            return other, other.about(ask)
+        except StatusRefused as error:
+            if error.status not in LACKING:
+                raise
+        chat = Chat(name=self.chosen)
+        return chat, chat.about(ask)
 
 
 def in_short(method: str, path: str, body: Any) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import steps_of
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.chat_template import prompt_ids
 from lockstep.harness.context.further_runs import is_small, n_cells
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite, not_offered
@@ -78,7 +79,9 @@ class Text(Suite, name="text"):
         ):
             yield silent
             return
-        others = (behind_others, close_calls, partial(several_threads, bool(nothing)))
+        chat = context.subject_info.chat_only  # a prompt of any length is a whole message to it
+        calls = () if chat else (close_calls,)
+        others = (behind_others, *calls, partial(several_threads, bool(nothing)))
         for more in (*others, partial(at_once, found)):
             if not found <= {"agreed", "excused", "not-applicable", ENDED}:
                 break
@@ -262,7 +265,7 @@ def behind(
     whole: bool = False,
 ) -> Iterator[Verdict]:
     """whole: it may not end early. Raises NoAnswer."""
-    ids = context.ask(context.oracle, "tokenize", [prompt])[0]
+    ids = prompt_ids(context, prompt)
     if not ids:
         raise NothingToAsk("the prompt has no tokens, so there is nothing to go on from")
     context.progress(f"the text of {n} tokens")

@@ -8,6 +8,7 @@ where logits are NaN an argmax is often 0, a control token without a text.
 import numpy as np
 
 from lockstep.engine.batch import steps_of
+from lockstep.harness.context.chat_template import prompt_ids
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.tolerances import between_two
 from lockstep.harness.records import Verdict
@@ -47,7 +48,7 @@ def must_write(context: Context, prompt: bytes) -> bytes:
     """The first that honest runs write of whole characters, among their first N_OTHERS tokens: up
     to there no other token is within the noise, and none has no text or ends a text or a line,
     which engines may end at. Empty where there is no such."""
-    ids = context.ask(context.oracle, "tokenize", [prompt])[0]
+    ids = prompt_ids(context, prompt)
     if not ids:
         return b""
     free = context.ask(context.oracle, "greedy", ids, min(N_OTHERS, context.n_steps))

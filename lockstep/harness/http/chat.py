@@ -1,0 +1,47 @@
+"""Servers that offer `/v1/chat/completions` alone: a prompt is the user's message of a chat.
+
+The server writes the model's template around the message, so the oracle is given that text
+(harness.context.chat_template). Greedy text is all that such a server shows.
+"""
+
+from dataclasses import dataclass
+
+from lockstep.harness.http.base import About, Ask, as_bytes, member, text, utf8
+from lockstep.harness.http.client import StatusRefused
+from lockstep.harness.protocol.messages import printable
+
+ANY_MODEL = "default"  # servers of one model take any name
+
+
+@dataclass(kw_only=True)
+class Chat:
+    """name: of the model, where a server has several."""
+
+    name: str = ""
+
+    def about(self, ask: Ask) -> About:
+        self.name = self.name or model_name(ask)
+        self.generate(ask, b"Once", 1)
+        return About(
+            version=printable(f"chat server of {self.name}"),
+            build="",
+            levels=("generate",),
+            text_only=True,
+            chat_only=True,
+        )
+
+    def generate(self, ask: Ask, prompt: bytes, n: int) -> bytes:
+        """The greedy text of n tokens that answers one message."""
+        (words,) = utf8([prompt])
+        messages = [{"role": "user", "content": words}]
+        body = {"model": self.name, "messages": messages, "max_tokens": n, "temperature": 0}
+        said = ask("POST", "/chat/completions", body)
+        return as_bytes(text(member(said, "choices", 0, "message"), "content"))
+
+
+def model_name(ask: Ask) -> str:
+    """The first model that the server lists; it need not list any."""
+    try:
+        return text(ask("GET", "/models"), "data", 0, "id")
+    except StatusRefused:
+        return ANY_MODEL

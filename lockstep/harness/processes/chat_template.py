@@ -1,0 +1,71 @@
+"""A chat template rendered by Jinja: in its sandbox, in a process with limited time and memory.
+
+A template comes with a model file and is untrusted: a sandbox keeps it from objects of ours, and
+not from `'x' * 10**11`. As a program it reads one JSON object and writes the text.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+from lockstep.harness.processes import limits
+
+TIME_LIMIT_SECONDS = 20.0
+MEMORY_LIMIT_BYTES = 1 << 30
+MAX_TEXT_BYTES = 1 << 20
+
+
+class NoText(Exception):
+    """The template gives no text; one sentence that says why."""
+
+
+def render_apart(template: str, message: str, bos: str, eos: str) -> str:
+    """Render in a limited process. Raises NoText, with the reason."""
+    leash = [sys.executable, "-I", "-S", limits.__file__, str(os.getpid())]
+    given = {"template": template, "message": message, "bos_token": bos, "eos_token": eos}
+    try:
+        done = subprocess.run(
+            [*leash, str(MEMORY_LIMIT_BYTES), sys.executable, "-m", __name__],
+            input=json.dumps(given).encode(),
+            capture_output=True,
+            timeout=TIME_LIMIT_SECONDS,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoText(f"it renders for more than {TIME_LIMIT_SECONDS:g} s") from error
+    if done.returncode or len(done.stdout) > MAX_TEXT_BYTES:
+        last = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["out of memory"]
+        raise NoText(last[-1][:200] if done.returncode else "its text is longer than 1 MiB")
+    return done.stdout.decode()
+
+
+def render(template: str, message: str, bos_token: str, eos_token: str) -> str:
+    """As transformers renders a chat: blocks trimmed, loop controls, an immutable sandbox."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+
+    def refuse(text: str) -> None:
+        raise ValueError(text)
+
+    environment.globals["raise_exception"] = refuse
+    return environment.from_string(template).render(
+        messages=[{"role": "user", "content": message}],
+        add_generation_prompt=True,
+        bos_token=bos_token,
+        eos_token=eos_token,
+    )
+
+
+def main() -> None:
+    text = render(**json.load(sys.stdin)).encode("utf-8", "replace")
+    with open(1, "wb", closefd=False) as out:
+        out.write(text)
+
+
+if __name__ == "__main__":
+    main()
