@@ -47,6 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lockstep.harness.runs",),
     ("lockstep.harness.damage", "lockstep.harness.fuzzers", "lockstep.harness.catalogue"),
     ("lockstep.harness.diagnosis", "lockstep.harness.selftest"),
+    ("lockstep.api",),
     ("lockstep.golden",),  # its commands are the command line's, so it comes before
     ("lockstep.harness.cli",),
     ("lockstep.harness.entry",),
@@ -56,6 +57,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 # adapters and suites are found by name, when one is asked for: the engine that computes along a
 # graph, wrong engines and honest ones lie further up, and so do suites
 DISCOVERIES = (
+    ("lockstep", "lockstep.api"),  # `lockstep.Adapter`, when it is first used
     ("lockstep.harness.adapters", "lockstep.harness.mutants"),
     ("lockstep.harness.adapters", "lockstep.harness.honest"),
     ("lockstep.harness.adapters", "lockstep.harness.graph.engine"),

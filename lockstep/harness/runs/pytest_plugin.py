@@ -158,43 +158,30 @@ def check_with(
     **of_plan: Any,
 ) -> Any:
     """The run (runs.run.RunResult); fails the test by what differs, skips what is not there."""
-    from lockstep.engine.errors import EngineError
     from lockstep.harness.asking.template import keep_template
-    from lockstep.harness.check.check import BadInput, Plan
-    from lockstep.harness.http.session import preset_for
-    from lockstep.harness.parallel.works import Forks
-    from lockstep.harness.records import PRESETS
+    from lockstep.harness.check.check import BadInput
     from lockstep.harness.report.text import explain
-    from lockstep.harness.runs.known_failures import read_known
-    from lockstep.harness.runs.run import Listener, run_plans
+    from lockstep.harness.runs.check_model import check_model, plan_for_model
 
     engine = engine or config.getoption("--lockstep-engine")
     if not engine:
         pytest.fail("no engine: pass one, or --lockstep-engine", pytrace=False)
-    preset = config.getoption("--lockstep-settings") or preset_for(engine)
+    settings = config.getoption("--lockstep-settings")
     of_plan = {"time_limit": config.getoption("--lockstep-timeout")} | of_plan
-    command = shlex.join([str(model), "--engine", engine, "--settings", preset])
-    plan = Plan(
-        case=model.name,
-        model=model,
-        subject_model=model,
-        engine=engine,
-        settings=PRESETS[preset],
-        suites=suites,
-        command=command,
-        **of_plan,
-    )
     if KEPT not in config.stash:  # each test starts llama.cpp
         config.stash[KEPT] = ExitStack()
         config.stash[KEPT].enter_context(keep_template())
     try:
         reports = folder_of_session(config) / "-".join((model.name, *suites))
         listed = config.getoption("--lockstep-known")
-        known = read_known(Path(listed)) if listed else None
-        result = run_plans(
-            [plan], reports, ["pytest", *shlex.split(command)], Forks(1), Listener(), known
+        plan = plan_for_model(model, engine, settings=settings, suites=suites, **of_plan)
+        result = check_model(
+            plan,
+            reports,
+            known=Path(listed) if listed else None,
+            command=["pytest", *shlex.split(plan.command)],
         )
-    except (BadInput, EngineError) as error:
+    except BadInput as error:
         pytest.fail(str(error), pytrace=False)
     note(str(result.folder))
     said = [explain(v) for v in result.verdicts if v.status not in ("agreed", "excused")]

@@ -120,7 +120,7 @@ def test_of_several_classes_one_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("x = 1\n", "defines no subclass of lockstep.harness.adapters.base.Adapter"),
+        ("x = 1\n", "defines no subclass of lockstep.Adapter"),
         ("import nothing_of_that_name\n", "ModuleNotFoundError: No module named 'nothing_of"),
         ("def f(:\n", "SyntaxError"),
         ("\n\n1 / 0\n", r"ZeroDivisionError: division by zero (mine.py, line 3)"),

@@ -142,7 +142,7 @@ def only(classes: dict[str, type[Adapter]], wanted: str, place: str) -> type[Ada
     if wanted and wanted not in classes:
         raise Unsupported(f"{place} has no engine {wanted!r} (known: {known or 'none'})")
     if not classes:
-        text = f"{place} defines no subclass of lockstep.harness.adapters.base.Adapter"
+        text = f"{place} defines no subclass of lockstep.Adapter"
         raise Unsupported(f"{text}; lockstep protocol --guide shows one")
     if len(set(classes.values())) > 1 and not wanted:
         first = next(iter(classes))

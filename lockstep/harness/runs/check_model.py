@@ -1,0 +1,43 @@
+"""One model checked from Python: by scripts (`lockstep.check`) and by the pytest plugin."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.choices import choices
+from lockstep.engine.errors import EngineError
+from lockstep.harness.check.check import BadInput, Plan
+from lockstep.harness.http.session import preset_for
+from lockstep.harness.parallel.works import Forks
+from lockstep.harness.records import PRESETS
+from lockstep.harness.runs.known_failures import read_known
+from lockstep.harness.runs.run import Listener, RunResult, run_plans
+
+
+def plan_for_model(model: Path, engine: str, *, settings: str | None, **of_plan: Any) -> Plan:
+    """A plan of this model for both engines. of_plan: other fields of Plan. Raises BadInput."""
+    preset = settings or preset_for(engine)
+    if preset not in PRESETS:
+        raise BadInput(f"no preset named {preset!r} {choices(preset, PRESETS)}")
+    return Plan(
+        case=model.name,
+        model=model,
+        subject_model=model,
+        engine=engine,
+        settings=PRESETS[preset],
+        command=shlex.join([str(model), "--engine", engine, "--settings", preset]),
+        **of_plan,
+    )
+
+
+def check_model(
+    plan: Plan, reports: Path, *, known: Path | None = None, command: Sequence[str] = ()
+) -> RunResult:
+    """Run the plan into a new folder of `reports`. Raises BadInput."""
+    listed = read_known(known) if known else None
+    command = command or ["lockstep", "check", *shlex.split(plan.command)]
+    try:
+        return run_plans([plan], reports, command, Forks(1), Listener(), listed)
+    except EngineError as error:
+        raise BadInput(str(error)) from error
