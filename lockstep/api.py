@@ -6,11 +6,12 @@ A user's class imports them from `lockstep`. Everything else may change from ver
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.harness.adapters.base import Adapter
-from lockstep.harness.check.check import BadInput, Plan
+from lockstep.harness.exit_codes import BadInput
 from lockstep.harness.records import (
     EngineInfo,
     Evaluation,
@@ -23,8 +24,9 @@ from lockstep.harness.records import (
     Trace,
     Verdict,
 )
-from lockstep.harness.runs.check_model import check_model, plan_for_model
-from lockstep.harness.runs.run import RunResult
+
+if TYPE_CHECKING:
+    from lockstep.harness.runs.run import RunResult
 
 __all__ = [
     "Adapter",
@@ -35,7 +37,6 @@ __all__ = [
     "Evaluation",
     "FileSummary",
     "Request",
-    "RunResult",
     "Settings",
     "Site",
     "TensorRecord",
@@ -46,8 +47,6 @@ __all__ = [
     "check",
 ]
 
-DEFAULTS = Plan.__dataclass_fields__
-
 
 def check(
     model: str | PathLike[str],
@@ -56,13 +55,13 @@ def check(
     suites: Sequence[str] = (),
     settings: str | None = None,
     oracle: str = "llama.cpp",
-    tokens: int = DEFAULTS["n_tokens"].default,
-    steps: int = DEFAULTS["n_steps"].default,
+    tokens: int = 32,
+    steps: int = 64,
     seed: int = 0,
-    timeout: float = DEFAULTS["time_limit"].default,
+    timeout: float = 300.0,
     report: str | PathLike[str] = "reports",
     known: str | PathLike[str] | None = None,
-) -> RunResult:
+) -> "RunResult":
     """Run `lockstep check MODEL --engine ENGINE` and return its verdicts.
 
     engine: as the option takes it: a command, an address, dump:FOLDER, adapter:FILE.
@@ -74,6 +73,9 @@ def check(
 
     Raises BadInput where the model, the engine or an option cannot be used.
     """
+    # late: a user's class imports this module too, and needs none of it
+    from lockstep.harness.runs.check_model import check_model, plan_for_model
+
     plan = plan_for_model(
         Path(model),
         engine,

@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from lockstep.harness.records import BOTH, REFUSED, Verdict
 
 
+class BadInput(Exception):
+    """What was asked for cannot be done: a usage or configuration error, exit code 2."""
+
+
 def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
     """The worst of its models': one of which nothing was compared does not hide among others,
     unless it is one that the engine need not take."""

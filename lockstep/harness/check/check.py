@@ -37,6 +37,7 @@ from lockstep.harness.dumps.dump import (
     map_of,
     read_dump,
 )
+from lockstep.harness.exit_codes import BadInput as BadInput
 from lockstep.harness.graph.honest_runs import AlongLlamaCpp
 from lockstep.harness.http.session import is_address, is_served
 from lockstep.harness.judging.lanes import lanes_of
@@ -87,10 +88,6 @@ class Plan:
     memory_limit: int = MEMORY
     optional: bool = False  # one of many that are made for any engine, which need not take it
     command: str = ""  # the options that make this plan, for the command that repeats it
-
-
-class BadInput(Exception):
-    """What was asked for cannot be done: a usage or configuration error, exit code 2."""
 
 
 def suites_named(names: Sequence[str]) -> list[type[Suite]]:
