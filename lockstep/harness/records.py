@@ -256,6 +256,21 @@ class Malformed:
 Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Busy | Malformed
 
 
+# --- what a run says while it goes on --------------------------------------------------------
+
+
+class Stage(str):
+    """Text of progress that begins a step: a pipe shows it at once. suite: the one that begins."""
+
+    suite: str = ""
+
+    @classmethod
+    def of_suite(cls, name: str) -> "Stage":
+        stage = cls(f"suite {name}")
+        stage.suite = name
+        return stage
+
+
 # --- what a comparison can end in -----------------------------------------------------------
 
 
@@ -289,7 +304,9 @@ Status = Literal[
 ]
 
 
+ENGINE = "engine"  # in the detail of what an engine did not answer: its name
 REFUSED = "refused"  # the kind of a divergence in which nothing was compared
+MADE_MODEL = "made_model"  # in the detail of what was seen on a model made from the user's
 BOTH = "both"  # engines of a run
 
 

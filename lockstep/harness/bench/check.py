@@ -13,6 +13,7 @@ from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress
 from lockstep.harness.bench.shadow import model_of
 from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.records import Stage
 
 NUMBERED = re.compile(r"\d|\.\w")  # a number, or the name of a tensor
 WALL, OWN = "seconds", "own"
@@ -74,10 +75,11 @@ class PhaseClock:
         """As a Context says what it is doing."""
         self.say(text)
         self.stop()
-        if text.startswith("suite ") or text == END:
-            self.suite, self.now = text.removeprefix("suite "), ""
-        if not text.startswith("suite "):
-            self.now = " ".join(word for word in text.split() if not NUMBERED.search(word))
+        if isinstance(text, Stage) and text.suite:
+            self.suite, self.now = text.suite, ""
+            return
+        self.suite = END if text == END else self.suite
+        self.now = " ".join(word for word in text.split() if not NUMBERED.search(word))
 
     def stop(self) -> None:
         began, self.since = self.since, clocks()

@@ -51,6 +51,7 @@ from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.graph.program import Graph
 from lockstep.harness.records import (
+    ENGINE,
     REFUSED,
     EngineInfo,
     Evaluation,
@@ -60,13 +61,15 @@ from lockstep.harness.records import (
     Verdict,
 )
 from lockstep.harness.suites.logits import compared
+from lockstep.harness.suites.parts.list_scales import LOGARITHMS
 from lockstep.harness.suites.parts.one_batch import with_one_batch
 from lockstep.harness.synth.twin import KEPT
 
 SUITE = "black-box"
+# of a verdict's detail: what kind of difference it is, and how large
 OF_EXTENT = (
     *("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason"),
-    COMPUTED_IN,
+    *(COMPUTED_IN, LOGARITHMS),
 )
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 Make = Callable[[GgufFile], Recipe]
@@ -369,7 +372,7 @@ def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
         some = [verdict for verdict in some if verdict.status != "excused"]
     worst = min(some or verdicts, key=lambda verdict: order.index(exit_code([verdict])))
     status, detail = worst.status, worst.detail
-    if is_nobodys(status, worst.summary, detail, oracle):
+    if is_nobodys(status, detail, oracle):
         status = "not-compared"
     return SliceAnswer(
         status=status,
@@ -381,7 +384,7 @@ def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
 
 
 def left_unanswered(error: NoAnswer, oracle: str) -> SliceAnswer:
-    if not is_nobodys(error.status, str(error), error.detail, oracle):
+    if not is_nobodys(error.status, error.detail, oracle):
         return SliceAnswer(status=error.status, summary=str(error))
     text, detail = str(error), error.detail
     if detail.get("kind") == REFUSED:  # no engine is wrong in that, so none is said to be
@@ -389,9 +392,9 @@ def left_unanswered(error: NoAnswer, oracle: str) -> SliceAnswer:
     return SliceAnswer(status="not-compared", summary=text)
 
 
-def is_nobodys(status: Status, said: str, detail: Mapping[str, Any], oracle: str) -> bool:
+def is_nobodys(status: Status, detail: Mapping[str, Any], oracle: str) -> bool:
     """Nobody is blamed for refusing a model that nobody has trained, nor for what the oracle does
     with one."""
-    of_oracle = status != "agreed" and said.startswith(f"{oracle} ")
+    of_oracle = status != "agreed" and detail.get(ENGINE) == oracle
     refused = status == "diverged" and "question" in detail
     return of_oracle or refused or detail.get("at_fault") in ("oracle", "both")

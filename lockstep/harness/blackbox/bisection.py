@@ -233,7 +233,7 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
         fails = FAILS_MUTED if role_of_any(asker) is None else FAILS
         part = fails
         if answer.status == "diverged":
-            part = of_another_base(answer.summary) or part_outside(asked, of_logits=of_logits)
+            part = of_another_base(answer) or part_outside(asked, of_logits=of_logits)
         part = told_from_scale(asker, part) if part.name == EPS.name else part
         yield LayerRow(layer=None, answer=answer, parts=(part,), asked=asked.found)
         return

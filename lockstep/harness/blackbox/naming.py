@@ -40,7 +40,7 @@ from lockstep.harness.blackbox.parts import (
     simple_rows,
     tied_head,
 )
-from lockstep.harness.suites.logprobs import OF_BASE, PROBABILITIES
+from lockstep.harness.suites.parts.list_scales import LOGARITHMS
 
 SAME, STILL = "embeddings that are all the same", "embeddings that a norm does not change"
 Table = tuple[tuple[Maker, str, str], ...]
@@ -231,8 +231,7 @@ def half_of_the_activation(part: Part) -> Part:
 # --- outside the layers -------------------------------------------------------------------------
 
 OF_LOGITS = "what is made of logits: a cap"
-BETWEEN = "; "  # clauses
-LOGARITHMS = "what is made of logits: their logarithms"
+OF_LOGARITHMS = "what is made of logits: their logarithms"
 # gemma2's head is always the table of its embeddings, whose rows no model can have otherwise alone
 BOTH_ENDS = "embedding, output norm, output matrix, or what is made of logits"
 ONE_ROW = "kernels for a single row, as one token at a time has"
@@ -282,13 +281,11 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
     return asked.first_of(OF_VALUES) or part_of_the_head(asked)
 
 
-def of_another_base(said: str) -> Part | None:
-    """said: of lists that differ. Where all their values are right but for that, models made for
-    one part each say nothing: one whose values are all alike hides it, as an output norm's does."""
-    known = (OF_BASE, PROBABILITIES.removeprefix(BETWEEN))
-    clauses = (each for each in said.split(BETWEEN) if any(words in each for words in known))
-    clause = next(clauses, "")
-    return Part(name=LOGARITHMS, words=clause) if clause else None
+def of_another_base(answer: SliceAnswer) -> Part | None:
+    """Where all values of lists are right as other logarithms, models made for one part each say
+    nothing: one whose values are all alike hides it, as an output norm's does."""
+    words = answer.extent.get(LOGARITHMS)
+    return Part(name=OF_LOGARITHMS, words=words) if words else None
 
 
 def part_of_the_head(asked: Asked) -> Part:

@@ -25,7 +25,7 @@ from lockstep.harness.blackbox.slices import (
 )
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
-from lockstep.harness.records import Verdict
+from lockstep.harness.records import MADE_MODEL, Verdict
 from lockstep.harness.suites.decode import LONGER, Decode, greedy_alone, of_the_whole
 from lockstep.harness.suites.parts.prompts_in_turn import in_turn
 
@@ -59,7 +59,8 @@ def first_layer(file: GgufFile) -> Recipe:
 
 
 def said(outer: Context, context: Context) -> Iterator[Verdict]:
-    yield from in_turn(outer, context, WHERE)
+    for verdict in in_turn(outer, context, WHERE):
+        yield replace(verdict, detail={**verdict.detail, MADE_MODEL: True})
     if of_the_whole(outer) < outer.n_steps:
         yield from longer_text(outer, context, right=of_the_whole(outer))
 
@@ -75,5 +76,5 @@ def longer_text(outer: Context, context: Context, *, right: int) -> Iterator[Ver
     if wrong and wrong.detail["step"] < right:
         return
     last = wrong or found[-1]
-    detail, key = {**last.detail}, LONGER.split("/")
+    detail, key = {**last.detail, MADE_MODEL: True}, LONGER.split("/")
     yield outer.verdict("decode", last.status, f"{WHERE}{last.summary}", detail, key)

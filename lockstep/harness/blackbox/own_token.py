@@ -30,7 +30,7 @@ from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
-from lockstep.harness.records import Answered, Evaluation, Request, Verdict
+from lockstep.harness.records import MADE_MODEL, Answered, Evaluation, Request, Verdict
 from lockstep.harness.suites.parts.control_tokens import clear_places, ids_of_control
 from lockstep.harness.suites.parts.prompts_in_turn import chosen_behind
 
@@ -99,7 +99,12 @@ def another(
         f"{WHERE}: behind {', '.join(map(str, ids))} the next is {found}, the oracle's {wanted}"
         f"{which}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
     )
-    detail: dict[str, Any] = {"at_fault": "subject", "expected": wanted, "actual": found}
+    detail: dict[str, Any] = {
+        "at_fault": "subject",
+        "expected": wanted,
+        "actual": found,
+        MADE_MODEL: True,
+    }
     detail |= {"allowed": allowed, "asked": f"token {wanted} behind itself"}
     if 0 <= found < n:
         detail["margin"] = margin

@@ -126,13 +126,11 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
 
 
 def is_of_a_made_model(verdict: "Verdict") -> bool:
-    """Of what diagnose asks nothing."""
-    from lockstep.harness.blackbox import own_prompts, own_token
+    """Whether it was seen where diagnose asks nothing: on a made model, or with several threads."""
+    from lockstep.harness.records import MADE_MODEL
 
-    said = (verdict.summary, str(verdict.detail.get("asked", "")))
-    made = any(text.startswith((own_prompts.WHERE, own_token.WHERE)) for text in said)
-    made = made or "n_threads" in verdict.detail  # and there it is right with one
-    return made or verdict.suite in ("black-box", "long-context")
+    elsewhere = MADE_MODEL in verdict.detail or "n_threads" in verdict.detail
+    return elsewhere or verdict.suite in ("black-box", "long-context")
 
 
 def without_tensors(plan: "Plan", *, sliced: bool, ordinary: bool = True) -> Iterator[str]:

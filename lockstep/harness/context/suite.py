@@ -25,6 +25,7 @@ from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.judging.noise import MORE_RUNS, RUNS, NoiseFloor
 from lockstep.harness.processes.engine_process import Closable
 from lockstep.harness.records import (
+    ENGINE,
     REFUSED,
     Answered,
     Busy,
@@ -326,31 +327,32 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
     """called: how the question is named, where not as for most models."""
     asked, question = question, called or in_words(question)
     if isinstance(outcome, Crashed):
-        log = {"log": list(outcome.log), "said": outcome.said}
+        log = {ENGINE: engine, "log": list(outcome.log), "said": outcome.said}
         words = outcome.message.removeprefix(f"{engine} failed: ")
         how = "failed" if outcome.said else "crashed"  # the first lives on
         return NoAnswer("crashed", f"{engine} {how} in {question}: {words}", log)
     if isinstance(outcome, TimedOut):
-        log = {"log": list(outcome.log), LESS: option_for_less(asked, outcome.tokens)}
+        less = option_for_less(asked, outcome.tokens)
+        log = {ENGINE: engine, "log": list(outcome.log), LESS: less}
         if outcome.tokens and " " not in asked:  # else more words say of what
             question += f" of {outcome.tokens} tokens"
         text = f"{engine} did not answer {question} within {outcome.seconds:g} s"
         text += f": {outcome.note}" if outcome.note else ""
         return NoAnswer("timed-out", text, log)
     if isinstance(outcome, Busy):
-        return NoAnswer(
-            "not-compared", f"{engine} did not answer {question}: {outcome.message}", {BUSY: True}
-        )
+        text = f"{engine} did not answer {question}: {outcome.message}"
+        return NoAnswer("not-compared", text, {ENGINE: engine, BUSY: True})
     if isinstance(outcome, Malformed):
         text = f"{engine} gave no proper answer to {question}: {outcome.message}"
-        return NoAnswer("malformed", text, {"engine": engine, "question": question})
+        return NoAnswer("malformed", text, {ENGINE: engine, "question": question})
     if isinstance(outcome, Unanswerable):
         if outcome.of_model:
             return NoAnswer("not-applicable", outcome.message, {})
-        return NoAnswer("not-compared", f"{engine} cannot be asked: {outcome.message}", {})
+        text = f"{engine} cannot be asked: {outcome.message}"
+        return NoAnswer("not-compared", text, {ENGINE: engine})
     if isinstance(outcome, Rejected):
         text = f"{engine} refuses what the other engine accepts: {outcome.message}"
-        detail = {"engine": engine, "question": question}
+        detail = {ENGINE: engine, "question": question}
         return NoAnswer("diverged", text, detail | {"kind": REFUSED, "where": outcome.message})
     raise TypeError(f"{outcome!r} is an answer")
 

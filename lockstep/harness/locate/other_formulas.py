@@ -36,7 +36,7 @@ GATES = {
     "SWIGLU": "a gate by SiLU",
     "REGLU": "a gate by ReLU",
 }
-BY_ERF = FUNCTIONS["GELU_ERF"]
+ERF = "GELU_ERF"
 # architectures whose models are published with it (hidden_act or activation "gelu" of their
 # configurations; nn.GELU of MPT), and that llama.cpp computes with the formula by tanh
 PUBLISHED_BY_ERF = {"bert": "BERT", "falcon": "Falcon", "gptneox": "Pythia", "mpt": "MPT"}
@@ -48,7 +48,28 @@ PLAIN = replace(ANY_ENGINE, plain=True)  # an engine need not look anything up i
 MUCH_NEARER = 2.0**-4
 A_STEP = 2.0**-23  # between two float32, of the larger: none can tell what is nearer by less
 
-Made = Mapping[str, NDArray[Any]]  # by the formula, in words
+
+@dataclass(frozen=True, kw_only=True)
+class OtherFormula:
+    """op: ggml's name of the function that an engine may have taken; words: a sentence's part."""
+
+    op: str
+    words: str
+
+
+Made = Mapping[OtherFormula, NDArray[Any]]  # what each comes to
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestFormulas:
+    """Formulas that no number tells apart. error: as a share of the largest value shown."""
+
+    alike: tuple[OtherFormula, ...]
+    error: float
+
+    def describe(self) -> str:
+        words = " or ".join(each.words for each in self.alike)
+        return f"what is shown is {words} of the same input ({self.error:.1e} of the largest off)"
 
 
 @dataclass
@@ -67,27 +88,29 @@ class OtherFormulas:
         if node.place in self.near and node.place <= self.place:
             self.made[node.place] = made = {**of_node(node), **self.carried(node)}
             if node.place == self.place:
-                self.text = nearest(node, self.shown, made)
-                self.text += as_published(self.file, self.text)
+                found = find_nearest(node, self.shown, made)
+                self.text = found.describe() + as_published(self.file, found) if found else ""
 
     def carried(self, node: Node) -> Made:
         """What comes of another formula before, times weights and plus a bias."""
-        found: dict[str, NDArray[Any]] = {}
+        found: dict[OtherFormula, NDArray[Any]] = {}
         for i, source in enumerate(node.sources if node.op in CARRIED_BY else ()):
             before = self.made.get((*node.place[:2], source.producer), {}) if source else {}
-            for words, value in before.items():
+            for formula, value in before.items():
                 with suppress(Unsupported):  # of a weight that is another in this file
                     other = with_source(with_weights(node, self.file), i, value)
-                    found |= {words: expect(other, PLAIN).value} if other else {}
+                    found |= {formula: expect(other, PLAIN).value} if other else {}
         return found
 
 
-def as_published(file: GgufFile, text: str) -> str:
-    """Who follows the paper is not wrong about the paper."""
+def as_published(file: GgufFile, found: NearestFormulas) -> str:
+    """A clause for an engine that follows the model's publication where llama.cpp does not."""
     name = PUBLISHED_BY_ERF.get(str(file.metadata["general.architecture"].data))
-    if name is None or BY_ERF not in text:
+    if name is None or all(each.op != ERF for each in found.alike):
         return ""
-    return f"; {name} is published with {BY_ERF}, and llama.cpp runs its files with the other"
+    return (
+        f"; {name} is published with {FUNCTIONS[ERF]}, and llama.cpp runs its files with the other"
+    )
 
 
 def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
@@ -102,31 +125,32 @@ def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
 
 
 def other_formula(node: Node, shown: NDArray[Any]) -> str:
-    """ "": it is none of them. shown: of the node's inputs, or of almost these."""
-    return nearest(node, shown, of_node(node))
+    """Describe the formula that was taken; "" for none of them. shown: what an engine shows for
+    the node's inputs, or for almost these."""
+    found = find_nearest(node, shown, of_node(node))
+    return found.describe() if found else ""
 
 
-def nearest(node: Node, shown: NDArray[Any], made: Made) -> str:
+def find_nearest(node: Node, shown: NDArray[Any], made: Made) -> NearestFormulas | None:
+    """Return the formulas that are much nearer to what is shown than the node's own is."""
     if shown.dtype.kind != "f" or not shown.size or not np.isfinite(shown).all():
-        return ""
-    if shown.size != node.value.size:
-        return ""
+        return None
+    if shown.size != node.value.size or not made:
+        return None
     here, size = worst_distance(node.value.reshape(shown.shape), shown), largest(shown) or 1.0
-    off = {words: worst_distance(v.reshape(shown.shape), shown) for words, v in made.items()}
-    words = min(off, key=lambda words: off[words], default="")
-    if not words or not isfinite(here) or off[words] > here * MUCH_NEARER:
-        return ""
-    alike = " or ".join(each for each in off if off[each] <= off[words] + A_STEP * size)
-    return (
-        f"what is shown is {alike} of the same input ({off[words] / size:.1e} of the largest off)"
-    )
+    off = {each: worst_distance(v.reshape(shown.shape), shown) for each, v in made.items()}
+    least = min(off.values())
+    if not isfinite(here) or least > here * MUCH_NEARER:
+        return None
+    alike = tuple(each for each in off if off[each] <= least + A_STEP * size)
+    return NearestFormulas(alike=alike, error=least / size)
 
 
 def of_node(node: Node) -> Made:
-    found: dict[str, NDArray[Any]] = {}
+    found: dict[OtherFormula, NDArray[Any]] = {}
     for words, other in others(node):
         try:
-            found[words] = expect(other, PLAIN).value
+            found[OtherFormula(op=other.op, words=words)] = expect(other, PLAIN).value
         except Unsupported:
             continue
     return found

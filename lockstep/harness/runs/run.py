@@ -44,7 +44,7 @@ from lockstep.harness.parallel.children import (
     Unanswered,
 )
 from lockstep.harness.parallel.works import Executor, events_of
-from lockstep.harness.records import EngineInfo, Status, Verdict
+from lockstep.harness.records import EngineInfo, Stage, Status, Verdict
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import ReportWriter
 from lockstep.harness.report.page.page import load_templates
@@ -192,7 +192,8 @@ class CheckRun:
         plan = self.plans[number]
         match event:
             case Said(str(text)):
-                self.suite[number] = text if text.startswith("suite ") else self.suite[number]
+                if isinstance(text, Stage) and text.suite:
+                    self.suite[number] = text.suite
                 self.listener.progress(plan.case, text)
             case Said(Verdict() as verdict):
                 if verdict.status == "agreed" or not self.says_of_changes(plan):
@@ -205,7 +206,7 @@ class CheckRun:
                 load_templates()  # while they work
             case Done():
                 self.says_of_changes(plan)
-                self.listener.progress(plan.case, "done")
+                self.listener.progress(plan.case, Stage("done"))
             case Refused(message) if self.writer is None:
                 raise BadInput(message)
             case _ if not self.says_of_changes(plan):
@@ -340,7 +341,7 @@ def ending(plan: Plan, event: Event, suite: str) -> Verdict:
         case Failed(message, trace):
             status, text, detail = "internal", defect(message), {"traceback": trace}
     return Verdict(
-        suite=suite.removeprefix("suite "),
+        suite=suite,
         case=plan.case,
         status=status,
         summary=text,

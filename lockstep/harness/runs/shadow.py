@@ -26,6 +26,7 @@ from lockstep.harness.records import (
     EngineInfo,
     Rejected,
     Settings,
+    Stage,
     Status,
     Unanswerable,
     Verdict,
@@ -269,13 +270,13 @@ def results(
     progress: Callable[[str, str], None],
 ) -> Iterator[Judged]:
     def here(plan: ShadowPlan) -> Judged:
-        progress(plan.case, f"suite {SUITE}")
+        progress(plan.case, Stage.of_suite(SUITE))
         return judged(plan, folder)
 
     work = here if executor is None else partial(judged, folder=folder)
     files = [path_of(plan, folder) for plan in plans]
     for result in as_done(work, plans, executor, files, died):
-        progress(result.case, "done")
+        progress(result.case, Stage("done"))
         yield result
 
 

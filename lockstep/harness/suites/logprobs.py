@@ -1,11 +1,10 @@
 """Of an engine that shows no logits: are the likeliest tokens that it lists the right ones, and as
 far apart as they are?"""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from math import log as ln
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.candidates import (
     Listed,
     Off,
-    factor,
     names_of,
     off_from,
     read_list,
@@ -33,6 +31,7 @@ from lockstep.harness.records import Answered, Request, Verdict
 from lockstep.harness.suites.logits import is_oracle_wrong
 from lockstep.harness.suites.parts.control_tokens import ids_of_control
 from lockstep.harness.suites.parts.empty_lists import ending, ends, left_open
+from lockstep.harness.suites.parts.list_scales import find_scale, first_off
 from lockstep.harness.suites.parts.lists_alike import alike
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 
@@ -44,11 +43,6 @@ TEXT = (
     b"Once upon a time, there was a little girl named Lily. She loved to play outside, and on "
     b"sunny days she took her red ball to the park, where 12 of her friends were waiting."
 )
-OF_BASE = "logarithms to base"
-BASES = {"10": 1 / ln(10), "2": 1 / ln(2)}  # what a natural logarithm is multiplied by
-NEAR = 1e-3  # the factor of a base
-MOST_FACTOR = 20.0  # a list that is nearly flat is right but for some factor whatever it says
-PROBABILITIES = "; these are probabilities, and their logarithms are right"
 THREADS = "logprobs: threads"  # what a program of lists alone is asked with several
 MIDDLE = 2  # tokens that are the same before it, at least
 WRONG_ORACLE = "lists are held against the oracle's logits, and these are wrong"
@@ -255,35 +249,14 @@ def compared(
     text = f"after prefix {row + 1} of {len(listed)}, {lengths(asked.ends, row)}, {sentence(off)}"
     text += f"; it is right behind the first {elsewhere[-1]}" if elsewhere else ""
     text += "; at fault: subject"
-    text += what_they_are(listed, logits, float(bound.allowed))
+    scale = find_scale(listed, logits, float(bound.allowed))
+    text += f"; {scale.describe()}" if scale else ""
+    detail |= scale.facts() if scale else {}
     if off.missing and set(off.missing) <= set(ids_of_control(context).tolist()):
         text += "; all that are missing are tokens of control"
     if isinstance(given := asked.prefixes[row], bytes):
         text += counted_otherwise(context, given, asked.ends[row])
     return context.verdict("logprobs", "diverged", text, detail, ("logprobs", off.kind))
-
-
-def what_they_are(listed: Sequence[Listed], logits: F32, allowed: float) -> str:
-    """A clause where the values are wrong and yet all are right: as probabilities, whose logarithms
-    are asked for, or but for one factor; "": they are not."""
-    values = [c.value for each in listed for c in each.candidates]
-    if min(values, default=0.0) > 0 and max(values) <= 1:
-        logs = [changed(each, lambda value: ln(value)) for each in listed]
-        return PROBABILITIES if first_off(logs, logits, allowed) is None else ""
-    by = factor(listed, logits)
-    if not 1 / MOST_FACTOR < by < MOST_FACTOR:
-        return ""
-    divided = [changed(each, lambda value: value / by) for each in listed]
-    if first_off(divided, logits, allowed) is not None:
-        return ""
-    base = next((base for base, value in BASES.items() if abs(by / value - 1) < NEAR), "")
-    what = f"{OF_BASE} {base}" if base else f"a temperature of {1 / by:.4g}"
-    return f"; all are right but for a factor of {by:.4g}, as of {what}"
-
-
-def changed(listed: Listed, change: Callable[[float], float]) -> Listed:
-    found = (replace(each, value=change(each.value)) for each in listed.candidates)
-    return replace(listed, candidates=tuple(found))
 
 
 def lengths(ends: Sequence[int], row: int) -> str:
@@ -303,14 +276,6 @@ def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) 
     outcome = context.oracle.ask("evaluate", Request(batches=batches))
     each = np.concatenate(outcome.value.logits) if isinstance(outcome, Answered) else ()
     return [n for n, logits in enumerate(each, 1) if off_from(listed, logits, allowed) is None]
-
-
-def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[int, Off] | None:
-    """The first list that is wrong: what follows it has its causes there."""
-    for row, (each, expected) in enumerate(zip(listed, logits, strict=True)):
-        if (off := off_from(each, expected, allowed)) is not None:
-            return row, off
-    return None
 
 
 def honest_run_of(

@@ -2,12 +2,11 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.harness.blackbox import own_token
-from lockstep.harness.blackbox.own_prompts import WHERE
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app
 from lockstep.harness.cli.hints import (
@@ -18,7 +17,15 @@ from lockstep.harness.cli.hints import (
     what_is_quicker,
 )
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.records import DEFAULT, EXACT, EngineInfo, Settings, Status, Verdict
+from lockstep.harness.records import (
+    DEFAULT,
+    EXACT,
+    MADE_MODEL,
+    EngineInfo,
+    Settings,
+    Status,
+    Verdict,
+)
 from lockstep.harness.runs.run import RunResult
 from tests.models import builtin, written
 from tests.split_files import write_parts
@@ -202,13 +209,12 @@ def test_of_a_model_of_which_many_runs_take_minutes_some_layers_are_named_sooner
     ("asked", "more", "lines"),
     [
         ("behind prompt 6 of 10 in turn", {}, [LAYER + BY_SLICES, MISTAKE + BY_ANSWERS]),
-        (f"{WHERE}behind prompt 6 of 10 in turn", {}, [LAYER + BY_SLICES]),
-        (f"{own_token.WHERE}: behind 0, 1 the next is 0", {}, [LAYER + BY_SLICES]),
+        ("behind prompt 6 of 10 in turn", {MADE_MODEL: True}, [LAYER + BY_SLICES]),
         ("the usual tokens", {"n_threads": 3}, [LAYER + BY_SLICES]),
     ],
 )
 def test_no_mistake_is_looked_for_in_answers_on_a_model_that_was_made_or_with_more_threads(
-    asked: str, more: dict[str, int], lines: list[str], tmp_path: Path
+    asked: str, more: dict[str, Any], lines: list[str], tmp_path: Path
 ) -> None:
     """An engine that kept a prompt's cells for the next by their number: `decode` saw it on the
     first layer of SmolLM2, and `diagnose`, which was proposed, that all answers were right."""

@@ -78,7 +78,7 @@ def test_the_death_of_a_check_is_a_verdict_and_the_other_models_are_checked(
     result, _ = run_of(plans, tmp_path, jobs)
     (dead,) = (v for v in result.verdicts if v.case == Deadly.name)
     assert (dead.status, dead.suite) == ("crashed", "metadata")
-    assert "was killed by SIGKILL during suite metadata" in dead.summary
+    assert "was killed by SIGKILL during metadata" in dead.summary
     assert {v.status for v in result.verdicts if v.case == "reference"} == {"agreed"}
     assert result.code == 3
 
