@@ -1,318 +1,324 @@
-"""Weights of simple formats read wrongly: 32 in a block, halves, code books."""
+"""Weights read wrongly: one table of readings, each with the formats that it is tried in."""
 
-import numpy as np
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from lockstep.engine.quants.base import F32
 from lockstep.harness.mutants.parts.changed import Blocks, WrongFormat
-
-
-def in_order(out: F32) -> None:
-    """Weight 2j from a low nibble, 2j + 1 from the high one, where they are half a block apart."""
-    low, high = out[:, :16].copy(), out[:, 16:].copy()
-    out[:, ::2], out[:, 1::2] = low, high
-
-
-def nibbles_swapped(blocks: Blocks) -> None:
-    blocks["qs"] = blocks["qs"] << 4 | blocks["qs"] >> 4
-
-
-def scales(blocks: Blocks) -> F32:
-    found: F32 = blocks["d"].astype(np.float32)[:, None]
-    return found
-
-
-class Q4_0InOrder(WrongFormat, name="mutant:q4-0-nibbles-in-order"):
-    kind, shows_on = "Q4_0", "q4_0"
-    mistake = "Q4_0: nibbles are read in linear order"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        in_order(out)
-
-
-class Q4_0Swapped(WrongFormat, name="mutant:q4-0-nibbles-swapped"):
-    kind, shows_on = "Q4_0", "q4_0"
-    before = staticmethod(nibbles_swapped)
-    mistake = "Q4_0: high nibbles are read before low ones"
-    effect = "noise from the first token on"
-
-
-class Q4_0Offset(WrongFormat, name="mutant:q4-0-offset"):
-    kind, shows_on = "Q4_0", "q4_0"
-    mistake = "Q4_0: 7 is subtracted from nibbles, not 8"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        out += scales(blocks)
-
-
-class Q4_0Signed(WrongFormat, name="mutant:q4-0-signed"):
-    kind, shows_on = "Q4_0", "q4_0"
-    mistake = "Q4_0: nibbles are signed numbers of four bits"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["qs"] ^= 0x88
-
-
-class Q4_0SignedBytes(WrongFormat, name="mutant:q4-0-high-nibbles-sign-extended"):
-    kind, shows_on = "Q4_0", "q4_0"
-    mistake = "Q4_0: bytes are signed when shifted, so that high nibbles from 8 on are negative"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        out[:, 16:] -= 16 * scales(blocks) * (blocks["qs"] >= 128)
-
-
-class Q4_0Bf16(WrongFormat, name="mutant:q4-0-scale-bf16"):
-    kind, shows_on = "Q4_0", "q4_0"
-    mistake = "Q4_0: the scale is read as BF16"
-    effect = "noise or NaN"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        bits = blocks["d"].view(np.uint16).astype(np.uint32) << 16
-        out *= bits.view(np.float32)[:, None] / scales(blocks)
-
-
-class Q4_1NoMinimum(WrongFormat, name="mutant:q4-1-minimum-missing"):
-    kind = "Q4_1"
-    mistake = "Q4_1: the minimum is not added"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["m"] = 0
-
-
-class Q4_1Exchanged(WrongFormat, name="mutant:q4-1-scale-and-minimum"):
-    kind = "Q4_1"
-    mistake = "Q4_1: scale and minimum are exchanged"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["d"], blocks["m"] = blocks["m"].copy(), blocks["d"].copy()
-
-
-class Q4_1Subtracted(WrongFormat, name="mutant:q4-1-minimum-subtracted"):
-    kind = "Q4_1"
-    mistake = "Q4_1: the minimum is subtracted, as in the K formats"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["m"] = -blocks["m"]
-
-
-class Q5_0NoFifth(WrongFormat, name="mutant:q5-0-fifth-bit-missing"):
-    kind = "Q5_0"
-    mistake = "Q5_0: fifth bits are not read"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["qh"] = 0
-
-
-class Q5_0Reversed(WrongFormat, name="mutant:q5-0-fifth-bits-reversed"):
-    kind = "Q5_0"
-    mistake = "Q5_0: fifth bits are read from the top of a byte"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["qh"] = np.packbits(np.unpackbits(blocks["qh"], axis=1, bitorder="little"), axis=1)
-
-
-class Q5_0BigEndian(WrongFormat, name="mutant:q5-0-fifth-bits-big-endian"):
-    kind = "Q5_0"
-    mistake = "Q5_0: the word of fifth bits is read with the first byte on top"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["qh"] = blocks["qh"][:, ::-1].copy()
-
-
-class Q5_1HalvesExchanged(WrongFormat, name="mutant:q5-1-fifth-bits-of-other-half"):
-    kind = "Q5_1"
-    mistake = "Q5_1: low nibbles get the fifth bits of high ones"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["qh"] = np.roll(blocks["qh"], 2, axis=1)
-
-
-class Q5_1Offset(WrongFormat, name="mutant:q5-1-offset"):
-    kind = "Q5_1"
-    mistake = "Q5_1: 16 is subtracted, as in Q5_0"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        out -= 16 * scales(blocks)
-
-
-class Q5_1NoMinimum(WrongFormat, name="mutant:q5-1-minimum-missing"):
-    kind = "Q5_1"
-    mistake = "Q5_1: the minimum is not added"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["m"] = 0
-
-
-class Q8_0BlockBefore(WrongFormat, name="mutant:q8-0-scale-of-block-before"):
-    kind, shows_on = "Q8_0", "q8_0"
-    mistake = "Q8_0: each block has the scale of the one before"
-    effect = "text is worse"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["d"] = np.roll(blocks["d"], 1)
-
-
-class Q8_0Lowest(WrongFormat, name="mutant:q8-0-lowest-byte-clipped"):
-    kind, shows_on = "Q8_0", "lowest-bytes"
-    mistake = "Q8_0: -128 is taken for -127"
-    effect = "nothing that a reader sees"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["qs"] = np.maximum(blocks["qs"], -127)
-
-
-class Q8_0Rounded(WrongFormat, name="mutant:q8-0-scale-of-ten-bits"):
-    kind, shows_on = "Q8_0", "q8_0"
-    mistake = "Q8_0: the last bit of the scale is lost"
-    effect = "nothing that a reader sees: weights off by up to 0.1 per cent"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["d"] = (blocks["d"].view(np.uint16) & 0xFFFE).view(np.float16)
-
-
-class Q8_0SmallScales(WrongFormat, name="mutant:q8-0-small-scales-flushed"):
-    kind, shows_on = "Q8_0", "q8_0"
-    site = "dequant"  # the model has no such scales
-    mistake = "Q8_0: scales that are subnormal halves are zero"
-    effect = "nothing, but in a file that has them"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        d = blocks["d"]
-        d[np.abs(d.astype(np.float32)) < 2.0**-14] = 0
-
-
-class HalfAsBf16(WrongFormat, name="mutant:f16-as-bf16"):
-    kind = "F16"
-    mistake = "F16: halves are read as BF16"
-    effect = "noise or NaN"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        bits = np.ascontiguousarray(blocks).view(np.uint16).astype(np.uint32) << 16
-        out[:] = bits.view(np.float32).reshape(out.shape)
-
-
-class HalfSubnormal(WrongFormat, name="mutant:f16-subnormals-flushed"):
-    kind = "F16"
-    site = "dequant"  # the rows that are read have none
-    mistake = "F16: subnormal numbers are zero"
-    effect = "nothing that a reader sees"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        out[np.abs(out) < 2.0**-14] = 0
-
-
-class Bf16AsHalf(WrongFormat, name="mutant:bf16-as-f16"):
-    kind, shows_on = "BF16", "bf16"
-    mistake = "BF16: numbers are read as halves"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        halves = np.ascontiguousarray(blocks).view(np.float16)
-        out[:] = halves.astype(np.float32).reshape(out.shape)
-
-
-class IQ4_NLLinear(WrongFormat, name="mutant:iq4-nl-linear"):
-    kind = "IQ4_NL"
-    mistake = "IQ4_NL: nibbles are steps of equal size, without the code book"
-    effect = "text is worse"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        q = np.concatenate([blocks["qs"] & 15, blocks["qs"] >> 4], axis=1)
-        out[:] = scales(blocks) * (q.astype(np.float32) - 8) * 16
-
-
-class IQ4_NLEntry(WrongFormat, name="mutant:iq4-nl-entry"):
-    kind = "IQ4_NL"
-    mistake = "IQ4_NL: one entry of the code book is -83 less one"
-    effect = "nothing that a reader sees"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        q = np.concatenate([blocks["qs"] & 15, blocks["qs"] >> 4], axis=1)
-        out -= (q == 2) * scales(blocks)
-
-
-class IQ4_NLInOrder(WrongFormat, name="mutant:iq4-nl-nibbles-in-order"):
-    kind = "IQ4_NL"
-    mistake = "IQ4_NL: nibbles are read in linear order"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        in_order(out)
-
-
-class MXFP4InOrder(WrongFormat, name="mutant:mxfp4-nibbles-in-order"):
-    kind = "MXFP4"
-    mistake = "MXFP4: nibbles are read in linear order"
-    effect = "noise from the first token on"
-    source = "imp #567"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        in_order(out)
-
-
-class MXFP4Doubled(WrongFormat, name="mutant:mxfp4-doubled"):
-    kind = "MXFP4"
-    mistake = "MXFP4: values are doubled, and the scale is not halved for it"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        out *= 2
-
-
-class MXFP4Top(WrongFormat, name="mutant:mxfp4-largest"):
-    kind = "MXFP4"
-    mistake = "MXFP4: the largest value is 8, not 6"
-    effect = "text is worse"
-
-    @staticmethod
-    def after(blocks: Blocks, out: F32) -> None:
-        q = np.concatenate([blocks["qs"] & 15, blocks["qs"] >> 4], axis=1)
-        out[(q & 7) == 7] *= np.float32(8 / 6)
-
-
-class MXFP4NoSign(WrongFormat, name="mutant:mxfp4-signs-missing"):
-    kind = "MXFP4"
-    mistake = "MXFP4: signs are not read"
-    effect = "noise from the first token on"
-
-    @staticmethod
-    def before(blocks: Blocks) -> None:
-        blocks["qs"] &= 0x77
+from lockstep.harness.mutants.parts.readings import (
+    bf16_as_half,
+    clip_lowest_byte,
+    double,
+    drop_high_bits_of_scales,
+    drop_last_bit,
+    exchange_halves,
+    exchange_neighbouring_scales,
+    exchange_q4_k_scales,
+    exchange_scale_and_minimum,
+    flip_bits,
+    flush_small_scales,
+    flush_small_weights,
+    half_as_bf16,
+    lower_one_entry,
+    mask_field,
+    negate_field,
+    offset_q6_k,
+    pair_in_order,
+    raise_largest,
+    read_four_bits,
+    reverse_bytes,
+    reverse_fifth_bits,
+    reverse_high_bytes,
+    reverse_pairs,
+    scale_as_bf16,
+    set_field,
+    shift_by_steps,
+    sign_extend_q4_0,
+    sign_extend_q4_k,
+    sign_extend_q6_k,
+    sign_extend_scales,
+    step_linearly,
+    take_scale_of_block_before,
+    take_scale_of_first_group,
+    turn_field,
+    unsign_scales,
+)
+
+NOISE = "noise from the first token on"
+WORSE = "text is worse"
+UNSEEN = "nothing that a reader sees"
+BUILTIN = {"Q4_0": "q4_0", "Q8_0": "q8_0", "BF16": "bf16"}  # models that have such a format
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A wrong way to read blocks.
+
+    kinds: names of formats. words: without the format. before: changes a copy of the blocks.
+    after: changes the right weights, (blocks, weights of each). source: by format.
+    """
+
+    name: str
+    kinds: str
+    words: str
+    effect: str = NOISE
+    before: Callable[[Blocks], None] = lambda blocks: None
+    after: Callable[[Blocks, F32], None] = lambda blocks, out: None
+    site: str = "embd"
+    shows_on: str = ""
+    source: Mapping[str, str] = field(default_factory=dict)
+
+
+SIGNED = "bytes are signed when shifted, so that high nibbles from 8 on are negative"
+READINGS = (
+    Reading(
+        "nibbles-in-order",
+        "Q4_0 IQ4_NL IQ4_XS MXFP4",
+        "nibbles are read in linear order",
+        after=pair_in_order,
+        source={"MXFP4": "imp #567"},
+    ),
+    Reading(
+        "nibbles-swapped",
+        "Q4_0 Q4_K",
+        "high nibbles are read before low ones",
+        before=turn_field("qs", 4),
+    ),
+    Reading(
+        "nibbles-swapped",
+        "Q6_K",
+        "high nibbles are read before low ones",
+        before=turn_field("ql", 4),
+    ),
+    Reading("high-nibbles-sign-extended", "Q4_0", SIGNED, after=sign_extend_q4_0),
+    Reading("high-nibbles-sign-extended", "Q4_K", SIGNED, after=sign_extend_q4_k),
+    Reading("high-nibbles-sign-extended", "Q6_K", SIGNED, after=sign_extend_q6_k),
+    Reading("offset", "Q4_0", "7 is subtracted from nibbles, not 8", after=shift_by_steps(1)),
+    Reading("offset", "Q5_1", "16 is subtracted, as in Q5_0", after=shift_by_steps(-16)),
+    Reading("offset", "Q6_K", "31 is subtracted, not 32", WORSE, after=offset_q6_k),
+    Reading(
+        "signed", "Q4_0", "nibbles are signed numbers of four bits", before=flip_bits("qs", 0x88)
+    ),
+    Reading("scale-bf16", "Q4_0", "the scale is read as BF16", "noise or NaN", after=scale_as_bf16),
+    # minima
+    Reading("minimum-missing", "Q4_1 Q5_1", "the minimum is not added", before=set_field("m", 0)),
+    Reading("minima-missing", "Q5_K", "minima are not subtracted", before=set_field("dmin", 0)),
+    Reading("minima-added", "Q2_K Q4_K", "minima are added", before=negate_field("dmin")),
+    Reading(
+        "minimum-subtracted",
+        "Q4_1",
+        "the minimum is subtracted, as in the K formats",
+        before=negate_field("m"),
+    ),
+    Reading(
+        "scale-and-minimum",
+        "Q4_1",
+        "scale and minimum are exchanged",
+        before=exchange_scale_and_minimum,
+    ),
+    Reading(
+        "scales-and-minima",
+        "Q2_K",
+        "nibbles of scales and minima are exchanged",
+        before=turn_field("scales", 4),
+    ),
+    Reading(
+        "scales-and-minima",
+        "Q4_K",
+        "scales and minima of groups are exchanged",
+        before=exchange_q4_k_scales,
+    ),
+    # bits that lie apart from those below
+    Reading("fifth-bit-missing", "Q5_0 Q5_K", "fifth bits are not read", before=set_field("qh", 0)),
+    Reading(
+        "fifth-bits-reversed",
+        "Q5_0",
+        "fifth bits are read from the top of a byte",
+        before=reverse_fifth_bits,
+    ),
+    Reading(
+        "fifth-bits-big-endian",
+        "Q5_0",
+        "the word of fifth bits is read with the first byte on top",
+        before=reverse_bytes,
+    ),
+    Reading(
+        "fifth-bits-of-other-half",
+        "Q5_1",
+        "low nibbles get the fifth bits of high ones",
+        before=exchange_halves,
+    ),
+    Reading(
+        "fifth-bits-of-next-group",
+        "Q5_K",
+        "each group has the fifth bits of the next",
+        before=turn_field("qh", 7),
+    ),
+    Reading(
+        "high-bits-of-next-group",
+        "Q3_K",
+        "each group has the high bits of the next",
+        before=turn_field("hmask", 7),
+    ),
+    Reading(
+        "high-bits-inverted",
+        "Q3_K",
+        "the high bit says when 4 is subtracted, not when it is not",
+        before=flip_bits("hmask", 0xFF),
+    ),
+    Reading(
+        "pairs-of-bits-reversed",
+        "Q2_K",
+        "pairs of bits are read from the top of a byte",
+        before=reverse_pairs("qs"),
+    ),
+    Reading(
+        "high-bits-reversed",
+        "Q6_K",
+        "high bits are read from the top of a byte",
+        before=reverse_pairs("qh"),
+    ),
+    # scales
+    Reading(
+        "scale-of-block-before",
+        "Q8_0",
+        "each block has the scale of the one before",
+        WORSE,
+        before=take_scale_of_block_before,
+    ),
+    Reading(
+        "scale-of-ten-bits",
+        "Q8_0",
+        "the last bit of the scale is lost",
+        f"{UNSEEN}: weights off by up to 0.1 per cent",
+        before=drop_last_bit,
+    ),
+    Reading(
+        "small-scales-flushed",
+        "Q8_0",
+        "scales that are subnormal halves are zero",
+        "nothing, but in a file that has them",
+        before=flush_small_scales,
+        site="dequant",
+    ),  # the model has no such scales
+    Reading(
+        "lowest-byte-clipped",
+        "Q8_0",
+        "-128 is taken for -127",
+        UNSEEN,
+        before=clip_lowest_byte,
+        shows_on="lowest-bytes",
+    ),
+    Reading(
+        "scales-on-wrong-lanes",
+        "Q2_K",
+        "the scales of two neighbouring groups are exchanged",
+        WORSE,
+        before=exchange_neighbouring_scales,
+        source={"Q2_K": "aprender #1924"},
+    ),
+    Reading(
+        "scales-of-four-bits",
+        "Q3_K",
+        "scales of six bits are read as four",
+        before=read_four_bits,
+        source={"Q3_K": "aprender #2115"},
+    ),
+    Reading(
+        "scales-order",
+        "Q3_K",
+        "high bits of scales are taken in the order of bytes",
+        before=reverse_high_bytes,
+    ),
+    Reading(
+        "scale-of-first-group",
+        "Q4_K",
+        "only the first group has a scale of its own; the others have the first one's",
+        WORSE,
+        before=take_scale_of_first_group,
+        source={"Q4_K": "aprender #2141"},
+    ),
+    Reading(
+        "high-bits-of-scales",
+        "Q4_K",
+        "the upper two bits of the last four scales and minima are lost",
+        WORSE,
+        before=drop_high_bits_of_scales,
+    ),
+    Reading(
+        "scales-sign-extended",
+        "Q4_K",
+        "the upper two bits of the last four scales are those of a signed byte",
+        after=sign_extend_scales,
+    ),
+    Reading("scales-unsigned", "Q6_K", "scales are read as unsigned bytes", after=unsign_scales),
+    Reading(
+        "scales-signed",
+        "IQ4_XS",
+        "scales are signed numbers of six bits, without 32 subtracted",
+        before=flip_bits("scales_h", 0xAAAA),
+    ),
+    Reading(
+        "high-bits-of-scales",
+        "IQ4_XS",
+        "the upper two bits of scales are lost",
+        before=set_field("scales_h", 0),
+    ),
+    Reading(
+        "scales-swapped",
+        "IQ4_XS",
+        "the low bits of two neighbouring scales are exchanged",
+        WORSE,
+        before=turn_field("scales_l", 4),
+    ),
+    # numbers of their own, and code books
+    Reading("as-bf16", "F16", "halves are read as BF16", "noise or NaN", after=half_as_bf16),
+    Reading(
+        "subnormals-flushed",
+        "F16",
+        "subnormal numbers are zero",
+        UNSEEN,
+        after=flush_small_weights,
+        site="dequant",
+    ),  # the rows that are read have none
+    Reading("as-f16", "BF16", "numbers are read as halves", after=bf16_as_half),
+    Reading(
+        "linear",
+        "IQ4_NL",
+        "nibbles are steps of equal size, without the code book",
+        WORSE,
+        after=step_linearly,
+    ),
+    Reading(
+        "entry",
+        "IQ4_NL",
+        "one entry of the code book is -83 less one",
+        UNSEEN,
+        after=lower_one_entry,
+    ),
+    Reading(
+        "doubled", "MXFP4", "values are doubled, and the scale is not halved for it", after=double
+    ),
+    Reading("largest", "MXFP4", "the largest value is 8, not 6", WORSE, after=raise_largest),
+    Reading("signs-missing", "MXFP4", "signs are not read", before=mask_field("qs", 0x77)),
+)
+
+
+def register(reading: Reading, kind: str) -> type[WrongFormat]:
+    """Make the wrong engine of one row in one format."""
+    held = {
+        "__module__": __name__,
+        "kind": kind,
+        "before": staticmethod(reading.before),
+        "after": staticmethod(reading.after),
+        "mistake": f"{kind}: {reading.words}",
+        "effect": reading.effect,
+        "site": reading.site,
+        "shows_on": reading.shows_on or BUILTIN.get(kind) or f"arch:llama:{kind}",
+        "source": reading.source.get(kind, ""),
+    }
+    name = f"mutant:{kind.lower().replace('_', '-')}-{reading.name}"
+    return type(f"{kind} {reading.name}", (WrongFormat,), held, name=name)
+
+
+WRONG = {cls.name: cls for row in READINGS for cls in (register(row, k) for k in row.kinds.split())}

@@ -8,8 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import WeightFormat
-from lockstep.harness.mutants.formats import Q4_0SignedBytes
-from lockstep.harness.mutants.formats_k import Q4_KSignedBytes, Q4_KSignedScales, Q6_KSignedBytes
+from lockstep.harness.mutants.formats import WRONG
 from lockstep.harness.mutants.parts.changed import WrongFormat
 
 Block = Any  # one element of a format's layout
@@ -75,10 +74,13 @@ def blocks(kind: str) -> NDArray[Any]:
 @pytest.mark.parametrize(
     ("mutant", "loop"),
     [
-        (Q4_0SignedBytes, q4_0),
-        (Q4_KSignedBytes, lambda block: q4_k(block, shifted_scales=False)),
-        (Q4_KSignedScales, lambda block: q4_k(block, shifted_scales=True)),
-        (Q6_KSignedBytes, q6_k),
+        (WRONG["mutant:q4-0-high-nibbles-sign-extended"], q4_0),
+        (
+            WRONG["mutant:q4-k-high-nibbles-sign-extended"],
+            lambda block: q4_k(block, shifted_scales=False),
+        ),
+        (WRONG["mutant:q4-k-scales-sign-extended"], lambda block: q4_k(block, shifted_scales=True)),
+        (WRONG["mutant:q6-k-high-nibbles-sign-extended"], q6_k),
     ],
 )
 def test_the_wrong_engine_reads_what_a_loop_over_signed_bytes_reads(

@@ -51,11 +51,6 @@ class WrongFormat(Mistake):
     site = "embd"
     layer = None
 
-    def __init_subclass__(cls, *, name: str | None = None, **options: Any) -> None:
-        super().__init_subclass__(name=name, **options)
-        if name is not None and "shows_on" not in vars(cls):
-            cls.shows_on = f"arch:llama:{cls.kind}"
-
     @staticmethod
     def before(blocks: Blocks) -> None:
         """Of the format's layout, a copy."""
