@@ -121,6 +121,10 @@ def deliver(channel: Channel, answer: Mapping[str, Any]) -> None:
         channel.send(failure(error))
 
 
+class ReportedRefusal(EngineError):
+    """A refusal of another engine that this one relies on, in that one's words."""
+
+
 class Crash(Exception):
     """What an engine relies on has crashed; a sentence that says how."""
 
@@ -134,7 +138,8 @@ def failure(error: Exception) -> dict[str, Any]:
     if isinstance(error, WireError):
         return {"kind": "malformed", "message": str(error)}
     if isinstance(error, EngineError):
-        return {"kind": "rejected", "message": f"{type(error).__name__}: {error}"}
+        name = "" if isinstance(error, ReportedRefusal) else f"{type(error).__name__}: "
+        return {"kind": "rejected", "message": f"{name}{error}"}
     if isinstance(error, Crash):
         return {"kind": "crashed", "message": str(error)}
     if isinstance(error, MemoryError):

@@ -19,7 +19,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.facts import decoder_start
-from lockstep.harness.asking.worker import Crash
+from lockstep.harness.asking.worker import Crash, ReportedRefusal
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.context.suite import no_answer
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
@@ -180,7 +180,7 @@ def answered(outcome: Outcome, question: str) -> Any:
         case Unanswerable(message=message, of_model=of_model):
             raise NotInModel(message) if of_model else Unsupported(message)
         case Rejected(message=message):
-            raise EngineError(message.removeprefix("EngineError: "))  # it is said once
+            raise ReportedRefusal(message)
     # not a refusal: nobody has looked at what was asked
     raise Crash(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])
 

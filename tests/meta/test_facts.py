@@ -1,0 +1,64 @@
+"""Code decides on enums and numbers: nothing reads what Lockstep itself wrote for people."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lockstep
+
+SOURCE = Path(lockstep.__file__).parent
+NOT_OURS = {"suites/metadata.py": "gguf-py's own refusal of a type that it lacks"}
+WORDS = {"summary", "message"}  # of verdicts, answers and refusals
+READS = {
+    *("startswith", "endswith", "removeprefix", "removesuffix", "find", "index", "count", "split"),
+    *("partition", "rpartition", "match", "search", "fullmatch", "findall", "sub"),
+}
+
+
+def reads_words(tree: ast.AST) -> Iterator[int]:
+    """Lines in which a decision is taken on a summary or a message."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            asked = [right for op, right in zip(node.ops, node.comparators, strict=True)]
+            if any(map(is_words, asked)) and isinstance(node.ops[0], ast.In | ast.NotIn):
+                yield node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in READS and any(map(is_words, (node.func.value, *node.args))):
+                yield node.lineno
+
+
+def is_words(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in WORDS
+
+
+def test_no_decision_is_taken_on_our_own_words() -> None:
+    found = [
+        f"{path.relative_to(SOURCE.parent)}:{line}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if "/".join(path.parts[-2:]) not in NOT_OURS
+        for line in reads_words(ast.parse(path.read_text()))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if HALVES in row.answer.summary: pass",
+        "verdict.summary.startswith(WHERE)",
+        "re.search(PATTERN, verdict.summary)",
+        "PART.match(verdict.summary)",
+        "named = 'x' not in outcome.message",
+    ],
+)
+def test_decision_on_words_is_seen(code: str) -> None:
+    assert list(reads_words(ast.parse(code))) == [1]
+
+
+@pytest.mark.parametrize(
+    "code", ["text = f'{verdict.summary}; more'", "if verdict.status in LOUD: pass", "x in names"]
+)
+def test_use_of_words_is_no_decision(code: str) -> None:
+    assert list(reads_words(ast.parse(code))) == []
