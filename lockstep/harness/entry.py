@@ -1,7 +1,10 @@
-"""The command `lockstep`: an interrupt while everything is being imported is no traceback."""
+"""The command `lockstep`: an interrupt while everything is being imported is no traceback, and a
+defect there no exit code 1, which means a divergence."""
 
 import os
 import signal
+import traceback
+from contextlib import suppress
 from typing import Any
 
 
@@ -13,6 +16,10 @@ signal.signal(signal.SIGINT, end_at_once)
 
 
 def main() -> None:
-    from lockstep.harness.cli import main as run
-
+    try:
+        from lockstep.harness.cli import main as run
+    except Exception as error:
+        with suppress(OSError):  # a full disk
+            traceback.print_exception(error)
+        os._exit(2)
     run()

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import sys
-from io import TextIOWrapper
+import traceback
 from typing import Annotated, Any
 
 import typer
@@ -42,7 +42,8 @@ from lockstep.harness.cli import (
     twin,
 )
 from lockstep.harness.cli.options import JsonOpt
-from lockstep.harness.cli.shared import read_by_nobody, screen
+from lockstep.harness.cli.shared import screen
+from lockstep.harness.cli.streams import OutputFailed, close_output, open_streams
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -141,6 +142,7 @@ def main() -> None:
 
     Asked to end (kill, a closed terminal), a command cleans up as after Ctrl-C.
     """
+    open_streams()
     from lockstep.engine.errors import EngineError
     from lockstep.harness.processes.allocator import keep_freed_memory
 
@@ -161,9 +163,6 @@ def main() -> None:
     keep_freed_memory()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
-        for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error
-            if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
         code = app(standalone_mode=False) if has_folder() else 2
     except CLICK_ERROR as error:
         error.show()
@@ -174,8 +173,14 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("lockstep: interrupted\n")
         code = 130
+    except OutputFailed as error:
+        code = error.code
+    except Exception as error:  # Python's own exit code for it would be that of a divergence
+        traceback.print_exception(error)
+        sys.stderr.write("lockstep: Lockstep failed, please report this with the command\n")
+        code = 2
     gc.freeze()  # or all that is loaded would be looked through once more: a third of a second
-    sys.exit(written(128 + came[0] if came else code))
+    sys.exit(close_output(128 + came[0] if came else code))
 
 
 def has_folder() -> bool:
@@ -186,13 +191,3 @@ def has_folder() -> bool:
         sys.stderr.write("lockstep: the folder that this is started in has been deleted\n")
         return False
     return True
-
-
-def written(code: int) -> int:
-    """`lockstep ... | head`, of whose lines some are only written now."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        read_by_nobody()
-        return 141
-    return code

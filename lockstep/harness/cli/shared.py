@@ -1,8 +1,6 @@
 """What the commands share: a screen, the models, a plan of what was asked for."""
 
-import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +23,6 @@ def screen(quiet: bool, as_json: bool = False) -> "Terminal":
     from lockstep.harness.cli.terminal import Terminal
 
     return Terminal(quiet=quiet, as_json=as_json)
-
-
-def read_by_nobody() -> None:
-    """Of standard output: what is left of it is no error, at the exit neither."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def bisect_command(plan: "Plan") -> str:

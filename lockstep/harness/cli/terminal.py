@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
+from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.check.check import BadInput, Plan, defect
-from lockstep.harness.cli.consoles import Screen
-from lockstep.harness.cli.shared import read_by_nobody
+from lockstep.harness.cli.streams import OutputFailed
 from lockstep.harness.cli.tables import table_of
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.exit_codes import is_compared
@@ -50,8 +50,8 @@ class Terminal:
     def __init__(self, *, quiet: bool, as_json: bool = False) -> None:
         self.quiet, self.as_json = quiet, as_json
         style: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
-        self.out = Screen(**style, soft_wrap=True)
-        self.err = Screen(**style, stderr=True, soft_wrap=True)
+        self.out = Console(**style, soft_wrap=True)
+        self.err = Console(**style, stderr=True, soft_wrap=True)
         self.status: Status | None = None
         self.last = ("", "")
         self.spoken = time.monotonic()  # the last plain line
@@ -67,9 +67,6 @@ class Terminal:
         trace: TracebackType | None,
     ) -> None:
         self.quieten()
-        if isinstance(error, BrokenPipeError):  # `lockstep ... | head`: who read has enough
-            read_by_nobody()
-            raise typer.Exit(141) from error
         if isinstance(error, BadInput | EngineError | OSError) or is_broken_golden(error):
             self.err.print(f"lockstep: {printable(sentence_of(error))}")
             raise typer.Exit(2) from error
@@ -81,7 +78,7 @@ class Terminal:
             for line in last_words(error.detail.get("log", [])):
                 self.err.print(f"  | {printable(line)}")
             raise typer.Exit(1 if error.status == "diverged" else 3) from error
-        if isinstance(error, Exception) and not isinstance(error, OF_TYPER):
+        if isinstance(error, Exception) and not isinstance(error, PASSED_ON):
             self.err.print(printable(f"lockstep: {defect(what_and_where(error))}"))
             if os.environ.get("LOCKSTEP_TRACEBACK"):
                 traceback.print_exception(error)
@@ -239,7 +236,7 @@ class Terminal:
 
 
 # The last is click's ClickException, in typer's own copy of click or in click.
-OF_TYPER = (typer.Exit, typer.Abort, typer.BadParameter.__mro__[2])
+PASSED_ON = (OutputFailed, typer.Exit, typer.Abort, typer.BadParameter.__mro__[2])
 
 
 def what_and_where(error: Exception) -> str:

@@ -77,13 +77,15 @@ def test_a_table_shows_a_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> No
 
 
 PRINT = """
-import typer
+import lockstep.harness.cli
 from lockstep.harness.cli.terminal import Terminal
-try:
+
+def app(**_):
     with Terminal(quiet=True) as out:
         out.out.print("a table")
-except typer.Exit as end:
-    raise SystemExit(end.exit_code)
+
+lockstep.harness.cli.app = app
+lockstep.harness.cli.main()
 """
 
 

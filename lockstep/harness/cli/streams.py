@@ -1,0 +1,96 @@
+"""Standard output and error of a command: open, and no cause of a wrong code.
+
+Exit code 1 means a divergence, and Python ends with it, or with 120, where a stream fails.
+"""
+
+import os
+import sys
+from contextlib import suppress
+from io import TextIOWrapper
+from typing import Any, TextIO, cast
+
+
+STREAMS = (0, 1, 2)  # descriptors of standard input, output and error
+
+
+class OutputFailed(Exception):
+    """Standard output cannot be written. No OSError: click ends with 1 for some of them."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class OutputStream:
+    """A stream that says at the end whether it failed; all else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.failed: OutputFailed | None = None  # click swallows it where it tries streams
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        self.check()
+        try:
+            self.stream.write(text)
+        except OSError as error:
+            self.fail(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except OSError as error:
+            self.fail(error)
+
+    def check(self) -> None:
+        if self.failed is not None:
+            raise self.failed
+
+    def fail(self, error: OSError) -> None:
+        discard(self.stream)
+        is_pipe = isinstance(error, BrokenPipeError)  # `lockstep ... | head`
+        self.failed = OutputFailed(141 if is_pipe else 2)
+        if not is_pipe:
+            sys.stderr.write(f"lockstep: standard output cannot be written: {error.strerror}\n")
+        raise self.failed from error
+
+
+class ErrorStream(OutputStream):
+    """Remarks and errors: where they cannot be written, the command goes on without them."""
+
+    def fail(self, error: OSError) -> None:
+        discard(self.stream)
+
+
+def open_streams() -> None:
+    """Prepare standard output and error of this process."""
+    for number in STREAMS:
+        try:
+            os.fstat(number)
+        except OSError:  # closed: the next file would get this number, and with it what is printed
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):  # a text that they cannot encode is no error
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    sys.stdout = cast(TextIO, OutputStream(sys.stdout or os.fdopen(1, "w", closefd=False)))
+    sys.stderr = cast(TextIO, ErrorStream(sys.stderr or os.fdopen(2, "w", closefd=False)))
+
+
+def discard(stream: TextIO) -> None:
+    """Send what is still written, also at the exit, to nobody."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def close_output(code: int) -> int:
+    """Write what is left on standard output, and return the exit code."""
+    try:
+        sys.stdout.flush()
+        if isinstance(sys.stdout, OutputStream):
+            sys.stdout.check()
+    except OutputFailed as error:
+        return error.code
+    return code
