@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
+from lockstep.harness.redaction import Redacted
 
 # what llama.cpp stores a KV cache in
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
@@ -196,6 +197,7 @@ class Captured:
 
 
 # --- what asking an engine can end in -------------------------------------------------------
+# Here an engine's words come in: none of them shows a secret.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -205,14 +207,14 @@ class Answered:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rejected:
+class Rejected(Redacted):
     """The engine refused the input, with its reason."""
 
     message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unanswerable:
+class Unanswerable(Redacted):
     """The engine does not offer this question (`Unsupported` in a report)."""
 
     message: str
@@ -221,7 +223,7 @@ class Unanswerable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Crashed:
+class Crashed(Redacted):
     """The engine's process died: by a signal, an abort, or an exit nobody asked for."""
 
     message: str
@@ -230,7 +232,7 @@ class Crashed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimedOut:
+class TimedOut(Redacted):
     seconds: float
     log: tuple[str, ...] = ()
     note: str = ""  # what it did instead, if that is known
@@ -238,14 +240,14 @@ class TimedOut:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Busy:
+class Busy(Redacted):
     """The engine is there and would not answer, which is nothing about the question."""
 
     message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Malformed:
+class Malformed(Redacted):
     """The answer is none to its question (harness.answers): expected, got. said: it says in its
     place why it gives none."""
 

@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lockstep.engine",),
     ("lockstep", "lockstep.harness"),  # the packages themselves are empty
     ("lockstep.examples",),  # programs that nobody imports
+    ("lockstep.harness.redaction",),
     ("lockstep.harness.records", "lockstep.harness.sites"),
     (
         *("lockstep.harness.exit_codes", "lockstep.harness.known", "lockstep.harness.synth"),

@@ -1,4 +1,4 @@
-"""Standard output and error of a command: open, and no cause of a wrong code.
+"""Standard output and error of a command: open, without secrets, and no cause of a wrong code.
 
 Exit code 1 means a divergence, and Python ends with it, or with 120, where a stream fails.
 """
@@ -9,6 +9,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import Any, TextIO, cast
 
+from lockstep.harness.redaction import redact
 
 STREAMS = (0, 1, 2)  # descriptors of standard input, output and error
 
@@ -22,7 +23,7 @@ class OutputFailed(Exception):
 
 
 class OutputStream:
-    """A stream that says at the end whether it failed; all else is the stream's own."""
+    """A stream that redacts what is written; all else is the stream's own."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -34,7 +35,7 @@ class OutputStream:
     def write(self, text: str) -> int:
         self.check()
         try:
-            self.stream.write(text)
+            self.stream.write(redact(text))
         except OSError as error:
             self.fail(error)
         return len(text)

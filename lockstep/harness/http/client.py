@@ -20,8 +20,8 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.processes.wire import Closed, WireError
+from lockstep.harness.redaction import API_KEY
 
-KEY = "LOCKSTEP_API_KEY"  # the variable whose value servers that want a key are sent
 # bytes of an answer: a thousand candidates are some hundred kilobytes, and as JSON of nothing but
 # brackets it comes to twenty times as much memory
 LARGEST = 8 << 20
@@ -63,7 +63,7 @@ def address_of(url: str) -> Address:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise Unsupported(f"{url!r} is no address such as http://localhost:8080")
     if parts.username is not None or parts.password is not None:
-        raise Unsupported(f"an address holds no key: put it into the variable {KEY}")
+        raise Unsupported(f"an address holds no key: put it into the variable {API_KEY}")
     secure = parts.scheme == "https"
     return Address(
         secure=secure,
@@ -80,7 +80,7 @@ def exchange(address: Address, method: str, path: str, body: Any, deadline: floa
     Unsupported for a certificate that is not trusted.
     """
     headers = {"Accept": "application/json", "Connection": "close"}
-    if key := os.environ.get(KEY):
+    if key := os.environ.get(API_KEY):
         headers["Authorization"] = f"Bearer {key}"
     raw = None
     if body is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lockstep.harness.records import Verdict
+from lockstep.harness.redaction import redact
 from lockstep.harness.report.page.write import write_page_of_run
 
 SCHEMA = Path(__file__).parents[1] / "schemas" / "report.json"
@@ -71,7 +72,9 @@ class ReportWriter:
 
 
 def plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become the strings "nan", "inf" and "-inf"."""
+    """The value as JSON has it, without secrets: NaN and infinities become "nan", "inf", "-inf"."""
+    if isinstance(value, str):
+        return redact(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

@@ -29,6 +29,7 @@ from lockstep.harness.records import (
     Unanswerable,
 )
 from lockstep.harness.report.header import header, model_row
+from lockstep.harness.report.jsonl import plain
 from lockstep.harness.runs.quick import answer
 from lockstep.harness.shadow.nodes import capture
 from lockstep.harness.sites import SITES
@@ -64,7 +65,7 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
     ) | {"tokens": tokens, "tensors": rows}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / TENSORS)
-    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    (folder / INDEX).write_text(json.dumps(plain(index), indent=1) + "\n")
     say((len(tensors), opened.engines[1].engine))  # a replay in reference's place, say
 
 

@@ -153,7 +153,7 @@ def write_matrix(
     del document["models"]
     as_json, as_text = folder / "matrix.json", folder / "matrix.md"
     as_json.write_text(json.dumps(plain(document), indent=1, allow_nan=False) + "\n")
-    as_text.write_text("\n".join(markdown(rows, plans)) + "\n", encoding="utf-8")
+    write_text(as_text, "\n".join(markdown(rows, plans)) + "\n")
     if not html:
         return [as_json, as_text]
     suites = columns(rows)

@@ -160,6 +160,7 @@ def check_with(
     """The run (runs.run.RunResult); fails the test by what differs, skips what is not there."""
     from lockstep.harness.asking.template import keep_template
     from lockstep.harness.check.check import BadInput
+    from lockstep.harness.redaction import redact
     from lockstep.harness.report.text import explain
     from lockstep.harness.runs.check_model import check_model, plan_for_model
 
@@ -182,15 +183,16 @@ def check_with(
             command=["pytest", *shlex.split(plan.command)],
         )
     except BadInput as error:
-        pytest.fail(str(error), pytrace=False)
+        pytest.fail(redact(str(error)), pytrace=False)
     note(str(result.folder))
     said = [explain(v) for v in result.verdicts if v.status not in ("agreed", "excused")]
     applies = {v.status for v in result.verdicts} - {"not-applicable"}
     if not applies:
         why = "; ".join(v.summary for v in result.verdicts) or "it does not apply"
-        pytest.skip(why)
+        pytest.skip(redact(why))
     if result.code:
-        pytest.fail("\n\n".join([*said, f"report: {result.folder}"]), pytrace=False)
+        text = "\n\n".join([*said, f"report: {result.folder}"])
+        pytest.fail(redact(text), pytrace=False)
     return result
 
 

@@ -12,7 +12,7 @@ from lockstep.engine.errors import Unsupported
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.http import client
-from lockstep.harness.http.client import KEY, address_of
+from lockstep.harness.http.client import address_of
 from lockstep.harness.http.llama_server import LlamaServer
 from lockstep.harness.http.session import HttpSession
 from lockstep.harness.protocol.smoke import smoke
@@ -28,6 +28,7 @@ from lockstep.harness.records import (
     Unanswerable,
     Verdict,
 )
+from lockstep.harness.redaction import API_KEY
 from tests.fake_server import OPENAI, sending, serving
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
@@ -240,9 +241,9 @@ def test_several_models_want_a_name(model: Path) -> None:
 
 
 def test_a_key_is_sent_and_never_part_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unsupported, match=KEY):
+    with pytest.raises(Unsupported, match=API_KEY):
         address_of("http://me:secret@localhost:1")
-    monkeypatch.setenv(KEY, "secret")
+    monkeypatch.setenv(API_KEY, "secret")
     with sending(b"HTTP/1.1 401 No\r\nContent-Length: 2\r\n\r\n{}") as url:
         outcome = asked(url, "describe")
     assert isinstance(outcome, Unanswerable)

@@ -8,6 +8,7 @@ from lockstep.harness.report.formats.ctrf import ctrf
 from lockstep.harness.report.formats.junit import junit
 from lockstep.harness.report.formats.markdown import markdown
 from lockstep.harness.report.formats.results import RunResults, read_results
+from lockstep.harness.report.page.write import write_text
 
 # the name of the format: the file in the report's folder, and what is in it
 FORMATS: dict[str, tuple[str, Callable[[RunResults], str]]] = {
@@ -30,5 +31,4 @@ def write_format(
     """
     file, text_of = FORMATS[name]
     path = path or report_folder / file
-    path.write_text(text_of(run or read_results(report_folder)), encoding="utf-8")
-    return path
+    return write_text(path, text_of(run or read_results(report_folder)))

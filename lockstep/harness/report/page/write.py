@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep.harness.redaction import redact
 from lockstep.harness.report.page.page import NAME, page_of, undrawn
 from lockstep.harness.report.page.verdicts import Row, RowsOfRun
 
@@ -25,6 +26,6 @@ def write_page_of_run(report: Path) -> Path:
 
 def write_text(path: Path, text: str) -> Path:
     part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
+    part.write_text(redact(text), encoding="utf-8")
     part.replace(path)  # never half a page
     return path
