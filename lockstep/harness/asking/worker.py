@@ -1,9 +1,9 @@
-"""The process in which an untrusted engine answers: `python -m ...asking.worker SOCKET PARENT`.
+"""The process in which an untrusted engine answers: `python -m ...asking.worker SOCKET [PARENT]`.
 
-SOCKET is the number of an inherited socket, so that whatever C code prints goes to the log (file
-descriptors 1 and 2) and never into an answer. The first message says which adapter to load, the
-second for which model and settings; every later one is a question. The adapter lives as long as the
-process.
+PARENT is given if no keeper (limits.py) ends it with its parent. SOCKET is the number of an
+inherited socket, so that whatever C code prints goes to the log (file descriptors 1 and 2) and
+never into an answer. The first message says which adapter to load, the second for which model and
+settings; every later one is a question. The adapter lives as long as the process.
 """
 
 import contextlib
@@ -35,7 +35,8 @@ STREAMS = ("capture",)  # questions whose answer comes in pieces: they take a fu
 
 
 def main() -> None:
-    die_with(parent=int(sys.argv[2]))
+    if sys.argv[2:]:
+        die_with(parent=int(sys.argv[2]))
     answer(Channel(socket.socket(fileno=int(sys.argv[1]))))
 
 

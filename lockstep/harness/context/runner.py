@@ -34,6 +34,7 @@ from lockstep.harness.processes.engine_process import (
     has_ended,
     of_memory,
 )
+from lockstep.harness.processes.kept_process import KeptProcess
 from lockstep.harness.processes.limits import room_for
 from lockstep.harness.processes.spare import SPARE
 from lockstep.harness.processes.wire import Channel, Closed, WireError, WrongField, pack
@@ -283,7 +284,7 @@ class Worker(EngineProcess):
         ours, theirs = socket.socketpair()
         with theirs:
             forked = None if python or users else forked_worker(theirs)
-            process, log = forked or started_worker(theirs, python)
+            process, log = forked or started_worker(theirs, python, users=users)
         self.channel = Channel(ours)
         self.is_loading = False
         super().__init__(process, log, self.channel)
@@ -296,15 +297,22 @@ class Worker(EngineProcess):
                 self.channel.send(loading, deadline)
 
 
-def started_worker(theirs: socket.socket, python: Path | None) -> tuple[Process, IO[bytes]]:
-    process = subprocess.Popen(
-        [*interpreter(python), str(theirs.fileno()), str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=(theirs.fileno(),),
-        env=environment(python),
-        start_new_session=True,
+def started_worker(
+    theirs: socket.socket, python: Path | None, *, users: bool
+) -> tuple[Process, IO[bytes]]:
+    """users: what it loads may start processes, so that it has a keeper, which ends it with us."""
+    command = [*interpreter(python), str(theirs.fileno())]
+    options: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "pass_fds": (theirs.fileno(),),
+        "env": environment(python),
+    }
+    process = (
+        KeptProcess(command, None, **options)
+        if users
+        else subprocess.Popen([*command, str(os.getpid())], start_new_session=True, **options)
     )
     assert process.stdout is not None
     return process, process.stdout

@@ -6,7 +6,6 @@ import secrets
 import shlex
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import Any
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.asking.session import in_words
 from lockstep.harness.http.session import SERVE, START_SECONDS, HttpSession
-from lockstep.harness.processes import limits
 from lockstep.harness.processes.engine_process import EngineProcess, has_ended, of_memory
-from lockstep.harness.processes.group_guard import GroupGuard
+from lockstep.harness.processes.kept_process import KeptProcess
 from lockstep.harness.processes.variables import NO_BACKTRACE
 from lockstep.harness.processes.wire import Closed
 from lockstep.harness.protocol.session import found_command
@@ -183,17 +181,16 @@ class ServedSession(HttpSession):
 
 
 def started(words: Sequence[str], memory_limit: int | None) -> EngineProcess:
-    leash = [sys.executable, "-I", "-S", limits.__file__, str(os.getpid())]
-    process = subprocess.Popen(
-        [*leash, str(memory_limit or 0), *words],
+    process = KeptProcess(
+        words,
+        memory_limit,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**NO_BACKTRACE, **os.environ},
-        start_new_session=True,
     )
     assert process.stdout is not None
-    return EngineProcess(process, process.stdout, GroupGuard(process.pid))
+    return EngineProcess(process, process.stdout)
 
 
 def listens(port: int) -> bool:

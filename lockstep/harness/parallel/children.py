@@ -20,6 +20,7 @@ from typing import Any
 from lockstep.engine.errors import EngineError
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.processes.engine_process import end_all
 from lockstep.harness.processes.side_by_side import (
     TEMPORARY,
     interrupts_later,
@@ -164,7 +165,9 @@ def body(work: Work, connection: Connection, folder: str) -> None:
     os.environ[TEMPORARY] = tempfile.tempdir = folder
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    connection.send(ending_of(work, lambda value: connection.send(Said(value))))
+    event = ending_of(work, lambda value: connection.send(Said(value)))
+    end_all()  # before the parent hears of the end, and ends this process
+    connection.send(event)
     connection.close()
     os._exit(0)  # what the parent had registered to do at its own exit is not ours to do
 

@@ -18,6 +18,7 @@ from threading import Thread
 from typing import Any, Generic, TypeVar
 
 from lockstep.engine.kernels.threads import beside_parent, processors
+from lockstep.harness.processes.engine_process import end_all
 from lockstep.harness.processes.limits import die_with
 from lockstep.harness.processes.side_by_side import BLAS, interrupts_later
 from lockstep.harness.processes.wire import Channel, Closed, WireError, pack
@@ -93,6 +94,8 @@ def answer(work: Callable[[], Any], to: socket.socket, parent: int, behind: int)
         beside_parent()
         Channel(to).write(pack(work()))
     finally:
+        with suppress(Exception):
+            end_all()
         os._exit(0)
 
 

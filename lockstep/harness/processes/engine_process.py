@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import IO, Protocol
 
 from lockstep.harness.processes.forked_process import ForkedProcess
+from lockstep.harness.processes.kept_process import KeptProcess
 from lockstep.harness.processes.side_by_side import killed_by
 
 LOG_LINES = 50
@@ -27,6 +28,9 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+LIVE: "weakref.WeakSet[EngineProcess]" = weakref.WeakSet()
+
+
 class EngineProcess:
     """It leads a group of its own: an interrupt is for the parent alone, and whatever it has
     started dies with it."""
@@ -39,6 +43,7 @@ class EngineProcess:
         self.reader = threading.Thread(target=keep_tail, args=(log, self.tail), daemon=True)
         self.reader.start()
         self.finalizer = weakref.finalize(self, end_group, process, ours, os.getpid())
+        LIVE.add(self)
 
     def death(self) -> str:
         """How the process ended, for a sentence."""
@@ -89,12 +94,18 @@ def has_ended(process: Process) -> bool:
     return os.waitid(os.P_PID, process.pid, peek) is not None
 
 
+def end_all() -> None:
+    """End every process that this one has started: for a fork, which ends without finalizers."""
+    for each in list(LIVE):
+        each.finalizer()
+
+
 def end_group(process: Process, ours: Sequence[Closable], owner: int) -> None:
     """Kill it and whatever it has started, and reap it. In a fork of its owner nothing: what is
     garbage there may be asked by the owner still."""
     if os.getpid() != owner:
         return
-    if isinstance(process, ForkedProcess):
+    if isinstance(process, ForkedProcess | KeptProcess):
         process.kill()
     else:
         os.killpg(process.pid, signal.SIGKILL)  # a dead leader still leads its group until reaped

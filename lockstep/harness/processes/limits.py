@@ -1,7 +1,10 @@
-"""Limits of an engine's process: it dies with its parent, and its memory is bounded.
+"""Limits of an engine's process: it dies with its parent, its memory is bounded, and nothing that
+it has started outlives it.
 
-Imports next to nothing, because it also runs as a program that puts itself under both and becomes
-the engine: `python -I -S limits.py PARENT BYTES COMMAND...` (BYTES 0: no bound).
+Imports next to nothing, because it also runs as a program, the keeper of an engine:
+`python -I -S limits.py PARENT BYTES COMMAND...` (BYTES 0: no bound). The keeper starts the command
+and ends as the command ends. At its end, at SIGTERM and at the end of PARENT it kills the command
+with all descendants: the kernel gives it those whose own parent has ended, whatever their group.
 """
 
 import ctypes
@@ -9,19 +12,25 @@ import os
 import resource
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NoReturn
 
 MEMORY = 8 << 30  # bytes that an engine may use, if nobody says otherwise
 DECODED = 16  # times its file: as F32 the weights take eight times what they do in four bits, twice
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+WAKE = (signal.SIGCHLD, signal.SIGTERM)  # what a keeper waits for
+KILL_SECONDS = 5.0  # for the kernel to end what was killed; a process may hang in a device
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process with its parent, even in the middle of a C call.
+def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process the signal at its parent's end, even in a C call.
 
     The kernel means the thread that started us: a runner belongs to a thread that outlives it.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the parent died before its worker had started")
 
@@ -50,9 +59,81 @@ def memory_of_machine() -> int:
 
 def main() -> None:
     parent, limit, *command = sys.argv[1:]
-    die_with(int(parent))
-    limit_memory(int(limit) or None)
-    os.execvp(command[0], command)  # both limits stay
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WAKE)
+    die_with(int(parent), signal.SIGTERM)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    keeper = os.getpid()
+    engine = os.fork()
+    if not engine:
+        os.setsid()  # a signal to its group is not for the keeper
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        die_with(keeper)
+        limit_memory(int(limit) or None)
+        os.execvp(command[0], command)  # all limits stay
+    limit_memory(None)
+    close_inherited()
+    status = status_at_end(engine)
+    kill_descendants()
+    end_like(status)
+
+
+def close_inherited() -> None:
+    """Close what connects the engine, or nobody sees that it closed it; its log stays open."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(nothing, number)
+    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def status_at_end(engine: int) -> int:
+    """Wait for the end of the engine, or for SIGTERM, which counts as its end by SIGKILL."""
+    while signal.sigwait(WAKE) != signal.SIGTERM:
+        for pid, status in ended_children():
+            if pid == engine:
+                return status
+    return int(signal.SIGKILL)
+
+
+def ended_children() -> Iterator[tuple[int, int]]:
+    """The id and status of each, reaped. Raises ChildProcessError where no child is left."""
+    while (found := os.waitpid(-1, os.WNOHANG))[0]:
+        yield found
+
+
+def kill_descendants() -> None:
+    """Kill until none is left: who loses its parent becomes a child of this process."""
+    deadline = time.monotonic() + KILL_SECONDS
+    with suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            for _ in ended_children():
+                pass
+            for pid in children():
+                with suppress(OSError):  # it has ended, or belongs to another user
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.001)
+        os.write(2, f"not ended: processes {children()}\n".encode())
+
+
+def children() -> list[int]:
+    """The ids of this process's children. Not every kernel has /proc/PID/task/TID/children."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
+                found.append(int(name))
+    return found
+
+
+def end_like(status: int) -> NoReturn:
+    """End this process as another one has ended."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        with suppress(OSError, ValueError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (-code,))
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 if __name__ == "__main__":

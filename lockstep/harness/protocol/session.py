@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -22,8 +21,8 @@ from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.put_in import comes_to_the_same
 from lockstep.harness.asking.session import Session, in_words
 from lockstep.harness.foreign import building
-from lockstep.harness.processes import limits
 from lockstep.harness.processes.engine_process import EngineProcess, keep_tail, of_memory
+from lockstep.harness.processes.kept_process import KeptProcess
 from lockstep.harness.processes.spare import SPARE
 from lockstep.harness.processes.variables import NO_BACKTRACE
 from lockstep.harness.processes.wire import Closed, WireError
@@ -278,16 +277,15 @@ class EngineProgram(EngineProcess):
 
     def __init__(self, command: Sequence[str], memory_limit: int | None) -> None:
         from_engine, answers = os.pipe()
-        leash = [sys.executable, "-I", "-S", limits.__file__, str(os.getpid())]
         try:
-            process = subprocess.Popen(
-                [*leash, str(memory_limit or 0), *command],
+            process = KeptProcess(
+                command,
+                memory_limit,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=(answers,),
                 env={**NO_BACKTRACE, **os.environ, DESCRIPTOR: str(answers)},
-                start_new_session=True,
             )
         except BaseException:
             os.close(from_engine)
