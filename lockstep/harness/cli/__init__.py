@@ -145,6 +145,7 @@ def main() -> None:
     open_streams()
     from lockstep.engine.errors import EngineError
     from lockstep.harness.processes.allocator import keep_freed_memory
+    from lockstep.harness.processes.temporary import one_temporary_folder
 
     came: list[int] = []
 
@@ -163,7 +164,8 @@ def main() -> None:
     keep_freed_memory()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is an exception
-        code = app(standalone_mode=False) if has_folder() else 2
+        with one_temporary_folder():
+            code = app(standalone_mode=False) if has_folder() else 2
     except CLICK_ERROR as error:
         error.show()
         code = error.exit_code

@@ -1,5 +1,6 @@
 """What the command line shows: errors on standard error, results on standard output."""
 
+import errno
 import json
 import os
 import shlex
@@ -39,9 +40,11 @@ SHOWN = 5  # divergences explained in full; the report holds all of them
 
 def sentence_of(error: BaseException | None) -> str:
     """Which file, and what is wrong with it, without the number that the system has for it."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    where = "" if error.filename is None else f"{error.filename}: "
+    more = " (raise the limit: ulimit -n)" if error.errno == errno.EMFILE else ""
+    return f"{where}{error.strerror}{more}"
 
 
 class Terminal:

@@ -1,6 +1,7 @@
 """A command that is asked to end removes what it has put into temporary folders."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def ended_by(number: int, args: Sequence[str], folder: Path, pattern: str) -> tu
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_check_leaves_no_model_behind(number: signal.Signals, tmp_path: Path) -> None:
     args = ["check", "--oracle", "reference"]
-    code, words = ended_by(number, args, tmp_path, "lockstep-*/*.gguf")
+    code, words = ended_by(number, args, tmp_path, "lockstep-*/lockstep-*/*.gguf")
     assert code == 128 + number
     assert "interrupted" in words
     assert "Traceback" not in words
@@ -45,7 +46,7 @@ def test_check_leaves_no_model_behind(number: signal.Signals, tmp_path: Path) ->
 
 def test_the_processes_of_a_campaign_leave_nothing_behind_either(tmp_path: Path) -> None:
     args = ["fuzz", "tokens", "--oracle", "reference", "-j", "2", "--cases", "1000000"]
-    code, words = ended_by(signal.SIGTERM, args, tmp_path, "*/lockstep-*/*.gguf")
+    code, words = ended_by(signal.SIGTERM, args, tmp_path, "*/*/lockstep-*/*.gguf")
     assert code == 128 + signal.SIGTERM
     assert "Traceback" not in words
 
@@ -112,3 +113,24 @@ def test_where_no_template_can_be_started_workers_start_by_themselves(tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("most", [6, 7, 8, 9, 10, 14])
+def test_command_that_may_open_few_files_leaves_nothing_behind(most: int, tmp_path: Path) -> None:
+    """A temporary folder is removed with more open files than were left."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    command = shlex.join([*LOCKSTEP, "check", "builtin:f32", "--suite", "metadata"])
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -n {most}; {command}"],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Too many open files" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(temporary.iterdir()) == []
