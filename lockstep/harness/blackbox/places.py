@@ -155,7 +155,8 @@ def judged(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlace:
         return SeenInPlace(look=look, answer=SliceAnswer(status="not-applicable", summary=text))
     expected, actual = context.ask_both("evaluate", Request(batches=context.batches))
     truth = np.concatenate(context.noise.logits)
-    verdict = compared(context, SUITE, context.batches, expected, actual, truth)
+    # some places show the same numbers behind every token, as a bias of the output does
+    verdict = compared(context, SUITE, context.batches, expected, actual, truth, rows_differ=False)
     answer = worst_of([verdict], context.oracle.name)
     if not answer.differs:
         hidden = hidden_by(layout.cap, truth) if answer.agrees else 0

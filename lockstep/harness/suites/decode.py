@@ -28,7 +28,6 @@ from lockstep.harness.suites.logits import compared
 from lockstep.harness.suites.parts.close_calls import AS_NEAR, is_honest
 from lockstep.harness.suites.parts.control_tokens import control_token
 from lockstep.harness.suites.parts.next_tokens import (
-    NOT_DETERMINED,
     close_calls,
     nearly_chosen,
     next_tokens,
@@ -38,6 +37,7 @@ from lockstep.harness.suites.parts.oracles_logits import (
     in_one,
     oracles_logits,
     whole_truth,
+    why_any_choice_agrees,
 )
 from lockstep.harness.suites.parts.own_text import held_to_its_own
 from lockstep.harness.suites.parts.pieces import sides, two_choices
@@ -290,8 +290,8 @@ def judged(
     Its own token must be the largest of them too, or the oracle's greedy choice is wrong. Behind a
     tie the texts are two; what the subject would choose in the oracle's is counted.
     """
-    if not np.isfinite(logits).all():
-        return context.verdict("decode", "not-compared", NOT_DETERMINED)
+    if why := why_any_choice_agrees(context, logits):
+        return context.verdict("decode", "not-compared", why)
     rows = np.arange(len(logits))
     behind = logits.max(axis=1) - logits[rows, list(oracle)]
     first = int(np.flatnonzero(behind)[0]) if behind.any() else len(oracle)

@@ -41,25 +41,27 @@ class Dequant(Suite, name="dequant"):
         oracle = Side.of(context, context.oracle, held[context.model])
         subject = Side.of(context, context.subject, held[context.subject_model])
         agreed: dict[str, list[int]] = {}
-        first: dict[str, str] = {}  # tensor of each
+        names: dict[str, list[str]] = {}  # of their tensors
         odd: Counter[str] = Counter()
+        told: set[str] = set()  # tensors with a weight that is a number and not zero
         for i, tensor in enumerate(oracle.held.values()):
             context.progress(f"weights {i + 1}/{len(oracle.held)}: {tensor.name}")
-            found = verdict_of(context, tensor, oracle, subject, odd)
+            found = verdict_of(context, tensor, oracle, subject, odd, told)
             if found is not None:
                 yield found
             else:
                 kind = kinds(tensor, subject.held[tensor.name])
                 agreed.setdefault(kind, []).append(prod(tensor.ne))
-                first.setdefault(kind, tensor.name)
+                names.setdefault(kind, []).append(tensor.name)
         for kind, sizes in sorted(agreed.items()):
-            if (wrong := wrong_if_small(context, oracle, subject, first[kind])) is not None:
+            if (wrong := wrong_if_small(context, oracle, subject, names[kind][0])) is not None:
                 yield wrong
-            yield context.verdict(
-                "dequant",
-                "agreed",
-                f"{kind}: {sum(sizes):,} weights of {len(sizes)} tensors agree bit for bit",
-            )
+            text = f"{kind}: {sum(sizes):,} weights of {len(sizes)} tensors"
+            if told.isdisjoint(names[kind]):
+                text += " are all zero or no numbers, so how they are decoded was not compared"
+                yield context.verdict("dequant", "not-compared", text)
+            else:
+                yield context.verdict("dequant", "agreed", f"{text} agree bit for bit")
         if odd:
             names = ", ".join(f"{n:,} of {name}" for name, n in odd.most_common(3))
             names += f" and {len(odd) - 3} more tensors" if len(odd) > 3 else ""
@@ -131,17 +133,22 @@ def form(tensor: TensorSummary) -> str:
 
 
 def verdict_of(
-    context: Context, tensor: TensorSummary, oracle: Side, subject: Side, odd: Counter[str]
+    context: Context,
+    tensor: TensorSummary,
+    oracle: Side,
+    subject: Side,
+    odd: Counter[str],
+    told: set[str],
 ) -> Verdict | None:
     """None if both decode it alike. Verdicts with one key have one cause. odd: counts weights of
-    each tensor that are no numbers."""
+    each tensor that are no numbers. told: becomes the tensors with others that are not zero."""
     detail = {"tensor": tensor.name}
     kind, reason = why_not(tensor, oracle, subject)
     if kind:
         text = f"{tensor.name}: {reason}"
         return context.verdict("dequant", "not-compared", text, detail, ("dequant", kind))
     try:
-        return compare_tensor(context, tensor, oracle, subject, odd)
+        return compare_tensor(context, tensor, oracle, subject, odd, told)
     except NoAnswer as error:
         if error.status in ("crashed", "not-applicable"):
             raise
@@ -163,7 +170,12 @@ def why_not(tensor: TensorSummary, oracle: Side, subject: Side) -> tuple[str, st
 
 
 def compare_tensor(
-    context: Context, tensor: TensorSummary, oracle: Side, subject: Side, odd: Counter[str]
+    context: Context,
+    tensor: TensorSummary,
+    oracle: Side,
+    subject: Side,
+    odd: Counter[str],
+    told: set[str],
 ) -> Verdict | None:
     n_weights = prod(tensor.ne)
     for start in range(0, n_weights, CHUNK):
@@ -175,6 +187,8 @@ def compare_tensor(
             return with_block(found, (oracle, subject), start, (expected, actual))
         if not_finite := int(np.count_nonzero(~np.isfinite(expected))):
             odd[tensor.name] += not_finite
+        if np.count_nonzero(expected) > not_finite:
+            told.add(tensor.name)
     return None
 
 

@@ -30,6 +30,7 @@ from lockstep.harness.judging.compare import (
     mismatch_between,
     worst_distance,
 )
+from lockstep.harness.judging.telling import why_nothing_is_told
 from lockstep.harness.judging.tolerances import Bound, whole_run
 from lockstep.harness.records import (
     Answered,
@@ -65,6 +66,8 @@ from lockstep.harness.suites.parts.which_tokens import (
 
 FEWER_LAYERS = "logits: fewer layers"  # what is asked besides of a large model's first layers
 LATER_LAYERS = "longer runs of its later layers"
+AS_HONEST = "each agrees with an honest run, which may round activations as llama.cpp does or not"
+BY_CHANCE = "where they part, an honest run in some dozens chooses the same other experts"
 Ways = tuple[list[str], list[str], list[Verdict]]  # that give the same, not answered, what differs
 
 
@@ -253,11 +256,14 @@ def compared(
     subject: Evaluation,
     truth: F32,
     what: str = "logit",
+    *,
+    rows_differ: bool = True,
 ) -> Verdict:
     """Every logit of every output of the batches, (outputs, vocabulary) in all.
 
     truth: of an honest run of our own, with which engines that agree must agree as well. Nobody is
     called wrong by it alone: where there is a difference, more runs are made on these batches.
+    rows_differ: a right engine gives another row for each token.
     """
     expected, got = np.concatenate(oracle.logits), np.concatenate(subject.logits)
     if not np.isfinite(expected).any() and not np.isfinite(got).any():
@@ -285,16 +291,17 @@ def compared(
         detail["what"] = what
     elif hidden := hidden_tokens(expected, float(bound.allowed)):
         detail["hidden_tokens"], detail["vocabulary"] = hidden, expected.shape[-1]
-    if off is None:
-        return context.verdict(suite, "agreed", agreement(detail, what), detail)
-    at_fault = who_is_wrong(context, batches, (expected, got), rounded)
-    if not at_fault:
-        text = "each agrees with an honest run, which rounds activations as llama.cpp does, "
-        text += "otherwise or not at all"
-        return context.verdict(suite, "agreed", text, detail)
-    runs = {"oracle": [expected], "subject": [got], "both": [expected, got]}[at_fault]
-    if by_chance(context, batches, truth, runs, float(bound.allowed)):
-        text = "where they part, an honest run in some dozens chooses the same other experts"
+    text, at_fault = agreement(detail, what), ""
+    if off is not None:
+        text, at_fault = AS_HONEST, who_is_wrong(context, batches, (expected, got), rounded)
+    runs = {"oracle": [expected], "subject": [got], "both": [expected, got]}
+    if at_fault and by_chance(context, batches, truth, runs[at_fault], float(bound.allowed)):
+        text, at_fault = BY_CHANCE, ""
+    if off is None or not at_fault:
+        limit = float(bound.allowed) + float(rounded.max())
+        why = why_nothing_is_told(expected, got, limit, what, rows_differ=rows_differ)
+        if why:
+            return context.verdict(suite, "not-compared", f"{why}: nothing was compared", detail)
         return context.verdict(suite, "agreed", text, detail)
     detail |= {
         "index": list(off.index),
@@ -340,9 +347,10 @@ def who_is_wrong(
     """
     runs_of_ours = context.honest_runs(batches)
     noise = noise_beside(context, batches, runs_of_ours, runs)
-    if not np.isfinite(runs_of_ours[0]).any() and np.isfinite(runs_of_ours[1]).any():
-        # in float64 there are numbers: a hidden cell, say, overflows in some engines and not in all
-        raise NoAnswer("not-compared", "honest runs overflow in float32: there is no limit", {})
+    if not np.isfinite(runs_of_ours[0]).any():
+        # In float64 there may be numbers: a hidden cell, say, overflows in some engines and not in
+        # all. NaN in the file becomes a number in some engines.
+        raise NoAnswer("not-compared", "honest runs have no finite numbers: there is no limit", {})
     honest = [(run, whole_run(noise, largest(run))) for run in runs_of_ours]
     more = (NOTHING, rounded)
     wrong = [
@@ -383,8 +391,6 @@ def agreement(detail: dict[str, Any], what: str) -> str:
         f"{detail['tokens']} positions: worst {detail['worst_relative_to_largest_logit']:.1e} of "
         f"the largest {what} (allowed {detail['allowed_relative']:.1e})"
     )
-    if not detail["largest_logit"]:
-        text += f"; every finite {what} is zero"
     if detail["not_finite"]:
         text += f"; {detail['not_finite']} are NaN or infinite in both"
     if "hidden_tokens" in detail:

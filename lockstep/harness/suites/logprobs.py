@@ -11,6 +11,7 @@ import numpy as np
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError
+from lockstep.engine.ops.near import LARGEST
 from lockstep.engine.quants.base import F32
 from lockstep.engine.tokenizers.vocabulary import Attr
 from lockstep.harness.asking.facts import ModelFacts
@@ -26,6 +27,7 @@ from lockstep.harness.judging.candidates import (
     spread,
 )
 from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.telling import why_nothing_is_told
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Request, Verdict
 from lockstep.harness.suites.logits import is_oracle_wrong
@@ -230,12 +232,12 @@ def compared(
         return context.verdict("logprobs", "not-compared", text, {"reason": bound.reason})
     detail = what_was_compared(listed, logits, float(bound.allowed)) | {"reason": bound.reason}
     if first is None:
-        return context.verdict("logprobs", "agreed", agreement(listed, detail), detail)
+        return told_by_lists(context, logits, agreement(listed, detail), detail)
     if (run := honest_run_of(context, batches, listed)) is not None:
         allowed = float(whole_run(context.noise_on(batches), largest(run)).allowed)
         detail = what_was_compared(listed, run, allowed) | {"reason": bound.reason}
         text = f"{agreement(listed, detail)}, of an honest run of another design"
-        return context.verdict("logprobs", "agreed", text, detail)
+        return told_by_lists(context, run, text, detail)
     row, off = first
     detail |= {"prefix": asked.prefixes[row], "at_fault": "subject", "kind": off.kind}
     detail["prefix"] = (
@@ -257,6 +259,16 @@ def compared(
     if isinstance(given := asked.prefixes[row], bytes):
         text += counted_otherwise(context, given, asked.ends[row])
     return context.verdict("logprobs", "diverged", text, detail, ("logprobs", off.kind))
+
+
+def told_by_lists(context: Context, logits: F32, text: str, detail: dict[str, Any]) -> Verdict:
+    """Return an agreement, unless one list behind every prefix would agree as well."""
+    behind = np.nan_to_num(logits - logits.max(axis=1, keepdims=True), neginf=-LARGEST)
+    # a distance is of two logits, each of which may be off by what is allowed
+    allowed = 2 * detail["allowed_relative"] * largest(logits)
+    if why := why_nothing_is_told(behind, behind, allowed, "log-probability"):
+        return context.verdict("logprobs", "not-compared", f"{why}: nothing was compared", detail)
+    return context.verdict("logprobs", "agreed", text, detail)
 
 
 def lengths(ends: Sequence[int], row: int) -> str:

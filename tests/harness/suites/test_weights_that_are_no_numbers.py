@@ -11,7 +11,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.judging.compare import in_other_byte_order
 from lockstep.harness.records import Evaluation, Request, Trace, Verdict
 from tests.harness.check.test_check import plan_for, verdicts_of
-from tests.models import builtin
+from tests.models import builtin, written
 
 WORDS = "with the bytes of each number in the other order all are right"
 
@@ -47,6 +47,25 @@ def test_a_weight_that_is_no_number_is_named(tmp_path: Path) -> None:
     agreed, odd = verdicts_of(plan_for(wrong, suites=("dequant",)))
     assert (agreed.status, odd.status) == ("agreed", "excused")
     assert odd.summary.endswith("in both engines: 1 of blk.1.ffn_up.weight")
+
+
+def test_weights_that_are_all_zero_or_no_numbers_are_not_compared(tmp_path: Path) -> None:
+    """Zero bytes are zeros in whatever way an engine decodes them."""
+    model = written(tmp_path, quant="Q8_0", n_embd=64, n_layer=1)
+    with GgufFile.open(model) as file:
+        coded = [info for info in file.tensors.values() if info.type.name == "Q8_0"]
+        start = file.data_offset
+    for number in (0.0, np.nan):
+        raw = bytearray(model.read_bytes())
+        for info in coded:
+            for at in range(start + info.offset, start + info.offset + info.n_bytes, 34):
+                raw[at : at + 2] = np.float16(number).tobytes()
+        model.write_bytes(raw)
+        said = {
+            v.summary.split(":")[0]: v.status
+            for v in verdicts_of(plan_for(model, suites=("dequant",)))
+        }
+        assert (said["F32"], said["Q8_0"]) == ("agreed", "not-compared")
 
 
 def test_one_engine_s_nan_is_a_difference(tmp_path: Path) -> None:

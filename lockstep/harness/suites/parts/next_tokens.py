@@ -22,9 +22,12 @@ from lockstep.harness.suites.parts.close_calls import (
     said_of,
     seeded_runs,
 )
-from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, oracles_logits
+from lockstep.harness.suites.parts.oracles_logits import (
+    WRONG_ORACLE,
+    oracles_logits,
+    why_any_choice_agrees,
+)
 
-NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
 NO_LIMIT = "honest runs of this model overflow, so that no limit can be given for its tokens"
 MOST_BEGINNINGS = 32  # behind each of which an engine is asked for one token
 
@@ -45,8 +48,8 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
     if logits is None:
         yield context.verdict("decode", "not-compared", WRONG_ORACLE)
         return
-    if not np.isfinite(logits).all():
-        yield context.verdict("decode", "not-compared", NOT_DETERMINED)
+    if why := why_any_choice_agrees(context, logits):
+        yield context.verdict("decode", "not-compared", why)
         return
     context.progress(f"the next token behind {len(ends)} beginnings")
     said = [context.ask(context.subject, "greedy", ids[:n], 1)[0] for n in ends]

@@ -15,6 +15,7 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.tolerances import between_two
 from lockstep.harness.records import Status, Verdict
 from lockstep.harness.suites.decode import EXACT_TIE
+from lockstep.harness.suites.parts.oracles_logits import why_any_choice_agrees
 from lockstep.harness.suites.parts.text_readings import (
     REPLACED,
     Pieces,
@@ -39,9 +40,8 @@ def judged(
 ) -> Iterator[Verdict]:
     """logits: the oracle's before each of its tokens; free: those of them that have a text; whole:
     it may end there, or go on, only as an honest run does."""
-    if not np.isfinite(logits).all():
-        text = "logits are NaN or infinite, so that greedy text is not determined"
-        yield context.verdict("text", "not-compared", text)
+    if why := why_any_choice_agrees(context, logits):
+        yield context.verdict("text", "not-compared", why)
         return
     best = max(readings(said, free, pieces), key=lambda r: (r.end, -len(r.rest)))
     if best.end == len(free):

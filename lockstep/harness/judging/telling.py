@@ -1,0 +1,50 @@
+"""Can an engine that computes nothing give an answer that agrees?
+
+NaN agrees with NaN, and one constant agrees with logits that are all equal within the limit. Such
+an agreement says nothing of the engine, so it counts as not compared.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.quants.base import F32
+
+
+def why_nothing_is_told(
+    expected: F32, got: F32, allowed: float, what: str, *, rows_differ: bool = True
+) -> str:
+    """Return why two runs that agree say nothing of either engine; "" if they do.
+
+    expected, got: (outputs, vocabulary); allowed: the limit of their distance. rows_differ: the
+    outputs are of different tokens, so a right engine gives different rows.
+    """
+    if not expected.size:
+        return f"there is no {what}"
+    numbers = np.isfinite(expected) & np.isfinite(got)
+    empty = int((~numbers.any(axis=-1)).sum())
+    if empty:
+        return f"{empty} of {len(expected)} rows have no finite {what} to compare"
+    missing = numbers.size - int(numbers.sum())
+    if 2 * missing > numbers.size:
+        return f"{missing} of {numbers.size} numbers are not finite"
+    low, high = column_limits(expected, numbers)
+    if high.max() - low.min() <= 2 * allowed:
+        return f"every {what} is equal within the limit, so one number for all agrees"
+    if rows_differ and len(expected) > 1 and (high - low).max() <= 2 * allowed:
+        return "each row is the same within the limit, so an engine that reads no token agrees"
+    return ""
+
+
+def column_limits(
+    values: F32, numbers: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the smallest and the largest number of each column: float64 a row at a time, since
+    logits of a large vocabulary take gigabytes. A column without numbers has the others' limits."""
+    low = np.full(values.shape[-1], np.inf)
+    high = -low
+    for row, known in zip(values, numbers, strict=True):
+        np.minimum(low, row, out=low, where=known)
+        np.maximum(high, row, out=high, where=known)
+    some = numbers.any(axis=0)
+    low[~some] = high[~some] = low[some].min()
+    return low, high
