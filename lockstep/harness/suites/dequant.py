@@ -26,6 +26,7 @@ from lockstep.harness.judging.compare import (
 from lockstep.harness.records import FileSummary, TensorSummary, Unanswerable, Verdict
 from lockstep.harness.suites.parts.small_scales import BLOCKS, with_small_scales
 
+BROKEN = ("crashed", "timed-out")
 CHUNK = 1 << 20  # weights compared at a time: whole blocks of every type, which stay in the cache
 
 
@@ -44,10 +45,17 @@ class Dequant(Suite, name="dequant"):
         names: dict[str, list[str]] = {}  # of their tensors
         odd: Counter[str] = Counter()
         told: set[str] = set()  # tensors with a weight that is a number and not zero
+        broken: set[str] = set()  # types that broke an engine, which are asked once
         for i, tensor in enumerate(oracle.held.values()):
             context.progress(f"weights {i + 1}/{len(oracle.held)}: {tensor.name}")
+            if tensor.type in broken:
+                text = f"{tensor.name}: not asked, as weights of {tensor.type} had no answer before"
+                key = ("dequant", "not asked", tensor.type)
+                yield context.verdict("dequant", "not-compared", text, {}, key)
+                continue
             found = verdict_of(context, tensor, oracle, subject, odd, told)
             if found is not None:
+                broken |= {tensor.type} if found.status in BROKEN else set()
                 yield found
             else:
                 kind = kinds(tensor, subject.held[tensor.name])
@@ -150,7 +158,7 @@ def verdict_of(
     try:
         return compare_tensor(context, tensor, oracle, subject, odd, told)
     except NoAnswer as error:
-        if error.status in ("crashed", "not-applicable"):
+        if error.status == "not-applicable":
             raise
         text, key = f"{tensor.name}: {error.summary}", ("dequant", error.status, tensor.type)
         return context.verdict("dequant", error.status, text, error.detail | detail, key)

@@ -1,13 +1,14 @@
 """Do both engines turn text into the same ids, and ids into the same bytes?"""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.one_by_one import UNASKED, AnswersApart, ask_apart
 from lockstep.harness.context.suite import (
     Context,
     NoAnswer,
@@ -91,15 +92,18 @@ class Tokens(Suite, name="tokens"):
         both = itertools.product((True, False), repeat=2)
         flags = [{"add_special": add, "parse_special": parse} for add, parse in both]
         every = [*TEXTS, *MORE_TEXTS, *made_texts(context), *(each.text for each in known)]
-        encoded = partial(self.encoded, every=every, known=known, said=said, answered=[])
+        encoded = partial(self.encoded, every=every, known=known, said=said, answered=[], broken={})
         yield from asked(context, "encode", flags, encoded)
         if not context.subject_info.utf8_only:
             yield from asked(context, "encode", [{"add_special": True}], self.beyond)
         texts = [*TEXTS, *MORE_TEXTS]
         if not said.keys() >= {*texts}:
-            said |= zip(texts, context.ask(context.oracle, "tokenize", texts), strict=True)
+            ask = partial(context.ask, context.oracle, "tokenize")
+            found = ask_apart(ask, texts)
+            said |= {texts[i]: ids for i, ids in found.answers.items()}
         n_vocab = context.facts.n_vocab
-        rows = [*(said[text] for text in texts), *([token] for token in some_tokens(n_vocab))]
+        rows = [said[text] for text in texts if text in said]
+        rows += [[token] for token in some_tokens(n_vocab)]
         both = itertools.product((True, False), repeat=2)
         flags = [{"remove_special": remove, "unparse_special": unparse} for remove, unparse in both]
         yield from asked(context, "decode", flags, partial(self.decoded, rows=rows))
@@ -112,17 +116,21 @@ class Tokens(Suite, name="tokens"):
         known: Sequence[Original],
         said: dict[bytes, list[int]],
         answered: list[dict[str, bool]],
-    ) -> Verdict:
+        broken: dict[bytes, NoAnswer],
+    ) -> Iterator[Verdict]:
         """Texts on which llama.cpp is known to differ from the original are asked as well.
 
         said: becomes what the oracle makes of them with all flags: some take it a second. answered:
-        the flags that were.
+        the flags that were. broken: becomes the texts without an answer, which are asked once.
         """
         if len(answered) >= LONG_TIMES:
             every = [text for text in every if len(text) <= LONG]
-        texts = [text for text in every if may_be_asked(context, text)]
+        texts = [text for text in every if may_be_asked(context, text) and text not in broken]
+        found = ask_apart(partial(both_answers, context, "tokenize", flags), texts)
+        yield from not_answered(context, "encode", flags, texts, found.failures)
+        broken |= {texts[i]: error for i, error in found.failures.items()}
+        texts, expected, actual = answered_items(texts, found)
         known = [each for each in known if each.text in texts]
-        expected, actual = context.ask_both("tokenize", texts, **flags)
         answered.append(flags)
         if all(flags.values()):
             said |= zip(texts, expected, strict=True)
@@ -130,16 +138,18 @@ class Tokens(Suite, name="tokens"):
         kept = [i for i in range(len(texts)) if i not in strict]
         given, want, got = ([column[i] for i in kept] for column in (texts, expected, actual))
         verdict = judged(context, "encode", flags, given, want, got, known)
-        verdict = with_left_out(verdict, len(every) - len(texts))
-        return with_read_strictly(verdict, [texts[i] for i in strict])
+        n_broken = sum(text in broken for text in every)
+        verdict = with_left_out(verdict, len(every) - len(texts) - n_broken)
+        yield with_read_strictly(verdict, [texts[i] for i in strict])
 
-    def beyond(self, context: Context, flags: dict[str, bool]) -> Verdict:
+    def beyond(self, context: Context, flags: dict[str, bool]) -> Iterator[Verdict]:
         """A text that ends the process of llama.cpp under most kinds of vocabulary."""
         outcome = context.oracle.ask("tokenize", [BEYOND], **flags)
         if isinstance(outcome, Answered):
             actual = context.ask(context.subject, "tokenize", [BEYOND], **flags)
             way = "encode_beyond_unicode"  # what excuses "encode" does not excuse it
-            return judged(context, way, flags, [BEYOND], outcome.value, actual)
+            yield judged(context, way, flags, [BEYOND], outcome.value, actual)
+            return
         error = no_answer(context.oracle.name, "tokenize", outcome)
         if not isinstance(outcome, Crashed | Rejected):
             raise error
@@ -147,7 +157,7 @@ class Tokens(Suite, name="tokens"):
         if not isinstance(reply, Answered | Rejected | Crashed):
             raise no_answer(context.subject.name, "tokenize", reply)
         words = reply.message if isinstance(reply, Rejected | Crashed) else "answers"
-        return context.verdict(
+        yield context.verdict(
             "tokens",
             "excused",
             f"a code point beyond U+10FFFF: {error.summary.splitlines()[0]}, as is known; "
@@ -157,16 +167,57 @@ class Tokens(Suite, name="tokens"):
 
     def decoded(
         self, context: Context, flags: dict[str, bool], rows: Sequence[Sequence[int]]
-    ) -> Verdict:
-        expected, actual = context.ask_both("detokenize", rows, **flags)
+    ) -> Iterator[Verdict]:
+        found = ask_apart(partial(both_answers, context, "detokenize", flags), rows)
+        yield from not_answered(context, "decode", flags, rows, found.failures)
+        rows, expected, actual = answered_items(rows, found)
         fit = [may_be_asked(context, text) for text in expected]
         given, want, got = (list(itertools.compress(a, fit)) for a in (rows, expected, actual))
         verdict = judged(context, "decode", flags, given, want, got)
-        return with_left_out(verdict, len(rows) - len(given))
+        yield with_left_out(verdict, len(rows) - len(given))
+
+
+def both_answers(
+    context: Context, question: str, flags: dict[str, bool], items: Sequence[Any]
+) -> list[tuple[Any, Any]]:
+    """Return the oracle's and the subject's answer to each item. Raises NoAnswer."""
+    return list(zip(*context.ask_both(question, items, **flags), strict=True))
+
+
+def answered_items(
+    items: Sequence[Any], found: AnswersApart[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the items that have answers, the oracle's answers and the subject's, in order."""
+    numbers = sorted(found.answers)
+    pairs = [found.answers[i] for i in numbers]
+    return [items[i] for i in numbers], [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def not_answered(
+    context: Context,
+    way: str,
+    flags: dict[str, bool],
+    items: Sequence[Any],
+    failures: Mapping[int, NoAnswer],
+) -> Iterator[Verdict]:
+    """Yield a verdict for each item that broke the question, and one for those not asked."""
+    unasked = [number for number, error in failures.items() if error.detail.get(UNASKED)]
+    for number in [number for number in failures if number not in unasked] + unasked[:1]:
+        given, error = items[number], failures[number]
+        more = f" and {len(unasked) - 1} more" if number in unasked[:1] else ""
+        text = (
+            f"{way} ({named(flags)}): {error.summary}: input {number + 1} of {len(items)}, "
+            f"{cut(repr(given), 80)}, {len(given)} long{more}; the others were compared"
+        )
+        detail = {**error.detail, "way": way, "flags": flags, "input": repr(given)[:WHOLE]}
+        yield context.verdict("tokens", error.status, text, detail, ("tokens", way, error.status))
 
 
 def asked(
-    context: Context, way: str, flags: Sequence[dict[str, bool]], question: Callable[..., Verdict]
+    context: Context,
+    way: str,
+    flags: Sequence[dict[str, bool]],
+    question: Callable[..., Iterator[Verdict]],
 ) -> Iterator[Verdict]:
     """Flags that an engine does not have cost what is asked with them alone; if it has none of
     them, it does not have the question."""
@@ -174,7 +225,7 @@ def asked(
     missing: list[NoAnswer] = []
     for each in flags:
         try:
-            found.append(question(context, flags=each))
+            found.extend(question(context, flags=each))
         except NoAnswer as error:
             if error.status != "not-compared":
                 yield from found
@@ -188,7 +239,7 @@ def asked(
 
 
 def made_texts(context: Context) -> list[bytes]:
-    """Of pieces of the vocabulary, if we read it."""
+    """Return texts of the vocabulary's own tokens, if we read it."""
     try:
         return own_texts(context.tokenizer, context.seed)
     except EngineError:

@@ -1,0 +1,137 @@
+"""One item that breaks an engine costs that item, and not the others of the same question."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.context.one_by_one import MAX_FAILURES, MAX_WAITS, UNASKED, ask_apart
+from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import Status
+from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.models import builtin
+
+TEXTS = [b"a" * n for n in (3, 1, 70_000, 2, 9, 4, 5)]
+
+
+class Asked:
+    """Fails with any item that `is_bad`, and counts."""
+
+    def __init__(self, *bad: bytes, status: Status = "crashed") -> None:
+        self.bad, self.status, self.times = bad, status, 0
+
+    def __call__(self, items: list[bytes]) -> Sequence[int]:
+        self.times += 1
+        if any(item in self.bad for item in items):
+            raise NoAnswer(self.status, "it broke", {})
+        return [len(item) for item in items]
+
+
+def test_items_without_failures_are_asked_once() -> None:
+    ask = Asked()
+    found = ask_apart(ask, TEXTS)
+    assert [found.answers[i] for i in range(len(TEXTS))] == [len(text) for text in TEXTS]
+    assert (found.failures, ask.times) == ({}, 1)
+
+
+def test_the_longest_item_is_soon_alone() -> None:
+    ask = Asked(TEXTS[2])
+    found = ask_apart(ask, TEXTS)
+    assert set(found.failures) == {2}
+    assert sorted(found.answers) == [0, 1, 3, 4, 5, 6]
+    assert ask.times == 4  # all, the shortest, all but the longest, the longest
+
+
+def test_short_items_are_found_as_well() -> None:
+    found = ask_apart(Asked(TEXTS[3], TEXTS[6]), TEXTS)
+    assert set(found.failures) == {3, 6}
+    assert len(found.answers) == len(TEXTS) - 2
+
+
+def test_a_question_that_no_item_is_answered_to_raises_its_error() -> None:
+    ask = Asked(*TEXTS)
+    with pytest.raises(NoAnswer, match="it broke"):
+        ask_apart(ask, TEXTS)
+    assert ask.times == 2
+
+
+@pytest.mark.parametrize(("status", "most"), [("crashed", MAX_FAILURES), ("timed-out", MAX_WAITS)])
+def test_failures_are_limited_and_the_rest_is_named(status: Status, most: int) -> None:
+    texts = [b"%03d" % n for n in range(100)]
+    found = ask_apart(Asked(*texts[1:], status=status), texts)
+    named = [error for error in found.failures.values() if not error.detail.get(UNASKED)]
+    assert len(named) <= most
+    assert len(found.failures) + len(found.answers) == 100
+    assert len(found.failures) > most
+
+
+class TooLong(Reference, name="one by one: no long texts"):
+    """It fails on texts beyond 1000 bytes, and on ids 7."""
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        if any(len(text) > 1000 for text in texts):
+            raise ZeroDivisionError("it is too long")
+        return super().tokenize(texts, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        if [7] in [list(row) for row in ids]:
+            raise ZeroDivisionError("no 7")
+        return super().detokenize(
+            ids, remove_special=remove_special, unparse_special=unparse_special
+        )
+
+
+class NoBlocks(Reference, name="one by one: no Q8_0"):
+    times = 0
+
+    def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        if type_name == "Q8_0":
+            NoBlocks.times += 1
+            raise ZeroDivisionError("no blocks")
+        return super().dequantize(type_name, raw)
+
+
+def test_a_type_that_breaks_the_engine_costs_that_type_alone(tmp_path: Path) -> None:
+    NoBlocks.times = 0
+    plan = plan_for(builtin("q8_0", tmp_path), engine=NoBlocks.name, suites=("dequant",))
+    found = verdicts_of(plan)
+    assert [v.status for v in found].count("crashed") == NoBlocks.times == 1
+    assert [v.summary.split(":")[0] for v in found if v.status == "agreed"] == ["F32"]
+    assert exit_code(found) == 3
+
+
+class WrongAndTooLong(TooLong, name="one by one: no long texts, and others wrong"):
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        found = super().tokenize(texts, add_special=add_special, parse_special=parse_special)
+        return [
+            [*ids, 5] if text == b"Hello, world!" else ids
+            for ids, text in zip(found, texts, strict=True)
+        ]
+
+
+def test_suite_compares_all_texts_but_the_one_that_breaks_the_engine(tmp_path: Path) -> None:
+    plan = plan_for(builtin("f32", tmp_path), engine=TooLong.name, suites=("tokens",))
+    found = verdicts_of(plan)
+    crashed = [v for v in found if v.status == "crashed"]
+    assert len(crashed) == 5  # one text, which is asked once, and one row of ids with each flag
+    assert "b'a\\x0ba\\x0ba" in crashed[0].summary
+    assert "66000 long" in crashed[0].summary
+    assert sum("inputs agree" in v.summary for v in found if v.status == "agreed") >= 8
+    assert exit_code(found) == 3
+
+
+def test_suite_finds_a_wrong_text_beside_one_that_breaks_the_engine(tmp_path: Path) -> None:
+    plan = plan_for(builtin("f32", tmp_path), engine=WrongAndTooLong.name, suites=("tokens",))
+    found = verdicts_of(plan)
+    assert exit_code(found) == 1
+    assert any("Hello, world" in v.summary for v in found if v.status == "diverged")
