@@ -23,6 +23,7 @@ from lockstep.harness.suites.parts.originals import Original, originals_of
 from lockstep.harness.suites.parts.own_texts import own_texts
 from lockstep.harness.suites.parts.pieces import sides
 from lockstep.harness.suites.parts.repaired_types import named_among
+from lockstep.harness.suites.parts.special_texts import special_texts
 
 AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
 # bytes; what is longer may take a second, and is asked with the first two sets of flags that both
@@ -241,7 +242,8 @@ def asked(
 def made_texts(context: Context) -> list[bytes]:
     """Return texts of the vocabulary's own tokens, if we read it."""
     try:
-        return own_texts(context.tokenizer, context.seed)
+        tokenizer, seed = context.tokenizer, context.seed
+        return [*own_texts(tokenizer, seed), *special_texts(tokenizer, seed)]
     except EngineError:
         return []
 

@@ -14,6 +14,7 @@ from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.judging.no_characters import is_utf8
 from lockstep.harness.records import EXACT
 from lockstep.harness.suites.parts.own_texts import OF_A_KIND, own_texts
+from lockstep.harness.suites.parts.special_texts import special_texts
 from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 
@@ -88,7 +89,8 @@ def test_texts_follow_from_vocabulary_and_seed_and_are_few(kind: str, tmp_path: 
 def test_the_suite_asks_them(tmp_path: Path) -> None:
     path = made("llama", tmp_path)
     with GgufFile.open(path) as file:
-        n = len(own_texts(tokenizer_of(file.metadata), seed=0))
+        tokenizer = tokenizer_of(file.metadata)
+        n = len([*own_texts(tokenizer, seed=0), *special_texts(tokenizer, seed=0)])
     plan = Plan(
         case="own texts",
         model=path,

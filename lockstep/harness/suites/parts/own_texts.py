@@ -36,7 +36,8 @@ def own_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
 def encodes(tokenizer: Tokenizer, text: bytes) -> bool:
     """Of some vocabularies there are texts that end llama.cpp's process; our tokenizer refuses."""
     try:
-        tokenizer.encode(text)
+        for parse_special in (False, True):
+            tokenizer.encode(text, parse_special=parse_special)
     except EngineError:
         return False
     return True
