@@ -17,6 +17,7 @@ from lockstep.harness.context.further_runs import LeftOut, sequences_in
 from lockstep.harness.context.not_answered import Waits
 from lockstep.harness.context.suite import FIRST_ROW, Context
 from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
+from lockstep.harness.judging.noise import MORE_RUNS
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Evaluation, Rejected, Request, Unanswerable, Verdict
 
@@ -116,31 +117,39 @@ def asked_otherwise(
             wrong.append(failed)
             continue
         again = context.answer(context.subject, f"evaluate {way.words}", outcome)
-        if verdict := difference(context, way, subject.logits, again.logits):
-            wrong.append(verdict)
+        found = compare_way(context, way, subject.logits, again.logits)
+        if isinstance(found, Verdict):
+            wrong.append(found)
         else:
-            same.append(way.words)
+            same.append(found)
     return same, unanswered, wrong
 
 
-def difference(
+def compare_way(
     context: Context, way: Way, first: Sequence[F32], again: Sequence[F32]
-) -> Verdict | None:
-    """Beyond what honest runs differ by: sums of another number of rows may be added otherwise."""
+) -> Verdict | str:
+    """Return the words of a way that gives the same logits, or else the divergence.
+
+    Two honest runs differ by their noise: sums of another number of rows may be added otherwise.
+    A way that takes another path, as attention does with more tokens, is held to how far honest
+    runs along both paths are apart.
+    """
     before = np.concatenate([rows[at] for rows, at in zip(first, way.first, strict=True)])
     after = np.concatenate([rows[at] for rows, at in zip(again, way.own, strict=True)])
     bound = whole_run(context.noise.relative, largest(before))
     if mismatch_between(before, after, bound.allowed) is None:
-        return None
-    bound = whole_run(context.noise_on(context.batches), largest(before))
+        return way.words
+    noise = context.noise_on(context.batches)
+    bound = whole_run(noise, largest(before))
     off = mismatch_between(before, after, bound.allowed)
     allowed = float(bound.allowed)
     if off is None:
-        return None
-    starts = np.cumsum([0, *(len(rows) for rows in first[:-1])])
-    asked = np.concatenate([start + at for start, at in zip(starts, way.first, strict=True)])
+        return way.words
+    if apart := distance_of_paths(context, way, before, after, noise):
+        return f"{way.words} ({apart})"
+    asked = rows_of(context.batches, way.first)
     if by_chance(context, context.batches, before, [after], allowed, rows=asked):
-        return None
+        return way.words
     far = worst_distance(before, after) / (largest(before) or 1.0)
     allowed /= largest(before) or 1.0
     text = (
@@ -152,3 +161,37 @@ def difference(
     detail: dict[str, Any] = {"asked": way.words, "at_fault": "subject", "reason": bound.reason}
     detail |= {"worst_relative_to_largest_logit": far, "allowed_relative": allowed}
     return context.verdict("logits", "diverged", text, detail, ("logits", way.words, "subject"))
+
+
+def rows_of(batches: Sequence[Batch], places: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
+    """Return which outputs of all batches these are, given their numbers in each batch."""
+    starts = np.cumsum([0, *(int(batch.outputs.sum()) for batch in batches[:-1])])
+    return np.concatenate([start + at for start, at in zip(starts, places, strict=True)])
+
+
+def distance_of_paths(context: Context, way: Way, before: F32, after: F32, noise: float) -> str:
+    """Return words for how far honest runs along the two paths are apart, if that explains these
+    logits; else "".
+
+    An engine that rounds as llama.cpp does moves as the honest run moves from one path to the
+    other, but for the noise of both; an engine that rounds nowhere stays, but for the same.
+    """
+    context.progress(f"a difference: honest runs {way.words}")
+    batches, rows = way.request.batches, rows_of(way.request.batches, way.own)
+    seed, size = context.seed + MORE_RUNS, largest(before) or 1.0
+    there = context.honest.floor(batches, seed=seed, runs=0).logits
+    honest = np.concatenate(context.noise.logits)[rows_of(context.batches, way.first)]
+    other = np.concatenate(there)[rows]
+    with np.errstate(invalid="ignore"):
+        moved = before + (other.astype(np.float64) - honest)
+    far = f"{worst_distance(before, after) / size:.1e}"
+    apart = f"{worst_distance(honest, other) / size:.1e}"
+    words = f"{far} of the largest apart, as honest runs are: {apart}"
+    if mismatch_between(moved, after, whole_run(noise, size).allowed) is None:
+        return words
+    # of these rows alone: a row of the other sequence may have far more noise
+    moving = (run[rows] for run in context.honest.unlucky(batches, seed=seed, runs=MORE_RUNS))
+    allowed = noise * size + max(worst_distance(other, run) for run in moving)
+    if all(mismatch_between(run, after, allowed) for run in (before, moved)):
+        return ""
+    return f"{words}, and {allowed / size:.1e} by their noise"
