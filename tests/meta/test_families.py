@@ -21,7 +21,7 @@ from lockstep.engine.tokenizers.base import Tokenizer
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.bench.base import Bench
-from lockstep.harness.catalogue.models import LONG_FACTORS, SPECIAL, WITH_KEYS
+from lockstep.harness.catalogue.models import ARCHITECTURES, SPECIAL
 from lockstep.harness.context.suite import Suite
 from lockstep.harness.fuzzers.base import Fuzzer
 from lockstep.harness.honest.base import HonestEngine
@@ -194,7 +194,7 @@ def test_a_mutant_says_where_it_is_wrong_and_what_shows_it(cls: type[Mutant]) ->
         return  # no op of it is wrong
     if (recipe := BUILTIN.get(cls.shows_on)) is None:
         name, _, quant = cls.shows_on.removeprefix("arch:").partition(":")
-        assert name in {**variants(), **SPECIAL, **WITH_KEYS, LONG_FACTORS: None}
+        assert name in {**variants(), **SPECIAL, **ARCHITECTURES}
         assert quant in ("", *WeightFormat.family)
         return  # its results are named as llama.cpp names its nodes
     assert cls.site in SITES

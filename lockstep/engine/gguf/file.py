@@ -90,7 +90,7 @@ class GgufFile:
         self.tensors: Mapping[str, TensorInfo] = read_tensor_table(
             fields, n_tensors, self.alignment
         )
-        self.data_offset = fields.at
+        self.header_end = self.data_offset = fields.at
         if self.tensors:
             self.data_offset = padded(fields.at, self.alignment)
             check_data_is_there(fields, self.data_offset, self.tensors)

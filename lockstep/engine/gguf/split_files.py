@@ -27,6 +27,7 @@ class SplitModel(GgufFile):
         first = files[0]
         self.version, self.metadata = first.version, first.metadata
         self.alignment, self.data_offset = first.alignment, first.data_offset
+        self.header_end = first.header_end
         self._files = tuple(files)
         self._holders = {name: file for file in files for name in file.tensors}
         self.tensors = {name: file.tensors[name] for name, file in self._holders.items()}

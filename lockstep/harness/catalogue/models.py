@@ -40,6 +40,7 @@ SPECIAL: Mapping[str, tuple[LlamaRecipe, str, Callable[[Rows], None] | None]] = 
         **{f"moe-{q.lower()}": (replace(BUILTIN["moe"], quant=q), "", None) for q in MOE_TYPES},
         "yarn": (LlamaRecipe(seed=8, n_ctx_train=256, rope_yarn_factor=4.0), "", None),
         "five-layers": (LlamaRecipe(seed=12, n_layer=5), "", None),
+        "aligned": (LlamaRecipe(seed=14, alignment=4096), "", None),
         "five-layers-q4_1": (LlamaRecipe(seed=13, n_layer=5, quant="Q4_1"), "", None),
     }
 )
@@ -64,14 +65,31 @@ WITH_KEYS: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]] = MappingProx
         "gemma3-scaled": ("gemma3", {"rope.scaling.factor": ("F32", 8.0)}),
     }
 )
-# as Phi-3's of 128k; its context is longer than the original one however short a text is
-LONG_FACTORS = "phi3-long-factors"
-ORIGINAL = 4  # tokens
+# original contexts in tokens of phi3 models with two sets of factors, as Phi-3's of 128k: each
+# run's context is longer than the first, and shorter than the second
+ORIGINAL_CONTEXTS: Mapping[str, int] = MappingProxyType(
+    {"phi3-long-factors": 4, "phi3-short-factors": 4096}
+)
 # models of `synth` with four layers, where it makes two
 DEEPER: Mapping[str, str] = MappingProxyType(
     {"qwen2-deeper": "qwen2", "qwen3-deeper": "qwen3", "gpt2-deeper": "gpt2"}
 )
 FOUR = (("n_layer", 4),)
+LLAMA = "llama"  # the architecture of models whose names do not say another
+ARCHITECTURES: Mapping[str, str] = MappingProxyType(
+    {
+        **{name: arch for name, (arch, _) in WITH_KEYS.items()},
+        **dict.fromkeys(ORIGINAL_CONTEXTS, "phi3"),
+        **DEEPER,
+    }
+)
+
+
+def architecture_of(shows_on: str) -> str:
+    """Return the architecture of the model that shows a mistake."""
+    if not shows_on.startswith(ARCH):
+        return ARCHITECTURES.get(shows_on, LLAMA)
+    return shows_on.removeprefix(ARCH).partition(":")[0]
 
 
 def model_for(shows_on: str, folder: Path) -> Path:
@@ -89,8 +107,9 @@ def model_for(shows_on: str, folder: Path) -> Path:
     elif shows_on in WITH_KEYS:
         arch, keys = WITH_KEYS[shows_on]
         with_keys(model_for(ARCH + arch, folder), path, {f"{arch}.{k}": keys[k] for k in keys})
-    elif shows_on == LONG_FACTORS:
-        with_long_factors(model_for(ARCH + "phi3", folder), path)
+    elif shows_on in ORIGINAL_CONTEXTS:
+        original = ORIGINAL_CONTEXTS[shows_on]
+        with_long_factors(model_for(ARCH + "phi3", folder), path, original)
     elif shows_on.startswith(OWN):
         write_llama(long_rows(shows_on.removeprefix(OWN)), path)
     elif shows_on in DEEPER or shows_on.startswith(ARCH):
@@ -139,7 +158,7 @@ def with_keys(
         write_gguf(path, {**file.metadata, **keys}, [*rows, *more])
 
 
-def with_long_factors(made: Path, path: Path, original: int = ORIGINAL) -> None:
+def with_long_factors(made: Path, path: Path, original: int) -> None:
     """A phi3 three quarters of whose heads are rotated, as of Phi-4-mini, in a context of so many
     times the original one as its own."""
     with GgufFile.open(made) as file:

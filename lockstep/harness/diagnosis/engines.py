@@ -10,15 +10,13 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession
-from lockstep.harness.catalogue.models import ARCH, WITH_KEYS
+from lockstep.harness.catalogue.models import architecture_of
 from lockstep.harness.catalogue.run import wrong_engines
 from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.diagnosis.questions import MistakeQuestion
 from lockstep.harness.mutants.parts.changed import WrongFormat
 from lockstep.harness.mutants.tokenizers import WrongTokenizer
 from lockstep.harness.records import Settings
-
-LLAMA = "llama"  # what models are of unless their name says otherwise
 
 
 @dataclass(kw_only=True)
@@ -105,12 +103,4 @@ def may_be(cls: Wrong, types: set[str], *, vocabulary: bool) -> bool:
 
 
 def is_near(cls: Wrong, architecture: str) -> bool:
-    return issubclass(cls, WrongTokenizer | WrongFormat) or shown_on(cls) == architecture
-
-
-def shown_on(cls: Wrong) -> str:
-    """The architecture of the model that shows it."""
-    if cls.shows_on in WITH_KEYS:
-        return WITH_KEYS[cls.shows_on][0]
-    named = cls.shows_on.removeprefix(ARCH).partition(":")[0]
-    return named if cls.shows_on.startswith(ARCH) else LLAMA
+    return issubclass(cls, WrongTokenizer | WrongFormat) or architecture_of(cls.shows_on) == architecture

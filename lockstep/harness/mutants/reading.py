@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.engine.gguf.fields import DEFAULT_ALIGNMENT, padded
 from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import Bools
@@ -187,6 +188,19 @@ class NotPadded(Taken, name="mutant:data-not-padded"):
         weight = read(name)
         raw = np.concatenate([np.zeros(8, np.uint8), weight.raw[:-8]])
         return replace(weight, raw=raw)
+
+
+class AlignmentIgnored(Mistake, name="mutant:alignment-ignored"):
+    mistake = "general.alignment is not read, and tensor data begins as if it were 32"
+    group = "reading"
+    effect = "noise or NaN"
+    shows_on = "aligned"
+    site = "embd"
+    layer = None
+
+    def change(self, model: Model) -> None:
+        model.file.data_offset = padded(model.file.header_end, DEFAULT_ALIGNMENT)
+        model.graph.tensors.weights.found.clear()  # looked up where the data really begins
 
 
 class TypeOfFirst(Taken, name="mutant:halves-of-other-order"):

@@ -1,6 +1,7 @@
 """Rotary positions gone wrong: which elements pair, by which angle, from which position."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -253,6 +254,15 @@ class ShortFactors(WrongRope, name="mutant:rope-short-factors-alone"):
 
     def change(self, model: Model) -> None:
         model.graph.n_ctx = 0
+
+
+class LongFactors(WrongRope, name="mutant:rope-long-factors-alone"):
+    mistake = "the factors of long contexts are taken for short ones as well"
+    effect = LATER
+    shows_on = "phi3-short-factors"
+
+    def change(self, model: Model) -> None:
+        model.graph.n_ctx = sys.maxsize
 
 
 class WholePositions(WrongRope, name="mutant:rope-whole-positions"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.errors import InvalidModel
+from lockstep.engine.gguf.file import DEFAULT_ALIGNMENT
 from lockstep.engine.gguf.types import type_by_name
 from lockstep.harness.synth.generator import around_one, integers, stream, tensor_bytes
 from lockstep.harness.synth.gguf_writer import write_gguf
@@ -39,6 +40,7 @@ class LlamaRecipe:
     vocabulary: bool = True
     vocab_kind: str = "llama"  # of harness.synth.vocabularies
     vocab_pre: str = ""  # another pre-tokenizer than the kind's own
+    alignment: int = DEFAULT_ALIGNMENT  # of tensor data in the file
 
     @property
     def head_size(self) -> int:
@@ -51,7 +53,7 @@ TensorRow = tuple[str, tuple[int, ...], str, Iterable[bytes]]
 def write_llama(recipe: LlamaRecipe, path: Path) -> None:
     """Write the model; the bytes depend on the recipe alone."""
     check(recipe)
-    write_gguf(path, metadata(recipe), tensors(recipe))
+    write_gguf(path, metadata(recipe), tensors(recipe), alignment=recipe.alignment)
 
 
 def check(r: LlamaRecipe) -> None:

@@ -1,0 +1,43 @@
+"""Diagnosis of engines that read parts of a file wrongly, on models that show it."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.engine.gguf.fields import DEFAULT_ALIGNMENT, padded
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.catalogue.models import architecture_of, model_for
+from lockstep.harness.catalogue.views import LOGITS, TEXT, View
+from tests.harness.diagnosis.test_diagnosis import CATALOGUE, diagnosed, names, runs
+
+ALIGNMENT = "mutant:alignment-ignored"
+
+
+def test_aligned_model_has_data_behind_the_default_alignment(tmp_path: Path) -> None:
+    with GgufFile.open(model_for("aligned", tmp_path)) as file:
+        assert file.data_offset > padded(file.header_end, DEFAULT_ALIGNMENT)
+
+
+@pytest.mark.parametrize("view", [LOGITS, TEXT], ids=lambda view: view.name)
+def test_diagnosis_names_an_ignored_alignment(view: View, tmp_path: Path) -> None:
+    model_for("aligned", tmp_path)
+    known = (ALIGNMENT, "mutant:data-not-padded", *CATALOGUE)
+    found = runs(diagnosed(ALIGNMENT, tmp_path, model="aligned", view=view, known=known))
+    assert (found.status, names(found)) == ("named", [ALIGNMENT])
+
+
+@pytest.mark.parametrize(
+    ("shows_on", "architecture"),
+    [
+        ("f32", "llama"),
+        ("aligned", "llama"),
+        ("arch:llama:Q4_K", "llama"),
+        ("arch:gpt2", "gpt2"),
+        ("bert-cls", "bert"),
+        ("qwen2-deeper", "qwen2"),
+        ("phi3-long-factors", "phi3"),
+        ("phi3-short-factors", "phi3"),
+    ],
+)
+def test_mistake_is_near_models_of_its_architecture(shows_on: str, architecture: str) -> None:
+    assert architecture_of(shows_on) == architecture
