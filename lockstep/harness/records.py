@@ -307,6 +307,7 @@ Status = Literal[
 
 
 ENGINE = "engine"  # in the detail of what an engine did not answer: its name
+PART = "part"  # in the detail: which part of a suite was compared, as a test's name has it
 REFUSED = "refused"  # the kind of a divergence in which nothing was compared
 MADE_MODEL = "made_model"  # in the detail of what was seen on a model made from the user's
 BOTH = "both"  # engines of a run

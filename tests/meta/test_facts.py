@@ -20,13 +20,13 @@ READS = {
 def reads_words(tree: ast.AST) -> Iterator[int]:
     """Lines in which a decision is taken on a summary or a message."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
-            asked = [right for op, right in zip(node.ops, node.comparators, strict=True)]
-            if any(map(is_words, asked)) and isinstance(node.ops[0], ast.In | ast.NotIn):
-                yield node.lineno
+        asked: list[ast.expr] = []
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            asked = node.comparators
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr in READS and any(map(is_words, (node.func.value, *node.args))):
-                yield node.lineno
+            asked = [node.func.value, *node.args] if node.func.attr in READS else []
+        if any(map(is_words, asked)):
+            yield node.lineno
 
 
 def is_words(node: ast.AST) -> bool:

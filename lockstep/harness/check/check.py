@@ -310,8 +310,7 @@ def described(session: Session, *, under_test: bool = False) -> EngineInfo:
     if isinstance(outcome, Unanswerable | Rejected) and (
         is_address(session.name) or is_served(session.name) or is_users(session.name)
     ):
-        named = outcome.message.startswith(session.name)
-        raise BadInput(outcome.message if named else f"{session.name}: {outcome.message}")
+        raise BadInput(f"{session.name}: {outcome.message}")
     if under_test and isinstance(outcome, Crashed | TimedOut | Busy | Malformed):
         raise no_answer(session.name, "describe", outcome)
     if isinstance(outcome, Rejected | Unanswerable) and isinstance(session, ProgramSession):

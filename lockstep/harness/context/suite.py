@@ -328,9 +328,8 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
     asked, question = question, called or in_words(question)
     if isinstance(outcome, Crashed):
         log = {ENGINE: engine, "log": list(outcome.log), "said": outcome.said}
-        words = outcome.message.removeprefix(f"{engine} failed: ")
         how = "failed" if outcome.said else "crashed"  # the first lives on
-        return NoAnswer("crashed", f"{engine} {how} in {question}: {words}", log)
+        return NoAnswer("crashed", f"{engine} {how} in {question}: {outcome.message}", log)
     if isinstance(outcome, TimedOut):
         less = option_for_less(asked, outcome.tokens)
         log = {ENGINE: engine, "log": list(outcome.log), LESS: less}

@@ -103,4 +103,5 @@ def may_be(cls: Wrong, types: set[str], *, vocabulary: bool) -> bool:
 
 
 def is_near(cls: Wrong, architecture: str) -> bool:
-    return issubclass(cls, WrongTokenizer | WrongFormat) or architecture_of(cls.shows_on) == architecture
+    own = architecture_of(cls.shows_on)
+    return issubclass(cls, WrongTokenizer | WrongFormat) or own == architecture

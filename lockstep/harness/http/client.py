@@ -126,7 +126,7 @@ def connection(address: Address, deadline: float) -> Iterator[HTTPConnection]:
         if isinstance(error, WireError):
             raise
         if isinstance(error, ConnectionError) or not isinstance(error, HTTPException | ValueError):
-            raise Closed(f"{address}: {reason(error)}") from error
+            raise Closed(reason(error)) from error
         raise WireError(f"the answer is no HTTP: {type(error).__name__}: {error}") from error
     finally:
         timer.cancel()

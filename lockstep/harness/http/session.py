@@ -190,9 +190,7 @@ class HttpSession(Session):
 
     def busy(self, error: "StillBusy") -> Outcome:
         words = printable(str(error))
-        return (
-            Crashed(message=f"{self.name} failed: {words}") if error.failed else Busy(message=words)
-        )
+        return Crashed(message=words) if error.failed else Busy(message=words)
 
     def refusal(self, error: StatusRefused) -> Outcome:
         words = printable(error.message)
@@ -206,7 +204,7 @@ class HttpSession(Session):
         if error.status in REFUSALS:
             return Rejected(message=words)
         if error.status >= 500:
-            return Crashed(message=f"{self.name} failed: {words}")
+            return Crashed(message=words)
         if error.status in CLOSED_TO_US:
             words += " (a key? it goes into LOCKSTEP_API_KEY)"
         # at the start it is for whoever gave the address to mend; later it is nothing about what

@@ -232,8 +232,7 @@ class ProgramSession(Session):
         if ending == "unsupported":
             return Unanswerable(message=words)
         assert self.program is not None
-        message = f"{self.name} failed: {words}"
-        return Crashed(message=message, log=tuple(self.program.tail), said=True)
+        return Crashed(message=words, log=tuple(self.program.tail), said=True)
 
     def started(self, deadline: float) -> "EngineProgram":
         if self.program is None:

@@ -17,7 +17,7 @@ from lockstep.harness.context.suite import (
     no_answer,
 )
 from lockstep.harness.judging.no_characters import is_utf8, shown_as
-from lockstep.harness.records import Answered, Crashed, Rejected, Verdict
+from lockstep.harness.records import PART, Answered, Crashed, Rejected, Verdict
 from lockstep.harness.report.text import cut
 from lockstep.harness.suites.parts.originals import Original, originals_of
 from lockstep.harness.suites.parts.own_texts import own_texts
@@ -314,10 +314,11 @@ def judged(
         if list(want) != list(got)
     ]
     if not wrong:
-        summary, detail = f"{way} ({on}): {len(inputs)} inputs agree", {}
+        detail: dict[str, Any] = {PART: f"{way} ({on})"}
+        summary = f"{way} ({on}): {len(inputs)} inputs agree"
         if known:
             summary += f"; {len(known)} of them: llama.cpp differs from the original"
-            detail = {"differs_from_the_original": [each.row() for each in known]}
+            detail["differs_from_the_original"] = [each.row() for each in known]
         return context.verdict("tokens", "agreed", summary, detail)
     rows_asked = zip(inputs, expected, actual, strict=True)
     why = named_among(context, (row for row in rows_asked if list(row[1]) != list(row[2])))
@@ -325,7 +326,8 @@ def judged(
     rows = [[cut(text, LONGEST) for text in (row[1], repr(row[3]), repr(row[2]))] for row in wrong]
     texts = [f"{given} gives {got}, expected {want}" for given, got, want in rows]
     _, given, want, got = wrong[0]
-    said: dict[str, Any] = {"way": way, "flags": flags, "input": given[:WHOLE], "total": len(wrong)}
+    said: dict[str, Any] = {PART: f"{way} ({on})", "way": way, "flags": flags}
+    said |= {"input": given[:WHOLE], "total": len(wrong)}
     said |= {"expected": repr(want)[:WHOLE], "actual": repr(got)[:WHOLE]}
     if way.startswith("encode"):
         said["sides"] = sides(context, want, got)

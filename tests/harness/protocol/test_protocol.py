@@ -83,7 +83,7 @@ def test_a_refusal_a_lack_and_a_failure_are_told_apart() -> None:
     assert ids("does not support") == Unanswerable(message="not yet")
     failed = ids("fails")
     assert isinstance(failed, Crashed)
-    assert failed.message == "fake_program.py failed: an exception in two lines"
+    assert failed.message == "an exception in two lines"
     said = no_answer("fake_program.py", "greedy", failed).summary
     assert said == "fake_program.py failed in greedy: an exception in two lines"
     died = no_answer("fake_program.py", "greedy", replace(failed, said=False)).summary

@@ -3,7 +3,6 @@
 What spoils the exit code is red in each of them, and what was not compared never reads as a pass.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lockstep.harness.records import BOTH, Site, Verdict
+from lockstep.harness.records import BOTH, PART, Site, Verdict
 from lockstep.harness.report.jsonl import check_order, read_unfinished
 from lockstep.harness.report.text import explain, printable, site_name
 
@@ -20,8 +19,6 @@ FAILED = ("diverged",)
 SKIPPED = ("excused", "not-applicable")  # no pass, and no reason for another exit code either
 LONGEST = 8000  # characters of one text: a token may have a million, and report.jsonl has them all
 LONGEST_NAME = 200
-# The head of a summary that names a part of a suite: `encode (no flags): 34 inputs agree`.
-PART = re.compile(r"([A-Za-z]\w{0,30}(?: \([a-z_ ]{1,60}\))?): ")
 RUN = "run"  # the suite of what no verdict says: how the run ended
 
 
@@ -128,8 +125,7 @@ def name_of(verdict: Verdict) -> str:
         site = Site(step=detail["step"], layer=detail["layer"], name=detail["site"])
         name = site_name(site)
     else:
-        head = PART.match(verdict.summary)
-        name = str(detail.get("tensor") or detail.get("op") or (head and head[1]) or verdict.suite)
+        name = str(detail.get(PART) or detail.get("tensor") or detail.get("op") or verdict.suite)
     return name if verdict.about == BOTH else f"{name} of {verdict.about}"
 
 
