@@ -347,9 +347,10 @@ def who_is_wrong(
     """
     runs_of_ours = context.honest_runs(batches)
     noise = noise_beside(context, batches, runs_of_ours, runs)
-    if not np.isfinite(runs_of_ours[0]).any():
-        # In float64 there may be numbers: a hidden cell, say, overflows in some engines and not in
-        # all. NaN in the file becomes a number in some engines.
+    others = (runs_of_ours[1], runs[0])
+    if not np.isfinite(runs_of_ours[0]).any() and any(np.isfinite(run).any() for run in others):
+        # In float64 there are numbers: a hidden cell, say, overflows in some engines and not in
+        # all. Or the oracle makes numbers of a file's NaN.
         raise NoAnswer("not-compared", "honest runs have no finite numbers: there is no limit", {})
     honest = [(run, whole_run(noise, largest(run))) for run in runs_of_ours]
     more = (NOTHING, rounded)
