@@ -8,12 +8,12 @@ import numpy as np
 
 from lockstep.harness.check.check import run_suites, suites_named
 from lockstep.harness.context.further_runs import (
-    FurtherRun,
     further_runs,
     ids_of_narrow_integers,
     some_at_once,
 )
 from lockstep.harness.context.repeats import Unsteady, unsteady
+from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.findings import Findings, by_layer
 from lockstep.harness.judging.judge import SiteFinding
@@ -21,8 +21,8 @@ from lockstep.harness.locate.locate import locate, oracles_outputs, outputs_of
 from lockstep.harness.locate.proof import Patched, patch
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Site, Verdict
 from lockstep.harness.suites.embeddings import further_run
-from lockstep.harness.suites.logits import compared
 from lockstep.harness.suites.parts.kept_in_f16 import kept_in_f16
+from lockstep.harness.suites.parts.whole_runs import compared
 from lockstep.harness.suites.products import on_sparse_inputs
 
 OF_TWIN = "the F32 twin, in which nothing is converted"
@@ -133,13 +133,13 @@ def said_by_check(context: Context) -> Iterable[Verdict]:
     return run_suites(replace(context, named=False), names)
 
 
-def runs_asked(context: Context, first: Bisection) -> Iterable[FurtherRun]:
+def runs_asked(context: Context, first: Bisection) -> Iterable[Run]:
     if first.found.embeddings:
         return [further_run(context)]
     return [*further_runs(context), ids_of_narrow_integers(context), some_at_once(context)]
 
 
-def bisect_further(context: Context, run: FurtherRun) -> Bisection | None:
+def bisect_further(context: Context, run: Run) -> Bisection | None:
     """None: no op is wrong in it, or it shows no tensors that could be held against the oracle's,
     as where both take its batches apart."""
     try:

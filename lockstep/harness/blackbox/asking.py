@@ -60,9 +60,9 @@ from lockstep.harness.records import (
     Status,
     Verdict,
 )
-from lockstep.harness.suites.logits import compared
 from lockstep.harness.suites.parts.list_scales import LOGARITHMS
 from lockstep.harness.suites.parts.one_batch import with_one_batch
+from lockstep.harness.suites.parts.whole_runs import compared
 from lockstep.harness.synth.twin import KEPT
 
 SUITE = "black-box"

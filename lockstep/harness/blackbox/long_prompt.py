@@ -28,8 +28,9 @@ from lockstep.harness.blackbox.long_context import SUITE, ways_to_make
 from lockstep.harness.blackbox.offers import why_not_asked
 from lockstep.harness.blackbox.slices import first_layers, n_layers, number
 from lockstep.harness.check.check import BadInput, Opened, Plan
-from lockstep.harness.context.further_runs import FurtherRun, is_small
+from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.repeats import unsteady
+from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.records import (
     Answered,
@@ -164,7 +165,7 @@ def said(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]
         text = f"{what}: not asked, it would take {inner.subject.name} some {seconds:.0f} s"
         text += "; --suite long-context asks all the same"
         return [context.verdict(SUITE, "not-applicable", text)]
-    run = FurtherRun(words=what, batches=batches_of(inner, n, STEPS), usual=True, known=True)
+    run = Run(words=what, batches=batches_of(inner, n, STEPS), usual=True, known=True)
     try:
         expected, actual = inner.ask_both("evaluate", Request(batches=run.batches))
     except NoAnswer as error:
@@ -244,7 +245,7 @@ def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
     return most
 
 
-def more_of(context: Context, run: FurtherRun, first: Evaluation, n: int) -> str:
+def more_of(context: Context, run: Run, first: Evaluation, n: int) -> str:
     """What is found out of a difference; it is one all the same if an engine dies meanwhile. Raises
     NotSteady."""
     try:
@@ -294,7 +295,7 @@ def is_of_another_design(context: Context, steps: int) -> bool:
     expected, actual = context.ask_both("evaluate", Request(batches=batches))
     if not part(context, np.concatenate(expected.logits), actual):
         return False
-    run = FurtherRun(words="", batches=batches, known=True)
+    run = Run(words="", batches=batches, known=True)
     return further_verdict(context, run, expected, actual).status == "agreed"
 
 

@@ -31,7 +31,7 @@ from lockstep.harness.check.check import BadInput, Opened
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.records import Request
-from lockstep.harness.suites.logits import compared
+from lockstep.harness.suites.parts.whole_runs import compared
 
 ALIKE = 2.0**-6  # of the largest: what is left of a multiple, which bf16 leaves at most
 OTHER_EPS = "the engine under test does not take attention.layer_norm_rms_epsilon from the file"

@@ -13,8 +13,9 @@ from dataclasses import replace
 from lockstep.harness.bisect.bisection import Bisection, bisect_run
 from lockstep.harness.blackbox.long_prompt import LEAST, THREADS, tokens_of
 from lockstep.harness.check.check import BadInput, Plan, described
-from lockstep.harness.context.further_runs import FurtherRun, is_small
+from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.repeats import first_difference
+from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import Evaluation, Rejected, Request, Unanswerable, Verdict
@@ -78,7 +79,7 @@ def rounds() -> Iterator[int]:
 
 def said(context: Context) -> Iterator[Verdict]:
     """Each time the same batches, until one differs."""
-    run = FurtherRun(words=WORDS, batches=context.batches, usual=True, known=True)
+    run = Run(words=WORDS, batches=context.batches, usual=True, known=True)
     request = Request(batches=run.batches)
     expected: Evaluation = context.ask(context.oracle, "evaluate", request)
     found, agrees = None, None

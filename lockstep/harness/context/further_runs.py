@@ -13,6 +13,7 @@ from numpy.random import Philox
 
 from lockstep.engine.batch import Batch, encoded_first
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import FIRST_ROW, NO_MEMORY, Context
 from lockstep.harness.records import Busy, Rejected, Status, Unanswerable, Verdict
 
@@ -50,28 +51,17 @@ PLACES = (  # (sequence, position) of each token of each batch
 EDGES = (0, 127, 128, 255, 256, 32767, 32768, 65535, 65536)  # ids where narrow integers end
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FurtherRun:
-    """usual: as the usual run, with other tokens. known: it computes nothing that the usual run
-    does not, so that no honest run of its own is needed until the engines part."""
-
-    words: str
-    batches: tuple[Batch, ...]
-    usual: bool = False
-    known: bool = False
-
-
-def further_runs(context: Context) -> Iterator[FurtherRun]:
+def further_runs(context: Context) -> Iterator[Run]:
     both = context.facts.decoder_start is not None
     n = n_cells(context)
     if n > sum(FEW) + FILLED:
         sizes = batch_sizes(n)
         batches = encoded_first(filling(context, sizes), both)
-        yield FurtherRun(
+        yield Run(
             words=f"for {n} tokens in batches of {', '.join(map(str, sizes))}", batches=batches
         )
     if not both and sum(map(len, PLACES)) <= context.settings.n_ctx:
-        yield FurtherRun(words="with two sequences that come later", batches=joined(context))
+        yield Run(words="with two sequences that come later", batches=joined(context))
     if not both and n >= sum(ON_THE_EDGE):
         yield on_the_edge(context)
     if not both and context.n_tokens > 2:
@@ -79,20 +69,20 @@ def further_runs(context: Context) -> Iterator[FurtherRun]:
             yield from almost_the_same(context)
         # all other runs begin with several, and kernels for one row may be others on an empty cache
         alone = Batch.of(context.batches[0].tokens[:1].tolist())
-        yield FurtherRun(words="for the first token alone", batches=(alone,), known=True)
+        yield Run(words="for the first token alone", batches=(alone,), known=True)
 
 
-def on_the_edge(context: Context) -> FurtherRun:
+def on_the_edge(context: Context) -> Run:
     first, *alone = ON_THE_EDGE
     ids = many_ids(context, sum(ON_THE_EDGE))
     prompt = Batch.of(ids[:first])
     prompt.outputs[:-1] = False
     behind = (Batch.of(ids[at : at + 1], start=at) for at in range(first, first + len(alone)))
     words = f"for {len(alone)} tokens one by one behind {first}"
-    return FurtherRun(words=words, batches=(prompt, *behind), known=True)
+    return Run(words=words, batches=(prompt, *behind), known=True)
 
 
-def almost_the_same(context: Context) -> Iterator[FurtherRun]:
+def almost_the_same(context: Context) -> Iterator[Run]:
     """The usual run with one token changed: what is kept of calls before may be found by its size,
     its beginning, its end or a part, and be another's."""
     first, *rest = context.batches
@@ -102,17 +92,17 @@ def almost_the_same(context: Context) -> Iterator[FurtherRun]:
         ids[at] = (ids[at] + 1) % context.facts.n_vocab
         batches = (Batch.of(ids), *rest)
         more = f"with another {words} token"
-        yield FurtherRun(words=more, batches=batches, usual=True, known=True)
+        yield Run(words=more, batches=batches, usual=True, known=True)
 
 
-def ids_of_narrow_integers(context: Context) -> FurtherRun:
+def ids_of_narrow_integers(context: Context) -> Run:
     """Of a model whose first layers are asked for all else: what they keep of a vocabulary may end
     before these ids."""
     words, ids = "for ids where narrow integers end", narrow_ids(context.facts.n_vocab)
-    return FurtherRun(words=words, batches=(Batch.of(ids),), usual=True, known=True)
+    return Run(words=words, batches=(Batch.of(ids),), usual=True, known=True)
 
 
-def some_at_once(context: Context) -> FurtherRun:
+def some_at_once(context: Context) -> Run:
     """As many tokens at once as `decode` asks for of all layers of a large model, seeded ones: of
     engines that it does not ask, and for who looks where the fault is."""
     sizes = (min(context.n_tokens, ALONE), *TOGETHER)
@@ -121,7 +111,7 @@ def some_at_once(context: Context) -> FurtherRun:
         batches.append(Batch.of(ids[at : at + size], start=at))
         at += size
     words = f"for {at} tokens in batches of {', '.join(map(str, sizes))}"
-    return FurtherRun(words=words, batches=tuple(batches), known=True)
+    return Run(words=words, batches=tuple(batches), known=True)
 
 
 def narrow_ids(n_vocab: int) -> list[int]:

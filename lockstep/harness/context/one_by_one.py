@@ -32,7 +32,7 @@ def ask_apart(
     ask: returns one answer for each item, or raises NoAnswer. A question that fails for the
     shortest item as well is not about the items: then its error is raised.
     """
-    every = sorted(range(len(items)), key=lambda i: len(items[i]))
+    every: list[int] = sorted(range(len(items)), key=lambda i: len(items[i]))
     try:
         return AnswersApart(answers=dict(zip(every, ask([items[i] for i in every]), strict=True)))
     except NoAnswer:

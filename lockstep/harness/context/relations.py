@@ -3,7 +3,7 @@ sequence, with tensors shown. An engine is held against its own first answer.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,47 +13,32 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.by_chance import by_chance
-from lockstep.harness.context.further_runs import LeftOut, sequences_in
-from lockstep.harness.context.not_answered import Waits
+from lockstep.harness.context.runs import Run, SameRows
 from lockstep.harness.context.suite import FIRST_ROW, Context
 from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
 from lockstep.harness.judging.noise import MORE_RUNS
 from lockstep.harness.judging.tolerances import whole_run
-from lockstep.harness.records import Evaluation, Rejected, Request, Unanswerable, Verdict
+from lockstep.harness.records import Verdict
 
 EVERY = 3  # of outputs one in three is asked for
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Way:
-    """Another request, and which rows of the first answer it gives, and at which of its own.
-
-    besides: what else is other in it than the words say.
-    """
-
-    words: str
-    request: Request
-    first: Sequence[NDArray[np.intp]]  # for each batch
-    own: Sequence[NDArray[np.intp]]
-    besides: str = ""
-
-
-def ways(context: Context) -> Iterator[Way]:
+def ways(context: Context) -> Iterator[Run]:
     """None of a model whose encoder reads the prompt first: its batches are of two kinds."""
     batches = context.batches
     if any(batch.encoder or not batch.outputs.all() for batch in batches):
         return
     if context.subject_info.shows != ():
         rows = [np.arange(len(batch)) for batch in batches]
-        shown = Request(batches=batches, capture=True)
-        yield Way(words="with tensors shown", request=shown, first=rows, own=rows)
+        same = SameRows(first=rows, own=rows)
+        yield Run(words="with tensors shown", batches=batches, capture=True, same=same)
     if len(batches[0]) > 1 and context.facts.architecture not in FIRST_ROW:
         yield some_outputs(batches)
     if 2 * sum(map(len, batches)) <= context.settings.n_ctx:
         yield beside_another(batches, context.facts.n_vocab, context.seed)
 
 
-def some_outputs(batches: Sequence[Batch]) -> Way:
+def some_outputs(batches: Sequence[Batch]) -> Run:
     """Of each batch the last token, and before it one in three."""
     chosen = [np.arange(len(batch))[::-1][::EVERY][::-1] for batch in batches]
     masked = []
@@ -61,15 +46,14 @@ def some_outputs(batches: Sequence[Batch]) -> Way:
         outputs = np.zeros(len(batch), np.bool_)
         outputs[rows] = True
         masked.append(replace(batch, outputs=outputs))
-    return Way(
+    return Run(
         words="with outputs of some tokens only",
-        request=Request(batches=tuple(masked)),
-        first=chosen,
-        own=[np.arange(len(rows)) for rows in chosen],
+        batches=tuple(masked),
+        same=SameRows(first=chosen, own=[np.arange(len(rows)) for rows in chosen]),
     )
 
 
-def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Way:
+def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Run:
     """Each token is followed by one of another sequence, at the same position."""
     mixed, own = [], []
     for number, batch in enumerate(batches):
@@ -81,61 +65,27 @@ def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Way:
             Batch(tokens, np.repeat(batch.positions, 2), seq_ids, np.ones(len(tokens), np.bool_))
         )
         own.append(np.arange(0, len(tokens), 2))
-    return Way(
+    return Run(
         words="beside another sequence",
-        request=Request(batches=tuple(mixed)),
-        first=[np.arange(len(batch)) for batch in batches],
-        own=own,
+        batches=tuple(mixed),
+        same=SameRows(first=[np.arange(len(batch)) for batch in batches], own=own),
         besides="such batches have twice as many tokens, which may be what is wrong",
     )
 
 
-def asked_otherwise(
-    context: Context, subject: Evaluation, waits: Waits, *, tensors_only: bool = False
-) -> tuple[list[str], list[str], list[Verdict]]:
-    """In which ways it gives the same, which it does not have, and what differs or is refused.
-    tensors_only: not but with tensors shown, which are this run's."""
-    same: list[str] = []
-    unanswered: list[str] = []
-    wrong: list[Verdict] = []
-    for way in (way for way in ways(context) if way.request.capture or not tensors_only):
-        if hopeless := waits.why_none(way.words, way.request.batches):
-            unanswered.append(hopeless)
-            continue
-        context.progress(f"the subject's logits {way.words}")
-        outcome = context.subject.ask("evaluate", way.request)
-        if isinstance(outcome, Unanswerable):
-            unanswered.append(f"{way.words}: {outcome.message}")
-            continue
-        if isinstance(outcome, Rejected):
-            n = sequences_in(way.request.batches)
-            one = replace(LeftOut.of(way.words, outcome), n_sequences=n)
-            wrong.append(one.verdict(context, "logits"))
-            continue
-        own = Waits() if way.request.capture else waits  # it is slower, and no longer
-        if failed := own.verdict(context, "logits", way.words, way.request.batches, outcome):
-            wrong.append(failed)
-            continue
-        again = context.answer(context.subject, f"evaluate {way.words}", outcome)
-        found = compare_way(context, way, subject.logits, again.logits)
-        if isinstance(found, Verdict):
-            wrong.append(found)
-        else:
-            same.append(found)
-    return same, unanswered, wrong
-
-
 def compare_way(
-    context: Context, way: Way, first: Sequence[F32], again: Sequence[F32]
+    context: Context, way: Run, first: Sequence[F32], again: Sequence[F32]
 ) -> Verdict | str:
-    """Return the words of a way that gives the same logits, or else the divergence.
+    """Return the words of a run that gives the same logits, or else the divergence.
 
     Two honest runs differ by their noise: sums of another number of rows may be added otherwise.
     A way that takes another path, as attention does with more tokens, is held to how far honest
     runs along both paths are apart.
     """
-    before = np.concatenate([rows[at] for rows, at in zip(first, way.first, strict=True)])
-    after = np.concatenate([rows[at] for rows, at in zip(again, way.own, strict=True)])
+    same = way.same
+    assert same is not None  # a run that is held against the oracle has no such rows
+    before = np.concatenate([rows[at] for rows, at in zip(first, same.first, strict=True)])
+    after = np.concatenate([rows[at] for rows, at in zip(again, same.own, strict=True)])
     bound = whole_run(context.noise.relative, largest(before))
     if mismatch_between(before, after, bound.allowed) is None:
         return way.words
@@ -145,9 +95,9 @@ def compare_way(
     allowed = float(bound.allowed)
     if off is None:
         return way.words
-    if apart := distance_of_paths(context, way, before, after, noise):
+    if apart := distance_of_paths(context, way, same, before, after, noise):
         return f"{way.words} ({apart})"
-    asked = rows_of(context.batches, way.first)
+    asked = rows_of(context.batches, same.first)
     if by_chance(context, context.batches, before, [after], allowed, rows=asked):
         return way.words
     far = worst_distance(before, after) / (largest(before) or 1.0)
@@ -169,7 +119,9 @@ def rows_of(batches: Sequence[Batch], places: Sequence[NDArray[np.intp]]) -> NDA
     return np.concatenate([start + at for start, at in zip(starts, places, strict=True)])
 
 
-def distance_of_paths(context: Context, way: Way, before: F32, after: F32, noise: float) -> str:
+def distance_of_paths(
+    context: Context, way: Run, same: SameRows, before: F32, after: F32, noise: float
+) -> str:
     """Return words for how far honest runs along the two paths are apart, if that explains these
     logits; else "".
 
@@ -177,10 +129,10 @@ def distance_of_paths(context: Context, way: Way, before: F32, after: F32, noise
     other, but for the noise of both; an engine that rounds nowhere stays, but for the same.
     """
     context.progress(f"a difference: honest runs {way.words}")
-    batches, rows = way.request.batches, rows_of(way.request.batches, way.own)
+    batches, rows = way.batches, rows_of(way.batches, same.own)
     seed, size = context.seed + MORE_RUNS, largest(before) or 1.0
     there = context.honest.floor(batches, seed=seed, runs=0).logits
-    honest = np.concatenate(context.noise.logits)[rows_of(context.batches, way.first)]
+    honest = np.concatenate(context.noise.logits)[rows_of(context.batches, same.first)]
     other = np.concatenate(there)[rows]
     with np.errstate(invalid="ignore"):
         moved = before + (other.astype(np.float64) - honest)

@@ -167,8 +167,8 @@ def of_logits(context: Context, *, greedy: bool) -> Iterator[MistakeQuestion]:
         words = "the logits of the same prompt backwards"
         yield RunQuestion(words=words, batches=tuple(turned))
         for way in ways(context):
-            if not way.request.capture:
-                yield RunQuestion(words=f"the logits {way.words}", batches=way.request.batches)
+            if not way.capture:
+                yield RunQuestion(words=f"the logits {way.words}", batches=way.batches)
     runs = sorted(further_runs(context), key=lambda run: sum(map(len, run.batches)))
     short = [run for run in runs if sum(map(len, run.batches)) <= CELLS]
     for run in short:

@@ -63,7 +63,7 @@ def still_to_come(context: Context, question: str) -> int:
         whole = listed or context.facts.decoder_start is not None
         return 0 if whole else n * (n + 1) // 2  # one token behind each beginning
     small = is_small(context.file)
-    others = [way.request.batches for way in ways(context) if small or way.request.capture]
+    others = [way.batches for way in ways(context) if small or way.capture]
     try:
         runs = list(further_runs(context)) if small else [ids_of_narrow_integers(context)]
     except NoAnswer:  # its vocabulary is of unknown size

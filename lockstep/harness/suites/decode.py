@@ -24,7 +24,6 @@ from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Request, Verdict
-from lockstep.harness.suites.logits import compared
 from lockstep.harness.suites.parts.close_calls import AS_NEAR, is_honest
 from lockstep.harness.suites.parts.control_tokens import control_token
 from lockstep.harness.suites.parts.next_tokens import (
@@ -43,6 +42,7 @@ from lockstep.harness.suites.parts.own_text import held_to_its_own
 from lockstep.harness.suites.parts.pieces import sides, two_choices
 from lockstep.harness.suites.parts.prompts_in_turn import in_turn
 from lockstep.harness.suites.parts.which_tokens import part
+from lockstep.harness.suites.parts.whole_runs import compared
 
 PROMPT = b"Once upon a time"
 PROMPTS = "decode: prompts"  # what is asked on a made model where this one tells nothing

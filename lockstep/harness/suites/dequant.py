@@ -71,9 +71,9 @@ class Dequant(Suite, name="dequant"):
             else:
                 yield context.verdict("dequant", "agreed", f"{text} agree bit for bit")
         if odd:
-            names = ", ".join(f"{n:,} of {name}" for name, n in odd.most_common(3))
-            names += f" and {len(odd) - 3} more tensors" if len(odd) > 3 else ""
-            text = f"weights that are NaN or infinite in both engines: {names}"
+            worst = ", ".join(f"{n:,} of {name}" for name, n in odd.most_common(3))
+            worst += f" and {len(odd) - 3} more tensors" if len(odd) > 3 else ""
+            text = f"weights that are NaN or infinite in both engines: {worst}"
             yield context.verdict("dequant", "excused", text, {"not_finite": dict(odd)})
 
 

@@ -9,10 +9,12 @@ import numpy as np
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import PROMPT, FurtherRun, many_ids, n_cells
+from lockstep.harness.context.further_runs import PROMPT, many_ids, n_cells
+from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.records import Evaluation, Unanswerable, Verdict
-from lockstep.harness.suites.logits import compared, left_out
+from lockstep.harness.suites.logits import left_out
+from lockstep.harness.suites.parts.whole_runs import compared
 
 
 class Embeddings(Suite, name="embeddings"):
@@ -43,13 +45,13 @@ class Embeddings(Suite, name="embeddings"):
             own.close()
 
 
-def further_run(own: Context) -> FurtherRun:
+def further_run(own: Context) -> Run:
     """Of an odd number of tokens, and of two more sequences in one batch."""
     ids = many_ids(own, min(PROMPT, n_cells(own)))
     beside = Batch.of([*ids[:5], *ids[:3]])
     beside.seq_ids[:], beside.positions[:] = [1] * 5 + [2] * 3, [*range(5), *range(3)]
     words = f"of {len(ids)} tokens, then of two sequences in one batch"
-    return FurtherRun(words=words, batches=(Batch.of(ids), beside))
+    return Run(words=words, batches=(Batch.of(ids), beside))
 
 
 def further(own: Context) -> Iterator[Verdict]:

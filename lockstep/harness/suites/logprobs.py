@@ -30,12 +30,12 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.telling import why_nothing_is_told
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Request, Verdict
-from lockstep.harness.suites.logits import is_oracle_wrong
 from lockstep.harness.suites.parts.control_tokens import ids_of_control
 from lockstep.harness.suites.parts.empty_lists import ending, ends, left_open
 from lockstep.harness.suites.parts.list_scales import find_scale, first_off
 from lockstep.harness.suites.parts.lists_alike import alike
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
+from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 
 MOST = 1024  # candidates of a list: more say little more, and are megabytes from a server
 ENOUGH = 5  # candidates, with their distances: two rows of logits have not so many in common

@@ -10,9 +10,10 @@ import pytest
 
 from lockstep.engine.quants.base import F32
 from lockstep.harness.check.check import open_plan
-from lockstep.harness.context.further_runs import FurtherRun
+from lockstep.harness.context.by_chance import by_chance
+from lockstep.harness.context.runs import Run
 from lockstep.harness.records import Evaluation, Request
-from lockstep.harness.suites.logits import by_chance, further_verdict
+from lockstep.harness.suites.logits import further_verdict
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
 
@@ -92,7 +93,7 @@ def test_an_oracle_that_is_wrong_in_a_usual_run_is_not_the_truth_of_it(tmp_path:
     opened = open_plan(plan_for(builtin("moe", tmp_path)), lambda _: None)
     try:
         context = opened.context
-        run = FurtherRun(words="again", batches=context.batches, usual=True, known=True)
+        run = Run(words="again", batches=context.batches, usual=True, known=True)
         right = context.answer(
             context.subject,
             "evaluate",

@@ -30,9 +30,9 @@ from lockstep.harness.records import (
     Unanswerable,
     Verdict,
 )
-from lockstep.harness.suites.logits import is_oracle_wrong
 from lockstep.harness.suites.parts.close_calls import is_honest
 from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, whole_truth
+from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 
 TYPES = "tokenizer.ggml.token_type"
 UNKNOWN, CONTROL = 2, 3  # llama_token_type

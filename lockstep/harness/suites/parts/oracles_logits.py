@@ -9,7 +9,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.context.suite import NOT_IN_ONE, Context
 from lockstep.harness.judging.tolerances import between_two_in_rows
 from lockstep.harness.records import Request
-from lockstep.harness.suites.logits import is_oracle_wrong
+from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 
 NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
 ALL_TIE = "every token ties with every other one, so that any choice agrees"

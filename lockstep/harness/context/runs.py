@@ -1,0 +1,40 @@
+"""A run as data: batches that are asked for, and what their outputs are held against."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.harness.records import Request
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SameRows:
+    """Outputs that a run repeats: their rows in each batch of the usual run, and in its own."""
+
+    first: Sequence[NDArray[np.intp]]
+    own: Sequence[NDArray[np.intp]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """words: how a sentence names it, behind "logits". usual: as the usual run, with other tokens.
+
+    known: it computes nothing that the usual run does not, so no honest run of its own is needed
+    until the engines differ. same: its outputs are held against the engine's own first answer, not
+    against the oracle. besides: what else is other in it than the words say.
+    """
+
+    words: str
+    batches: tuple[Batch, ...]
+    usual: bool = False
+    known: bool = False
+    capture: bool = False
+    same: SameRows | None = None
+    besides: str = ""
+
+    @property
+    def request(self) -> Request:
+        return Request(batches=self.batches, capture=self.capture)

@@ -1,0 +1,196 @@
+"""Whole runs of both engines compared, and who is wrong where they differ."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.by_chance import by_chance
+from lockstep.harness.context.enough_runs import noise_beside
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.judging.compare import (
+    in_other_byte_order,
+    largest,
+    mismatch_between,
+    worst_distance,
+)
+from lockstep.harness.judging.telling import why_nothing_is_told
+from lockstep.harness.judging.tolerances import Bound, whole_run
+from lockstep.harness.records import (
+    Evaluation,
+    Mismatch,
+    Verdict,
+)
+from lockstep.harness.suites.parts.by_position import by_position
+from lockstep.harness.suites.parts.hidden_tokens import (
+    hidden_tokens,
+    in_words,
+)
+from lockstep.harness.suites.parts.kept_in_f16 import with_f16_cache
+from lockstep.harness.suites.parts.which_tokens import (
+    NOTHING,
+    ids_that_differ,
+    place_of,
+    rounding,
+    rows_that_differ,
+    sentence,
+    tokens_that_differ,
+    wrong_rows,
+)
+
+AS_HONEST = "each agrees with an honest run, which may round activations as llama.cpp does or not"
+BY_CHANCE = "where they part, an honest run in some dozens chooses the same other experts"
+
+
+def compared(
+    context: Context,
+    suite: str,
+    batches: Sequence[Batch],
+    oracle: Evaluation,
+    subject: Evaluation,
+    truth: F32,
+    what: str = "logit",
+    *,
+    rows_differ: bool = True,
+) -> Verdict:
+    """Every logit of every output of the batches, (outputs, vocabulary) in all.
+
+    truth: of an honest run of our own, with which engines that agree must agree as well. Nobody is
+    called wrong by it alone: where there is a difference, more runs are made on these batches.
+    rows_differ: a right engine gives another row for each token.
+    """
+    expected, got = np.concatenate(oracle.logits), np.concatenate(subject.logits)
+    if not np.isfinite(expected).any() and not np.isfinite(got).any():
+        text = f"none of {expected.size} {what}s is finite in either engine: nothing to compare"
+        return context.verdict(suite, "not-compared", text)
+    rounded, size = rounding(context, subject), largest(expected)
+    bound = whole_run(context.noise.relative, size)
+    off = difference(expected, got, truth, bound, rounded)
+    if off is not None and off.kind == "value":
+        bound = whole_run(noise_beside(context, batches, [truth], (expected, got)), size)
+        off = difference(expected, got, truth, bound, rounded)
+    if not np.isfinite(bound.allowed):
+        text = f"honest runs of this model overflow, so that no limit can be given for its {what}s"
+        return context.verdict(suite, "not-compared", text, {"reason": bound.reason})
+    detail: dict[str, Any] = {
+        "worst_relative_to_largest_logit": worst_distance(expected, got) / (size or 1.0),
+        "allowed_relative": float(bound.allowed) / (size or 1.0),
+        "largest_logit": size,
+        "reason": bound.reason.replace("largest logit", f"largest {what}"),
+        "tokens": len(expected),
+        "not_finite": int((~np.isfinite(expected)).sum()),
+        **by_position(context, expected, got, what),
+    }
+    if what != "logit":
+        detail["what"] = what
+    elif hidden := hidden_tokens(expected, float(bound.allowed)):
+        detail["hidden_tokens"], detail["vocabulary"] = hidden, expected.shape[-1]
+    text, at_fault = agreement(detail, what), ""
+    if off is not None:
+        text, at_fault = AS_HONEST, who_is_wrong(context, batches, (expected, got), rounded)
+    runs = {"oracle": [expected], "subject": [got], "both": [expected, got]}
+    if at_fault and by_chance(context, batches, truth, runs[at_fault], float(bound.allowed)):
+        text, at_fault = BY_CHANCE, ""
+    if off is None or not at_fault:
+        most = float(bound.allowed) + float(rounded.max())
+        why = why_nothing_is_told(expected, got, most, what, rows_differ=rows_differ)
+        if why:
+            return context.verdict(suite, "not-compared", f"{why}: nothing was compared", detail)
+        return context.verdict(suite, "agreed", text, detail)
+    detail |= {
+        "index": list(off.index),
+        "expected": off.expected,
+        "actual": off.actual,
+        "mismatched": off.mismatched,
+        "total": off.total,
+        "kind": off.kind,
+        "at_fault": at_fault,
+    }
+    limit = bound.allowed + rounded
+    rows = wrong_rows(context, batches, expected, got, limit) if at_fault == "subject" else ()
+    rows = rows or rows_that_differ(expected, got, limit)
+    text = sentence(off, at_fault, what, place_of(batches, off, len(expected)))
+    text += tokens_that_differ(batches, rows, len(expected))
+    text += ids_that_differ(expected, got, limit) if what == "logit" else ""
+    text += in_other_byte_order(expected, got, float(bound.allowed))
+    text += with_f16_cache(context, batches, got, detail, what)
+    return context.verdict(suite, "diverged", text, detail, key=(suite, off.kind, at_fault))
+
+
+def difference(
+    expected: F32, got: F32, truth: F32, bound: Bound, rounded: NDArray[np.float64]
+) -> Mismatch | None:
+    """Between the engines, or else between the truth and what they agree on."""
+    between = mismatch_between(expected, got, bound.allowed + rounded)
+    return between or mismatch_between(truth, expected, bound.allowed)
+
+
+def who_is_wrong(
+    context: Context,
+    batches: Sequence[Batch],
+    runs: tuple[F32, F32],
+    rounded: NDArray[np.float64] = NOTHING,
+    *,
+    otherwise: bool = True,
+) -> str:
+    """Of oracle and subject: which agrees with no honest run of the oracle's file; "" if neither.
+
+    An engine need not convert activations as llama.cpp does, so there are several honest runs. How
+    large logits are they say too: those of a wrong engine may be none at all. rounded: how far the
+    subject's may be off besides; otherwise: the subject may have other formats for activations.
+    """
+    runs_of_ours = context.honest_runs(batches)
+    noise = noise_beside(context, batches, runs_of_ours, runs)
+    others = (runs_of_ours[1], runs[0])
+    if not np.isfinite(runs_of_ours[0]).any() and any(np.isfinite(run).any() for run in others):
+        # In float64 there are numbers: a hidden cell, say, overflows in some engines and not in
+        # all. Or the oracle makes numbers of a file's NaN.
+        raise NoAnswer("not-compared", "honest runs have no finite numbers: there is no limit", {})
+    honest = [(run, whole_run(noise, largest(run))) for run in runs_of_ours]
+    more = (NOTHING, rounded)
+    wrong = [
+        role
+        for role, logits, off in zip(("oracle", "subject"), runs, more, strict=True)
+        if all(mismatch_between(truth, logits, bound.allowed + off) for truth, bound in honest)
+    ]
+    doubt = otherwise and "subject" in wrong
+    if doubt and converts_otherwise(context, batches, runs[1], rounded):
+        wrong.remove("subject")
+    return "both" if len(wrong) == 2 else "".join(wrong)
+
+
+def converts_otherwise(
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    rounded: NDArray[np.float64],
+) -> bool:
+    """Whether an engine gives these that has another format for activations than llama.cpp."""
+    for run in context.converted_runs(batches):
+        bound = whole_run(context.noise_on(batches), largest(run))
+        if mismatch_between(run, logits, bound.allowed + rounded) is None:
+            return True
+    return False
+
+
+def is_oracle_wrong(context: Context, batches: Sequence[Batch], logits: F32, truth: F32) -> bool:
+    """Whether its logits are none to hold others against. Both: (outputs, vocabulary)."""
+    bound = whole_run(context.noise.relative, largest(logits))
+    if mismatch_between(truth, logits, bound.allowed) is None:
+        return False
+    return bool(who_is_wrong(context, batches, (logits, logits), otherwise=False))
+
+
+def agreement(detail: dict[str, Any], what: str) -> str:
+    text = (
+        f"{detail['tokens']} positions: worst {detail['worst_relative_to_largest_logit']:.1e} of "
+        f"the largest {what} (allowed {detail['allowed_relative']:.1e})"
+    )
+    if detail["not_finite"]:
+        text += f"; {detail['not_finite']} are NaN or infinite in both"
+    if "hidden_tokens" in detail:
+        text += f"; not compared {in_words(detail)}"
+    return text
