@@ -109,9 +109,9 @@ def end_group(process: Process, ours: Sequence[Closable], owner: int) -> None:
         process.kill()
     else:
         os.killpg(process.pid, signal.SIGKILL)  # a dead leader still leads its group until reaped
+    process.wait()
     for end in ours:  # afterwards: what it says of a closed input would be taken for its last words
         end.close()
-    process.wait()
 
 
 def keep_tail(stream: IO[bytes], tail: deque[str]) -> None:
