@@ -106,6 +106,7 @@ class EngineInfo:
     utf8_only: bool = False  # no other text can be sent to it
     text_only: bool = False  # a prompt is a text: it takes no ids
     chat_only: bool = False  # that text is a message, with the model's chat template around it
+    printed: str = ""  # on standard output before its first message, where messages are expected
     unmapped: tuple[str, ...] = ()  # tensors that it has, under names that the map does not know
 
 

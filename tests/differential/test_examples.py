@@ -17,7 +17,8 @@ from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.protocol.messages import QUESTIONS, start
-from lockstep.harness.protocol.session import EngineProgram, ProgramSession
+from lockstep.harness.protocol.program import EngineProgram
+from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.protocol.smoke import smoke
 from lockstep.harness.records import EXACT, Request
 from lockstep.harness.runs.run import Listener, RunResult, builtin_model, run_plans

@@ -1,15 +1,9 @@
 """A program under test: started with a command, asked in the protocol, trusted in nothing."""
 
-import contextlib
 import json
-import os
-import re
 import shlex
 import shutil
-import subprocess
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,12 +15,10 @@ from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.put_in import comes_to_the_same
 from lockstep.harness.asking.session import Session, in_words
 from lockstep.harness.foreign import building
-from lockstep.harness.processes.engine_process import EngineProcess, keep_tail, of_memory
-from lockstep.harness.processes.kept_process import KeptProcess
+from lockstep.harness.processes.engine_process import of_memory
 from lockstep.harness.processes.spare import SPARE
-from lockstep.harness.processes.variables import NO_BACKTRACE
 from lockstep.harness.processes.wire import Closed, WireError
-from lockstep.harness.protocol.frames import PIECE, Message, NoJson, Pipe, head_of, wait_for
+from lockstep.harness.protocol.frames import Message
 from lockstep.harness.protocol.messages import (
     QUESTIONS,
     Introduction,
@@ -36,6 +28,7 @@ from lockstep.harness.protocol.messages import (
     question_of,
     start,
 )
+from lockstep.harness.protocol.program import ENDINGS, EngineProgram
 from lockstep.harness.records import (
     Answered,
     Crashed,
@@ -48,10 +41,7 @@ from lockstep.harness.records import (
     Unanswerable,
 )
 
-DESCRIPTOR = "LOCKSTEP_ANSWERS"  # names one that answers may be written to, see PROTOCOL.md
 START_SECONDS = 300.0  # loading a model; not charged to the first question
-SHOWN = 60  # characters of a line that is no answer
-ENDINGS = ("answer", "refused", "unsupported", "failed")
 # questions that no program is asked, where the name alone would be taken for one of the protocol
 UNASKED = {"parse": "to parse many files at once", "schedule": "operations on its cache"}
 
@@ -188,7 +178,7 @@ class ProgramSession(Session):
         return next((level for level in needed if level not in self.said.can), "")
 
     def ignores(
-        self, program: "EngineProgram", request: Request, found: Outcome, limit: float
+        self, program: EngineProgram, request: Request, found: Outcome, limit: float
     ) -> bool:
         """Whether it comes to the same with other values put in as with none: what it shows behind
         them would be held against others, and an honest engine accused. Asked until it does not."""
@@ -205,7 +195,7 @@ class ProgramSession(Session):
 
     def exchange(
         self,
-        program: "EngineProgram",
+        program: EngineProgram,
         question: Question,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -234,7 +224,7 @@ class ProgramSession(Session):
         assert self.program is not None
         return Crashed(message=words, log=tuple(self.program.tail), said=True)
 
-    def started(self, deadline: float) -> "EngineProgram":
+    def started(self, deadline: float) -> EngineProgram:
         if self.program is None:
             begin = partial(EngineProgram, self.command, self.memory_limit)
             self.program = SPARE.take((self.command, self.memory_limit), begin)
@@ -242,7 +232,9 @@ class ProgramSession(Session):
             answer = self.program.exchange(start(model, self.settings), deadline)
             if outcome := self.no_answer(answer):
                 raise NotStarted(outcome)
-            self.said = introduction(self.name, self.settings, answer)
+            said = introduction(self.name, self.settings, answer)
+            info = replace(said.info, printed=self.program.banner())
+            self.said = replace(said, info=info)
             SPARE.start_next(begin)
         return self.program
 
@@ -269,124 +261,3 @@ def read(question: Question, answer: Message) -> Any:
     except UNFIT as error:
         missing = f"no {error}" if isinstance(error, KeyError) else json.dumps(said)
         raise MalformedAnswer(where, "what PROTOCOL.md says", missing) from error
-
-
-class EngineProgram(EngineProcess):
-    """The child, and the pipes to it."""
-
-    def __init__(self, command: Sequence[str], memory_limit: int | None) -> None:
-        from_engine, answers = os.pipe()
-        try:
-            process = KeptProcess(
-                command,
-                memory_limit,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=(answers,),
-                env={**NO_BACKTRACE, **os.environ, DESCRIPTOR: str(answers)},
-            )
-        except BaseException:
-            os.close(from_engine)
-            raise
-        finally:
-            os.close(answers)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self.output, self.answers = process.stdout, os.fdopen(from_engine, "rb", 0)
-        self.pipe: Pipe | None = None  # not known before the first answer comes
-        super().__init__(process, process.stderr, process.stdin, self.output, self.answers)
-        self.asked = 0
-        self.announced: int | None = None  # bytes of arrays behind the answer before
-        self.lines: deque[str] = deque(maxlen=1)  # the last that was no message
-
-    def strange(self) -> str:
-        """What may be wrong with a program that wrote, and never a message."""
-        if not self.lines:
-            return ""
-        text = f"it wrote {self.lines[0][:SHOWN]!r}, and an answer is a line of JSON"
-        return f"{text} (lockstep protocol prints what)"
-
-    def exchange(self, message: Message, deadline: float) -> Message:
-        """Raises WireError, Closed, TimeoutError."""
-        self.asked += 1
-        numbered = Message(head={"id": self.asked, **message.head}, arrays=message.arrays)
-        pipe = self.pipe or self.pipe_of(self.output.fileno())
-        pipe.send(numbered, deadline)
-        try:
-            answer = self.pipe.receive(deadline) if self.pipe else self.first(deadline)
-        except NoJson as error:
-            raise WireError(f"{error}{self.left_over()}{self.who_else()}") from error
-        self.announced = sum(array.nbytes for array in answer.arrays.values())
-        head = answer.head
-        if type(head.get("id")) is not int or head["id"] != self.asked:
-            twice = "; was the question before answered twice?"
-            raise WireError(
-                f'expected "id":{self.asked}, got {head.get("id")!r:.60}, as answer to '
-                f"{message.head['ask']}: {json.dumps(head)[:SHOWN]}"
-                + (twice if head.get("id") == self.asked - 1 else "")
-            )
-        if sum(key in head for key in ENDINGS) != 1:
-            raise WireError(f"expected one of {', '.join(ENDINGS)}, got {list(head)!r:.200}")
-        return answer
-
-    def left_over(self) -> str:
-        """What is no line may be the end of the answer before."""
-        if self.announced is None:
-            return ""
-        return f"; did more follow the answer before than its {self.announced} bytes of arrays?"
-
-    def who_else(self) -> str:
-        """Where answers go to standard output a library may print there as well."""
-        if self.pipe is None or self.pipe.from_engine != self.output.fileno():
-            return ""
-        return f"; a library's words? Write answers to the descriptor in {DESCRIPTOR} instead"
-
-    def first(self, deadline: float) -> Message:
-        """Of the descriptor that was offered, or of standard output, where a library may have
-        printed lines before."""
-        offered, output = (self.pipe_of(end.fileno()) for end in (self.answers, self.output))
-        waiting = {pipe.from_engine: pipe for pipe in (offered, output)}
-        while waiting:
-            for descriptor in wait_for(deadline, reads=tuple(waiting)):
-                pipe = waiting[descriptor]
-                try:
-                    pipe.ahead += pipe.read(PIECE, deadline)
-                except Closed:
-                    del waiting[descriptor]
-                    continue
-                while (line := pipe.whole_line()) is not None:
-                    if pipe is output and not is_object(line):
-                        self.tail.append(printable(line.decode(errors="replace")))
-                        self.lines.append(self.tail[-1])
-                        continue
-                    self.pipe = pipe
-                    if pipe is offered:
-                        self.log_output()
-                    return pipe.message(line, deadline)
-        raise Closed("the engine closed its output")
-
-    def log_output(self) -> None:
-        """Standard output is a second log, read to its end, which comes after our end is closed."""
-        os.set_blocking(self.output.fileno(), True)
-        output = os.fdopen(os.dup(self.output.fileno()), "rb")
-        threading.Thread(target=keep_tail, args=(output, self.tail), daemon=True).start()
-
-    def pipe_of(self, from_engine: int) -> Pipe:
-        assert isinstance(self.process, subprocess.Popen)
-        assert self.process.stdin
-        return Pipe(self.process.stdin.fileno(), from_engine)
-
-
-MEANT = re.compile(rb"""\s*\{\s*["']id["']""")  # Python prints a dict with the other quotes
-
-
-def is_object(line: bytes) -> bool:
-    """Or meant for one: who answers wrongly is told so at once, and does not wait for us."""
-    if MEANT.match(line):
-        return True
-    with contextlib.suppress(WireError):
-        head_of(line)
-        return True
-    return False

@@ -9,6 +9,7 @@ import numpy as np
 from lockstep.engine.batch import Batch
 from lockstep.harness.asking.session import Session
 from lockstep.harness.protocol.messages import LEVELS
+from lockstep.harness.protocol.program import words_for_banner
 from lockstep.harness.records import (
     Answered,
     Busy,
@@ -49,7 +50,8 @@ def smoke(session: Session) -> Iterator[SmokeStep]:
         yield step_of(START, outcome)
         return
     info: EngineInfo = outcome.value
-    yield SmokeStep(level=START, status="works", words=info.version)
+    banner = f"; {words_for_banner('it', info.printed)}" if info.printed else ""
+    yield SmokeStep(level=START, status="works", words=info.version + banner)
     shown: dict[Site, Any] = {}
     for level in LEVELS:
         if level == "replace":

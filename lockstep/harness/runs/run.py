@@ -44,6 +44,7 @@ from lockstep.harness.parallel.children import (
     Unanswered,
 )
 from lockstep.harness.parallel.works import Executor, events_of
+from lockstep.harness.protocol.program import words_for_banner
 from lockstep.harness.records import EngineInfo, Stage, Status, Verdict
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import ReportWriter
@@ -269,6 +270,9 @@ def check_one(plan: Plan, say: Say) -> None:
         return
     try:
         say(opened.engines)
+        for engine in opened.engines:
+            if engine.printed:
+                say(Remark(words_for_banner(engine.engine, engine.printed)))
         opened.context.on_made_models = questions(plan)
         opened.context.on_answer = Foretold(
             context=opened.context,

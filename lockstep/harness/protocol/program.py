@@ -1,0 +1,166 @@
+"""The child process of a program under test, and the pipes to it."""
+
+import json
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+
+from lockstep.harness.processes.engine_process import EngineProcess, keep_tail
+from lockstep.harness.processes.kept_process import KeptProcess
+from lockstep.harness.processes.variables import NO_BACKTRACE
+from lockstep.harness.processes.wire import Closed, WireError
+from lockstep.harness.protocol.frames import PIECE, Message, NoJson, Pipe, head_of, wait_for
+from lockstep.harness.protocol.messages import printable
+
+DESCRIPTOR = "LOCKSTEP_ANSWERS"  # names one that answers may be written to, see PROTOCOL.md
+SHOWN = 60  # characters of a line that is no answer
+ENDINGS = ("answer", "refused", "unsupported", "failed")
+MOST_STARTS = 8  # places in a line at which a message is looked for
+# a message begins with its number or its ending; Python prints a dict with the other quotes
+MEANT = re.compile(rf"""\{{\s*["'](?:id["']\s*:\s*\d|(?:{"|".join(ENDINGS)})["'])""".encode())
+
+
+def is_message(line: bytes) -> bool:
+    """Whether it is an object of the protocol, and none of a log in JSON."""
+    with suppress(WireError):
+        head = head_of(line)
+        return not head or type(head.get("id")) is int or any(key in head for key in ENDINGS)
+    return False
+
+
+def words_for_banner(who: str, printed: str) -> str:
+    """What an engine printed before its first message, and what its author may check."""
+    return (
+        f"{who} printed {printed} on standard output before its first message, which does not "
+        f"count: does the adapter print? Write answers to the descriptor in {DESCRIPTOR}, or print "
+        "on standard error"
+    )
+
+
+class EngineProgram(EngineProcess):
+    """The child, and the pipes to it."""
+
+    def __init__(self, command: Sequence[str], memory_limit: int | None) -> None:
+        from_engine, answers = os.pipe()
+        try:
+            process = KeptProcess(
+                command,
+                memory_limit,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(answers,),
+                env={**NO_BACKTRACE, **os.environ, DESCRIPTOR: str(answers)},
+            )
+        except BaseException:
+            os.close(from_engine)
+            raise
+        finally:
+            os.close(answers)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.output, self.answers = process.stdout, os.fdopen(from_engine, "rb", 0)
+        self.pipe: Pipe | None = None  # not known before the first answer comes
+        super().__init__(process, process.stderr, process.stdin, self.output, self.answers)
+        self.asked = 0
+        self.announced: int | None = None  # bytes of arrays behind the answer before
+        self.n_printed, self.printed = 0, ""  # lines before the first message, and the last
+
+    def strange(self) -> str:
+        """What may be wrong with a program that wrote, and never a message."""
+        if not self.printed:
+            return ""
+        text = f"it wrote {self.printed[:SHOWN]!r}, and an answer is a line of JSON"
+        return f"{text} (lockstep protocol prints what)"
+
+    def exchange(self, message: Message, deadline: float) -> Message:
+        """Raises WireError, Closed, TimeoutError."""
+        self.asked += 1
+        numbered = Message(head={"id": self.asked, **message.head}, arrays=message.arrays)
+        pipe = self.pipe or self.pipe_of(self.output.fileno())
+        pipe.send(numbered, deadline)
+        try:
+            answer = self.pipe.receive(deadline) if self.pipe else self.first(deadline)
+        except NoJson as error:
+            raise WireError(f"{error}{self.left_over()}{self.who_else()}") from error
+        self.announced = sum(array.nbytes for array in answer.arrays.values())
+        head = answer.head
+        if type(head.get("id")) is not int or head["id"] != self.asked:
+            twice = "; was the question before answered twice?"
+            raise WireError(
+                f'expected "id":{self.asked}, got {head.get("id")!r:.60}, as answer to '
+                f"{message.head['ask']}: {json.dumps(head)[:SHOWN]}"
+                + (twice if head.get("id") == self.asked - 1 else "")
+            )
+        if sum(key in head for key in ENDINGS) != 1:
+            raise WireError(f"expected one of {', '.join(ENDINGS)}, got {list(head)!r:.200}")
+        return answer
+
+    def left_over(self) -> str:
+        """What is no line may be the end of the answer before."""
+        if self.announced is None:
+            return ""
+        return f"; did more follow the answer before than its {self.announced} bytes of arrays?"
+
+    def who_else(self) -> str:
+        """Where answers go to standard output a library may print there as well."""
+        if self.pipe is None or self.pipe.from_engine != self.output.fileno():
+            return ""
+        return f"; a library's words? Write answers to the descriptor in {DESCRIPTOR} instead"
+
+    def first(self, deadline: float) -> Message:
+        """Of the descriptor that was offered, or of standard output, where text may stand before:
+        a banner, a library's log."""
+        offered, output = (self.pipe_of(end.fileno()) for end in (self.answers, self.output))
+        waiting = {pipe.from_engine: pipe for pipe in (offered, output)}
+        while waiting:
+            for descriptor in wait_for(deadline, reads=tuple(waiting)):
+                pipe = waiting[descriptor]
+                try:
+                    pipe.ahead += pipe.read(PIECE, deadline)
+                except Closed:
+                    del waiting[descriptor]
+                    continue
+                while (line := pipe.whole_line()) is not None:
+                    if pipe is output and (line := self.message_in(line)) == b"":
+                        continue
+                    self.pipe = pipe
+                    if pipe is offered:
+                        self.log_output()
+                    return pipe.message(line, deadline)
+        raise Closed("the engine closed its output")
+
+    def message_in(self, line: bytes) -> bytes:
+        """The message that a line on standard output ends with, or is meant for one: who answers
+        wrongly is told so at once. Text before it goes into the log and is named."""
+        inside = (found.start() for found in islice(MEANT.finditer(line), MOST_STARTS))
+        at = next((at for at in (0, *inside) if is_message(line[at:])), len(line))
+        at = 0 if MEANT.match(line) else at
+        if text := printable(line[:at].decode(errors="replace")):
+            self.n_printed += 1
+            self.printed = text
+            self.tail.append(text)
+        return line[at:]
+
+    def banner(self) -> str:
+        """What it printed where messages are expected, before the first; "": nothing."""
+        if not self.n_printed:
+            return ""
+        more = f", the last of {self.n_printed} lines" if self.n_printed > 1 else ""
+        return f"{self.printed[:SHOWN]!r}{more}"
+
+    def log_output(self) -> None:
+        """Standard output is a second log, read to its end, which comes after our end is closed."""
+        os.set_blocking(self.output.fileno(), True)
+        output = os.fdopen(os.dup(self.output.fileno()), "rb")
+        threading.Thread(target=keep_tail, args=(output, self.tail), daemon=True).start()
+
+    def pipe_of(self, from_engine: int) -> Pipe:
+        assert isinstance(self.process, subprocess.Popen)
+        assert self.process.stdin
+        return Pipe(self.process.stdin.fileno(), from_engine)
