@@ -31,15 +31,15 @@ ULP = 2 * U  # of a value: at most
 class Expected:
     """The result, and how far from it each element may be.
 
-    `actual` is what is compared where the node's own value is not: orders that leave ties free.
-    `answer` is then one of the right results.
+    `actual` is what is compared where the node's own value is not: orders that leave ties free,
+    and what codes stand for. `answer` is then one of the right results.
     """
 
     value: NDArray[Any]
     allowed: F64 | float
     reason: str
     actual: NDArray[Any] | None = None
-    answer: NDArray[np.int32] | None = None
+    answer: NDArray[np.int32] | NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from lockstep.harness.adapters.parts.users import is_users
 from lockstep.harness.asking.environments import provide
 from lockstep.harness.asking.facts import ModelFacts, facts_of_model, too_long
 from lockstep.harness.asking.session import LocalSession
+from lockstep.harness.check.caches import why_not_followed
 from lockstep.harness.context.runner import Runner, Session, is_outside
 from lockstep.harness.context.suite import (
     NOT_OFFERED,
@@ -66,7 +67,6 @@ LLAMA_CPP = "llama.cpp"
 REFERENCE, REPLAY = "reference", "replay"  # the second takes the first's place, see stand_in
 CELLS = 256  # llama.cpp's granule of the cache
 PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless a longer one is given
-UNQUANTISED = ("F32", "F16", "BF16")  # values that llama.cpp attends to without flash attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,9 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             # it may not be able to set everything, and the oracle can
             progress(f"starting {program.name}")
             settings = described(program, under_test=True).settings or settings
-            check_followed(program, settings)
+            if why := why_not_followed(settings):
+                program.close()
+                raise BadInput(f"{program.name} {why}")
         for name in (plan.oracle, engine):
             provide(name, progress)
         oracle = runner.open(plan.oracle, plan.model, settings)
@@ -231,17 +233,6 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         ),
         engines=(build, subject_info),
     )
-
-
-def check_followed(program: Session, settings: Settings) -> None:
-    """Raises BadInput where llama.cpp cannot be run with the settings of a program: it would be
-    blamed for refusing them."""
-    if settings.type_v not in UNQUANTISED and not settings.flash_attn:
-        program.close()
-        raise BadInput(
-            f"{program.name} keeps values in a {settings.type_v} cache without flash attention, "
-            "which llama.cpp cannot; let it take another type, or flash attention"
-        )
 
 
 def dump_given(plan: Plan) -> Dump | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.node import Node
+from lockstep.engine.node import PLAIN, Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.graph.expert_choice import scores_of
@@ -62,7 +62,7 @@ class Watched(Honest):
         if self.look is not None:
             self.look(node, found)
         place = node.place
-        if place in self.wanted:
+        if place in self.wanted and node.type in PLAIN:  # codes are bytes, not what they stand for
             truth = found.value if found.answer is None else found.answer
             allowed = np.asarray(limits_of(truth, found.allowed), np.float64)
             if allowed.shape != np.shape(truth):

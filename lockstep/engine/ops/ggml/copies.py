@@ -104,17 +104,20 @@ def set_rows(node: Node, build: Build) -> Expected:
 
 
 def set_coded_rows(node: Node, ids: NDArray[np.generic], build: Build) -> Expected:
-    """Compared by what the codes stand for."""
+    """Compared by what the codes stand for; what reads the rows later is given the codes."""
     rows, before = plain(node.source(0)).astype(np.float32), node.source(2)
-    values, slack = stored(rows, node.type, build)
-    out = wide(before)
+    values, slack, raw = stored(rows, node.type, build)
+    if before.value is None:
+        raise Unsupported("SET_ROWS into what was not captured")
+    out, codes = wide(before), before.value.copy()
     allowed = np.zeros(out.shape)
     for i3, i2 in np.ndindex(rows.shape[:2]):
         at = ids[0, i3 % ids.shape[1], i2 % ids.shape[2]]
         out[i3, i2, at], allowed[i3, i2, at] = values[i3, i2], slack[i3, i2]
+        codes[i3, i2, at] = raw[i3, i2]
     actual = wide(replace(before, value=node.value))
     reason = "the codes of the rows written; between two, fused or not decides"
-    return Expected(out, allowed, reason, actual=actual)
+    return Expected(out, allowed, reason, actual=actual, answer=codes)
 
 
 @meaning("IM2COL")

@@ -53,18 +53,36 @@ class LiveNode:
         return tuple(self.tensor.ne)
 
     def values(self) -> Array:
-        """A view of the tensor's memory, slowest dimension first, always with four dimensions."""
+        """A view of the tensor's memory, slowest dimension first, always with four dimensions; of
+        blocks, as a cache may have them, what ggml decodes, which no change of it changes."""
         dtype = DTYPES.get(self.tensor.type)
         if dtype is None:
-            raise LookupError(f"llama.cpp's {self.name!r} has ggml's type {self.tensor.type}")
-        shape = tuple(reversed(self.tensor.ne))
+            return self.decoded()
+        return self.memory(dtype, tuple(reversed(self.tensor.ne)), self.tensor.nb[0])
+
+    def memory(self, dtype: np.dtype[Any], shape: tuple[int, ...], stride: int) -> Array:
+        """stride: in bytes, along the last dimension."""
         if 0 in shape:
             return np.empty(shape, dtype)
         memory = (ctypes.c_ubyte * self.ggml.ggml_nbytes(self.address)).from_address(
             self.tensor.data
         )
-        strides = tuple(reversed(self.tensor.nb))
+        strides = (*reversed(self.tensor.nb[1:]), stride)
         return np.ndarray(shape, dtype, buffer=memory, strides=strides)
+
+    def decoded(self) -> Array:
+        traits = self.ggml.ggml_get_type_traits(self.tensor.type).contents
+        whole = self.tensor.nb[0] == traits.block_bytes
+        if not (traits.to_float and whole):
+            raise LookupError(f"llama.cpp's {self.name!r} has ggml's type {self.tensor.type}")
+        n, *others = self.tensor.ne
+        n_bytes = n // traits.block_weights * traits.block_bytes
+        raw = self.memory(np.dtype(np.uint8), (*reversed(others), n_bytes), 1)
+        raw = np.ascontiguousarray(raw)
+        out = np.empty(tuple(reversed(self.tensor.ne)), np.float32)
+        traits.to_float(raw.ctypes.data, out.ctypes.data, out.size)
+        out.flags.writeable = False
+        return out
 
 
 def rows(node: LiveNode, _: int) -> Array:
