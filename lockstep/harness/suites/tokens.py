@@ -23,7 +23,7 @@ from lockstep.harness.suites.parts.originals import Original, originals_of
 from lockstep.harness.suites.parts.own_texts import own_texts
 from lockstep.harness.suites.parts.pieces import sides
 from lockstep.harness.suites.parts.repaired_types import named_among
-from lockstep.harness.suites.parts.special_texts import special_texts
+from lockstep.harness.suites.parts.special_texts import special_texts, special_tokens
 
 AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
 # bytes; what is longer may take a second, and is asked with the first two sets of flags that both
@@ -92,7 +92,8 @@ class Tokens(Suite, name="tokens"):
         said: dict[bytes, list[int]] = {}
         both = itertools.product((True, False), repeat=2)
         flags = [{"add_special": add, "parse_special": parse} for add, parse in both]
-        every = [*TEXTS, *MORE_TEXTS, *made_texts(context), *(each.text for each in known)]
+        made, special = made_texts(context)
+        every = [*TEXTS, *MORE_TEXTS, *made, *(each.text for each in known)]
         encoded = partial(self.encoded, every=every, known=known, said=said, answered=[], broken={})
         yield from asked(context, "encode", flags, encoded)
         if not context.subject_info.utf8_only:
@@ -103,8 +104,8 @@ class Tokens(Suite, name="tokens"):
             found = ask_apart(ask, texts)
             said |= {texts[i]: ids for i, ids in found.answers.items()}
         n_vocab = context.facts.n_vocab
-        rows = [said[text] for text in texts if text in said]
-        rows += [[token] for token in some_tokens(n_vocab)]
+        rows = [said[text] for text in (*texts, *made) if text in said]
+        rows += [[token] for token in sorted({*some_tokens(n_vocab), *special})]
         both = itertools.product((True, False), repeat=2)
         flags = [{"remove_special": remove, "unparse_special": unparse} for remove, unparse in both]
         yield from asked(context, "decode", flags, partial(self.decoded, rows=rows))
@@ -239,13 +240,14 @@ def asked(
     yield from found
 
 
-def made_texts(context: Context) -> list[bytes]:
-    """Return texts of the vocabulary's own tokens, if we read it."""
+def made_texts(context: Context) -> tuple[list[bytes], list[int]]:
+    """Return texts of the vocabulary's own tokens, and its special tokens, if we read it."""
     try:
         tokenizer, seed = context.tokenizer, context.seed
-        return [*own_texts(tokenizer, seed), *special_texts(tokenizer, seed)]
+        texts = [*own_texts(tokenizer, seed), *special_texts(tokenizer, seed)]
+        return texts, special_tokens(tokenizer)
     except EngineError:
-        return []
+        return [], []
 
 
 def may_be_asked(context: Context, text: bytes) -> bool:

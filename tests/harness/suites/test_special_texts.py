@@ -99,6 +99,22 @@ def test_suite_finds_an_engine_that_splits_special_tokens(
     assert exit_code(verdicts_of(plan_for(path, engine=engine, suites=("tokens",)))) == 1
 
 
+class LosesSpaces(Reference, name="special texts: loses the space behind a user-defined token"):
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        flags = {"remove_special": remove_special, "unparse_special": unparse_special}
+        return [text.replace(b"<think> ", b"<think>") for text in super().detokenize(ids, **flags)]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_suite_finds_a_wrong_text_behind_a_special_token(kind: str, tmp_path: Path) -> None:
+    path = with_special_tokens(tmp_path, kind)
+    found = verdicts_of(plan_for(path, engine=LosesSpaces.name, suites=("tokens",)))
+    assert exit_code(found) == 1
+    assert all("decode" in v.summary for v in found if v.status == "diverged")
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_texts_have_each_special_token_and_are_utf8(kind: str, tmp_path: Path) -> None:
     with GgufFile.open(with_special_tokens(tmp_path, kind)) as file:

@@ -26,22 +26,32 @@ def special_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
     """Return UTF-8 texts without repeats: tokens of each kind in each place, and side by side."""
     found: dict[bytes, None] = {}
     for name, kind in KINDS.items():
-        tokens = texts_of_kind(tokenizer, kind)
+        tokens = texts_of(tokenizer, tokens_of_kind(tokenizer, kind))
         placed = [place.format(token) for token in tokens for place in PLACES]
         texts = [*spread(placed, seed, name), *together(tokens)]
         found |= dict.fromkeys(text.encode() for text in texts)
     return [text for text in found if encodes(tokenizer, text)]
 
 
-def texts_of_kind(tokenizer: Tokenizer, kind: int) -> list[str]:
-    """Return the texts of the tokens of one kind, as the file has them, where they are UTF-8."""
+def special_tokens(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of all kinds, of each no more than stand in texts."""
+    return [
+        token for kind in KINDS.values() for token in tokens_of_kind(tokenizer, kind)[:MAX_TOGETHER]
+    ]
+
+
+def tokens_of_kind(tokenizer: Tokenizer, kind: int) -> list[int]:
+    return [token for token, attr in enumerate(tokenizer.vocabulary.attrs) if attr & kind]
+
+
+def texts_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+    """Return the texts of tokens, as the file has them, where they are UTF-8."""
     found = []
-    for text, attr in zip(tokenizer.vocabulary.texts, tokenizer.vocabulary.attrs, strict=True):
-        if attr & kind:
-            try:
-                found.append(text.decode())
-            except UnicodeDecodeError:
-                continue
+    for token in tokens:
+        try:
+            found.append(tokenizer.vocabulary.texts[token].decode())
+        except UnicodeDecodeError:
+            continue
     return found
 
 
