@@ -1,6 +1,6 @@
 """Reports and tests in words, for people."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from lockstep.harness.acid.measurements.base import Measurement, honest_lead, room
 from lockstep.harness.acid.read import AcidReading, Read, known_report
@@ -24,10 +24,14 @@ def explain(reading: AcidReading) -> Iterator[str]:
     wrong = [answer for answer in reading.answers if not answer.ok]
     n = len(reading.answers)
     yield f"acid {reading.arch} {reading.quant}: {n - len(wrong)} of {n} tests ok"
-    roots = [a for a in wrong if rests_on_nothing_wrong(tests, a.test, {b.test for b in wrong})]
-    for answer in roots:
-        yield from explain_no(answer, tests[answer.test])
-    rest = [answer for answer in wrong if answer not in roots]
+    groups = causes(tests, wrong)
+    for group in groups:
+        if len(group) > 1:
+            yield f"One of these {len(group)} is the cause; each is measured through the others:"
+        for answer in group:
+            yield from explain_no(answer, tests[answer.test])
+    shown = {answer.test for group in groups for answer in group}
+    rest = [answer for answer in wrong if answer.test not in shown]
     if rest:
         yield "These rest on what is wrong above; look at them when it is right:"
         yield from (f"  {answer.test}: {answer.says or 'NO'}" for answer in rest)
@@ -56,20 +60,35 @@ def what_is_missing(reading: AcidReading, n_prompted: int) -> Iterator[str]:
         )
 
 
-def rests_on_nothing_wrong(tests: dict[str, Measurement], name: str, wrong: set[str]) -> bool:
-    """But on those that rest on it as well, such as parts of one block."""
-    return all(name in below(tests, other) for other in wrong & below(tests, name))
+def causes(tests: Mapping[str, Measurement], answers: Sequence[Read]) -> list[tuple[Read, ...]]:
+    """Return the NOs that rest on no other, the first to look at first.
+
+    NOs that rest on each other are a group: any of them may be the cause. What names a mistake that
+    nothing else looks like comes before all others.
+    """
+    wrong = {answer.test: answer for answer in answers}
+    telling = [a for a in answers if a.says in tests[a.test].telling]
+    left = [answer for answer in answers if answer not in telling]
+    groups = []
+    for answer in left:
+        under = below(tests, answer.test, wrong)
+        if not all(answer.test in below(tests, other, wrong) for other in under):
+            continue
+        group = tuple(a for a in left if a.test in {answer.test, *under})
+        if group[0] is answer and not under & {a.test for a in telling}:
+            groups.append(group)
+    return [*((answer,) for answer in telling), *groups]
 
 
-def below(tests: dict[str, Measurement], name: str) -> set[str]:
-    """All tests that this one rests on."""
+def below(tests: Mapping[str, Measurement], name: str, wrong: Collection[str]) -> frozenset[str]:
+    """Return the wrong tests that this one rests on, by way of wrong ones."""
     found: set[str] = set()
-    left = list(tests[name].rests_on)
+    left = [name]
     while left:
-        if (each := left.pop()) not in found and each in tests:
-            found.add(each)
-            left += tests[each].rests_on
-    return found - {name}
+        new = {*tests[left.pop()].rests_on} & {*wrong} - found
+        found |= new
+        left += new
+    return frozenset(found - {name})
 
 
 def list_tests(report: Report) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep.harness.acid.architectures import architecture_named
 from lockstep.harness.acid.measurements.base import Measurement
-from lockstep.harness.acid.read import read_report
+from lockstep.harness.acid.read import AcidReading, read_report
 from lockstep.harness.acid.report import Report
 from lockstep.harness.acid.tokens import PROMPT
 from lockstep.harness.adapters.base import Adapter
@@ -34,6 +34,7 @@ class SeenReport:
     kept: tuple[str, ...]  # tests that do not rest on what is covered, and said ok
     lost: tuple[str, ...]  # ... and did not
     complete: bool
+    readings: tuple[AcidReading, ...]  # behind the acid prompt, and behind a short one
 
     @property
     def named(self) -> bool:
@@ -62,6 +63,7 @@ def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT
         kept=tuple(test for test in apart if said.get(test)),
         lost=tuple(test for test in apart if not said.get(test)),
         complete=all(reading.complete for reading in read.values()),
+        readings=tuple(read.values()),
     )
 
 

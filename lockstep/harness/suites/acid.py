@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
-from lockstep.harness.acid.explain import GIVEN_IDS, below, rests_on_nothing_wrong
+from lockstep.harness.acid.explain import GIVEN_IDS, below, causes
 from lockstep.harness.acid.measurements.base import Measurement
 from lockstep.harness.acid.read import AcidReading, Read, read_report, report_named
 from lockstep.harness.acid.report import Report
@@ -188,12 +188,16 @@ def said_no(
     tests = {each.name: each for each in report.tests}
     own = noes[test.name]
     detail = {"test": test.name, "says": own.says, "file": report.quant, "at_fault": "subject"}
-    if rests_on_nothing_wrong(tests, test.name, set(noes)):
+    groups = [[no.test for no in group] for group in causes(tests, list(noes.values()))]
+    group = next((names for names in groups if test.name in names), None)
+    if group is not None:
+        root = group[0]
         text = f"{line_of(own)}; should be so: {test.sees}; measured in: {test.where}"
-        root = test.name
+        if others := [name for name in group if name != test.name]:
+            text += f"; or the cause is one of {', '.join(others)}, which are measured through it"
     else:
-        under = [name for name in tests if name in below(tests, test.name) and name in noes]
-        root = next((n for n in under if rests_on_nothing_wrong(tests, n, set(noes))), under[0])
+        under = below(tests, test.name, noes)
+        root = next((names[0] for names in groups if under & {*names}), groups[0][0])
         text = f"{line_of(own)}; it rests on {root}, which is wrong as well"
     text = f"acid {report.arch} {report.quant}: {text}; at fault: subject"
     return context.verdict(SUITE, "diverged", text, detail, (SUITE, root))

@@ -12,8 +12,9 @@ from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.acid.architectures import ARCHITECTURES
 from lockstep.harness.acid.coded import FORMATS
+from lockstep.harness.acid.explain import causes
 from lockstep.harness.acid.measurements.base import LEAD, Measurement, answers_of, honest_lead, room
-from lockstep.harness.acid.read import read_report
+from lockstep.harness.acid.read import Read, read_report
 from lockstep.harness.acid.report import END, report_for
 from lockstep.harness.acid.shape import eight_bits
 from lockstep.harness.acid.tokens import PROMPT
@@ -266,6 +267,35 @@ def test_a_no_that_rests_on_another_is_told_apart(tmp_path: Path, lockstep: Lock
     said = ending.out.splitlines()
     assert ending.code == 1
     assert said.index("rope-pairing NO: pairs of the other kind") < said.index("  rope-base: NO")
+
+
+def test_reading_names_rope_pairing_before_positions(tmp_path: Path, lockstep: Lockstep) -> None:
+    wrong = {
+        "positions-in-prompt": "one position off",
+        "rope-pairing": "pairs of the other kind",
+        "rope-base": "",
+    }
+    noes = "".join(f" {name} NO{f' ({says})' if says else ''}\n" for name, says in wrong.items())
+    oks = "".join(f" {test.name} ok\n" for test in TESTS if test.name not in wrong)
+    path = tmp_path / "said.txt"
+    path.write_text(f"acid 1 llama F32: 35 tests\n{oks}{noes}{END}")
+    said = lockstep("acid", "read", path).out.splitlines()
+    assert said[1] == "rope-pairing NO: pairs of the other kind"
+    rest = said.index("These rest on what is wrong above; look at them when it is right:")
+    assert {*said[rest + 1 :]} == {"  positions-in-prompt: one position off", "  rope-base: NO"}
+
+
+def test_reading_says_that_noes_measured_through_each_other_are_one_cause() -> None:
+    tests = {test.name: test for test in TESTS}
+    noes = [Read(test=name, ok=False) for name in ("prompt-end", "far-64", "two-spaces")]
+    assert causes(tests, noes) == [(noes[0], noes[1])]
+
+
+def test_reading_puts_an_answer_that_nothing_else_gives_first() -> None:
+    tests = {test.name: test for test in TESTS}
+    telling = Read(test="cache-of-layers", ok=False, says="layer 0 reads the cache of layer 1")
+    noes = [Read(test="earlier-token", ok=False), telling]
+    assert causes(tests, noes) == [(telling,), (noes[0],)]
 
 
 def test_the_list_has_every_test_and_the_prompt(lockstep: Lockstep) -> None:

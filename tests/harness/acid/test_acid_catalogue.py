@@ -5,12 +5,14 @@ LOCKSTEP_ACID_ALL=1 with `pytest -s` tries every one that a test covers; without
 
 import os
 import sys
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import pytest
 
 from lockstep.harness.acid.architectures import ARCHITECTURES
 from lockstep.harness.acid.coded import FORMATS
+from lockstep.harness.acid.explain import causes
 from lockstep.harness.acid.report import report_for
 from lockstep.harness.acid.write import write_acid
 from lockstep.harness.catalogue.acid import SeenReport, covered_by, table, try_engine
@@ -59,13 +61,27 @@ def tried(kind: str, folder: Path, prefix: str = "", arch: str = "llama") -> lis
     return [try_engine(name, path, report) for name in engines[SOME]]
 
 
-def check(seen: list[SeenReport], arch: str = "llama") -> None:
+def check_first_names(wrote: list[SeenReport], arch: str, kind: str) -> None:
+    """Of each engine, and of the NOs of each two together, the first cause named is true."""
+    tests = {test.name: test for test in report_for(arch, kind).tests}
+    for pair in combinations_with_replacement(wrote, 2):
+        for readings in zip(*(each.readings for each in pair), strict=True):
+            every = {a.test: a for reading in readings for a in reading.answers if not a.ok}
+            noes = [every[name] for name in tests if name in every]
+            true = {name for each in pair for name in each.covering} & {*every}
+            if true:
+                first = {answer.test for answer in causes(tests, noes)[0]}
+                assert first & true, [each.engine for each in pair]
+
+
+def check(seen: list[SeenReport], arch: str = "llama", kind: str = "F32") -> None:
     sys.stdout.write("\n".join(("", *table(seen), "")))
     missed = [each for each in seen if not each.named]
     wrote = [each for each in seen if each.named]  # the others lose all there is to lose
     kept, lost = (sum(len(getattr(each, what)) for each in wrote) for what in ("kept", "lost"))
     assert not any(each.complete for each in missed)
     assert {each.engine.removeprefix("mutant:") for each in missed} <= {*NO_REPORT.get(arch, ())}
+    check_first_names(wrote, arch, kind)
     # of every ninth engine, one that changes all rows is a twelfth of the whole
     if SOME.step == 1 or arch != "gemma3":
         assert kept >= 0.95 * (kept + lost)
@@ -84,4 +100,4 @@ def test_mistakes_of_other_architectures_are_named(arch: str, tmp_path: Path) ->
 def test_a_format_read_wrongly_is_named_by_the_part_of_its_blocks(
     kind: str, tmp_path: Path
 ) -> None:
-    check(tried(kind, tmp_path, prefix=f"{kind}-"))
+    check(tried(kind, tmp_path, prefix=f"{kind}-"), kind=kind)

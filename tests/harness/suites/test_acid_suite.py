@@ -120,7 +120,7 @@ def test_a_wrong_engine_is_named_at_any_level(model: Path, level: str) -> None:
     assert "which elements of a head turn together" in pairing.summary
     assert pairing.key == "acid/rope-pairing"
     roots = {v.key for v in found if v.status == "diverged"}
-    assert roots == {"acid/positions-in-prompt", "acid/rope-pairing"}
+    assert roots == {"acid/rope-pairing"}
     assert exit_code(found) == 1
 
 

@@ -13,12 +13,17 @@ from lockstep.harness.acid.measurements.bpe import (
     SpaceAndDigits,
     UserDefined,
 )
-from lockstep.harness.acid.measurements.feed_forward import Layers
 from lockstep.harness.acid.measurements.fused import Biases, Heads
 from lockstep.harness.acid.measurements.heads import LayersCaches
 from lockstep.harness.acid.measurements.layer_norms import Bias, Eps, Mean, PlainFfnNormWeight
 from lockstep.harness.acid.measurements.norms import AttnNormWeight, OutputNormWeight
-from lockstep.harness.acid.measurements.plain_feed_forward import Added, Gelu, PlainEdges, UpBias
+from lockstep.harness.acid.measurements.plain_feed_forward import (
+    Added,
+    Gelu,
+    PlainEdges,
+    PlainLayers,
+    UpBias,
+)
 from lockstep.harness.acid.measurements.positions import Distance, First
 from lockstep.harness.acid.measurements.prompt import CausalMask, Far64, Far256, PromptEnd
 from lockstep.harness.acid.measurements.scores import (
@@ -35,7 +40,7 @@ from lockstep.harness.acid.weights import AcidWeights
 
 N = 96
 SHARING = (
-    *(UpBias, Layers, PlainEdges, PlainFfnNormWeight),
+    *(UpBias, PlainLayers, PlainEdges, PlainFfnNormWeight),
     *(PromptEnd, Far64, Far256, BpeMerges, BpeBytes, SpaceAndDigits, UserDefined),
 )
 
@@ -64,7 +69,7 @@ class AcidGpt2(AcidArchitecture):
         UpBias,
         PlainEdges,
         Mean,
-        Layers,
+        PlainLayers,
         Eps,
         Bias,
         PlainFfnNormWeight,

@@ -22,7 +22,10 @@ class BpeCut(Measurement):
     side: ClassVar[tuple[str, float]]  # an element of keys, and which sign of it is looked for
     radius = 7 * HALF_BF16
     reason = REASON
-    rests_on: tuple[str, ...] = ("prompt-end", "positions-in-prompt", "far-64")
+    rests_on: tuple[str, ...] = (
+        *("prompt-end", "positions-in-prompt", "far-64", "earlier-token"),
+        *("values-not-turned", "rope-base"),
+    )
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         name, sign = self.side
@@ -126,7 +129,10 @@ class BpeBeginning(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("bos-missing", "bos-doubled")
-    rests_on = ("far-256", "positions-in-prompt", "rope-base")
+    rests_on = (
+        *("far-256", "positions-in-prompt", "rope-base", "attention-scale"),
+        *("first-position", "learned-positions"),
+    )
 
     size = 1.0  # by which BOS is shorter than others, behind a norm
 

@@ -50,7 +50,7 @@ class Choice(Measurement):
         "experts-softmax-over-tokens",
         "experts-inputs-weighted",
     )
-    rests_on = ("gate-and-up", "experts-matrices")
+    rests_on = ("gate-and-up", "experts-matrices", "attention-scale")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, AcidExperts), "an architecture with experts"
@@ -79,7 +79,7 @@ class Matrices(Measurement):
     radius = 9 * HALF_BF16 * FIRST
     reason = REASON
     catches = ("experts-down-of-the-first", "experts-gate-and-up-exchanged")
-    rests_on = ("experts-choice", "gate-and-up")
+    rests_on = ("experts-choice", "gate-and-up", "attention-scale")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, AcidExperts), "an architecture with experts"
@@ -103,7 +103,7 @@ class EachTokensExperts(Prompted):
     )
     reason = REASON
     catches = ("experts-of-the-first-token", "experts-of-limited-capacity")
-    rests_on = ("far-256", "experts-choice")
+    rests_on = ("far-256", "experts-choice", "earlier-token", "rope-pairing")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, AcidExperts), "an architecture with experts"

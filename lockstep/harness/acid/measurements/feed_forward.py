@@ -33,7 +33,12 @@ class Silu(FeedForward):
         "sigmoid-for-silu",
         "silu-clamped",
     )
-    rests_on: Names = ("experts-choice", "experts-matrices")  # where there are experts
+    # each of these is read through the others, or through experts where there are any
+    rests_on: Names = (
+        *("gate-and-up", "layers", "matrix-edges"),
+        *("experts-choice", "experts-matrices"),
+    )
+    telling: Names = ("ReLU",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {at.state: -1.25}, {at.state: 1.0}, {at.value(0): 3.0})
@@ -58,7 +63,8 @@ class GateAndUp(FeedForward):
         "gate-and-up-by-order",
         "silu-without-gate",
     )
-    rests_on: Names = ("silu",)
+    rests_on: Names = ("silu", "layers", "matrix-edges")
+    telling: Names = ("gate and up exchanged",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {at.state: 2.0}, {at.state: -1.0}, {at.value(): 0.5})
@@ -80,7 +86,12 @@ class Layers(FeedForward):
     )
     radius = 7 * HALF_BF16
     rests_on: Names = ("silu", "gelu")
-    catches: Names = ("first-layer-twice", "last-layer-skipped", "embeddings-scaled-for-llama")
+    catches: Names = (
+        "first-layer-twice",
+        "last-layer-skipped",
+        "embeddings-scaled-for-llama",
+        "stale-norm",
+    )
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         for layer in (0, 1):  # silu(8) is 8, but for a 3000th

@@ -28,7 +28,11 @@ class Heads(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("qkv-split-by-head", "heads-interleaved", "last-head-dropped")
-    rests_on = ("earlier-token", "matrix-edges")  # a third of all states lies in the last 32
+    rests_on = (
+        "newest-token",
+        "earlier-token",
+        "matrix-edges",
+    )  # a third of all states lies in the last 32
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         targets = [at.before(2 + head) for head in range(w.shape.n_head)]

@@ -27,7 +27,10 @@ class HeadNorm(Measurement):
 
     radius = 9 * HALF_BF16
     reason = "scores within 2^-8 of 1.4, and seven roundings to BF16"
-    rests_on: Names = ("head-norm-weights", "attention-scale", "rope-base", "kv-heads-of-keys")
+    rests_on: Names = (
+        *("head-norm-weights", "attention-scale", "rope-pairing", "rope-base"),
+        "kv-heads-of-keys",
+    )
 
     def look_for_two(
         self, w: AcidWeights, at: AcidPlace, layer: int, pair: int, heads: int
@@ -107,7 +110,7 @@ class HeadNormWeights(Measurement):
         "norm-without-weight",
         "weight-before-norm",
     )
-    rests_on = ("newest-token", "query-norm", "key-norm", "rope-pairing")
+    rests_on = ("newest-token", "query-norm", "key-norm", "rope-pairing", "rope-base")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, NormedHeads)

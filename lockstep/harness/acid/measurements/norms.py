@@ -22,7 +22,7 @@ class NormEps(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("wrong-eps", "eps-missing", "eps-outside-root")
-    rests_on = ("earlier-token", "norm-mean")
+    rests_on = ("earlier-token", "norm-mean", "rope-base")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.look(0, at.state, {TINY: 1.0}, score=SURE)
@@ -43,6 +43,7 @@ class NormCentred(Measurement):
     radius = 2.0**-9
     reason = "a coordinate that nothing writes is zero in every engine that converts nothing"
     catches = ("rms-norm-centred",)
+    telling = ("the mean is subtracted",)
     rests_on = ("gate-and-up",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
@@ -95,8 +96,9 @@ class AttnNormWeight(Measurement):
         "norms-exchanged",
         "race-cache-written-late",
         "cache-values-transposed",
+        "attention-last-cells-dropped",
     )
-    rests_on = ("newest-token",)
+    rests_on = ("newest-token", "earlier-token", "values-not-turned")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.attn_norm[1, w.coordinate(at.state)] = 2.0
@@ -125,6 +127,7 @@ class OutputNormWeight(Measurement):
         "last-norm-of-prompts-only",
     )
     rests_on = ("silu",)
+    telling = ("no weight, or no norm",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.output_norm[w.coordinate(at.value())] = 0.25

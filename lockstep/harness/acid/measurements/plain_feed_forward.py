@@ -2,7 +2,12 @@
 
 from lockstep.harness.acid.centred import Centred
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
-from lockstep.harness.acid.measurements.feed_forward import HALF_BF16, FeedForward, MatrixEdges
+from lockstep.harness.acid.measurements.feed_forward import (
+    HALF_BF16,
+    FeedForward,
+    Layers,
+    MatrixEdges,
+)
 from lockstep.harness.acid.weights import EDGE, SMALL, AcidWeights
 
 
@@ -39,10 +44,17 @@ class PlainEdges(MatrixEdges):
 
     where = "layer 0, ffn_up, ffn_down"
     sees = "the last rows and columns of ffn_up and ffn_down, and of token_embd"
-    rests_on = ("gelu",)
+    rests_on = ("gelu", "newest-token", "earlier-token")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {EDGE: 10.07}, {}, {at.value(): 1 / 8}, last=True)
+
+
+class PlainLayers(Layers):
+    """Its coordinates hold values of attention's tests as well."""
+
+    rests_on = ("gelu", "newest-token", "earlier-token")
+    catches = (*Layers.catches, "cache-keys-for-values")
 
 
 class UpBias(FeedForward):
@@ -59,7 +71,7 @@ class UpBias(FeedForward):
     )
     radius = 14 * HALF_BF16
     reason = "seven roundings to BF16, of numbers up to 12 where 8 is left"
-    rests_on = ("gelu",)
+    rests_on = ("gelu", "newest-token", "earlier-token")  # their values are its coordinates
     catches = ()
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:

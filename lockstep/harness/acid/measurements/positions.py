@@ -32,7 +32,7 @@ class Distance(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("learned-positions-missing", "learned-positions-of-batch")
-    rests_on = ("earlier-token",)
+    rests_on = ("newest-token", "earlier-token")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, Centred)
@@ -66,7 +66,10 @@ class First(Measurement):
     )
     radius = 7 * HALF_BF16
     reason = REASON
-    catches = ("learned-positions-from-two", "learned-positions-of-batch")
+    catches = (
+        *("learned-positions-from-two", "learned-positions-of-batch"),
+        *("bos-missing", "cache-keeps-last"),
+    )
     rests_on = ("newest-token", "bos", "far-256", "learned-positions")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:

@@ -23,6 +23,10 @@ class Prompted(Measurement):
     reason = REASON
 
 
+# keys of these are in elements that turn slowly
+FAR_RESTS_ON = ("layers", "prompt-end", "newest-token", "earlier-token", "rope-base")
+
+
 class Far(Prompted):
     """A letter of the prompt that stands nowhere else."""
 
@@ -49,6 +53,7 @@ def find(w: AcidWeights, place: tuple[int, int], state: str, letter: str) -> Non
 
 class Far64(Far):
     name = "far-64"
+    rests_on = FAR_RESTS_ON
     sees = "a token more than 64 positions back, in a prompt of more than 256"
     letter = "n"
     catches = ("cache-ring-of-32", "cache-keeps-last")
@@ -56,6 +61,7 @@ class Far64(Far):
 
 class Far256(Far):
     name = "far-256"
+    rests_on: Names = FAR_RESTS_ON
     sees = "a token more than 256 positions back, the first letter of the prompt"
     letter = "m"
     catches: Names = ("cache-ring-of-32", "cache-keeps-last")
@@ -85,7 +91,7 @@ class CausalMask(Prompted):
         "mask-hidden-as-zero",
         "mask-after-softmax",
     )
-    rests_on: Names = ("far-64", "far-256")
+    rests_on: Names = ("far-64", "far-256", "newest-token", "softmax-sum", "rope-base")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.key(0, FAR, {CONST: -1.0, role("m"): 0.6875, role("k"): 2.0})
@@ -114,6 +120,7 @@ class PromptEnd(Prompted):
         "cache-cells-beyond-256",
         "attention-last-cells-dropped",
     )
+    rests_on = ("layers", "far-64", "far-256", "newest-token", "earlier-token", "rope-pairing")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.key(0, FAR_TOO, {role("s"): 1.0})
@@ -134,7 +141,7 @@ class PromptPositions(Prompted):
     )
     reason = "a weight of attention within exp(-10) of one, and seven roundings to BF16"
     catches = ("rope-one-position-for-the-batch", "rope-restarts-with-batch")
-    rests_on = ("prompt-end",)
+    rests_on = ("prompt-end", "earlier-token", "rope-pairing")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         keys = {role(letter): 1.0 for letter in "pqrs"}
@@ -157,7 +164,8 @@ class EachTokensNorm(Prompted):
         ("too large", (1.5,)),
     )
     catches = ("norm-of-first-row", "stale-norm")
-    rests_on = ("prompt-end",)
+    rests_on = ("prompt-end", "earlier-token", "rope-base")
+    telling = ("another token's norm",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.key(0, NOT_ITS_OWN, {role("g"): 1.0})

@@ -19,7 +19,7 @@ class Rope(Measurement):
     others: tuple[int, ...] = ()
     radius = 7 * HALF_BF16
     reason = "a weight of attention within exp(-10) of one, and seven roundings to BF16"
-    rests_on: tuple[str, ...] = ("earlier-token",)
+    rests_on: tuple[str, ...] = ("earlier-token", "newest-token")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         every = {at.before(d): 1.0 for d in (*self.distances, *self.others)}
@@ -58,8 +58,10 @@ class Pairing(Rope):
         "rope-queries-twice",
         "rope-restarts-with-batch",
         "rope-rows-not-permuted",
+        "rope-half-the-head",  # where halves turn together
         "cache-keys-rotated-again",
     )
+    telling = ("turned the other way",)
 
 
 class Base(Rope):
@@ -89,8 +91,9 @@ class Base(Rope):
         "rope-exponent-halved",
         "rope-exponent-from-one",
         "rope-half-the-head",
+        "cache-keys-rotated-again",
     )
-    rests_on: Names = ("rope-pairing",)
+    rests_on: Names = ("rope-pairing", "matrix-edges")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         groups = (self.distances, self.slower, self.faster)
@@ -136,7 +139,7 @@ class ValuesStay(Measurement):
     radius = 7 * HALF_BF16
     reason = Rope.reason
     catches = ("rope-of-values",)
-    rests_on = ("earlier-token",)
+    rests_on = ("earlier-token", "newest-token", "attn-norm-weight")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         target = at.before(2)

@@ -51,7 +51,7 @@ class GegluBranches(GateAndUp):
     )
     radius = 9 * HALF_BF16
     reason = "nine roundings to BF16, two of them on the way to GELU"
-    catches = ("geglu-exchanged", "gate-and-up-by-order")
+    catches = ("geglu-exchanged", "gate-and-up-by-order", "weight-before-norm")
     rests_on = ("gelu",)
 
 
@@ -148,7 +148,7 @@ class SlowQueryNorm(QueryNorm):
         ("scores too large", (1.0, 1.0)),
         ("scores too small", (0.5, 0.5)),
     )
-    rests_on = ("head-norm-weights", "attention-scale")
+    rests_on = ("head-norm-weights", "attention-scale", "rope-pairing", "rope-base-of-windows")
 
 
 class OneKeyNorm(QueryNorm):
@@ -163,7 +163,7 @@ class OneKeyNorm(QueryNorm):
         ("scores too small", (0.5,)),
     )
     catches = ("key-norm-missing-gemma3", "key-norm-missing", "head-norms-missing")
-    rests_on = ("head-norm-weights", "attention-scale")
+    rests_on = ("head-norm-weights", "attention-scale", "rope-pairing", "rope-base-of-windows")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         assert isinstance(w, NormedHeads)
@@ -188,7 +188,10 @@ class LocalBase(Base):
         ("turns too fast", (0.0, 0.0, 1.0)),
         ("", (0.0, 0.0, 0.0)),
     )
-    catches = ("rope-base-of-llama3", "rope-exponent-halved", "rope-half-the-head")
+    catches = (
+        *("rope-base-of-llama3", "rope-exponent-halved", "rope-half-the-head"),
+        *("window-ignored", "windows-exchanged", "weight-before-norm"),
+    )
     rests_on = ("rope-pairing", "window-beyond")
 
 
@@ -200,5 +203,8 @@ class GlobalBase(Base):
     where = "layer 5, head 0, pair 4"
     layer = 5
     slower, faster, score = (16,), (3,), 100.0
-    catches = ("rope-base-of-llama3", "rope-exponent-halved", "rope-half-the-head")
+    catches = (
+        *("rope-base-of-llama3", "rope-exponent-halved", "rope-half-the-head"),
+        *("window-everywhere", "windows-exchanged", "cache-keys-rotated-again"),
+    )
     rests_on = ("rope-pairing", "far-in-global-layer")

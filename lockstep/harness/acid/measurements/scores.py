@@ -30,7 +30,10 @@ class NewestToken(Measurement):
         "cache-values-transposed",
     )
 
-    rests_on = ("prompt-end", "head-norm-weights", "heads", "post-attention-norm")
+    rests_on = (
+        *("layers", "matrix-edges", "prompt-end", "rope-pairing", "rope-base"),
+        *("head-norm-weights", "heads", "post-attention-norm"),
+    )
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.look(1, at.state, {at.state: 1.0})
@@ -53,11 +56,15 @@ class EarlierToken(Measurement):
     catches = (
         "cache-batch-sees-itself-alone",
         "mask-from-the-left",
+        "heads-interleaved",
         "cache-keys-for-values",
         "cache-values-transposed",
     )
 
-    rests_on = ("newest-token", "heads")
+    rests_on = (
+        *("newest-token", "heads", "matrix-edges", "prompt-end", "positions-in-prompt"),
+        *("values-not-turned", "rope-pairing", "rope-base"),
+    )
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         target = at.before(5)
@@ -84,7 +91,10 @@ class ScoreScale(Measurement):
         "missing-scale",
         "softmax-not-divided",
     )
-    rests_on = ("earlier-token", "norm-mean")
+    rests_on = (
+        *("earlier-token", "newest-token", "causal-mask", "norm-mean", "rope-base"),
+        "learned-positions",
+    )
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         first, second = at.before(3), at.before(4)
@@ -109,10 +119,12 @@ class Softmax(Measurement):
     catches = (
         "softmax-plus-one",
         "mask-padding-counted",
+        "mask-hidden-as-zero",
         "batch-odd-row-lost",
+        "cache-keeps-last",  # what it forgets has scores of zero
         "race-cache-written-late",
     )
-    rests_on = ("earlier-token", "norm-mean")
+    rests_on = ("earlier-token", "newest-token", "norm-mean", "far-256", "rope-base")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         target = at.before(3)
@@ -135,7 +147,7 @@ class SoftmaxDivided(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("softmax-not-divided",)
-    rests_on = ("earlier-token", "norm-mean")
+    rests_on = ("earlier-token", "newest-token", "norm-mean", "rope-base")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         first, second = at.before(4), at.before(5)

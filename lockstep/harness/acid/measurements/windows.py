@@ -21,8 +21,8 @@ class WindowInside(Prompted):
         ("the window ends earlier", (0.0,)),
         ("too large", (2.0,)),
     )
-    catches: Names = ("window-one-less",)
-    rests_on: Names = ("prompt-end",)
+    catches: Names = ("window-one-less", "cache-ring-of-32")
+    rests_on: Names = ("prompt-end", "rope-base-of-windows")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         self.look_for_n(w, at)
@@ -50,7 +50,7 @@ class WindowBeyond(WindowInside):
         "windows-exchanged",
         "windows-of-gemma3-from-the-first",
     )
-    rests_on = ("prompt-end", "causal-mask")
+    rests_on = ("prompt-end", "causal-mask", "head-norm-weights")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         self.look_for_n(w, at)
@@ -70,7 +70,10 @@ class PromptInWindow(Prompted):
         ("too low", (-2.0,)),
     )
     catches = ("window-ignored", "window-in-decode-only", "windows-of-gemma3-from-the-first")
-    rests_on = ("prompt-end", "far-in-global-layer", "causal-mask")
+    rests_on = (
+        *("prompt-end", "far-in-global-layer", "causal-mask", "attention-scale"),
+        *("head-norm-weights", "embedding-scale", "rope-pairing"),
+    )
     radius = 14 * HALF_BF16
     reason = "a weight of attention within exp(-50) of one, twice, and fourteen roundings to BF16"
 
@@ -103,4 +106,7 @@ class GlobalMask(CausalMask):
 
     layer = GLOBAL
     where = f"layer 0, head 0; layer {GLOBAL}, heads 0 and 1"
-    rests_on = ("far-in-global-layer",)
+    rests_on = (
+        *("far-in-global-layer", "newest-token", "softmax-sum", "rope-pairing"),
+        "embedding-scale",
+    )
