@@ -262,13 +262,13 @@ Outcome = Answered | Rejected | Unanswerable | Crashed | TimedOut | Busy | Malfo
 # --- what a run says while it goes on --------------------------------------------------------
 
 
-class Stage(str):
+class StageText(str):
     """Text of progress that begins a step: a pipe shows it at once. suite: the one that begins."""
 
     suite: str = ""
 
     @classmethod
-    def of_suite(cls, name: str) -> "Stage":
+    def of_suite(cls, name: str) -> "StageText":
         stage = cls(f"suite {name}")
         stage.suite = name
         return stage

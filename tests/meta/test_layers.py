@@ -262,9 +262,8 @@ def test_a_violation_is_seen(module: str, source: str, says: str) -> None:
         ("lockstep.engine.architectures.llama", "from .base import Architecture"),
         ("lockstep.harness.judging.judge", "from lockstep.harness.judging import tolerances"),
         ("lockstep.harness.suites.trace", "from lockstep.harness.locate.locate import locate"),
-        ("lockstep.harness.suites.decode", "from lockstep.harness.suites.logits import compared")(
-            "lockstep.harness.adapters.gguf_py.adapter", "def f():\n    import gguf"
-        ),
+        ("lockstep.harness.suites.decode", "from lockstep.harness.suites.logits import compared"),
+        ("lockstep.harness.adapters.gguf_py.adapter", "def f():\n    import gguf"),
         ("lockstep.harness.report.text", "from lockstep.harness.judging.judge import SiteFinding"),
         ("lockstep.harness.cli", "import rich\nprint(1)"),
         ("lockstep.golden.verify", "import lockstep.harness.check.check"),

@@ -19,7 +19,7 @@ from pathlib import Path
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.harness.adapters import adapter_class, split_version
 from lockstep.harness.asking.downloads import cache_folder, last_words, locked
-from lockstep.harness.records import Stage
+from lockstep.harness.records import StageText
 
 # the public versions of PEP 440, as they are written on PyPI: nothing that pip or a path takes for
 # something else
@@ -137,7 +137,9 @@ def take_away(folder: Path) -> None:
 
 def build(name: str, new: Path, progress: Progress) -> None:
     distribution, module, version = package_of(name)
-    progress(Stage(f"building {distribution} {version} from source, once: minutes on two cores"))
+    progress(
+        StageText(f"building {distribution} {version} from source, once: minutes on two cores")
+    )
     checked(
         [sys.executable, "-m", "venv", "--without-pip", str(new)],
         f"no environment {name}",
@@ -152,7 +154,7 @@ def build(name: str, new: Path, progress: Progress) -> None:
         ],
         f"pip could not install {distribution} {version}",
         lambda seconds: progress(
-            Stage(f"building {distribution} {version} by pip{after(seconds)}")
+            StageText(f"building {distribution} {version} by pip{after(seconds)}")
         ),
     )
     found = checked(

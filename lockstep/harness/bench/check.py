@@ -13,7 +13,7 @@ from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress
 from lockstep.harness.bench.shadow import model_of
 from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.check.check import Plan, open_plan, run_suites
-from lockstep.harness.records import Stage
+from lockstep.harness.records import StageText
 
 NUMBERED = re.compile(r"\d|\.\w")  # a number, or the name of a tensor
 WALL, OWN = "seconds", "own"
@@ -75,7 +75,7 @@ class PhaseClock:
         """As a Context says what it is doing."""
         self.say(text)
         self.stop()
-        if isinstance(text, Stage) and text.suite:
+        if isinstance(text, StageText) and text.suite:
             self.suite, self.now = text.suite, ""
             return
         self.suite = END if text == END else self.suite

@@ -55,7 +55,7 @@ from lockstep.harness.records import (
     Malformed,
     Rejected,
     Settings,
-    Stage,
+    StageText,
     TimedOut,
     Unanswerable,
     Verdict,
@@ -200,7 +200,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
     except Unsupported as error:
         raise BadInput(str(error)) from error
     if not is_compiled(flash_attn=settings.flash_attn):
-        progress(Stage("compiling kernels, which only the first run does: some seconds"))
+        progress(StageText("compiling kernels, which only the first run does: some seconds"))
     subject_info = described(subject, under_test=True)
     if engine == REPLAY and plan.oracle == LLAMA_CPP and plan.subject_model == plan.model:
         assert isinstance(subject, LocalSession)
@@ -330,7 +330,7 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
     runs = [(suite, suite().run) for suite in suites]
     finishes = [(suite, suite().finish) for suite in suites if suite.finish is not Suite.finish]
     for suite, work in runs + finishes:
-        context.progress(Stage.of_suite(suite.name))
+        context.progress(StageText.of_suite(suite.name))
         about = context.oracle.name if suite.of_oracle_alone else BOTH
         for verdict in verdicts_of(suite, work, context):
             known = excused_if_known(verdict, context.facts.architecture, context.oracle.name)

@@ -24,7 +24,7 @@ from lockstep.harness.cli.streams import OutputFailed
 from lockstep.harness.cli.tables import table_of
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.exit_codes import is_compared
-from lockstep.harness.records import BOTH, Stage, Verdict
+from lockstep.harness.records import BOTH, StageText, Verdict
 from lockstep.harness.report.jsonl import plain
 from lockstep.harness.report.text import MARKS, cut, explain, last_words, place_in, printable
 
@@ -114,7 +114,7 @@ class Terminal:
                 self.status.start()
             self.status.update(shown)
         elif (case, text) != self.last and (
-            isinstance(text, Stage) or time.monotonic() - self.spoken >= SILENCE
+            isinstance(text, StageText) or time.monotonic() - self.spoken >= SILENCE
         ):
             self.err.print(line)
             self.spoken = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Protocol
 from lockstep.harness.damage.trials import SUITE, DamagePlan, TriedChange, model_path, trials
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.parallel.works import Executor, as_done
-from lockstep.harness.records import Stage, Verdict
+from lockstep.harness.records import StageText, Verdict
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import ReportWriter
 from lockstep.harness.runs.output import Output
@@ -63,7 +63,7 @@ def results(
         make_models(plans, folder)
 
         def here(plan: DamagePlan) -> TriedChange:
-            progress(Stage.of_suite(plan.variant))
+            progress(StageText.of_suite(plan.variant))
             return trials(plan, folder)
 
         work = here if executor is None else partial(trials, folder=folder)

@@ -17,7 +17,7 @@ from lockstep.harness.asking.environments import (
     take_away,
 )
 from lockstep.harness.foreign.engines import ENGINES, PROGRAMS, Foreign, named
-from lockstep.harness.records import Stage
+from lockstep.harness.records import StageText
 
 ENTRY = "entry.mjs"  # of a node environment: imports the engine from where it lies
 
@@ -54,7 +54,7 @@ def add(name: str, progress: Progress = lambda _: None) -> Path:
     engine = named(name)
 
     def make(new: Path) -> None:
-        progress(Stage(f"building the environment of {name} {engine.version}: {engine.size}"))
+        progress(StageText(f"building the environment of {name} {engine.version}: {engine.size}"))
         (make_python if engine.kind == "python" else make_node)(engine, new, progress)
 
     return built_once(folder_of(engine), make)

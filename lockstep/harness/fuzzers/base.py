@@ -23,7 +23,7 @@ from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.parallel.children import Done, Said, Say, raise_for
 from lockstep.harness.parallel.works import Executor, events_of
-from lockstep.harness.records import EXACT, EngineInfo, Settings, Stage, Verdict
+from lockstep.harness.records import EXACT, EngineInfo, Settings, StageText, Verdict
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import ReportWriter, plain
 from lockstep.harness.runs.run import Listener, RunResult, run_folder
@@ -215,7 +215,7 @@ def stream_of(
     if executor is None:
         for plan in plans:
             yield from whole_target(fuzzer, plan, listener.progress)
-            listener.progress(plan.targets[0], Stage("done"))
+            listener.progress(plan.targets[0], StageText("done"))
         return
     works = [TargetWork(fuzzer=fuzzer.name, plan=plan) for plan in plans]
     for number, event in events_of(executor, works, files_of(plans)):
@@ -223,7 +223,7 @@ def stream_of(
             case Said(made):
                 yield made
             case Done():
-                listener.progress(plans[number].targets[0], Stage("done"))
+                listener.progress(plans[number].targets[0], StageText("done"))
             case _:
                 raise_for(event)
 

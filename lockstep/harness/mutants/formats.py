@@ -51,7 +51,7 @@ BUILTIN = {"Q4_0": "q4_0", "Q8_0": "q8_0", "BF16": "bf16"}  # models that have s
 
 
 @dataclass(frozen=True)
-class Reading:
+class WrongReading:
     """A wrong way to read blocks.
 
     kinds: names of formats. words: without the format. before: changes a copy of the blocks.
@@ -71,129 +71,137 @@ class Reading:
 
 SIGNED = "bytes are signed when shifted, so that high nibbles from 8 on are negative"
 READINGS = (
-    Reading(
+    WrongReading(
         "nibbles-in-order",
         "Q4_0 IQ4_NL IQ4_XS MXFP4",
         "nibbles are read in linear order",
         after=pair_in_order,
         source={"MXFP4": "imp #567"},
     ),
-    Reading(
+    WrongReading(
         "nibbles-swapped",
         "Q4_0 Q4_K",
         "high nibbles are read before low ones",
         before=turn_field("qs", 4),
     ),
-    Reading(
+    WrongReading(
         "nibbles-swapped",
         "Q6_K",
         "high nibbles are read before low ones",
         before=turn_field("ql", 4),
     ),
-    Reading("high-nibbles-sign-extended", "Q4_0", SIGNED, after=sign_extend_q4_0),
-    Reading("high-nibbles-sign-extended", "Q4_K", SIGNED, after=sign_extend_q4_k),
-    Reading("high-nibbles-sign-extended", "Q6_K", SIGNED, after=sign_extend_q6_k),
-    Reading("offset", "Q4_0", "7 is subtracted from nibbles, not 8", after=shift_by_steps(1)),
-    Reading("offset", "Q5_1", "16 is subtracted, as in Q5_0", after=shift_by_steps(-16)),
-    Reading("offset", "Q6_K", "31 is subtracted, not 32", WORSE, after=offset_q6_k),
-    Reading(
+    WrongReading("high-nibbles-sign-extended", "Q4_0", SIGNED, after=sign_extend_q4_0),
+    WrongReading("high-nibbles-sign-extended", "Q4_K", SIGNED, after=sign_extend_q4_k),
+    WrongReading("high-nibbles-sign-extended", "Q6_K", SIGNED, after=sign_extend_q6_k),
+    WrongReading("offset", "Q4_0", "7 is subtracted from nibbles, not 8", after=shift_by_steps(1)),
+    WrongReading("offset", "Q5_1", "16 is subtracted, as in Q5_0", after=shift_by_steps(-16)),
+    WrongReading("offset", "Q6_K", "31 is subtracted, not 32", WORSE, after=offset_q6_k),
+    WrongReading(
         "signed", "Q4_0", "nibbles are signed numbers of four bits", before=flip_bits("qs", 0x88)
     ),
-    Reading("scale-bf16", "Q4_0", "the scale is read as BF16", "noise or NaN", after=scale_as_bf16),
+    WrongReading(
+        "scale-bf16", "Q4_0", "the scale is read as BF16", "noise or NaN", after=scale_as_bf16
+    ),
     # minima
-    Reading("minimum-missing", "Q4_1 Q5_1", "the minimum is not added", before=set_field("m", 0)),
-    Reading("minima-missing", "Q5_K", "minima are not subtracted", before=set_field("dmin", 0)),
-    Reading("minima-added", "Q2_K Q4_K", "minima are added", before=negate_field("dmin")),
-    Reading(
+    WrongReading(
+        "minimum-missing", "Q4_1 Q5_1", "the minimum is not added", before=set_field("m", 0)
+    ),
+    WrongReading(
+        "minima-missing", "Q5_K", "minima are not subtracted", before=set_field("dmin", 0)
+    ),
+    WrongReading("minima-added", "Q2_K Q4_K", "minima are added", before=negate_field("dmin")),
+    WrongReading(
         "minimum-subtracted",
         "Q4_1",
         "the minimum is subtracted, as in the K formats",
         before=negate_field("m"),
     ),
-    Reading(
+    WrongReading(
         "scale-and-minimum",
         "Q4_1",
         "scale and minimum are exchanged",
         before=exchange_scale_and_minimum,
     ),
-    Reading(
+    WrongReading(
         "scales-and-minima",
         "Q2_K",
         "nibbles of scales and minima are exchanged",
         before=turn_field("scales", 4),
     ),
-    Reading(
+    WrongReading(
         "scales-and-minima",
         "Q4_K",
         "scales and minima of groups are exchanged",
         before=exchange_q4_k_scales,
     ),
     # bits that lie apart from those below
-    Reading("fifth-bit-missing", "Q5_0 Q5_K", "fifth bits are not read", before=set_field("qh", 0)),
-    Reading(
+    WrongReading(
+        "fifth-bit-missing", "Q5_0 Q5_K", "fifth bits are not read", before=set_field("qh", 0)
+    ),
+    WrongReading(
         "fifth-bits-reversed",
         "Q5_0",
         "fifth bits are read from the top of a byte",
         before=reverse_fifth_bits,
     ),
-    Reading(
+    WrongReading(
         "fifth-bits-big-endian",
         "Q5_0",
         "the word of fifth bits is read with the first byte on top",
         before=reverse_bytes,
     ),
-    Reading(
+    WrongReading(
         "fifth-bits-of-other-half",
         "Q5_1",
         "low nibbles get the fifth bits of high ones",
         before=exchange_halves,
     ),
-    Reading(
+    WrongReading(
         "fifth-bits-of-next-group",
         "Q5_K",
         "each group has the fifth bits of the next",
         before=turn_field("qh", 7),
     ),
-    Reading(
+    WrongReading(
         "high-bits-of-next-group",
         "Q3_K",
         "each group has the high bits of the next",
         before=turn_field("hmask", 7),
     ),
-    Reading(
+    WrongReading(
         "high-bits-inverted",
         "Q3_K",
         "the high bit says when 4 is subtracted, not when it is not",
         before=flip_bits("hmask", 0xFF),
     ),
-    Reading(
+    WrongReading(
         "pairs-of-bits-reversed",
         "Q2_K",
         "pairs of bits are read from the top of a byte",
         before=reverse_pairs("qs"),
     ),
-    Reading(
+    WrongReading(
         "high-bits-reversed",
         "Q6_K",
         "high bits are read from the top of a byte",
         before=reverse_pairs("qh"),
     ),
     # scales
-    Reading(
+    WrongReading(
         "scale-of-block-before",
         "Q8_0",
         "each block has the scale of the one before",
         WORSE,
         before=take_scale_of_block_before,
     ),
-    Reading(
+    WrongReading(
         "scale-of-ten-bits",
         "Q8_0",
         "the last bit of the scale is lost",
         f"{UNSEEN}: weights off by up to 0.1 per cent",
         before=drop_last_bit,
     ),
-    Reading(
+    WrongReading(
         "small-scales-flushed",
         "Q8_0",
         "scales that are subnormal halves are zero",
@@ -201,7 +209,7 @@ READINGS = (
         before=flush_small_scales,
         site="dequant",
     ),  # the model has no such scales
-    Reading(
+    WrongReading(
         "lowest-byte-clipped",
         "Q8_0",
         "-128 is taken for -127",
@@ -209,7 +217,7 @@ READINGS = (
         before=clip_lowest_byte,
         shows_on="lowest-bytes",
     ),
-    Reading(
+    WrongReading(
         "scales-on-wrong-lanes",
         "Q2_K",
         "the scales of two neighbouring groups are exchanged",
@@ -217,20 +225,20 @@ READINGS = (
         before=exchange_neighbouring_scales,
         source={"Q2_K": "aprender #1924"},
     ),
-    Reading(
+    WrongReading(
         "scales-of-four-bits",
         "Q3_K",
         "scales of six bits are read as four",
         before=read_four_bits,
         source={"Q3_K": "aprender #2115"},
     ),
-    Reading(
+    WrongReading(
         "scales-order",
         "Q3_K",
         "high bits of scales are taken in the order of bytes",
         before=reverse_high_bytes,
     ),
-    Reading(
+    WrongReading(
         "scale-of-first-group",
         "Q4_K",
         "only the first group has a scale of its own; the others have the first one's",
@@ -238,33 +246,35 @@ READINGS = (
         before=take_scale_of_first_group,
         source={"Q4_K": "aprender #2141"},
     ),
-    Reading(
+    WrongReading(
         "high-bits-of-scales",
         "Q4_K",
         "the upper two bits of the last four scales and minima are lost",
         WORSE,
         before=drop_high_bits_of_scales,
     ),
-    Reading(
+    WrongReading(
         "scales-sign-extended",
         "Q4_K",
         "the upper two bits of the last four scales are those of a signed byte",
         after=sign_extend_scales,
     ),
-    Reading("scales-unsigned", "Q6_K", "scales are read as unsigned bytes", after=unsign_scales),
-    Reading(
+    WrongReading(
+        "scales-unsigned", "Q6_K", "scales are read as unsigned bytes", after=unsign_scales
+    ),
+    WrongReading(
         "scales-signed",
         "IQ4_XS",
         "scales are signed numbers of six bits, without 32 subtracted",
         before=flip_bits("scales_h", 0xAAAA),
     ),
-    Reading(
+    WrongReading(
         "high-bits-of-scales",
         "IQ4_XS",
         "the upper two bits of scales are lost",
         before=set_field("scales_h", 0),
     ),
-    Reading(
+    WrongReading(
         "scales-swapped",
         "IQ4_XS",
         "the low bits of two neighbouring scales are exchanged",
@@ -272,8 +282,8 @@ READINGS = (
         before=turn_field("scales_l", 4),
     ),
     # numbers of their own, and code books
-    Reading("as-bf16", "F16", "halves are read as BF16", "noise or NaN", after=half_as_bf16),
-    Reading(
+    WrongReading("as-bf16", "F16", "halves are read as BF16", "noise or NaN", after=half_as_bf16),
+    WrongReading(
         "subnormals-flushed",
         "F16",
         "subnormal numbers are zero",
@@ -281,30 +291,30 @@ READINGS = (
         after=flush_small_weights,
         site="dequant",
     ),  # the rows that are read have none
-    Reading("as-f16", "BF16", "numbers are read as halves", after=bf16_as_half),
-    Reading(
+    WrongReading("as-f16", "BF16", "numbers are read as halves", after=bf16_as_half),
+    WrongReading(
         "linear",
         "IQ4_NL",
         "nibbles are steps of equal size, without the code book",
         WORSE,
         after=step_linearly,
     ),
-    Reading(
+    WrongReading(
         "entry",
         "IQ4_NL",
         "one entry of the code book is -83 less one",
         UNSEEN,
         after=lower_one_entry,
     ),
-    Reading(
+    WrongReading(
         "doubled", "MXFP4", "values are doubled, and the scale is not halved for it", after=double
     ),
-    Reading("largest", "MXFP4", "the largest value is 8, not 6", WORSE, after=raise_largest),
-    Reading("signs-missing", "MXFP4", "signs are not read", before=mask_field("qs", 0x77)),
+    WrongReading("largest", "MXFP4", "the largest value is 8, not 6", WORSE, after=raise_largest),
+    WrongReading("signs-missing", "MXFP4", "signs are not read", before=mask_field("qs", 0x77)),
 )
 
 
-def register(reading: Reading, kind: str) -> type[WrongFormat]:
+def register(reading: WrongReading, kind: str) -> type[WrongFormat]:
     """Make the wrong engine of one row in one format."""
     held = {
         "__module__": __name__,

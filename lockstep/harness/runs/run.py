@@ -45,7 +45,7 @@ from lockstep.harness.parallel.children import (
 )
 from lockstep.harness.parallel.works import Executor, events_of
 from lockstep.harness.protocol.program import words_for_banner
-from lockstep.harness.records import EngineInfo, Stage, Status, Verdict
+from lockstep.harness.records import EngineInfo, StageText, Status, Verdict
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import ReportWriter
 from lockstep.harness.report.page.page import load_templates
@@ -193,7 +193,7 @@ class CheckRun:
         plan = self.plans[number]
         match event:
             case Said(str(text)):
-                if isinstance(text, Stage) and text.suite:
+                if isinstance(text, StageText) and text.suite:
                     self.suite[number] = text.suite
                 self.listener.progress(plan.case, text)
             case Said(Verdict() as verdict):
@@ -207,7 +207,7 @@ class CheckRun:
                 load_templates()  # while they work
             case Done():
                 self.says_of_changes(plan)
-                self.listener.progress(plan.case, Stage("done"))
+                self.listener.progress(plan.case, StageText("done"))
             case Refused(message) if self.writer is None:
                 raise BadInput(message)
             case _ if not self.says_of_changes(plan):

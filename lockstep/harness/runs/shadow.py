@@ -26,7 +26,7 @@ from lockstep.harness.records import (
     EngineInfo,
     Rejected,
     Settings,
-    Stage,
+    StageText,
     Status,
     Unanswerable,
     Verdict,
@@ -270,13 +270,13 @@ def results(
     progress: Callable[[str, str], None],
 ) -> Iterator[Judged]:
     def here(plan: ShadowPlan) -> Judged:
-        progress(plan.case, Stage.of_suite(SUITE))
+        progress(plan.case, StageText.of_suite(SUITE))
         return judged(plan, folder)
 
     work = here if executor is None else partial(judged, folder=folder)
     files = [path_of(plan, folder) for plan in plans]
     for result in as_done(work, plans, executor, files, died):
-        progress(result.case, Stage("done"))
+        progress(result.case, StageText("done"))
         yield result
 
 

@@ -12,7 +12,7 @@ from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.parallel.works import Executor, as_done
-from lockstep.harness.records import EXACT, Stage
+from lockstep.harness.records import EXACT, StageText
 from lockstep.harness.runs.output import Output
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.selftest.clean_cases import clean_results
@@ -122,7 +122,7 @@ def mutant_results(out: Output, executor: Executor | None) -> list[MutantResult]
         models = [builtin_model(cls.shows_on, folder) for cls in of_all]  # once, by one process
 
         def here(cls: type[Mutant]) -> MutantResult:
-            out.progress("selftest", Stage.of_suite(cls.name))
+            out.progress("selftest", StageText.of_suite(cls.name))
             return try_mutant(cls, folder)
 
         work = here if executor is None else partial(try_mutant, folder=folder)

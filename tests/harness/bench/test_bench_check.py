@@ -7,7 +7,7 @@ import pytest
 from lockstep.harness.bench.base import BenchPlan, bench_named
 from lockstep.harness.bench.check import PhaseClock
 from lockstep.harness.check.check import BadInput
-from lockstep.harness.records import Stage
+from lockstep.harness.records import StageText
 
 PLAN = BenchPlan(targets=("builtin:f32",))
 
@@ -35,7 +35,7 @@ def test_the_engine_that_is_named_is_the_one_that_is_asked() -> None:
 def test_texts_that_differ_in_a_number_or_a_tensor_are_one_phase() -> None:
     clock = PhaseClock(say=lambda _: None)
     for text in (
-        Stage.of_suite("dequant"),
+        StageText.of_suite("dequant"),
         "tensor 1 of 2 blk.0.attn_q.weight",
         "tensor 2 of 2 x.weight",
     ):

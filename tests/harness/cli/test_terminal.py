@@ -19,10 +19,10 @@ NAMES = ["[red]blk.0[/red]", "[/x]", "[link=http://x]a", ":smile:", "[bold", "\x
 SHOW = """
 import sys, time
 from lockstep.harness.cli.terminal import Terminal
-from lockstep.harness.records import Verdict, Stage
+from lockstep.harness.records import Verdict, StageText
 name = sys.argv[1]
 with Terminal(quiet=False) as out:
-    out.progress(name, Stage.of_suite("logits"))
+    out.progress(name, StageText.of_suite("logits"))
     time.sleep(0.2)
     out.progress(name, name)
     time.sleep(0.2)

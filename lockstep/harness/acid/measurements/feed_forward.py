@@ -111,7 +111,7 @@ class MatrixEdges(FeedForward):
     )
     radius = 7 * HALF_BF16
     catches = ("last-column-dropped", "tail-dropped", "last-block-dropped")
-    rests_on = ("silu",)
+    rests_on: tuple[str, ...] = ("silu",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {EDGE: 9.8}, {EDGE: 1.0}, {at.value(): 1 / 8 * 1.2247}, last=True)
