@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.gguf.regular_file import check_regular
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.answers import Facts, MalformedAnswer, check_answer, check_piece, facts_of
 from lockstep.harness.asking.waits import InVain
@@ -91,8 +93,19 @@ class Session:
     def start(self) -> None:
         """Begin to start it, if it is another process: the first question finds it further on."""
 
+    def check_model(self) -> None:
+        """Raise InvalidModel where the model is no file any more: opening a pipe waits for ever."""
+        try:
+            if self.model is not None:
+                check_regular(self.model)
+        except FileNotFoundError:  # the engine says so itself
+            pass
+        except OSError as error:
+            raise InvalidModel(f"{self.model}: {error.strerror or error}") from error
+
     def ask(self, question: str, *args: Any, **kwargs: Any) -> Outcome:
-        """The outcome of calling the adapter's method of that name."""
+        """The outcome of calling the adapter's method of that name. Raises InvalidModel."""
+        self.check_model()
         if question not in QUESTIONS:
             raise ValueError(f"no question named {question!r} (known: {', '.join(QUESTIONS)})")
         if known := self.in_vain.known(question, args):
@@ -108,6 +121,7 @@ class Session:
         """
         if question not in STREAMS:
             raise ValueError(f"no stream named {question!r} (known: {', '.join(STREAMS)})")
+        self.check_model()
 
         failed: list[Exception] = []
 

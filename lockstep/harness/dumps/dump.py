@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lockstep.engine.batch import Batch
@@ -30,9 +29,10 @@ from lockstep.engine.errors import EngineError, InvalidModel
 from lockstep.engine.gguf.regular_file import check_regular, read_regular
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.session import Session
-from lockstep.harness.dumps.node_maps import NodeMap, Rule, not_found, read_map, ready
+from lockstep.harness.dumps.node_maps import NodeMap, not_found, read_map, ready
 from lockstep.harness.dumps.room import check_room
-from lockstep.harness.judging.stored import KINDS, ROUNDED, bf16_of, looks_like
+from lockstep.harness.dumps.values import HeldTensor, values_of
+from lockstep.harness.judging.stored import KINDS, ROUNDED, looks_like
 from lockstep.harness.protocol.messages import printable, settings_of
 from lockstep.harness.protocol.runs import site_of
 from lockstep.harness.records import (
@@ -57,6 +57,7 @@ PREFIX, MAP = "dump:", "#map="
 INDEX = "index.json"
 LARGEST_INDEX = 64 << 20
 MOST_TOKENS = 1 << 20
+MOST_BATCHES = 512  # each costs a run of the oracle, and one of each honest run
 LOGITS, EMBEDDINGS = "result_output", "result_embd_pooled"
 WIDE = ("F32", "F64")
 NUMERIC = ("type_k", "type_v", "flash_attn", "n_threads")
@@ -73,21 +74,11 @@ class Dump:
     engine: str
     version: str
     batches: tuple[Batch, ...]
-    files: Mapping[Site, "HeldTensor"]
+    files: Mapping[Site, HeldTensor]
     settings: Mapping[str, Any]  # those that are known
     models: tuple[str, ...]  # hashes of the file that was run, if they are known
     strangers: tuple[str, ...] = ()  # names that no pattern of the map fits
     map: NodeMap | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldTensor:
-    """A tensor in a file. rule: of the map, if there is one."""
-
-    path: Path
-    key: str
-    kind: str  # as safetensors calls its type
-    rule: Rule | None = None
 
 
 def folder_of(engine: str) -> Path | None:
@@ -205,6 +196,11 @@ def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
     good = type(tokens) is list and bool(tokens) and all(type(row) is list for row in tokens)
     if not good or not all(tokens) or sum(map(len, tokens)) > MOST_TOKENS:
         raise InvalidModel(f'{path}: "tokens" must be a list of lists of ids, one for each batch')
+    if len(tokens) > MOST_BATCHES:
+        raise InvalidModel(
+            f"{path}: {len(tokens)} batches, expected at most {MOST_BATCHES}: put more tokens into "
+            "each batch"
+        )
     for token in (token for row in tokens for token in row):
         if type(token) is not int or not 0 <= token < 1 << 31:
             raise InvalidModel(f'{path}: "tokens" holds {token!r:.40}, which is no id')
@@ -294,25 +290,6 @@ def site_in(path: Path, name: str, held: HeldTensor) -> Site:
     return site
 
 
-def value_of(site: Site, held: HeldTensor, sizes: Mapping[str, int]) -> NDArray[Any]:
-    """As the engine computed it: floats in single precision, without leading axes of one."""
-    value: NDArray[Any]
-    if held.kind == "BF16":
-        value = bf16_of(held.path, held.key)
-    else:
-        with safe_open(held.path, framework="numpy") as file:
-            value = file.get_tensor(held.key)
-    info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
-    while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
-        value = value[0]
-    if held.rule is not None:
-        try:
-            value = held.rule.apply(value, sizes)
-        except ValueError as error:
-            raise ValueError(f"{held.key}: {error}") from error
-    return value.astype(np.float32) if value.dtype.kind == "f" else value
-
-
 class DumpSession(Session):
     """It answers about the run that it holds, and about nothing else."""
 
@@ -376,7 +353,7 @@ class DumpSession(Session):
         if not all(site in dump.files for site in ends):
             return Unanswerable(message=f"the dump holds no {name} of some batch", declared=True)
         sizes = self.facts.axes
-        values = {site: value_of(site, held, sizes) for site, held in dump.files.items()}
+        values = values_of(dump.files, sizes)
         wide = (site for site, held in dump.files.items() if held.kind in WIDE)
         self.rounded = looks_like(values[site] for site in wide)
         rows = (values[site] for site in ends)

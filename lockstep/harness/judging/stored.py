@@ -4,7 +4,7 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,12 +71,24 @@ def are_numbers_of(value: NDArray[np.float64], kind: str) -> bool:
     return bool((np.rint(steps) == steps).all() and (np.abs(value) <= LARGEST[kind]).all())
 
 
-def bf16_of(path: Path, key: str) -> F32:
-    """numpy has no such type, so the file is read by hand; safetensors has looked at its header."""
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        row = json.loads(file.read(size))[key]
+class Bf16File:
+    """A file of safetensors, read by hand as numpy has no BF16; safetensors has looked at it."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb")
+        (size,) = struct.unpack("<Q", self.file.read(8))
+        self.rows = json.loads(self.file.read(size))
+        self.data = 8 + size  # where the numbers begin
+
+    def get_tensor(self, key: str) -> F32:
+        row = self.rows[key]
         start, end = row["data_offsets"]
-        file.seek(8 + size + start)
-        raw = np.frombuffer(file.read(end - start), "<u2")
-    return (raw.astype(np.uint32) << 16).view(np.float32).reshape(row["shape"])
+        self.file.seek(self.data + start)
+        raw = np.frombuffer(self.file.read(end - start), "<u2")
+        return (raw.astype(np.uint32) << 16).view(np.float32).reshape(row["shape"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from lockstep.engine.errors import InvalidModel
 from lockstep.harness.check.check import BadInput, Plan, open_plan
 from lockstep.harness.context.suite import Context
-from lockstep.harness.dumps.dump import read_dump
+from lockstep.harness.dumps import values
+from lockstep.harness.dumps.dump import MOST_BATCHES, read_dump
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.locate.locate import locate
 from lockstep.harness.records import EXACT, Answered, Request, Unanswerable
@@ -257,3 +259,29 @@ def test_a_tensor_of_another_shape_is_malformed(model: Path, written: Path, tmp_
         return type(context.subject.ask("evaluate", Request(batches=context.batches))).__name__
 
     assert with_context(model, folder, use) == "Malformed"
+
+
+def test_dump_of_many_batches_is_refused_at_once(written: Path, tmp_path: Path) -> None:
+    """A run of each took minutes."""
+
+    def many(index: dict[str, Any], _: dict[str, Any]) -> None:
+        index["tokens"] = [[1]] * (MOST_BATCHES + 1)
+
+    folder = changed(written, tmp_path / "d", many)
+    with pytest.raises(InvalidModel, match="513 batches, expected at most 512: put more tokens"):
+        read_dump(folder)
+
+
+def test_dump_opens_each_file_once(
+    model: Path, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening one reads its whole header: with thousands of tensors that took minutes."""
+    opened: list[Path] = []
+
+    def open_file(path: Path, **how: Any) -> Any:
+        opened.append(path)
+        return safe_open(path, **how)
+
+    monkeypatch.setattr(values, "safe_open", open_file)
+    with_context(model, written, lambda c: c.subject.ask("evaluate", Request(batches=c.batches)))
+    assert opened == [written / TENSORS]

@@ -11,6 +11,7 @@ import pytest
 from lockstep.engine.gguf.types import type_by_name
 from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
 from lockstep.harness.context.runner import IsolatedSession
+from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.protocol.frames import Message
 from lockstep.harness.protocol.messages import read_parse
@@ -26,7 +27,9 @@ from lockstep.harness.records import (
     Verdict,
 )
 from lockstep.harness.suites.metadata import (
+    MAX_TOKENS,
     as_far_as_a_nul,
+    check_vocabulary,
     differences,
     known_differences,
     readable,
@@ -305,3 +308,11 @@ def test_of_arrays_the_first_element_that_differs_is_named() -> None:
 def test_a_key_is_named_before_the_offset_that_it_moves() -> None:
     other = replace(SUMMARY, metadata={**SUMMARY.metadata, "more": ("U32", 1)}, data_offset=96)
     assert [found["what"] for found in differences(SUMMARY, other)] == ["key", "data_offset"]
+
+
+def test_vocabulary_that_no_message_holds_is_not_compared() -> None:
+    """Three readers took minutes for ten million tokens."""
+    check_vocabulary(MAX_TOKENS)
+    with pytest.raises(NoAnswer, match=r"has 1,048,577 tokens, more than the 1,048,576") as found:
+        check_vocabulary(MAX_TOKENS + 1)
+    assert found.value.status == "not-compared"
