@@ -6,6 +6,7 @@ from typing import Any
 
 from lockstep.harness.bisect.bisection import NO_OP, OF_TWIN, Bisection, allowed_at
 from lockstep.harness.check.check import Plan
+from lockstep.harness.judging.findings import TOKENS, Findings
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.proof import Patched
 from lockstep.harness.report.text import explain_finding, site_name, where_to_look
@@ -13,6 +14,7 @@ from lockstep.harness.suites.parts.tensor_suite import detail_of
 
 SHOWN = 5  # culprits explained in full
 SUITE = "logits"
+MORE_SHOWN = 12  # culprits named alone
 PIECES = 3  # of an axis, each of neighbours that are off
 
 
@@ -56,9 +58,11 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
         lines.append(f"  {name:>5}   {layer.error:>18.1e}   {', '.join(layer.guilty) or '-'}")
     where = "outside the layers" if first.layer is None else f"layer {first.layer}"
     lines += ["", f"first divergence: {where}, op {first.op}, site {first.site.name}"]
-    for culprit in result.culprits[:SHOWN]:
+    groups = alike_in_layers(result.culprits)
+    for culprit, *others in groups[:SHOWN]:
         lines.append(f"  {explain_finding(culprit)}")
-        lines += [f"    {text}" for text in (rows_of(culprit), *alone(culprit)) if text]
+        about = (rows_of(culprit), *alone(culprit, found), in_other_layers(result, others))
+        lines += [f"    {text}" for text in about if text]
         if culprit.parameters:
             lines.append(f"    {culprit.parameters}")
         if isfinite(culprit.err_local):  # of a wrong shape no distance is known
@@ -69,9 +73,10 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
         lines.append(f"    allowed because: {culprit.reason}")
         if culprit.at_fault != "subject":
             lines.append(f"    against float64, at fault: {culprit.at_fault}")
-    if len(result.culprits) > SHOWN:
-        names = ", ".join(site_name(c.site) for c in result.culprits[SHOWN : SHOWN + 12])
-        rest = len(result.culprits) - SHOWN - 12
+    if len(groups) > SHOWN:
+        more = [culprit for group in groups[SHOWN:] for culprit in group]
+        names = ", ".join(site_name(c.site) for c in more[:MORE_SHOWN])
+        rest = len(more) - MORE_SHOWN
         lines.append(f"  also: {names}" + (f" and {rest} more" if rest > 0 else ""))
     lines += [found.rest, *other_graph(result), *filter(None, [result.in_f16])]
     return [*lines, *proof(plan, result), *as_stored(result)]
@@ -122,16 +127,52 @@ def proof(plan: Plan, result: Bisection) -> list[str]:
     return [] if result.patched is None else [confirmation(result.patched, result.found.not_put_in)]
 
 
-def alone(culprit: SiteFinding) -> list[str]:
-    """Which tokens or heads are off, where others are not and those that are come in few pieces."""
+def alone(culprit: SiteFinding, found: Findings) -> list[str]:
+    """Which tokens or heads are off, where others are not and those that are come in few pieces.
+
+    Tokens are told by their positions in the sequence, which later batches' rows are not.
+    """
     names = culprit.axes.strip("()").split(", ")
-    found = []
+    positions = found.positions(culprit)
+    lines = []
     for axis, indices in culprit.alone.items():
+        if -axis > len(names):
+            continue
+        name = names[axis]
+        if name == TOKENS and positions is not None:
+            name, indices = "positions", tuple(positions[i] for i in indices)
         pieces = pieces_of(indices)
-        if len(pieces) <= PIECES and -axis <= len(names):
+        if len(pieces) <= PIECES:
             words = ", ".join(map(in_words, pieces))
-            found.append(f"only {names[axis]} {words}: all others agree")
-    return found
+            lines.append(f"only {name} {words}: all others agree")
+    return lines
+
+
+def alike_in_layers(culprits: Sequence[SiteFinding]) -> list[list[SiteFinding]]:
+    """Group culprits that are the same node in several layers, with the same weights of theirs."""
+    groups: dict[Any, list[SiteFinding]] = {}
+    for culprit in culprits:
+        own = f"blk.{culprit.layer}."
+        weights = tuple(w for w in culprit.weight.split(", ") if w.startswith(own))
+        same = tuple(weight.removeprefix(own) for weight in weights) or culprit.op
+        key = culprit.site.name, culprit.site.step, culprit.at_fault, same
+        groups.setdefault(key, []).append(culprit)
+    return list(groups.values())
+
+
+def in_other_layers(result: Bisection, others: Sequence[SiteFinding]) -> str:
+    """Return which other layers have the same, and how far off they are."""
+    if not others:
+        return ""
+    layers = sorted(other.layer for other in others if other.layer is not None)
+    n_layers = len([layer for layer in result.layers if layer.layer is not None])
+    which = ", ".join(map(in_words, pieces_of(layers)))
+    where = (
+        "every layer" if len(others) + 1 == n_layers else f"layer{'s' * (len(layers) > 1)} {which}"
+    )
+    off = [other.err_local for other in others if isfinite(other.err_local)]
+    worst = f", at most {max(off):.2g} off" if off else ""
+    return f"the same ops are wrong in {where}{worst}"
 
 
 def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:

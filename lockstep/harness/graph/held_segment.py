@@ -57,6 +57,7 @@ class HeldSegment:
             layer=wire.layer,
             inputs=self.segment.starts,
             axes=self.axes,
+            shape=self.truth.shape,
             weight=weight,
             worst=share_of_limit(self.truth, self.shown, self.allowed),
             measured=self.measured,

@@ -9,11 +9,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from lockstep.engine.batch import Batch
 from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.records import Site
 
 Values = dict[Site, NDArray[Any]]
+TOKENS = "tokens"  # the name of an axis
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +35,7 @@ class Findings:
     unknown: Mapping[str, tuple[Site, ...]] = field(default_factory=dict)  # reason: no truth of it
     not_put_in: int = 0  # wrong places at which the subject cannot go on with other values
     other_graph: str = ""  # where the graph of the subject's file parts from the oracle's
+    batches: tuple[Batch, ...] = ()  # of the run
     other_keys: tuple[str, ...] = ()  # of the model: the subject's file has other values
 
     @property
@@ -62,6 +65,20 @@ class Findings:
         """How much larger the error leaves the op than it came in."""
         error_in = self.err_in(finding)
         return self.err_out(finding) / error_in if error_in else float("inf")
+
+    def positions(self, finding: SiteFinding) -> Sequence[int] | None:
+        """Return the position of each row along a tensor's axis of tokens.
+
+        None where it has no such axis, or its rows are not those of its batch.
+        """
+        names = finding.axes.strip("()").split(", ")
+        if TOKENS not in names or len(names) != len(finding.shape) or not self.batches:
+            return None
+        batch, n = self.batches[finding.site.step], finding.shape[names.index(TOKENS)]
+        if n == len(batch):
+            return [int(at) for at in batch.positions]
+        asked = batch.positions[batch.outputs]
+        return [int(at) for at in asked] if n == len(asked) else None
 
     @property
     def rest(self) -> str:

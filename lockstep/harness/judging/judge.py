@@ -39,6 +39,7 @@ class SiteFinding:
     compared: int = 1  # elements that are a number on some side, and have a limit
     layer: int | None = None  # that the op is part of
     axes: str = ""  # of the tensor, in words
+    shape: tuple[int, ...] = ()  # of the tensor as it is shown
     inputs: tuple[Site, ...] = ()  # what the op reads of what was computed before
     weight: str = ""  # the tensor of the file that it reads, or several
     # in words: those that the subject's file gives the op otherwise; or whose values are shown
@@ -84,6 +85,7 @@ def finding_of(
         size=float(np.abs(oracle).max()) if oracle.size else 0.0,
         mismatch=mismatch,
         at_fault=at_fault,
+        shape=truth.shape,
         outputs=affected(truth, accused, allowed),
         alone=affected_alone(truth, accused, allowed) if at_fault else {},
         sees=smallest_scale_error(truth, allowed),

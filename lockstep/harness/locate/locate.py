@@ -27,10 +27,12 @@ def locate(context: Context) -> Findings:
     if context.facts.no_run:
         raise NoAnswer("not-applicable", context.facts.no_run, {})
     if context.subject_info.computes_nodes:
-        return locate_along_nodes(context)
-    if shows_tensors(context):
-        return all_segments(context)
-    raise no_tensors(context)
+        found = locate_along_nodes(context)
+    elif shows_tensors(context):
+        found = all_segments(context)
+    else:
+        raise no_tensors(context)
+    return dataclasses.replace(found, batches=tuple(context.batches))
 
 
 def no_tensors(context: Context) -> NoAnswer:
