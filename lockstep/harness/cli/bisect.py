@@ -123,7 +123,7 @@ def bisect(
         else:
             with whole_commands(plan):
                 result = result_of(partial(bisect_one, plan), partial(out.progress, plan.case))
-            diagnosed = diagnosis.where_no_op_is_found(plan, result, out.progress)
+            diagnosed = diagnosis.where_no_op_is_found(plan, result, out)
             code, engines = out.bisection(plan, result, diagnosed), result.engines
             verdicts = verdicts_of(plan, result, command, bisection_lines(plan, result))
             if diagnosed:

@@ -148,7 +148,7 @@ def check(
         with executor_for(1, cluster) as executor:
             executor = executor or Forks(jobs)
             result = run_plans(plans, report, command, executor, listener, listed)
-        diagnosed = diagnosis.of_run(plans, result, out.progress) if diagnose else ()
+        diagnosed = diagnosis.of_run(plans, result, out) if diagnose else ()
         out.summary(result, diagnosed, "" if diagnose else next_step(plans, result))
         write_formats(wanted, result.folder, out)
         if write_known:

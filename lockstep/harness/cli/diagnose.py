@@ -81,7 +81,7 @@ def diagnose(
             timeout=timeout,
         )
         provide_engines([plan], out.progress)
-        diagnosed = diagnosis.diagnosed(plan, out.progress)
+        diagnosed = diagnosis.diagnosed(plan, out)
         code, command = out.diagnosis(plan, diagnosed), shlex.join(["lockstep", *sys.argv[1:]])
         folder_of_run = run_folder(report, "diagnose")
         found = PlanReport(

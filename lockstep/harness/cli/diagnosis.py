@@ -1,51 +1,77 @@
 """What the command line shows of a diagnosis: which known mistake makes an engine's answers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lockstep.harness.cli.hints import LAYER, black_box_command, can_be_sliced
+from lockstep.harness.cli.hints import LAYER, black_box_command, can_be_sliced, smaller_model
 from lockstep.harness.cli.shared import diagnose_command
 
 if TYPE_CHECKING:
     from lockstep.harness.bisect.bisection import Bisection
     from lockstep.harness.check.check import Plan
-    from lockstep.harness.diagnosis.diagnosis import Diagnosed, Diagnosis, Match, Rows
+    from lockstep.harness.cli.terminal import Terminal
+    from lockstep.harness.diagnosis.diagnosis import Diagnosed, Diagnosis, Family, Match, Rows
+    from lockstep.harness.diagnosis.differences import Difference
     from lockstep.harness.records import Verdict
     from lockstep.harness.runs.run import RunResult
 
-Progress = Callable[[str, str], None]  # (model, text)
 SMALLER = "what is smaller than honest runs may differ by is seen on models made for it"
 TIES = "ties within the noise, where engines part and both may be right"
+HALF = 0.5  # of the squares of a difference, from which an effect is called near
 SHOWN = 4  # mistakes that cannot be told apart
 OF = {"metadata": "what it says of the file", "tokens": "its tokens", "runs": "its runs"}
 
 
-def diagnosed(plan: "Plan", progress: Progress) -> "Diagnosed":
+def diagnosed(plan: "Plan", out: "Terminal") -> "Diagnosed":
     from lockstep.harness.diagnosis.run import diagnose_one
     from lockstep.harness.parallel.children import result_of
 
-    found: Diagnosed = result_of(partial(diagnose_one, plan), partial(progress, plan.case))
+    work, progress = partial(diagnose_one, plan), partial(out.progress, plan.case)
+    found: Diagnosed = result_of(work, progress, Remarks(plan=plan, say=out.remark))
     return found
 
 
 def of_run(
-    plans: "Sequence[Plan]", result: "RunResult", progress: Progress
+    plans: "Sequence[Plan]", result: "RunResult", out: "Terminal"
 ) -> "list[tuple[Plan, Diagnosed]]":
     """Of the models of which something diverged."""
     wrong = {verdict.case for verdict in result.verdicts if verdict.status == "diverged"}
-    return [(plan, diagnosed(plan, progress)) for plan in plans if plan.case in wrong]
+    return [(plan, diagnosed(plan, out)) for plan in plans if plan.case in wrong]
 
 
-def where_no_op_is_found(
-    plan: "Plan", result: "Bisection", progress: Progress
-) -> "Diagnosed | None":
+def where_no_op_is_found(plan: "Plan", result: "Bisection", out: "Terminal") -> "Diagnosed | None":
     """Of an engine that is wrong, and does not show where."""
     from lockstep.harness.bisect.bisection import NO_OP
 
     parts = result.first is None and result.exit_code in (1, NO_OP)
-    return diagnosed(plan, progress) if parts else None
+    return diagnosed(plan, out) if parts else None
+
+
+@dataclass(kw_only=True)
+class Remarks:
+    """Says what a diagnosis finds before its end, and once that it takes long."""
+
+    plan: "Plan"
+    say: Callable[[str], None]
+    warned: bool = False
+
+    def __call__(self, told: Any) -> None:
+        from lockstep.harness.diagnosis.diagnosis import Diagnosis
+        from lockstep.harness.diagnosis.differences import Difference
+        from lockstep.harness.diagnosis.pace import MINUTE_SECONDS, Estimate, describe_time
+
+        match told:
+            case Diagnosis():
+                for line in aspect_lines(told):
+                    self.say(f"found so far: {line.strip()}")
+            case Difference():
+                self.say(f"the first difference: {describe_difference(told)}")
+            case Estimate(seconds=seconds) if seconds >= MINUTE_SECONDS and not self.warned:
+                self.warned = True
+                left = f"{self.plan.engine} takes about {describe_time(seconds)} more to answer"
+                self.say(f"{left}; {smaller_model(self.plan)}")
 
 
 def diagnosis_of(plan: "Plan", found: "Diagnosed") -> Mapping[str, Any]:
@@ -80,6 +106,7 @@ def aspect_lines(each: "Diagnosis") -> Iterator[str]:
     yield f"{OF[each.aspect]}: {as_the_right(each.rows)} as the right engine's"
     if ties := sum(row.not_compared for row in each.rows):
         yield f"  {ties} tokens more were not compared: they stand behind {TIES}"
+    yield from (f"  differs: {describe_difference(one)}" for one in each.differences)
     yield from result_lines(each)
 
 
@@ -95,6 +122,10 @@ def as_the_right(rows: "Sequence[Rows]") -> str:
     return ", ".join(f"{row.right} of {row.compared} {row.unit}" for row in rows)
 
 
+def describe_difference(one: "Difference") -> str:
+    return f"{one.asked}: got {one.got}, expected {one.expected}" if one.got else one.asked
+
+
 def result_lines(each: "Diagnosis") -> Iterator[str]:
     if each.status == "not-compared" and any(not row.nothing for row in each.rows):
         yield "  honest runs of this model overflow, so that no limit can be given"
@@ -108,6 +139,8 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
             other = "" if near else ", so there is another in its place, or beside it"
             far = f"; the closest leaves {left} of the difference{other}: {words_of(each.closest)}"
         yield f"  none of {each.tried} known mistakes makes all of these answers{far}"
+        if each.family and not each.closest:
+            yield f"  {describe_family(each.family)}"
     if not each.named:
         return
     if each.status == "few":  # nearly ties: whatever tips them makes these answers
@@ -117,6 +150,21 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
         title = f"DIAGNOSIS ({every})"
     yield from of_group(each.named, title, "cannot be told apart by these answers")
     yield from of_group(each.also, "also within the noise", "are farther from them")
+
+
+def describe_family(family: "Family") -> str:
+    """Return how near the nearest known mistake comes, which is not near enough for a name."""
+    if family.alike:
+        share = f"{family.alike**2:.0%} of the difference is like its effect, in another strength"
+    else:
+        share = f"it makes {family.explains} of these answers, and {family.breaks} others wrong"
+    words = f"{family.name}, {words_of(family.nearest)}: {share}"
+    is_near = family.alike**2 >= HALF if family.alike else True
+    return (
+        f"nearest family by effect: {words}"
+        if is_near
+        else f"no family is near; the nearest: {words}"
+    )
 
 
 def of_group(group: "Sequence[Match]", title: str, more: str) -> Iterator[str]:

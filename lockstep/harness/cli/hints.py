@@ -23,6 +23,7 @@ MISTAKE_OF_A_SLICE = (
 )
 EXACTLY = "what sees far more, if its cache is F32 and it has no flash attention"
 LAYER = "the layer, and the part of it"
+SMALL = "builtin:f32"
 LAYERS = 2  # that `slice` leaves, if nobody says how many
 LARGE = 1 << 30  # bytes: from here on a check takes more than a minute on two cores
 # A diagnosis is a run for each known mistake and each of two ways to round, some eight hundred,
@@ -65,6 +66,19 @@ def diagnose_of_a_slice(plan: "Plan", wrong: Sequence[int], n: int) -> str:
     cut = ["lockstep", "slice", str(plan.model), "-o", name]
     cut += ["--layers", str(keep)] if keep != LAYERS else []
     return f"{shlex.join(cut)}; {shlex.join(['lockstep', 'diagnose', name, *options])}"
+
+
+def smaller_model(plan: "Plan") -> str:
+    """Return the commands that diagnose the first layers of a model, or a built-in one."""
+    from lockstep.engine.gguf.split_files import open_model
+    from lockstep.harness.blackbox.slices import n_layers
+
+    with open_model(plan.model) as file:
+        first = diagnose_of_a_slice(plan, [0], n_layers(file))
+    if first:
+        return f"its first layers alone take less: {first}"
+    _, *options = shlex.split(without(plan.command, "--oracle", "--subject-model"))
+    return f"a small model takes less: {shlex.join(['lockstep', 'diagnose', SMALL, *options])}"
 
 
 def slice_name(model: Path) -> str:

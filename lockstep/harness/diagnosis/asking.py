@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lockstep.engine.gguf.types import type_by_name
 from lockstep.harness.context.further_runs import further_runs, is_small, many_ids, n_cells
 from lockstep.harness.context.relations import ways
 from lockstep.harness.context.suite import Context, NoAnswer, line_that_says_why
+from lockstep.harness.diagnosis.pace import Estimate, Pace, tokens_of
 from lockstep.harness.diagnosis.questions import (
     Continued,
     Decoded,
@@ -54,22 +56,38 @@ class AskedQuestion:
     said: Any
 
 
-def asked(context: Context) -> tuple[list[AskedQuestion], list[str]]:
-    """All that the subject answers, in the order in which every other engine is asked, and what it
-    does not answer."""
+Missing = dict[str, list[str]]  # questions without an answer, by what became of them
+
+
+def asked(
+    context: Context,
+    questions: Sequence[MistakeQuestion],
+    missing: Missing,
+    *,
+    seen: Callable[[AskedQuestion], None] = lambda one: None,
+    tell: Callable[[Estimate], None] = lambda estimate: None,
+) -> list[AskedQuestion]:
+    """Return what the subject answers, in order; `missing` gets the questions that it leaves.
+
+    seen: called with each answer at once.
+    """
     found: list[AskedQuestion] = []
-    missing: dict[str, list[str]] = {}  # by what became of them, which is often the same
-    for question in questions_for(context):
-        context.progress(f"asking {context.subject.name} for {question.words}")
+    pace = Pace(left=sum(map(tokens_of, questions)))
+    for number, question in enumerate(questions, 1):
+        turn = f"question {number} of {len(questions)}{pace}"
+        context.progress(f"{turn}: asking {context.subject.name} for {question.words}")
+        started = perf_counter()
         outcome = question.ask(context.subject)
+        pace.add(tokens_of(question), perf_counter() - started)
         if isinstance(outcome, Answered):
-            found.append(
-                AskedQuestion(question=question, said=readable(context, question, outcome.value))
-            )
+            said = readable(context, question, outcome.value)
+            found.append(AskedQuestion(question=question, said=said))
+            seen(found[-1])
         elif not isinstance(outcome, Unanswerable):  # what it does not offer is no gap
             why = line_that_says_why(getattr(outcome, "message", "no answer in time"))
             missing.setdefault(why, []).append(question.words)
-    return found, [f"{', '.join(words)}: {why}" for why, words in missing.items()]
+        tell(Estimate(seconds=pace.seconds_left))
+    return found
 
 
 def readable(context: Context, question: MistakeQuestion, said: Any) -> Any:

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 class Compared:
     """Of each row of an answer. apart: squared distances; what is no distance is 0 or 1.
     not_compared: tokens from a tie on, or half a character, of which nothing is known. ties: of
-    those that are the same, tokens that the engine may choose, and does not."""
+    those that are the same, tokens that the engine may choose, and does not. moved: squared
+    distances of an engine's rows of logits from the right ones."""
 
     same: NDArray[np.bool_]
     apart: NDArray[np.float64]
     not_compared: int = 0
     ties: int = 0
+    moved: NDArray[np.float64] | None = None
 
     @classmethod
     def exactly(cls, same: Iterable[bool], not_compared: int = 0, ties: int = 0) -> "Compared":

@@ -4,8 +4,9 @@ One is named if it gives all of the subject's answers, and the right engine does
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from math import inf, isfinite
 from typing import Literal
 
@@ -17,9 +18,18 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
-from lockstep.harness.diagnosis.asking import AskedQuestion, asked, readable
+from lockstep.harness.diagnosis.asking import (
+    AskedQuestion,
+    Missing,
+    asked,
+    questions_for,
+    readable,
+)
 from lockstep.harness.diagnosis.compared import Compared
+from lockstep.harness.diagnosis.differences import Difference, differences_in
 from lockstep.harness.diagnosis.engines import Engines, candidates
+from lockstep.harness.diagnosis.first_difference import FirstDifference
+from lockstep.harness.diagnosis.pace import Estimate
 from lockstep.harness.diagnosis.questions import (
     Greedy,
     InTurn,
@@ -45,6 +55,7 @@ ASPECTS = ("metadata", "tokens", "runs")
 # Where one or two tokens differ, nearly ties, another small error may well tip the same.
 PLACES = 3
 AGAIN = 3
+KEPT_DIFFERENCES = 4  # of a unit
 NOTHING = "anything: it offers no logits, lists, tokens, text, ids, weights or keys of its file"
 TINY = 1e-6  # of the difference: what float32 leaves of two ways to compute one mistake
 
@@ -61,6 +72,21 @@ class Match:
     effect: str
     source: str
     left: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The group of known mistakes whose effect is nearest to the subject's, by its nearest one.
+
+    alike: the cosine between both effects on logits; explains: rows that the subject and it have
+    alike, and the right engine otherwise; breaks: rows that it alone has otherwise.
+    """
+
+    name: str
+    nearest: Match
+    alike: float
+    explains: int
+    breaks: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +119,15 @@ class Diagnosis:
     named: tuple[Match, ...] = ()
     also: tuple[Match, ...] = ()
     closest: Match | None = None
+    family: Family | None = None  # where no mistake is named
+    differences: tuple[Difference, ...] = ()  # the first rows that the right engine has otherwise
     nearest: float = inf  # what the closest leaves, however much that is
     tried: int = 0
     places: int = 0  # questions that the right engine answers otherwise
     unsteady: str = ""
+
+
+Tell = Callable[["Diagnosis | Difference | Estimate"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,19 +170,27 @@ class DiagnosisBench:
         self.plain.close()
 
 
-def diagnose(context: Context, bench: DiagnosisBench) -> Diagnosed:
+def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: None) -> Diagnosed:
+    """Ask and diagnose one aspect after the other.
+
+    tell: gets what is known before the end: estimates, the first difference, each diagnosis.
+    """
     facts = context.facts
     if not (facts.has_logits or facts.not_ours):
         context = context.for_embeddings()
-    every, missing = asked(context)
-    if not (every or missing or facts.not_ours):
+    found: list[Diagnosis] = []
+    unanswered: Missing = {}
+    for aspect, questions in groupby(questions_for(context), key=lambda question: question.aspect):
+        both = bench.rounding, bench.plain
+        seen = FirstDifference(context=context, engines=both, aspect=aspect, tell=tell)
+        if every := asked(context, list(questions), unanswered, seen=seen, tell=tell):
+            found.append(of_aspect(context, bench, aspect, every))
+            tell(found[-1])
+    missing = [f"{', '.join(words)}: {why}" for why, words in unanswered.items()]
+    if not (found or missing or facts.not_ours):
         missing.append(NOTHING)
     if facts.not_ours:  # of its runs nothing was asked, whatever it offers
         missing.append(f"its runs: {facts.not_ours}, so that no known mistake can be tried")
-    found = []
-    for aspect in ASPECTS:
-        if of_it := [one for one in every if one.question.aspect == aspect]:
-            found.append(of_aspect(context, bench, aspect, of_it))
     return Diagnosed(of=tuple(found), missing=tuple(missing))
 
 
@@ -163,7 +202,7 @@ def of_aspect(
     if of.off and aspect == "runs":
         noise = context.noise_on(context.batches)
         of = held(bench.rounding, every, noise, shortest(context, bench.rounding, of))
-    rows = rows_of(of)
+    rows, differences = rows_of(of), first_differences(bench.rounding, of)
     if not isfinite(of.noise):
         return Diagnosis(aspect=aspect, status="not-compared", rows=rows)
     if not of.off:
@@ -178,12 +217,15 @@ def of_aspect(
         for classes in (bench.near, bench.far):
             found += race(engines, reaching(classes, of, found), of, context.progress)
             if any(survives(row) for row in found):
-                return named(context, aspect, engines, of, found)
+                diagnosis = named(context, aspect, engines, of, found)
+                return replace(diagnosis, differences=differences)
     return Diagnosis(
         aspect=aspect,
         status="none",
         rows=rows,
         closest=closest(found),
+        family=nearest_family(found),
+        differences=differences,
         nearest=min((row.left for row in found), default=inf),
         tried=number_of(found),
         places=len(of.off),
@@ -218,6 +260,36 @@ def survives(row: TriedMistake) -> bool:
 def closest(found: Sequence[TriedMistake]) -> Match | None:
     first = min(found, key=lambda row: row.left, default=None)
     return match(first) if first is not None and first.left <= CLOSE else None
+
+
+def nearest_family(found: Sequence[TriedMistake]) -> Family | None:
+    """Return None where no mistake's effect is like the subject's at all."""
+    like = [row for row in found if row.alike > 0 or row.explains > row.breaks]
+    if not like:
+        return None
+    row = max(like, key=lambda row: (row.alike, row.explains - row.breaks))
+    return Family(
+        name=row.cls.group,
+        nearest=match(row),
+        alike=row.alike,
+        explains=row.explains,
+        breaks=row.breaks,
+    )
+
+
+def first_differences(engines: Engines, of: HeldAnswers) -> tuple[Difference, ...]:
+    """Return some of each unit; of rows of logits, which are all alike, the first."""
+    found: dict[str, dict[str, Difference]] = {}
+    for one, right in zip(of.every, of.right, strict=True):
+        if one is of.shortest or right.same.all():
+            continue
+        kept = found.setdefault(one.question.unit, {})
+        most = 1 if isinstance(one.question, RunQuestion) else KEPT_DIFFERENCES
+        answer = engines.answer(Reference, one.question)
+        for each in islice(differences_in(one, answer, right), KEPT_DIFFERENCES):
+            if len(kept) < most:
+                kept.setdefault(each.asked, each)
+    return tuple(each for kept in found.values() for each in kept.values())
 
 
 def named(

@@ -1,8 +1,9 @@
 """Wrong engines on the questions in turn, until one is answered otherwise than by the subject."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.diagnosis.asking import AskedQuestion
 from lockstep.harness.diagnosis.compared import Compared
 from lockstep.harness.diagnosis.engines import Engines
+from lockstep.harness.diagnosis.pace import Pace
 from lockstep.harness.diagnosis.questions import (
     Continued,
     Greedy,
@@ -88,22 +90,34 @@ def compared(engines: Engines, cls: type[Any], one: AskedQuestion, noise: float)
     answer = engines.answer(cls, one.question)
     if answer is None:
         return None
-    return one.question.compare(one.said, answer, engines.session(cls), noise)
+    found = one.question.compare(one.said, answer, engines.session(cls), noise)
+    if cls is Reference or not isinstance(one.question, RunQuestion):
+        return found
+    right = engines.answer(Reference, one.question)
+    moved = one.question.compare(right, answer, engines.session(cls), noise).apart
+    return replace(found, moved=moved)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TriedMistake:
     """left: of the distance between the logits of the subject and of the right engine, as a share;
-    of one that answers nothing all and more. as_right: words of questions that it gives the very
-    logits of the right engine for, which what it does otherwise does not reach."""
+    of one that answers nothing all and more. alike: the cosine between what it makes of the right
+    engine's logits and what the subject makes of them. explains: rows that the subject and it have
+    alike, and the right engine otherwise; breaks: rows that it alone has otherwise. as_right: words
+    of questions that it gives the very logits of the right engine for, which what it does otherwise
+    does not reach."""
 
     cls: Wrong
     survived: bool
     left: float
+    alike: float = 0.0
+    explains: int = 0
+    breaks: int = 0
     as_right: frozenset[str] = frozenset()
 
 
-Row = tuple[int, bool, float, list[str]]  # number of a mistake; the rest as TriedMistake has it
+# number of a mistake; the rest as TriedMistake has it
+Row = tuple[int, bool, float, float, int, int, list[str]]
 
 
 def race(
@@ -114,20 +128,33 @@ def race(
     def rows(numbers: Sequence[int]) -> list[Row]:
         best: TriedMistake | None = None
         found: list[Row] = []
+        pace = Pace(left=len(numbers))
         for number in numbers:
             if 0 in numbers:  # a fork says nothing: there is one line of progress
-                progress(f"known mistake {number + 1} of {len(classes)}{so_far(best)}")
+                turn = f"known mistake {number + 1} of {len(classes)}{pace}"
+                progress(f"{turn}{so_far(best)}")
+            started = perf_counter()
             row = tried(engines, classes[number], of)
+            pace.add(1, perf_counter() - started)
             best = row if best is None or row.left < best.left else best
-            found.append((number, row.survived, row.left, sorted(row.as_right)))
+            effect = row.alike, row.explains, row.breaks
+            found.append((number, row.survived, row.left, *effect, sorted(row.as_right)))
         return found
 
     shares = in_shares(rows, range(len(classes)), engines.at_once)
     return [
         TriedMistake(
-            cls=classes[number], survived=survived, left=left, as_right=frozenset(as_right)
+            cls=classes[number],
+            survived=survived,
+            left=left,
+            alike=alike,
+            explains=explains,
+            breaks=breaks,
+            as_right=frozenset(as_right),
         )
-        for number, survived, left, as_right in sorted(row for _, found in shares for row in found)
+        for number, survived, left, alike, explains, breaks, as_right in sorted(
+            row for _, found in shares for row in found
+        )
     ]
 
 
@@ -165,8 +192,25 @@ def tried_in_any_order(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMi
         if not own.same.all() and not closer:
             break
     survived = len(found) == len(of.every) and all(own.same.all() for own in found)
-    left = left_by(found, of)
-    return TriedMistake(cls=cls, survived=survived, left=left, as_right=frozenset(as_right))
+    explains, breaks = count_rows(found, of)
+    return TriedMistake(
+        cls=cls,
+        survived=survived,
+        left=left_by(found, of),
+        alike=alike_by(found, of),
+        explains=explains,
+        breaks=breaks,
+        as_right=frozenset(as_right),
+    )
+
+
+def count_rows(own: Sequence[Compared], of: HeldAnswers) -> tuple[int, int]:
+    """Return how many rows a mistake explains, and how many it breaks, of those compared."""
+    pairs = [
+        (a.same, b.same) for a, b in zip(own, of.right, strict=False) if a.same.size == b.same.size
+    ]
+    explains = sum(int((mine & ~right).sum()) for mine, right in pairs)
+    return explains, sum(int((~mine & right).sum()) for mine, right in pairs)
 
 
 def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
@@ -184,6 +228,19 @@ def reaching(
     off = {one.question.words for one in of.off}
     idle = {row.cls for row in before if row.as_right & off}
     return [cls for cls in classes if cls not in idle]
+
+
+def alike_by(own: Sequence[Compared], of: HeldAnswers) -> float:
+    """Return the cosine of two errors, by their lengths and the distance between their ends."""
+    subjects, mistakes, between = 0.0, 0.0, 0.0
+    for a, b in zip(own, of.right, strict=False):
+        if a.moved is not None and a.same.size == b.same.size:
+            off = ~b.same & np.isfinite(a.apart) & np.isfinite(b.apart) & np.isfinite(a.moved)
+            subjects += float(b.apart[off].sum())
+            mistakes += float(a.moved[off].sum())
+            between += float(a.apart[off].sum())
+    both = 2 * sqrt(subjects * mistakes)
+    return (subjects + mistakes - between) / both if both else 0.0
 
 
 def tried_in_turn(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:

@@ -9,12 +9,12 @@ from lockstep.harness.runs.run import opened_for
 
 
 def diagnose_one(plan: Plan, say: Say) -> None:
-    """Says what it does as text, and then what was Diagnosed."""
+    """Says what it does as text, what is known before the end, and then what was Diagnosed."""
     opened = opened_for(plan, say)
     try:
         bench = DiagnosisBench.of(opened.context)
         try:
-            say(replace(diagnose(opened.context, bench), engines=opened.engines))
+            say(replace(diagnose(opened.context, bench, say), engines=opened.engines))
         finally:
             bench.close()
     finally:

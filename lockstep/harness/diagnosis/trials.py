@@ -18,7 +18,7 @@ from lockstep.harness.catalogue.trial import TrialBench as Tried
 from lockstep.harness.catalogue.trial import bench_for
 from lockstep.harness.catalogue.views import ALL, LOGITS, TEXT, Narrow, View
 from lockstep.harness.check.check import described
-from lockstep.harness.diagnosis.asking import AskedQuestion, asked
+from lockstep.harness.diagnosis.asking import AskedQuestion, asked, questions_for
 from lockstep.harness.diagnosis.diagnosis import ASPECTS, Diagnosis, DiagnosisBench, of_aspect
 from lockstep.harness.diagnosis.engines import without_roundings
 from lockstep.harness.judging.compare import largest
@@ -129,7 +129,7 @@ def one(tried: Tried, bench: DiagnosisBench, cls: Any, view: View) -> TrialRow:
             subject.inner.ask("greedy", [1, 2, 3], 2)
         info = described(subject, under_test=True)
         context = own.with_subject(subject, base.subject_model, info)
-        every, _ = asked(context)
+        every = asked(context, list(questions_for(context)), {})
         for aspect in ASPECTS:
             some = [each for each in every if each.question.aspect == aspect]
             found = of_aspect(context, bench, aspect, some) if some else None

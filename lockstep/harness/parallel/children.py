@@ -112,8 +112,12 @@ def beside(works: Sequence[Work], jobs: int, folder: str) -> Iterator[tuple[int,
             end(connection, process)
 
 
-def result_of(work: Work, progress: Callable[[str], None]) -> Any:
+def result_of(
+    work: Work, progress: Callable[[str], None], tell: Callable[[Any], None] = lambda said: None
+) -> Any:
     """The last thing that a work says; text that it says before is progress.
+
+    tell: gets everything that it says and is no text, at once.
 
     Raises BadInput for what cannot be done, NoAnswer for an engine that leaves a question
     unanswered, and RuntimeError for a defect of ours.
@@ -125,6 +129,7 @@ def result_of(work: Work, progress: Callable[[str], None]) -> Any:
                 progress(text)
             case Said(said):
                 value = said
+                tell(said)
             case Died(how):
                 text = f"the process that did the work {how}; did a file change meanwhile?"
                 raise NoAnswer("crashed", text, {})

@@ -76,6 +76,7 @@ def diagnosed(
     noise: float = 1e-5,
     known: Sequence[str] = CATALOGUE,
     not_ours: str = "",
+    tell: Callable[[Any], None] = lambda said: None,
 ) -> Diagnosed:
     cls = adapter_class(engine) if isinstance(engine, str) else engine
     path = builtin(model, folder)
@@ -89,7 +90,7 @@ def diagnosed(
         tuple(cls for cls in classes if cls.name in known) for classes in (bench.near, bench.far)
     )
     try:
-        return diagnose(context, replace(bench, near=near, far=far))
+        return diagnose(context, replace(bench, near=near, far=far), tell)
     finally:
         bench.close()
         subject.close()

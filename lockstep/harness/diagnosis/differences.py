@@ -1,0 +1,146 @@
+"""Answers that differ from the right engine's: what was asked, what came back, what is right."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.harness.diagnosis.asking import AskedQuestion
+from lockstep.harness.diagnosis.compared import Compared
+from lockstep.harness.diagnosis.questions import (
+    Continued,
+    Decoded,
+    Embedded,
+    Greedy,
+    Header,
+    Ids,
+    InTurn,
+    RunQuestion,
+    Written,
+)
+from lockstep.harness.suites.metadata import readable
+
+TEXT_BYTES = 60  # shown of a text
+IDS_BEFORE, IDS_SHOWN = 2, 8  # before the first id that differs, and in all
+Pair = tuple[str, str, str]  # what was asked, the subject's answer, the right one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One row of an answer. got: the subject's; expected: the right engine's; "" where the words
+    of the question say all that can be said in a line."""
+
+    asked: str
+    got: str
+    expected: str
+
+
+def differences_in(one: AskedQuestion, answer: Any, right: Compared) -> Iterator[Difference]:
+    """Yield the rows of one question that differ, in order.
+
+    answer: the right engine's, as `MistakeQuestion.of` gives it.
+    """
+    describe = DESCRIPTIONS.get(type(one.question))
+    rows = np.flatnonzero(~right.same).tolist()
+    if describe is None:
+        rows = rows[:1]
+    for row in rows[:1] if type(one.question) in IN_SEQUENCE else rows:
+        asked, got, expected = (
+            describe(one.question, one.said, answer, row)
+            if describe
+            else (one.question.words, "", "")
+        )
+        yield Difference(asked=asked, got=got, expected=expected)
+
+
+def describe_key(question: Header, said: Any, answer: Any, row: int) -> Pair:
+    if question.utf8_only:
+        answer, _ = readable(answer, said)
+    keys = sorted(answer.metadata)
+    if row < len(keys):
+        key = keys[row]
+        pair = (shorten(summary.metadata.get(key)) for summary in (said, answer))
+        return (f"key {key}", *pair)
+    name = answer.tensors[row - len(keys)].name
+    pair = (
+        next((str(t) for t in found.tensors if t.name == name), "none") for found in (said, answer)
+    )
+    return (f"tensor {name}", *pair)
+
+
+def describe_ids(question: Ids, said: Any, answer: Any, row: int) -> Pair:
+    return (f"text {shorten(question.texts[row])}", *around_difference(said[row], answer[row]))
+
+
+def describe_text(question: Written, said: Any, answer: Any, row: int) -> Pair:
+    ids = list(question.rows[row])
+    return (f"ids {shorten(ids)}", shorten(said[row]), shorten(answer[row]))
+
+
+def describe_weight(question: Decoded, said: Any, answer: Any, row: int) -> Pair:
+    where = f"weight {row} of {question.words}"
+    return (where, f"{said[row]:.9g}", f"{answer[row]:.9g}")
+
+
+def describe_row(question: RunQuestion, said: Any, answer: Any, row: int) -> Pair:
+    own, right = question.rows(said), question.rows(answer)
+    where = f"row {row} of {question.words}"
+    if own.shape != right.shape:
+        return (where, f"shape {own.shape}", f"shape {right.shape}")
+    with np.errstate(all="ignore"):
+        off = np.abs(own[row].astype(np.float64) - right[row])
+    at = int(np.argmax(np.where(np.isnan(off), np.inf, off)))
+    return (f"{where}, element {at}", f"{own[row, at]:.6g}", f"{right[row, at]:.6g}")
+
+
+def describe_token(question: Greedy, said: Any, answer: Any, row: int) -> Pair:
+    return (f"token {row} of {question.words}", str(said[row]), str(answer[0][row]))
+
+
+def describe_next_token(question: InTurn, said: Any, answer: Any, row: int) -> Pair:
+    n = len(question.prompts[row + 1])
+    where = f"the token behind prompt {row + 1} of {question.words} ({n} tokens)"
+    return (where, str(said[row + 1]), str(answer[row + 1][0][0]))
+
+
+def describe_continuation(question: Continued, said: Any, answer: Any, row: int) -> Pair:
+    written = b"".join(question.pieces[token] for token in answer[0])
+    return (question.words, shorten(said), shorten(written))
+
+
+DESCRIPTIONS: Mapping[type[Any], Callable[[Any, Any, Any, int], Pair]] = {
+    Header: describe_key,
+    Ids: describe_ids,
+    Written: describe_text,
+    Decoded: describe_weight,
+    RunQuestion: describe_row,
+    Embedded: describe_row,
+    Greedy: describe_token,
+    InTurn: describe_next_token,
+    Continued: describe_continuation,
+}
+# rows that follow from those before them: the first that differs says it all
+IN_SEQUENCE = {RunQuestion, Embedded, Decoded, Greedy, Continued}
+
+
+def shorten(value: Any) -> str:
+    """Return the value as Python writes it, with its middle left out where it is long."""
+    text = repr(value)
+    half = TEXT_BYTES // 2
+    return text if len(text) <= TEXT_BYTES else f"{text[:half]}...{text[-half:]}"
+
+
+def around_difference(own: Sequence[int], right: Sequence[int]) -> tuple[str, str]:
+    """Return both lists of ids around the first that differs."""
+    pairs = zip(own, right, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(own), len(right)))
+    start = max(0, same - IDS_BEFORE)
+
+    def part(ids: Sequence[int]) -> str:
+        some = ", ".join(map(str, ids[start : start + IDS_SHOWN]))
+        before = "..., " if start else ""
+        after = ", ..." if len(ids) > start + IDS_SHOWN else ""
+        return f"[{before}{some}{after}]"
+
+    return part(own), part(right)
