@@ -84,18 +84,19 @@ def is_shared(package: str, module: str) -> bool:
     return any(isinstance(node, ast.ImportFrom) and node.module == module for node in nodes)
 
 
-@pytest.mark.parametrize(("package", "module"), MEMBERS, ids=[module for _, module in MEMBERS])
-def test_a_file_registers_exactly_one_member(package: str, module: str) -> None:
+def holds_one_member(package: str, module: str) -> bool:
     """Or none, if it is what members share: then it has no class of the family, and is used.
 
     Wrong engines of one group may lie in one file: each is a few lines.
     """
     if found := registered(package, module):
         groups = {getattr(cls, "group", "") for cls in found}
-        assert len(found) == 1 or (len(groups) == 1 and groups != {""})
-    else:
-        assert defined(package, module) == []
-        assert is_shared(package, module)
+        return len(found) == 1 or (len(groups) == 1 and groups != {""})
+    return defined(package, module) == [] and is_shared(package, module)
+
+
+def test_files_register_one_member_each() -> None:
+    assert [module for package, module in MEMBERS if not holds_one_member(package, module)] == []
 
 
 def test_a_class_without_a_name_is_not_taken_for_something_shared() -> None:
@@ -103,11 +104,9 @@ def test_a_class_without_a_name_is_not_taken_for_something_shared() -> None:
     assert not is_shared("lockstep.harness.mutants", "lockstep.harness.mutants.wrong_eps")
 
 
-@pytest.mark.parametrize("module", [module for _, module in MEMBERS])
-def test_a_member_says_what_it_is(module: str) -> None:
-    text = importlib.import_module(module).__doc__
-    assert text
-    assert len(text.split()) >= 4
+def test_members_say_what_they_are() -> None:
+    docs = {module: importlib.import_module(module).__doc__ or "" for _, module in MEMBERS}
+    assert [module for module, text in docs.items() if len(text.split()) < 4] == []
 
 
 @pytest.mark.parametrize("package", FAMILIES)
@@ -145,11 +144,11 @@ def test_a_name_can_be_taken_once() -> None:
 # --- weight formats -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", FORMATS, ids=lambda cls: cls.name)
-def test_a_weight_format_has_ggmls_id_and_sizes(cls: type[WeightFormat]) -> None:
-    kind = type_by_name(cls.name)
-    assert (cls.type_id, cls.weights, cls.layout.itemsize) == (kind.id, kind.block, kind.bytes)
-    assert TYPES[cls.type_id].name == cls.name
+def test_weight_formats_have_ggmls_ids_and_sizes() -> None:
+    ours = {cls.name: (cls.type_id, cls.weights, cls.layout.itemsize) for cls in FORMATS}
+    kinds = [type_by_name(name) for name in ours]
+    assert ours == {kind.name: (kind.id, kind.block, kind.bytes) for kind in kinds}
+    assert {TYPES[cls.type_id].name for cls in FORMATS} == {*ours}
 
 
 @pytest.mark.parametrize("cls", FORMATS, ids=lambda cls: cls.name)
@@ -169,39 +168,45 @@ def test_a_weight_format_names_what_its_activations_become_or_has_no_product(
     assert np.abs(seen - x).max() < 0.02
 
 
-@pytest.mark.parametrize("cls", ActivationFormat.family.values(), ids=lambda cls: cls.name)
-def test_an_activation_format_is_that_of_some_weights(cls: type[ActivationFormat]) -> None:
-    assert cls.name in {kind.vec_dot_type for kind in FORMATS}
-    kind = type_by_name(cls.name)
-    assert (cls.type_id, cls.block, cls.layout.itemsize) == (kind.id, kind.block, kind.bytes)
+def test_activation_formats_are_those_of_weights_and_have_ggmls_sizes() -> None:
+    family = ActivationFormat.family.values()
+    ours = {cls.name: (cls.type_id, cls.block, cls.layout.itemsize) for cls in family}
+    assert {*ours} <= {kind.vec_dot_type for kind in FORMATS}
+    kinds = [type_by_name(name) for name in ours]
+    assert ours == {kind.name: (kind.id, kind.block, kind.bytes) for kind in kinds}
 
 
-@pytest.mark.parametrize("cls", FORMATS, ids=lambda cls: cls.name)
-def test_a_layout_is_named_field_by_field_and_without_gaps(cls: type[WeightFormat]) -> None:
-    fields = cls.layout.fields
-    assert fields
-    assert sum(kind.itemsize for kind, _ in fields.values()) == cls.layout.itemsize
+def test_layouts_name_each_field_and_leave_no_gap() -> None:
+    for cls in FORMATS:
+        sizes = [kind.itemsize for kind, _ in (cls.layout.fields or {}).values()]
+        assert sizes, cls.name
+        assert sum(sizes) == cls.layout.itemsize, cls.name
 
 
 # --- wrong engines --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", MUTANTS, ids=lambda cls: cls.name)
-def test_a_mutant_says_where_it_is_wrong_and_what_shows_it(cls: type[Mutant]) -> None:
-    assert cls.name.startswith("mutant:")
-    assert all((cls.mistake, cls.group, cls.effect))
+def fault_of(cls: type[Mutant]) -> str:
+    """What a wrong engine leaves out about itself, or names that does not exist."""
+    if not cls.name.startswith("mutant:") or not all((cls.mistake, cls.group, cls.effect)):
+        return "it lacks a name, a mistake, a group or an effect"
     if cls.site in Suite.family:
-        return  # no op of it is wrong
+        return ""  # no op of it is wrong
     if (recipe := BUILTIN.get(cls.shows_on)) is None:
         name, _, quant = cls.shows_on.removeprefix("arch:").partition(":")
-        assert name in {**variants(), **SPECIAL, **ARCHITECTURES}
-        assert quant in ("", *WeightFormat.family)
-        return  # its results are named as llama.cpp names its nodes
-    assert cls.site in SITES
+        known = name in {**variants(), **SPECIAL, **ARCHITECTURES}
+        # its results are named as llama.cpp names its nodes
+        return "" if known and quant in ("", *WeightFormat.family) else f"no model {cls.shows_on}"
     # embd, result_norm and result_output stand outside the layers
     outside = cls.site in ("embd", "result_norm", "result_output")
-    assert (cls.layer is None) is outside
-    assert cls.layer is None or 0 <= cls.layer < recipe.n_layer
+    if cls.site not in SITES or (cls.layer is None) is not outside:
+        return f"no place {cls.site} in layer {cls.layer}"
+    return "" if cls.layer is None or 0 <= cls.layer < recipe.n_layer else f"no layer {cls.layer}"
+
+
+def test_mutants_say_where_they_are_wrong_and_what_shows_it() -> None:
+    faults = {cls.name: fault_of(cls) for cls in MUTANTS}
+    assert {name: fault for name, fault in faults.items() if fault} == {}
 
 
 def test_no_two_mutants_make_the_same_mistake() -> None:
@@ -219,11 +224,11 @@ def lines_of(node: ast.stmt) -> int:
     return node.end_lineno - node.lineno + 1
 
 
-@pytest.mark.parametrize("module", sorted({cls.__module__ for cls in MUTANTS}))
-def test_a_mutant_is_one_small_change(module: str) -> None:
-    source = Path(importlib.import_module(module).__file__ or "").read_text()
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    assert all(lines_of(node) <= 30 for node in classes)
+def test_mutants_are_small_changes() -> None:
+    for module in sorted({cls.__module__ for cls in MUTANTS}):
+        source = Path(importlib.import_module(module).__file__ or "").read_text()
+        classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+        assert [node.name for node in classes if lines_of(node) > 30] == [], module
 
 
 # --- suites ---------------------------------------------------------------------------------
