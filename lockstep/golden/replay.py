@@ -42,7 +42,7 @@ def replay(
     """
     entries = read_manifest(root)
     by_path = {entry.path: entry for entry in entries}
-    chosen = named(entries, only)
+    chosen = select_entries(entries, only)
     if subject_model is not None and len({e.model for e in chosen}) != 1:
         raise BrokenGolden("a file in a model's place needs vectors of one model; choose with only")
     import_members("lockstep.golden.suites")
@@ -64,7 +64,7 @@ def replay(
             yield from one(vectors, entry.kind, asked, shelf, opener, verdict)
 
 
-def named(entries: Sequence[ManifestEntry], only: Sequence[str]) -> list[ManifestEntry]:
+def select_entries(entries: Sequence[ManifestEntry], only: Sequence[str]) -> list[ManifestEntry]:
     every = {stem(entry): entry for entry in documents(list(entries))}
     for name in only:
         if name not in every:

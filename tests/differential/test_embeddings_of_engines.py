@@ -13,7 +13,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.in_check import checked
+from lockstep.harness.blackbox.in_check import check_black_box
 from lockstep.harness.blackbox.whole import SMALL, TWIN
 from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.judging.conversions import in_halves
@@ -85,7 +85,7 @@ def asked(model: Path, engine: str) -> dict[str, str]:
     try:
         info = replace(both.context.subject_info, levels=("embed",))
         info = replace(info, computes_nodes=False, shows_nodes=False)
-        found: list[Verdict] = list(checked(plan, replace(both.context, subject_info=info)))
+        found: list[Verdict] = list(check_black_box(plan, replace(both.context, subject_info=info)))
     finally:
         both.close()
     return {verdict.summary.partition(":")[0]: verdict.status for verdict in found}

@@ -81,7 +81,9 @@ def says(plan_for: Callable[..., Plan], open_for: OpenPlan) -> Says:
             if levels:
                 info = replace(context.subject_info, levels=levels, shows_nodes=False)
                 context = replace(context, subject_info=info)
-            context.on_made_models = {long_context.SUITE: partial(long_context.checked, asked)}
+            context.on_made_models = {
+                long_context.SUITE: partial(long_context.check_long_context, asked)
+            }
             return list(run_suites(context, suites))
 
     return verdicts
@@ -378,7 +380,7 @@ def test_a_server_holds_another_model_only_if_somebody_gives_it_one(
     with open_for(plan) as opened:
         context = opened.context
         context.subject.name = "http://localhost:8080"
-        found = list(long_context.checked(plan, context))
+        found = list(long_context.check_long_context(plan, context))
     assert [v.status for v in found] == ["not-applicable"]
     assert f"lockstep slice {gemma3} -o short.gguf --short" in found[0].summary
 

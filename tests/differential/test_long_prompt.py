@@ -83,7 +83,7 @@ def says(plan_for: Callable[..., Plan], open_for: OpenPlan) -> Callable[..., lis
     def verdicts(path: Path, *suites: str, **plan: str) -> list[Verdict]:
         asked = plan_for(path, suites=suites, by_name=True, **plan)
         with open_for(asked) as opened:
-            opened.context.on_made_models = {SUITE: partial(long_prompt.checked, asked)}
+            opened.context.on_made_models = {SUITE: partial(long_prompt.check_long_prompt, asked)}
             return list(run_suites(opened.context, suites))
 
     return verdicts
@@ -191,7 +191,7 @@ def test_of_a_model_that_would_take_long_it_is_said(
     monkeypatch.setattr(long_prompt, "is_small", lambda file: False)
     plan = plan_for(model)
     with open_for(plan) as opened:
-        (found,) = long_prompt.checked(plan, opened.context)
+        (found,) = long_prompt.check_long_prompt(plan, opened.context)
     assert found.status == "not-applicable"
     assert found.summary.endswith("not asked, it would take an engine long")
 
@@ -303,7 +303,7 @@ def test_of_a_small_model_engines_that_are_other_processes_are_asked_though_nobo
     plan = plan_for(model, engine=engine)
     with open_for(plan) as opened:
         assert not opened.context.named
-        found = list(long_prompt.checked(plan, opened.context))
+        found = list(long_prompt.check_long_prompt(plan, opened.context))
     assert [verdict.status for verdict in found] == ["agreed"] * asked
 
 
@@ -321,6 +321,6 @@ def test_a_slow_engine_is_asked_by_name_alone(
     plan = plan_for(model)
     with open_for(plan) as opened:
         opened.context.named = named
-        (found,) = long_prompt.checked(plan, opened.context)
+        (found,) = long_prompt.check_long_prompt(plan, opened.context)
     assert found.status == status
     assert ("it would take reference some" in found.summary) is (not named)

@@ -121,7 +121,7 @@ def rows_of(block: "Block", arithmetic: Arithmetic) -> Any:
                         low += of(lowest) * of(lows[t * n + i])
                 out[t, first + r] = s + low
 
-    return through(named(rows, sum_of, of))
+    return through(name_kernel(rows, sum_of, of))
 
 
 def through(rows: Any) -> Any:
@@ -138,10 +138,10 @@ def through(rows: Any) -> Any:
             rows(raw, row_bytes, x, dx, sums, lows, out, first, begin, end)
             first += n
 
-    return named(several, rows)
+    return name_kernel(several, rows)
 
 
-def named(function: Callable[..., None], *parts_of_it: Any) -> Any:
+def name_kernel(function: Callable[..., None], *parts_of_it: Any) -> Any:
     """A kernel; numba does not count references in it (`_nrt`), which threads contend for."""
     # numba names code after its function and a count of the process that compiled it: kernels of
     # one name from two processes' caches would be one, the first that is loaded

@@ -91,7 +91,7 @@ def written(op: str, case: Case) -> tuple[dict[str, Any], Tensors]:
             "judged": rule,
             "of": of,
             "ways": {
-                way: said(f"{case.id}/{name}.{way}", found, kind, tensors)
+                way: describe_output(f"{case.id}/{name}.{way}", found, kind, tensors)
                 for way, found in ways.items()
             },
         }
@@ -115,7 +115,7 @@ def type_of(value: NDArray[Any]) -> str:
     return "F32" if value.dtype.kind == "f" else NUMPY_TYPES[value.dtype]
 
 
-def said(where: str, found: Expected, kind: str, tensors: Tensors) -> dict[str, Any]:
+def describe_output(where: str, found: Expected, kind: str, tensors: Tensors) -> dict[str, Any]:
     """How one way of an output is written down; exact values in their type, others in float64."""
     allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), found.value.shape)
     value = found.value

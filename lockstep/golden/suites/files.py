@@ -52,9 +52,9 @@ class GoldenFiles(Golden, name="files"):
         for name in ways or [f"{ask.engine} buffer"]:
             way = name.split()[1]
             got = parsed(ask("parse", *packed([raw]), way), 1)
-            yield self.judged(document, name, got, verdict)
+            yield self.verdict_for(document, name, got, verdict)
 
-    def judged(
+    def verdict_for(
         self, document: Mapping[str, Any], name: str, got: Parsed, verdict: Verdicts
     ) -> Verdict:
         fault, ending = document["fault"], got.ending(0)

@@ -27,7 +27,7 @@ class GoldenTokens(Golden, name="tokens"):
         decode = [row for flags in FLAGS for row in decoded(source.ask, runs, flags)]
         pieces = [
             {
-                "id": f"pieces{named(flags)}",
+                "id": f"pieces{flag_suffix(flags)}",
                 **decoding(flags),
                 "hex": hexes(source.ask, each, flags),
             }
@@ -70,7 +70,7 @@ def replay_texts(
         rows = list(compress(every, ask.has([bytes.fromhex(row["hex"]) for row in every])))
         got = ask("tokenize", [bytes.fromhex(row["hex"]) for row in rows], **on)
         want = [row["ids"] for row in rows]
-        found = judged("encode", flags, rows, want, [list(run) for run in got], verdict)
+        found = compare_rows("encode", flags, rows, want, [list(run) for run in got], verdict)
         yield with_left_out(found, len(every) - len(rows))
 
 
@@ -107,7 +107,7 @@ def judged_texts(
     if len(got) == len(want):
         rows = list(compress(rows, fit))
         want, got = (list(compress(each, fit)) for each in (want, got))
-    return with_left_out(judged(way, flags, rows, want, got, verdict), fit.count(False))
+    return with_left_out(compare_rows(way, flags, rows, want, got, verdict), fit.count(False))
 
 
 def vocabulary_size(source: Source) -> int:
@@ -133,7 +133,7 @@ def decoding(flags: tuple[bool, bool]) -> dict[str, bool]:
     return dict(zip(("remove_special", "unparse_special"), flags, strict=True))
 
 
-def named(flags: tuple[bool, bool]) -> str:
+def flag_suffix(flags: tuple[bool, bool]) -> str:
     """`-00` to `-11`: the two flags in the order of the document's keys."""
     return f"-{int(flags[0])}{int(flags[1])}"
 
@@ -142,7 +142,7 @@ def encoded(ask: AskedEngine, texts: list[bytes], flags: tuple[bool, bool]) -> l
     found = ask("tokenize", texts, **encoding(flags))
     return [
         {
-            "id": f"encode-{i:03d}{named(flags)}",
+            "id": f"encode-{i:03d}{flag_suffix(flags)}",
             "hex": text.hex(),
             "text": shown(text),
             **encoding(flags),
@@ -154,7 +154,7 @@ def encoded(ask: AskedEngine, texts: list[bytes], flags: tuple[bool, bool]) -> l
 
 def decoded(ask: AskedEngine, runs: list[list[int]], flags: tuple[bool, bool]) -> list[Case]:
     return [
-        {"id": f"decode-{i:03d}{named(flags)}", "ids": run, **decoding(flags), "hex": text}
+        {"id": f"decode-{i:03d}{flag_suffix(flags)}", "ids": run, **decoding(flags), "hex": text}
         for i, (run, text) in enumerate(zip(runs, hexes(ask, runs, flags), strict=True))
     ]
 
@@ -174,7 +174,7 @@ def matching(rows: list[Case], flags: Mapping[str, bool]) -> list[Case]:
     return [row for row in rows if all(row[name] == value for name, value in flags.items())]
 
 
-def judged(
+def compare_rows(
     way: str,
     flags: tuple[bool, bool],
     rows: list[Case],

@@ -100,7 +100,7 @@ def replay_texts(
         rows = list(compress(every, ask.has([unb64(row["base64"]) for row in every])))
         got = ask("tokenize", [unb64(row["base64"]) for row in rows], **flags)
         names, want = [r["id"] for r in rows], [r["ids"][way] for r in rows]
-        found = judged(f"encode, {way}", names, want, [list(ids) for ids in got], verdict)
+        found = compare_tokens(f"encode, {way}", names, want, [list(ids) for ids in got], verdict)
         yield with_left_out(found, len(every) - len(rows))
 
 
@@ -231,10 +231,14 @@ def replay_own(
     names = [row["id"] for row in rows]
     got = ask("tokenize", [by_hash[row["sha256"]] for row in rows], **WAYS["plain"])
     want = [row["ids"] for row in rows]
-    yield judged("encode, llama.cpp's own", names, want, [list(ids) for ids in got], verdict)
+    yield compare_tokens(
+        "encode, llama.cpp's own", names, want, [list(ids) for ids in got], verdict
+    )
     backs = ask("detokenize", want, **PLAIN_BACK)
     hashes = [digest(back) for back in backs]
-    yield judged("decode, llama.cpp's own", names, [row["back"] for row in rows], hashes, verdict)
+    yield compare_tokens(
+        "decode, llama.cpp's own", names, [row["back"] for row in rows], hashes, verdict
+    )
 
 
 def judged_texts(
@@ -248,10 +252,10 @@ def judged_texts(
     """fit: which of them the engine's language has; the others are left out."""
     if len(got) == len(want):
         names, want, got = (list(compress(each, fit)) for each in (names, want, got))
-    return with_left_out(judged(what, names, want, got, verdict), fit.count(False))
+    return with_left_out(compare_tokens(what, names, want, got, verdict), fit.count(False))
 
 
-def judged(
+def compare_tokens(
     what: str, names: Sequence[str], want: Sequence[Any], got: Sequence[Any], verdict: Verdicts
 ) -> Verdict:
     if len(got) != len(want):

@@ -140,12 +140,12 @@ def build(name: str, new: Path, progress: Progress) -> None:
     progress(
         StageText(f"building {distribution} {version} from source, once: minutes on two cores")
     )
-    checked(
+    run_command(
         [sys.executable, "-m", "venv", "--without-pip", str(new)],
         f"no environment {name}",
         lambda seconds: progress(f"making an environment{after(seconds)}"),
     )
-    checked(
+    run_command(
         [
             *(sys.executable, "-m", "pip", "--python", str(interpreter(new)), "install"),
             *("--disable-pip-version-check", "--no-input", "--progress-bar", "off"),
@@ -157,7 +157,7 @@ def build(name: str, new: Path, progress: Progress) -> None:
             StageText(f"building {distribution} {version} by pip{after(seconds)}")
         ),
     )
-    found = checked(
+    found = run_command(
         [
             *(str(interpreter(new)), "-I", "-c"),
             f"import {module}, importlib.metadata as m; print(m.version({distribution!r}))",
@@ -191,7 +191,7 @@ def after(seconds: float) -> str:
     return f", {seconds:.0f} s so far"
 
 
-def checked(command: list[str], problem: str, waiting: Callable[[float], None]) -> str:
+def run_command(command: list[str], problem: str, waiting: Callable[[float], None]) -> str:
     """What a command prints. Raises NotBuilt with the problem and the command's last words.
 
     waiting: is told now and then how many seconds it has taken, so that nobody thinks it hangs.

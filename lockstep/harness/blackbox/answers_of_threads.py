@@ -19,7 +19,7 @@ from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.candidates import read_list
 from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import Request, Verdict
-from lockstep.harness.suites.decode import Decode, judged
+from lockstep.harness.suites.decode import Decode, judge_tokens
 from lockstep.harness.suites.logprobs import MOST, by_ids, by_text, compared, names
 from lockstep.harness.suites.parts.oracles_logits import oracles_logits
 from lockstep.harness.suites.parts.prompts import N_OTHERS
@@ -43,7 +43,7 @@ class Answers:
     prepare: Callable[[Context], Repeated | None]
 
 
-def checked(answers: Answers, plan: Plan, context: Context) -> Iterator[Verdict]:
+def check_threads(answers: Answers, plan: Plan, context: Context) -> Iterator[Verdict]:
     """Nothing of an engine that has one thread whatever it is told."""
     if context.settings.n_threads >= THREADS or not isinstance(context.subject, ProgramSession):
         return
@@ -86,7 +86,7 @@ def tokens(context: Context) -> Repeated | None:
         return None
 
     def judge(subject: Any) -> Iterator[Verdict]:
-        yield judged(context, batches, logits[-len(oracle) :], None, oracle, subject)
+        yield judge_tokens(context, batches, logits[-len(oracle) :], None, oracle, subject)
 
     return Repeated(question=question, judge=judge)
 

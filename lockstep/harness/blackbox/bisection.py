@@ -208,14 +208,14 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
     """What suites ask on made models, by their names for it, and no bisection asks itself."""
     return {
         long_context.SUITE: partial(long_prompt.long_texts, plan),
-        choosing.SUITE: partial(own_token.checked, plan),
-        PROMPTS: partial(own_prompts.checked, plan),
+        choosing.SUITE: partial(own_token.check_own_tokens, plan),
+        PROMPTS: partial(own_prompts.check_own_prompts, plan),
         TEXT: partial(own_prompts.text_checked, plan),
-        several_threads.SUITE: partial(several_threads.checked, plan),
-        THREADS: partial(answers_of_threads.checked, TOKENS, plan),
-        THREADS_OF_LISTS: partial(answers_of_threads.checked, LISTS, plan),
-        THREADS_OF_TEXTS: partial(answers_of_threads.checked, TEXTS, plan),
-        FEWER_LAYERS: partial(fewer_layers.checked, plan),
+        several_threads.SUITE: partial(several_threads.check_several_threads, plan),
+        THREADS: partial(answers_of_threads.check_threads, TOKENS, plan),
+        THREADS_OF_LISTS: partial(answers_of_threads.check_threads, LISTS, plan),
+        THREADS_OF_TEXTS: partial(answers_of_threads.check_threads, TEXTS, plan),
+        FEWER_LAYERS: partial(fewer_layers.check_fewer_layers, plan),
     }
 
 

@@ -35,7 +35,7 @@ AT_LEAST = 2  # layers: the last one alone may leave rows out
 ENOUGH = ("agreed", "not-applicable", "timed-out")
 
 
-def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+def check_fewer_layers(plan: Plan, context: Context) -> Iterator[Verdict]:
     """Nothing where the whole model has to be asked: it is small, or the engine takes no other."""
     if is_asked(context):
         yield from on_made_models(plan, context, SUITE, partial(asked, context))

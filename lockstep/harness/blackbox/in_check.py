@@ -61,7 +61,7 @@ SLICES = 8  # of layers that are computed alike
 
 def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
     """By suite."""
-    return {SUITE: partial(checked, plan), **questions_besides(plan)}
+    return {SUITE: partial(check_black_box, plan), **questions_besides(plan)}
 
 
 def bisected(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisection | None:
@@ -83,7 +83,7 @@ def on_twin(plan: Plan, context: Context) -> Bisection | None:
     return None if not_asked(context) else whole.bisected(plan, context)
 
 
-def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+def check_black_box(plan: Plan, context: Context) -> Iterator[Verdict]:
     if reason := not_asked(context):
         if context.named:
             yield context.verdict(SUITE, "not-applicable", reason)
@@ -131,11 +131,13 @@ def of_steps(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     for all."""
     if is_small_enough(asker):
         asker.progress(STEPS)
-        yield said(context, STEPS, asker.ask(with_large_steps))
+        yield verdict_for_answer(context, STEPS, asker.ask(with_large_steps))
         return
     first = min(layers_with_steps(asker.file))
     if row := layer_made(asker, n_layers(asker.file), first, MADE[STEPS]):
-        yield said(context, f"the slice in F32, layer {first}, {row.what}", row.answer)
+        yield verdict_for_answer(
+            context, f"the slice in F32, layer {first}, {row.what}", row.answer
+        )
 
 
 def of_embeddings(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
@@ -145,13 +147,13 @@ def of_embeddings(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
         yield context.verdict(SUITE, "not-applicable", text)
         return
     for what, answer in in_f32(asker):
-        yield said(context, what, answer)
+        yield verdict_for_answer(context, what, answer)
 
 
 def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     if is_small_enough(asker):
         for what, answer in in_f32(asker):
-            yield said(context, what, answer)
+            yield verdict_for_answer(context, what, answer)
         return
     rows, n, some = list(outside(asker)), n_layers(asker.file), list[int]()
     if not any(row.answer.differs for row in rows):
@@ -161,7 +163,7 @@ def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
         layer = "outside the layers" if row.layer is None else f"layer {row.layer}"
         place = ", ".join(filter(None, (layer, row.what)))
         parts = "; ".join(part.name for part in row.parts)
-        yield said(context, f"the slice in F32, {place}", row.answer, parts)
+        yield verdict_for_answer(context, f"the slice in F32, {place}", row.answer, parts)
     if has_steps(asker.file):
         yield from of_steps(asker, context)
     if 0 < len(some) < n:
@@ -174,7 +176,7 @@ def spread(n: int) -> list[int]:
     return sorted({round(i * (n - 1) / (SLICES - 1)) for i in range(SLICES)})
 
 
-def said(context: Context, what: str, answer: SliceAnswer, more: str = "") -> Verdict:
+def verdict_for_answer(context: Context, what: str, answer: SliceAnswer, more: str = "") -> Verdict:
     """A model that an engine does not take is held against nobody."""
     status = "not-applicable" if answer.status == "not-compared" else answer.status
     text = f"{what}: {answer.summary}"
@@ -215,7 +217,7 @@ def of_places(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     for each in found:
         if not each.answer.agrees:
             what = f"{each.look.words} in their places"
-            yield said(context, what, each.answer, ", ".join(each.tensors))
+            yield verdict_for_answer(context, what, each.answer, ", ".join(each.tensors))
     fine = [each for each in found if each.answer.agrees]
     if fine:
         worst = max(each.answer.allowed for each in fine)

@@ -53,7 +53,7 @@ TOKENS = 32
 LARGEST = 1 << 30  # bytes in F32, which two engines hold at once
 
 
-def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
     every, chunk = unseen(context), fixed_window(context.file)
     if chunk:
         text = f"llama.cpp ends attention at every {chunk} tokens, whatever the file says"
@@ -89,18 +89,18 @@ def asked(context: Context, every: Sequence[OnlyInLong], asker: SliceAsker) -> I
             if found.worst.status != "not-compared":
                 break
     except MakesNothing as error:
-        text = f"{said(every, layers)}: {error}"
+        text = f"{describe_runs(every, layers)}: {error}"
         yield context.verdict(SUITE, "not-applicable", text)
         return
     status = found.worst.status  # a model that is not taken spoils nothing
     status = "not-applicable" if status == "not-compared" else status
-    text = f"{said(found.asked, layers)}: {found.worst.summary}"
+    text = f"{describe_runs(found.asked, layers)}: {found.worst.summary}"
     if found.more:
         text += f": {found.more}"
     yield context.verdict(SUITE, status, text, dict(found.worst.extent), (SUITE, status))
 
 
-def said(every: Sequence[OnlyInLong], layers: str) -> str:
+def describe_runs(every: Sequence[OnlyInLong], layers: str) -> str:
     return f"with {', '.join(each.what for each in every)}, {layers}"
 
 
@@ -186,7 +186,11 @@ def bisected(plan: Plan, context: Context) -> Bisection | None:
             for way in ways_to_make(asker, n):
                 with suppress(NoAnswer, BadInput, MakesNothing):
                     found, shown = bisection_of(asker, way, every)
-                    return replace(found, asked=said(shown, layers)) if found.culprits else None
+                    return (
+                        replace(found, asked=describe_runs(shown, layers))
+                        if found.culprits
+                        else None
+                    )
         finally:
             asker.close()
     return None

@@ -59,11 +59,11 @@ Found = TypeVar("Found")
 
 def long_texts(plan: Plan, context: Context) -> Iterator[Verdict]:
     """All that the suite asks."""
-    yield from long_context.checked(plan, context)
-    yield from checked(plan, context)
+    yield from long_context.check_long_context(plan, context)
+    yield from check_long_prompt(plan, context)
 
 
-def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+def check_long_prompt(plan: Plan, context: Context) -> Iterator[Verdict]:
     """Of a small model, which is checked in two or three seconds, it takes one more: of an engine
     that is no process of its own, as ours are, it is asked by name alone. The first model of many
     engines is a small one, and has positions that no other run reaches."""
@@ -93,7 +93,10 @@ def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
         return
     context.progress("a long prompt")
     settings = replace(asker.plan.settings, n_ctx=CELLS, n_threads=THREADS)
-    found = opened_with(asker, settings, lambda opened: said(context, opened, n, layers)) or ()
+    found = (
+        opened_with(asker, settings, lambda opened: judge_long_prompt(context, opened, n, layers))
+        or ()
+    )
     for verdict in found:
         if verdict.status == "diverged" and is_right_with_fewer(asker, settings, n):
             fewer = asker.plan.settings.n_threads
@@ -149,7 +152,7 @@ def opened_with(
     return None
 
 
-def said(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]:
+def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]:
     """Raises NotSteady."""
     inner = opened.context
     n = min(n, inner.settings.n_ctx - STEPS)  # of an engine that says that it has fewer

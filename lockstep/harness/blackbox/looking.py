@@ -88,7 +88,7 @@ def through_once(asker: SliceAsker, lens: Lens) -> Looked:
     except (BadInput, Unsupported) as error:
         return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=str(error)))
     try:
-        return judged(opened, asker.file, lens, lambda: asker.halves)
+        return judge_lens(opened, asker.file, lens, lambda: asker.halves)
     except NoAnswer as error:
         return Looked(lens=lens, answer=left_unanswered(error, asker.plan.oracle))
     except EngineError as error:
@@ -97,7 +97,7 @@ def through_once(asker: SliceAsker, lens: Lens) -> Looked:
         opened.close()
 
 
-def judged(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked:
+def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked:
     """Both against what the bytes of the oracle's file mean. kept: in which halves the engine under
     test computes."""
     context = opened.context

@@ -108,7 +108,7 @@ def guilty_among(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]
     if not answer.differs:
         yield from (LayerRow(layer=n, answer=answer, what=AT_ITS_PLACE) for n in layers)
     elif len(layers) == 1:
-        yield named(asker, layers[0], answer)
+        yield name_parts(asker, layers[0], answer)
     else:
         middle = len(layers) // 2
         halves = layers[:middle], layers[middle:]
@@ -119,7 +119,7 @@ def guilty_among(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]
             yield LayerRow(layer=layers[0], answer=answer, parts=(BETWEEN,), what=what)
 
 
-def named(asker: SliceAsker, layer: int, answer: SliceAnswer) -> LayerRow:
+def name_parts(asker: SliceAsker, layer: int, answer: SliceAnswer) -> LayerRow:
     row = parts_of_layer(asker, layer, None, answer)
     return replace(row, parts=tuple(map(by_its_number, row.parts)), what=AT_ITS_PLACE)
 

@@ -32,8 +32,8 @@ from lockstep.harness.suites.parts.prompts_in_turn import in_turn
 WHERE = "on the model's first layer in F32 "
 
 
-def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
-    yield from asked_to_choose(plan, context, "prompts in turn", first_layer, said)
+def check_own_prompts(plan: Plan, context: Context) -> Iterator[Verdict]:
+    yield from asked_to_choose(plan, context, "prompts in turn", first_layer, judge_prompts)
 
 
 def text_checked(plan: Plan, context: Context) -> Iterator[Verdict]:
@@ -58,7 +58,7 @@ def first_layer(file: GgufFile) -> Recipe:
     return slice_of(file, 0, role={}, changes=loud)
 
 
-def said(outer: Context, context: Context) -> Iterator[Verdict]:
+def judge_prompts(outer: Context, context: Context) -> Iterator[Verdict]:
     for verdict in in_turn(outer, context, WHERE):
         yield replace(verdict, detail={**verdict.detail, MADE_MODEL: True})
     if of_the_whole(outer) < outer.n_steps:

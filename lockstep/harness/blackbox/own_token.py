@@ -42,9 +42,9 @@ LOUD = 16.0
 WHERE = "on a model of which each token is the likeliest behind itself"
 
 
-def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+def check_own_tokens(plan: Plan, context: Context) -> Iterator[Verdict]:
     words = "tokens that are the likeliest behind themselves"
-    yield from asked_to_choose(plan, context, words, recipe_of, said, every_id=True)
+    yield from asked_to_choose(plan, context, words, recipe_of, judge_choices, every_id=True)
 
 
 def recipe_of(file: GgufFile) -> Recipe:
@@ -59,7 +59,7 @@ def recipe_of(file: GgufFile) -> Recipe:
     return Recipe(names=recipe.names, keys={**recipe.keys, **before.keys}, changes=recipe.changes)
 
 
-def said(outer: Context, context: Context) -> Iterator[Verdict]:
+def judge_choices(outer: Context, context: Context) -> Iterator[Verdict]:
     """context: of the made model. Nothing, where the oracle does not choose so."""
     ids = ids_to_choose(context)
     batch = Batch.of(ids.tolist())

@@ -137,7 +137,7 @@ def seen_once(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPla
         answer = SliceAnswer(status="not-compared", summary=str(error))
         return SeenInPlace(look=look, answer=answer)
     try:
-        return judged(opened, layout, look)
+        return judge_place(opened, layout, look)
     except NoAnswer as error:
         return SeenInPlace(look=look, answer=left_unanswered(error, asker.plan.oracle))
     except EngineError as error:
@@ -147,7 +147,7 @@ def seen_once(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPla
         opened.close()
 
 
-def judged(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlace:
+def judge_place(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlace:
     context = replace(opened.context, given=(batch_of(layout, look),))
     levels = context.subject_info.levels
     if levels is not None and "logits" not in levels:

@@ -28,14 +28,14 @@ TIMES, SECONDS, MOST = 4, 2.0, 32
 WORDS = f"started with n_threads {THREADS}"  # whether it follows that, nobody sees
 
 
-def checked(plan: Plan, context: Context) -> Iterator[Verdict]:
+def check_several_threads(plan: Plan, context: Context) -> Iterator[Verdict]:
     """Nothing of an engine that has one thread whatever it is told."""
     long_prompt = tokens_of(context) > LEAST and not is_small(context.file)
     given = context.given or context.settings.n_threads >= THREADS
     if given or long_prompt or not isinstance(context.subject, ProgramSession):
         return
     context.progress(f"logits {WORDS}")
-    yield from asked_with_threads(plan, context, SUITE, said)
+    yield from asked_with_threads(plan, context, SUITE, judge_repeats)
 
 
 def asked_with_threads(
@@ -77,7 +77,7 @@ def rounds() -> Iterator[int]:
         yield n
 
 
-def said(context: Context) -> Iterator[Verdict]:
+def judge_repeats(context: Context) -> Iterator[Verdict]:
     """Each time the same batches, until one differs."""
     run = Run(words=WORDS, batches=context.batches, usual=True, known=True)
     request = Request(batches=run.batches)

@@ -37,7 +37,7 @@ class SeenReport:
     readings: tuple[AcidReading, ...]  # behind the acid prompt, and behind a short one
 
     @property
-    def named(self) -> bool:
+    def names_cause(self) -> bool:
         return any(name in self.said_no for name in self.covering)
 
 
@@ -103,11 +103,11 @@ def text_of(name: str, path: Path, settings: Settings, prompt: str = PROMPT) -> 
 def table(seen: Sequence[SeenReport]) -> Iterator[str]:
     covered = [s for s in seen if s.covering]
     for s in seen:
-        mark = "named" if s.named else ("MISSED" if s.covering else "-")
+        mark = "named" if s.names_cause else ("MISSED" if s.covering else "-")
         said = "all ok" if s.complete else "no whole report"
         said = f"{len(s.said_no)} NO: {', '.join(s.said_no[:4])}" if s.said_no else said
         lost = f"  (lost {len(s.lost)}: {', '.join(s.lost[:6])})" if s.covering and s.lost else ""
         yield f"{s.engine:44} {mark:7} {said}{lost}"
-    yield f"covered {len(covered)}, named rightly {sum(s.named for s in covered)}"
+    yield f"covered {len(covered)}, named rightly {sum(s.names_cause for s in covered)}"
     kept, lost_ = (sum(len(getattr(s, what)) for s in covered) for what in ("kept", "lost"))
     yield f"tests that do not rest on it: {kept} of {kept + lost_} ok"

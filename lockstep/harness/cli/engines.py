@@ -23,12 +23,12 @@ def add(name: NameArg, quiet: QuietOpt = False) -> None:
     """
     from lockstep.harness.cli.terminal import Terminal
     from lockstep.harness.foreign.building import add as build
-    from lockstep.harness.foreign.engines import named
+    from lockstep.harness.foreign.engines import engine_named
 
     with Terminal(quiet=quiet) as out:
         folder = build(name, lambda text: out.progress(name, text))
         out.line(f"{name} is ready: {folder}")
-        if needs := named(name).needs:
+        if needs := engine_named(name).needs:
             out.remark(f"it needs {needs}")
         out.remark(f"go on: lockstep smoke -- {name}; lockstep check MODEL --engine {name}")
 

@@ -11,12 +11,12 @@ from lockstep.harness.asking.environments import (
     Progress,
     after,
     built_once,
-    checked,
     environments,
     interpreter,
+    run_command,
     take_away,
 )
-from lockstep.harness.foreign.engines import ENGINES, PROGRAMS, Foreign, named
+from lockstep.harness.foreign.engines import ENGINES, PROGRAMS, Foreign, engine_named
 from lockstep.harness.records import StageText
 
 ENTRY = "entry.mjs"  # of a node environment: imports the engine from where it lies
@@ -51,7 +51,7 @@ def command_of(name: str) -> list[str] | None:
 
 def add(name: str, progress: Progress = lambda _: None) -> Path:
     """Build the environment if it is not there. Raises NotBuilt, and then nothing is left."""
-    engine = named(name)
+    engine = engine_named(name)
 
     def make(new: Path) -> None:
         progress(StageText(f"building the environment of {name} {engine.version}: {engine.size}"))
@@ -61,12 +61,12 @@ def add(name: str, progress: Progress = lambda _: None) -> Path:
 
 
 def make_python(engine: Foreign, new: Path, progress: Progress) -> None:
-    checked(
+    run_command(
         [sys.executable, "-m", "venv", "--without-pip", str(new)],
         f"no environment for {engine.name}",
         lambda seconds: progress(f"making an environment{after(seconds)}"),
     )
-    checked(
+    run_command(
         [
             *(sys.executable, "-m", "pip", "--python", str(interpreter(new)), "install"),
             *("--disable-pip-version-check", "--no-input", "--progress-bar", "off"),
@@ -75,7 +75,7 @@ def make_python(engine: Foreign, new: Path, progress: Progress) -> None:
         f"pip could not install {engine.name}",
         lambda seconds: progress(f"pip installs {engine.packages[0]}{after(seconds)}"),
     )
-    checked(
+    run_command(
         [str(interpreter(new)), "-I", "-c", f"import {engine.module}"],
         f"{engine.name} was installed and does not load",
         lambda seconds: progress(f"loading {engine.name}{after(seconds)}"),
@@ -92,7 +92,7 @@ def make_node(engine: Foreign, new: Path, progress: Progress) -> None:
         f'import * as all from "{engine.module}";\n'
         f'export const engine = {{ ...all, version: "{engine.version}" }};\n'
     )
-    checked(
+    run_command(
         [
             *("npm", "install", "--prefix", str(new), "--ignore-scripts", "--no-audit"),
             *("--no-fund", "--loglevel", "error", *engine.packages),
@@ -100,7 +100,7 @@ def make_node(engine: Foreign, new: Path, progress: Progress) -> None:
         f"npm could not install {engine.name}",
         lambda seconds: progress(f"npm installs {engine.packages[0]}{after(seconds)}"),
     )
-    checked(
+    run_command(
         ["node", str(new / ENTRY)],
         f"{engine.name} was installed and does not load",
         lambda seconds: progress(f"loading {engine.name}{after(seconds)}"),
@@ -109,7 +109,7 @@ def make_node(engine: Foreign, new: Path, progress: Progress) -> None:
 
 def remove(name: str) -> Path:
     """Raises Unsupported if there is no such environment."""
-    engine = named(name)
+    engine = engine_named(name)
     folder = folder_of(engine)
     if not folder.is_dir():
         raise Unsupported(f"{name} is not added, so there is nothing to remove")

@@ -143,7 +143,7 @@ ENGINES: dict[str, Foreign] = {
 NOT_RUNNING: dict[str, str] = {}
 
 
-def named(name: str) -> Foreign:
+def engine_named(name: str) -> Foreign:
     """Raises Unsupported, with the names that are known or what became of it."""
     if name in NOT_RUNNING:
         raise Unsupported(f"{name} cannot be put under test: {NOT_RUNNING[name]}")

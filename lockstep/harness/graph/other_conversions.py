@@ -35,7 +35,7 @@ class JudgeOfSegments(Protocol):
 
     def again(self, segment: Segment, ways: Iterable[tuple[Seen, Noises]]) -> HeldSegment: ...
 
-    def said(self, held: HeldSegment) -> SiteFinding: ...
+    def finding_for(self, held: HeldSegment) -> SiteFinding: ...
 
     def quantised(self, segments: Iterable[Segment]) -> set[str]: ...
 
@@ -98,7 +98,9 @@ def by_own_format(
     if not segments:
         return {}
     run = judge.run(Wide(), own, of=segments)
-    found = {s.place: judge.said(judge.again(s, ((run[s.place], noises),))) for s in segments}
+    found = {
+        s.place: judge.finding_for(judge.again(s, ((run[s.place], noises),))) for s in segments
+    }
     return {place: one for place, one in found.items() if has_fewer(one, known[place])}
 
 
@@ -141,4 +143,4 @@ def agreeing(
         return {}
     run = judge.run(Wide(), build, of=segments)
     tried = (judge.again(s, ((run[s.place], noises),)) for s in segments)
-    return {h.segment.place: judge.said(h) for h in tried if h.mismatch is None}
+    return {h.segment.place: judge.finding_for(h) for h in tried if h.mismatch is None}

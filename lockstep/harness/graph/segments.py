@@ -101,7 +101,7 @@ class SegmentJudge:
             for s in suspects:
                 if s.place not in known:
                     ways = [(run[s.place], noises) for run in runs]
-                    known[s.place] = self.said(self.again(s, looked_up.get(s.place, ways)))
+                    known[s.place] = self.finding_for(self.again(s, looked_up.get(s.place, ways)))
             if not rounded:
                 left = [s for s in suspects if is_wrong(known[s.place])]
                 rare = explained(self, left, honest, noise, is_small=is_small(self.file))
@@ -136,7 +136,7 @@ class SegmentJudge:
             if rounded or (segment.rounds and (held.mismatch or segment.wire.site in self.limits)):
                 noisy.add(place)
                 return True
-            found[place] = self.said(held)
+            found[place] = self.finding_for(held)
             return held.mismatch is not None
 
         only = None if self.only is None else every
@@ -144,7 +144,7 @@ class SegmentJudge:
         asked = [segment for segment in every if segment.place in noisy]
         noise = self.noise(honest, range(RUNS), asked, jitter=rounded)
         for s in asked:
-            found[s.place] = self.said(self.held(s, honest[s.place], noise, alone=rounded))
+            found[s.place] = self.finding_for(self.held(s, honest[s.place], noise, alone=rounded))
         self.unjudged_ids = tuple(s.wire.site for s in every if s.place in ids)
         return honest, noise, [(s, found[s.place]) for s in every if s.place not in ids]
 
@@ -286,7 +286,7 @@ class SegmentJudge:
             measured=bool(own.rows) or not segment.rounds,
         )
 
-    def said(self, held: HeldSegment) -> SiteFinding:
+    def finding_for(self, held: HeldSegment) -> SiteFinding:
         weights = self.weights_of(held.segment)
         return held.finding(op=self.ops_of(held.segment), weight=", ".join(weights))
 
@@ -316,7 +316,7 @@ class SegmentJudge:
                     if designs is not None:
                         ways = (self.seen_by(segment, node, design) for design in designs)
                         every = ((seen, noises) for seen in chain([honest[segment.place]], ways))
-                        found[segment.place] = self.said(self.again(segment, every))
+                        found[segment.place] = self.finding_for(self.again(segment, every))
 
         if suspects:
             self.run(Honest(), look=look, of=suspects)

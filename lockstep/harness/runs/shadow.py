@@ -91,7 +91,7 @@ def path_of(plan: ShadowPlan, folder: Path) -> Path:
     return plan.model or folder / f"{plan.variant}.gguf"
 
 
-def judged(plan: ShadowPlan, folder: Path) -> Judged:
+def judge_model(plan: ShadowPlan, folder: Path) -> Judged:
     """Have llama.cpp run the model, and judge every node. folder: where those of variants lie."""
     generic: tuple[str, ...] = ()
     try:
@@ -271,9 +271,9 @@ def results(
 ) -> Iterator[Judged]:
     def here(plan: ShadowPlan) -> Judged:
         progress(plan.case, StageText.of_suite(SUITE))
-        return judged(plan, folder)
+        return judge_model(plan, folder)
 
-    work = here if executor is None else partial(judged, folder=folder)
+    work = here if executor is None else partial(judge_model, folder=folder)
     files = [path_of(plan, folder) for plan in plans]
     for result in as_done(work, plans, executor, files, died):
         progress(result.case, StageText("done"))

@@ -94,7 +94,7 @@ class Decode(Suite, name="decode"):
         first = -len(free) - len(more)
         rows = slice(first, first + len(free) or None)
         before, own = (np.concatenate(e.logits)[rows] for e in (expected, actual))
-        verdict = judged(context, batches, before, own, free, subject)
+        verdict = judge_tokens(context, batches, before, own, free, subject)
         if verdict.status == "excused":  # the two go on in texts of their own
             written = steps_of(prompt, subject, context.facts.decoder_start)
             verdict = held_to_its_own(context, verdict, fewer_reads(context, written), subject)
@@ -265,7 +265,7 @@ def greedy_alone(
     logits, start = logits[-len(oracle) :], 0
     for _ in range(MOST_TIES):
         rest = slice(start, None)
-        found = judged(context, batches, logits[rest], None, oracle[rest], subject, start)
+        found = judge_tokens(context, batches, logits[rest], None, oracle[rest], subject, start)
         yield found
         if found.status != "excused" or (start := found.detail["step"] + 1) == len(oracle):
             return
@@ -275,7 +275,7 @@ def greedy_alone(
     yield context.verdict("decode", "not-compared", text)
 
 
-def judged(
+def judge_tokens(
     context: Context,
     batches: Sequence[Batch],
     logits: F32,

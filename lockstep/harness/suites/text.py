@@ -43,7 +43,7 @@ from lockstep.harness.suites.parts.prompts import (
     SPACED,
 )
 from lockstep.harness.suites.parts.prompts_read import READ_OTHERWISE, cut_off
-from lockstep.harness.suites.parts.text_judged import ENDED, fits, judged
+from lockstep.harness.suites.parts.text_judged import ENDED, fits, judge_text
 from lockstep.harness.suites.parts.text_readings import (
     Pieces,
     leading,
@@ -196,7 +196,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
     answers, left = said_behind(context, close, "generate", lambda one: texts[one.ids])
     same, others, ties, unclear = [], [], 0, 0
     for one, said in own_texts(answers, texts, pieces):
-        found = list(judged(context, one.batches, one.logits, [one.chosen], said, pieces))
+        found = list(judge_text(context, one.batches, one.logits, [one.chosen], said, pieces))
         wrong = next((verdict for verdict in found if verdict.status == "diverged"), None)
         statuses = {verdict.status for verdict in found}
         others += [] if wrong is None else [(one, said, wrong)]
@@ -284,7 +284,7 @@ def behind(
     if not free:
         raise NothingToAsk("the oracle begins with a token of no text, and engines may end there")
     own = without_prompt(said_text, prompt, b"".join(pieces[token] for token in free))
-    found = list(judged(context, batches, logits[-n:], free, own, pieces, whole=whole))
+    found = list(judge_text(context, batches, logits[-n:], free, own, pieces, whole=whole))
     more = counted_otherwise(context, prompt, len(ids))
     echo = "" if own == said_text else "; it shows the prompt before it"
     for verdict in found:

@@ -106,7 +106,7 @@ def test_builds_are_kept_from_amx_where_a_processor_has_it(
     code = "import os; print([os.environ.get(n) for n in ('CFLAGS', 'CXXFLAGS')])"
     without = environments.WITHOUT_AMX
     flags = [without, f"-O1 {without}"] if has_amx else [None, "-O1"]
-    said = environments.checked([sys.executable, "-c", code], "no", lambda _: None)
+    said = environments.run_command([sys.executable, "-c", code], "no", lambda _: None)
     assert said.strip() == str(flags)
 
 
@@ -275,7 +275,7 @@ def test_a_build_says_how_long_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(environments, "SAY_SECONDS", 0.05)
     waited: list[float] = []
     command = [sys.executable, "-c", "import time; print(1); time.sleep(0.4); print(2)"]
-    assert environments.checked(command, "it fails", waited.append) == "1\n2\n"
+    assert environments.run_command(command, "it fails", waited.append) == "1\n2\n"
     assert len(waited) >= 3
     assert waited == sorted(waited)
 
@@ -285,4 +285,4 @@ def test_a_build_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(environments, "BUILD_SECONDS", 0.2)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     with pytest.raises(NotBuilt, match="it fails: not done within 0 s"):
-        environments.checked(command, "it fails", lambda _: None)
+        environments.run_command(command, "it fails", lambda _: None)

@@ -10,7 +10,7 @@ import pytest
 from lockstep.harness.blackbox import in_check, whole
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unanswered
 from lockstep.harness.blackbox.bisection import NO_LENS
-from lockstep.harness.blackbox.in_check import checked
+from lockstep.harness.blackbox.in_check import check_black_box
 from lockstep.harness.blackbox.whole import SMALL
 from lockstep.harness.check.check import Plan, open_plan
 from lockstep.harness.context.suite import NoAnswer
@@ -51,7 +51,7 @@ def verdicts(
         info = replace(opened.context.subject_info, levels=levels)
         info = replace(info, computes_nodes=False, shows_nodes=False, shows=shows)
         context = replace(opened.context, subject_info=info, named=named)
-        yield from checked(plan, context)
+        yield from check_black_box(plan, context)
     finally:
         opened.close()
 

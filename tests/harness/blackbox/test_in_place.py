@@ -16,7 +16,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox import in_check
-from lockstep.harness.blackbox.in_check import checked
+from lockstep.harness.blackbox.in_check import check_black_box
 from lockstep.harness.blackbox.in_place import LOOKS, MATRICES, layout_of, recipe_of
 from lockstep.harness.blackbox.places import SeenInPlace, is_another_eps, see_in_place
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
@@ -158,7 +158,7 @@ def verdicts(path: Path, engine: str) -> Iterator[Verdict]:
     opened = open_plan(plan, lambda _: None)
     try:
         info = replace(opened.context.subject_info, levels=("logits",), shows_nodes=False)
-        yield from checked(plan, replace(opened.context, subject_info=info))
+        yield from check_black_box(plan, replace(opened.context, subject_info=info))
     finally:
         opened.close()
 

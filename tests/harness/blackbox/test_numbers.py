@@ -142,7 +142,7 @@ def test_of_many_layers_one_is_found_in_few_questions(monkeypatch: pytest.Monkey
         return LayerRow(layer=layer, answer=answer)
 
     monkeypatch.setattr(numbers, "with_others_muted", answer)
-    monkeypatch.setattr(numbers, "named", named)
+    monkeypatch.setattr(numbers, "name_parts", named)
     asker: Any = type("Asker", (), {"progress": staticmethod(lambda text: None)})
     rows = list(guilty_among(asker, range(16)))
     assert [row.layer for row in rows] == list(range(16))

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.own_prompts import WHERE, checked, first_layer
+from lockstep.harness.blackbox.own_prompts import WHERE, check_own_prompts, first_layer
 from lockstep.harness.catalogue.models import rewrite
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.records import Verdict
@@ -23,7 +23,7 @@ def asked(model: Path, engine: str) -> list[Verdict]:
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_tokens=32)
     opened = open_plan(plan, lambda _: None)
     try:
-        return list(checked(plan, opened.context))
+        return list(check_own_prompts(plan, opened.context))
     finally:
         opened.close()
 

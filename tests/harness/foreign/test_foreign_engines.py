@@ -155,7 +155,7 @@ def test_an_engine_that_is_not_added_says_how_to_add_it() -> None:
 
 def test_a_name_that_is_none_names_those_there_are() -> None:
     with pytest.raises(Unsupported, match=r"no engine named 'hylama' \(.*hyllama"):
-        engines.named("hylama")
+        engines.engine_named("hylama")
     assert command_of("hylama") is None
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.parts.text_judged import judged
+from lockstep.harness.suites.parts.text_judged import judge_text
 
 PIECES = {0: b"", 1: b"m", 2: b"\xda", 3: b"h6"}
 
@@ -28,7 +28,7 @@ def verdicts(said: str, margin: float) -> list[Verdict]:
         verdict=partial(Context.verdict, SimpleNamespace(case="c", repro=str)),
     )
     pieces: Any = Words(PIECES)
-    return list(judged(context, (), logits, [1, 2, 3], said.encode(), pieces))
+    return list(judge_text(context, (), logits, [1, 2, 3], said.encode(), pieces))
 
 
 def test_a_byte_more_of_a_tie_is_excused_and_not_called_a_text_that_ends_early() -> None:

@@ -16,7 +16,7 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
 from lockstep.harness.records import EXACT, Verdict
-from lockstep.harness.suites.parts.text_judged import is_replaced, judged
+from lockstep.harness.suites.parts.text_judged import is_replaced, judge_text
 from lockstep.harness.synth.llama import LlamaRecipe
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin, with_metadata, written
@@ -253,7 +253,7 @@ def text_verdicts(
         verdict=partial(Context.verdict, SimpleNamespace(case="c", repro=str)),
     )
     pieces: Any = WORDS
-    return list(judged(context, (), logits, GIRL_IS, said, pieces, whole=whole))
+    return list(judge_text(context, (), logits, GIRL_IS, said, pieces, whole=whole))
 
 
 CLEAR = {2: 5.0, 1: 3.0}, {5: 5.0, 3: 4.5}

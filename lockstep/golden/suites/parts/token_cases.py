@@ -16,7 +16,7 @@ def counted(group: str, unit: str, *counts: int) -> Iterator[tuple[str, bytes]]:
         yield f"{group}-{n}", (unit * n).encode()
 
 
-def named(group: str, *texts: tuple[str, str | bytes]) -> Iterator[tuple[str, bytes]]:
+def name_texts(group: str, *texts: tuple[str, str | bytes]) -> Iterator[tuple[str, bytes]]:
     for name, text in texts:
         yield f"{group}-{name}", text if isinstance(text, bytes) else text.encode()
 
@@ -27,7 +27,7 @@ def white_space() -> Iterator[tuple[str, bytes]]:
     yield from counted("newlines", "\n", 1, 2, 3, 4, 5, 8, 16, 100)
     yield from counted("tabs", "\t", 1, 2, 3, 4, 8)
     yield from counted("crlf", "\r\n", 1, 2, 3)
-    yield from named(
+    yield from name_texts(
         "space",
         *(("cr", "\r"), ("vt", "\v"), ("ff", "\f"), ("nel", "\u0085"), ("line", "\u2028")),
         *(("paragraph", "\u2029"), ("no-break", "a\u00a0b"), ("narrow", "a\u202fb")),
@@ -149,7 +149,7 @@ def words() -> Iterator[tuple[str, bytes]]:
 
 
 def code() -> Iterator[tuple[str, bytes]]:
-    yield from named(
+    yield from name_texts(
         "code",
         ("python", "def f(x):\n    return x ** 2  # square\n"),
         ("c", "for (int i = 0; i < n; ++i) { x[i] += 1; }"),
@@ -167,7 +167,7 @@ def code() -> Iterator[tuple[str, bytes]]:
 
 
 def letters() -> Iterator[tuple[str, bytes]]:
-    yield from named(
+    yield from name_texts(
         "latin",
         *(("acute", "é"), ("acute-apart", "e\u0301"), ("acute-capital", "É"), ("tilde", "ñ")),
         *(("tilde-apart", "n\u0303"), ("ring", "Å"), ("angstrom", "\u212b")),
@@ -180,7 +180,7 @@ def letters() -> Iterator[tuple[str, bytes]]:
         *(("enclosed", "a\u20dd"), ("zwnj", "auf\u200clage"), ("soft-hyphen", "co\u00adop")),
         *(("kelvin", "\u212a"), ("ohm", "\u2126"), ("sigma", "ΣΊΣΥΦΟΣ")),
     )
-    yield from named(
+    yield from name_texts(
         "script",
         *(("greek", "Καλημέρα κόσμε"), ("cyrillic", "Привет, мир!"), ("hebrew", "שָׁלוֹם עולם")),
         *(("arabic", "مرحبا بالعالم"), ("arabic-marks", "مُحَمَّد"), ("persian", "می\u200cخواهم")),
@@ -198,7 +198,7 @@ def letters() -> Iterator[tuple[str, bytes]]:
         *(("compatibility", "豈更"), ("bopomofo", "ㄅㄆㄇ"), ("yi", "ꀀꀁ"), ("gothic", "𐌰𐌱")),
         *(("cuneiform", "𒀀𒁀"), ("hieroglyph", "𓀀𓂀"), ("adlam", "𞤀𞤣"), ("deseret", "𐐀𐐨")),
     )
-    yield from named(
+    yield from name_texts(
         "direction",
         *(("mixed", "abc שלום 123 مرحبا xyz"), ("marks", "a\u200e\u200fb")),
         *(("override", "\u202eabc\u202c"), ("isolate", "\u2067שלום\u2069!")),
@@ -207,7 +207,7 @@ def letters() -> Iterator[tuple[str, bytes]]:
 
 
 def symbols() -> Iterator[tuple[str, bytes]]:
-    yield from named(
+    yield from name_texts(
         "emoji",
         *(("plain", "😀"), ("two", "😀😀"), ("after-space", " 😀"), ("in-word", "a😀b")),
         *(("skin", "👍🏽"), ("family", "👨\u200d👩\u200d👧\u200d👦"), ("flag", "🇩🇪🇫🇷")),
@@ -235,7 +235,7 @@ def symbols() -> Iterator[tuple[str, bytes]]:
     yield from numbered(
         "private", "\ue000", "\uf8ff", "\U000f0000", "\U0010fffd", "a\ue000b", "\ue000\ue001 \ue002"
     )
-    yield from named(
+    yield from name_texts(
         "control",
         *(("nul", "\0"), ("nul-inside", "a\0b"), ("nuls", "\0\0\0")),
         *(("low", "\x01\x02\x03\x1f"), ("bell", "\a"), ("delete", "\x7f")),
@@ -247,7 +247,7 @@ def symbols() -> Iterator[tuple[str, bytes]]:
 
 
 def broken() -> Iterator[tuple[str, bytes]]:
-    yield from named(
+    yield from name_texts(
         "bytes",
         *(("continuation", b"\x80"), ("continuations", b"\x80\xbf\x80\xbf"), ("ff", b"\xff")),
         *(("ffs", b"\xff\xff\xff\xff\xff"), ("fe", b"\xfe"), ("utf16", b"\xff\xfea\0b\0")),
@@ -309,7 +309,7 @@ def special_like() -> Iterator[tuple[str, bytes]]:
 
 
 def long_texts() -> Iterator[tuple[str, bytes]]:
-    yield from named(
+    yield from name_texts(
         "long",
         *(("a-100", "a" * 100), ("a-1000", "a" * 1000), ("ab", "ab" * 250)),
         *(("abc", "abc" * 100), ("capitals", "A" * 120), ("digits", "1234567890" * 15)),

@@ -174,12 +174,12 @@ class ScheduleCampaign:
         known = self.entry(last, small)
         key = f"{last.symptom}/{small.names if known is None else known.id}"
         self.seen[key] += 1
-        return self.told(small, last, known, key) if self.seen[key] == 1 else None
+        return self.verdict_for(small, last, known, key) if self.seen[key] == 1 else None
 
     def entry(self, found: ScheduleDifference, case: ScheduleCase) -> KnownSchedule | None:
         return entry_for(self.known, (self.plan.oracle, self.plan.engine), self.kind, found, case)
 
-    def told(
+    def verdict_for(
         self, small: ScheduleCase, last: ScheduleDifference, known: KnownSchedule | None, key: str
     ) -> Verdict:
         status = last.symptom if last.symptom in (*DEADLY, "malformed") else "diverged"

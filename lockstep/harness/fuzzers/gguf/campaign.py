@@ -36,7 +36,7 @@ from lockstep.harness.fuzzers.gguf.given import CORPUS, GIVEN, GUIDED, files_in,
 from lockstep.harness.fuzzers.gguf.grammar import FileCase, cases
 from lockstep.harness.fuzzers.gguf.models import MODELS, model_cases
 from lockstep.harness.fuzzers.gguf.shrink import cost_of, shrunk
-from lockstep.harness.fuzzers.gguf.stages import FULL, Stage, answer_about, part, said
+from lockstep.harness.fuzzers.gguf.stages import FULL, Stage, answer_about, describe_answer, part
 from lockstep.harness.fuzzers.numbers import CaseNumbers
 from lockstep.harness.records import Status, Verdict
 
@@ -80,7 +80,7 @@ class FileCampaign:
         for numbers in self.numbers:
             if following := self.numbers.behind(numbers.stop):
                 asked.append(self.batch(following))
-            yield from self.judged(asked.pop(0))
+            yield from self.judge_batch(asked.pop(0))
             self.tell(numbers.stop)
             if numbers.stop - begun >= SLICE * self.numbers.size:
                 yield from self.slice_done(begun, numbers.stop)
@@ -104,7 +104,7 @@ class FileCampaign:
             self.told.clear()
             self.shrinks.clear()
             self.say(self.family, f"{at:,} of {len(made):,} files, now {case.name}")
-            yield from self.judged(self.asked([case]))
+            yield from self.judge_batch(self.asked([case]))
             yield self.about(case.number, case.number + 1, case)
 
     def kept(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
@@ -112,7 +112,7 @@ class FileCampaign:
         for stage in self.stages:
             stage.every = 1
         for first in range(0, len(made), BATCH):
-            yield from self.judged(self.asked(list(made[first : first + BATCH])))
+            yield from self.judge_batch(self.asked(list(made[first : first + BATCH])))
         yield self.about(0, len(made))
 
     def batch(self, numbers: range) -> FileBatch:
@@ -141,7 +141,7 @@ class FileCampaign:
 
     # --- judging --------------------------------------------------------------------------------
 
-    def judged(self, batch: FileBatch) -> Iterator[Verdict]:
+    def judge_batch(self, batch: FileBatch) -> Iterator[Verdict]:
         made, subject = batch.cases, batch.subject
         self.slice["files"] += len(made)
         self.slice["accepted"] += int((subject.endings == NUMBER[ACCEPTED]).sum())
@@ -285,9 +285,9 @@ class FileCampaign:
     def answers(self, raw: bytes) -> dict[str, str]:
         """What every parser says of one file, with its words."""
         subject = answer_about(self.subject, FULL, [raw])
-        told = {self.subject.name: said(subject)}
+        told = {self.subject.name: describe_answer(subject)}
         for stage in self.stages:
-            told[stage.name] = said(stage.ask([raw]).result())
+            told[stage.name] = describe_answer(stage.ask([raw]).result())
         return told
 
     def about(self, first: int, end: int, case: FileCase | None = None) -> Verdict:

@@ -31,12 +31,12 @@ def main() -> None:
 
     mutate = grammatical(lambda raw, longest: atheris.Mutate(raw, longest))  # replaced by Fuzz
     with stopwatch() as start:
-        read = checked(reader.from_bytes, start)
+        read = guard_reader(reader.from_bytes, start)
         atheris.Setup([sys.argv[0], *options], read, custom_mutator=mutate)
         atheris.Fuzz()
 
 
-def checked(open_file: Callable[[bytes], Any], start: Callable[[float], None]) -> Read:
+def guard_reader(open_file: Callable[[bytes], Any], start: Callable[[float], None]) -> Read:
     """start: gives a file so many seconds; libFuzzer's own alarm may go off while it reports."""
     from lockstep.engine.errors import MalformedFile
     from lockstep.harness.adapters.parts.forked import taken

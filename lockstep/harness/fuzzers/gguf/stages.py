@@ -87,7 +87,7 @@ def part(answer: Parsed, some: Sequence[int]) -> Parsed:
     )
 
 
-def said(answer: Parsed) -> str:
+def describe_answer(answer: Parsed) -> str:
     words = answer.words.get(0, "")
     return f"{answer.ending(0)}: {words}" if words else answer.ending(0)
 

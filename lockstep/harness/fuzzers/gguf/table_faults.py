@@ -81,16 +81,16 @@ def _(draft: FileDraft, draw: Draw) -> None:
 # --- tensor table -----------------------------------------------------------------------------
 
 
-def named(name: bytes, name_length: int | None = None) -> Apply:
+def add_named_tensor(name: bytes, name_length: int | None = None) -> Apply:
     def apply(draft: FileDraft, draw: Draw) -> None:
         draft.add(name, (1,), F32, 4).name_length = name_length
 
     return apply
 
 
-fault("name-63", "valid", "", "The longest name that ggml holds.")(named(b"n" * 63))
+fault("name-63", "valid", "", "The longest name that ggml holds.")(add_named_tensor(b"n" * 63))
 each(
-    {"name-64": named(b"n" * 64), "name-100": named(b"n" * 100)},
+    {"name-64": add_named_tensor(b"n" * 64), "name-100": add_named_tensor(b"n" * 100)},
     "invalid",
     "name-long",
     "Names have at most 64 bytes by the format, and 63 to ggml, which keeps a NUL after them.",
@@ -100,18 +100,21 @@ fault(
     "implementation-defined",
     "name-empty",
     "The format does not forbid it and llama.cpp accepts it; nobody can ask for such a tensor.",
-)(named(b""))
+)(add_named_tensor(b""))
 each(
-    {"name-nul": named(b"n\0x"), "name-nul-alone": named(b"\0")},
+    {"name-nul": add_named_tensor(b"n\0x"), "name-nul-alone": add_named_tensor(b"\0")},
     "invalid",
     "name-nul",
     "A C interface ends names at a NUL, so that two names become one.",
 )
 fault("name-not-utf8", "invalid", "name-utf8", "Names are strings, and strings are UTF-8.")(
-    named(b"n\xff")
+    add_named_tensor(b"n\xff")
 )
 each(
-    {"name-length-max": named(b"n", 2**64 - 1), "name-length-2-32": named(b"n", 2**32 + 1)},
+    {
+        "name-length-max": add_named_tensor(b"n", 2**64 - 1),
+        "name-length-2-32": add_named_tensor(b"n", 2**32 + 1),
+    },
     "invalid",
     "length",
     "A name is longer than the rest of the file.",

@@ -110,7 +110,7 @@ class FuzzedVocabulary:
             except (NoAnswer, GivenUp) as error:
                 status = getattr(error, "status", "crashed")
                 yield self.verdict(status, str(error), key=f"fuzz-tokens/{status}")
-        yield from self.told(campaign)
+        yield from self.report_campaign(campaign)
 
     def judge(self, campaign: TextCampaign, material: Material) -> None:
         if self.plan.given:
@@ -147,7 +147,7 @@ class FuzzedVocabulary:
 
     # --- what is said of it -----------------------------------------------------------------------
 
-    def told(self, campaign: TextCampaign) -> Iterator[Verdict]:
+    def report_campaign(self, campaign: TextCampaign) -> Iterator[Verdict]:
         counts = {
             "texts": campaign.texts,
             "id_lists": campaign.runs,

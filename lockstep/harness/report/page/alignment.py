@@ -35,7 +35,7 @@ def alignment_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
     found = [*lines(expected, actual, start, in_step=generated)]
     return {
         "lines": found,
-        "input": said(detail.get("input")),
+        "input": text_or_empty(detail.get("input")),
         "start": start,
         "counts": (expected.count, actual.count),
         "texts": texts_of(expected, actual) if generated else None,
@@ -50,13 +50,13 @@ def runs_of_ids(detail: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(got, list):
         return None
     sides = [SideOfText(ids=ids[:MOST], pieces=(), count=len(ids)) for ids in (want, got)]
-    text = said(detail.get("input"))
+    text = text_or_empty(detail.get("input"))
     found = [*lines(sides[0], sides[1], 0)]
     counts = (len(want), len(got))
     return {"lines": found, "input": text, "start": 0, "counts": counts, "texts": None}
 
 
-def said(text: Any) -> str:
+def text_or_empty(text: Any) -> str:
     return "" if text is None else str(text)
 
 

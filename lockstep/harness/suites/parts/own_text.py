@@ -28,10 +28,10 @@ def held_to_its_own(
     context.progress("the logits of its own text")
     outcome = context.subject.ask("evaluate", Request(batches=tuple(batches)))
     if not isinstance(outcome, Answered):
-        return said(tie, "its own text behind it was not compared: no logits of it")
+        return add_words(tie, "its own text behind it was not compared: no logits of it")
     logits = np.concatenate(outcome.value.logits)[-len(text) :]
     if not np.isfinite(logits).all():
-        return said(tie, "its own text behind it was not compared: its logits are no numbers")
+        return add_words(tie, "its own text behind it was not compared: its logits are no numbers")
     margins = logits.max(axis=1).astype(np.float64) - logits[np.arange(len(text)), list(text)]
     size = largest(logits)
     # each of its logits may be off by what honest runs are, from one way to ask to the other
@@ -40,12 +40,16 @@ def held_to_its_own(
         bound = whole_run(context.noise_on(batches), size)
     allowed = float(bound.allowed)
     if not np.isfinite(allowed):
-        return said(tie, "its own text behind it was not compared: no limit can be given")
+        return add_words(tie, "its own text behind it was not compared: no limit can be given")
     if margins.max() <= 2 * allowed:
-        return said(tie, f"all {len(text)} tokens are its own logits' choice, within the noise")
+        return add_words(
+            tie, f"all {len(text)} tokens are its own logits' choice, within the noise"
+        )
     wrong = margins > 2 * allowed
     if chooses_experts(context) and 2 * wrong.sum() <= len(text):
-        return said(tie, "its own text behind it was not compared: other experts may be chosen")
+        return add_words(
+            tie, "its own text behind it was not compared: other experts may be chosen"
+        )
     step = int(np.flatnonzero(wrong)[0])
     best = int(logits[step].argmax())
     message = (
@@ -59,5 +63,5 @@ def held_to_its_own(
     return context.verdict("decode", "diverged", message, detail, key=("decode", "own text"))
 
 
-def said(tie: Verdict, words: str) -> Verdict:
+def add_words(tie: Verdict, words: str) -> Verdict:
     return replace(tie, summary=f"{tie.summary}; {words}")

@@ -28,7 +28,7 @@ from lockstep.harness.suites.parts.text_readings import (
 ENDED = "ended"  # in the detail of what is said of a text that ends early
 
 
-def judged(
+def judge_text(
     context: Context,
     batches: Sequence[Batch],
     logits: F32,

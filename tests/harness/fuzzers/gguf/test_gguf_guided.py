@@ -18,7 +18,7 @@ from lockstep.harness.fuzzers.gguf.faults import FAULTS
 from lockstep.harness.fuzzers.gguf.fuzzer import GgufFuzzer
 from lockstep.harness.fuzzers.gguf.grammar import alone, cases
 from lockstep.harness.fuzzers.gguf.guided import complaint, guided_round, kept, seeded
-from lockstep.harness.fuzzers.gguf.guided_reader import checked
+from lockstep.harness.fuzzers.gguf.guided_reader import guard_reader
 from lockstep.harness.fuzzers.gguf.reached import MODULES, reached
 from lockstep.harness.report.jsonl import read_report
 from tests.breaking_reader import WORDS
@@ -102,10 +102,10 @@ def test_what_ended_a_round_is_said() -> None:
 def test_under_guidance_a_reader_may_refuse_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = checked(GgufFile.from_bytes, lambda seconds: None)
+    right = guard_reader(GgufFile.from_bytes, lambda seconds: None)
     right(alone("bool-2"))
     with pytest.raises(KeyError, match=WORDS):
-        checked(Breaking.from_bytes, lambda seconds: None)(alone("every-type"))
+        guard_reader(Breaking.from_bytes, lambda seconds: None)(alone("every-type"))
     monkeypatch.setattr(parsing, "SPARE_MEMORY", -(1 << 20))
     with pytest.raises(MemoryError, match="for a file of 38"):
         right(alone("bool-2"))
