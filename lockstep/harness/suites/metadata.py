@@ -1,12 +1,13 @@
 """Do our reader, gguf-py and llama.cpp read the same keys, values and tensor table?"""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from math import inf
 from typing import Any
 
+from lockstep.engine.gguf.fields import Value
 from lockstep.engine.gguf.types import TYPES
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
@@ -24,7 +25,7 @@ from lockstep.harness.records import (
 from lockstep.harness.report.text import cut
 
 AT_MOST, LONGEST = 20, 2000  # differences in one verdict; characters of all their places
-MAX_TOKENS = 1 << 20  # of a vocabulary: so many fit a message (wire.MessageLimits)
+MAX_ENTRIES = 1 << 20  # of an array: so many tokens fit a message (wire.MessageLimits)
 BYTES = re.compile("[\udc80-\udcff]")
 ABSENT = ("absent", None)  # beside a key's type and value
 # gguf-py learns of a tensor type some releases after llama.cpp: 0.19 has no Q2_0
@@ -37,12 +38,12 @@ class Metadata(Suite, name="metadata"):
     order = 10
 
     def begin(self, context: Context) -> None:
-        check_vocabulary(context.facts.n_vocab)
+        check_arrays(context.file.metadata)
         session = context.runner.open("gguf-py", context.model, EXACT)
         context.begun[self.name] = ReadByGgufPy(session)
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        check_vocabulary(context.facts.n_vocab)
+        check_arrays(context.file.metadata)
         oracle, subject = context.ask_both("metadata")
         context.read |= {context.oracle: oracle, context.subject: subject}
         left_out = ""
@@ -80,11 +81,12 @@ class Metadata(Suite, name="metadata"):
                 yield compared(context, "gguf-py", oracle, answer)
 
 
-def check_vocabulary(n_tokens: int) -> None:
-    """Raise NoAnswer for more tokens than three readers show in minutes."""
-    if n_tokens > MAX_TOKENS:
-        text = f"the vocabulary has {n_tokens:,} tokens, more than the {MAX_TOKENS:,} that a "
-        raise NoAnswer("not-compared", f"{text}message about the metadata may hold", {})
+def check_arrays(metadata: Mapping[str, Value]) -> None:
+    """Raise NoAnswer for an array longer than three readers show in minutes."""
+    for key, value in metadata.items():
+        if value.element is not None and len(value.data) > MAX_ENTRIES:
+            text = f"{key} has {len(value.data):,} entries, more than the {MAX_ENTRIES:,} that a "
+            raise NoAnswer("not-compared", f"{text}message about the metadata may hold", {})
 
 
 class ReadByGgufPy:
