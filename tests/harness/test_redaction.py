@@ -2,6 +2,7 @@
 
 import json
 import sys
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
         repr(SECRET.encode()),
         "https://host/?q=sk-Zq8%2F%22v%2B71Lkd%3D0t",
         "c2stWnE4LyJ2KzcxTGtkPTB0",
+        b64encode(f"Bearer {SECRET}".encode()).decode(),
+        b64encode(f"me:{SECRET}, and more".encode()).decode(),
         "sk-Zq8/&quot;v+71Lkd=0t",
         f"{SECRET}{SECRET}",
     ],
@@ -42,6 +45,7 @@ def test_redact_hides_key_in_any_spelling(text: str) -> None:
     assert WORD not in found
     assert "71Lkd" not in found
     assert redact(found) == found
+    assert not any(piece in found for piece in ("WnE4", "cTgv", "phxOC"))
 
 
 @pytest.mark.parametrize(
