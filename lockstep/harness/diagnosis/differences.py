@@ -60,13 +60,13 @@ def describe_key(question: Header, said: Any, answer: Any, row: int) -> Pair:
     keys = sorted(answer.metadata)
     if row < len(keys):
         key = keys[row]
-        pair = (shorten(summary.metadata.get(key)) for summary in (said, answer))
-        return (f"key {key}", *pair)
+        own, right = (shorten(summary.metadata.get(key)) for summary in (said, answer))
+        return (f"key {key}", own, right)
     name = answer.tensors[row - len(keys)].name
-    pair = (
+    own, right = (
         next((str(t) for t in found.tensors if t.name == name), "none") for found in (said, answer)
     )
-    return (f"tensor {name}", *pair)
+    return (f"tensor {name}", own, right)
 
 
 def describe_ids(question: Ids, said: Any, answer: Any, row: int) -> Pair:
