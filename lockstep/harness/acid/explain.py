@@ -61,23 +61,17 @@ def what_is_missing(reading: AcidReading, n_prompted: int) -> Iterator[str]:
 
 
 def causes(tests: Mapping[str, Measurement], answers: Sequence[Read]) -> list[tuple[Read, ...]]:
-    """Return the NOs that rest on no other, the first to look at first.
-
-    NOs that rest on each other are a group: any of them may be the cause. What names a mistake that
-    nothing else looks like comes before all others.
-    """
-    wrong = {answer.test: answer for answer in answers}
-    telling = [a for a in answers if a.says in tests[a.test].telling]
-    left = [answer for answer in answers if answer not in telling]
+    """Return the NOs that rest on no other. NOs that rest on each other are a group: any of them
+    may be the cause."""
+    wrong = {answer.test for answer in answers}
     groups = []
-    for answer in left:
+    for answer in answers:
         under = below(tests, answer.test, wrong)
-        if not all(answer.test in below(tests, other, wrong) for other in under):
-            continue
-        group = tuple(a for a in left if a.test in {answer.test, *under})
-        if group[0] is answer and not under & {a.test for a in telling}:
-            groups.append(group)
-    return [*((answer,) for answer in telling), *groups]
+        if all(answer.test in below(tests, other, wrong) for other in under):
+            group = tuple(each for each in answers if each.test in {answer.test, *under})
+            if group[0] is answer:
+                groups.append(group)
+    return groups
 
 
 def below(tests: Mapping[str, Measurement], name: str, wrong: Collection[str]) -> frozenset[str]:

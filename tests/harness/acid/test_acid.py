@@ -291,13 +291,6 @@ def test_reading_says_that_noes_measured_through_each_other_are_one_cause() -> N
     assert causes(tests, noes) == [(noes[0], noes[1])]
 
 
-def test_reading_puts_an_answer_that_nothing_else_gives_first() -> None:
-    tests = {test.name: test for test in TESTS}
-    telling = Read(test="cache-of-layers", ok=False, says="layer 0 reads the cache of layer 1")
-    noes = [Read(test="earlier-token", ok=False), telling]
-    assert causes(tests, noes) == [(telling,), (noes[0],)]
-
-
 def test_the_list_has_every_test_and_the_prompt(lockstep: Lockstep) -> None:
     listed = lockstep("acid", "list").out
     assert all(f"{test.name}: {test.sees}" in listed for test in TESTS)

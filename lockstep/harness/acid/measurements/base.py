@@ -21,7 +21,6 @@ class Measurement(ABC):
 
     `radius` is how far an honest engine's values may lie from the right ones. `catches` names wrong
     engines of the catalogue that make it say NO, `rests_on` the tests whose subject it needs.
-    `telling` are the mistakes it names that no other known mistake looks like, whatever else is NO.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Measurement(ABC):
     where: str  # layer and kind of weights, in words
     catches: tuple[str, ...] = ()
     rests_on: tuple[str, ...] = ()
-    telling: tuple[str, ...] = ()
     needs_prompt: bool = False
     # of which ids a prompt has; left out where a matrix has blocks, whose tests need the room
     of_tokenizer: bool = False

@@ -38,7 +38,6 @@ class Silu(FeedForward):
         *("gate-and-up", "layers", "matrix-edges"),
         *("experts-choice", "experts-matrices"),
     )
-    telling: Names = ("ReLU",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {at.state: -1.25}, {at.state: 1.0}, {at.value(0): 3.0})
@@ -64,7 +63,6 @@ class GateAndUp(FeedForward):
         "silu-without-gate",
     )
     rests_on: Names = ("silu", "layers", "matrix-edges")
-    telling: Names = ("gate and up exchanged",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {at.state: 2.0}, {at.state: -1.0}, {at.value(): 0.5})
@@ -111,7 +109,7 @@ class MatrixEdges(FeedForward):
     )
     radius = 7 * HALF_BF16
     catches = ("last-column-dropped", "tail-dropped", "last-block-dropped")
-    rests_on: tuple[str, ...] = ("silu",)
+    rests_on: Names = ("silu",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.unit(0, {EDGE: 9.8}, {EDGE: 1.0}, {at.value(): 1 / 8 * 1.2247}, last=True)

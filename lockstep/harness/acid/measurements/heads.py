@@ -25,7 +25,6 @@ class Groups(Measurement):
     reason = REASON
     where = "layer 0, all four heads"
     rests_on = ("earlier-token", "newest-token", "matrix-edges", "rope-pairing")
-    telling = ("heads alternate between KV heads",)
 
 
 class ValueGroups(Groups):
@@ -94,7 +93,6 @@ class LayersCaches(Measurement):
     reason = REASON
     catches = ("cache-shared-by-layers",)
     rests_on = ("earlier-token", "newest-token", "rope-pairing", "rope-base")
-    telling = ("layer 0 reads the cache of layer 1",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         key, element = w.free_key(0, 1), w.free_value(0, 1)

@@ -86,7 +86,7 @@ class Bias(Measurement):
 class PlainFfnNormWeight(FfnNormWeight):
     """The state has the weight 4 in ffn_norm, 1/2 in attn_norm, and 2 in ffn_norm of layer 1."""
 
-    rests_on = ("gelu",)
+    rests_on = ("gelu", "output-norm-weight")
     wrong = (
         ("no weight", (0.2443,)),  # gelu(2) / 8
         ("attn_norm taken", (0.1052,)),

@@ -1,6 +1,6 @@
 """Tests of norms: what they divide by, and the weights behind them."""
 
-from lockstep.harness.acid.measurements.base import AcidPlace, Measurement
+from lockstep.harness.acid.measurements.base import AcidPlace, Measurement, Names
 from lockstep.harness.acid.measurements.feed_forward import HALF_BF16, REASON
 from lockstep.harness.acid.weights import NOTHING, TINY, AcidWeights
 
@@ -43,7 +43,6 @@ class NormCentred(Measurement):
     radius = 2.0**-9
     reason = "a coordinate that nothing writes is zero in every engine that converts nothing"
     catches = ("rms-norm-centred",)
-    telling = ("the mean is subtracted",)
     rests_on = ("gate-and-up",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
@@ -67,7 +66,7 @@ class FfnNormWeight(Measurement):
     radius = 7 * HALF_BF16
     reason = REASON
     catches = ("norm-without-weight", "weight-before-norm", "norms-exchanged")
-    rests_on = ("gate-and-up",)
+    rests_on: Names = ("gate-and-up", "output-norm-weight")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         here = w.coordinate(at.state)
@@ -127,7 +126,6 @@ class OutputNormWeight(Measurement):
         "last-norm-of-prompts-only",
     )
     rests_on = ("silu",)
-    telling = ("no weight, or no norm",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.output_norm[w.coordinate(at.value())] = 0.25

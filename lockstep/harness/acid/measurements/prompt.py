@@ -165,7 +165,6 @@ class EachTokensNorm(Prompted):
     )
     catches = ("norm-of-first-row", "stale-norm")
     rests_on = ("prompt-end", "earlier-token", "rope-base")
-    telling = ("another token's norm",)
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         w.key(0, NOT_ITS_OWN, {role("g"): 1.0})

@@ -61,7 +61,6 @@ class Pairing(Rope):
         "rope-half-the-head",  # where halves turn together
         "cache-keys-rotated-again",
     )
-    telling = ("turned the other way",)
 
 
 class Base(Rope):
@@ -93,7 +92,7 @@ class Base(Rope):
         "rope-half-the-head",
         "cache-keys-rotated-again",
     )
-    rests_on: Names = ("rope-pairing", "matrix-edges")
+    rests_on: Names = ("rope-pairing", "matrix-edges", "cache-of-layers")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
         groups = (self.distances, self.slower, self.faster)

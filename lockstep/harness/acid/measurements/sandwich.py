@@ -38,6 +38,7 @@ class Geglu(Silu):
     )
     radius = 7 * HALF_BF16
     catches = ("silu-for-gelu",)
+    rests_on = (*Silu.rests_on, "norm-mean")
 
 
 class GegluBranches(GateAndUp):

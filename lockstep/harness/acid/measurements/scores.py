@@ -63,7 +63,7 @@ class EarlierToken(Measurement):
 
     rests_on = (
         *("newest-token", "heads", "matrix-edges", "prompt-end", "positions-in-prompt"),
-        *("values-not-turned", "rope-pairing", "rope-base"),
+        *("values-not-turned", "cache-of-layers", "rope-pairing", "rope-base"),
     )
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:

@@ -83,7 +83,6 @@ class SpacePrefix(Cut):
         ("too large", (2.0,)),
     )
     catches = ("no-space-prefix",)
-    telling = ("no space is put before it",)
     rests_on = ("far-256", "rope-pairing", "rope-base", "attention-scale")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:
@@ -122,7 +121,6 @@ class EqualMerges(Cut):
         ("too large", (2.0,)),
     )
     catches = ("ties-to-the-right",)
-    telling = ("the right one",)
     rests_on = (*Cut.rests_on, "merges")
 
 
@@ -162,7 +160,6 @@ class Bytes(Cut):
         ("too large", (2.0, 0.0)),
     )
     catches = ("no-byte-fallback",)
-    telling = ("the unknown token",)
 
 
 class TwoSpaces(Cut):
@@ -179,7 +176,6 @@ class TwoSpaces(Cut):
         ("too large", (2.0,)),
     )
     catches = ("spaces-merged",)
-    telling = ("they are made one, or not merged",)
 
 
 class Specials(Cut):
