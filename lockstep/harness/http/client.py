@@ -59,6 +59,10 @@ def address_of(url: str) -> Address:
         parts: SplitResult = urlsplit(url)
         port = parts.port
     except ValueError as error:
+        if "@" in url:  # the error quotes the beginning of a password
+            raise Unsupported(
+                f"an address holds no key: put it into the variable {API_KEY}"
+            ) from None
         raise Unsupported(f"{url!r} is no address: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise Unsupported(f"{url!r} is no address such as http://localhost:8080")

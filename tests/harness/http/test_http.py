@@ -241,8 +241,9 @@ def test_several_models_want_a_name(model: Path) -> None:
 
 
 def test_a_key_is_sent_and_never_part_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unsupported, match=API_KEY):
-        address_of("http://me:secret@localhost:1")
+    for url in ("http://me:secret@localhost:1", "http://me:se/cret@localhost:1"):
+        with pytest.raises(Unsupported, match=API_KEY):
+            address_of(url)
     monkeypatch.setenv(API_KEY, "secret")
     with sending(b"HTTP/1.1 401 No\r\nContent-Length: 2\r\n\r\n{}") as url:
         outcome = asked(url, "describe")
