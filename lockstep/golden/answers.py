@@ -46,7 +46,7 @@ def judge_answers(
     entries = {entry.path: entry for entry in read_manifest(root)}
     known = {Path(e.path).stem: e for e in entries.values() if e.kind == "ops"}
     refuse_unknown(only, known)
-    there, foreign = answered(folder, known)
+    there, foreign = find_answers(folder, known)
     missing = []
     for op in only or sorted(known):
         if op not in there:
@@ -75,7 +75,9 @@ def counted(found: Sequence[Verdict]) -> list[Verdict]:
     return [verdict for verdict in found if verdict.case not in (NOT_ANSWERED, FOREIGN)]
 
 
-def answered(folder: Path, known: Mapping[str, ManifestEntry]) -> tuple[dict[str, Path], list[str]]:
+def find_answers(
+    folder: Path, known: Mapping[str, ManifestEntry]
+) -> tuple[dict[str, Path], list[str]]:
     """Files by operation, and the names of what else is there."""
     if not folder.is_dir():
         raise BrokenGolden(f"{folder} is no folder")

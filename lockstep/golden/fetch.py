@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from lockstep.golden.store import BrokenGolden
 from lockstep.harness.asking import downloads
-from lockstep.harness.asking.downloads import NotDownloaded, cache_folder, locked
+from lockstep.harness.asking.downloads import NotDownloaded, cache_folder, hold_lock
 from lockstep.harness.report.header import sha256_of
 
 VERSION = "0.3.36"  # of llama-cpp-python, as pyproject.toml pins it
@@ -75,7 +75,7 @@ def fetch(progress: Progress = lambda _: None, *, sdist: Path | None = None) -> 
     """
     folder = fetched_folder()
     try:
-        with locked(folder.parent / "fetch.lock"):
+        with hold_lock(folder.parent / "fetch.lock"):
             if not present(folder) >= FILES:
                 make(folder, sdist, progress)
     except OSError as error:

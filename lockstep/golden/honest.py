@@ -62,7 +62,7 @@ class SeenValues:
         return {name: matrix_of(name, found.values()) for name, found in self.values.items()}
 
 
-def recorded(
+def record_graph(
     session: Session, batches: Sequence[Batch], result: str, names: Sequence[str] = ()
 ) -> Recorded:
     """Raises NoAnswer if the session's engine does not show its graph, Unsupported for a name."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.golden.honest import EMBEDDINGS, Matrices, matrix_of, recorded
+from lockstep.golden.honest import EMBEDDINGS, Matrices, matrix_of, record_graph
 from lockstep.golden.suites.base import AskedEngine
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import NoAnswer
@@ -18,7 +18,7 @@ from lockstep.harness.graph.wiring import site_of, wires_of
 from lockstep.harness.records import Evaluation, Request, Site
 
 
-def answered(ask: AskedEngine, result: str, batches: Sequence[Batch]) -> tuple[F32, ...]:
+def ask_outputs(ask: AskedEngine, result: str, batches: Sequence[Batch]) -> tuple[F32, ...]:
     """Of each batch its logits or embeddings. Raises NoAnswer."""
     if result == EMBEDDINGS:
         embeddings: tuple[F32, ...] = ask("embed", tuple(batches))
@@ -51,7 +51,7 @@ def nodes_of(
     Raises NoAnswer if it shows neither.
     """
     try:
-        return recorded(session, batches, result, [node.name for node in wanted]).shown
+        return record_graph(session, batches, result, [node.name for node in wanted]).shown
     except NoAnswer as error:
         if error.status != "not-compared":
             raise

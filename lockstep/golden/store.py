@@ -97,15 +97,15 @@ ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 def canonical(value: Any) -> bytes:
     """The one way to write a document: sorted keys, lists of plain values on one line."""
-    return (rendered(value, "") + "\n").encode("ascii")
+    return (render_json(value, "") + "\n").encode("ascii")
 
 
-def rendered(value: Any, margin: str) -> str:
+def render_json(value: Any, margin: str) -> str:
     deeper = margin + " "
     if isinstance(value, dict) and value:
-        rows = [f"{ENCODE(k)}: {rendered(value[k], deeper)}" for k in sorted(value)]
+        rows = [f"{ENCODE(k)}: {render_json(value[k], deeper)}" for k in sorted(value)]
     elif isinstance(value, list) and any(issubclass(t, dict | list) for t in {*map(type, value)}):
-        rows = [rendered(item, deeper) for item in value]
+        rows = [render_json(item, deeper) for item in value]
     else:
         return ENCODE(value)
     opening, closing = "{}" if isinstance(value, dict) else "[]"

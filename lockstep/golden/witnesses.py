@@ -8,7 +8,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.golden.honest import LOGITS, Matrices, Recorded
-from lockstep.golden.shown import answered
+from lockstep.golden.shown import ask_outputs
 from lockstep.golden.suites.base import Source
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.judging.noise import run
@@ -19,7 +19,7 @@ def other_runs(
 ) -> Iterator[tuple[str, Matrices]]:
     """The oracle's, and that of our own graph where we have one: a graph that llama.cpp has wrong
     is right in a replay of it."""
-    own = {found.result: np.concatenate(answered(source.ask, found.result, batches))}
+    own = {found.result: np.concatenate(ask_outputs(source.ask, found.result, batches))}
     yield source.info.engine, {**own, **found.shown}
     if facts.not_ours or found.result != LOGITS:
         return

@@ -56,7 +56,7 @@ def write(
     entries = [*others, *(entry for entry, _ in new)]
     if replace_file(root / NAME, manifest_bytes(entries)):
         changed.append(root / NAME)
-    return changed + removed(root, old, entries)
+    return changed + remove_orphans(root, old, entries)
 
 
 def held_or_made(root: Path, old: Sequence[ManifestEntry], made: Made, progress: Progress) -> Made:
@@ -76,7 +76,9 @@ def held_or_made(root: Path, old: Sequence[ManifestEntry], made: Made, progress:
     return made
 
 
-def removed(root: Path, old: Sequence[ManifestEntry], new: Sequence[ManifestEntry]) -> list[Path]:
+def remove_orphans(
+    root: Path, old: Sequence[ManifestEntry], new: Sequence[ManifestEntry]
+) -> list[Path]:
     """Delete the files that the generator wrote and no longer makes."""
     gone = sorted({entry.path for entry in old} - {entry.path for entry in new})
     paths = [inside(root, name) for name in gone]

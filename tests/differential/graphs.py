@@ -10,7 +10,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
 from lockstep.harness.check.check import lanes_of
 from lockstep.harness.context.runner import Runner
-from lockstep.harness.graph.aliases import places_by_site, renamed
+from lockstep.harness.graph.aliases import places_by_site, rename_wires
 from lockstep.harness.graph.program import Place, Program
 from lockstep.harness.graph.record import record
 from lockstep.harness.graph.segments import SegmentJudge
@@ -61,7 +61,7 @@ class Recorded:
         with GgufFile.open(self.path) as file:
             judge = SegmentJudge(
                 program=self.program,
-                wires=renamed(wires, places),
+                wires=rename_wires(wires, places),
                 file=file,
                 build=self.build,
                 shown=placed(shown),

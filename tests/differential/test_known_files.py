@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 
 from lockstep.engine.gguf.fields import KINDS
-from lockstep.harness.adapters.parts.parsing import NUMBER, SPARE_MEMORY, Parsed, packed, parsed
+from lockstep.harness.adapters.parts.parsing import (
+    NUMBER,
+    SPARE_MEMORY,
+    Parsed,
+    pack_files,
+    parse_answer,
+)
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
-from lockstep.harness.fuzzers.gguf.findings import KnownFile, cause_of, known_files, refined
+from lockstep.harness.fuzzers.gguf.findings import KnownFile, cause_of, known_files, refine_cause
 from lockstep.harness.fuzzers.gguf.fuzzer import WAYS
 from lockstep.harness.records import EXACT, Answered
 from lockstep.harness.report.jsonl import read_report
@@ -34,9 +40,9 @@ def sessions() -> Iterator[dict[str, Session]]:
 
 
 def ask(session: Session, raw: bytes, way: str) -> Parsed:
-    outcome = session.ask("parse", *packed([raw]), way)
+    outcome = session.ask("parse", *pack_files([raw]), way)
     assert isinstance(outcome, Answered), outcome
-    return parsed(outcome.value, 1)
+    return parse_answer(outcome.value, 1)
 
 
 @pytest.mark.parametrize(("known", "way"), CASES, ids=[f"{known.id}-{way}" for known, way in CASES])
@@ -49,7 +55,7 @@ def test_what_is_known_is_still_true(
     cause = cause_of(known.component, way, ours, theirs, 0, known.raw)
     over = f"{stage} no longer does so: take {known.id} out of lockstep/harness/known"
     assert cause is not None, over
-    assert refined(cause, known.raw) in known.causes, over
+    assert refine_cause(cause, known.raw) in known.causes, over
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)

@@ -14,7 +14,7 @@ from lockstep.engine.architectures.phi3 import Phi3
 from lockstep.engine.architectures.step import Step
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox import long_context
-from lockstep.harness.blackbox.long_context import bisected
+from lockstep.harness.blackbox.long_context import bisect_long_context
 from lockstep.harness.blackbox.long_texts import only_in_long
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import architecture, first_layers
@@ -345,7 +345,7 @@ def test_layers_that_are_others_in_a_shorter_model_are_not_asked(
     assert "is another one in a model of 3 layers" in found[0].summary
     plan = plan_for(model)
     with open_for(plan) as opened:
-        assert bisected(plan, opened.context) is None
+        assert bisect_long_context(plan, opened.context) is None
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_a_bisection_finds_the_place_with_a_short_window(
 ) -> None:
     plan = plan_for(gemma3, engine="mutant:window-one-less")
     with open_for(plan) as opened:
-        found = bisected(plan, opened.context)
+        found = bisect_long_context(plan, opened.context)
     assert found is not None
     assert found.exit_code == 1
     assert [(c.layer, c.site.name) for c in found.culprits] == [

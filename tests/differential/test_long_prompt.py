@@ -201,7 +201,7 @@ def test_a_bisection_finds_the_place_in_the_shortest_wrong_prompt(
 ) -> None:
     plan = plan_for(model, engine=TableTooShort.name)
     with open_for(plan) as opened:
-        found = long_prompt.bisected(plan, opened.context)
+        found = long_prompt.bisect_long_prompt(plan, opened.context)
     assert found is not None
     assert found.asked == f"with a prompt of {ROWS + 1} tokens, 3 threads, its first layers alone"
     places = {f"{c.site.name}-{c.layer}" for c in found.culprits}

@@ -20,7 +20,7 @@ from lockstep.harness.blackbox.rewriting import rewrite
 from lockstep.harness.blackbox.slices import (
     ADD_OTHERWISE,
     IN_A_LAYER,
-    muted,
+    mute_other_layers,
 )
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.records import Evaluation, Request
@@ -46,7 +46,7 @@ def same(rows: F32, start: int) -> F32:
 
 def logits_of(asker: SliceAsker, change: Callable[[F32, int], F32]) -> F32:
     """llama.cpp's, of a model whose layers are muted and otherwise changed."""
-    recipe, path = muted(asker.file, ()), asker.folder / "muted.gguf"
+    recipe, path = mute_other_layers(asker.file, ()), asker.folder / "muted.gguf"
     changed = {
         name: change
         for name in recipe.names

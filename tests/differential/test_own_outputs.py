@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lockstep.engine.batch import Batch
-from lockstep.harness.asking.put_in import watched
+from lockstep.harness.asking.put_in import watch_values
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.graph.aliases import places_by_site
@@ -192,11 +192,11 @@ def test_who_does_not_look_at_what_is_put_in_is_not_accused_of_going_on_without(
 )
 def test_whoever_looks_at_what_is_put_in_is_held_to_it(look: Callable[[object], object]) -> None:
     request = Request(batches=(), replace={Site(step=0, layer=0, name="l_out"): np.zeros(1)})
-    given, (asked,) = watched((request,))
+    given, (asked,) = watch_values((request,))
     assert given.is_ignored
     look(asked.replace)
     assert not given.is_ignored
-    assert not watched((Request(batches=()),))[0].is_ignored  # there is nothing to look at
+    assert not watch_values((Request(batches=()),))[0].is_ignored  # there is nothing to look at
 
 
 def test_a_dump_of_embeddings_is_compared_and_its_wrong_end_found(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.harness.adapters.parts.parsing import ENDINGS, Parsed, packed, parsed
+from lockstep.harness.adapters.parts.parsing import ENDINGS, Parsed, pack_files, parse_answer
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.fuzzers.gguf.grammar import alone, cases
 from lockstep.harness.records import EXACT, Answered
@@ -24,9 +24,9 @@ def gguf_py() -> Iterator[Session]:
 
 
 def ask(session: Session, files: list[bytes], way: str) -> Parsed:
-    outcome = session.ask("parse", *packed(files), way)
+    outcome = session.ask("parse", *pack_files(files), way)
     assert isinstance(outcome, Answered), outcome
-    return parsed(outcome.value, len(files))
+    return parse_answer(outcome.value, len(files))
 
 
 def ours(files: list[bytes]) -> Parsed:
@@ -108,5 +108,5 @@ def test_gguf_pys_exceptions_become_our_kinds(gguf_py: Session, name: str, kind:
 @pytest.mark.parametrize(("engine", "way"), [("llama.cpp", "mail"), ("gguf-py", "load")])
 def test_a_way_that_an_engine_does_not_have_is_not_guessed(engine: str, way: str) -> None:
     with Runner().open(engine, None, EXACT) as session:
-        outcome = session.ask("parse", *packed([b"GGUF"]), way)
+        outcome = session.ask("parse", *pack_files([b"GGUF"]), way)
     assert "way of" in str(outcome)

@@ -19,7 +19,7 @@ from lockstep.engine.node import Node
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.check.check import Plan, open_plan
-from lockstep.harness.graph.aliases import places_by_site, renamed
+from lockstep.harness.graph.aliases import places_by_site, rename_wires
 from lockstep.harness.graph.segments import MORE, RUNS, SegmentJudge
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.records import EXACT, Site
@@ -281,7 +281,7 @@ def test_attention_over_other_cells_than_those_is_no_answer(qwen3: Recorded) -> 
 
 
 def test_what_to_show_next_has_a_name_that_traces_have(qwen3: Recorded) -> None:
-    names = renamed(qwen3.wires, places_by_site(qwen3.program, qwen3.wires))
+    names = rename_wires(qwen3.wires, places_by_site(qwen3.program, qwen3.wires))
     known = replace(qwen3, wires=names)
     found, *_ = known.accused(known.run(OneOpWrong(name="Qcur-0")), ("kqv_out",))
     assert (next_one := re.search(r"show (\w+)-0 to halve it", found.reason))

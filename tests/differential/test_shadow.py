@@ -30,7 +30,7 @@ from lockstep.harness.report.jsonl import read_report
 from lockstep.harness.runs.run import Listener
 from lockstep.harness.runs.shadow import ShadowPlan, run_shadow, settings_for, with_trials
 from lockstep.harness.shadow.batches import Work, batches_of
-from lockstep.harness.shadow.fault_verdicts import ALL, counted
+from lockstep.harness.shadow.fault_verdicts import ALL, count_faults
 from lockstep.harness.shadow.faults import KINDS, FaultPlace
 from lockstep.harness.shadow.judge import ShadowJudge
 from lockstep.harness.shadow.models import make_variant, opened
@@ -182,7 +182,7 @@ def test_faults_are_found_at_their_node_and_nowhere_else(
     plans = with_trials([plan], range(12))
     result = run_shadow(plans, tmp_path, ["lockstep", "shadow"], None, Listener())
     assert [v.summary for v in result.verdicts if v.status != "agreed"] == []
-    counts = counted(result.verdicts)
+    counts = count_faults(result.verdicts)
     assert counts[ALL].injected == dict.fromkeys(KINDS, 3) == counts[ALL].found
     assert counts[ALL].located == 12
     assert len(counts) > 4

@@ -16,7 +16,7 @@ from lockstep.engine.registry import import_members
 from lockstep.engine.weights import Weight
 from lockstep.golden.store import DEFAULT_ROOT
 from lockstep.golden.suites.base import Verdicts
-from lockstep.golden.suites.parts.run_compare import compared
+from lockstep.golden.suites.parts.run_compare import compare_ways
 from lockstep.golden.write import Made, files_of
 from tests.golden.small_runs import CHANGES, changed, small_run
 
@@ -91,7 +91,7 @@ def test_the_example_in_c_tells_right_logits_from_wrong_ones(
     (tmp_path / "mine.f32").write_bytes(matrix.tobytes())
     arguments = [str(checker), "mine.json", "mine.safetensors"]
     done = subprocess.run(arguments, cwd=tmp_path, capture_output=True)
-    found = compared(vectors, "logits", matrix, Verdicts(suite="run", case=name, repro=""))
+    found = compare_ways(vectors, "logits", matrix, Verdicts(suite="run", case=name, repro=""))
     assert (done.returncode == 0) is (found.status == "agreed") is CHANGES[name], done.stdout
 
 

@@ -11,7 +11,7 @@ from lockstep.engine.errors import Unsupported
 from lockstep.engine.quants.base import F32
 from lockstep.golden.suites import run as of_runs
 from lockstep.golden.suites.base import AskedEngine, Golden, Vectors, Verdicts
-from lockstep.golden.suites.parts.run_compare import compared, same_ids
+from lockstep.golden.suites.parts.run_compare import compare_ways, same_ids
 from lockstep.golden.suites.run import GoldenRun
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.runner import LocalSession, Runner
@@ -76,7 +76,7 @@ def test_a_golden_that_was_written_contradicts_nothing() -> None:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_honest_logits_agree_and_wrong_ones_diverge(name: str) -> None:
-    found = compared(small_run(), "logits", changed(name), VERDICT)
+    found = compare_ways(small_run(), "logits", changed(name), VERDICT)
     assert found.status == ("agreed" if CHANGES[name] else "diverged"), found
     assert found.detail["way"] == ("plain" if name == "no conversions" else "ggml")
 
@@ -174,8 +174,8 @@ def test_another_greedy_id_is_a_tie_only_where_its_logit_says_so(
 
 
 def test_logits_of_another_shape_diverge() -> None:
-    assert compared(small_run(), "logits", DRAWN[:, :-1], VERDICT).status == "diverged"
-    assert compared(small_run(), "logits", DRAWN[1:], VERDICT).status == "diverged"
+    assert compare_ways(small_run(), "logits", DRAWN[:, :-1], VERDICT).status == "diverged"
+    assert compare_ways(small_run(), "logits", DRAWN[1:], VERDICT).status == "diverged"
 
 
 @pytest.mark.parametrize(

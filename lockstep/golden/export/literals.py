@@ -27,11 +27,11 @@ def array(name: str, values: NDArray[Any]) -> Iterator[str]:
     else:
         texts = (integer(int(value)) for value in flat)
     yield f"static const {C_TYPES[str(flat.dtype)]} {name}[] = {{"
-    yield from filled(texts if flat.size else ("0",))
+    yield from fill_lines(texts if flat.size else ("0",))
     yield "};"
 
 
-def filled(texts: Iterable[str]) -> Iterator[str]:
+def fill_lines(texts: Iterable[str]) -> Iterator[str]:
     """Lines of as many as fit."""
     line = ""
     for text in texts:

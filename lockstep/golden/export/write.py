@@ -69,7 +69,10 @@ def export(
         written += [put(out / file, raw) for file, raw in files_of(level, form, name, vectors)]
     if form == "c":
         written.append(put(out / "vectors.c", c_table(level, names).encode("ascii")))
-        written += [copied(f"{level}.h", out, f"{level}.h"), copied(f"{level}.c", out, "runner.c")]
+        written += [
+            copy_source(f"{level}.h", out, f"{level}.h"),
+            copy_source(f"{level}.c", out, "runner.c"),
+        ]
     written += [path for row in models.values() for path in model_files(row, out)]
     written.append(put(out / "LICENSE", (HERE / "LICENSE").read_bytes()))
     about = about_export(root, level, form, names, models)
@@ -149,5 +152,5 @@ def put(path: Path, raw: bytes) -> Path:
     return path
 
 
-def copied(source: str, out: Path, name: str) -> Path:
+def copy_source(source: str, out: Path, name: str) -> Path:
     return Path(shutil.copyfile(HERE / "c" / source, out / name))

@@ -58,10 +58,10 @@ def truths(op: str, case: Case) -> Mapping[str, Ways]:
     ways = {"plain": plain}
     if not (case.finding or inside(ggml, plain)):
         ways["ggml"] = ggml
-    return {RESULT: {way: shaped(found, case.shape) for way, found in ways.items()}}
+    return {RESULT: {way: reshape_expected(found, case.shape) for way, found in ways.items()}}
 
 
-def shaped(found: Expected, shape: tuple[int, ...]) -> Expected:
+def reshape_expected(found: Expected, shape: tuple[int, ...]) -> Expected:
     """In as many dimensions as the case has, instead of ggml's four."""
     allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), found.value.shape)
     return Expected(found.value.reshape(shape), allowed.reshape(shape), found.reason)

@@ -22,19 +22,19 @@ def validator(name: str) -> jsonschema_rs.Draft202012Validator:
 def schema_of(name: str) -> Any:
     schemas = {s["$id"]: s for s in (json.loads(p.read_text()) for p in FOLDER.glob("*.json"))}
     own = next(key for key in schemas if key.endswith(f":{name}"))
-    return inlined(schemas[own], schemas, own)
+    return inline_references(schemas[own], schemas, own)
 
 
-def inlined(value: Any, schemas: Mapping[str, Any], own: str) -> Any:
+def inline_references(value: Any, schemas: Mapping[str, Any], own: str) -> Any:
     """The schema with what it refers to in its place: ours refer to `$defs`, never in a circle."""
     if isinstance(value, list):
-        return [inlined(item, schemas, own) for item in value]
+        return [inline_references(item, schemas, own) for item in value]
     if not isinstance(value, dict):
         return value
     if "$ref" not in value:
-        return {key: inlined(item, schemas, own) for key, item in value.items()}
+        return {key: inline_references(item, schemas, own) for key, item in value.items()}
     where, _, name = value["$ref"].partition("#/$defs/")
-    target = inlined(schemas[where or own]["$defs"][name], schemas, where or own)
+    target = inline_references(schemas[where or own]["$defs"][name], schemas, where or own)
     return {**target, **{key: item for key, item in value.items() if key != "$ref"}}
 
 

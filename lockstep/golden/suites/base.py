@@ -157,9 +157,9 @@ def each(verdict: Verdicts, *questions: Callable[[], Iterator[Verdict]]) -> Iter
         try:
             yield from question()
         except NoAnswer as error:
-            yield unanswered(verdict, error)
+            yield verdict_for_no_answer(verdict, error)
 
 
-def unanswered(verdict: Verdicts, error: NoAnswer) -> Verdict:
+def verdict_for_no_answer(verdict: Verdicts, error: NoAnswer) -> Verdict:
     key = error.status if error.status != "not-compared" else ""
     return verdict(error.status, error.summary, error.detail, key)

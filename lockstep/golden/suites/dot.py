@@ -31,7 +31,7 @@ from lockstep.golden.suites.base import (
     difference,
 )
 from lockstep.harness.judging.compare import mismatch_between
-from lockstep.harness.judging.tolerances import Bound, limited
+from lockstep.harness.judging.tolerances import Bound, limit_overflow
 from lockstep.harness.records import Mismatch, Verdict
 from lockstep.harness.synth.draws import stream, uniform
 from lockstep.harness.synth.generator import tensor_bytes
@@ -58,8 +58,8 @@ class GoldenDot(Golden, name="dot"):
         raw = np.frombuffer(b"".join(tensor_bytes(bits, what, ROWS * columns, SIGMA)), np.uint8)
         weight = Weight("weights", kind, (ROWS, columns), raw)
         x = activations(kind, columns, source.seed)
-        expected, bound = mirrored(x, weight)
-        plain, plain_bound = multiplied(x.astype(np.float64), None, weight, blocks=False)
+        expected, bound = mirror_product(x, weight)
+        plain, plain_bound = multiply_blocks(x.astype(np.float64), None, weight, blocks=False)
         reasons = {"reason": bound.reason, "plain_reason": plain_bound.reason}
         tensors = {
             "activations": x,
@@ -192,13 +192,17 @@ def activations(kind: type[WeightFormat], n: int, seed: int) -> F32:
     raise BrokenGolden(f"no activations were found that all builds convert alike to {target.name}")
 
 
-def mirrored(x: F32, weight: Weight) -> tuple[F32, Bound]:
+def mirror_product(x: F32, weight: Weight) -> tuple[F32, Bound]:
     """With ggml's roundings of the activations and no others."""
     mirror = Mirror()
-    return multiplied(mirror.activations(x, weight), mirror.sums(x, weight), weight, blocks=True)
+    return multiply_blocks(
+        mirror.activations(x, weight), mirror.sums(x, weight), weight, blocks=True
+    )
 
 
-def multiplied(acts: F64, sums: F64 | None, weight: Weight, *, blocks: bool) -> tuple[F32, Bound]:
+def multiply_blocks(
+    acts: F64, sums: F64 | None, weight: Weight, *, blocks: bool
+) -> tuple[F32, Bound]:
     """blocks: the steps of a block are multiplied as integers, so that only their sums round."""
     out = np.zeros((len(acts), weight.shape[0]))
     size = np.zeros(out.shape)  # the sum of the magnitudes of all that is added up
@@ -210,7 +214,7 @@ def multiplied(acts: F64, sums: F64 | None, weight: Weight, *, blocks: bool) -> 
     size *= APART.get(weight.format.name, 1.0)
     out = out.astype(np.float32).astype(np.float64)
     run = run_of(weight.format) if blocks else 1
-    return limited(summed_products(out, size, weight.shape[-1], ANY_ENGINE, run))
+    return limit_overflow(summed_products(out, size, weight.shape[-1], ANY_ENGINE, run))
 
 
 def rounded_up(bound: Bound) -> F32:

@@ -7,7 +7,13 @@ from typing import Any
 
 from lockstep.engine.gguf.fields import KINDS
 from lockstep.golden.suites.base import AskedEngine, Case, Golden, Source, Vectors, Verdicts
-from lockstep.harness.adapters.parts.parsing import ACCEPTED, ENDINGS, Parsed, packed, parsed
+from lockstep.harness.adapters.parts.parsing import (
+    ACCEPTED,
+    ENDINGS,
+    Parsed,
+    pack_files,
+    parse_answer,
+)
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.fuzzers.gguf.faults import FAULTS
 from lockstep.harness.fuzzers.gguf.fuzzer import WAYS
@@ -51,7 +57,7 @@ class GoldenFiles(Golden, name="files"):
         ways = [name for name in document["parsers"] if name.split()[0] == ask.engine]
         for name in ways or [f"{ask.engine} buffer"]:
             way = name.split()[1]
-            got = parsed(ask("parse", *packed([raw]), way), 1)
+            got = parse_answer(ask("parse", *pack_files([raw]), way), 1)
             yield self.verdict_for(document, name, got, verdict)
 
     def verdict_for(
@@ -81,13 +87,15 @@ def names() -> list[str]:
 def every(source: Source, faults: Sequence[str]) -> dict[str, Vectors]:
     """The vectors of these, by name."""
     files = [alone(name) for name in faults]
-    said = {f"{source.ask.engine} {way}": source.ask("parse", *packed(files), way)
+    said = {f"{source.ask.engine} {way}": source.ask("parse", *pack_files(files), way)
             for way in WAYS[source.ask.engine]}  # fmt: skip
     for engine in OTHERS:
         with Runner().open(engine, None, EXACT) as session:
             ask = AskedEngine(engine=engine, session=session)
-            said |= {f"{engine} {way}": ask("parse", *packed(files), way) for way in WAYS[engine]}
-    answers = {name: parsed(answer, len(files)) for name, answer in said.items()}
+            said |= {
+                f"{engine} {way}": ask("parse", *pack_files(files), way) for way in WAYS[engine]
+            }
+    answers = {name: parse_answer(answer, len(files)) for name, answer in said.items()}
     return {
         name: Vectors(document=document_of(source, name, files[i], answers, i))
         for i, name in enumerate(faults)

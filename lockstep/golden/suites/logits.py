@@ -98,7 +98,7 @@ class GoldenLogits(Golden, name="logits"):
             return ids.summary
         n = len(held.document["prompt"]) + ids.detail.get("step", len(made.document["greedy"]))
         rows = replace(held, tensors={"logits": held.tensors["logits"][:n]})
-        logits = compared(rows, made.tensors["logits"][:n], verdict)
+        logits = compare_logits(rows, made.tensors["logits"][:n], verdict)
         return logits.summary if logits.status == "diverged" else ""
 
     def cases(self, vectors: Vectors) -> Mapping[str, Any]:
@@ -112,7 +112,7 @@ class GoldenLogits(Golden, name="logits"):
 
         def logits() -> Iterator[Verdict]:
             answer: Evaluation = ask("evaluate", request)
-            yield compared(vectors, np.concatenate(answer.logits), verdict)
+            yield compare_logits(vectors, np.concatenate(answer.logits), verdict)
 
         def ids() -> Iterator[Verdict]:
             yield same_ids(vectors, ask("greedy", prompt, len(greedy)), verdict)
@@ -157,7 +157,7 @@ def tolerance_of(noise: float, logits: NDArray[np.float32]) -> dict[str, Any]:
     }
 
 
-def compared(vectors: Vectors, got: F32, verdict: Verdicts) -> Verdict:
+def compare_logits(vectors: Vectors, got: F32, verdict: Verdicts) -> Verdict:
     held, tolerance = vectors.tensors["logits"], vectors.document["tolerance"]
     size, allowed = tolerance["largest_logit"], tolerance["allowed"]
     mismatch = mismatch_between(held, got, allowed)

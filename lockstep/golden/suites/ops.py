@@ -64,7 +64,7 @@ class GoldenOps(Golden, name="ops"):
         held: list[JudgedCase] = []
         for row in vectors.document["cases"]:
             case = case_of(row, vectors.tensors)
-            answers = answered(op, case, ask, ggml=vectors.document["ggml"])
+            answers = ask_case(op, case, ask, ggml=vectors.document["ggml"])
             held += judge(row, vectors.tensors, answers)
         yield verdict_of(vectors.document, held, verdict, engine=ask.engine)
 
@@ -85,7 +85,7 @@ def is_bound(allowed: Array) -> bool:
     return bool(np.isfinite(allowed).all() and (allowed >= 0).all())
 
 
-def answered(op: str, case: Case, ask: AskedEngine, *, ggml: bool) -> dict[str, Array]:
+def ask_case(op: str, case: Case, ask: AskedEngine, *, ggml: bool) -> dict[str, Array]:
     """What an engine answers to a case. Raises NoAnswer."""
     if ggml:
         return {RESULT: ask("compute", node_of(op, case)).reshape(case.shape)}
@@ -95,7 +95,7 @@ def answered(op: str, case: Case, ask: AskedEngine, *, ggml: bool) -> dict[str, 
 def check_oracle(
     op: str, case: Case, row: Mapping[str, Any], tensors: Tensors, ask: AskedEngine
 ) -> None:
-    for one in judge(row, tensors, answered(op, case, ask, ggml=has_meaning(op))):
+    for one in judge(row, tensors, ask_case(op, case, ask, ggml=has_meaning(op))):
         if (one.wrong is None) is (case.finding is not None):
             raise BrokenGolden(
                 f"{op}, {case.id}: {ask.engine} is {'off' if one.wrong else 'right'} "
@@ -108,10 +108,10 @@ def sentence(op: str, one: JudgedCase) -> str:
     where = f"{op}, {one.case}, {one.output}"
     if one.wrong is None:
         return f"{where}: agrees"
-    return f"{where}{described(one.wrong)}"
+    return f"{where}{describe_mismatch(one.wrong)}"
 
 
-def described(wrong: Mismatch) -> str:
+def describe_mismatch(wrong: Mismatch) -> str:
     if wrong.kind != "value":
         return f": {wrong.detail}"
     return (

@@ -18,13 +18,13 @@ from lockstep.golden.honest import (
     Recorded,
     as_ggml,
     as_plain,
-    recorded,
+    record_graph,
     unlucky,
 )
-from lockstep.golden.shown import Wanted, answered, names_in_traces, nodes_of
+from lockstep.golden.shown import Wanted, ask_outputs, names_in_traces, nodes_of
 from lockstep.golden.store import BrokenGolden
 from lockstep.golden.suites.base import AskedEngine, Golden, Source, Vectors, Verdicts, each
-from lockstep.golden.suites.parts.run_compare import compared, same_ids
+from lockstep.golden.suites.parts.run_compare import compare_ways, same_ids
 from lockstep.golden.suites.parts.run_form import (
     batches_of,
     batches_of_document,
@@ -59,7 +59,7 @@ class GoldenRun(Golden, name="run"):
             found, ggml, greedy = truth(source, file, prompt, greedy, start)
             source.progress(f"{what}: the same without conversions of activations")
             ways = {"ggml": ggml, "plain": as_plain(found, file, source.settings)}
-            floors = measured(source, found, file, ggml)
+            floors = measure_floors(source, found, file, ggml)
         row = {"model": source.model, "architecture": facts.architecture}
         body, tensors = body_of(prompt, greedy, start, ways, floors, source.seed, about)
         made = Vectors(document={**source.head("run"), **row, **body}, tensors=tensors)
@@ -101,8 +101,8 @@ class GoldenRun(Golden, name="run"):
         wanted = [Wanted.of(row) for row in document["shown"][1:]]
 
         def rows() -> Iterator[Verdict]:
-            got = np.concatenate(answered(ask, result, batches))
-            yield compared(vectors, result, got, verdict)
+            got = np.concatenate(ask_outputs(ask, result, batches))
+            yield compare_ways(vectors, result, got, verdict)
 
         def greedy() -> Iterator[Verdict]:
             ids = ask("greedy", document["prompt"], len(document["greedy"]))
@@ -112,7 +112,7 @@ class GoldenRun(Golden, name="run"):
             found = shown_of(ask, batches, result, wanted)
             for node in wanted:
                 if node.name in found:
-                    yield compared(vectors, node.name, found[node.name], verdict)
+                    yield compare_ways(vectors, node.name, found[node.name], verdict)
                 else:
                     missing: Status = "not-compared" if node.asked else "not-applicable"
                     yield verdict(missing, f"{ask.engine} shows no node {node.name}")
@@ -168,7 +168,7 @@ def with_early_nodes(
     source: Source, batches: Sequence[Batch], result: str
 ) -> tuple[Source, dict[str, dict[str, Any]]]:
     """The source that keeps them as well, and of each node what else the document says of it."""
-    program = recorded(source.ask.session, batches, result).program
+    program = record_graph(source.ask.session, batches, result).program
     early = [name for name in early_nodes(program) if name not in source.nodes]
     nodes = (*source.nodes, *early)
     also = names_in_traces(program)
@@ -184,7 +184,7 @@ def truth(
     result = LOGITS if greedy else EMBEDDINGS
     for _ in range(N_GREEDY + 1):
         batches = batches_of(prompt, greedy, start)
-        found = recorded(source.ask.session, batches, result, source.nodes)
+        found = record_graph(source.ask.session, batches, result, source.nodes)
         source.progress("our own run along that graph")
         ggml = as_ggml(found, file, source.settings)
         own = [int(i) for i in ggml[result][-N_GREEDY:].argmax(axis=1)] if greedy else []
@@ -206,7 +206,9 @@ def greedy_after(
     return known + list(source.ask("greedy", [*prompt, *known], rest))
 
 
-def measured(source: Source, found: Recorded, file: GgufFile, ggml: Matrices) -> dict[str, Floor]:
+def measure_floors(
+    source: Source, found: Recorded, file: GgufFile, ggml: Matrices
+) -> dict[str, Floor]:
     floors = {name: Floor() for name in ggml}
     for i in range(MORE_RUNS):
         source.progress(f"noise of honest runs, {i + 1} of {MORE_RUNS}")
@@ -220,7 +222,7 @@ def refuse_other(what: str, made: Vectors, who: str, matrices: Matrices) -> None
     """No golden is written that the oracle, or an honest run of another kind, would fail."""
     verdict = Verdicts(suite="golden-run", case=what, repro="")
     for name, matrix in matrices.items():
-        found = compared(made, name, matrix, verdict)
+        found = compare_ways(made, name, matrix, verdict)
         if found.status != "agreed":
             raise BrokenGolden(
                 f"no golden was made of {what}: {who} is not within the noise of our own run; "

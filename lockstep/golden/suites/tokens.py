@@ -18,13 +18,13 @@ FLAGS = ((False, False), (False, True), (True, False), (True, True))
 class GoldenTokens(Golden, name="tokens"):
     def make(self, source: Source, what: str) -> Vectors:
         n_vocab = vocabulary_size(source)
-        texts = [*TEXTS, *glued(source, n_vocab)]
+        texts = [*TEXTS, *decode_random_ids(source, n_vocab)]
         source.progress(f"{what}: token lists of {len(texts)} texts")
-        encode = [row for flags in FLAGS for row in encoded(source.ask, texts, flags)]
+        encode = [row for flags in FLAGS for row in encode_cases(source.ask, texts, flags)]
         lists = [row["ids"] for row in encode if row["add_special"] and not row["parse_special"]]
         ends = [[], [1], [2], [1, 2], [1, 1], [2, 2]]
         runs = lists + [run for run in ends if max(run, default=0) < n_vocab]
-        decode = [row for flags in FLAGS for row in decoded(source.ask, runs, flags)]
+        decode = [row for flags in FLAGS for row in decode_cases(source.ask, runs, flags)]
         pieces = [
             {
                 "id": f"pieces{flag_suffix(flags)}",
@@ -116,7 +116,7 @@ def vocabulary_size(source: Source) -> int:
     return len(summary.metadata["tokenizer.ggml.tokens"][1])
 
 
-def glued(source: Source, n_vocab: int) -> list[bytes]:
+def decode_random_ids(source: Source, n_vocab: int) -> list[bytes]:
     """What random ids decode to, under the oracle."""
     bits = stream(source.seed, "golden.tokens")
     lengths = integers(bits, GLUED, LONGEST) + 1
@@ -138,7 +138,7 @@ def flag_suffix(flags: tuple[bool, bool]) -> str:
     return f"-{int(flags[0])}{int(flags[1])}"
 
 
-def encoded(ask: AskedEngine, texts: list[bytes], flags: tuple[bool, bool]) -> list[Case]:
+def encode_cases(ask: AskedEngine, texts: list[bytes], flags: tuple[bool, bool]) -> list[Case]:
     found = ask("tokenize", texts, **encoding(flags))
     return [
         {
@@ -152,7 +152,7 @@ def encoded(ask: AskedEngine, texts: list[bytes], flags: tuple[bool, bool]) -> l
     ]
 
 
-def decoded(ask: AskedEngine, runs: list[list[int]], flags: tuple[bool, bool]) -> list[Case]:
+def decode_cases(ask: AskedEngine, runs: list[list[int]], flags: tuple[bool, bool]) -> list[Case]:
     return [
         {"id": f"decode-{i:03d}{flag_suffix(flags)}", "ids": run, **decoding(flags), "hex": text}
         for i, (run, text) in enumerate(zip(runs, hexes(ask, runs, flags), strict=True))

@@ -37,9 +37,9 @@ FULL_BACK = {"remove_special": False, "unparse_special": True}
 class GoldenVocabulary(Golden, name="vocabulary"):
     def make(self, source: Source, what: str) -> Vectors:
         metadata = source.ask("metadata").metadata
-        texts = {**token_cases(), **own_specials(metadata), **glued(source, metadata)}
+        texts = {**token_cases(), **own_specials(metadata), **decode_random_ids(source, metadata)}
         source.progress(f"{what}: {len(texts)} texts")
-        cases = encoded(source.ask, texts)
+        cases = encode_cases(source.ask, texts)
         backs = source.ask("detokenize", [row["ids"]["plain"] for row in cases], **PLAIN_BACK)
         for row, back in zip(cases, backs, strict=True):
             row["back"] = None if b64(back) == row["base64"] else b64(back)
@@ -145,7 +145,7 @@ def own_specials(metadata: Mapping[str, tuple[str, Any]]) -> dict[str, bytes]:
     }
 
 
-def glued(source: Source, metadata: Mapping[str, tuple[str, Any]]) -> dict[str, bytes]:
+def decode_random_ids(source: Source, metadata: Mapping[str, tuple[str, Any]]) -> dict[str, bytes]:
     """What random ids decode to, under the oracle."""
     n_vocab = len(metadata["tokenizer.ggml.tokens"][1])
     bits = stream(source.seed, "golden.vocabulary")
@@ -158,7 +158,7 @@ def glued(source: Source, metadata: Mapping[str, tuple[str, Any]]) -> dict[str, 
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def encoded(ask: AskedEngine, texts: Mapping[str, bytes]) -> list[Case]:
+def encode_cases(ask: AskedEngine, texts: Mapping[str, bytes]) -> list[Case]:
     rows: dict[str, Case] = {
         name: {"id": name, "base64": b64(text), "text": shown(text), "ids": {}}
         for name, text in texts.items()

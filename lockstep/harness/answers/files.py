@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.types import type_by_name
 from lockstep.harness.adapters.parts.file_summary import VALUE_TYPES, array_type
-from lockstep.harness.adapters.parts.parsing import parsed
+from lockstep.harness.adapters.parts.parsing import parse_answer
 from lockstep.harness.answers.base import (
     MOST,
     Facts,
@@ -95,7 +95,7 @@ def check_parse(
 ) -> None:
     expect_type(value, dict, "the endings of the files")
     try:
-        found = parsed(value, len(ends))
+        found = parse_answer(value, len(ends))
     except (TypeError, ValueError) as error:
         raise MalformedAnswer("the endings", f"one for each of {len(ends)}", str(error)) from error
     columns = {"endings": np.uint8, "digests": np.uint64, "peaks": np.int64}

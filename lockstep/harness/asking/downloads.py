@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """One process at a time; the others wait for it and then find its work done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:

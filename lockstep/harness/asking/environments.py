@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.harness.adapters import adapter_class, split_version
-from lockstep.harness.asking.downloads import cache_folder, last_words, locked
+from lockstep.harness.asking.downloads import cache_folder, hold_lock, last_words
 from lockstep.harness.records import StageText
 
 # the public versions of PEP 440, as they are written on PyPI: nothing that pip or a path takes for
@@ -115,7 +115,7 @@ def built_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Made beside the final place, then renamed: a folder of that name is whole. Raises NotBuilt,
     and then nothing is left behind."""
     try:
-        with locked(environments() / LOCK):
+        with hold_lock(environments() / LOCK):
             for old in environments().glob(f"{UNFINISHED}*"):  # of a process that was killed
                 shutil.rmtree(old, ignore_errors=True)
             if not folder.is_dir():
@@ -129,7 +129,7 @@ def built_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def take_away(folder: Path) -> None:
-    with locked(environments() / LOCK):
+    with hold_lock(environments() / LOCK):
         gone = Path(tempfile.mkdtemp(dir=folder.parent, prefix=UNFINISHED))
         folder.rename(gone / "environment")
         shutil.rmtree(gone)
@@ -176,7 +176,7 @@ def remove(name: str) -> Path:
     return folder
 
 
-def built(engine: str) -> Iterator[tuple[str, Path]]:
+def built_versions(engine: str) -> Iterator[tuple[str, Path]]:
     """Every version of an engine that this Python can run: its name and its folder."""
     package = adapter_class(engine).package
     if package is None or not environments().is_dir():

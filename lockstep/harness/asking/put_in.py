@@ -65,7 +65,7 @@ class PutIn(dict[Any, Any]):
         return not self.read and super().__len__() > 0
 
 
-def watched(args: tuple[Any, ...]) -> tuple[PutIn, tuple[Any, ...]]:
+def watch_values(args: tuple[Any, ...]) -> tuple[PutIn, tuple[Any, ...]]:
     """The values of a question about a run, and the question with them in their place."""
     if not args or not isinstance(args[0], Request):
         return PutIn(), args

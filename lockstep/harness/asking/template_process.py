@@ -97,10 +97,10 @@ class ForkedWorkers:
                     self.look_after(key.data, key.fd)
                     continue
                 try:
-                    order = received(orders)
+                    order = receive_order(orders)
                 except EOFError:
                     return None
-                if order is None or (fork := forked()) is None:
+                if order is None or (fork := fork_worker()) is None:
                     close(order)  # who ordered it hears of it, and starts its own
                     continue
                 pid, ended = fork
@@ -149,7 +149,7 @@ class ForkedWorkers:
             os.close(ended)
 
 
-def received(orders: socket.socket) -> Order | None:
+def receive_order(orders: socket.socket) -> Order | None:
     """None: this process may open no more files, so that descriptors were cut off. Raises EOFError
     once nobody is left to order anything."""
     raw, descriptors, _, _ = socket.recv_fds(orders, ORDER_BYTES, 3)
@@ -164,7 +164,7 @@ def received(orders: socket.socket) -> Order | None:
     return Order(said=json.loads(raw), log=log, **ends)
 
 
-def forked() -> tuple[int, int] | None:
+def fork_worker() -> tuple[int, int] | None:
     """Its id, 0 in the fork, and what says that it has ended; None: there can be no more."""
     pid = 0
     try:

@@ -20,8 +20,8 @@ from typing import Any
 from lockstep.engine.errors import EngineError, NotInModel, Unsupported
 from lockstep.harness.adapters import adapter_class
 from lockstep.harness.adapters.base import Adapter
-from lockstep.harness.adapters.parts.users import described, is_users, lacks
-from lockstep.harness.asking.put_in import PutIn, watched
+from lockstep.harness.adapters.parts.users import add_levels, is_users, lacks
+from lockstep.harness.asking.put_in import PutIn, watch_values
 from lockstep.harness.processes.limits import die_with, limit_memory
 from lockstep.harness.processes.wire import Channel, Closed, WireError
 
@@ -71,17 +71,17 @@ def serve(channel: Channel) -> None:
             if users and lacks(cls, call["question"]):
                 deliver(channel, not_offered(cls, call["question"]))
                 continue
-            given, args = watched(call["args"]) if users else (PutIn(), call["args"])
+            given, args = watch_values(call["args"]) if users else (PutIn(), call["args"])
             try:
                 adapter = adapter or made(cls, model, opening["settings"])
                 extra = {"emit": piece_by_piece(channel)} if call["question"] in STREAMS else {}
                 value = getattr(adapter, call["question"])(*args, **call["kwargs"], **extra)
                 seconds = time.perf_counter() - started
                 if users and call["question"] == "describe":
-                    value = described(cls, value)
+                    value = add_levels(cls, value)
                 answer = {"kind": "value", "value": value, "seconds": seconds}
                 if given.is_ignored:
-                    answer = ignored(cls)
+                    answer = refuse_ignored_values(cls)
             except Exception as error:
                 answer = failure(error)
             deliver(channel, answer)
@@ -90,7 +90,7 @@ def serve(channel: Channel) -> None:
             adapter.close()
 
 
-def ignored(cls: type[Adapter]) -> dict[str, Any]:
+def refuse_ignored_values(cls: type[Adapter]) -> dict[str, Any]:
     """Of who does not take values nothing is asked by them: nobody is accused of its own."""
     text = f"{cls.name} goes on with its own values where others are put in: request.replace"
     return {"kind": "unanswerable", "message": text, "of_model": False, "declared": True}

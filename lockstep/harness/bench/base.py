@@ -32,7 +32,7 @@ class BenchPlan:
     settings: Settings = EXACT
 
 
-def unanswered(engine: str, question: str, outcome: Outcome) -> BadInput:
+def why_unmeasured(engine: str, question: str, outcome: Outcome) -> BadInput:
     """Why nothing can be measured. Nobody else was asked the same."""
     if isinstance(outcome, Rejected):
         return BadInput(f"{engine} refuses: {outcome.message}")

@@ -14,7 +14,7 @@ from lockstep.harness.bench.base import (
     Progress,
     Promise,
     geometric_mean,
-    unanswered,
+    why_unmeasured,
 )
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.context.runner import Runner, Session
@@ -61,7 +61,7 @@ class QuantsBench(Bench, name="quants"):
                     rate = weights_in(target, raw) / outcome.value
                     best[name, threads] = max(rate, best.get((name, threads), 0.0))
                 elif name == OURS:
-                    raise unanswered(name, "time_dequantize", outcome)
+                    raise why_unmeasured(name, "time_dequantize", outcome)
                 else:
                     turns.remove((name, threads))  # it has no decoder for this type
         return best

@@ -9,7 +9,14 @@ from typing import ClassVar
 import numpy as np
 
 from lockstep.engine.batch import Batch
-from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress, Promise, unanswered
+from lockstep.harness.bench.base import (
+    Bench,
+    BenchPlan,
+    BenchRow,
+    Progress,
+    Promise,
+    why_unmeasured,
+)
 from lockstep.harness.bench.shadow import SMALLEST_VOCABULARY, model_of, threads_spin
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.records import DEFAULT, Answered, Request
@@ -77,14 +84,14 @@ def turn(engine: str, path: Path, seed: int) -> dict[str, float]:
     ) as session:
         for name, batches in zip(WORK, ((prompt,), steps), strict=True):
             request = Request(batches=batches)
-            answered(engine, session, request)
-            seconds = answered(engine, session, request).seconds
+            ask_run(engine, session, request)
+            seconds = ask_run(engine, session, request).seconds
             rates[name] = sum(len(batch) for batch in batches) / seconds
     return rates
 
 
-def answered(engine: str, session: Session, request: Request) -> Answered:
+def ask_run(engine: str, session: Session, request: Request) -> Answered:
     outcome = session.ask("evaluate", request)
     if not isinstance(outcome, Answered):
-        raise unanswered(engine, "evaluate", outcome)
+        raise why_unmeasured(engine, "evaluate", outcome)
     return outcome

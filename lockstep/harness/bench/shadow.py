@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from lockstep.engine.batch import Batch
-from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress, Promise, unanswered
+from lockstep.harness.bench.base import (
+    Bench,
+    BenchPlan,
+    BenchRow,
+    Progress,
+    Promise,
+    why_unmeasured,
+)
 from lockstep.harness.check.inputs import check_file
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.records import PRESETS, Answered
@@ -98,7 +105,7 @@ def row(
         progress(name, f"round {i + 1} of {rounds}")
         outcome = session.ask("time_capture", batches)
         if not isinstance(outcome, Answered):
-            raise unanswered(ENGINE, "time_capture", outcome)
+            raise why_unmeasured(ENGINE, "time_capture", outcome)
         for what in (CAPTURE, PLAIN, CALLBACK, COPY):
             best[what] = min(outcome.value[what], best.get(what, float("inf")))
     return BenchRow(target=name, rates={(what, 1): 1 / value for what, value in best.items()})

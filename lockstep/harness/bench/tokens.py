@@ -5,7 +5,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lockstep.engine.choices import choices
-from lockstep.harness.bench.base import Bench, BenchPlan, BenchRow, Progress, Promise, unanswered
+from lockstep.harness.bench.base import (
+    Bench,
+    BenchPlan,
+    BenchRow,
+    Progress,
+    Promise,
+    why_unmeasured,
+)
 from lockstep.harness.bench.prose import long_word, prose
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.check.inputs import check_file
@@ -98,5 +105,5 @@ def seconds(engine: str, path: Path, text: bytes) -> float:
 def answer(session: Session, text: bytes) -> Answered:
     outcome = session.ask("tokenize", [text], add_special=False)
     if not isinstance(outcome, Answered):
-        raise unanswered(session.name, "tokenize", outcome)
+        raise why_unmeasured(session.name, "tokenize", outcome)
     return outcome

@@ -22,7 +22,7 @@ from lockstep.harness.locate.proof import Patched, patch
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Site, Verdict
 from lockstep.harness.suites.embeddings import further_run
 from lockstep.harness.suites.parts.kept_in_f16 import kept_in_f16
-from lockstep.harness.suites.parts.whole_runs import compared
+from lockstep.harness.suites.parts.whole_runs import compare_runs
 from lockstep.harness.suites.products import on_sparse_inputs
 
 OF_TWIN = "the F32 twin, in which nothing is converted"
@@ -104,7 +104,9 @@ def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: N
         if found is not None:
             return found
     if any(verdict.suite == "products" for verdict in wrong):
-        found = bisected(on_sparse_inputs(context), asked="on inputs that are put into its run")
+        found = make_bisection(
+            on_sparse_inputs(context), asked="on inputs that are put into its run"
+        )
         if found.culprits:
             return found
     return replace(first, others=wrong or tuple(v for v in said if v.status in UNANSWERED))
@@ -163,7 +165,7 @@ def bisect_run(context: Context) -> Bisection:
             in_f16 = cache_in_f16(context, found)
     except NoAnswer as error:  # what was found is true all the same
         failed = error.summary
-    result = bisected(found, patched=patched, failed=failed, logits=logits, unsteady=shaky)
+    result = make_bisection(found, patched=patched, failed=failed, logits=logits, unsteady=shaky)
     return replace(result, in_f16=in_f16)
 
 
@@ -175,7 +177,7 @@ def cache_in_f16(context: Context, found: Findings) -> str:
     return kept_in_f16(context, context.batches, own, found.what)
 
 
-def bisected(
+def make_bisection(
     found: Findings,
     *,
     patched: Patched | None = None,
@@ -214,7 +216,7 @@ def own_logits(context: Context, found: Findings) -> Verdict:
         for rows in (oracles_outputs(context, found), outputs_of(context, context.subject, found))
     )
     truth = np.concatenate(context.noise.logits)
-    return compared(context, "bisect", context.batches, oracle, own, truth, found.what)
+    return compare_runs(context, "bisect", context.batches, oracle, own, truth, found.what)
 
 
 def compares(finding: SiteFinding) -> bool:

@@ -20,7 +20,7 @@ from lockstep.harness.judging.candidates import read_list
 from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import Request, Verdict
 from lockstep.harness.suites.decode import Decode, judge_tokens
-from lockstep.harness.suites.logprobs import MOST, by_ids, by_text, compared, names
+from lockstep.harness.suites.logprobs import MOST, by_ids, by_text, compare_lists, names
 from lockstep.harness.suites.parts.oracles_logits import oracles_logits
 from lockstep.harness.suites.parts.prompts import N_OTHERS
 from lockstep.harness.suites.text import behind, is_wrong
@@ -98,7 +98,7 @@ def lists(context: Context) -> Repeated:
 
     def judge(found: Any) -> Iterator[Verdict]:
         listed = [read_list(row, names(context, found)) for row in found]
-        yield compared(context, asked, logits, listed)
+        yield compare_lists(context, asked, logits, listed)
 
     k = min(MOST, logits.shape[1])
     return Repeated(question=("logprobs", asked.prefixes, k), judge=judge)

@@ -43,7 +43,7 @@ from lockstep.harness.check.check import (
     Plan,
     open_plan,
     run_suites,
-    unanswered,
+    verdict_for_no_answer,
 )
 from lockstep.harness.context.repeats import unsteady
 from lockstep.harness.context.runner import Runner
@@ -62,7 +62,7 @@ from lockstep.harness.records import (
 )
 from lockstep.harness.suites.parts.list_scales import LOGARITHMS
 from lockstep.harness.suites.parts.one_batch import with_one_batch
-from lockstep.harness.suites.parts.whole_runs import compared
+from lockstep.harness.suites.parts.whole_runs import compare_runs
 from lockstep.harness.synth.twin import KEPT
 
 SUITE = "black-box"
@@ -345,7 +345,7 @@ def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
     try:
         expected, actual = context.ask_both("evaluate", request)
         truth = np.concatenate(context.noise.logits)
-        found = compared(context, SUITE, context.batches, expected, actual, truth)
+        found = compare_runs(context, SUITE, context.batches, expected, actual, truth)
         shaky = unsteady(context.subject, request, actual) if found.status == "diverged" else None
         if shaky and shaky.apart > 2 * context.noise.relative:
             raise NotSteady(f"{context.subject.name} is not deterministic: {shaky}")
@@ -358,7 +358,7 @@ def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
                 return hidden_by_halves(context, halves)
         return found
     except NoAnswer as error:
-        return unanswered(SUITE, context, error)
+        return verdict_for_no_answer(SUITE, context, error)
     except EngineError as error:
         return context.verdict(SUITE, "not-compared", str(error))
 

@@ -76,10 +76,10 @@ def keys_of_few(file: GgufFile, ids: NDArray[np.int64]) -> Mapping[str, Value]:
     found: dict[str, Value] = {}
     for key, value in file.metadata.items():
         if key.startswith(VOCABULARY) and value.element is not None and len(value.data) == n:
-            found[key] = replace(value, data=picked(value.data, ids))
+            found[key] = replace(value, data=pick_rows(value.data, ids))
     for key, value in special_keys(file):
         one = value.element is None
-        found[key] = replace(value, data=renumbered(value.data, new, one=one))
+        found[key] = replace(value, data=renumber_tokens(value.data, new, one=one))
     if MERGES in file.metadata:
         merges = file.metadata[MERGES]
         tokens = set(found[TOKENS].data)
@@ -90,11 +90,11 @@ def keys_of_few(file: GgufFile, ids: NDArray[np.int64]) -> Mapping[str, Value]:
     return found
 
 
-def picked(data: Any, ids: NDArray[np.int64]) -> Any:
+def pick_rows(data: Any, ids: NDArray[np.int64]) -> Any:
     return data[ids] if isinstance(data, np.ndarray) else [data[i] for i in ids]
 
 
-def renumbered(data: Any, new: Mapping[int, int], *, one: bool) -> Any:
+def renumber_tokens(data: Any, new: Mapping[int, int], *, one: bool) -> Any:
     """What is no token stays what it is."""
     if one:
         return new.get(int(data), int(data))

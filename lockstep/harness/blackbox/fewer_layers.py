@@ -126,7 +126,7 @@ def n_bytes(file: GgufFile, recipe: Recipe) -> int:
     return found
 
 
-def bisected(plan: Plan, context: Context) -> Bisection | None:
+def bisect_fewer_layers(plan: Plan, context: Context) -> Bisection | None:
     """Of what `checked` asks, where no op is wrong in the usual run of the whole model. None: here
     neither, or nothing is asked."""
     if not is_asked(context):

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from lockstep.engine.errors import EngineError, InvalidModel, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
-from lockstep.harness.blackbox.long_texts import merged, only_in_long
+from lockstep.harness.blackbox.long_texts import merge_keys, only_in_long
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
 from lockstep.harness.blackbox.slices import IN_A_LAYER, first_layers, n_layers
@@ -54,7 +54,7 @@ def write_first_layers(
         begins = list(only_in_long(file)) if short else []
         if short and not begins:
             raise Unsupported(f"{model} has no window, and nothing else that only long texts show")
-        keys = merged(each.short for each in begins)
+        keys = merge_keys(each.short for each in begins)
         # what was there stays until this one is right, and any name beside it may be somebody's
         with TemporaryDirectory(prefix=".lockstep-", dir=output.absolute().parent) as folder:
             progress("what llama.cpp's graph says of each layer")

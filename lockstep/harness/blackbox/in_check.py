@@ -64,23 +64,23 @@ def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
     return {SUITE: partial(check_black_box, plan), **questions_besides(plan)}
 
 
-def bisected(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisection | None:
+def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisection | None:
     """Of what is wrong on made models, where no op is in the runs of the model itself."""
     diverged = [verdict for verdict in wrong if verdict.status == "diverged"]
     asks: list[Callable[[Plan, Context], Bisection | None]] = []
     if any("n_threads" in verdict.detail for verdict in diverged):
-        asks += [several_threads.bisected]
+        asks += [several_threads.bisect_threads]
     if any(verdict.key.endswith(fewer_layers.KEY) for verdict in diverged):
-        asks += [fewer_layers.bisected]
+        asks += [fewer_layers.bisect_fewer_layers]
     if any(verdict.suite == long_context.SUITE for verdict in diverged):
-        asks += [long_context.bisected, long_prompt.bisected]
+        asks += [long_context.bisect_long_context, long_prompt.bisect_long_prompt]
     return next(filter(None, (ask(plan, context) for ask in asks)), None)
 
 
 def on_twin(plan: Plan, context: Context) -> Bisection | None:
     """What the F32 twin shows of an engine that shows tensors, but layers as a whole: each that is
     wrong, where in the model as it is the largest errors alone stand out."""
-    return None if not_asked(context) else whole.bisected(plan, context)
+    return None if not_asked(context) else whole.bisect_twin(plan, context)
 
 
 def check_black_box(plan: Plan, context: Context) -> Iterator[Verdict]:

@@ -85,15 +85,15 @@ def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
     made: list[Lens] = []
     for (name, whole), same in by_type.items():
         period = period_of(same[0], whole)
-        made += filled(
+        made += fill_lenses(
             same,
             of_file(type=name, width=whole, vocabulary=vocabulary, period=period, stretches=()),
         )
-    unseen = [f"{shortened(names)}: {why}" for why, names in left_out.items()]
+    unseen = [f"{shorten_names(names)}: {why}" for why, names in left_out.items()]
     return tied.split(file, made, unseen) if tied.is_tied(file) else (made, unseen)
 
 
-def shortened(names: Sequence[str]) -> str:
+def shorten_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
@@ -104,7 +104,7 @@ def period_of(info: TensorInfo, width: int) -> int:
     return next(n for n in (BLOCK, 16, 8, 4, 2, 1) if width % n == 0)
 
 
-def filled(tensors: Sequence[TensorInfo], empty: Lens) -> Iterator[Lens]:
+def fill_lenses(tensors: Sequence[TensorInfo], empty: Lens) -> Iterator[Lens]:
     """Rows of one type, in as few lenses as they fit in."""
     lens, used = empty, 0
     for info in tensors:

@@ -35,7 +35,7 @@ from lockstep.harness.blackbox.long_texts import (
     Keys,
     OnlyInLong,
     fixed_window,
-    merged,
+    merge_keys,
     only_in_long,
 )
 from lockstep.harness.blackbox.offers import ENOUGH, why_not_asked
@@ -168,11 +168,11 @@ def open_shown(
 
 
 def plan_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> Plan:
-    keys = merged(each.short for each in every)
+    keys = merge_keys(each.short for each in every)
     return replace(asker.made(lambda file: way(file, keys)), n_tokens=TOKENS)
 
 
-def bisected(plan: Plan, context: Context) -> Bisection | None:
+def bisect_long_context(plan: Plan, context: Context) -> Bisection | None:
     """Of the run that `checked` asks for, where no op is wrong in the usual ones. None: here
     neither, or the engine takes no such model."""
     every = unseen(context)
@@ -307,7 +307,7 @@ def changed_by(
     """How far outputs are from the oracle's with these keys in the place of one's, of the largest.
     who: whose; the oracle's own. Raises NoAnswer."""
     context, path = opened.context, asker.folder / "other.gguf"
-    others = merged(keys if each is one else each.short for each in every)
+    others = merge_keys(keys if each is one else each.short for each in every)
     rewrite(asker.file, way(asker.file, others), path)
     with context.runner.open(context.oracle.name, path, context.settings) as session:
         short, other = (outputs_of(each, context) for each in (who or context.oracle, session))

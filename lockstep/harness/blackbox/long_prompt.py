@@ -309,7 +309,7 @@ def is_wrong(context: Context, n: int, steps: int) -> bool:
     return part(context, np.concatenate(expected.logits), actual)
 
 
-def bisected(plan: Plan, context: Context) -> Bisection | None:
+def bisect_long_prompt(plan: Plan, context: Context) -> Bisection | None:
     """Of the shortest prompt that is wrong, where no op is wrong in the usual run. None: there is
     no such prompt, or the engine takes no such model."""
     n = tokens_of(context)

@@ -40,7 +40,7 @@ class OnlyInLong:
     of_cells: bool = False
 
 
-def merged(every: Iterable[Keys]) -> Keys:
+def merge_keys(every: Iterable[Keys]) -> Keys:
     return {key: value for keys in every for key, value in keys.items()}
 
 
@@ -95,10 +95,12 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
     if number(file, "rope.scaling.type", "none") == "yarn":
         return None  # its ramp depends on the original context, and ends in one of a few tokens
     longer, keys = n_train / original, dict[str, Typed | Value]()
-    if math.isclose(number(file, ATTN_FACTOR, 1.0), grown(longer, original), rel_tol=ROUNDED):
+    if math.isclose(
+        number(file, ATTN_FACTOR, 1.0), growth_of_rotations(longer, original), rel_tol=ROUNDED
+    ):
         # an engine may read it, or compute it of both lengths, as the published code does
         longer = LONGER
-        keys[f"{arch}.{ATTN_FACTOR}"] = ("F32", grown(longer, FEW))
+        keys[f"{arch}.{ATTN_FACTOR}"] = ("F32", growth_of_rotations(longer, FEW))
     context = max(FEW * LONGER, round(longer * FEW))
     keys[f"{arch}.context_length"] = ("U32", min(context, LARGEST))
     hidden: Keys = {**keys, f"{arch}.{ORIGINAL}": ("U32", NO_END)}
@@ -114,7 +116,7 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
     )
 
 
-def grown(longer: float, original: int) -> float:
+def growth_of_rotations(longer: float, original: int) -> float:
     """By which rotated elements are multiplied where a context is so many times the original
     (transformers, _compute_longrope_parameters)."""
     if longer <= 1 or original <= 1:  # of one token it would be a division by zero

@@ -16,7 +16,7 @@ from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unans
 from lockstep.harness.blackbox.behind_the_head import hidden_by
 from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS, Kept
 from lockstep.harness.blackbox.lens import Lens
-from lockstep.harness.blackbox.lenses import expected_of, lenses_of, recipe_of, shortened
+from lockstep.harness.blackbox.lenses import expected_of, lenses_of, recipe_of, shorten_names
 from lockstep.harness.blackbox.wide_lenses import is_wide
 from lockstep.harness.check.check import BadInput, Opened
 from lockstep.harness.context.suite import Context, NoAnswer
@@ -121,7 +121,7 @@ def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked
         answer = SliceAnswer(status="agreed", summary=f"{text} limit")
         return Looked(lens=lens, answer=answer)
     tensors = tuple(name for name, _ in subject.wrong.most_common())
-    text = f"{shortened(tensors)}: {subject.sentence}"
+    text = f"{shorten_names(tensors)}: {subject.sentence}"
     if 1 < len(tensors) == len({stretch.tensor for stretch in lens.stretches}):
         text += f"; {AS_A_HEAD}"
     extent = {"kind": subject.kind, "mismatched": subject.wrong.total()}

@@ -97,7 +97,7 @@ class Asked:
         makes the same mistake in every layer, and each question takes a second."""
         for maker, words, name in sorted(table, key=lambda question: question[2] not in likely):
             if self.agrees(maker, words):
-                return agreed(name, words)
+                return part_that_agrees(name, words)
         return None
 
     def rest(self, name: str) -> Part:
@@ -105,11 +105,11 @@ class Asked:
         return Part(name=name, words=f"they differ with {differ} as well" if differ else "")
 
 
-def agreed(name: str, words: str) -> Part:
+def part_that_agrees(name: str, words: str) -> Part:
     return Part(name=name, words=f"the engines agree with {words}", asked_as=name)
 
 
-def differed(name: str, words: str) -> Part:
+def part_that_differs(name: str, words: str) -> Part:
     return Part(name=name, words=f"the engines differ with {words}", asked_as=name, left=True)
 
 
@@ -154,10 +154,12 @@ def part_of_attention(
         return with_batches(asked, part) if part.name in OF_PLACES else part
     words = "values that are all alike"
     if asked.differs(plain(*BOTH, *ENDS, period=1), words):
-        return heads() or differed(LOST, words)
+        return heads() or part_that_differs(LOST, words)
     words = "values that are one input each, shown as they are"
     if asked.differs(plain(*BOTH, *ENDS), words):
-        return heads() or differed("values as they are kept, or how heads are put together", words)
+        return heads() or part_that_differs(
+            "values as they are kept, or how heads are put together", words
+        )
     return asked.first_of(ITS_ENDS) or heads() or asked.rest("its norm or matrices")
 
 
@@ -214,8 +216,8 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
         if asked.agrees(
             plain(*UP, *GATE, *DOWN, alike=True, few=True), "such with gate and up alike"
         ):
-            return differed("activation, or gate and up that are exchanged", words)
-        return differed("activation", words)
+            return part_that_differs("activation, or gate and up that are exchanged", words)
+        return part_that_differs("activation", words)
     return asked.first_of(ITS_MATRICES) or half_of_the_activation(
         asked.rest("its norm or matrices")
     )
@@ -258,26 +260,26 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
     wrong."""
     # before all that is asked with a head apart from the embeddings: it agrees as well
     if asked.agrees(head_apart, APART):
-        return agreed(TIED, APART)
+        return part_that_agrees(TIED, APART)
     if asked.agrees(no_positions, "learned positions of zero"):
-        return agreed("embedding: learned positions", "learned positions of zero")
+        return part_that_agrees("embedding: learned positions", "learned positions of zero")
     # before one token alone, which may be within the limit where all of them are just beyond; and
     # before embeddings of about one, which hide an eps as well
     if asked.agrees(larger, "a smaller eps"):
-        return agreed("eps", "a smaller eps")
+        return part_that_agrees("eps", "a smaller eps")
     if asked.agrees(position_0, ONE_TOKEN):
         if asked.agrees(nothing_to_norm, STILL):
-            return agreed("output norm", f"{ONE_TOKEN}, and with {STILL}")
+            return part_that_agrees("output norm", f"{ONE_TOKEN}, and with {STILL}")
         if asked.agrees(in_one_batch, ONE_BATCH):  # of other tokens, so that these are not cleared
-            return agreed(SOME + FEW_ROWS, f"{ONE_TOKEN}, and with {ONE_BATCH}")
-        return agreed(SOME, ONE_TOKEN)
+            return part_that_agrees(SOME + FEW_ROWS, f"{ONE_TOKEN}, and with {ONE_BATCH}")
+        return part_that_agrees(SOME, ONE_TOKEN)
     if asked.differs(position_0, ONE_TOKEN) and asked.agrees(in_one_batch, ONE_BATCH):
-        return agreed(ONE_ROW, f"{ONE_BATCH}, and differ with the first alone")
+        return part_that_agrees(ONE_ROW, f"{ONE_BATCH}, and differ with the first alone")
     words = "logits a millionth as large"
     if of_logits and asked.agrees(quiet_logits, words):
-        return agreed(OF_LOGITS, words)
+        return part_that_agrees(OF_LOGITS, words)
     if asked.agrees(one_row, SAME):
-        return agreed("embedding", SAME)
+        return part_that_agrees("embedding", SAME)
     return asked.first_of(OF_VALUES) or part_of_the_head(asked)
 
 
@@ -296,5 +298,5 @@ def part_of_the_head(asked: Asked) -> Part:
     if asked.is_open(nothing_but_the_head, words):
         return asked.rest(BOTH_ENDS)
     if not in_the_head:
-        return differed("embedding", f"{STILL}, and agree with {words}")
-    return differed("output matrix, or what is made of logits", words)
+        return part_that_differs("embedding", f"{STILL}, and agree with {words}")
+    return part_that_differs("output matrix, or what is made of logits", words)

@@ -21,7 +21,7 @@ from lockstep.harness.blackbox.slices import (
     IN_A_LAYER,
     at_their_places,
     first_layers,
-    muted,
+    mute_other_layers,
 )
 from lockstep.harness.blackbox.whole import is_small_enough
 
@@ -132,7 +132,7 @@ def by_its_number(part: Part) -> Part:
 
 def with_others_muted(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
     if is_small_enough(asker):
-        return asker.ask(lambda file: muted(file, layers))
+        return asker.ask(lambda file: mute_other_layers(file, layers))
     return asker.ask_of_layer(lambda file: at_their_places(file, layers))
 
 
@@ -187,7 +187,7 @@ def with_another_behind(asker: SliceAsker) -> SliceAnswer:
     """The first layer, and a second that adds nothing."""
 
     def make(file: GgufFile) -> Recipe:
-        changes = muted(file, (0,)).changes
+        changes = mute_other_layers(file, (0,)).changes
         return replace(first_layers(file, 2), stored=frozenset(), changes=changes)
 
     return asker.ask_of_layer(make)

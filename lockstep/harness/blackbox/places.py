@@ -31,7 +31,7 @@ from lockstep.harness.check.check import BadInput, Opened
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.records import Request
-from lockstep.harness.suites.parts.whole_runs import compared
+from lockstep.harness.suites.parts.whole_runs import compare_runs
 
 ALIKE = 2.0**-6  # of the largest: what is left of a multiple, which bf16 leaves at most
 OTHER_EPS = "the engine under test does not take attention.layer_norm_rms_epsilon from the file"
@@ -156,7 +156,9 @@ def judge_place(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlac
     expected, actual = context.ask_both("evaluate", Request(batches=context.batches))
     truth = np.concatenate(context.noise.logits)
     # some places show the same numbers behind every token, as a bias of the output does
-    verdict = compared(context, SUITE, context.batches, expected, actual, truth, rows_differ=False)
+    verdict = compare_runs(
+        context, SUITE, context.batches, expected, actual, truth, rows_differ=False
+    )
     answer = worst_of([verdict], context.oracle.name)
     if not answer.differs:
         hidden = hidden_by(layout.cap, truth) if answer.agrees else 0

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from lockstep.harness.bisect.bisection import Bisection, bisect_run
 from lockstep.harness.blackbox.long_prompt import LEAST, THREADS, tokens_of
-from lockstep.harness.check.check import BadInput, Plan, described
+from lockstep.harness.check.check import BadInput, Plan, describe_engine
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.repeats import first_difference
 from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import Evaluation, Rejected, Request, Unanswerable, Verdict
-from lockstep.harness.suites.logits import further_verdict, placed
+from lockstep.harness.suites.logits import further_verdict, with_place
 
 SUITE = "logits"
 # What threads do at once is another thing each time, and of a small model it is soon over: one
@@ -59,7 +59,7 @@ def with_threads(plan: Plan, context: Context) -> Iterator[Context | str]:
     with context.runner.open(plan.engine, plan.subject_model, settings) as session:
         asked: Context | str = ""
         try:
-            info = described(session, under_test=True)
+            info = describe_engine(session, under_test=True)
         except (BadInput, NoAnswer) as error:
             asked = str(error)
         else:
@@ -97,7 +97,7 @@ def judge_repeats(context: Context) -> Iterator[Verdict]:
             return
         if agrees is not None and first_difference(agrees, actual) is None:
             continue
-        found = placed(run, further_verdict(context, run, expected, actual))
+        found = with_place(run, further_verdict(context, run, expected, actual))
         if found.status != "agreed":
             text = f"{found.summary}; with one thread it agrees"
             yield replace(found, summary=text, detail={**found.detail, "n_threads": THREADS})
@@ -107,7 +107,7 @@ def judge_repeats(context: Context) -> Iterator[Verdict]:
         yield found
 
 
-def bisected(plan: Plan, context: Context) -> Bisection | None:
+def bisect_threads(plan: Plan, context: Context) -> Bisection | None:
     """Where no op is wrong with one thread: of runs with several, until one shows where."""
     context.progress(f"the same {WORDS}")
     # what was found is true whatever becomes of this

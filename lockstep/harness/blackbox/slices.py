@@ -179,7 +179,7 @@ def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
             yield role
 
 
-def muted(file: GgufFile, layers: Collection[int]) -> Recipe:
+def mute_other_layers(file: GgufFile, layers: Collection[int]) -> Recipe:
     """The whole model, in which all layers but these add nothing, and multiply by nothing: their
     numbers stay what they are."""
     changes: dict[str, Change] = {}
@@ -201,7 +201,7 @@ def at_its_place(file: GgufFile, layer: int, n: int = 0) -> Recipe:
 def at_their_places(file: GgufFile, layers: Collection[int], n: int = 0) -> Recipe:
     """As `muted`; of these layers alone the matrices are F32. n: of so many first layers; 0: of
     all."""
-    recipe = muted(file, layers)
+    recipe = mute_other_layers(file, layers)
     if n:
         cut = first_layers(file, n)
         changes = {name: recipe.changes[name] for name in cut.names if name in recipe.changes}

@@ -111,7 +111,7 @@ def twin_of(asker: SliceAsker) -> Iterator[Plan]:
             path.unlink(missing_ok=True)
 
 
-def bisected(plan: Plan, context: Context) -> Bisection | None:
+def bisect_twin(plan: Plan, context: Context) -> Bisection | None:
     """Along what the engine shows of the twin, if that shows where: None else, also where there is
     no room for one."""
     with (

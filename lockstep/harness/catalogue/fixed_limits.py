@@ -50,9 +50,9 @@ def truth_of(context: Context, *, embeds: bool) -> Truth:
     """Of a context whose subject is honest."""
     session = context.subject
     prompt = context.tokens[: context.n_tokens]
-    ops = evaluated(context, session, prompt, embeds=embeds, shown=True)
-    long = evaluated(context, session, long_prompt(context), embeds=embeds)
-    short = evaluated(context, session, short_prompt(context, session), embeds=embeds)
+    ops = evaluate_run(context, session, prompt, embeds=embeds, shown=True)
+    long = evaluate_run(context, session, long_prompt(context), embeds=embeds)
+    short = evaluate_run(context, session, short_prompt(context, session), embeds=embeds)
     for outcome in (ops, long, short):
         assert isinstance(outcome, Answered), outcome
     return Truth(
@@ -87,7 +87,7 @@ def short_prompt(context: Context, session: Session) -> list[int]:
     return ids or context.tokens[:SHORT]
 
 
-def evaluated(
+def evaluate_run(
     context: Context,
     session: Session,
     ids: Sequence[int],
@@ -111,7 +111,9 @@ def ops_pass(truth: Truth, session: Session) -> bool:
     values = truth.ops.trace.values()
     context = truth.context
     prompt = context.tokens[: context.n_tokens]
-    outcome = evaluated(context, session, prompt, embeds=truth.embeds, shown=True, replace=values)
+    outcome = evaluate_run(
+        context, session, prompt, embeds=truth.embeds, shown=True, replace=values
+    )
     if not isinstance(outcome, Answered):
         return False
     shown = outcome.value.trace.values()
@@ -122,7 +124,7 @@ def ops_pass(truth: Truth, session: Session) -> bool:
 def logits_pass(truth: Truth, session: Session) -> dict[str, bool]:
     context = truth.context
     prompts = (long_prompt(context), short_prompt(context, session))
-    runs = [evaluated(context, session, ids, embeds=truth.embeds) for ids in prompts]
+    runs = [evaluate_run(context, session, ids, embeds=truth.embeds) for ids in prompts]
     answered = [run.value.logits[-1] for run in runs if isinstance(run, Answered)]
     if len(answered) < len(runs):
         return dict.fromkeys((NARROW, WIDE, TOP, COSINE), False)

@@ -13,7 +13,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.types import type_by_name
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
-from lockstep.harness.blackbox.long_texts import LONGER, grown
+from lockstep.harness.blackbox.long_texts import LONGER, growth_of_rotations
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import Variant, variant_named
@@ -171,7 +171,7 @@ def with_long_factors(made: Path, path: Path, original: int) -> None:
         "phi3.rope.dimension_count": ("U32", 2 * pairs),
         "phi3.context_length": ("U32", LONGER * original),
         "phi3.rope.scaling.original_context_length": ("U32", original),
-        "phi3.rope.scaling.attn_factor": ("F32", grown(LONGER, original)),
+        "phi3.rope.scaling.attn_factor": ("F32", growth_of_rotations(LONGER, original)),
     }
     grows = {"short": 1 / 64, "long": 3 / 8}
     factors = {name: np.arange(pairs, dtype="<f4") * step + 1 for name, step in grows.items()}

@@ -27,7 +27,7 @@ def summary(found: Sequence[Trial]) -> Iterator[str]:
     """For README.md."""
     wrong = [trial for trial in found if not trial.honest]
     fine = [trial for trial in found if trial.honest]
-    layers, ops = (percent(n, len(wrong)) for n in placed(wrong))
+    layers, ops = (percent(n, len(wrong)) for n in count_placed(wrong))
     rows = [[f"found with {name} shown", percent(*caught(wrong, name))] for name in SHOWN]
     rows += [["the right layer named, the right op", f"{layers}, {ops}"]]
     harmless = [limit for limit in LIMITS if all(trial.passes[limit] for trial in fine)]
@@ -39,7 +39,7 @@ def summary(found: Sequence[Trial]) -> Iterator[str]:
     rows.append(
         [
             f"honest engines of {designs} designs accused",
-            f"{sum(map(accused, fine))} of {len(fine)}",
+            f"{sum(map(is_accused, fine))} of {len(fine)}",
         ]
     )
     yield from table((f"of {len(wrong)} engines that are wrong in one small way", ""), rows)
@@ -59,7 +59,7 @@ def by_family(wrong: Sequence[Trial]) -> Iterator[str]:
 
 def counted(family: str, same: Sequence[Trial]) -> list[str]:
     seen = ["{}/{}".format(*caught(same, name)) for name in SHOWN]
-    return [family, str(len(same)), *seen, *map(str, placed(same))]
+    return [family, str(len(same)), *seen, *map(str, count_placed(same))]
 
 
 def caught(trials: Sequence[Trial], view: str) -> tuple[int, int]:
@@ -68,13 +68,13 @@ def caught(trials: Sequence[Trial], view: str) -> tuple[int, int]:
     return sum(seen.caught for seen in asked), len(asked)
 
 
-def placed(trials: Sequence[Trial]) -> tuple[int, int]:
+def count_placed(trials: Sequence[Trial]) -> tuple[int, int]:
     return sum(trial.layer_right for trial in trials), sum(trial.op_right for trial in trials)
 
 
 def shares(wrong: Sequence[Trial]) -> list[str]:
     seen = [percent(*caught(wrong, name)) for name in SHOWN]
-    places = [percent(n, len(wrong)) for n in placed(wrong)]
+    places = [percent(n, len(wrong)) for n in count_placed(wrong)]
     return ["all", str(len(wrong)), *seen, *places]
 
 
@@ -104,11 +104,11 @@ def by_design(fine: Sequence[Trial]) -> Iterator[str]:
     for name in sorted({trial.engine for trial in fine}):
         same = [trial for trial in fine if trial.engine == name]
         models = {(trial.model, trial.preset) for trial in same}
-        rows.append([name, str(len(models)), str(len(same)), str(sum(map(accused, same)))])
+        rows.append([name, str(len(models)), str(len(same)), str(sum(map(is_accused, same)))])
     yield from table(("honest engine", "models and presets", "runs", "accused"), rows)
 
 
-def accused(trial: Trial) -> bool:
+def is_accused(trial: Trial) -> bool:
     return trial.found != "nowhere" or any(seen.caught for seen in trial.views.values())
 
 

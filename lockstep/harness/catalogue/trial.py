@@ -18,7 +18,7 @@ from lockstep.harness.catalogue.views import ALL, VIEWS, View, seen_through
 from lockstep.harness.check.check import (
     Opened,
     Plan,
-    described,
+    describe_engine,
     open_plan,
     run_suites,
     suites_named,
@@ -125,7 +125,7 @@ def opened_anew(bench: TrialBench, name: str) -> LocalSession:
 def through(bench: TrialBench, name: str, view: View) -> Context:
     """A new session for each view: what an engine remembers of one is not seen in another."""
     base, session = bench.context, seen_through(view, opened_anew(bench, name))
-    return base.with_subject(session, base.subject_model, described(session, under_test=True))
+    return base.with_subject(session, base.subject_model, describe_engine(session, under_test=True))
 
 
 def suites(cls: type[Reference]) -> list[str]:

@@ -182,7 +182,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             program = runner.open(engine, plan.subject_model, settings)
             # it may not be able to set everything, and the oracle can
             progress(f"starting {program.name}")
-            settings = described(program, under_test=True).settings or settings
+            settings = describe_engine(program, under_test=True).settings or settings
             if why := why_not_followed(settings):
                 program.close()
                 raise BadInput(f"{program.name} {why}")
@@ -190,7 +190,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
             provide(name, progress)
         oracle = runner.open(plan.oracle, plan.model, settings)
         progress(f"starting {plan.oracle}")
-        build = described(oracle)
+        build = describe_engine(oracle)
         settings = replace(settings, generic=build.generic)  # so that both round activations alike
         subject = program or runner.open(engine, plan.subject_model, settings)
         graph = plan.oracle == LLAMA_CPP
@@ -201,7 +201,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         raise BadInput(str(error)) from error
     if not is_compiled(flash_attn=settings.flash_attn):
         progress(StageText("compiling kernels, which only the first run does: some seconds"))
-    subject_info = described(subject, under_test=True)
+    subject_info = describe_engine(subject, under_test=True)
     if engine == REPLAY and plan.oracle == LLAMA_CPP and plan.subject_model == plan.model:
         assert isinstance(subject, LocalSession)
         assert subject.adapter is not None
@@ -294,7 +294,7 @@ def is_compiled(*, flash_attn: bool) -> bool:
     return is_kept(recursion) and (not flash_attn or is_kept(one_by_one))
 
 
-def described(session: Session, *, under_test: bool = False) -> EngineInfo:
+def describe_engine(session: Session, *, under_test: bool = False) -> EngineInfo:
     """Raises BadInput where the fault is in what was asked for, and NoAnswer for what the engine
     under test did when it was started: that is a verdict like others."""
     outcome = session.ask("describe")
@@ -356,7 +356,7 @@ def verdicts_of(
     except NoAnswer as error:
         if context.named and not compared and NOT_OFFERED in error.detail:  # somebody wants it
             error = NoAnswer("not-compared", error.summary, error.detail)
-        yield unanswered(suite.name, context, error)
+        yield verdict_for_no_answer(suite.name, context, error)
     except EngineError as error:
         yield context.verdict(suite.name, "not-compared", str(error))
     except Exception as error:  # one suite's defect costs that suite
@@ -365,7 +365,7 @@ def verdicts_of(
         yield context.verdict(suite.name, "internal", text, detail, (suite.name, "internal"))
 
 
-def unanswered(suite: str, context: Context, error: NoAnswer) -> Verdict:
+def verdict_for_no_answer(suite: str, context: Context, error: NoAnswer) -> Verdict:
     """A crash of llama.cpp that is known is one still, and says so."""
     without_key = ("not-compared", "not-applicable")
     key = () if error.status in without_key else (suite, error.status)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 SMALLER = "what is smaller than honest runs may differ by is seen on models made for it"
 TIES = "ties within the noise, where engines part and both may be right"
-HALF = 0.5  # of the squares of a difference, from which an effect is called near
+# Of the squares of a difference, as a mistake must explain (LEFT of diagnosis/race.py): half of it
+# lies along the effect of zeroed logits whatever an engine does.
+NEAR_SHARE = 0.75
 SHOWN = 4  # mistakes that cannot be told apart
 OF = {"metadata": "what it says of the file", "tokens": "its tokens", "runs": "its runs"}
 
@@ -159,7 +161,7 @@ def describe_family(family: "Family") -> str:
     else:
         share = f"it makes {family.explains} of these answers, and {family.breaks} others wrong"
     words = f"{family.name}, {words_of(family.nearest)}: {share}"
-    is_near = family.alike**2 >= HALF if family.alike else True
+    is_near = family.alike**2 >= NEAR_SHARE if family.alike else True
     return (
         f"nearest family by effect: {words}"
         if is_near

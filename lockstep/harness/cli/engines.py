@@ -45,11 +45,11 @@ def list_(as_json: JsonOpt = False) -> None:
     from dataclasses import asdict
 
     from lockstep.harness.cli.terminal import Terminal
-    from lockstep.harness.foreign.building import added
+    from lockstep.harness.foreign.building import added_engines
     from lockstep.harness.foreign.engines import NOT_RUNNING
 
     with Terminal(quiet=True, as_json=as_json) as out:
-        engines = list(added())
+        engines = list(added_engines())
         if as_json:
             rows = [asdict(engine) | {"folder": folder} for engine, folder in engines]
             out.json({"engines": rows, "not_running": NOT_RUNNING})

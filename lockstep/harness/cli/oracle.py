@@ -45,11 +45,11 @@ def list_() -> None:
       lockstep oracle list
     """
     from lockstep.harness.adapters.llama_cpp.adapter import LlamaCpp
-    from lockstep.harness.asking.environments import built
+    from lockstep.harness.asking.environments import built_versions
     from lockstep.harness.cli.terminal import Terminal
 
     with Terminal(quiet=True) as out:
-        for name, folder in built(LlamaCpp.name):
+        for name, folder in built_versions(LlamaCpp.name):
             out.line(f"{name}  {folder}")
 
 

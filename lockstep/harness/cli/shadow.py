@@ -230,14 +230,14 @@ def fault_table(verdicts: Sequence["Verdict"]) -> "Table":
 
     from rich.table import Table
 
-    from lockstep.harness.shadow.fault_verdicts import counted
+    from lockstep.harness.shadow.fault_verdicts import count_faults
     from lockstep.harness.shadow.faults import KINDS, Again
 
     reasons = get_args(Again)
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for name in ("ops", *KINDS, "located", "smallest", *reasons):
         table.add_column(name, justify="left" if name == "ops" else "right")
-    for family, count in counted(verdicts).items():
+    for family, count in count_faults(verdicts).items():
         kinds = [f"{count.found[kind]}/{count.injected[kind]}" for kind in KINDS]
         located = f"{count.located}/{count.injected.total()}"
         smallest = f"{count.smallest:.2g}" if count.injected else ""

@@ -182,7 +182,7 @@ class Terminal:
         if len(folded) > SHOWN:
             n = len(folded) - SHOWN
             self.out.print(f"\n{n} more {'kinds are' if n > 1 else 'kind is'} in the report")
-        for line in [*excused(result), *not_applicable(result)]:
+        for line in [*excused_lines(result), *not_applicable(result)]:
             self.out.print(f"\n{printable(line)}")
         for plan, found in diagnosed:
             self.out.print("\n" + "\n".join(map(printable, diagnosis_lines(plan, found))))
@@ -316,7 +316,7 @@ def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
     return list(groups.values())
 
 
-def excused(result: "RunResult") -> list[str]:
+def excused_lines(result: "RunResult") -> list[str]:
     """A line for each reason."""
     rows = [v for v in result.verdicts if v.status == "excused"]
     said = ((f"{v.case}: {v.suite} excused", v.summary.splitlines()[0]) for v in rows)

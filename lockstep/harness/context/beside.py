@@ -18,7 +18,7 @@ def asked_beside(
     """Who has not answered in time beside the other is asked again alone: a limit is for an engine
     by itself."""
     (first, beside_subject), (second, beside_oracle) = at_once(
-        partial(timed, oracle), partial(timed, subject)
+        partial(time_question, oracle), partial(time_question, subject)
     )
     if isinstance(first, TimedOut) and beside_oracle > HARDLY * first.seconds:
         first = oracle()
@@ -27,7 +27,7 @@ def asked_beside(
     return first, second
 
 
-def timed(ask: Callable[[], Outcome]) -> tuple[Outcome, float]:
+def time_question(ask: Callable[[], Outcome]) -> tuple[Outcome, float]:
     """And for how many seconds it was at work."""
     began = monotonic()
     return ask(), monotonic() - began

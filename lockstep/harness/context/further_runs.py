@@ -61,7 +61,7 @@ def further_runs(context: Context) -> Iterator[Run]:
             words=f"for {n} tokens in batches of {', '.join(map(str, sizes))}", batches=batches
         )
     if not both and sum(map(len, PLACES)) <= context.settings.n_ctx:
-        yield Run(words="with two sequences that come later", batches=joined(context))
+        yield Run(words="with two sequences that come later", batches=join_sequences(context))
     if not both and n >= sum(ON_THE_EDGE):
         yield on_the_edge(context)
     if not both and context.n_tokens > 2:
@@ -242,7 +242,7 @@ def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
     return batch
 
 
-def joined(context: Context) -> tuple[Batch, ...]:
+def join_sequences(context: Context) -> tuple[Batch, ...]:
     """The second sequence begins beside the end of the first, takes turns with it, and is alone;
     then a third begins."""
     ids = many_ids(context, 64)[:31:-1]

@@ -13,12 +13,12 @@ import numpy as np
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.bisect.bisection import Bisection, bisect
-from lockstep.harness.check.check import REPLAY, BadInput, Plan, described, open_plan
+from lockstep.harness.check.check import REPLAY, BadInput, Plan, describe_engine, open_plan
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.damage.changes import Damage, damages, write_damaged
 from lockstep.harness.graph.node_judge import OWN_WEIGHTS
-from lockstep.harness.locate.nodes import recorded
+from lockstep.harness.locate.nodes import record_program
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Settings, Status, Verdict
 from lockstep.harness.shadow.known import known_crash
 
@@ -72,7 +72,9 @@ def trials(plan: DamagePlan, folder: Path) -> TriedChange:
         return TriedChange(variant=plan.variant, verdicts=verdicts)
     context = found.context
     try:
-        request = Request(batches=context.batches, embeddings=not recorded(context).has_result)
+        request = Request(
+            batches=context.batches, embeddings=not record_program(context).has_result
+        )
         right: Evaluation = context.ask(context.subject, "evaluate", request)
         for change in damages(path, plan.seed, plan.faults):
             verdicts.append(trial(plan, context, request, right, path, change))
@@ -102,7 +104,7 @@ def trial(
         own: Evaluation = whole.ask(session, "evaluate", request)
         pairs = zip(right.logits, own.logits, strict=True)
         changed = not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
-        bad = whole.with_subject(session, damaged, described(session))
+        bad = whole.with_subject(session, damaged, describe_engine(session))
         status, text, detail = ending_of(change, bisect(bad), changed)
     damage = asdict(change) | {"raw": change.raw.hex()}
     return verdict_of(plan, status, text, detail | {"damage": damage})

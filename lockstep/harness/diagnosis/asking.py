@@ -219,13 +219,13 @@ def prompts_in_turn(context: Context) -> Iterator[InTurn]:
         ids = iter(many_ids(context, sum(turn.n for turn in turns)))
         prompts = []
         for turn in turns:
-            prompts.append(seeded(turn, prompts[-1] if prompts else (), ids))
+            prompts.append(seed_prompt(turn, prompts[-1] if prompts else (), ids))
     if prompts:
         words = f"the token behind {len(prompts)} prompts in turn"
         yield InTurn(words=words, prompts=(prompts[0][:1], *prompts))
 
 
-def seeded(turn: Turn, before: Sequence[int], ids: Iterator[int]) -> tuple[int, ...]:
+def seed_prompt(turn: Turn, before: Sequence[int], ids: Iterator[int]) -> tuple[int, ...]:
     """A prompt that begins and ends as the one before it as far as `turn` says."""
     if not turn.n:
         return tuple(before)

@@ -42,7 +42,7 @@ from lockstep.harness.diagnosis.race import (
     LEFT,
     HeldAnswers,
     TriedMistake,
-    held,
+    hold_answers,
     is_text,
     race,
     reaching,
@@ -198,10 +198,10 @@ def of_aspect(
     context: Context, bench: DiagnosisBench, aspect: str, every: Sequence[AskedQuestion]
 ) -> Diagnosis:
     noise = context.noise.relative if aspect == "runs" else 0.0
-    of = held(bench.rounding, every, noise)
+    of = hold_answers(bench.rounding, every, noise)
     if of.off and aspect == "runs":
         noise = context.noise_on(context.batches)
-        of = held(bench.rounding, every, noise, shortest(context, bench.rounding, of))
+        of = hold_answers(bench.rounding, every, noise, shortest(context, bench.rounding, of))
     rows, differences = rows_of(of), first_differences(bench.rounding, of)
     if not isfinite(of.noise):
         return Diagnosis(aspect=aspect, status="not-compared", rows=rows)
@@ -213,11 +213,11 @@ def of_aspect(
     found: list[TriedMistake] = []
     for engines in (bench.rounding, bench.plain) if aspect == "runs" else (bench.rounding,):
         if engines is bench.plain:
-            of = held(engines, every, of.noise, of.shortest)
+            of = hold_answers(engines, every, of.noise, of.shortest)
         for classes in (bench.near, bench.far):
             found += race(engines, reaching(classes, of, found), of, context.progress)
             if any(survives(row) for row in found):
-                diagnosis = named(context, aspect, engines, of, found)
+                diagnosis = name_mistake(context, aspect, engines, of, found)
                 return replace(diagnosis, differences=differences)
     return Diagnosis(
         aspect=aspect,
@@ -238,9 +238,9 @@ def without_what_is_off(
 ) -> HeldAnswers | None:
     """Where all is right but that nothing is rounded on purpose. Of most engines the first
     question that is off with roundings is off without them, and there is no need to go on."""
-    if held(bench.plain, of.off[:1], of.noise).off:
+    if hold_answers(bench.plain, of.off[:1], of.noise).off:
         return None
-    plain = held(bench.plain, every, of.noise)
+    plain = hold_answers(bench.plain, every, of.noise)
     return None if plain.off else plain
 
 
@@ -292,7 +292,7 @@ def first_differences(engines: Engines, of: HeldAnswers) -> tuple[Difference, ..
     return tuple(each for kept in found.values() for each in kept.values())
 
 
-def named(
+def name_mistake(
     context: Context, aspect: str, engines: Engines, of: HeldAnswers, found: Sequence[TriedMistake]
 ) -> Diagnosis:
     matching = sorted(filter(survives, found), key=lambda row: row.left)

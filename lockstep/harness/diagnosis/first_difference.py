@@ -9,7 +9,7 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.diagnosis.asking import AskedQuestion
 from lockstep.harness.diagnosis.differences import Difference, differences_in
 from lockstep.harness.diagnosis.engines import Engines
-from lockstep.harness.diagnosis.race import compared
+from lockstep.harness.diagnosis.race import compare_answer
 
 
 @dataclass(kw_only=True)
@@ -30,7 +30,7 @@ class FirstDifference:
             return
         if self.aspect == "runs":
             noise = self.context.noise_on(self.context.batches)
-        right = compared(self.engines[0], Reference, one, noise)
+        right = compare_answer(self.engines[0], Reference, one, noise)
         if right is not None and self.differs(one, noise):
             self.told = True
             answer = self.engines[0].answer(Reference, one.question)
@@ -38,5 +38,5 @@ class FirstDifference:
 
     def differs(self, one: AskedQuestion, noise: float) -> bool:
         """Return whether neither right engine answers so."""
-        found = (compared(each, Reference, one, noise) for each in self.engines)
+        found = (compare_answer(each, Reference, one, noise) for each in self.engines)
         return all(right is not None and not right.same.all() for right in found)

@@ -250,7 +250,7 @@ class Greedy(MistakeQuestion):
         if session.cls.greedy is not Reference.greedy or self.decoder_start is not None:
             ids = value_of(self.ask(session))
             return None if ids is None else (ids, None)
-        return chosen(session, self.ids, self.n)
+        return choose_tokens(session, self.ids, self.n)
 
     def compare(
         self, said: list[int], answer: Any, session: LocalSession, noise: float
@@ -270,7 +270,7 @@ class Greedy(MistakeQuestion):
         return said[:n]
 
 
-def chosen(
+def choose_tokens(
     session: LocalSession, prompt: Sequence[int], n: int
 ) -> tuple[list[int], list[NDArray[np.float32]]] | None:
     """None: the engine does not go on, as one of a mistake that cannot be made in this model."""

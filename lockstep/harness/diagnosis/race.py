@@ -48,14 +48,14 @@ class HeldAnswers:
         return [one for one, c in zip(self.every, self.right, strict=True) if not c.same.all()]
 
 
-def held(
+def hold_answers(
     engines: Engines,
     every: Sequence[AskedQuestion],
     noise: float,
     shortest: AskedQuestion | None = None,
 ) -> HeldAnswers:
     every = [*every, shortest] if shortest else every
-    pairs = [(one, compared(engines, Reference, one, noise)) for one in every]
+    pairs = [(one, compare_answer(engines, Reference, one, noise)) for one in every]
     found = [(one, c) for one, c in pairs if c is not None]
     in_turn = tuple(one for one, _ in found)
     found.sort(key=lambda pair: (pair[0] is not shortest, *cost(*pair)))
@@ -86,7 +86,9 @@ def is_text(one: AskedQuestion) -> bool:
     return isinstance(one.question, Greedy | Continued | InTurn)
 
 
-def compared(engines: Engines, cls: type[Any], one: AskedQuestion, noise: float) -> Compared | None:
+def compare_answer(
+    engines: Engines, cls: type[Any], one: AskedQuestion, noise: float
+) -> Compared | None:
     answer = engines.answer(cls, one.question)
     if answer is None:
         return None
@@ -134,7 +136,7 @@ def race(
                 turn = f"known mistake {number + 1} of {len(classes)}{pace}"
                 progress(f"{turn}{so_far(best)}")
             started = perf_counter()
-            row = tried(engines, classes[number], of)
+            row = try_mistake(engines, classes[number], of)
             pace.add(1, perf_counter() - started)
             best = row if best is None or row.left < best.left else best
             effect = row.alike, row.explains, row.breaks
@@ -167,7 +169,7 @@ def so_far(best: TriedMistake | None) -> str:
     return f"; the closest leaves {best.left:.0%} of the difference: {best.cls.mistake}"
 
 
-def tried(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
+def try_mistake(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
     with engines.opened(cls):
         remembers = getattr(cls, "remembers", False)
         return (tried_in_turn if remembers else tried_in_any_order)(engines, cls, of)
@@ -178,11 +180,11 @@ def tried_in_any_order(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMi
     as_right: set[str] = set()
     for one, right in zip(of.every, of.right, strict=True):
         begun = beginning(one, right)
-        first = compared(engines, cls, begun, of.noise) if begun else None
+        first = compare_answer(engines, cls, begun, of.noise) if begun else None
         if first is not None and not first.same.all():
             found.append(first)
             break
-        own = compared(engines, cls, one, of.noise)
+        own = compare_answer(engines, cls, one, of.noise)
         if own is None:
             return TriedMistake(cls=cls, survived=False, left=inf)
         found.append(own)

@@ -84,7 +84,7 @@ def lines(rows: Sequence[TrialRow], of: int) -> Iterator[str]:
     yield f"{len({row.engine for row in rows})} of {of} wrong engines"
     yield "".join(f"{cell:>9}" for cell in HEAD)
     for view in dict.fromkeys(row.view for row in rows):
-        yield "".join(f"{cell:>9}" for cell in counted(view, rows))
+        yield "".join(f"{cell:>9}" for cell in count_rows(view, rows))
     without = [row for row in rows if differs(row)]
     n = sum(bool(row.others) for row in without)
     yield f"with the mistake left out of the catalogue another is named: {n} of {len(without)}"
@@ -93,7 +93,7 @@ def lines(rows: Sequence[TrialRow], of: int) -> Iterator[str]:
             yield f"{row.engine} on {row.model}, {row.view}: {row.status} {' '.join(row.named)}"
 
 
-def counted(view: str, rows: Sequence[TrialRow]) -> list[str]:
+def count_rows(view: str, rows: Sequence[TrialRow]) -> list[str]:
     of_view = [row for row in rows if row.view == view]
     some = [row for row in of_view if differs(row)]
     found = [row for row in some if is_named(row)]

@@ -12,7 +12,7 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.diagnosis.asking import AskedQuestion
 from lockstep.harness.diagnosis.engines import Engines
 from lockstep.harness.diagnosis.questions import RunQuestion
-from lockstep.harness.diagnosis.race import HeldAnswers, compared
+from lockstep.harness.diagnosis.race import HeldAnswers, compare_answer
 from lockstep.harness.records import Answered
 
 SHARE = 4  # of the tokens of a run one, or there is little to save
@@ -60,5 +60,5 @@ def asked_for(
     if not isinstance(outcome, Answered):
         return None
     found = AskedQuestion(question=part, said=outcome.value)
-    right = compared(engines, Reference, found, noise)
+    right = compare_answer(engines, Reference, found, noise)
     return found if right is not None and not right.same.all() else None

@@ -17,7 +17,7 @@ from lockstep.harness.catalogue.run import CataloguePart, wrong_engines
 from lockstep.harness.catalogue.trial import TrialBench as Tried
 from lockstep.harness.catalogue.trial import bench_for
 from lockstep.harness.catalogue.views import ALL, LOGITS, TEXT, Narrow, View
-from lockstep.harness.check.check import described
+from lockstep.harness.check.check import describe_engine
 from lockstep.harness.diagnosis.asking import AskedQuestion, asked, questions_for
 from lockstep.harness.diagnosis.diagnosis import ASPECTS, Diagnosis, DiagnosisBench, of_aspect
 from lockstep.harness.diagnosis.engines import without_roundings
@@ -127,7 +127,7 @@ def one(tried: Tried, bench: DiagnosisBench, cls: Any, view: View) -> TrialRow:
     ) as subject:
         if cls.group == RACES:
             subject.inner.ask("greedy", [1, 2, 3], 2)
-        info = described(subject, under_test=True)
+        info = describe_engine(subject, under_test=True)
         context = own.with_subject(subject, base.subject_model, info)
         every = asked(context, list(questions_for(context)), {})
         for aspect in ASPECTS:

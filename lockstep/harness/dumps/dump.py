@@ -217,7 +217,7 @@ def sites_in(
     for path in sorted(folder.glob("*.safetensors")):
         check_inside(folder, path)
         for key, kind in kinds_in(path).items():
-            held = translated(path, key, kind, names)
+            held = translate_name(path, key, kind, names)
             if held is None:
                 strangers.append(key)
                 continue
@@ -268,7 +268,7 @@ def kinds_in(path: Path) -> dict[str, str]:
     return found
 
 
-def translated(
+def translate_name(
     path: Path, key: str, kind: str, names: NodeMap | None
 ) -> tuple[str, HeldTensor] | None:
     """Its name as `stepN/NODE`; None: the map has none for it."""

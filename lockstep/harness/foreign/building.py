@@ -117,7 +117,7 @@ def remove(name: str) -> Path:
     return folder
 
 
-def added() -> Iterator[tuple[Foreign, Path | None]]:
+def added_engines() -> Iterator[tuple[Foreign, Path | None]]:
     """Every engine, and its environment if it has one."""
     for engine in ENGINES.values():
         yield engine, folder_of(engine) if is_added(engine) else None

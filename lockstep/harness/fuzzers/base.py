@@ -18,7 +18,7 @@ from lockstep.engine.registry import Registered
 from lockstep.harness import fuzzers
 from lockstep.harness.adapters.parts.users import is_users
 from lockstep.harness.asking.environments import provide
-from lockstep.harness.check.check import BadInput, described
+from lockstep.harness.check.check import BadInput, describe_engine
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.parallel.children import Done, Said, Say, raise_for
@@ -190,7 +190,7 @@ def engines_of(
             opened = [plan.open(name, stack) for name in names]
         except Unsupported as error:
             raise BadInput(str(error)) from error
-        return tuple(described(session) for session in opened)
+        return tuple(describe_engine(session) for session in opened)
 
 
 def campaign_row(fuzzer: Fuzzer, plan: FuzzPlan) -> dict[str, object]:

@@ -29,7 +29,7 @@ def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, 
     return found
 
 
-def renamed(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> dict[Place, Wire]:
+def rename_wires(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> dict[Place, Wire]:
     """With the names that traces have, where a node has one."""
     called = {wires[place].site: site for site, place in names.items() if site.name in SITES}
     return {

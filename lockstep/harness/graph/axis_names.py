@@ -20,11 +20,11 @@ def axes_in_words(names: str, whole: Sequence[int], shape: Sequence[int]) -> str
     elif before > 0 and set(shape[:before]) == {1}:
         found = axes  # those of one that stand before them have no name
     else:
-        found = joined(axes, whole[-len(axes) :], shape)
+        found = join_axes(axes, whole[-len(axes) :], shape)
     return None if found is None else f"({', '.join(found)})"
 
 
-def joined(axes: Sequence[str], sizes: Sequence[int], shape: Sequence[int]) -> list[str] | None:
+def join_axes(axes: Sequence[str], sizes: Sequence[int], shape: Sequence[int]) -> list[str] | None:
     """Axes side by side are one, where their sizes make that of one that is shown."""
     found, rest = [], list(zip(axes, sizes, strict=False))
     for size in shape:

@@ -11,7 +11,7 @@ from lockstep.engine.ops.near import F64
 WHOLE = 2.0**24  # beyond it every float32 is a whole number
 
 
-def disturbed(value: F64, allowed: F64, drawn: NDArray[Any]) -> F64:
+def disturb_values(value: F64, allowed: F64, drawn: NDArray[Any]) -> F64:
     """value, drawn (64 random bits each): flat; allowed: as many, or one for all."""
     out = value.copy()
     disturb(out, allowed.reshape(-1), drawn)

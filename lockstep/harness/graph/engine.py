@@ -74,7 +74,7 @@ class ReplayEngine(Reference, name="replay"):
             if not wanted or site in wanted:
                 records.append(TensorRecord(site=site, value=value.copy()))
 
-        values = replaced(sites, request)
+        values = replacements_by_place(sites, request)
         if request.capture or values:
             logits = self.outputs_of(program, see if request.capture else None, values)
         else:
@@ -125,7 +125,7 @@ class ReplayEngine(Reference, name="replay"):
     # --- the graph ----------------------------------------------------------------------------
 
     def ask(self, question: str, *args: Any) -> Any:
-        return answered(self.opened().ask(question, *args), question)
+        return value_of_outcome(self.opened().ask(question, *args), question)
 
     def opened(self) -> Session:
         if self.model is None:
@@ -137,7 +137,7 @@ class ReplayEngine(Reference, name="replay"):
     def program_of(self, batches: Sequence[Batch], *, embeddings: bool = False) -> Program:
         found = record(self.opened(), batches, embeddings=embeddings)
         if not isinstance(found, Program):
-            answered(found, "capture")
+            value_of_outcome(found, "capture")
         assert isinstance(found, Program)
         return found
 
@@ -173,7 +173,7 @@ class ReplayEngine(Reference, name="replay"):
         return tuple(output for output in found.outputs if output is not None)
 
 
-def answered(outcome: Outcome, question: str) -> Any:
+def value_of_outcome(outcome: Outcome, question: str) -> Any:
     match outcome:
         case Answered(value=value):
             return value
@@ -185,7 +185,9 @@ def answered(outcome: Outcome, question: str) -> Any:
     raise Crash(no_answer(SHOWS_GRAPHS, question, outcome).summary.splitlines()[0])
 
 
-def replaced(sites: Mapping[Place, Site], request: Request) -> dict[Place, NDArray[Any]]:
+def replacements_by_place(
+    sites: Mapping[Place, Site], request: Request
+) -> dict[Place, NDArray[Any]]:
     places = {site: place for place, site in sites.items()}
     for site in request.replace:
         if site not in places:

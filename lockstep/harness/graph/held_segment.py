@@ -14,8 +14,8 @@ from lockstep.harness.graph.watched import Seen
 from lockstep.harness.judging.compare import largest, share_of_limit, worst_distance
 from lockstep.harness.judging.judge import (
     SiteFinding,
-    affected,
     affected_alone,
+    affected_indices,
     elements_compared,
     smallest_scale_error,
 )
@@ -50,7 +50,7 @@ class HeldSegment:
             size=largest(self.truth),
             mismatch=self.mismatch,
             at_fault="subject" if wrong else "",
-            outputs=affected(self.truth, self.shown, self.allowed) if wrong else (),
+            outputs=affected_indices(self.truth, self.shown, self.allowed) if wrong else (),
             alone=affected_alone(self.truth, self.shown, self.allowed) if wrong else {},
             compared=elements_compared(self.truth, self.shown, self.allowed),
             sees=smallest_scale_error(self.truth, self.allowed),

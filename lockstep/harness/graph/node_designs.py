@@ -180,10 +180,10 @@ def attentions(found: Computed) -> list[Other]:
         forms.append(replace(node, sources=(narrow, *node.sources[1:])))
     others = other_builds(found.build, (node.op,))
     ways = [(form, plain) for form in forms] + [(node, build) for build in others]
-    return [partial(computed, *way) for way in ways]
+    return [partial(compute_design, *way) for way in ways]
 
 
-def computed(node: Node, build: Build, _: NDArray[Any]) -> Result:
+def compute_design(node: Node, build: Build, _: NDArray[Any]) -> Result:
     found = expect(node, build)
     return rounded_to(found.value, node.value), Bound(found.allowed, found.reason)
 

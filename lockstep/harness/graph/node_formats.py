@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
-from lockstep.harness.graph.node_designs import computed
+from lockstep.harness.graph.node_designs import compute_design
 from lockstep.harness.judging.conversions import families_of_builds, is_type_in_blocks
 from lockstep.harness.judging.designs import agrees
 from lockstep.harness.records import Site
@@ -53,7 +53,7 @@ class ProductFormats:
             for n, family in enumerate(families_of_builds(self.build))
             # those between two steps are few: a format that gives no product is tried two ways
             for tried in [family if n in seen else family[:2]]
-            if any(agrees(partial(computed, node, build), shown) for build in tried)
+            if any(agrees(partial(compute_design, node, build), shown) for build in tried)
         )
         if not found:
             self.in_vain[kernel] += 1

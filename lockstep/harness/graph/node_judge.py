@@ -19,7 +19,7 @@ from lockstep.engine.node import Node, Operand, layout
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect
 from lockstep.engine.ops.near import Expected
-from lockstep.harness.graph.node_designs import Computed, computed, designs_of
+from lockstep.harness.graph.node_designs import Computed, compute_design, designs_of
 from lockstep.harness.graph.node_formats import ProductFormats
 from lockstep.harness.graph.other_file import Parameters, parameters_in_words
 from lockstep.harness.graph.program import Place
@@ -27,7 +27,7 @@ from lockstep.harness.graph.wiring import Wire
 from lockstep.harness.judging.compare import mismatch_between, share_of_limit, worst_distance
 from lockstep.harness.judging.designs import Other
 from lockstep.harness.judging.findings import Values
-from lockstep.harness.judging.judge import SiteFinding, affected, finding_of, without_fault
+from lockstep.harness.judging.judge import SiteFinding, affected_indices, finding_of, without_fault
 from lockstep.harness.judging.other_builds import other_builds
 from lockstep.harness.judging.tolerances import Bound, limits_of
 from lockstep.harness.records import Mismatch, Site
@@ -230,7 +230,7 @@ class NodeJudge:
             return
         yield plain
         for build in other_builds(self.build, (node.op,)):
-            yield partial(computed, whole, build)
+            yield partial(compute_design, whole, build)
 
     def with_own_file(
         self, node: Node, wire: Wire, theirs: NDArray[Any], found: SiteFinding
@@ -259,7 +259,7 @@ class NodeJudge:
             reason=reason,
             mismatch=mismatch,
             at_fault="subject",
-            outputs=affected(right, theirs, np.zeros(right.shape)),
+            outputs=affected_indices(right, theirs, np.zeros(right.shape)),
         )
 
     def blamed(self, weights: tuple[str, ...]) -> tuple[str, ...]:

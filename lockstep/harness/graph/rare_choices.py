@@ -35,7 +35,7 @@ class Runs(Protocol):
     ) -> Mapping[Place, Seen]: ...
 
 
-def explained(
+def explained_places(
     judge: Runs,
     suspects: Sequence[Segment],
     honest: Mapping[Place, Seen],

@@ -21,14 +21,20 @@ from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.further_runs import is_small
-from lockstep.harness.graph.expert_choice import CHOOSE, chosen, legal, rows_to_choose, used_of
+from lockstep.harness.graph.expert_choice import (
+    CHOOSE,
+    legal,
+    rows_to_choose,
+    scores_of_chosen,
+    used_of,
+)
 from lockstep.harness.graph.expert_order import orders_seen
 from lockstep.harness.graph.held_segment import HeldSegment, hidden_cells, nearest
 from lockstep.harness.graph.lookups import ways_of_lookups
 from lockstep.harness.graph.node_designs import Computed, designs_of
 from lockstep.harness.graph.other_conversions import converted_otherwise, of_other_builds
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
-from lockstep.harness.graph.rare_choices import explained
+from lockstep.harness.graph.rare_choices import explained_places
 from lockstep.harness.graph.replay import replay
 from lockstep.harness.graph.row_noise import Noise, Noises, beyond, noise_between
 from lockstep.harness.graph.segment import IDS, Found, Segment, is_wrong, segments_of, wrong
@@ -104,7 +110,7 @@ class SegmentJudge:
                     known[s.place] = self.finding_for(self.again(s, looked_up.get(s.place, ways)))
             if not rounded:
                 left = [s for s in suspects if is_wrong(known[s.place])]
-                rare = explained(self, left, honest, noise, is_small=is_small(self.file))
+                rare = explained_places(self, left, honest, noise, is_small=is_small(self.file))
                 known |= {place: without_fault(known[place]) for place in rare}
                 known |= converted_otherwise(self, found, known, noises)
             found = [(segment, known.get(segment.place, one)) for segment, one in found]
@@ -296,7 +302,7 @@ class SegmentJudge:
         """Scores in the place of ids. Of two that change places each may be off by so much."""
         assert seen.scores is not None
         used = used_of(*self.nodes[place])
-        truth, shown = (chosen(seen.scores, each, used) for each in (seen.truth, ids))
+        truth, shown = (scores_of_chosen(seen.scores, each, used) for each in (seen.truth, ids))
         return replace(seen, truth=truth, allowed=np.broadcast_to(more, truth.shape)), shown
 
     def by_designs(

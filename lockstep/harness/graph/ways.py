@@ -13,11 +13,11 @@ from lockstep.engine.node import PLAIN, Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import expect, settled
 from lockstep.engine.ops.near import F64, Expected
-from lockstep.harness.graph.disturbed import disturbed
+from lockstep.harness.graph.disturbed import disturb_values
 from lockstep.harness.graph.norm_sums import NORMS, error_of_rows
 from lockstep.harness.graph.probable import PRODUCTS, error_of_product
 from lockstep.harness.judging.compare import pieces
-from lockstep.harness.judging.noise import random_shares, tipped
+from lockstep.harness.judging.noise import random_shares, tip_activation
 from lockstep.harness.synth.draws import begun, raw, stream
 
 
@@ -97,7 +97,7 @@ class Noisy(Honest):
         with np.errstate(over="ignore"):
             for start, (value, allowed) in pieces(found.value, bound):
                 there = flat[start : start + value.size]
-                there[:] = disturbed(value, allowed, drawn.random_raw(value.size))
+                there[:] = disturb_values(value, allowed, drawn.random_raw(value.size))
         return out
 
     def scaled_rows(self, node: Node, value: F64) -> F64:
@@ -126,4 +126,4 @@ class Tip:
         if np.array_equal(converted, x):
             return converted
         row, column = (int(r >> np.uint64(33)) for r in self.bits.random_raw(2))
-        return tipped(x, converted, row % (x.size // x.shape[-1]), column % x.shape[-1])
+        return tip_activation(x, converted, row % (x.size // x.shape[-1]), column % x.shape[-1])

@@ -17,7 +17,12 @@ from lockstep.engine.ops.near import Near, Number, U, because, near, swish, tanh
 from lockstep.engine.ops.norms import of_squares
 from lockstep.engine.quants.base import F32
 from lockstep.harness.judging.compare import mismatch_between
-from lockstep.harness.judging.tolerances import Bound, bounded, limited, where_limited
+from lockstep.harness.judging.tolerances import (
+    Bound,
+    limit_overflow,
+    value_and_bound,
+    where_limited,
+)
 
 GGML = Build(lanes=1)  # for ops in which the number of lanes does not matter
 PLAIN = Build(lanes=1, plain=True)
@@ -39,7 +44,7 @@ def agrees(other: Other, shown: NDArray[Any]) -> bool:
 
 def experts_in_any_order(x: F32) -> list[Other]:
     """x: (tokens, used, width), summed in float32 in any order, or in float64."""
-    return [lambda _: bounded(sum_experts, x, build=PLAIN)]
+    return [lambda _: value_and_bound(sum_experts, x, build=PLAIN)]
 
 
 # --- softmax, norms and SwiGLU ----------------------------------------------------------------
@@ -75,7 +80,7 @@ def norm_of_sum(
     sums = sums_of_squares(rows, lanes, fused).reshape(*x.shape[:-1], 1).astype(np.float64)
     squared = Near(sums, 2 * U * sums)  # as far off as a sum in double may be
     wide, factor = GGML.number(x), None if weight is None else GGML.number(weight)
-    return limited(near(of_squares(wide, squared, factor, GGML.parameter(eps), GGML)))
+    return limit_overflow(near(of_squares(wide, squared, factor, GGML.parameter(eps), GGML)))
 
 
 def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
@@ -97,8 +102,8 @@ def swiglu_ways(gate: NDArray[Any], up: NDArray[Any] | None = None) -> list[Othe
     """Formulas that lose more than a share of the result where the gate is large and negative;
     without the other factor, of SiLU alone."""
     return [
-        lambda _: bounded(swiglu_by_tanh, gate, up, build=PLAIN),
-        lambda _: bounded(swiglu_by_exp2, gate, up, build=PLAIN),
+        lambda _: value_and_bound(swiglu_by_tanh, gate, up, build=PLAIN),
+        lambda _: value_and_bound(swiglu_by_exp2, gate, up, build=PLAIN),
     ]
 
 

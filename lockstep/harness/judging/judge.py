@@ -86,7 +86,7 @@ def finding_of(
         mismatch=mismatch,
         at_fault=at_fault,
         shape=truth.shape,
-        outputs=affected(truth, accused, allowed),
+        outputs=affected_indices(truth, accused, allowed),
         alone=affected_alone(truth, accused, allowed) if at_fault else {},
         sees=smallest_scale_error(truth, allowed),
         compared=elements_compared(truth, oracle, allowed),
@@ -115,7 +115,7 @@ def elements_compared(
     return truth.size - incomparable(truth, oracle, allowed).total
 
 
-def affected(
+def affected_indices(
     truth: NDArray[Any], actual: NDArray[Any] | None, allowed: NDArray[np.float64]
 ) -> tuple[int, ...]:
     """Indices along the last axis at which any element is out of bound."""

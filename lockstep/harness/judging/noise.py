@@ -28,7 +28,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.trace import Probe, silent
 from lockstep.engine.weights import Weight
 from lockstep.harness.judging.compare import largest, worst_distance
-from lockstep.harness.judging.tolerances import EXACT, Bound, bounded
+from lockstep.harness.judging.tolerances import EXACT, Bound, value_and_bound
 from lockstep.harness.records import Settings
 
 RUNS = 3
@@ -50,7 +50,7 @@ def random_shares(bits: NDArray[np.uint64]) -> F64:
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
 
 
-def tipped(x: NDArray[Any], converted: F64, row: int, column: int) -> F64:
+def tip_activation(x: NDArray[Any], converted: F64, row: int, column: int) -> F64:
     """One of the activations is moved by one step of its conversion."""
     flat = converted.reshape(-1, converted.shape[-1]).copy()
     exact = x.reshape(flat.shape)
@@ -75,7 +75,7 @@ class Bounded(np.ndarray[Any, Any]):
         return out
 
 
-def carried(value: NDArray[Any]) -> Bounded:
+def carry_bound(value: NDArray[Any]) -> Bounded:
     """With its bound: a copy, or one correctly rounded operation, has none."""
     return value if isinstance(value, Bounded) else Bounded.of(value, EXACT)
 
@@ -86,7 +86,7 @@ class BoundedOps(Mirror):
     bounds = True
 
     def run(self, formula: Formula, *args: Any) -> F32:
-        return Bounded.of(*bounded(formula, *args, build=self.build))
+        return Bounded.of(*value_and_bound(formula, *args, build=self.build))
 
     def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
         out = np.empty((*ids.shape, weight.shape[1]), np.float32)
@@ -94,7 +94,7 @@ class BoundedOps(Mirror):
         rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
         for expert in np.unique(ids):
             chosen = ids == expert
-            found = carried(self.linear(rows[chosen], weight.part(int(expert))))
+            found = carry_bound(self.linear(rows[chosen], weight.part(int(expert))))
             out[chosen], allowed[chosen], reason = found, found.bound.allowed, found.bound.reason
         return Bounded.of(out, Bound(allowed, reason))
 
@@ -116,10 +116,12 @@ class NoisyOps(BoundedOps):
         converted = super().activations(x, weight)
         if np.array_equal(converted, x):
             return converted
-        return tipped(x, converted, *(self.below(n) for n in (x.size // x.shape[-1], x.shape[-1])))
+        return tip_activation(
+            x, converted, *(self.below(n) for n in (x.size // x.shape[-1], x.shape[-1]))
+        )
 
     def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
-        bound, value = np.asarray(carried(value).bound.allowed), np.asarray(value)
+        bound, value = np.asarray(carry_bound(value).bound.allowed), np.asarray(value)
         if not bound.any():
             return value
         moved: F32 = (value + self.uniform(value.size).reshape(value.shape) * bound).astype(

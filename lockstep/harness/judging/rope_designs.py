@@ -21,7 +21,7 @@ from lockstep.engine.ops.rotation import turned as turned_pairs
 from lockstep.engine.quants.base import F32
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.designs import GGML, Other
-from lockstep.harness.judging.tolerances import Bound, bounded, limited
+from lockstep.harness.judging.tolerances import Bound, limit_overflow, value_and_bound
 
 AngleOf = Callable[[F32], F32]  # frequencies (pairs,) -> (tokens, pairs)
 # what was turned, and what an engine shows -> its angles, (tokens, pairs)
@@ -45,14 +45,14 @@ def turned(
         angles = angles_for(x, shown).astype(np.float64)
         return np.cos(angles) * params.magnitude, np.sin(angles) * params.magnitude
 
-    return bounded(rope, x, (), params, rotations, build=GGML)
+    return value_and_bound(rope, x, (), params, rotations, build=GGML)
 
 
 def mixed(x: F32, positions: I32, params: RopeParams, shown: NDArray[Any]) -> tuple[F32, Bound]:
     """YaRN's angles in float64."""
     found = (t[:, None, :] for t in from_powers(positions, params))
     cos, sin = (from_library(t, positions, params, any_way=True) for t in found)
-    return limited(near(turned_pairs(GGML.number(x), cos, sin, *params.pairs())))
+    return limit_overflow(near(turned_pairs(GGML.number(x), cos, sin, *params.pairs())))
 
 
 def ways(positions: I32, params: RopeParams) -> Iterator[AnglesFor]:

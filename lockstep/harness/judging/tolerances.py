@@ -27,16 +27,16 @@ class Bound:
 EXACT = Bound(0.0, "a copy, or one correctly rounded float32 operation: every bit is determined")
 
 
-def bounded(formula: Formula, *args: Any, build: Build) -> tuple[F32, Bound]:
+def value_and_bound(formula: Formula, *args: Any, build: Build) -> tuple[F32, Bound]:
     """What a formula gives, rounded once, and its bound."""
     with np.errstate(all="ignore"):
         found = formula(*args, build)
         if not isinstance(found, Near):  # it gives no radius to what rounds to what it rounds to
             return found.astype(np.float32), EXACT
-        return limited(found)
+        return limit_overflow(found)
 
 
-def limited(found: Near) -> tuple[F32, Bound]:
+def limit_overflow(found: Near) -> tuple[F32, Bound]:
     """Without a limit where a value is beyond float32, in which one engine overflows and another
     computes in double. Of what is no number every honest result is none, if it has a limit."""
     truth = found.settled()

@@ -37,7 +37,7 @@ MEMORY = 8 << 30  # as of the engines in a plan: a context may want gigabytes of
 
 
 def locate_along_nodes(context: Context) -> Findings:
-    program = recorded(context)
+    program = record_program(context)
     wires = wires_of(program)
     theirs = graph_of_subject(context) or program
     context.progress("judging every op")
@@ -76,7 +76,7 @@ def locate_along_nodes(context: Context) -> Findings:
     )
 
 
-def recorded(context: Context, batches: Sequence[Batch] | None = None) -> Program:
+def record_program(context: Context, batches: Sequence[Batch] | None = None) -> Program:
     """Of honest runs along it the same one. batches: others than those of the run."""
     context.progress("recording the graph")
     along = context.honest
@@ -111,10 +111,12 @@ def differing_keys(oracle: GgufFile, subject: GgufFile) -> tuple[str, ...]:
     """Of those that llama.cpp makes its graph from."""
     a, b = oracle.metadata, subject.metadata
     named = (key for key in {**a, **b} if not key.startswith(("general.", "tokenizer.")))
-    return tuple(sorted(key for key in named if stated(a.get(key)) != stated(b.get(key))))
+    return tuple(
+        sorted(key for key in named if comparable_value(a.get(key)) != comparable_value(b.get(key)))
+    )
 
 
-def stated(value: Value | None) -> Any:
+def comparable_value(value: Value | None) -> Any:
     """What can be compared of a value; None: there is none."""
     if value is None:
         return None
@@ -122,7 +124,7 @@ def stated(value: Value | None) -> Any:
     if isinstance(data, np.ndarray):
         data = data.tolist()
     elif isinstance(data, list):
-        data = [stated(each) if isinstance(each, Value) else each for each in data]
+        data = [comparable_value(each) if isinstance(each, Value) else each for each in data]
     return value.type, value.element, data
 
 

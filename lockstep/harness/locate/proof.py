@@ -25,7 +25,7 @@ from lockstep.harness.judging.conversions import builds, is_quantised
 from lockstep.harness.judging.findings import Findings, Values
 from lockstep.harness.judging.tolerances import Bound, whole_run
 from lockstep.harness.locate.locate import oracles_outputs, outputs_of, replaceable
-from lockstep.harness.locate.nodes import build_of, recorded
+from lockstep.harness.locate.nodes import build_of, record_program
 
 OUTPUTS = ("result_output", "result_embd_pooled")  # what a graph is run for
 Rows = NDArray[Any]  # (outputs, vocabulary or width), of all batches
@@ -112,7 +112,7 @@ def other_designs(context: Context) -> Iterator[Callable[[Values], Rows]]:
     """What honest engines that make none of ggml's roundings come to with values put in; of a
     quantised model also those that convert activations otherwise."""
     context.progress("honest runs of other designs with the same tensors put in")
-    program = recorded(context)
+    program = record_program(context)
     places = places_by_site(program, wires_of(program))
 
     def run(build: Build, values: Values) -> Rows:

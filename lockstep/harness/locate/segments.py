@@ -16,7 +16,7 @@ from lockstep.engine.choices import choices
 from lockstep.engine.node import Node
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
-from lockstep.harness.graph.aliases import places_by_site, renamed
+from lockstep.harness.graph.aliases import places_by_site, rename_wires
 from lockstep.harness.graph.expert_choice import CHOOSE, used_of
 from lockstep.harness.graph.program import Place, Program
 from lockstep.harness.graph.segments import SegmentJudge
@@ -29,7 +29,7 @@ from lockstep.harness.judging.conversions import is_quantised
 from lockstep.harness.judging.findings import Findings, Values
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.judging.stored import all_in_halves
-from lockstep.harness.locate.nodes import build_of, recorded, run_through
+from lockstep.harness.locate.nodes import build_of, record_program, run_through
 from lockstep.harness.locate.other_names import with_other_name
 from lockstep.harness.locate.outputs import outputs_of_graphs
 from lockstep.harness.locate.ubatches import by_ubatches, which_rows
@@ -90,12 +90,12 @@ def locate_segments(context: Context, given: Values | None = None) -> Findings:
 
 
 def own_run(context: Context, given: Values | None = None) -> OwnRun:
-    program = recorded(context)
+    program = record_program(context)
     places = places_by_site(program, wires_of(program))
     run = run_shown(context, program, given)
     assert run.trace is not None
     values = run.trace.values()
-    absent = [places[site] for site in promised(context, places, values)]
+    absent = [places[site] for site in missing_promises(context, places, values)]
     kept, apart = Values(), set[Site]()
     if not context.subject_info.shows_nodes:
         kept, apart = by_ubatches(context.batches, program, places, values)
@@ -123,7 +123,7 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
     return OwnRun(
         program=program,
         places=places,
-        wires=renamed(wires_of(program), places),
+        wires=rename_wires(wires_of(program), places),
         values=values,
         cut={*kept, *apart},
         apart=apart - {*kept},
@@ -195,7 +195,7 @@ def judge_own_run(
         if places.get(s) in run.shown and s.name not in fixed and s not in run.cut
     }
     guilty = [place for place, f in found.items() if f.mismatch]
-    put_in = healed(guilty, names)
+    put_in = sites_to_replace(guilty, names)
     return replace(findings, not_put_in=len({*guilty} - {*put_in})), put_in
 
 
@@ -277,7 +277,7 @@ def run_shown(context: Context, program: Program, given: Values | None) -> Evalu
     return run
 
 
-def promised(context: Context, places: Mapping[Site, Place], values: Values) -> list[Site]:
+def missing_promises(context: Context, places: Mapping[Site, Place], values: Values) -> list[Site]:
     """What an engine does not show though it says so. Ours does not say what, and one that shows a
     name nowhere may have no such tensor in this architecture."""
     info, there = context.subject_info, {site.name for site in values}
@@ -307,7 +307,7 @@ def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
     return f"llama.cpp's graph has no such node, or keeps it in another order of axes {near}"
 
 
-def healed(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
+def sites_to_replace(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
     """Where the oracle's values are put in. A wrong cache is so until its last step: what is put in
     is read, and not kept."""
     first = {(names[p].layer, names[p].name): p[0] for p in reversed(guilty) if p in names}

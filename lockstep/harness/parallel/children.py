@@ -97,7 +97,7 @@ def beside(works: Sequence[Work], jobs: int, folder: str) -> Iterator[tuple[int,
         while waiting or running:
             while waiting and len(running) < jobs:
                 number, work = waiting.pop()
-                connection, process = started(work, folder)
+                connection, process = start_child(work, folder)
                 running[connection] = number, process
             ready: list[Any] = wait(list(running))
             for connection in ready:
@@ -154,7 +154,7 @@ def raise_for(event: Event) -> None:
             raise ChildProcessError(f"a process of the run {how}")
 
 
-def started(work: Work, folder: str) -> tuple[Connection, BaseProcess]:
+def start_child(work: Work, folder: str) -> tuple[Connection, BaseProcess]:
     context = get_context(START)
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=body, args=(work, theirs, folder))  # type: ignore[attr-defined]

@@ -42,7 +42,7 @@ class Message:
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
-def packed(message: Message) -> list[bytes | memoryview]:
+def pack_message(message: Message) -> list[bytes | memoryview]:
     """The line, and the arrays behind it in their order."""
     arrays = {name: np.ascontiguousarray(value) for name, value in message.arrays.items()}
     rows = [[name, NAMES[value.dtype], list(value.shape)] for name, value in arrays.items()]
@@ -64,7 +64,7 @@ class Pipe:
 
     def send(self, message: Message, deadline: float) -> None:
         """Raises Closed; TimeoutError if nobody reads."""
-        for part in packed(message):
+        for part in pack_message(message):
             left = memoryview(part)
             while left:
                 wait_for(deadline, writes=self.to_engine)

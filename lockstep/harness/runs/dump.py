@@ -51,7 +51,7 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
             raw = prompt.encode("utf-8", "surrogateescape")
             batches = (Batch.of(answer(context.subject, "tokenize", [raw])[0]),)
         say("running")
-        trace = traced(context.subject, batches)
+        trace = trace_run(context.subject, batches)
     finally:
         opened.close()
     tensors = {key_of(r.site): np.ascontiguousarray(r.value) for r in trace.records}
@@ -89,7 +89,7 @@ def is_ours(index: Path) -> bool:
     return isinstance(command, str) and command.startswith(COMMAND)
 
 
-def traced(session: Session, batches: Sequence[Batch]) -> Trace:
+def trace_run(session: Session, batches: Sequence[Batch]) -> Trace:
     """Of a model without logits the run that comes to embeddings; of llama.cpp, where
     harness.sites does not say which node is which, every node of its own."""
     request = Request(batches=tuple(batches), capture=True)
@@ -99,13 +99,13 @@ def traced(session: Session, batches: Sequence[Batch]) -> Trace:
     elif isinstance(outcome, Unanswerable):
         found = record(session, batches)
         if isinstance(found, Program):
-            return captured(session, batches, found)
+            return capture_run(session, batches, found)
     run: Evaluation = answer(session, "evaluate", request)
     assert run.trace is not None
     return run.trace
 
 
-def captured(session: Session, batches: Sequence[Batch], program: Program) -> Trace:
+def capture_run(session: Session, batches: Sequence[Batch], program: Program) -> Trace:
     """Under the names that a replay gives them."""
     sites, records = sites_of(program), []
 

@@ -14,7 +14,7 @@ from lockstep.harness.records import EngineInfo, Status, Verdict
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import plain
 from lockstep.harness.report.page.matrix import page_of_matrix
-from lockstep.harness.report.page.verdicts import counted
+from lockstep.harness.report.page.verdicts import count_words
 from lockstep.harness.report.page.write import write_text
 from lockstep.harness.report.text import MARKS, cut, printable
 from lockstep.harness.runs.run import Listener, run_folder, run_plans
@@ -220,7 +220,7 @@ def markdown(rows: Sequence[MatrixRow], plans: Sequence[Plan]) -> Iterator[str]:
     yield f"# Engines against {first.oracle}, `{first.settings.name}`"
     yield ""
     cases = ", ".join(safe(plan.case) for plan in plans)
-    yield f"Of {counted(len(plans), 'case')} ({cases}) how many agree."
+    yield f"Of {count_words(len(plans), 'case')} ({cases}) how many agree."
     yield f"`{NOTHING}`: the engine does not offer it, or no case has it."
     yield ""
     yield f"| engine | {' | '.join(suites)} |"

@@ -19,7 +19,7 @@ from lockstep.harness.adapters import adapter_class
 from lockstep.harness.asking.environments import provide
 from lockstep.harness.asking.template import keep_template
 from lockstep.harness.bisect.bisection import bisect
-from lockstep.harness.blackbox.in_check import bisected, on_twin, questions
+from lockstep.harness.blackbox.in_check import bisect_made_models, on_twin, questions
 from lockstep.harness.check.check import (
     REPLAY,
     BadInput,
@@ -311,7 +311,7 @@ def bisect_one(plan: Plan, say: Say) -> None:
     try:
         opened.context.on_made_models = questions(plan)
         found = bisect(opened.context, partial(on_twin, plan, opened.context))
-        found = bisected(plan, opened.context, found.others) or found
+        found = bisect_made_models(plan, opened.context, found.others) or found
         say(replace(found, engines=opened.engines))
     except NoAnswer as error:
         raise patient(error) from error

@@ -45,12 +45,12 @@ def batches_of(work: Work, seed: int, file: GgufFile) -> tuple[Batch, ...]:
             Batch.of([next(ids) for _ in range(n)], start=start, seq_id=s)
             for s in range(work.sequences)
         ]
-        made.append(joined(parts))
+        made.append(join_batches(parts))
         start += n
     return encoded_first(made, has_both(file.tensors))
 
 
-def joined(parts: list[Batch]) -> Batch:
+def join_batches(parts: list[Batch]) -> Batch:
     return Batch(
         tokens=np.concatenate([part.tokens for part in parts]),
         positions=np.concatenate([part.positions for part in parts]),

@@ -59,7 +59,7 @@ class Count:
     again: Counter[str] = field(default_factory=Counter)  # drawn again, by reason
 
 
-def counted(verdicts: Iterable[Verdict]) -> dict[str, Count]:
+def count_faults(verdicts: Iterable[Verdict]) -> dict[str, Count]:
     """By family, ALL last; a fault that was drawn again counts where it would have been."""
     details = [v.detail for v in verdicts if "trial" in v.detail]
     families = {f["family"] for d in details for f in (d, *d["again"]) if "family" in f}

@@ -105,7 +105,7 @@ class Trials:
         done = FaultTrial(number=number, kind=KINDS[number % len(KINDS)])
         bits = stream(self.seed, f"fault {number}")
         while done.injected is None and len(done.again) < TRIES:
-            place, fault = drawn(places, done.kind, bits)
+            place, fault = draw_fault(places, done.kind, bits)
             match self.injected(place, fault):
                 case Injected() as injected:
                     done.injected = injected
@@ -143,7 +143,9 @@ class Trials:
         return capture(self.session, consume, self.batches, fault)
 
 
-def drawn(places: dict[str, list[FaultPlace]], kind: str, bits: Philox) -> tuple[FaultPlace, Fault]:
+def draw_fault(
+    places: dict[str, list[FaultPlace]], kind: str, bits: Philox
+) -> tuple[FaultPlace, Fault]:
     raw = [int(r >> np.uint64(33)) for r in bits.random_raw(4)]
     same = places[sorted(places)[raw[0] % len(places)]]
     place = same[raw[1] % len(same)]

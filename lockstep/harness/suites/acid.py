@@ -50,13 +50,13 @@ class Acid(Suite, name=SUITE):
                 yield context.verdict(SUITE, "not-applicable", NO_ACID)
             return
         try:
-            truth = asked(context, context.oracle, report)
+            truth = ask_report(context, context.oracle, report)
         except NoAnswer as error:  # the subject was not asked
             text = f"acid {report.arch} {report.quant}: the oracle: {error.summary}"
             yield context.verdict(SUITE, "not-compared", text, error.detail)
             return
         try:
-            found = asked(context, context.subject, report)
+            found = ask_report(context, context.subject, report)
         except NoAnswer as error:
             if not says_that_it_cannot(error):
                 raise
@@ -117,7 +117,7 @@ class Found:
         return [answers[-1] for answers in every if answers]
 
 
-def asked(context: Context, session: Session, report: Report) -> Found:
+def ask_report(context: Context, session: Session, report: Report) -> Found:
     """Raises NoAnswer where there is no text behind any prompt."""
     n = len(report.tests) + SPARE
     texts: list[WrittenText] = []

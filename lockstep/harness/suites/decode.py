@@ -42,7 +42,7 @@ from lockstep.harness.suites.parts.own_text import held_to_its_own
 from lockstep.harness.suites.parts.pieces import sides, two_choices
 from lockstep.harness.suites.parts.prompts_in_turn import in_turn
 from lockstep.harness.suites.parts.which_tokens import part
-from lockstep.harness.suites.parts.whole_runs import compared
+from lockstep.harness.suites.parts.whole_runs import compare_runs
 
 PROMPT = b"Once upon a time"
 PROMPTS = "decode: prompts"  # what is asked on a made model where this one tells nothing
@@ -86,7 +86,7 @@ class Decode(Suite, name="decode"):
         truth = np.concatenate(expected.logits)
         if with_honest or part(context, truth, actual):
             truth = whole_truth(context, every)
-        whole = compared(context, "decode", every, expected, actual, truth)
+        whole = compare_runs(context, "decode", every, expected, actual, truth)
         yield whole
         if whole.detail.get("at_fault") in ("oracle", "both"):
             yield context.verdict("decode", "not-compared", WRONG_ORACLE)

@@ -188,8 +188,8 @@ def compare_tensor(
     n_weights = prod(tensor.ne)
     for start in range(0, n_weights, CHUNK):
         stop = min(start + CHUNK, n_weights)
-        expected = decoded(context, oracle, tensor.name, start, stop)
-        actual = decoded(context, subject, tensor.name, start, stop)
+        expected = decode_rows(context, oracle, tensor.name, start, stop)
+        actual = decode_rows(context, subject, tensor.name, start, stop)
         if not same_bits(expected, actual):
             found = divergence(context, tensor, start, expected, actual)
             return with_block(found, (oracle, subject), start, (expected, actual))
@@ -227,7 +227,9 @@ def wrong_if_small(context: Context, oracle: Side, subject: Side, name: str) -> 
     return context.verdict("dequant", "diverged", text, detail, ("dequant", "small scales", kind))
 
 
-def decoded(context: Context, side: Side, name: str, start: int, stop: int) -> NDArray[np.float32]:
+def decode_rows(
+    context: Context, side: Side, name: str, start: int, stop: int
+) -> NDArray[np.float32]:
     raw = blocks_of(side, name, start, stop)
     kind = side.listed[name].type
     values: NDArray[np.float32] = context.ask(side.session, "dequantize", kind, raw)

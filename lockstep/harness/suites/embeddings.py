@@ -14,7 +14,7 @@ from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.records import Evaluation, Unanswerable, Verdict
 from lockstep.harness.suites.logits import left_out
-from lockstep.harness.suites.parts.whole_runs import compared
+from lockstep.harness.suites.parts.whole_runs import compare_runs
 
 
 class Embeddings(Suite, name="embeddings"):
@@ -35,7 +35,7 @@ class Embeddings(Suite, name="embeddings"):
                 raise NoAnswer("not-applicable", oracle.message, {})
             expected, actual = map(as_run, own.ask_both("embed", own.batches))
             truth = np.concatenate(own.noise.logits)
-            found = compared(
+            found = compare_runs(
                 own, "embeddings", own.batches, expected, actual, truth, what="embedding"
             )
             yield with_length(found, expected, actual)
@@ -64,7 +64,7 @@ def further(own: Context) -> Iterator[Verdict]:
         return
     expected, actual = (as_run(own.answer(s, "embed", o)) for s, o in outcomes)
     truth = np.concatenate(own.honest.floor(batches, seed=own.seed, runs=0).logits)
-    found = compared(own, "embeddings", batches, expected, actual, truth, what="embedding")
+    found = compare_runs(own, "embeddings", batches, expected, actual, truth, what="embedding")
     found = with_length(found, expected, actual)
     detail = {**found.detail, "asked": words}
     yield replace(found, summary=f"{words}: {found.summary}", detail=detail)

@@ -37,7 +37,7 @@ from lockstep.harness.suites.parts.threads import ask_several_threads
 from lockstep.harness.suites.parts.which_tokens import (
     part,
 )
-from lockstep.harness.suites.parts.whole_runs import compared
+from lockstep.harness.suites.parts.whole_runs import compare_runs
 
 FEWER_LAYERS = "logits: fewer layers"  # what is asked besides of a large model's first layers
 LATER_LAYERS = "longer runs of its later layers"
@@ -63,7 +63,7 @@ class Logits(Suite, name="logits"):
         # while the noise is measured
         again = None if once else context.subject.ask("evaluate", request)
         truth = np.concatenate(context.noise.logits)
-        verdict = compared(context, "logits", context.batches, expected, actual, truth)
+        verdict = compare_runs(context, "logits", context.batches, expected, actual, truth)
         if again is None:
             yield verdict
             return
@@ -189,7 +189,7 @@ def compare_further(
     found = with_one_batch(context, run.batches, found, expected, actual, usual=run.usual)
     if found.status == "agreed":
         return run.words
-    return placed(run, with_old_answer(run, found, actual, earlier))
+    return with_place(run, with_old_answer(run, found, actual, earlier))
 
 
 def with_old_answer(
@@ -221,10 +221,10 @@ def further_verdict(context: Context, run: Run, oracle: Evaluation, subject: Eva
     truth = np.concatenate(oracle.logits)
     if not run.known or part(context, truth, subject):
         truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
-    return compared(context, "logits", run.batches, oracle, subject, truth)
+    return compare_runs(context, "logits", run.batches, oracle, subject, truth)
 
 
-def placed(run: Run, verdict: Verdict) -> Verdict:
+def with_place(run: Run, verdict: Verdict) -> Verdict:
     """With what was asked, and the place as (batch, token of it)."""
     detail = {**verdict.detail, "asked": run.words}
     if "index" in detail:

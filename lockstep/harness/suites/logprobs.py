@@ -70,7 +70,7 @@ class LogProbs(Suite, name="logprobs"):
         k = min(MOST, logits.shape[1])
         lists = context.ask(context.subject, "logprobs", asked.prefixes, k)
         listed = [read_list(row, names(context, lists)) for row in lists]
-        verdict = compared(context, asked, logits, listed)
+        verdict = compare_lists(context, asked, logits, listed)
         wrong: list[Verdict] = []
         if verdict.status == "agreed":
             try:
@@ -169,7 +169,7 @@ def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[st
     def behind(first: list[int] | bytes) -> Verdict:
         lists = context.ask(context.subject, "logprobs", [first, other], k)[1:]
         listed = [read_list(row, names(context, lists)) for row in lists]
-        return compared(context, one, run.logits[0], listed)
+        return compare_lists(context, one, run.logits[0], listed)
 
     context.progress("a prompt behind one that begins alike")
     found = behind(usual[-1])
@@ -208,7 +208,7 @@ def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dic
     return names_of(tokenizer.pieces, tokenizer.vocabulary.texts, hidden)
 
 
-def compared(
+def compare_lists(
     context: Context, asked: AskedPrefixes, logits: F32, listed: Sequence[Listed]
 ) -> Verdict:
     batches = asked.batches

@@ -52,7 +52,7 @@ class Metadata(Suite, name="metadata"):
             left_out = f"; {n} texts that are no UTF-8 were not compared" if n else ""
         else:
             theirs = oracle
-        verdict = compared(context, context.subject.name, theirs, subject)
+        verdict = compare_summaries(context, context.subject.name, theirs, subject)
         yield replace(verdict, summary=verdict.summary + left_out)
         if self.name not in context.begun:
             self.begin(context)
@@ -78,7 +78,7 @@ class Metadata(Suite, name="metadata"):
                 yield context.verdict("metadata", "excused", f"{text}compared", detail)
             else:
                 answer = context.answer(reading.session, "metadata", outcome)
-                yield compared(context, "gguf-py", oracle, answer)
+                yield compare_summaries(context, "gguf-py", oracle, answer)
 
 
 def check_arrays(metadata: Mapping[str, Value]) -> None:
@@ -115,7 +115,9 @@ def type_that_it_lacks(outcome: Outcome, oracle: FileSummary) -> str:
     return kind.name if kind and kind.name in {t.type for t in oracle.tensors} else ""
 
 
-def compared(context: Context, reader: str, oracle: FileSummary, other: FileSummary) -> Verdict:
+def compare_summaries(
+    context: Context, reader: str, oracle: FileSummary, other: FileSummary
+) -> Verdict:
     oracle, n_ended = as_far_as_a_nul(oracle, other)
     found = differences(oracle, other)
     n = f"{len(oracle.metadata)} keys"

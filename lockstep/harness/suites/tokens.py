@@ -95,9 +95,9 @@ class Tokens(Suite, name="tokens"):
         made, special = made_texts(context)
         every = [*TEXTS, *MORE_TEXTS, *made, *(each.text for each in known)]
         encoded = partial(self.encoded, every=every, known=known, said=said, answered=[], broken={})
-        yield from asked(context, "encode", flags, encoded)
+        yield from ask_ways(context, "encode", flags, encoded)
         if not context.subject_info.utf8_only:
-            yield from asked(context, "encode", [{"add_special": True}], self.beyond)
+            yield from ask_ways(context, "encode", [{"add_special": True}], self.beyond)
         texts = [*TEXTS, *MORE_TEXTS]
         if not said.keys() >= {*texts}:
             ask = partial(context.ask, context.oracle, "tokenize")
@@ -108,7 +108,7 @@ class Tokens(Suite, name="tokens"):
         rows += [[token] for token in sorted({*some_tokens(n_vocab), *special})]
         both = itertools.product((True, False), repeat=2)
         flags = [{"remove_special": remove, "unparse_special": unparse} for remove, unparse in both]
-        yield from asked(context, "decode", flags, partial(self.decoded, rows=rows))
+        yield from ask_ways(context, "decode", flags, partial(self.decoded, rows=rows))
 
     def encoded(
         self,
@@ -139,7 +139,7 @@ class Tokens(Suite, name="tokens"):
         strict = read_strictly(context, flags, texts, expected, actual)
         kept = [i for i in range(len(texts)) if i not in strict]
         given, want, got = ([column[i] for i in kept] for column in (texts, expected, actual))
-        verdict = judged(context, "encode", flags, given, want, got, known)
+        verdict = compare_answers(context, "encode", flags, given, want, got, known)
         n_broken = sum(text in broken for text in every)
         verdict = with_left_out(verdict, len(every) - len(texts) - n_broken)
         yield with_read_strictly(verdict, [texts[i] for i in strict])
@@ -150,7 +150,7 @@ class Tokens(Suite, name="tokens"):
         if isinstance(outcome, Answered):
             actual = context.ask(context.subject, "tokenize", [BEYOND], **flags)
             way = "encode_beyond_unicode"  # what excuses "encode" does not excuse it
-            yield judged(context, way, flags, [BEYOND], outcome.value, actual)
+            yield compare_answers(context, way, flags, [BEYOND], outcome.value, actual)
             return
         error = no_answer(context.oracle.name, "tokenize", outcome)
         if not isinstance(outcome, Crashed | Rejected):
@@ -175,7 +175,7 @@ class Tokens(Suite, name="tokens"):
         rows, expected, actual = answered_items(rows, found)
         fit = [may_be_asked(context, text) for text in expected]
         given, want, got = (list(itertools.compress(a, fit)) for a in (rows, expected, actual))
-        verdict = judged(context, "decode", flags, given, want, got)
+        verdict = compare_answers(context, "decode", flags, given, want, got)
         yield with_left_out(verdict, len(rows) - len(given))
 
 
@@ -208,14 +208,14 @@ def not_answered(
         given, error = items[number], failures[number]
         more = f" and {len(unasked) - 1} more" if number in unasked[:1] else ""
         text = (
-            f"{way} ({named(flags)}): {error.summary}: input {number + 1} of {len(items)}, "
+            f"{way} ({name_flags(flags)}): {error.summary}: input {number + 1} of {len(items)}, "
             f"{cut(repr(given), 80)}, {len(given)} long{more}; the others were compared"
         )
         detail = {**error.detail, "way": way, "flags": flags, "input": repr(given)[:WHOLE]}
         yield context.verdict("tokens", error.status, text, detail, ("tokens", way, error.status))
 
 
-def asked(
+def ask_ways(
     context: Context,
     way: str,
     flags: Sequence[dict[str, bool]],
@@ -233,7 +233,7 @@ def asked(
                 yield from found
                 raise
             missing.append(error)
-            text = f"{way} ({named(each)}): {error.summary}"
+            text = f"{way} ({name_flags(each)}): {error.summary}"
             found.append(context.verdict("tokens", error.status, text, error.detail))
     if len(missing) == len(flags) > 1:
         raise missing[0]
@@ -296,11 +296,11 @@ def with_left_out(verdict: Verdict, n: int) -> Verdict:
     return replace(verdict, summary=text) if n else verdict
 
 
-def named(flags: dict[str, bool]) -> str:
+def name_flags(flags: dict[str, bool]) -> str:
     return " ".join(name for name, value in flags.items() if value) or "no flags"
 
 
-def judged(
+def compare_answers(
     context: Context,
     way: str,
     flags: dict[str, bool],
@@ -309,7 +309,7 @@ def judged(
     actual: Sequence[Any],
     known: Sequence[Original] = (),
 ) -> Verdict:
-    on = named(flags)
+    on = name_flags(flags)
     wrong = [
         (len(repr(given)), repr(given), want, got)
         for given, want, got in zip(inputs, expected, actual, strict=True)

@@ -36,7 +36,7 @@ class TraceSuite(TensorSuite, name="trace"):
             key = ("trace", "other graph", found.other_graph)
             yield context.verdict("trace", "diverged", text, {"rest": found.rest}, key=key)
         yield from left_out(context, "trace", found)
-        yield from unmapped(context)
+        yield from unused_patterns(context)
         fine = [f for f in found.all if f.mismatch is None and f.compared]
         if not fine:
             return
@@ -57,7 +57,7 @@ def closest(findings: Sequence[SiteFinding]) -> str:
     return f"none beyond its limit, {site_name(tightest.site)} closest ({of_it})"
 
 
-def unmapped(context: Context) -> Iterator[Verdict]:
+def unused_patterns(context: Context) -> Iterator[Verdict]:
     """A pattern with a slip of the pen translates nothing, and what it was for would be missed by
     nobody."""
     names = context.subject_info.unmapped

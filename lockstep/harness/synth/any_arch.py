@@ -172,7 +172,7 @@ def write_variant(
     lacks = None if variant.complete else LEFT_OUT.get(variant.arch)
     kept = [t for t in tensors if lacks is None or not re.search(lacks, t.name)]
     if variant.arch in FUSED and not variant.complete:
-        kept = list(fused(kept))
+        kept = list(fuse_matrices(kept))
     if variant.arch in SPLIT and not variant.complete:
         kept = [part for tensor in kept for part in halves(tensor)]
     chosen = [tensor for tensor in kept if has_choice(tensor)]
@@ -188,7 +188,7 @@ def write_variant(
     return left
 
 
-def fused(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
+def fuse_matrices(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
     """One matrix in the place of queries', with the rows of keys' and values'."""
     by_name = {tensor.name: tensor for tensor in tensors}
     for tensor in tensors:

@@ -26,7 +26,7 @@ from lockstep.engine.quants.q4_0 import Q4_0
 from lockstep.engine.registry import import_members
 from lockstep.engine.weights import Weight
 from lockstep.harness.judging.compare import mismatch_between
-from lockstep.harness.judging.noise import BoundedOps, carried
+from lockstep.harness.judging.noise import BoundedOps, carry_bound
 from lockstep.harness.records import Mismatch
 from tests.engine.ops.test_ops_reference import floats, weight_of
 
@@ -41,7 +41,7 @@ sizes = st.sampled_from([1e-30, 1e-3, 1.0, 100.0])
 
 def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
     """Of the op against mirror's, with the bound that the judge gives a scalar engine."""
-    truth = carried(getattr(BoundedOps(), op)(*args))
+    truth = carry_bound(getattr(BoundedOps(), op)(*args))
     return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
 
 

@@ -18,8 +18,8 @@ from lockstep.engine.ops.fast.ops import Fast
 from lockstep.engine.ops.reference import ReferenceOps, RopeParams
 from lockstep.harness.adapters import adapter_class
 from lockstep.harness.judging.compare import mismatch_between
-from lockstep.harness.judging.noise import BoundedOps, carried
-from lockstep.harness.judging.tolerances import bounded
+from lockstep.harness.judging.noise import BoundedOps, carry_bound
+from lockstep.harness.judging.tolerances import value_and_bound
 from lockstep.harness.records import EXACT, Mismatch
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.engine.ops.test_ops_reference import floats, weight_of
@@ -32,7 +32,7 @@ sizes = st.sampled_from([1e-30, 1e-3, 1.0, 100.0])
 
 def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
     """Of the op against mirror's, with the bound that the judge gives a scalar engine."""
-    truth = carried(getattr(BoundedOps(), op)(*args))
+    truth = carry_bound(getattr(BoundedOps(), op)(*args))
     return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
 
 
@@ -80,7 +80,7 @@ def test_attention_is_within_bound(
     assert mismatch("kqv", FAST.soft_max(scores, 0.3, visible), v) is None
     out = FAST.flash_attn(q, k, v, 0.3, visible)
     spread, build = FAST.spread, Build(lanes=1, plain=True)
-    truth, bound = bounded(
+    truth, bound = value_and_bound(
         attention.flash_attn, q, k, v, 0.3, visible, 0.0, None, spread, build=build
     )
     assert mismatch_between(truth, out, bound.allowed) is None
@@ -96,7 +96,7 @@ def test_a_row_that_sees_nothing_is_zeros_and_experts_have_no_mask() -> None:
 
 def test_a_mask_that_is_one_cell_off_is_out_of_bound() -> None:
     x = floats(9, 2, 4, 6)
-    truth = carried(BoundedOps().soft_max(x, 0.3, np.tri(4, 6, 2, dtype=bool)))
+    truth = carry_bound(BoundedOps().soft_max(x, 0.3, np.tri(4, 6, 2, dtype=bool)))
     wrong = FAST.soft_max(x, 0.3, np.tri(4, 6, 1, dtype=bool))
     assert mismatch_between(truth, wrong, truth.bound.allowed) is not None
 

@@ -39,11 +39,11 @@ N = 40 * 256
 def by_the_library(kind: type[ActivationFormat], variant: str, x: F32) -> NDArray[np.uint8]:
     """The bytes that llama.cpp makes of x, with the code of this processor or with plain C."""
     pytest.importorskip("llama_cpp", reason=ABSENT)
-    from lockstep.harness.adapters.llama_cpp.activations import converted
+    from lockstep.harness.adapters.llama_cpp.activations import convert_by_library
     from lockstep.harness.adapters.llama_cpp.lib import library
 
     if variant == X86:
-        return converted(library(), kind, x)
+        return convert_by_library(library(), kind, x)
     function = getattr(library().ggml, GENERIC_C[kind.name])
     function.restype, function.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     out = np.zeros(x.size // kind.block * kind.layout.itemsize, np.uint8)

@@ -13,8 +13,8 @@ from lockstep.harness.adapters.parts.parsing import (
     CostLimits,
     Parsed,
     files_of,
-    packed,
-    parsed,
+    pack_files,
+    parse_answer,
 )
 
 MB = 1 << 20
@@ -43,13 +43,13 @@ def read(raw: bytes) -> tuple[str, int, str]:
 
 
 def answers(files: list[bytes], reader: Read = read) -> Parsed:
-    return parsed(parse_forked(reader, files, LIMITS), len(files))
+    return parse_answer(parse_forked(reader, files, LIMITS), len(files))
 
 
 def test_files_are_packed_and_unpacked_in_order() -> None:
     files = [b"a", b"", b"bcd"]
-    assert list(files_of(*packed(files))) == files
-    assert list(files_of(*packed([]))) == []
+    assert list(files_of(*pack_files(files))) == files
+    assert list(files_of(*pack_files([]))) == []
 
 
 def test_endings_digests_and_reasons_come_back() -> None:
@@ -101,7 +101,7 @@ def test_many_files_cost_few_processes_and_bring_no_reasons() -> None:
 
 
 def test_a_file_that_is_waited_for_without_end_has_hung() -> None:
-    found = parsed(parse_forked(read, [b"a", b"sleeps", b"b"], CostLimits(seconds=0.03)), 3)
+    found = parse_answer(parse_forked(read, [b"a", b"sleeps", b"b"], CostLimits(seconds=0.03)), 3)
     assert [found.ending(i) for i in range(3)] == ["accepted", "hung", "accepted"]
     assert found.words == {1: "was killed by SIGALRM"}
 
@@ -115,16 +115,16 @@ def test_a_long_file_may_take_more_memory_and_time() -> None:
         return "accepted", 1, ""
 
     each = CostLimits(seconds=0.1, seconds_per_byte=0.01, memory=MB, memory_per_byte=2 * MB)
-    found = parsed(parse_forked(read, [b"x", b"x" * 100], each), 2)
+    found = parse_answer(parse_forked(read, [b"x", b"x" * 100], each), 2)
     assert [found.ending(i) for i in range(2)] == ["crashed", "accepted"]
 
 
 def test_an_answer_about_other_files_is_none() -> None:
     with pytest.raises(ValueError, match="not about 4 files"):
-        parsed(parse_forked(read, [b"a"] * 3), 4)
+        parse_answer(parse_forked(read, [b"a"] * 3), 4)
     bad = parse_forked(read, [b"a"]) | {"endings": np.array([250], np.uint8)}
     with pytest.raises(ValueError, match="an ending that is none"):
-        parsed(bad, 1)
+        parse_answer(bad, 1)
 
 
 def test_the_time_is_that_of_one_file() -> None:

@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 from lockstep.engine.errors import Unsupported
-from lockstep.harness.adapters.parts.users import registered, registered_names
+from lockstep.harness.adapters.parts.users import find_registered, registered_names
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.cli import app
 from lockstep.harness.context.runner import IsolatedSession, Runner, is_outside
@@ -233,19 +233,19 @@ def test_an_installed_package_registers_an_engine_by_name(model: Path) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_a_package_that_is_installed_or_removed_meanwhile_is_seen(tmp_path: Path) -> None:
-    assert registered("later") is None
+    assert find_registered("later") is None
     info = tmp_path / "later-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[lockstep.engines]\nlater = their_engine:Mine\n")
     assert registered_names() == ["later", "reference", "theirs"]
     shutil.rmtree(info)
-    assert registered("later") is None
+    assert find_registered("later") is None
 
 
 @pytest.mark.usefixtures("installed")
 def test_our_own_names_stay_ours(model: Path) -> None:
-    assert registered("reference") is registered("mutant:wrong-eps") is None
+    assert find_registered("reference") is find_registered("mutant:wrong-eps") is None
     assert not isinstance(Runner().open("reference", model, EXACT), IsolatedSession)
 
 

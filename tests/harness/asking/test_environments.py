@@ -19,14 +19,14 @@ from lockstep.harness.asking.downloads import CACHE, last_words
 from lockstep.harness.asking.environments import (
     LIBRARIES,
     NotBuilt,
-    built,
+    built_versions,
     folder_of,
     provide,
     python_of,
     remove,
     variables,
 )
-from lockstep.harness.check.check import BadInput, described
+from lockstep.harness.check.check import BadInput, describe_engine
 from lockstep.harness.cli import app
 from lockstep.harness.context.runner import Runner, Session, environment
 from lockstep.harness.records import EXACT, Answered, EngineInfo, Outcome
@@ -120,7 +120,7 @@ def test_a_version_is_built_once_listed_used_and_removed(sdist: Sdist, cache: Pa
     folder = provide(NAME, said.append)
     assert folder == folder_of(NAME)
     assert said[0] == "building llama-cpp-python 0.3.8 from source, once: minutes on two cores"
-    assert list(built("llama.cpp")) == [(NAME, folder)]
+    assert list(built_versions("llama.cpp")) == [(NAME, folder)]
     assert left_in(cache) == ["build.lock", folder.name]
     n_said = len(said)
     assert provide(NAME, said.append) == folder
@@ -225,7 +225,7 @@ class Stranger(Session):
 
 def test_an_environment_that_holds_another_version_is_no_oracle() -> None:
     with pytest.raises(BadInput, match=r"llama\.cpp@0\.3\.8 holds llama-cpp-python 0\.3\.36"):
-        described(Stranger())
+        describe_engine(Stranger())
 
 
 @pytest.mark.parametrize(

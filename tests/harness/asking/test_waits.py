@@ -93,7 +93,7 @@ def beside(
 
     found = Answered(value=1, seconds=seconds)
     monkeypatch.setattr(
-        "lockstep.harness.context.beside.timed",
+        "lockstep.harness.context.beside.time_question",
         lambda ask: (ask(), seconds),
     )
     return asked_beside(ask("oracle", found), ask("subject", LATE, found)), asked

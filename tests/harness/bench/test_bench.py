@@ -18,7 +18,7 @@ from lockstep.harness.bench.base import (
     BenchRow,
     bench_named,
     geometric_mean,
-    unanswered,
+    why_unmeasured,
 )
 from lockstep.harness.bench.quants import QuantsBench, blocks_of
 from lockstep.harness.check.check import BadInput
@@ -135,7 +135,7 @@ def test_the_first_call_warms_up_and_another_is_always_timed() -> None:
 def test_the_calls_of_all_threads_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong would be the time of a call, which is as long with two threads as with one."""
     turns = [(0.0, 1.0, 3), (0.5, 2.0, 5)]
-    monkeypatch.setattr(_timing, "repeated", lambda work, seconds: turns.pop())
+    monkeypatch.setattr(_timing, "repeat_work", lambda work, seconds: turns.pop())
     pieces = pieces_of(np.zeros(8, np.uint8), (1, 1), 2)
     assert seconds_each(lambda piece: None, pieces, 1.0) == 2.0 / 8
 
@@ -223,6 +223,6 @@ def test_the_cost_of_capture_is_measured_on_a_prompt_and_on_single_tokens() -> N
 
 
 def test_an_engine_that_refuses_is_not_held_against_one_that_was_not_asked() -> None:
-    said = str(unanswered("fast", "evaluate", Rejected(message="no such architecture")))
+    said = str(why_unmeasured("fast", "evaluate", Rejected(message="no such architecture")))
     assert said == "fast refuses: no such architecture"
-    assert "cannot be asked" in str(unanswered("fast", "evaluate", Unanswerable(message="no")))
+    assert "cannot be asked" in str(why_unmeasured("fast", "evaluate", Unanswerable(message="no")))

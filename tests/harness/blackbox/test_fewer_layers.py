@@ -19,7 +19,7 @@ from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.blackbox import asking
 from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.blackbox.fewer_layers import layers_asked
-from lockstep.harness.blackbox.in_check import bisected, questions
+from lockstep.harness.blackbox.in_check import bisect_made_models, questions
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import IN_A_LAYER
 from lockstep.harness.check.check import open_plan
@@ -103,7 +103,7 @@ def test_bisect_names_the_op_that_is_wrong_in_the_first_layers(tmp_path: Path) -
     opened.context.on_made_models = questions(plan)
     try:
         wrong = with_made_models(replace(plan, suites=("logits",)))
-        found = bisected(plan, opened.context, wrong)
+        found = bisect_made_models(plan, opened.context, wrong)
     finally:
         opened.close()
     assert found is not None

@@ -30,7 +30,7 @@ from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import (
     ATTENTION_OUT,
     FFN_OUT,
-    muted,
+    mute_other_layers,
     n_layers,
     slice_of,
     without,
@@ -93,7 +93,7 @@ def test_layers_of_an_encoder_and_a_decoder_are_refused_by_a_sentence(tmp_path: 
 def test_where_others_are_muted_they_add_nothing(tmp_path: Path) -> None:
     path, out = written(tmp_path, n_layer=3), tmp_path / "muted.gguf"
     with GgufFile.open(path) as model:
-        rewrite(model, muted(model, (1,)), out)
+        rewrite(model, mute_other_layers(model, (1,)), out)
         with GgufFile.open(out) as made:
             for layer in range(3):
                 weights = made.raw(f"blk.{layer}.ffn_down.weight").view(np.float32)

@@ -19,7 +19,7 @@ from lockstep.harness.adapters import adapter_class
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.catalogue.views import ALL, LOGITS, TEXT, View, seen_through
-from lockstep.harness.check.check import described, open_plan
+from lockstep.harness.check.check import describe_engine, open_plan
 from lockstep.harness.cli.diagnosis import diagnosis_lines
 from lockstep.harness.diagnosis.diagnosis import (
     Diagnosed,
@@ -83,7 +83,7 @@ def diagnosed(
     opened = open_plan(plan_for(path, n_steps=24), lambda _: None)
     opened.context.make_honest = lambda _: Noise(noise)
     subject = seen_through(view, LocalSession(cls, path, EXACT))
-    context = opened.context.with_subject(subject, path, described(subject, under_test=True))
+    context = opened.context.with_subject(subject, path, describe_engine(subject, under_test=True))
     context = replace(context, facts=replace(context.facts, not_ours=not_ours))
     bench = DiagnosisBench.of(context)
     near, far = (

@@ -22,14 +22,14 @@ def test_others_are_asked_for_the_first_tokens_that_are_off_alone(
 ) -> None:
     """A rotation is seen from the second token on, so that it takes two."""
     asked: dict[str, list[int]] = {}
-    compared = race.compared
+    compared = race.compare_answer
 
     def counted(engines: Any, cls: type[Any], one: Any, noise: float) -> Any:
         if isinstance(one.question, RunQuestion) and cls is not Reference:
             asked.setdefault(cls.name, []).append(sum(map(len, one.question.batches)))
         return compared(engines, cls, one, noise)
 
-    monkeypatch.setattr(race, "compared", counted)
+    monkeypatch.setattr(race, "compare_answer", counted)
     known = (HALVES, "mutant:silu-without-gate", "mutant:kv-head-modulo")
     found = runs(diagnosed(HALVES, tmp_path, view=LOGITS, known=known))
     assert (found.status, names(found)) == ("named", [HALVES])

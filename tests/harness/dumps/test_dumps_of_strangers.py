@@ -16,7 +16,7 @@ from lockstep.harness.check.check import BadInput
 from lockstep.harness.dumps.dump import read_dump
 from lockstep.harness.dumps.node_maps import map_of as parsed
 from lockstep.harness.dumps.node_maps import read_map
-from lockstep.harness.judging.stored import bf16_of, half_step, looks_like
+from lockstep.harness.judging.stored import Bf16File, half_step, looks_like
 from lockstep.harness.known.foreign import finding_named
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
@@ -159,9 +159,9 @@ def test_a_map_is_for_the_models_whose_names_it_has(
 def test_bf16_is_read_as_what_it_stands_for(tmp_path: Path) -> None:
     values = {"a": np.float32([[1, -2.5], [3e38, 1e-40]]), "b": np.float32([np.inf, np.nan, 0])}
     write_bf16(tmp_path / "t.safetensors", values)
-    for key, value in values.items():
-        found = bf16_of(tmp_path / "t.safetensors", key)
-        assert np.array_equal(found, as_bf16(value), equal_nan=True)
+    with Bf16File(tmp_path / "t.safetensors") as file:
+        for key, value in values.items():
+            assert np.array_equal(file.get_tensor(key), as_bf16(value), equal_nan=True)
 
 
 def test_half_a_step_holds_every_honest_rounding_and_no_truncation() -> None:

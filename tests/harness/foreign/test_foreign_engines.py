@@ -19,7 +19,7 @@ from lockstep.harness.asking.environments import NotBuilt
 from lockstep.harness.cli import app
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.foreign import building, engines
-from lockstep.harness.foreign.building import add, added, command_of, folder_of, remove
+from lockstep.harness.foreign.building import add, added_engines, command_of, folder_of, remove
 from lockstep.harness.foreign.engines import ENGINES, NOT_RUNNING, PROGRAMS, Foreign
 from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import EXACT, Answered, Crashed, Unanswerable
@@ -99,7 +99,7 @@ def test_an_engine_is_added_once_asked_by_name_and_removed(wheel: Wheel, cache: 
     assert isinstance(outcome, Answered)
     assert outcome.value == [7, 7, 7]
     assert session.name == "fake"
-    assert (FAKE, folder) in list(added())
+    assert (FAKE, folder) in list(added_engines())
     assert remove("fake") == folder
     assert [path.name for path in cache.iterdir()] == ["build.lock"]
 

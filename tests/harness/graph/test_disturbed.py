@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.harness.graph.disturbed import disturbed
+from lockstep.harness.graph.disturbed import disturb_values
 from lockstep.harness.synth.draws import raw
 from tests.shadow_nodes import normal
 
@@ -15,20 +15,20 @@ SHARES = (DRAWN >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
 @pytest.mark.parametrize("allowed", [np.abs(normal(3, N)).astype(np.float64), np.array(1e-3)])
 def test_each_is_moved_by_its_own_share(allowed: np.ndarray) -> None:
     values = normal(2, N).astype(np.float64)
-    assert np.array_equal(disturbed(values, allowed, DRAWN), values + SHARES * allowed)
+    assert np.array_equal(disturb_values(values, allowed, DRAWN), values + SHARES * allowed)
     assert -1 <= SHARES.min() < -0.99
     assert 0.99 < SHARES.max() < 1
 
 
 def test_whole_numbers_stay_unless_every_float32_there_is_one() -> None:
     values = np.array([0.0, 3.0, -7.0, 2.0**24 - 1, 2.0**24, 0.5])
-    found = disturbed(values, np.ones(6), DRAWN[:6])
+    found = disturb_values(values, np.ones(6), DRAWN[:6])
     assert list(found == values) == [True, True, True, True, False, False]
 
 
 def test_without_a_finite_bound_a_number_is_lost_and_no_other() -> None:
     values, allowed = normal(2, 4).astype(np.float64), np.array([1e-3, np.inf, np.nan, 1e-3])
-    found = disturbed(values, allowed, DRAWN[:4])
+    found = disturb_values(values, allowed, DRAWN[:4])
     assert np.isinf(found[1])
     assert found[2] == values[2]
     assert np.array_equal(found[[0, 3]], (values + SHARES[:4] * 1e-3)[[0, 3]])

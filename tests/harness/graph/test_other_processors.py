@@ -10,7 +10,7 @@ from lockstep.engine.activations.base import AMX, HALVES
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.attention import call
 from lockstep.engine.ops.ggml.base import expect
-from lockstep.harness.graph.node_designs import Computed, computed, designs_of
+from lockstep.harness.graph.node_designs import Computed, compute_design, designs_of
 from lockstep.harness.judging.designs import agrees
 from lockstep.harness.judging.other_builds import other_builds
 from tests.engine.ops.test_other_builds import (
@@ -43,7 +43,7 @@ def test_values_may_be_added_up_as_on_another_processor(
         seen = Computed([replace(node, value=shown)], expect(node, here), here)
         others = designs_of(seen)
     assert others is not None
-    ways = [partial(computed, node, here), *others]
+    ways = [partial(compute_design, node, here), *others]
     assert any(agrees(way, shown) for way in ways) == honest
 
 

@@ -11,7 +11,7 @@ import pytest
 from lockstep.engine.ops.build import Build
 from lockstep.engine.quants.base import F32
 from lockstep.harness.graph.program import Place
-from lockstep.harness.graph.rare_choices import explained
+from lockstep.harness.graph.rare_choices import explained_places
 from lockstep.harness.graph.row_noise import Noise
 from lockstep.harness.graph.segment import Segment
 from lockstep.harness.graph.watched import Seen
@@ -68,7 +68,7 @@ def segment(*, chooses: bool = True) -> Any:
 
 def is_explained(judge: Runs, *, chooses: bool = True, small: bool = True) -> bool:
     suspects = [segment(chooses=chooses)]
-    return explained(judge, suspects, seen(TRUTH), NOISE, is_small=small) == {PLACE}
+    return explained_places(judge, suspects, seen(TRUTH), NOISE, is_small=small) == {PLACE}
 
 
 def test_a_row_that_a_late_run_gives_is_right() -> None:
@@ -98,7 +98,7 @@ def test_a_row_that_nothing_limits_may_be_no_number_and_keeps_no_other_from_bein
     noise = {PLACE: Noise(worst=0.02, share=np.inf, lost=lost)}
     for choice, is_right in ((1.0, True), (2.0, False)):
         judge = Runs(engine=with_rows(r2=choice, r3=np.nan), runs=[with_rows(r2=1.0)])
-        found = explained(judge, [segment()], seen(TRUTH), noise, is_small=False)
+        found = explained_places(judge, [segment()], seen(TRUTH), noise, is_small=False)
         assert found == ({PLACE} if is_right else set())
 
 

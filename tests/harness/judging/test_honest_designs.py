@@ -20,7 +20,7 @@ from lockstep.harness.honest.silu_tanh import ByTanh
 from lockstep.harness.honest.sums_one_by_one import OneByOne
 from lockstep.harness.judging.designs import norms_of_float32_sums, of_sum_shown, swiglu_ways
 from lockstep.harness.judging.judge import conforms
-from lockstep.harness.judging.noise import BoundedOps, carried
+from lockstep.harness.judging.noise import BoundedOps, carry_bound
 from lockstep.harness.judging.rope_designs import ways_to_turn
 from tests.models import LANES
 
@@ -49,7 +49,7 @@ ropes = pytest.mark.parametrize(
 
 
 def turns_well(shown: F32, x: F32, params: RopeParams) -> bool:
-    truth = carried(OPS.rope(x, POSITIONS, params))
+    truth = carry_bound(OPS.rope(x, POSITIONS, params))
     return conforms(shown, truth, truth.bound, ways_to_turn(x, POSITIONS, params))
 
 
@@ -64,7 +64,7 @@ def test_angles_in_any_way_are_honest_up_to_tens_of_thousands(
 ) -> None:
     x = normal(1, len(POSITIONS), 4, params.n_rot)
     shown = rotated_with(way(), x, params)
-    truth = carried(OPS.rope(x, POSITIONS, params))
+    truth = carry_bound(OPS.rope(x, POSITIONS, params))
     assert not conforms(shown, truth, truth.bound, ())  # it is not llama.cpp's recursion
     assert turns_well(shown, x, params)
 
@@ -90,7 +90,7 @@ def test_there_is_no_other_way_to_an_angle_that_is_no_number() -> None:
 def test_a_norm_may_add_its_squares_up_in_float32(width: int) -> None:
     x, weight = normal(2, 20, width), normal(3, width)
     x[:10] = np.linspace(0.5, 4, 10)[:, None]  # rows of one value, where every rounding adds up
-    shown, truth = OneByOne().rms_norm(x, weight, 1e-5), carried(OPS.rms_norm(x, weight, 1e-5))
+    shown, truth = OneByOne().rms_norm(x, weight, 1e-5), carry_bound(OPS.rms_norm(x, weight, 1e-5))
     others = list(norms_of_float32_sums(x, weight, 1e-5))
     assert conforms(shown, truth, truth.bound, others)
     for wrong in (shown * np.float32(1 + 2e-6), OneByOne().rms_norm(x, weight, 3e-6)):
@@ -102,7 +102,7 @@ def test_a_softmax_may_add_its_powers_up_in_float32(cells: int) -> None:
     x = normal(2, 2, 6, cells)
     x[:, 3:] /= 100  # next to even: every addition rounds the same way
     shown = OneByOne().soft_max(x, 0.125, None)
-    truth = carried(OPS.soft_max(x, 0.125, None))
+    truth = carry_bound(OPS.soft_max(x, 0.125, None))
     others = [partial(of_sum_shown, np.asarray(truth), truth.bound)]
     assert conforms(shown, truth, truth.bound, others)
     far, one = shown * np.float32(1 + 2 * cells * U), shown.copy()
@@ -116,7 +116,7 @@ def test_a_softmax_may_add_its_powers_up_in_float32(cells: int) -> None:
 @pytest.mark.parametrize("size", [1, 8, 40])
 def test_a_gate_may_be_computed_by_another_formula(way: type[Mirror], size: int) -> None:
     gate, up = normal(4, 100, 64) * np.float32(size), normal(5, 100, 64)
-    shown, truth = way().swiglu(gate, up), carried(OPS.swiglu(gate, up))
+    shown, truth = way().swiglu(gate, up), carry_bound(OPS.swiglu(gate, up))
     others = swiglu_ways(gate, up)
     assert conforms(shown, truth, truth.bound, others)
     for wrong in (shown * np.float32(1 + 1e-5), way().swiglu(gate * np.float32(1 + 1e-5), up)):

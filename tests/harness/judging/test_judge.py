@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.engine.quants.base import F32
 from lockstep.harness.judging.judge import SiteFinding, conforms, finding_of, smallest_scale_error
-from lockstep.harness.judging.noise import BoundedOps, carried
+from lockstep.harness.judging.noise import BoundedOps, carry_bound
 from lockstep.harness.judging.tolerances import Bound, limits_of, where_limited
 from lockstep.harness.records import Site
 from lockstep.harness.report.text import explain_finding
@@ -53,7 +53,7 @@ def test_a_nan_in_a_hidden_cell_may_or_may_not_reach_the_sum() -> None:
     """llama.cpp multiplies it by a weight of zero; who leaves the cell out has a number."""
     p = np.array([[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]], np.float32)
     v = np.array([[[1.0]], [[2.0]], [[np.nan]]], np.float32)
-    truth = carried(OPS.kqv(p, v))
+    truth = carry_bound(OPS.kqv(p, v))
     assert np.isnan(truth).all()
     left_out = np.array([[1.5], [np.nan]], np.float32)
     assert conforms(left_out, truth, truth.bound, ())

@@ -13,7 +13,7 @@ from lockstep.engine.ops.reference import Bools
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.judging.compare import largest, mismatch_between
-from lockstep.harness.judging.noise import BoundedOps, NoiseFloor, carried, noise_floor
+from lockstep.harness.judging.noise import BoundedOps, NoiseFloor, carry_bound, noise_floor
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import EXACT
 from tests.models import LANES, builtin, opened, some_batches
@@ -102,7 +102,7 @@ class Unlucky(BoundedOps):
         self.draw = np.random.default_rng(seed)
 
     def __call__(self, name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
-        bound, value = np.asarray(carried(value).bound.allowed), np.asarray(value)
+        bound, value = np.asarray(carry_bound(value).bound.allowed), np.asarray(value)
         if not bound.any():
             return value
         off: F32 = (value + self.draw.uniform(-1, 1, value.shape) * bound).astype(np.float32)

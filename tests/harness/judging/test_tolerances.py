@@ -22,7 +22,7 @@ from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.engine.ops.roundings import additions
 from lockstep.harness.judging import designs, tolerances
 from lockstep.harness.judging.compare import mismatch_between
-from lockstep.harness.judging.tolerances import Bound, bounded, limited
+from lockstep.harness.judging.tolerances import Bound, limit_overflow, value_and_bound
 
 F32 = NDArray[np.float32]
 Order = Callable[[F32, int], F32]  # (..., terms), lanes -> (...)
@@ -50,7 +50,7 @@ def product(
     """Of a sum of so many products."""
     wide = out.astype(np.float64)
     build = Build(lanes=lanes)
-    return limited(products.summed_products(wide, size, terms, build, run, nonzero))[1]
+    return limit_overflow(products.summed_products(wide, size, terms, build, run, nonzero))[1]
 
 
 def covers(bound: Bound, truth: NDArray[np.float64], honest: F32) -> bool:
@@ -192,14 +192,14 @@ def test_roundings_are_counted_along_the_longest_path() -> None:
 @given(SEEDS, SIZES)
 def test_rms_norm_covers_float32_and_no_small_fault(seed: int, width: int) -> None:
     x, weight, eps = normal(seed, 8, width), normal(seed + 1, width), 1e-5
-    out, bound = bounded(norms.rms_norm, x, weight, eps, build=GGML)
+    out, bound = value_and_bound(norms.rms_norm, x, weight, eps, build=GGML)
     mean = (x * x).astype(np.float64).mean(axis=-1, keepdims=True).astype(np.float32)
     honest = x * (np.float32(1) / np.sqrt(mean + np.float32(eps))) * weight
     truth = out.astype(np.float64)
     assert covers(bound, truth, honest)
     assert not covers(bound, truth, scaled(truth))
     small = (x * np.float32(1e-2)).astype(np.float32)
-    out, bound = bounded(norms.rms_norm, small, weight, 1e-5, build=GGML)
+    out, bound = value_and_bound(norms.rms_norm, small, weight, 1e-5, build=GGML)
     other_eps = ReferenceOps().rms_norm(small, weight, 1e-6)
     assert not covers(bound, out.astype(np.float64), other_eps)
 
@@ -213,7 +213,7 @@ def test_rope_covers_float32_and_no_small_fault(seed: int, position: int) -> Non
     def turned(angles: NDArray[np.float64]) -> tuple[F32, Bound]:
         cos, sin = np.cos(angles)[None], np.sin(angles)[None]
         params = rotation.RopeParams(32, 10000.0, 1.0, None)
-        return bounded(rotation.rope, x, (), params, lambda *_: (cos, sin), build=GGML)
+        return value_and_bound(rotation.rope, x, (), params, lambda *_: (cos, sin), build=GGML)
 
     out, bound = turned(angle.astype(np.float64))
     truth = out.astype(np.float64)
@@ -228,7 +228,9 @@ def test_rope_covers_float32_and_no_small_fault(seed: int, position: int) -> Non
 def test_what_is_not_rotated_may_not_move_by_one_bit() -> None:
     x, positions = normal(1, 3, 2, 8), np.arange(3, dtype=np.int32)
     params = rotation.RopeParams(4, 100.0, 1.0, None, halves=True)
-    _, bound = bounded(rotation.rope, x, positions, params, rotation.by_recursion, build=GGML)
+    _, bound = value_and_bound(
+        rotation.rope, x, positions, params, rotation.by_recursion, build=GGML
+    )
     assert (np.asarray(bound.allowed)[..., :4] > 0).all()
     assert not np.asarray(bound.allowed)[..., 4:].any()
 
@@ -243,7 +245,7 @@ def test_soft_max_covers_float32_and_no_small_fault(
     visible = np.tril(np.ones((6, n), bool), k=n - 6)
     visible[:, 0] = True
     factor = float(np.float32(scale))
-    out, bound = bounded(softmax.soft_max, x, factor, visible, build=GGML)
+    out, bound = value_and_bound(softmax.soft_max, x, factor, visible, build=GGML)
     scores = np.where(visible, x * np.float32(scale), np.float32(-np.inf))
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     honest = powers * (np.float32(1) / order(powers, 4)[..., None])
@@ -257,7 +259,7 @@ def test_soft_max_covers_float32_and_no_small_fault(
 @given(SEEDS)
 def test_swiglu_covers_float32_and_no_small_fault(seed: int) -> None:
     gate, up = normal(seed, 8, 64) * np.float32(8), normal(seed + 1, 8, 64)
-    out, bound = bounded(gates.swiglu, gate, up, build=GGML)
+    out, bound = value_and_bound(gates.swiglu, gate, up, build=GGML)
     honest = gate / (np.float32(1) + np.exp(-gate)) * up
     truth = out.astype(np.float64)
     assert covers(bound, truth, honest)
@@ -269,7 +271,7 @@ def test_swiglu_covers_float32_and_no_small_fault(seed: int) -> None:
 @given(SEEDS, st.integers(2, 8))
 def test_normalise_covers_float32_and_no_small_fault(order: Order, seed: int, n: int) -> None:
     weights = np.random.default_rng(seed).uniform(0.01, 1, (16, n)).astype(np.float32)
-    out, bound = bounded(experts.normalise, weights, build=GGML)
+    out, bound = value_and_bound(experts.normalise, weights, build=GGML)
     truth = out.astype(np.float64)
     assert covers(bound, truth, weights / order(weights, 1)[..., None])
     assert not covers(bound, truth, scaled(truth))
@@ -282,7 +284,7 @@ def test_a_sum_of_experts_covers_any_order_and_no_small_fault(
     order: Order, seed: int, n: int
 ) -> None:
     x = normal(seed, 8, n, 64)
-    out, bound = bounded(experts.sum_experts, x, build=ANY_ORDER)
+    out, bound = value_and_bound(experts.sum_experts, x, build=ANY_ORDER)
     truth = out.astype(np.float64)
     assert covers(bound, truth, order(x.transpose(0, 2, 1), 1))
     assert not covers(bound, truth, scaled(truth))
@@ -300,7 +302,7 @@ def test_swiglu_by_other_formulas_covers_float32_and_no_small_fault(
     with np.errstate(over="ignore"):
         by_exp2 = gate / (1 + np.exp2(-gate * np.float32(np.log2(np.e)))) * up
     for way, honest in ((designs.swiglu_by_tanh, by_tanh), (designs.swiglu_by_exp2, by_exp2)):
-        out, bound = bounded(way, gate, up, build=ANY_ORDER)
+        out, bound = value_and_bound(way, gate, up, build=ANY_ORDER)
         truth = out.astype(np.float64)
         assert covers(bound, truth, honest)
         assert not covers(bound, truth, scaled(truth))
@@ -322,15 +324,15 @@ OF_ONES: dict[str, Bound] = {
     "a copy": tolerances.EXACT,
     "a product": product(np.ones(2), np.ones(2), 64, 16, 1),
     "a product of blocks": product(np.ones(2), np.ones(2), 64, 16, 32),
-    "rms_norm": bounded(norms.rms_norm, ONES, ONES[0], 1e-5, build=GGML)[1],
-    "layer_norm": bounded(norms.layer_norm, ONES, ONES[0], ONES[0], 1e-5, build=GGML)[1],
-    "soft_max": bounded(softmax.soft_max, ONES, 1.0, None, build=GGML)[1],
-    "swiglu": bounded(gates.swiglu, ONES, ONES, build=GGML)[1],
-    "soft_cap": bounded(gates.soft_cap, ONES, 30.0, build=GGML)[1],
-    "swiglu_by_tanh": bounded(designs.swiglu_by_tanh, ONES, ONES, build=ANY_ORDER)[1],
-    "swiglu_by_exp2": bounded(designs.swiglu_by_exp2, ONES, ONES, build=ANY_ORDER)[1],
-    "sum_experts": bounded(experts.sum_experts, ONES[None], build=ANY_ORDER)[1],
-    "normalise": bounded(experts.normalise, ONES, build=GGML)[1],
+    "rms_norm": value_and_bound(norms.rms_norm, ONES, ONES[0], 1e-5, build=GGML)[1],
+    "layer_norm": value_and_bound(norms.layer_norm, ONES, ONES[0], ONES[0], 1e-5, build=GGML)[1],
+    "soft_max": value_and_bound(softmax.soft_max, ONES, 1.0, None, build=GGML)[1],
+    "swiglu": value_and_bound(gates.swiglu, ONES, ONES, build=GGML)[1],
+    "soft_cap": value_and_bound(gates.soft_cap, ONES, 30.0, build=GGML)[1],
+    "swiglu_by_tanh": value_and_bound(designs.swiglu_by_tanh, ONES, ONES, build=ANY_ORDER)[1],
+    "swiglu_by_exp2": value_and_bound(designs.swiglu_by_exp2, ONES, ONES, build=ANY_ORDER)[1],
+    "sum_experts": value_and_bound(experts.sum_experts, ONES[None], build=ANY_ORDER)[1],
+    "normalise": value_and_bound(experts.normalise, ONES, build=GGML)[1],
     "a whole run": tolerances.whole_run(1e-6, 1.0),
 }
 
@@ -355,5 +357,5 @@ def test_a_formula_gives_the_same_numbers_with_a_bound_and_without(
         "geglu": (gates.geglu, (x, up)),
         "swiglu": (gates.swiglu, (x, up)),
     }[op]
-    value, _ = bounded(formula, *args, build=replace(ops().build, bounds=True))
+    value, _ = value_and_bound(formula, *args, build=replace(ops().build, bounds=True))
     assert value.tobytes() == getattr(ops(), op)(*args).tobytes()

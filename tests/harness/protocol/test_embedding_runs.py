@@ -14,7 +14,7 @@ import pytest
 from lockstep.engine.batch import Batch
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.context.suite import NoAnswer
-from lockstep.harness.protocol.frames import Message, packed
+from lockstep.harness.protocol.frames import Message, pack_message
 from lockstep.harness.protocol.messages import question_of
 from lockstep.harness.protocol.session import ProgramSession, command_of
 from lockstep.harness.protocol.smoke import smoke
@@ -111,7 +111,7 @@ def test_the_question_is_as_the_schema_says() -> None:
     schema = json.loads((SCHEMAS / "protocol.json").read_text())
     request = Request(batches=BATCHES, capture=True, embeddings=True)
     message = question_of("evaluate", (request,), ["embed", "trace"]).send(request)
-    line = packed(Message(head={"id": 1, **message.head}, arrays=message.arrays))[0]
+    line = pack_message(Message(head={"id": 1, **message.head}, arrays=message.arrays))[0]
     asked = json.loads(bytes(line))
     assert (asked["ask"], asked["trace"]) == ("embed", True)
     jsonschema.validate(asked, {"$ref": "#/$defs/ask-embed", "$defs": schema["$defs"]})

@@ -16,10 +16,10 @@ from lockstep.engine.errors import Unsupported
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import no_answer
 from lockstep.harness.processes.wire import WireError
-from lockstep.harness.protocol.frames import LONGEST_LINE, Message, head_of, packed
+from lockstep.harness.protocol.frames import LONGEST_LINE, Message, head_of, pack_message
 from lockstep.harness.protocol.messages import LEVELS, QUESTIONS, start
 from lockstep.harness.protocol.session import ProgramSession, command_of
-from lockstep.harness.protocol.smoke import asked, smoke
+from lockstep.harness.protocol.smoke import question_for_level, smoke
 from lockstep.harness.records import (
     DEFAULT,
     EXACT,
@@ -277,12 +277,12 @@ def test_smoke_asks_every_level_and_names_what_is_wrong(tmp_path: Path) -> None:
 
 
 def lines_asked() -> Iterator[bytes | memoryview]:
-    yield packed(Message(head={"id": 1, **start("m.gguf", DEFAULT).head}))[0]
+    yield pack_message(Message(head={"id": 1, **start("m.gguf", DEFAULT).head}))[0]
     for level in LEVELS:
         if level != "replace":
-            question, args, kwargs = asked(level)
+            question, args, kwargs = question_for_level(level)
             message = QUESTIONS[question].send(*args, **kwargs)
-            yield packed(Message(head={"id": 1, **message.head}, arrays=message.arrays))[0]
+            yield pack_message(Message(head={"id": 1, **message.head}, arrays=message.arrays))[0]
 
 
 def test_every_question_is_as_the_schema_says() -> None:

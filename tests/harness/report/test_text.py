@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import typer
 
-from lockstep.harness.cli.terminal import Terminal, excused, fold, more_like
+from lockstep.harness.cli.terminal import Terminal, excused_lines, fold, more_like
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.records import Mismatch, Site, TensorSummary, Verdict
 from lockstep.harness.report.text import (
@@ -270,7 +270,7 @@ def test_an_excused_line_ends_in_no_half_number(tmp_path: Any) -> None:
     summary = "known (slow): " + "in the oracle's text " * 6 + "token 116: -0.16382810592651367"
     row = Verdict(suite="decode", case="m", status="excused", summary=summary, detail={})
     result = RunResult(verdicts=[row], engines=(), code=0, seconds=1.0, folder=tmp_path)
-    (line,) = excused(result)
+    (line,) = excused_lines(result)
     assert line.endswith("token 116:…")
 
 

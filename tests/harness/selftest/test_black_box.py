@@ -29,7 +29,7 @@ from lockstep.harness.selftest.black_box.one_layer import (
 )
 from lockstep.harness.selftest.black_box.rates import LAYER, PART, counts, is_kept, lines
 from lockstep.harness.selftest.black_box.run import chosen_of, row_of, run_black_box
-from lockstep.harness.selftest.black_box.trials import BlackBoxRow, Claim, scored, tries
+from lockstep.harness.selftest.black_box.trials import BlackBoxRow, Claim, score_claims, tries
 from lockstep.harness.selftest.black_box.truth import WrongPlace, wrong_places
 
 BATCHES = (Batch.of([3, 1, 4, 1, 5]),)
@@ -150,14 +150,14 @@ def test_one_node_that_does_several_things_is_told_by_the_mistake() -> None:
 def test_a_layer_too_many_and_a_part_too_many_are_not_right() -> None:
     wrong = [place(1, "ffn_out")]
     down = Claim(layer=1, part="FFN: down matrix")
-    assert all(scored([down], wrong, "a", "b")[what] for what in ("layer", "layers", "part"))
-    more = scored([down, Claim(layer=2, part="FFN: down matrix")], wrong, "a", "b")
+    assert all(score_claims([down], wrong, "a", "b")[what] for what in ("layer", "layers", "part"))
+    more = score_claims([down, Claim(layer=2, part="FFN: down matrix")], wrong, "a", "b")
     assert (more["layer"], more["layers"], more["part"]) == (True, False, True)
-    both = scored([down, Claim(layer=1, part="attention: rotation")], wrong, "a", "b")
+    both = score_claims([down, Claim(layer=1, part="attention: rotation")], wrong, "a", "b")
     assert (both["layer"], both["layers"], both["part"]) == (True, True, False)
-    before = scored([Claim(layer=None, part="embedding"), down], wrong, "a", "b")
+    before = score_claims([Claim(layer=None, part="embedding"), down], wrong, "a", "b")
     assert (before["layer"], before["part"]) == (False, False)
-    nothing = scored([], wrong, "a", "b")
+    nothing = score_claims([], wrong, "a", "b")
     assert (nothing["layer"], nothing["part"], nothing["seen"]) == (False, False, False)
 
 

@@ -15,7 +15,13 @@ from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.runner import Session
 from lockstep.harness.records import EXACT, Answered, Captured, Crashed, Fault, Outcome, Verdict
 from lockstep.harness.runs.shadow import ShadowPlan, with_trials
-from lockstep.harness.shadow.fault_verdicts import ALL, NO_FAMILY, counted, detail_of, ending_of
+from lockstep.harness.shadow.fault_verdicts import (
+    ALL,
+    NO_FAMILY,
+    count_faults,
+    detail_of,
+    ending_of,
+)
 from lockstep.harness.shadow.faults import KINDS, TRIES, FaultTrial, Trials
 from lockstep.harness.shadow.judge import ShadowJudge
 from lockstep.harness.synth.gguf_writer import write_gguf
@@ -136,7 +142,7 @@ def test_the_table_counts_what_was_injected_found_and_drawn_again(run: Any) -> N
         Verdict(suite="shadow", case="c", status="agreed", summary="", detail=detail_of(t))
         for t in trials
     ]
-    counts = counted(verdicts)
+    counts = count_faults(verdicts)
     assert list(counts) == ["elementwise", ALL]
     every = counts[ALL]
     assert (every.injected.total(), every.found.total(), every.located) == (16, 8, 8)

@@ -20,7 +20,7 @@ def held_of(vectors: Vectors, name: str, way: str) -> HeldMatrix:
     return HeldMatrix(tensors=mine, columns=columns, allowed=row["allowed"])
 
 
-def compared(vectors: Vectors, name: str, got: F32, verdict: Verdicts) -> Verdict:
+def compare_ways(vectors: Vectors, name: str, got: F32, verdict: Verdicts) -> Verdict:
     """One of the ways must hold in all parts."""
     (row,) = (row for row in vectors.document["shown"] if row["name"] == name)
     if got.shape != (row["rows"], row["width"]):

@@ -60,7 +60,7 @@ def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
     if kind.name == "F32" and not cpu_traits(lib, kind.type_id).from_float:
         return list(VARIANTS)  # 0.3.8 leaves them as they are without a function for it
     x = hard_to_round()
-    theirs = converted(lib, kind, x).tobytes()
+    theirs = convert_by_library(lib, kind, x).tobytes()
     return [name for name in VARIANTS if kind.quantise(x, name).tobytes() == theirs]
 
 
@@ -138,7 +138,7 @@ def hard_to_round() -> F32:
     return np.concatenate([steps.reshape(-1), sizes, halves, brains.view(np.float32)])
 
 
-def converted(lib: Library, kind: type[ActivationFormat], x: F32) -> NDArray[np.uint8]:
+def convert_by_library(lib: Library, kind: type[ActivationFormat], x: F32) -> NDArray[np.uint8]:
     """The bytes that the library's `from_float` makes of x."""
     x = np.ascontiguousarray(x, np.float32)
     out = np.zeros(x.size // kind.block * kind.layout.itemsize, np.uint8)

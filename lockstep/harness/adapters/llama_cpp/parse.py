@@ -72,7 +72,7 @@ def quiet(lib: Library) -> Iterator[list[str]]:
 def reader(lib: Library, way: str, file: MemoryFile, said: list[str]) -> Read:
     ggml, openers = lib.ggml, {"buffer": opened, "file": opened_file, "data": opened_data}
     if way not in openers:
-        return lambda raw: loaded(lib, way == "vocab", file.holding(raw), said)
+        return lambda raw: load_model(lib, way == "vocab", file.holding(raw), said)
     open_way: Callable[[Any, bytes, MemoryFile], Any] = openers[way]
 
     def read(raw: bytes) -> tuple[str, int, str]:
@@ -109,7 +109,9 @@ def opened_data(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
     return gguf
 
 
-def loaded(lib: Library, vocab_only: bool, path: bytes, said: list[str]) -> tuple[str, int, str]:
+def load_model(
+    lib: Library, vocab_only: bool, path: bytes, said: list[str]
+) -> tuple[str, int, str]:
     """As a model: nothing is said of what was read, but that it was taken."""
     said.clear()
     llama = lib.llama

@@ -144,12 +144,12 @@ def in_the_child(
     status = 1
     try:
         prepare(log)
-        born, before, end = held(), taken(), len(files)
+        born, before, end = data_bytes(), peak_bytes(), len(files)
         for at in range(start, len(files)):
             results.begin(at)
             limit(limits, len(files[at]), born)
             ending, digest, reason = read(files[at])
-            peak = taken() - before
+            peak = peak_bytes() - before
             results.put(at, ending, digest, peak, reason)
             if peak > SPARE_MEMORY and at + 1 < len(files):
                 end = STOPPED - at
@@ -183,12 +183,12 @@ def prepare(log: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def held() -> int:
+def data_bytes() -> int:
     """Bytes of data that this process has, as RLIMIT_DATA counts them."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[5]) * resource.getpagesize()
 
 
-def taken() -> int:
+def peak_bytes() -> int:
     """The most memory that this process has had, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

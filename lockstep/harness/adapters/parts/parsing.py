@@ -66,7 +66,7 @@ class Parsed:
         return ENDINGS[int(self.endings[i])]
 
 
-def packed(files: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def pack_files(files: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     ends = np.cumsum([len(raw) for raw in files], dtype=np.int64)
     return np.frombuffer(b"".join(files), np.uint8), ends
 
@@ -89,7 +89,7 @@ def answer_of(rows: Iterable[Row], words: Mapping[int, str]) -> dict[str, Any]:
     }
 
 
-def parsed(answer: Any, n: int) -> Parsed:
+def parse_answer(answer: Any, n: int) -> Parsed:
     """Raises ValueError for an answer that is none: a worker is not believed."""
     found = Parsed(**answer)
     columns = (found.endings, found.digests, found.peaks)
@@ -140,10 +140,10 @@ def digest(head: tuple[int, int, int], pairs: Iterable[Any], rows: Sequence[Any]
     """
     version, alignment, offset = head
     parts = (version, alignment, offset if rows else 0), tuple(pairs), tuple(rows)
-    return sum(hashed(part) << at for part, (_, at) in zip(parts, PARTS, strict=True))
+    return sum(hash_part(part) << at for part, (_, at) in zip(parts, PARTS, strict=True))
 
 
-def hashed(part: Any) -> int:
+def hash_part(part: Any) -> int:
     raw = hashlib.blake2b(repr(part).encode(), digest_size=8).digest()
     return int.from_bytes(raw, "little") & PART_MASK
 

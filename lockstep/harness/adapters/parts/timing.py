@@ -33,7 +33,7 @@ def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds
             together.abort()  # nobody waits for a thread that will not come
             raise
         together.wait()
-        return repeated(lambda: decode(pieces[at]), seconds)
+        return repeat_work(lambda: decode(pieces[at]), seconds)
 
     with ThreadPoolExecutor(len(pieces)) as pool:
         futures = [pool.submit(turn, at) for at in range(len(pieces))]
@@ -45,7 +45,7 @@ def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds
     return elapsed / sum(count for _, _, count in turns)
 
 
-def repeated(work: Callable[[], object], seconds: float) -> Turn:
+def repeat_work(work: Callable[[], object], seconds: float) -> Turn:
     """Once at least."""
     began, count = time.perf_counter(), 0
     while True:

@@ -33,24 +33,24 @@ LEVELS = {
 
 
 def is_users(name: str) -> bool:
-    return name.startswith(PREFIX) or registered(name) is not None
+    return name.startswith(PREFIX) or find_registered(name) is not None
 
 
-def registered(name: str) -> EntryPoint | None:
+def find_registered(name: str) -> EntryPoint | None:
     """What an installed package gives that name; our own engines keep theirs.
 
     Raises Unsupported where two packages do.
     """
     if ":" in name or "/" in name or "@" in name or is_ours(name):
         return None
-    found = [entry for entry in installed() if entry.name == name]
+    found = [entry for entry in installed_engines() if entry.name == name]
     if len({entry.value for entry in found}) > 1:
         packages = ", ".join(sorted(entry.dist.name for entry in found if entry.dist))
         raise Unsupported(f"several packages register an engine named {name!r}: {packages}")
     return found[0] if found else None
 
 
-def installed() -> tuple[EntryPoint, ...]:
+def installed_engines() -> tuple[EntryPoint, ...]:
     """Engines that packages register."""
     return installed_in(tuple((path, changed_at(path)) for path in map(os.path.abspath, sys.path)))
 
@@ -77,12 +77,12 @@ def is_ours(name: str) -> bool:
 
 
 def registered_names() -> list[str]:
-    return sorted({entry.name for entry in installed()})
+    return sorted({entry.name for entry in installed_engines()})
 
 
 def users_class(name: str) -> type[Adapter]:
     """Raises Unsupported in one sentence, whatever goes wrong."""
-    entry = None if name.startswith(PREFIX) else registered(name)
+    entry = None if name.startswith(PREFIX) else find_registered(name)
     address = entry.value if entry else name.removeprefix(PREFIX)
     place, _, wanted = address.strip().partition(":")
     module = module_at(place)
@@ -155,7 +155,7 @@ def lacks(cls: type[Adapter], question: str) -> bool:
     return question != "describe" and getattr(cls, question) is getattr(Adapter, question)
 
 
-def described(cls: type[Adapter], info: Any) -> Any:
+def add_levels(cls: type[Adapter], info: Any) -> Any:
     """With the levels that its methods are. Tensors are shown by those alone that name them."""
     if type(info) is not EngineInfo:
         return info  # what it answers is looked at elsewhere

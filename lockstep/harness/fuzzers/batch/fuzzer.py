@@ -19,7 +19,7 @@ from lockstep.harness.fuzzers.batch.sbatch_schedules import SPLITS, sbatch_sched
 from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, schedule_from
 from lockstep.harness.fuzzers.batch.schedules import schedule
 from lockstep.harness.fuzzers.batch.shrink import shrunk
-from lockstep.harness.fuzzers.batch.situations import SITUATIONS, reached
+from lockstep.harness.fuzzers.batch.situations import SITUATIONS, find_situations
 from lockstep.harness.fuzzers.numbers import CaseNumbers
 from lockstep.harness.records import Verdict
 from lockstep.harness.synth.small import SMALL
@@ -122,7 +122,7 @@ class ScheduleCampaign:
                 judge.relations_of_subject = self.numbers.done % OF_SUBJECT == 0 or bool(plan.given)
                 difference = judge(case)
                 if not self.sbatch:
-                    self.reached.update(reached(case, self.kind))
+                    self.reached.update(find_situations(case, self.kind))
                 if difference is None:
                     continue
                 verdict = self.finding(judge, case, difference)

@@ -141,13 +141,13 @@ def going_on(case: ScheduleCase, kind: str) -> ScheduleCase:
     steps: list[Step] = []
     for step in case.steps:
         if step[0] == "decode":
-            step = ("decode", tuple(renumbered(step[1], machine.memory.pos_max, case.n_seq)))
+            step = ("decode", tuple(renumber_rows(step[1], machine.memory.pos_max, case.n_seq)))
         steps.append(step)
         machine.step(step)
     return case.with_steps(steps)
 
 
-def renumbered(rows: tuple[Row, ...], last: Callable[[int], int], n_seq: int) -> Iterator[Row]:
+def renumber_rows(rows: tuple[Row, ...], last: Callable[[int], int], n_seq: int) -> Iterator[Row]:
     nexts: dict[int, int] = {}
     for token, pos, seqs, output in rows:
         if not seqs or not all(0 <= s < n_seq for s in seqs):

@@ -21,7 +21,7 @@ SITUATIONS = {
 }
 
 
-def reached(case: ScheduleCase, kind: str) -> set[str]:
+def find_situations(case: ScheduleCase, kind: str) -> set[str]:
     """The situations, as our machine sees them; none where there are no cells."""
     tour = Tour(case, kind)
     for step in case.steps:

@@ -27,7 +27,7 @@ from lockstep.harness.fuzzers.gguf.findings import (
     cause_of,
     known_files,
     own_cause,
-    refined,
+    refine_cause,
     suspects,
     table_cause,
     types_in,
@@ -205,7 +205,7 @@ class FileCampaign:
             return
         self.shrinks[cause] += 1
         small = self.small(cause, case, stage)
-        exact = refined(cause, small)
+        exact = refine_cause(cause, small)
         is_new = exact not in self.found
         self.found[exact] += 1
         if is_new:

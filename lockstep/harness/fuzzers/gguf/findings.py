@@ -142,7 +142,7 @@ def table_cause(ending: str, faults: Sequence[str]) -> FileCause | None:
     return FileCause(TABLE, "accepts" if ending == ACCEPTED else "refuses", fault)
 
 
-def refined(cause: FileCause, raw: bytes) -> FileCause:
+def refine_cause(cause: FileCause, raw: bytes) -> FileCause:
     """Of a small file that is read differently: what it holds in the part that differs."""
     if cause.symptom != "value":
         return cause

@@ -11,7 +11,7 @@ from lockstep.harness.fuzzers.base import Checkpoint, Fuzzer, FuzzPlan, Progress
 from lockstep.harness.fuzzers.gguf.campaign import FileCampaign
 from lockstep.harness.fuzzers.gguf.given import CORPUS, GIVEN, GUIDED, files_in, given_cases
 from lockstep.harness.fuzzers.gguf.grammar import FAMILIES, LARGEST
-from lockstep.harness.fuzzers.gguf.guided import check_guided, guided
+from lockstep.harness.fuzzers.gguf.guided import check_guided, run_guided
 from lockstep.harness.fuzzers.gguf.models import MODELS, tiny_models
 from lockstep.harness.fuzzers.gguf.stages import FULL, opened_stages
 from lockstep.harness.records import Verdict
@@ -64,7 +64,7 @@ class GgufFuzzer(Fuzzer, name="gguf"):
                     campaign.corpus = tiny_models(others[0])
                 try:
                     if target == GUIDED:
-                        yield from guided(plan, campaign)
+                        yield from run_guided(plan, campaign)
                     elif target == GIVEN:
                         yield from campaign.given(given_cases(plan))
                     else:

@@ -164,7 +164,7 @@ def plain_draft(draw: DrawnNumbers) -> FileDraft:
     return draft
 
 
-def chosen(draw: DrawnNumbers, table: Sequence[FileFault]) -> FileFault:
+def choose_fault(draw: DrawnNumbers, table: Sequence[FileFault]) -> FileFault:
     return table[draw.below(len(table))]
 
 
@@ -173,7 +173,7 @@ def of_valid(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCa
     draft = plain_draft(draw)
     if number % 2:
         return FileCase(number, draft.raw())
-    fault = chosen(draw, VALID)
+    fault = choose_fault(draw, VALID)
     fault.apply(draft, draw)
     return FileCase(number, draft.raw(), (fault.name,))
 
@@ -187,7 +187,7 @@ def of_broken(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileC
 
 def of_several(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
     draft = plain_draft(draw)
-    faults = [chosen(draw, EVERY) for _ in range(2 + draw.below(3))]
+    faults = [choose_fault(draw, EVERY) for _ in range(2 + draw.below(3))]
     for fault in faults:
         fault.apply(draft, draw)
     return FileCase(number, draft.raw(), tuple(fault.name for fault in faults))
@@ -201,16 +201,16 @@ EVERY = list(FAULTS.values())
 def of_mutated(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
     draft = plain_draft(draw)
     if draw.below(4) == 0:
-        chosen(draw, VALID).apply(draft, draw)
-    return FileCase(number, mutated(draw, draft.raw(), corpus))
+        choose_fault(draw, VALID).apply(draft, draw)
+    return FileCase(number, mutate_file(draw, draft.raw(), corpus))
 
 
 def of_corpus(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
     raw = corpus[number % len(corpus)]
-    return FileCase(number, raw if number < len(corpus) else mutated(draw, raw, corpus))
+    return FileCase(number, raw if number < len(corpus) else mutate_file(draw, raw, corpus))
 
 
-def mutated(draw: DrawnNumbers, raw: bytes, corpus: Sequence[bytes]) -> bytes:
+def mutate_file(draw: DrawnNumbers, raw: bytes, corpus: Sequence[bytes]) -> bytes:
     """One to four changes. Most fall into the first kilobyte, where small files have tables."""
     made = bytearray(raw)
     for _ in range(1 + draw.below(4)):

@@ -24,7 +24,7 @@ from lockstep.harness.fuzzers.base import Checkpoint, FuzzPlan
 from lockstep.harness.fuzzers.gguf.campaign import FileCampaign
 from lockstep.harness.fuzzers.gguf.faults import FAULTS
 from lockstep.harness.fuzzers.gguf.grammar import LARGEST, FileCase, alone, cases
-from lockstep.harness.fuzzers.gguf.reached import MODULES, Reached, reached
+from lockstep.harness.fuzzers.gguf.reached import MODULES, Reached, find_reached
 from lockstep.harness.records import Verdict
 
 LONGEST = 2 * LARGEST  # bytes of a file: longer than a key may be
@@ -45,17 +45,17 @@ def check_guided(plan: FuzzPlan) -> None:
         raise BadInput("a guided run needs atheris: pip install 'gguf-lockstep[dev]' installs it")
 
 
-def guided(plan: FuzzPlan, campaign: FileCampaign) -> Iterator[Verdict | Checkpoint]:
+def run_guided(plan: FuzzPlan, campaign: FileCampaign) -> Iterator[Verdict | Checkpoint]:
     """Rounds of `plan.cases` files, then what was kept."""
     folder = plan.keep
     assert folder is not None  # check_guided has seen to it
     if not any(folder.glob("*")):
-        seeded(folder, campaign.corpus, plan.seed)
+        seed_folder(folder, campaign.corpus, plan.seed)
     for done in rounds(plan, folder, lambda text: campaign.say(campaign.family, text)):
         yield about_round(done, campaign)
     files = [FileCase(i, path.read_bytes(), again=("--file", str(path)))
              for i, path in enumerate(kept(folder))]  # fmt: skip
-    yield about_lines(reached(case.raw for case in files), len(files), campaign)
+    yield about_lines(find_reached(case.raw for case in files), len(files), campaign)
     yield from campaign.kept(files)
 
 
@@ -92,7 +92,7 @@ def about_lines(found: Reached, files: int, campaign: FileCampaign) -> Verdict:
 # --- the folder -------------------------------------------------------------------------------
 
 
-def seeded(folder: Path, corpus: Sequence[bytes], seed: int) -> None:
+def seed_folder(folder: Path, corpus: Sequence[bytes], seed: int) -> None:
     """A file for each fault, some plain ones, and the corpus."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = [case.raw for case in cases(seed, "valid", 0, 64)]

@@ -39,17 +39,17 @@ def main() -> None:
 def guard_reader(open_file: Callable[[bytes], Any], start: Callable[[float], None]) -> Read:
     """start: gives a file so many seconds; libFuzzer's own alarm may go off while it reports."""
     from lockstep.engine.errors import MalformedFile
-    from lockstep.harness.adapters.parts.forked import taken
+    from lockstep.harness.adapters.parts.forked import peak_bytes
     from lockstep.harness.adapters.parts.parsing import allowed_memory
     from lockstep.harness.adapters.parts.reference_parse import digest_of
 
     def read(raw: bytes) -> None:
         start(SECONDS)
-        before = taken()
+        before = peak_bytes()
         file = None
         with suppress(MalformedFile):
             file = open_file(raw)
-        if (more := taken() - before) > allowed_memory("reference", len(raw)):
+        if (more := peak_bytes() - before) > allowed_memory("reference", len(raw)):
             raise MemoryError(f"{more} bytes for a file of {len(raw)}")
         if file is not None:
             digest_of(file)  # which decodes all that it says

@@ -31,7 +31,7 @@ class Reached:
     not_called: tuple[str, ...]
 
 
-def reached(files: Iterable[bytes]) -> Reached:
+def find_reached(files: Iterable[bytes]) -> Reached:
     """By opening them here and decoding all that they say."""
     modules = [import_module(name) for name in MODULES]
     seen = lines_reached(files, {str(module.__file__) for module in modules})

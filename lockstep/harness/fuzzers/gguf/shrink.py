@@ -35,12 +35,12 @@ def shrunk(raw: bytes, shows: Shows, most: int = 4000) -> bytes:
     while True:
         before = best
         for step in steps:
-            best = exhausted(best, step, shows, budget)
+            best = repeat_step(best, step, shows, budget)
         if len(best) >= len(before) or budget[0] <= 0:
             return plainer(best, shows, budget)
 
 
-def exhausted(
+def repeat_step(
     raw: bytes, step: Callable[[bytes], Iterator[bytes]], shows: Shows, budget: list[int]
 ) -> bytes:
     """One kind of step, until no such step makes it smaller."""
@@ -181,12 +181,12 @@ def smaller_drafts(raw: bytes) -> Iterator[bytes]:
         for at in range(0, len(draft.pairs), size):
             smaller = copy.deepcopy(draft)
             del smaller.pairs[at : at + size]
-            yield from recounted(smaller, draft)
+            yield from restore_counts(smaller, draft)
     for size in halves(len(draft.rows)):
         for at in range(0, len(draft.rows), size):
             smaller = copy.deepcopy(draft)
             del smaller.rows[at : at + size]
-            yield from recounted(smaller, draft)
+            yield from restore_counts(smaller, draft)
     for field in ("tail", "data", "padding"):
         held = getattr(draft, field)
         for size in halves(len(held or b"")):
@@ -208,7 +208,7 @@ def with_fewer_claims(draft: FileDraft) -> Iterator[bytes]:
             yield smaller.raw()
 
 
-def recounted(smaller: FileDraft, draft: FileDraft) -> Iterator[bytes]:
+def restore_counts(smaller: FileDraft, draft: FileDraft) -> Iterator[bytes]:
     """With counts that are wrong by as much as they were, and with those that they were."""
     yield smaller.raw()
     for name, held in (("n_rows", "rows"), ("n_pairs", "pairs")):

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.harness.adapters.parts.parsing import CRASHED, HUNG, Parsed, answer_of, packed, parsed
+from lockstep.harness.adapters.parts.parsing import (
+    CRASHED,
+    HUNG,
+    Parsed,
+    answer_of,
+    pack_files,
+    parse_answer,
+)
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import no_answer
 from lockstep.harness.records import Answered, Crashed, Outcome, TimedOut
@@ -47,18 +54,18 @@ def answer_about(session: Session, way: str, files: Sequence[bytes]) -> Parsed:
     Raises NoAnswer for an engine that answers about no file at all.
     """
     if not files:
-        return parsed(answer_of([], {}), 0)
-    outcome = session.ask("parse", *packed(files), way)
+        return parse_answer(answer_of([], {}), 0)
+    outcome = session.ask("parse", *pack_files(files), way)
     if isinstance(outcome, Answered):
-        return parsed(outcome.value, len(files))
-    nothing = session.ask("parse", *packed([]), way)
+        return parse_answer(outcome.value, len(files))
+    nothing = session.ask("parse", *pack_files([]), way)
     if not isinstance(outcome, Crashed | TimedOut) or not isinstance(nothing, Answered):
         raise no_answer(session.name, "parse", outcome)
     if len(files) == 1:
-        return parsed(ending_of(session.name, outcome), 1)
+        return parse_answer(ending_of(session.name, outcome), 1)
     middle = len(files) // 2
     halves = (answer_about(session, way, some) for some in (files[:middle], files[middle:]))
-    return joined(*halves)
+    return join_answers(*halves)
 
 
 def ending_of(engine: str, outcome: Outcome) -> dict[str, Any]:
@@ -66,7 +73,7 @@ def ending_of(engine: str, outcome: Outcome) -> dict[str, Any]:
     return answer_of([(ending, 0, -1)], {0: no_answer(engine, "parse", outcome).summary})
 
 
-def joined(one: Parsed, other: Parsed) -> Parsed:
+def join_answers(one: Parsed, other: Parsed) -> Parsed:
     n = len(one.endings)
     return Parsed(
         endings=np.concatenate([one.endings, other.endings]),

@@ -170,7 +170,7 @@ def halfway(blocks: Blocks, dtype: np.dtype[Any], numbers: Numbers) -> Blocks:
 Part = tuple[int, Callable[[Numbers], Blocks]]  # how many there are, and those of some numbers
 
 
-def directed(kind: type[WeightFormat], seed: int) -> list[Part]:
+def directed_parts(kind: type[WeightFormat], seed: int) -> list[Part]:
     size, scales = kind.layout.itemsize, scales_of(kind)
     drawn = random_blocks(kind, seed, 1 << 62, 2)
     templates = np.stack([np.zeros(size, np.uint8), np.full(size, 255, np.uint8), *drawn])
@@ -260,7 +260,7 @@ class Cases:
 
     def __init__(self, kind: type[WeightFormat], seed: int) -> None:
         self.kind, self.seed = kind, seed
-        self.parts = directed(kind, seed)
+        self.parts = directed_parts(kind, seed)
         self.n_directed = sum(count for count, _ in self.parts)
 
     def blocks(self, start: int, stop: int) -> Bytes:

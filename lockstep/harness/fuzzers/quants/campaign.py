@@ -259,7 +259,7 @@ class BlockCampaign:
         name = self.witness.other.name
         if self.lacks:
             known = entry_for(self.known, name, self.kind.name, "unsupported")
-            text, detail = f"{self.lacks}{noted(known)}", {"known": id_of(known)}
+            text, detail = f"{self.lacks}{note_known(known)}", {"known": id_of(known)}
             if self.oracle is not self.ieee754:  # of plain numbers it is not expected
                 yield self.verdict("excused", text, detail)
             return
@@ -274,7 +274,7 @@ class BlockCampaign:
                 f"{count:,} of {self.witness.blocks:,} blocks: {example.in_words(self.kind)}"
             )
             detail = {**self.counts(), **detail_of(example), "known": id_of(known)}
-            yield self.verdict("excused", text + noted(known), detail)
+            yield self.verdict("excused", text + note_known(known), detail)
 
     def examiner(self, pair: TwoDecoders) -> Examiner:
         return Examiner(self.kind, self.oracle, pair.other)
@@ -294,5 +294,5 @@ def id_of(known: Known | None) -> str | None:
     return None if known is None else known.id
 
 
-def noted(known: Known | None) -> str:
+def note_known(known: Known | None) -> str:
     return " (not among the known divergences)" if known is None else f" (known: {known.id})"

@@ -20,7 +20,7 @@ def shrunk(given: Input, wrong: Wrong) -> Input:
     improved = True
     while improved and rounds < ROUNDS:
         improved = False
-        for make in (without_chunks, simplified):
+        for make in (without_chunks, simplify_input):
             candidates = list(dict.fromkeys(c for c in make(best) if order(c) < order(best)))
             rounds += 1
             found = [c for c, bad in zip(candidates, wrong(candidates), strict=True) if bad]
@@ -45,7 +45,7 @@ def without_chunks(given: Input) -> Iterator[Input]:
             yield given[:at] + given[at + size :]
 
 
-def simplified(given: Input) -> Iterator[Input]:
+def simplify_input(given: Input) -> Iterator[Input]:
     """One character replaced by a simpler one; ids have no simpler ones."""
     if not isinstance(given, bytes):
         return

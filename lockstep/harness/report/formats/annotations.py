@@ -34,10 +34,9 @@ def level(result: TestResult) -> str:
 
 def command(name: str, title: str, text: str) -> str:
     """As actions/toolkit escapes it: a text can neither end its line nor begin another command."""
-    return (
-        f"::{name} title={escaped(title).replace(':', '%3A').replace(',', '%2C')}::{escaped(text)}"
-    )
+    escaped = escape_command(title).replace(":", "%3A").replace(",", "%2C")
+    return f"::{name} title={escaped}::{escape_command(text)}"
 
 
-def escaped(text: str) -> str:
+def escape_command(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

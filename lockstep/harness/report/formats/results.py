@@ -77,13 +77,13 @@ def read_results(folder: Path) -> RunResults:
     results += ending(foot["exit_code"], results)
     engines = (f"{e['engine']} {e['version']}" for e in head["engines"])
     return RunResults(
-        command=clipped(head["command"]),
+        command=clip_text(head["command"]),
         started=datetime.fromisoformat(head["started"]),
         seconds=foot["seconds"],
         exit_code=foot["exit_code"],
         seed=head["seed"],
-        engines=tuple(clipped(engine, LONGEST_NAME) for engine in engines),
-        versions={clipped(k): clipped(v) for k, v in head["versions"].items()},
+        engines=tuple(clip_text(engine, LONGEST_NAME) for engine in engines),
+        versions={clip_text(k): clip_text(v) for k, v in head["versions"].items()},
         results=tuple(results),
     )
 
@@ -100,9 +100,9 @@ def verdict_of(row: Mapping[str, Any]) -> Verdict:
 def results_of(verdicts: Sequence[Verdict]) -> Iterator[TestResult]:
     named: Counter[tuple[str, str, str]] = Counter()
     for verdict in verdicts:
-        model = clipped(verdict.case, LONGEST_NAME) or "-"
-        suite = clipped(verdict.suite, LONGEST_NAME) or "-"
-        name = clipped(name_of(verdict), LONGEST_NAME)
+        model = clip_text(verdict.case, LONGEST_NAME) or "-"
+        suite = clip_text(verdict.suite, LONGEST_NAME) or "-"
+        name = clip_text(name_of(verdict), LONGEST_NAME)
         named[model, suite, name] += 1
         number = named[model, suite, name]
         yield TestResult(
@@ -110,11 +110,11 @@ def results_of(verdicts: Sequence[Verdict]) -> Iterator[TestResult]:
             suite=suite,
             name=name if number == 1 else f"{name} ({number})",
             status=verdict.status,
-            summary=clipped(verdict.summary),
-            explanation=clipped(explain(verdict), keep="\n"),
-            about="" if verdict.about == BOTH else clipped(verdict.about, LONGEST_NAME),
-            key=clipped(verdict.key),
-            repro=clipped(verdict.repro),
+            summary=clip_text(verdict.summary),
+            explanation=clip_text(explain(verdict), keep="\n"),
+            about="" if verdict.about == BOTH else clip_text(verdict.about, LONGEST_NAME),
+            key=clip_text(verdict.key),
+            repro=clip_text(verdict.repro),
         )
 
 
@@ -145,7 +145,7 @@ def of_run(name: str, text: str) -> TestResult:
     )
 
 
-def clipped(text: str, most: int = LONGEST, keep: str = "") -> str:
+def clip_text(text: str, most: int = LONGEST, keep: str = "") -> str:
     """Printable, and no longer than that."""
     shown = printable(text[: most + 1], keep)
     if len(shown) <= most:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import Any
 
-from lockstep.harness.report.page.verdicts import counted
+from lockstep.harness.report.page.verdicts import count_words
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 200, 52, 24, 10
 LEAST = 1e-12  # what is smaller, or zero, stands on the floor
@@ -103,5 +103,5 @@ def caption(
         text += f" The greedy token's smallest margin is {min(margins):.2g}"
         text += f"; at {close} it is less than two errors." if close else "."
         other = int(given.get("other_choices", 0))
-        text += f" Another token is chosen at {counted(other, 'position')}."
+        text += f" Another token is chosen at {count_words(other, 'position')}."
     return text

@@ -1,8 +1,8 @@
 """The page of two runs: what is new, gone, larger, smaller, changed, and nearer to its limit."""
 
 from lockstep.harness.report.changes import ABSENT, Change, Changes, sizes_of, title_of
-from lockstep.harness.report.page.page import rendered
-from lockstep.harness.report.page.verdicts import RowsOfRun, counted
+from lockstep.harness.report.page.page import render_page
+from lockstep.harness.report.page.verdicts import RowsOfRun, count_words
 from lockstep.harness.report.text import MARKS
 
 MOST = 400  # rows of a kind
@@ -15,22 +15,22 @@ def sentence_of(changes: Changes) -> str:
         text = f"{'Worse: no' if changes.worse else 'No'} verdict changed"
     else:
         first = "Worse" if changes.worse else "No worse"
-        text = f"{first}: {counted(len(changes.new), 'new difference')}"
-        text += f" of {counted(len(changes.new_causes), 'kind')}" if changes.new else ""
+        text = f"{first}: {count_words(len(changes.new), 'new difference')}"
+        text += f" of {count_words(len(changes.new_causes), 'kind')}" if changes.new else ""
         text += f", {len(changes.gone)} gone, "
-        text += f"{counted(len(changes.changed), 'changed verdict')}"
+        text += f"{count_words(len(changes.changed), 'changed verdict')}"
         text += f" ({worse} for the worse)" if changes.changed else ""
     for which, growths in (("larger", changes.larger), ("smaller", changes.smaller)):
-        text += f"; {counted(len(growths), 'difference')} {which}" if growths else ""
+        text += f"; {count_words(len(growths), 'difference')} {which}" if growths else ""
     if changes.moved:
-        text += f"; {counted(len(changes.moved), 'figure')} nearer to the limit"
+        text += f"; {count_words(len(changes.moved), 'figure')} nearer to the limit"
     return f"{text}."
 
 
 def words(change: Change) -> tuple[str, str]:
     """The verdict before and after; where only comparisons went missing, how many there are."""
     if change.lacks:
-        return counted(change.n_before, "comparison"), str(change.n_after)
+        return count_words(change.n_before, "comparison"), str(change.n_after)
     before, after = (
         "not in the report" if status == ABSENT else MARKS[status].lower()
         for status in (change.before, change.after)
@@ -39,7 +39,7 @@ def words(change: Change) -> tuple[str, str]:
 
 
 def page_of_changes(a: RowsOfRun, b: RowsOfRun, names: tuple[str, str], changes: Changes) -> str:
-    return rendered(
+    return render_page(
         "diff.html",
         title="Lockstep: two runs",
         sentence=sentence_of(changes),

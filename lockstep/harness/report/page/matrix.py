@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lockstep.harness.report.page.page import NAME, rendered
-from lockstep.harness.report.page.verdicts import LOUD, counted
+from lockstep.harness.report.page.page import NAME, render_page
+from lockstep.harness.report.page.verdicts import LOUD, count_words
 
 BEST_LAST = (*LOUD, "excused", "agreed", "not-applicable")
 
@@ -31,7 +31,7 @@ def page_of_matrix(
         }
         for row, name, cells in zip(document["engines"], names, texts, strict=True)
     ]
-    return rendered(
+    return render_page(
         "matrix.html",
         title=f"Lockstep: engines against {document['oracle']}",
         sentence=sentence_of(document["engines"], document["oracle"]),
@@ -45,7 +45,9 @@ def sentence_of(engines: Sequence[Mapping[str, Any]], oracle: str) -> str:
     """How many conform."""
     codes = [row["exit_code"] for row in engines]
     conform = codes.count(0)
-    text = f"{conform} of {counted(len(codes), 'engine')} agree with {oracle} in everything asked"
+    text = (
+        f"{conform} of {count_words(len(codes), 'engine')} agree with {oracle} in everything asked"
+    )
     diverged, rest = codes.count(1), len(codes) - conform - codes.count(1)
     text += f"; {diverged} {'diverges' if diverged == 1 else 'diverge'}" if diverged else ""
     return text + (f"; {rest} incomplete." if rest else ".")

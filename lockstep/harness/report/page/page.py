@@ -22,7 +22,7 @@ from lockstep.harness.report.page.verdicts import (
     by_case,
     causes_of,
     command_of,
-    counted,
+    count_words,
     parts_of,
     place_of,
     sentence,
@@ -54,7 +54,7 @@ def environment() -> Environment:
         finalize=texts.finalize,
     )
     made.filters |= {"number": texts.number, "of_limit": texts.of_limit, "exact": texts.exact}
-    made.filters |= {"name": texts.short_name, "data": texts.data_block, "counted": counted}
+    made.filters |= {"name": texts.short_name, "data": texts.data_block, "counted": count_words}
     made.filters |= {"paths": texts.paths, "long": texts.long, "whole": texts.whole}
     made.filters["in_short"] = in_short
     made.globals |= {"MARKS": MARKS, "SIGNS": SIGNS, "BOTH": BOTH, "PLACES": PLACES}
@@ -74,7 +74,7 @@ def page_of(run: RowsOfRun) -> str:
     listed, charted = run.verdicts, agreeing_with_charts(run.verdicts)
     if len(listed) > MOST_ROWS:
         listed = [row for row in listed if row["status"] not in QUIET]
-    return rendered(
+    return render_page(
         "run.html",
         run=run,
         title=f"Lockstep: {run.header['command'][:100]}",
@@ -96,12 +96,14 @@ def page_of(run: RowsOfRun) -> str:
 
 def undrawn(error: Exception) -> str:
     """Instead of a page that cannot be drawn."""
-    return rendered("undrawn.html", title="Lockstep", error=f"{type(error).__name__}: {error}")
+    return render_page("undrawn.html", title="Lockstep", error=f"{type(error).__name__}: {error}")
 
 
-def rendered(template: str, **values: Any) -> str:
+def render_page(template: str, **values: Any) -> str:
     style, script = (source(name) for name in ("page.css", "page.js"))
-    policy = f"default-src 'none'; style-src '{hashed(style)}'; script-src '{hashed(script)}'; "
+    policy = (
+        f"default-src 'none'; style-src '{hash_text(style)}'; script-src '{hash_text(script)}'; "
+    )
     policy += "base-uri 'none'; form-action 'none'"
     page = environment().get_template(template)
     return page.render(style=Markup(style), script=Markup(script), policy=policy, **values)
@@ -117,5 +119,5 @@ def source(name: str) -> str:
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
 
-def hashed(text: str) -> str:
+def hash_text(text: str) -> str:
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"

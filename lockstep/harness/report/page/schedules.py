@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.harness.report.page.verdicts import counted
+from lockstep.harness.report.page.verdicts import count_words
 
 OPERATIONS = {
     "rm": "llama_memory_seq_rm: sequence {}, positions {} to {}",
@@ -28,8 +28,8 @@ def schedule_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
         for who, name in (("the oracle", "expected"), ("the engine under test", "actual"))
         if detail.get(name)
     ]
-    shape = f"{given['n_ctx']} cells, ubatches of {counted(given['n_ubatch'], 'token')}, "
-    shape += f"{counted(given['n_seq'], 'sequence')}, "
+    shape = f"{given['n_ctx']} cells, ubatches of {count_words(given['n_ubatch'], 'token')}, "
+    shape += f"{count_words(given['n_seq'], 'sequence')}, "
     shape += "one stream" if given["unified"] else "a stream each"
     steps = [step_of(step) for step in given["steps"]]
     return {"shape": shape, "steps": steps, "failing": detail.get("step", -1), "sides": sides}

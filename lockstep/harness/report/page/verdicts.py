@@ -144,12 +144,12 @@ def sentence(run: RowsOfRun, causes: Sequence[Cause]) -> str:
 def conform(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     alone = Counter(row["about"] for row in run.verdicts if is_of_one(row))
     both = run.counts.get("agreed", 0) - alone.total()
-    text = f"Conform: {counted(both or alone.total(), 'comparison')} of "
-    text += f"{counted(len(run.cases), subject_of(run))} agree"
+    text = f"Conform: {count_words(both or alone.total(), 'comparison')} of "
+    text += f"{count_words(len(run.cases), subject_of(run))} agree"
     if both:
         text += "".join(f", {n:,} more are about {who} alone" for who, n in alone.items())
     excused = run.counts.get("excused", 0)
-    text += f", {counted(excused, 'difference')} known or explained" if excused else ""
+    text += f", {count_words(excused, 'difference')} known or explained" if excused else ""
     if alone and not both:
         text += f"; all of it is about {', '.join(sorted(alone))} alone"
     return f"{text}."
@@ -160,13 +160,13 @@ def is_of_one(row: Row) -> bool:
     return bool(row["status"] == "agreed" and row.get("about", BOTH) != BOTH)
 
 
-def diverged(run: RowsOfRun, causes: Sequence[Cause]) -> str:
+def sentence_if_diverged(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     wrong = [cause for cause in causes if cause.first["status"] == "diverged"]
     cases = {row["case"] for cause in wrong for row in cause.rows}
     rows = sum(len(cause.rows) for cause in wrong)
-    text = f"Diverged: {counted(rows, 'difference')} of {counted(len(wrong), 'kind')}"
+    text = f"Diverged: {count_words(rows, 'difference')} of {count_words(len(wrong), 'kind')}"
     if len(run.cases) > 1:
-        text += f" in {len(cases)} of {counted(len(run.cases), subject_of(run))}"
+        text += f" in {len(cases)} of {count_words(len(run.cases), subject_of(run))}"
     ops = [cause for cause in wrong if "site" in cause.first["detail"]]
     weights = [cause for cause in wrong if "column" in cause.first["detail"]]
     if weights:  # they make ops wrong, so they come before them
@@ -182,9 +182,9 @@ def diverged(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     return f"{text}."
 
 
-def failed(run: RowsOfRun, causes: Sequence[Cause]) -> str:
+def sentence_if_failed(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     n = run.counts.get("internal", 0)
-    return f"Internal error: Lockstep itself failed {counted(n, 'time')}; please report it."
+    return f"Internal error: Lockstep itself failed {count_words(n, 'time')}; please report it."
 
 
 def incomplete(run: RowsOfRun, causes: Sequence[Cause]) -> str:
@@ -200,14 +200,14 @@ def no_op(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     return f"Diverged, and {where_to_look(row for row in others if row[0] != 'bisect')}."
 
 
-SENTENCES = {0: conform, 1: diverged, 2: failed, 3: incomplete, 4: no_op}
+SENTENCES = {0: conform, 1: sentence_if_diverged, 2: sentence_if_failed, 3: incomplete, 4: no_op}
 
 
 def subject_of(run: RowsOfRun) -> str:
     return "target" if "campaign" in run.header else "model"
 
 
-def counted(n: int, what: str) -> str:
+def count_words(n: int, what: str) -> str:
     if n == 1:
         return f"{n:,} {what}"
     return f"{n:,} {PLURALS.get(what, f'{what}s')}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from lockstep.harness.asking.session import Session
 from lockstep.harness.catalogue.memory import Remembering, remembering
 from lockstep.harness.catalogue.views import LOGITS, Narrow
-from lockstep.harness.check.check import REFERENCE, Opened, Plan, described, open_plan
+from lockstep.harness.check.check import REFERENCE, Opened, Plan, describe_engine, open_plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Settings
 
@@ -79,7 +79,7 @@ def opened_alone(plan: Plan, progress: Progress) -> Opened:
 
 def with_engine(base: Opened, start: Start, plan: Plan, kind: type[Opened]) -> Opened:
     subject = Narrow(start(plan.subject_model, base.context.settings), LOGITS)
-    info = described(subject, under_test=True)
+    info = describe_engine(subject, under_test=True)
     context = base.context.with_subject(subject, plan.subject_model, info)
     context.named = plan.by_name and bool(plan.suites)
     return kind(context=context, engines=(base.engines[0], info))

@@ -35,7 +35,7 @@ def lines(rows: Sequence[BlackBoxRow]) -> Iterator[str]:
     yield f"  of these are seen {seen}, with the right layer {layer}"
     for row in rows:
         if counts(row) and not (row.layers and row.part):
-            yield missed(row)
+            yield describe_miss(row)
         elif row.status not in ("agreed", "diverged"):
             yield f"{row.engine} on {row.model}: {row.status}"
 
@@ -48,7 +48,7 @@ def line_of(name: str, rows: Sequence[BlackBoxRow]) -> str:
     return f"{name:<18}" + "".join(f"{cell:>12}" for cell in cells)
 
 
-def missed(row: BlackBoxRow) -> str:
+def describe_miss(row: BlackBoxRow) -> str:
     what = ", ".join(name for name in COUNTED if not getattr(row, name))
     said = "; ".join(f"{layer}: {part}" for layer, part in row.said[:SHOWN]) or "nothing"
     wrong = row.wrong[0] if row.wrong else "-"

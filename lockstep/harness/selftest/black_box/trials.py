@@ -133,9 +133,9 @@ def one(bench: BlackBoxBench, name: str) -> BlackBoxRow:
         every = truth_of(bench, cls, subject_model)
         if is_another(bench, cls, every):
             ending["status"] = ANOTHER
-        truth = [p for p in every or declared(cls) if p.layer not in unasked]
+        truth = [p for p in every or declared_places(cls) if p.layer not in unasked]
         ending["unasked"] = len(unasked)
-        ending |= scored(claims_of(found), truth, name, family)
+        ending |= score_claims(claims_of(found), truth, name, family)
     return BlackBoxRow(
         **ending,
         models=bench.models.asked - asked,
@@ -186,7 +186,7 @@ def is_another(bench: BlackBoxBench, cls: Any, wrong: Sequence[WrongPlace]) -> b
     return cls.site in there and cls.site not in {place.node for place in wrong}
 
 
-def declared(cls: Any) -> list[WrongPlace]:
+def declared_places(cls: Any) -> list[WrongPlace]:
     """Of one whose ops are right, one by one: what it says itself."""
     if not issubclass(cls, Mutant):
         return []
@@ -223,7 +223,7 @@ def short(tensor: str) -> str:
     return tensor.split(".", 2)[2] if tensor.startswith("blk.") else tensor
 
 
-def scored(
+def score_claims(
     said: Sequence[Claim], wrong: Sequence[WrongPlace], engine: str, family: str
 ) -> dict[str, Any]:
     first = first_of([place.layer for place in wrong])

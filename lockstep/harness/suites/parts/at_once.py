@@ -54,10 +54,10 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
             if (verdict := held_against(judge, context, one, outcome)) is not None:
                 yield verdict
                 return
-        worst = max(worst, outcomes, key=lambda each: len(refused(each)))
-        if len(refused(worst)) > len(every) - 2:  # nor does it the next time
+        worst = max(worst, outcomes, key=lambda each: len(refusals(each)))
+        if len(refusals(worst)) > len(every) - 2:  # nor does it the next time
             break
-    yield as_alone(context, len(every), refused(worst))
+    yield as_alone(context, len(every), refusals(worst))
 
 
 def asked_alone(context: Context) -> Iterator[TextByItself]:
@@ -110,7 +110,7 @@ def another(context: Context, one: TextByItself, said: bytes) -> Verdict:
     return context.verdict("text", "diverged", text, detail, key=("text", "at once"))
 
 
-def refused(outcomes: Sequence[Outcome]) -> list[str]:
+def refusals(outcomes: Sequence[Outcome]) -> list[str]:
     """What it says instead of answers."""
     return [each.message for each in outcomes if isinstance(each, Busy | Rejected | Unanswerable)]
 

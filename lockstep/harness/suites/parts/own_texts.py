@@ -26,8 +26,8 @@ def own_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
         return []
     kinds = [
         spread([*overlapping(pieces)], seed, "overlapping"),
-        spread([*contracted(pieces)], seed, "contracted"),
-        glued(pieces, seed),
+        spread([*contracted_pieces(pieces)], seed, "contracted"),
+        glue_pieces(pieces, seed),
     ]
     texts = dict.fromkeys(text.encode() for texts in kinds for text in texts)
     return [text for text in texts if encodes(tokenizer, text)]
@@ -64,7 +64,7 @@ def overlapping(pieces: Sequence[str]) -> Iterator[str]:
             yield f"a{half * 3}"
 
 
-def contracted(pieces: Sequence[str]) -> Iterator[str]:
+def contracted_pieces(pieces: Sequence[str]) -> Iterator[str]:
     """Pieces that begin with the end of a contraction and go on with letters: who cuts there cannot
     merge them. In the case that they have, and in the other."""
     by_first: dict[str, list[str]] = defaultdict(list)
@@ -77,7 +77,7 @@ def contracted(pieces: Sequence[str]) -> Iterator[str]:
                 yield f"it'{before}{piece}"
 
 
-def glued(pieces: Sequence[str], seed: int) -> Iterator[str]:
+def glue_pieces(pieces: Sequence[str], seed: int) -> Iterator[str]:
     """Pieces side by side."""
     at = integers(stream(seed, "glued texts"), OF_A_KIND * PIECES, len(pieces))
     for row in at.reshape(OF_A_KIND, PIECES):

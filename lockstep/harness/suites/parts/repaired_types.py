@@ -13,7 +13,7 @@ from lockstep.harness.context.suite import Context
 SHOWN = 3
 
 
-def repaired(vocabulary: Vocabulary) -> list[int]:
+def repaired_tokens(vocabulary: Vocabulary) -> list[int]:
     pairs = enumerate(zip(vocabulary.stored_attrs, vocabulary.attrs, strict=True))
     return [
         i for i, (stored, now) in pairs if bool(stored & Attr.HIDDEN) != bool(now & Attr.HIDDEN)
@@ -27,7 +27,7 @@ def named_among(context: Context, wrong: Iterable[tuple[Any, Sequence[Any], Sequ
         vocabulary = context.tokenizer.vocabulary
     except EngineError:
         return ""
-    known = {*repaired(vocabulary)}
+    known = {*repaired_tokens(vocabulary)}
     sides = [{i for side in row if not isinstance(side, bytes) for i in side} for row in wrong]
     found = sorted(known.intersection(*[set().union(*sides)] if sides else [set()]))
     if not found or not all(known & side for side in sides):

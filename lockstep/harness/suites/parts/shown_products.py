@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.harness.context.suite import Context, NoAnswer
-from lockstep.harness.graph.aliases import places_by_site, renamed
+from lockstep.harness.graph.aliases import places_by_site, rename_wires
 from lockstep.harness.graph.program import Place, Program
 from lockstep.harness.graph.segment import segments_of
 from lockstep.harness.graph.segments import SegmentJudge
 from lockstep.harness.graph.wiring import Wire, wires_of
 from lockstep.harness.judging.findings import Findings, Values
 from lockstep.harness.locate.locate import nothing_shown, replaceable
-from lockstep.harness.locate.nodes import build_of, recorded
+from lockstep.harness.locate.nodes import build_of, record_program
 from lockstep.harness.records import Evaluation, Request, Site
 from lockstep.harness.suites.parts.sparse_products import product_with
 
@@ -49,10 +49,10 @@ class SparseRun:
 def sparse_run(context: Context, keep: Keep) -> SparseRun:
     """Raises NoAnswer."""
     batches = up_to_one_token(context.batches)
-    program = recorded(context, batches)
+    program = record_program(context, batches)
     wires = wires_of(program)
     places = places_by_site(program, wires)
-    wires = renamed(wires, places)
+    wires = rename_wires(wires, places)
     products = products_of(program, wires)
     read = {site for wire in products.values() for site in wire.inputs}
     request = Request(batches=batches, capture=True, embeddings=not program.has_result)
@@ -135,17 +135,17 @@ def rare_inputs(
         formula = tuple(ops[place] for place in segment.formula)
         starts = [by_name[site] for site in segment.starts]
         if formula in NORMS:
-            yield segment.place, {site: scaled(values[site], SMALLER) for site in starts}
+            yield segment.place, {site: scale(values[site], SMALLER) for site in starts}
         elif formula in GATES:
-            yield segment.place, {site: enlarged(values[site]) for site in starts}
+            yield segment.place, {site: enlarge(values[site]) for site in starts}
 
 
-def enlarged(value: NDArray[Any]) -> NDArray[Any]:
+def enlarge(value: NDArray[Any]) -> NDArray[Any]:
     largest = np.abs(value).max(initial=0.0)
-    return scaled(value, LARGEST / largest if 0 < largest < LARGEST else 1.0)
+    return scale(value, LARGEST / largest if 0 < largest < LARGEST else 1.0)
 
 
-def scaled(value: NDArray[Any], by: float | np.float32) -> NDArray[Any]:
+def scale(value: NDArray[Any], by: float | np.float32) -> NDArray[Any]:
     with np.errstate(invalid="ignore"):  # an engine may show signalling NaN
         return (value * by).astype(value.dtype)
 

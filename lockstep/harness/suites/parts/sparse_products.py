@@ -18,14 +18,14 @@ from lockstep.harness.graph.program import Graph, PlannedNode, Program, TensorVi
 from lockstep.harness.graph.wiring import weights_of, wires_of
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.judging.other_builds import without_amx
-from lockstep.harness.locate.nodes import both_files, build_of, computing, recorded
+from lockstep.harness.locate.nodes import both_files, build_of, computing, record_program
 from lockstep.harness.synth.draws import stream
 
 KEPT = 8  # neighbours: within one block of every format, so that they share a scale
 
 
 def products_along_nodes(context: Context) -> Findings:
-    program = recorded(context)
+    program = record_program(context)
     wires = wires_of(program)
     theirs, not_shown = computing(context.llama_cpp), []
     with both_files(context) as (oracle, subject):

@@ -55,7 +55,7 @@ def judge_text(
     reason = why_not_compared(best, free, pieces, whole=whole)
     # how many bytes a U+FFFD stands for nobody can tell: one more may be of another token of a tie
     if reason and not (REPLACED in said and lacks_characters(best, free, pieces)):
-        yield from ended(context, reason, free, best, pieces)
+        yield from verdict_for_early_end(context, reason, free, best, pieces)
         return
     noise = context.noise.relative
     tie = first_tie(noise, logits, free, best, pieces)
@@ -66,7 +66,7 @@ def judge_text(
         yield context.verdict("text", "not-compared", text)
         return
     if tie is None and reason:
-        yield from ended(context, reason, free, best, pieces)
+        yield from verdict_for_early_end(context, reason, free, best, pieces)
         return
     if tie is None:
         yield divergence(context, logits, free, best, pieces)
@@ -83,7 +83,7 @@ def judge_text(
     yield context.verdict("text", "excused", text, detail)
 
 
-def ended(
+def verdict_for_early_end(
     context: Context, reason: str, free: Sequence[int], best: Reading, pieces: Pieces
 ) -> Iterator[Verdict]:
     if best.end:

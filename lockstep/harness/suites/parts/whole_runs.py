@@ -45,7 +45,7 @@ AS_HONEST = "each agrees with an honest run, which may round activations as llam
 BY_CHANCE = "where they part, an honest run in some dozens chooses the same other experts"
 
 
-def compared(
+def compare_runs(
     context: Context,
     suite: str,
     batches: Sequence[Batch],

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.harness.fuzzers.batch.schedule import schedule_from
 from lockstep.harness.fuzzers.batch.schedules import schedule
-from lockstep.harness.fuzzers.batch.situations import SITUATIONS, reached
+from lockstep.harness.fuzzers.batch.situations import SITUATIONS, find_situations
 
 UNIFIED, STREAMS = (256, 2, True), (512, 2, False)
 
@@ -20,7 +20,7 @@ def text(seq: int, start: int, n: int) -> list[Any]:
 def found(shape: tuple[int, int, bool], *steps: Any, kind: str = "attention") -> set[str]:
     n_ctx, n_seq, unified = shape
     plan = {"n_ctx": n_ctx, "n_ubatch": 99, "n_seq": n_seq, "unified": unified, "steps": steps}
-    return reached(schedule_from(json.dumps(plan)), kind)
+    return find_situations(schedule_from(json.dumps(plan)), kind)
 
 
 BATCH = text(0, 0, 200)
@@ -64,6 +64,8 @@ def test_a_recurrent_memory_has_no_cells_to_run_out_of() -> None:
 
 @pytest.mark.parametrize("kind", ["attention", "window", "hybrid"])
 def test_one_schedule_in_a_hundred_or_more_reaches_each_situation(kind: str) -> None:
-    seen = Counter(name for n in range(1, 150) for name in reached(schedule(5, n, kind), kind))
+    seen = Counter(
+        name for n in range(1, 150) for name in find_situations(schedule(5, n, kind), kind)
+    )
     wanted = SITUATIONS.keys() - (set() if kind == "window" else {"window"})
     assert {name for name in wanted if seen[name] >= 1} == wanted, seen

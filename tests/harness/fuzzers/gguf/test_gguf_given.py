@@ -15,7 +15,7 @@ from lockstep.harness.adapters.parts.parsing import (
     HUNG,
     allowed_memory,
     files_of,
-    packed,
+    pack_files,
 )
 from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.context.suite import NoAnswer
@@ -119,7 +119,7 @@ def test_gguf_py_may_keep_a_view_for_each_element_and_no_more() -> None:
     n = 40_000
     numbers = gguf([pair(b"k", ARR, array(U8, n, bytes(n)))])
     with Runner().open("gguf-py", None, EXACT) as session:
-        outcome = session.ask("parse", *packed([numbers]), "file")
+        outcome = session.ask("parse", *pack_files([numbers]), "file")
     assert isinstance(outcome, Answered)
     peak, allowed = int(outcome.value["peaks"][0]), allowed_memory("gguf-py", len(numbers))
     assert allowed / 4 < peak < allowed

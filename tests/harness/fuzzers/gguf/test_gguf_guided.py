@@ -17,9 +17,9 @@ from lockstep.harness.fuzzers.gguf import guided as _gguf_guided
 from lockstep.harness.fuzzers.gguf.faults import FAULTS
 from lockstep.harness.fuzzers.gguf.fuzzer import GgufFuzzer
 from lockstep.harness.fuzzers.gguf.grammar import alone, cases
-from lockstep.harness.fuzzers.gguf.guided import complaint, guided_round, kept, seeded
+from lockstep.harness.fuzzers.gguf.guided import complaint, guided_round, kept, seed_folder
 from lockstep.harness.fuzzers.gguf.guided_reader import guard_reader
-from lockstep.harness.fuzzers.gguf.reached import MODULES, reached
+from lockstep.harness.fuzzers.gguf.reached import MODULES, find_reached
 from lockstep.harness.report.jsonl import read_report
 from tests.breaking_reader import WORDS
 from tests.breaking_reader import GgufFile as Breaking
@@ -38,7 +38,7 @@ PLAN = FuzzPlan(targets=("guided",), cases=300, oracle="reference")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    seeded(tmp_path / "kept", [b"a corpus file"], seed=1)
+    seed_folder(tmp_path / "kept", [b"a corpus file"], seed=1)
     return tmp_path / "kept"
 
 
@@ -59,19 +59,19 @@ def made(family: str, n: int) -> Iterator[bytes]:
 
 def test_the_grammar_reaches_every_line_of_the_reader() -> None:
     files = [*map(alone, FAULTS), *made("valid", 300), *made("mutated", 700)]
-    found = reached(files)
+    found = find_reached(files)
     assert found.never == ()
     assert set(found.not_called) == NOT_READING
     assert found.lines > 200
 
 
 def test_a_line_that_no_file_reaches_is_named() -> None:
-    found = reached([alone("every-type")])
+    found = find_reached([alone("every-type")])
     assert any(
         text.startswith("lockstep.engine.gguf.fields:") and "refuse(" in text
         for text in found.never
     )
-    assert reached([]).lines == 0
+    assert find_reached([]).lines == 0
 
 
 # --- the folder -------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_guidance_reaches_what_as_many_changes_by_chance_do_not(one: Path) -> No
 
 
 def lines(files: list[bytes]) -> int:
-    return reached(files).lines
+    return find_reached(files).lines
 
 
 @guidance
