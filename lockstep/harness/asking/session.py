@@ -125,7 +125,7 @@ class Session:
 
         failed: list[Exception] = []
 
-        def checked(piece: Any) -> None:
+        def check_then_consume(piece: Any) -> None:
             try:
                 check_piece(question, piece, self.facts, args, kwargs)
                 consume(piece)
@@ -134,7 +134,7 @@ class Session:
                 raise
 
         try:
-            outcome = self._ask(question, args, kwargs, checked)
+            outcome = self._ask(question, args, kwargs, check_then_consume)
             if failed:  # an engine in this process sees it as well, and may keep it
                 raise failed[0]
         except MalformedAnswer as error:

@@ -241,9 +241,9 @@ class WrongSummary(Mistake):
         pass
 
     def metadata(self) -> FileSummary:
-        return self.said(super().metadata())
+        return self.misread(super().metadata())
 
-    def said(self, right: FileSummary) -> FileSummary:
+    def misread(self, right: FileSummary) -> FileSummary:
         values = {key: self.value(kind, value) for key, (kind, value) in right.metadata.items()}
         return replace(right, metadata={k: (right.metadata[k][0], v) for k, v in values.items()})
 
@@ -282,6 +282,6 @@ class ShapesReversed(WrongSummary, name="mutant:shapes-reversed"):
     mistake = "sizes of tensors are listed slowest first"
     effect = "matrices that are not square cannot be multiplied"
 
-    def said(self, right: FileSummary) -> FileSummary:
+    def misread(self, right: FileSummary) -> FileSummary:
         tensors = tuple(replace(t, ne=t.ne[::-1]) for t in right.tensors)
         return replace(right, tensors=tensors)
