@@ -76,8 +76,8 @@ def check_first_names(wrote: list[SeenReport], arch: str, kind: str) -> None:
 
 def check(seen: list[SeenReport], arch: str = "llama", kind: str = "F32") -> None:
     sys.stdout.write("\n".join(("", *table(seen), "")))
-    missed = [each for each in seen if not each.named]
-    wrote = [each for each in seen if each.named]  # the others lose all there is to lose
+    missed = [each for each in seen if not each.names_cause]
+    wrote = [each for each in seen if each.names_cause]  # the others lose all there is to lose
     kept, lost = (sum(len(getattr(each, what)) for each in wrote) for what in ("kept", "lost"))
     assert not any(each.complete for each in missed)
     assert {each.engine.removeprefix("mutant:") for each in missed} <= {*NO_REPORT.get(arch, ())}
