@@ -23,7 +23,7 @@ from lockstep.harness.suites.parts.originals import Original, originals_of
 from lockstep.harness.suites.parts.own_texts import own_texts
 from lockstep.harness.suites.parts.pieces import sides
 from lockstep.harness.suites.parts.repaired_types import named_among
-from lockstep.harness.suites.parts.special_texts import special_texts, special_tokens
+from lockstep.harness.suites.parts.special_texts import special_rows, special_texts, special_tokens
 
 AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
 # bytes; what is longer may take a second, and is asked with the first two sets of flags that both
@@ -105,7 +105,8 @@ class Tokens(Suite, name="tokens"):
             said |= {texts[i]: ids for i, ids in found.answers.items()}
         n_vocab = context.facts.n_vocab
         rows = [said[text] for text in (*texts, *made) if text in said]
-        rows += [[token] for token in sorted({*some_tokens(n_vocab), *special})]
+        rows += [[token] for token in some_tokens(n_vocab)]
+        rows += special
         both = itertools.product((True, False), repeat=2)
         flags = [{"remove_special": remove, "unparse_special": unparse} for remove, unparse in both]
         yield from ask_ways(context, "decode", flags, partial(self.decoded, rows=rows))
@@ -240,12 +241,13 @@ def ask_ways(
     yield from found
 
 
-def made_texts(context: Context) -> tuple[list[bytes], list[int]]:
-    """Return texts of the vocabulary's own tokens, and its special tokens, if we read it."""
+def made_texts(context: Context) -> tuple[list[bytes], list[list[int]]]:
+    """Return texts of the vocabulary's own tokens, and lists of its special ids, if we read it."""
     try:
         tokenizer, seed = context.tokenizer, context.seed
         texts = [*own_texts(tokenizer, seed), *special_texts(tokenizer, seed)]
-        return texts, special_tokens(tokenizer)
+        alone = [[token] for token in special_tokens(tokenizer)]
+        return texts, [*alone, *special_rows(tokenizer)]
     except EngineError:
         return [], []
 

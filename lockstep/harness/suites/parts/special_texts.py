@@ -3,7 +3,9 @@
 An engine that splits `<think>`, or reads the text `<0x41>` as a byte, is right on all other texts.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from lockstep.engine.tokenizers.base import Tokenizer
 from lockstep.engine.tokenizers.vocabulary import Attr
@@ -16,21 +18,63 @@ KINDS = {
     "byte": Attr.BYTE,
     "unused": Attr.UNUSED,
 }
-# alone, doubled, inside of a word, between words, and beside other white space
-PLACES = ("{}", "{0}{0}", "it{}is", "it {} is", " {} ", "it  {}  is", "it\n{}\nis", "It.{}Is")
+# alone, several times, inside of a word, between words, beside other white space, digits, letters
+# of several bytes and the byte 0, and behind as many bytes as a buffer may have
+PLACES = (
+    *("{}", "{0}{0}", "{0}" * 9, "it{}is", "it {} is", " {} ", "it  {}  is", "it\n{}\nis"),
+    *("It.{}Is", "1{}1", "\t{}\t", "\r{}", "é{}é", "\0{}", "a" * 300 + "{}"),
+)
 MAX_TOGETHER = 1024  # tokens of a kind that stand in long texts: some files reserve 6000
 TOKENS_PER_TEXT = 64
+CHARACTERS_PER_TEXT = 16
+TOKENS_PER_PLACE = 3  # drawn from all, beside the first two and the last two
+T = TypeVar("T")
 
 
 def special_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
     """Return UTF-8 texts without repeats: tokens of each kind in each place, and side by side."""
-    found: dict[bytes, None] = {}
-    for name, kind in KINDS.items():
-        tokens = texts_of(tokenizer, tokens_of_kind(tokenizer, kind))
-        placed = [place.format(token) for token in tokens for place in PLACES]
-        texts = [*spread(placed, seed, name), *together(tokens)]
-        found |= dict.fromkeys(text.encode() for text in texts)
-    return [text for text in found if encodes(tokenizer, text)]
+    kinds = {name: tokens_of_kind(tokenizer, kind) for name, kind in KINDS.items()}
+    tokens = {name: texts_of(tokenizer, own) for name, own in kinds.items()}
+    found = [text for name, own in tokens.items() for text in placed(own, seed, name)]
+    found += [text for own in tokens.values() for text in together(own)]
+    some = [text for own in tokens.values() for text in ends_of(own)]
+    found += [a + b for a, b in itertools.permutations(dict.fromkeys(some), 2)]
+    every = dict.fromkeys((*(text.encode() for text in found), *every_byte()))
+    return [text for text in every if encodes(tokenizer, text)]
+
+
+def placed(tokens: list[str], seed: int, name: str) -> Iterator[str]:
+    """Yield some tokens in each place, with their first character twice and in other case."""
+    for number, place in enumerate(PLACES):
+        chosen = spread(tokens, seed, f"{name} in place {number}")[:TOKENS_PER_PLACE]
+        for token in dict.fromkeys((*ends_of(tokens), *chosen)):
+            yield place.format(token)
+    for token in dict.fromkeys((*ends_of(tokens), *tokens[:TOKENS_PER_PLACE])):
+        yield from (token[:1] + token, token.upper(), token.lower())
+
+
+def every_byte() -> Iterator[bytes]:
+    """Yield texts that hold each byte of UTF-8 between letters, and one that ends with a tab."""
+    ends = (0x80 + code for code in range(64))  # all bytes that end a character
+    begins = (*range(0xC0, 0x800, 64), *range(0x800, 0xD800, 4096), 0xE000, 0xF000)
+    longest = (0x10000, *range(0x40000, 0x110000, 0x40000))
+    characters = [chr(code) for code in (*range(1, 128), *ends, *begins, *longest)]
+    for start in range(0, len(characters), CHARACTERS_PER_TEXT):
+        yield "a".join(characters[start : start + CHARACTERS_PER_TEXT]).encode()
+    yield b"<\t"
+
+
+def special_rows(tokenizer: Tokenizer) -> list[list[int]]:
+    """Return lists of ids: none, and tokens of every two kinds side by side."""
+    kinds = (*KINDS.values(), Attr.NORMAL)
+    some = [token for kind in kinds for token in ends_of(tokens_of_kind(tokenizer, kind))]
+    pairs = itertools.permutations(dict.fromkeys(some), 2)
+    return [[], *([first, second, first] for first, second in pairs)]
+
+
+def ends_of(tokens: Sequence[T]) -> list[T]:
+    """Return the first two and the last two of them."""
+    return [*tokens[:2], *tokens[2:][-2:]]
 
 
 def special_tokens(tokenizer: Tokenizer) -> list[int]:
