@@ -5,14 +5,20 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import cache, lru_cache
 from itertools import takewhile
 from urllib.parse import quote
 
 API_KEY = "LOCKSTEP_API_KEY"  # the variable whose value servers that want a key are sent
-SECRET_VARIABLE = re.compile(r"(?:API_?KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
+SECRET_VARIABLE = re.compile(
+    r"(?:^|_)(?:\w*KEY(?:_ID)?|\w*TOKEN|\w*SECRET|\w*PASSWORD|PASS|PASSWD|PASSPHRASE|\w+_PWD|PAT|JWT"
+    r"|AUTH|BEARER|COOKIE|CREDENTIALS?|DSN|WEBHOOK)$",
+    re.IGNORECASE,
+)
+# an address with a password, in the value of any variable
+PASSWORD_IN_ADDRESS = re.compile(r"://[^\s/:@]*:([^\s/@]+)@")
 REDACTED = "[redacted]"
 SHORTEST_KEY_CHARACTERS = 5  # a shorter key is a placeholder such as "none": sentences contain it
 SHORTEST_VALUE_CHARACTERS = 16  # of another variable: a shorter value may be any word
@@ -21,9 +27,13 @@ SHORTEST_VALUE_CHARACTERS = 16  # of another variable: a shorter value may be an
 SHORTEST_PART_CHARACTERS = 8
 
 NAME = (
-    r"(?:proxy-)?authorization|(?:set-)?cookie|x-auth-token|\w*(?:password|passwd)|"
-    r"[\w-]*api[_-]?key|[\w-]*(?:client|access|secret|auth|hf)[_-](?:token|key|secret)"
+    r"(?:proxy-)?authorization|(?:set-)?cookie|x-auth-token|\w*(?:password|passwd|passphrase)|"
+    r"[\w-]*api[_-]?key|[\w-]*(?:client|access|secret|auth|hf|private|signing)[_-](?:token|key|secret)"
 )
+# an option's own name, or the variable of `env NAME=VALUE COMMAND`: in a sentence these are words
+OPTION_NAME = rf"{NAME}|[\w-]*(?:token|secret|[_-]key|key|credentials?)|pass|pat|bearer"
+VARIABLE = r"(?-i:\b[A-Z][A-Z0-9_]*(?:TOKEN|SECRET|KEY|PASSWORD)=)"
+OPTION = rf"(?:--(?:{OPTION_NAME})(?:\s+|=)|{VARIABLE})[\\\"']*"
 SCHEME = r"(?:(?:bearer|basic|digest|token)\s+)?"
 VALUE = r"[^\s\"',;&<>\\]+"
 # what stands in front of a secret, and the secret
@@ -32,21 +42,21 @@ PATTERNS = [
     for pattern in (
         rf"(\b(?:{NAME})\b[\\\"']*\s*[:=]\s*[\\\"']*{SCHEME}){VALUE}",
         r"(\bcookie\b[\\\"']*\s*[:=]\s*)[^\r\n\"'\\]+",
-        rf"(--(?:{NAME})(?:\s+|=)[\\\"']*){VALUE}",
+        rf"({OPTION}){VALUE}",
         # a token, and no word such as in "Bearer authentication"
         r"(\bbearer\s+)(?=[\w.~+/=-]*[\d_~+/=-])[\w.~+/=-]{4,}",
-        r"(\w://)[^\s/\"'<>\\]*(?=@)",
-        r"(\w://)[^\s/:@\"<>]*:(?!\d+(?:/|\b))[^\s\"<>]*(?=@)",  # a password with a slash in it
+        r"(\w://?|//)[^\s/\"'<>\\]*(?=@)",  # a path has one slash where the address had two
+        r"(\w://?|//)[^\s/:@\"<>]*:(?!\d+(?:/|\b))[^\s\"<>]*(?=@)",  # a password with a slash in it
         rf"([?&]\w*(?:key|token|secret|signature)=){VALUE}",
     )
 ]
-SUSPECT = ("://", "bearer", "authorization", "cookie", "key", "token", "secret", "passw")
+SUSPECT = ("@", "://", "bearer", "authorization", "cookie", "key", "token", "secret", "passw")
 
 
 def redact(text: str) -> str:
     """Return the text with each secret replaced by REDACTED; twice comes to the same as once."""
-    for spelling in spellings((os.environ.get(API_KEY, "").strip(), *values_of_others())):
-        text = hide(text, spelling)
+    keys = os.environ.get(API_KEY, "").split("\n")
+    text = hide(text, spellings((*map(str.strip, keys), *values_of_others(), *GIVEN)))
     folded = text.casefold()
     if any(word in folded for word in SUSPECT):
         for pattern in PATTERNS:
@@ -54,23 +64,37 @@ def redact(text: str) -> str:
     return text
 
 
+GIVEN: dict[str, None] = {}  # secrets of the command line, in the order of their options
+
+
+def keep_secret_options(words: Iterable[str]) -> None:
+    """Note the values of options that hold secrets: an engine may repeat them alone."""
+    for _, value in re.findall(rf"({OPTION})({VALUE})", " ".join(words), re.IGNORECASE):
+        if len(value) >= SHORTEST_PART_CHARACTERS:
+            GIVEN[value] = None
+
+
 @cache
 def values_of_others() -> Sequence[str]:
     """Secrets in the environment that this process was started with, apart from the API key."""
-    return [
-        value.strip()
-        for name, value in os.environ.items()
-        if name != API_KEY
-        and SECRET_VARIABLE.search(name)
-        and len(value.strip()) >= SHORTEST_VALUE_CHARACTERS
-    ]
+    others = {name: value.strip() for name, value in os.environ.items() if name != API_KEY}
+    secret = [value for name, value in others.items() if SECRET_VARIABLE.search(name)]
+    in_addresses = [p for value in others.values() for p in PASSWORD_IN_ADDRESS.findall(value)]
+    long = [value for value in secret if len(value) >= SHORTEST_VALUE_CHARACTERS]
+    return long + [p for p in in_addresses if len(p) >= SHORTEST_PART_CHARACTERS]
 
 
 @lru_cache(maxsize=16)
-def spellings(values: Sequence[str]) -> Sequence[str]:
-    """The values as anybody may write them; the longest first, as one may contain another."""
+def spellings(values: Sequence[str]) -> Sequence[tuple[str, int]]:
+    """The values as anybody may write them, and how many characters of one are enough to know it.
+    The longest come first, as one may contain another."""
     long = (value for value in values if len(value) >= SHORTEST_KEY_CHARACTERS)
-    return sorted({each for value in long for each in spellings_of(value)}, key=len, reverse=True)
+    found = {
+        (each, -(-SHORTEST_PART_CHARACTERS * len(each) // len(value)))
+        for value in long
+        for each in spellings_of(value)
+    }
+    return sorted(found, key=lambda pair: len(pair[0]), reverse=True)
 
 
 def spellings_of(value: str) -> Iterator[str]:
@@ -84,25 +108,46 @@ def spellings_of(value: str) -> Iterator[str]:
     yield quoted.replace("/", "\\/")
     yield html.escape(value)
     yield quote(raw, safe="")
+    yield raw.hex()
+    yield raw.hex().upper()
+    yield "".join(f"%{byte:02X}" for byte in raw)
+    yield "".join(f"\\u{ord(character):04x}" for character in value)
+    yield "".join(f"&#{ord(character)};" for character in value)
     for shift in range(3):  # behind a user's name or the word Bearer
         shifted = base64.b64encode(bytes(shift) + raw).decode().rstrip("=")
         yield shifted[-(-shift * 4 // 3) : len(shifted) - 1]
 
 
-def hide(text: str, secret: str) -> str:
-    """Return the text without the secret, and without what a cut has left of it."""
-    if len(secret) < SHORTEST_PART_CHARACTERS:
-        return re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", REDACTED, text)
-    head, tail = secret[:SHORTEST_PART_CHARACTERS], secret[-SHORTEST_PART_CHARACTERS:]
-    if tail in text[: len(secret)] and (end := text.index(tail) + len(tail)) <= len(secret):
-        text = REDACTED + text[end:] if secret.endswith(text[:end]) else text
-    at = text.find(head)
-    while at >= 0:
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(secret, text[at:], strict=False))
-        end = at + len(list(same))
-        text = text[:at] + REDACTED + text[end:]
-        at = text.find(head, at + len(REDACTED))
-    return text
+def hide(text: str, secrets: Sequence[tuple[str, int]]) -> str:
+    """Return the text without the secrets, and without beginnings or ends that a cut has left.
+
+    secrets: each with how many of its characters are enough to know it.
+    """
+    found: list[tuple[int, int]] = []
+    for secret, _ in secrets:
+        if len(secret) < SHORTEST_PART_CHARACTERS:
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", REDACTED, text)
+    n, backwards = len(text), text[::-1]
+    for secret, part in secrets:
+        if len(secret) >= SHORTEST_PART_CHARACTERS:
+            found += beginnings_in(text, secret, part)
+            ends = beginnings_in(backwards, secret[::-1], part)
+            found += [(n - stop, n - start) for start, stop in ends]
+    shown, at = "", 0
+    for start, stop in sorted(found):
+        shown += text[at:start] + REDACTED if start >= at else ""
+        at = max(at, stop)
+    return shown + text[at:]
+
+
+def beginnings_in(text: str, secret: str, part: int) -> Iterator[tuple[int, int]]:
+    """Yield where beginnings of a secret stand, from the first character on to behind the last."""
+    start = text.find(secret[:part])
+    while start >= 0:
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(secret, text[start:], strict=False))
+        stop = start + len(list(same))
+        yield start, stop
+        start = text.find(secret[:part], stop)
 
 
 class Redacted:

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from lockstep.harness.records import Crashed, Unanswerable
-from lockstep.harness.redaction import API_KEY, REDACTED, redact
+from lockstep.harness.redaction import (
+    API_KEY,
+    REDACTED,
+    keep_secret_options,
+    redact,
+    values_of_others,
+)
 from lockstep.harness.report.jsonl import plain
 from tests.command_line import in_a_process
 from tests.fake_server import sending
@@ -37,6 +43,13 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
         b64encode(f"me:{SECRET}, and more".encode()).decode(),
         "sk-Zq8/&quot;v+71Lkd=0t",
         f"{SECRET}{SECRET}",
+        f"a text ...{SECRET[5:]} and more",
+        f"a text {SECRET[1:]}",
+        SECRET.encode().hex(),
+        SECRET.encode().hex().upper(),
+        "".join(f"%{byte:02X}" for byte in SECRET.encode()),
+        "".join(f"\\u{ord(character):04x}" for character in SECRET),
+        "".join(f"&#{ord(character)};" for character in SECRET),
     ],
 )
 def test_redact_hides_key_in_any_spelling(text: str) -> None:
@@ -61,6 +74,10 @@ def test_redact_hides_key_in_any_spelling(text: str) -> None:
         ("serve:./s --api-key abc --port 1", f"serve:./s --api-key {REDACTED} --port 1"),
         ("'./s' --hf-token=abc", f"'./s' --hf-token={REDACTED}"),
         ("http://h/v1?api_key=abc&n=1", f"http://h/v1?api_key={REDACTED}&n=1"),
+        ("./e --token abc --pass=def", f"./e --token {REDACTED} --pass={REDACTED}"),
+        ("env MY_TOKEN=abc ./e", f"env MY_TOKEN={REDACTED} ./e"),
+        ("http:/me:pw@h/m.gguf: no such file", f"http:/{REDACTED}@h/m.gguf: no such file"),
+        ("...//me:pw@h/db", f"...//{REDACTED}@h/db"),
     ],
 )
 def test_redact_hides_what_a_header_or_an_address_holds(text: str, shown: str) -> None:
@@ -74,6 +91,7 @@ def test_redact_hides_what_a_header_or_an_address_holds(text: str, shown: str) -
         "openai:http://localhost:8080/v1#@cf/model and me@host",
         "tokenizer.ggml.bos_token_id: expected 1, got 2",
         "lockstep check m.gguf --tokens 32 --engine ./e",
+        "n_key=4, token=5 and the key=value of a pair; \\u005a\\u0041 &#90;&#65;",
     ],
 )
 def test_redact_keeps_other_words(text: str) -> None:
@@ -86,6 +104,38 @@ def test_redact_takes_no_word_for_a_short_key(
 ) -> None:
     monkeypatch.setenv(API_KEY, key)
     assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("DB_PASS", "correct-horse-battery", "correct-horse-battery"),
+        ("OPENAI_KEY", "sk-0123456789abcdef", "sk-0123456789abcdef"),
+        ("DB_URL", "postgres://me:long-password@h/db", "cut: long-password@h/db"),
+    ],
+)
+def test_redact_hides_secrets_of_the_environment(
+    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    values_of_others.cache_clear()
+    try:
+        assert redact(f"it says {said}").startswith(("it says [", "it says cut: ["))
+    finally:
+        values_of_others.cache_clear()
+
+
+def test_redact_hides_lines_of_a_key_that_has_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(API_KEY, "first-of-two-lines\nX: second-of-two")
+    assert "second" not in redact("Invalid header value b'X: second-of-two'")
+
+
+def test_redact_hides_value_of_an_option_where_an_engine_repeats_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lockstep.harness.redaction.GIVEN", {})
+    keep_secret_options(["check", "--engine", "./e --token opt-value-0123", "--tokens", "32"])
+    assert redact("invalid credentials: opt-value-0123") == f"invalid credentials: {REDACTED}"
 
 
 def test_outcomes_and_reports_hold_no_key() -> None:

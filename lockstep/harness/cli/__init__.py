@@ -146,7 +146,9 @@ def main() -> None:
     from lockstep.engine.errors import EngineError
     from lockstep.harness.processes.allocator import keep_freed_memory
     from lockstep.harness.processes.temporary import one_temporary_folder
+    from lockstep.harness.redaction import keep_secret_options
 
+    keep_secret_options(sys.argv[1:])
     came: list[int] = []
 
     def end(number: int, _: object) -> None:
@@ -154,7 +156,7 @@ def main() -> None:
             came.append(number)
             raise AskedToEnd
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, end)
     # Read when numpy is loaded. Threads of a product that is as small as ours, a few rows of a

@@ -81,6 +81,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    from lockstep.harness.redaction import keep_secret_options
+
+    keep_secret_options([config.getoption("--lockstep-engine") or ""])
     told = getattr(config, "workerinput", {}).get(OUTPUT)  # by the process that started this one
     reports = Path(config.getoption("--lockstep-report"))
     folder = Path(told) if told else reports / f"{datetime.now():%Y%m%d-%H%M%S}-pytest"
