@@ -99,6 +99,56 @@ def test_suite_finds_an_engine_that_splits_special_tokens(
     assert exit_code(verdicts_of(plan_for(path, engine=engine, suites=("tokens",)))) == 1
 
 
+PLACES = {  # what an engine reads in place of a text
+    "no byte 0x1b": lambda text: text.replace(b"\x1b", b""),
+    "no byte 0x95": lambda text: text.replace("\x95".encode(), b""),
+    "no token behind a digit": lambda text: text.replace(b"1<", b"1 <"),
+    "tokens of any case": lambda text: text.replace(b"<THINK>", b"<think>"),
+    "no token beside another": lambda text: text.replace(b"<think><|im", b"<think>< |im"),
+    "no token behind the 200th byte": (
+        lambda text: text if len(text) <= 200 else text.replace(b"a<think>", b"a< think>")
+    ),
+    "no more than seven of a token": lambda text: text.replace(b"<think>" * 8, b"<think>" * 7),
+    "no token behind its first character": lambda text: text.replace(b"<<think>", b"< <think>"),
+    "no last tab": lambda text: text.rstrip(b"\t"),
+}
+
+
+class ReadsOtherwise(Reference, name="special texts: reads another text"):
+    place = ""
+
+    def tokenize(
+        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        texts = [PLACES[self.place](text) for text in texts]
+        return super().tokenize(texts, add_special=add_special, parse_special=parse_special)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_suite_finds_special_tokens_and_bytes_read_wrongly_in_one_place(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReadsOtherwise, "place", place)
+    path = with_special_tokens(tmp_path, "llama")
+    found = verdicts_of(plan_for(path, engine=ReadsOtherwise.name, suites=("tokens",)))
+    assert exit_code(found) == 1
+
+
+class WritesOtherwise(Reference, name="special texts: writes a blank for no ids"):
+    def detokenize(
+        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
+    ) -> list[bytes]:
+        flags = {"remove_special": remove_special, "unparse_special": unparse_special}
+        right = super().detokenize(ids, **flags)
+        return [text if row else b" " for row, text in zip(ids, right, strict=True)]
+
+
+def test_suite_finds_a_blank_for_no_ids(tmp_path: Path) -> None:
+    path = with_special_tokens(tmp_path, "llama")
+    found = verdicts_of(plan_for(path, engine=WritesOtherwise.name, suites=("tokens",)))
+    assert exit_code(found) == 1
+
+
 class LosesSpaces(Reference, name="special texts: loses the space behind a user-defined token"):
     def detokenize(
         self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
