@@ -1,11 +1,16 @@
 """One temporary folder for a command: whatever is put into temporary folders goes with it."""
 
+import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from lockstep.harness.processes.side_by_side import TEMPORARY
+
+PREFIX = "lockstep-"
+LOCK = ".lock"  # in a folder: locked as long as a process of its command lives
 
 
 @contextmanager
@@ -13,22 +18,52 @@ def one_temporary_folder() -> Iterator[None]:
     """In here all temporary folders, also of processes that are started, lie in one.
 
     Each is removed by whoever has made it, unless its process is killed or may open no more files:
-    this one is removed when everything else has been closed.
+    this one is removed when everything else has been closed. A command that is killed leaves it to
+    the next one.
     """
     before = os.environ.get(TEMPORARY), tempfile.tempdir
     try:
-        folder = tempfile.mkdtemp(prefix="lockstep-")
+        remove_abandoned(tempfile.gettempdir())
+        folder = tempfile.mkdtemp(prefix=PREFIX)
     except OSError:  # whoever needs a folder says so
         yield
         return
     os.environ[TEMPORARY] = tempfile.tempdir = folder
     try:
-        yield
+        with locked_folder(folder):
+            yield
     finally:
         variable, tempfile.tempdir = before
         del os.environ[TEMPORARY]
         os.environ.update({TEMPORARY: variable} if variable is not None else {})
         remove_tree(folder)
+
+
+@contextmanager
+def locked_folder(folder: str) -> Iterator[None]:
+    """Hold the folder's lock; the kernel gives it up at the end of this process and its forks."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # without a lock nobody takes the folder for abandoned
+            name = os.path.join(folder, LOCK)
+            file = stack.enter_context(open(f"{name}-new", "xb"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.rename(f"{name}-new", name)  # nobody sees a lock that is not held
+        yield
+
+
+def remove_abandoned(parent: str) -> None:
+    """Remove this user's folders of commands that were killed: their locks are free."""
+    with os.scandir(parent) as every:
+        entries = list(every)
+    for entry in entries:
+        with suppress(OSError):
+            about = entry.stat(follow_symlinks=False)
+            own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+            if not entry.name.startswith(PREFIX) or not own:
+                continue
+            with open(os.path.join(entry.path, LOCK), "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(entry.path)
 
 
 def remove_tree(folder: str) -> None:
