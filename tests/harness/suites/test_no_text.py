@@ -32,6 +32,7 @@ def begins(monkeypatch: pytest.MonkeyPatch, *rows: dict[int, float]) -> bytes:
         oracle=None,
         n_steps=len(rows),
         facts=SimpleNamespace(decoder_start=None),
+        subject_info=SimpleNamespace(chat_only=False),
         noise_on=lambda batches: 0.01,
     )
     monkeypatch.setattr(no_text, "oracles_logits", lambda context, batches: logits)

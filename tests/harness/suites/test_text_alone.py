@@ -32,10 +32,14 @@ class TextAlone(Quiet, name="text alone"):
 
 
 class FirstOfATie(GreedyAlone, name="greedy: the other of a tie"):
-    """In a model whose logits are all equal, any token is a greedy one."""
+    """It chooses the twin of the token that our engine chooses."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        return [5] * n
+        ids = list(prompt)
+        for _ in range(n):
+            (best,) = Reference.greedy(self, ids, 1)
+            ids.append(best ^ 1)
+        return ids[len(prompt) :]
 
 
 def third_wrong(self: Any, prompt: Sequence[int], n: int) -> list[int]:
@@ -75,14 +79,15 @@ def verdicts(path: Path, engine: str, suite: str, **changes: Any) -> list[Verdic
     return verdicts_of(plan_for(path, engine=engine, suites=(suite,), **({"n_steps": 6} | changes)))
 
 
-def flat(folder: Path) -> Path:
-    """A model whose logits are all zero: the weights of its head are."""
-    path = written(folder, "flat.gguf", seed=1, n_layer=1, n_embd=16, n_ff=16)
+def with_twins(folder: Path) -> Path:
+    """A model whose every token has one with the same logit: rows of its head stand there twice."""
+    path = written(folder, "twins.gguf", seed=1, n_layer=1, n_embd=16, n_ff=16)
     with GgufFile.open(path) as file:
         info = file.tensors["output.weight"]
         at = file.data_offset + info.offset
     raw = bytearray(path.read_bytes())
-    raw[at : at + info.n_bytes] = bytes(info.n_bytes)
+    rows = np.frombuffer(raw, np.float32, info.n_elements, at).reshape(-1, info.ne[0])
+    rows[1::2] = rows[::2]
     path.write_bytes(raw)
     return path
 
@@ -138,12 +143,12 @@ def test_the_first_wrong_token_is_named_with_the_margin(folder: Path) -> None:
 
 
 def test_ties_are_excused_one_by_one_and_the_rest_is_compared(folder: Path) -> None:
-    found = verdicts(flat(folder), "greedy: the other of a tie", "decode", n_steps=3)
+    found = verdicts(with_twins(folder), "greedy: the other of a tie", "decode", n_steps=3)
     assert [v.status for v in found] == ["excused"] * 4 + ["not-applicable"] * 2
     assert [v.detail["step"] for v in found[:3]] == [0, 1, 2]
     assert "a tie within the noise behind the others" in found[3].summary
     assert "no two tokens are nearly alike" in found[4].summary
-    many = verdicts(flat(folder), "greedy: the other of a tie", "decode", n_steps=12)
+    many = verdicts(with_twins(folder), "greedy: the other of a tie", "decode", n_steps=12)
     assert [v.status for v in many] == ["excused"] * 8 + [
         "not-compared",
         "excused",
