@@ -339,13 +339,13 @@ class NotSteady(Exception):
 
 def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
     """Raises NotSteady, which one more run shows of a difference: a bisection meets many. whole:
-    the user's own model, of which it is said as well which batches differ; kept: of a model that is
-    made in F32 of another type."""
+    the user's own model, of which it is said as well which batches differ, and of which rows
+    must differ; kept: of a model that is made in F32 of another type."""
     request = Request(batches=context.batches)
     try:
         expected, actual = context.ask_both("evaluate", request)
-        truth = np.concatenate(context.noise.logits)
-        found = compare_runs(context, SUITE, context.batches, expected, actual, truth)
+        runs = expected, actual, np.concatenate(context.noise.logits)
+        found = compare_runs(context, SUITE, context.batches, *runs, rows_differ=whole)
         shaky = unsteady(context.subject, request, actual) if found.status == "diverged" else None
         if shaky and shaky.apart > 2 * context.noise.relative:
             raise NotSteady(f"{context.subject.name} is not deterministic: {shaky}")

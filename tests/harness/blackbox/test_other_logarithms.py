@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.harness.blackbox.naming import LOGARITHMS
+from lockstep.harness.blackbox.naming import OF_LOGARITHMS
 from tests.black_boxes import bisected, faults
 from tests.models import builtin
 from tests.quiet_engines import changed, made
@@ -28,7 +28,7 @@ def lists(name: str, change: Callable[[float], float]) -> str:
 )
 def test_another_base_is_no_part_of_the_model(engine: str, says: str, tmp_path: Path) -> None:
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine)
-    assert faults(found) == {None: [LOGARITHMS]}
+    assert faults(found) == {None: [OF_LOGARITHMS]}
     assert says in found.guilty[0].parts[0].words
 
 
@@ -36,7 +36,7 @@ def test_a_temperature_may_be_a_scale_of_the_model(tmp_path: Path) -> None:
     engine = lists("temperature", lambda value: value / 0.8)
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine)
     assert found.exit_code == 1
-    assert LOGARITHMS not in faults(found)[None]
+    assert OF_LOGARITHMS not in faults(found)[None]
 
 
 def test_natural_logarithms_are_right(tmp_path: Path) -> None:
