@@ -71,7 +71,7 @@ def rows_to_choose(graph: Graph, node: PlannedNode) -> int | None:
     return min(found, default=None)
 
 
-def scores_of_chosen(scores: F64, ids: NDArray[np.generic], used: int) -> F64:
+def scores_at(scores: F64, ids: NDArray[np.generic], used: int) -> F64:
     """(.., used): of each row what the first ids choose, the largest first; NaN where these are not
     so many different experts."""
     first = ids.reshape(*scores.shape[:-1], -1)[..., :used]

@@ -21,13 +21,7 @@ from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import Expected
 from lockstep.harness.context.further_runs import is_small
-from lockstep.harness.graph.expert_choice import (
-    CHOOSE,
-    legal,
-    rows_to_choose,
-    scores_of_chosen,
-    used_of,
-)
+from lockstep.harness.graph.expert_choice import CHOOSE, legal, rows_to_choose, scores_at, used_of
 from lockstep.harness.graph.expert_order import orders_seen
 from lockstep.harness.graph.held_segment import HeldSegment, hidden_cells, nearest
 from lockstep.harness.graph.lookups import ways_of_lookups
@@ -302,7 +296,7 @@ class SegmentJudge:
         """Scores in the place of ids. Of two that change places each may be off by so much."""
         assert seen.scores is not None
         used = used_of(*self.nodes[place])
-        truth, shown = (scores_of_chosen(seen.scores, each, used) for each in (seen.truth, ids))
+        truth, shown = (scores_at(seen.scores, each, used) for each in (seen.truth, ids))
         return replace(seen, truth=truth, allowed=np.broadcast_to(more, truth.shape)), shown
 
     def by_designs(
