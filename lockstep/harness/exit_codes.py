@@ -6,7 +6,7 @@ from lockstep.harness.records import BOTH, REFUSED, Verdict
 
 
 class BadInput(Exception):
-    """What was asked for cannot be done: a usage or configuration error, exit code 2."""
+    """The request cannot be carried out: a usage or configuration error, exit code 2."""
 
 
 def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:

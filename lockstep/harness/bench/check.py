@@ -56,7 +56,7 @@ def check(path: Path, asked: BenchPlan, clock: "PhaseClock") -> None:
         for _ in run_suites(opened.context, ()):
             pass
     finally:
-        clock.phase(END)
+        clock.begin(END)
         opened.close()
         clock.stop()
 
@@ -78,8 +78,13 @@ class PhaseClock:
         if isinstance(text, StageText) and text.suite:
             self.suite, self.now = text.suite, ""
             return
-        self.suite = END if text == END else self.suite
         self.now = " ".join(word for word in text.split() if not NUMBERED.search(word))
+
+    def begin(self, stage: str) -> None:
+        """Begin a stage that is no suite."""
+        self.say(stage)
+        self.stop()
+        self.suite, self.now = stage, ""
 
     def stop(self) -> None:
         began, self.since = self.since, clocks()

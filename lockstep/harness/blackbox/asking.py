@@ -96,7 +96,7 @@ class SliceAnswer:
 
     @property
     def is_in_halves(self) -> bool:
-        """Whether 16 bits explain what differs, so that nothing smaller is seen."""
+        """Return True if 16 bits explain what differs: nothing smaller is seen."""
         return COMPUTED_IN in self.extent
 
     @property

@@ -28,7 +28,7 @@ Kept = Callable[[], str | None]  # "F16", "BF16", "": neither, None: it cannot b
 
 @dataclass(frozen=True, kw_only=True)
 class InHalves:
-    """What explains an engine's errors on a model made in F32. why: a sentence for people."""
+    """An explanation of an engine's errors on a model made in F32. why: a sentence for people."""
 
     kind: str  # F16 or BF16
     why: str

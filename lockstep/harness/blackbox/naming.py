@@ -284,8 +284,10 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
 
 
 def of_another_base(answer: SliceAnswer) -> Part | None:
-    """Where all values of lists are right as other logarithms, models made for one part each say
-    nothing: one whose values are all alike hides it, as an output norm's does."""
+    """Return the logarithms as the wrong part, if all values of lists are right to another base.
+
+    Models made for one part each say nothing then: where all values are alike they hide it, as an
+    output norm's model does."""
     words = answer.extent.get(LOGARITHMS)
     return Part(name=OF_LOGARITHMS, words=words) if words else None
 

@@ -140,7 +140,7 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
 
 
 def is_of_a_made_model(verdict: "Verdict") -> bool:
-    """Whether it was seen where diagnose asks nothing: on a made model, or with several threads."""
+    """Return True if diagnose asks nothing there: on a made model, or with several threads."""
     from lockstep.harness.records import MADE_MODEL
 
     elsewhere = MADE_MODEL in verdict.detail or "n_threads" in verdict.detail

@@ -1,4 +1,4 @@
-"""What a prompt is to a model that is asked through a chat: its own template around a message."""
+"""A prompt as a model reads it that is asked through a chat: its own template around a message."""
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.context.suite import Context, NoAnswer

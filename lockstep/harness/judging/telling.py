@@ -4,35 +4,61 @@ NaN agrees with NaN, and one constant agrees with logits that are all equal with
 an agreement says nothing of the engine, so it counts as not compared.
 """
 
+from dataclasses import dataclass
+from enum import Enum, auto
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32
 
 
+class Why(Enum):
+    NO_ROWS = auto()
+    EMPTY_ROWS = auto()
+    NOT_FINITE = auto()
+    ONE_NUMBER = auto()
+    SAME_ROWS = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingTold:
+    """Why an agreement says nothing. words: for people."""
+
+    why: Why
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
 def why_nothing_is_told(
     expected: F32, got: F32, allowed: float, what: str, *, rows_differ: bool = True
-) -> str:
-    """Return why two runs that agree say nothing of either engine; "" if they do.
+) -> NothingTold | None:
+    """Return why two runs that agree say nothing of either engine; None if they do.
 
     expected, got: (outputs, vocabulary); allowed: the limit of their distance. rows_differ: the
     outputs are of different tokens, so a right engine gives different rows.
     """
     if not expected.size:
-        return f"there is no {what}"
+        return NothingTold(why=Why.NO_ROWS, words=f"there is no {what}")
     numbers = np.isfinite(expected) & np.isfinite(got)
     empty = int((~numbers.any(axis=-1)).sum())
     if empty:
-        return f"{empty} of {len(expected)} rows have no finite {what} to compare"
+        words = f"{empty} of {len(expected)} rows have no finite {what} to compare"
+        return NothingTold(why=Why.EMPTY_ROWS, words=words)
     missing = numbers.size - int(numbers.sum())
-    if 2 * missing > numbers.size:
-        return f"{missing} of {numbers.size} numbers are not finite"
+    if 2 * missing > numbers.size:  # an agreement is about most of what it is said of
+        words = f"{missing} of {numbers.size} numbers are not finite"
+        return NothingTold(why=Why.NOT_FINITE, words=words)
     low, high = column_limits(expected, numbers)
-    if high.max() - low.min() <= 2 * allowed:
-        return f"every {what} is equal within the limit, so one number for all agrees"
+    if high.max() - low.min() <= 2 * allowed:  # the number in the middle is as near to all
+        words = f"every {what} is equal within the limit, so one number for all agrees"
+        return NothingTold(why=Why.ONE_NUMBER, words=words)
     if rows_differ and len(expected) > 1 and (high - low).max() <= 2 * allowed:
-        return "each row is the same within the limit, so an engine that reads no token agrees"
-    return ""
+        words = "each row is the same within the limit, so an engine that reads no token agrees"
+        return NothingTold(why=Why.SAME_ROWS, words=words)
+    return None
 
 
 def column_limits(

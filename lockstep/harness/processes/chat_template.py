@@ -42,7 +42,7 @@ def render_apart(template: str, message: str, bos: str, eos: str) -> str:
 
 
 def render(template: str, message: str, bos_token: str, eos_token: str) -> str:
-    """As transformers renders a chat: blocks trimmed, loop controls, an immutable sandbox."""
+    """Render a chat as transformers does: blocks trimmed, loop controls, an immutable sandbox."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(

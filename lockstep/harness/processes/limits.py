@@ -111,7 +111,7 @@ def kill_descendants() -> None:
             for pid in children():
                 with suppress(OSError):  # it has ended, or belongs to another user
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(0.001)
+            time.sleep(0.001)  # until the kernel has ended them, without a busy processor
         os.write(2, f"not ended: processes {children()}\n".encode())
 
 

@@ -25,7 +25,7 @@ MEANT = re.compile(rf"""\{{\s*["'](?:id["']\s*:\s*\d|(?:{"|".join(ENDINGS)})["']
 
 
 def is_message(line: bytes) -> bool:
-    """Whether it is an object of the protocol, and none of a log in JSON."""
+    """Return True for an object of the protocol, and False for one of a log in JSON."""
     with suppress(WireError):
         head = head_of(line)
         return not head or type(head.get("id")) is int or any(key in head for key in ENDINGS)
@@ -33,7 +33,7 @@ def is_message(line: bytes) -> bool:
 
 
 def words_for_banner(who: str, printed: str) -> str:
-    """What an engine printed before its first message, and what its author may check."""
+    """Return a sentence: what an engine printed before its first message, and what to check."""
     return (
         f"{who} printed {printed} on standard output before its first message, which does not "
         f"count: does the adapter print? Write answers to the descriptor in {DESCRIPTOR}, or print "
