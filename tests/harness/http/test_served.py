@@ -211,7 +211,7 @@ def runs(pid: int) -> bool:
     """And is no zombie, which in a container may have nobody to reap it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end while its file is read
         return False
 
 
