@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from lockstep.harness.processes import limits
@@ -20,6 +22,12 @@ class KeptProcess(subprocess.Popen[bytes]):
         )
 
     def kill(self) -> None:
-        """End it with all that it has started; all have ended when `wait` returns."""
-        for number in (signal.SIGTERM, signal.SIGCONT):  # an engine may have stopped its keeper
-            self.send_signal(number)
+        """End it with all that it has started, and wait for that."""
+        self.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 2 * limits.KILL_SECONDS  # the keeper's own time, and a spare
+        while time.monotonic() < deadline:
+            self.send_signal(signal.SIGCONT)  # an engine may stop its keeper, at any time
+            with suppress(subprocess.TimeoutExpired):
+                self.wait(0.05)
+                return
+        super().kill()
