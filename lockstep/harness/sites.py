@@ -4,6 +4,8 @@ Where one name stands for several nodes of llama.cpp's graph (`Qcur-0` is a prod
 rotation), the later one carries a suffix here. Traces may have any other name that llama.cpp has.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -54,3 +56,26 @@ SITES: dict[str, SiteInfo] = {
     "result_norm": SiteInfo(op="RMS_NORM", weight="output_norm", shape="(tokens, width)"),
     "result_output": SiteInfo(op="MUL_MAT", weight="output", shape="(tokens, vocabulary)"),
 }
+
+# --- tensors of the file ---
+
+IN_A_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+# what a part of a layer adds to the residual comes out of these, and of their biases
+ATTENTION_OUT = ("attn_output", "attn_out", "ssm_out", "time_mix_output", "shortconv.out_proj")
+# proj: of gemma4, whose tokens have an embedding for each layer, which is added behind the FFN
+FFN_OUT = (
+    *("ffn_down", "ffn_down_exps", "ffn_down_shexp", "ffn_down_chexps"),
+    *("channel_mix_value", "proj"),
+)
+ENDS_OF_HALVES = ATTENTION_OUT + FFN_OUT
+
+
+def is_one_of(name: str, parts: Sequence[str]) -> bool:
+    """name: without its layer, such as attn_output.bias."""
+    return name.rsplit(".", 1)[0] in parts
+
+
+def is_in_layers(tensor: str, parts: Sequence[str]) -> bool:
+    """Return True for a layer's tensor (`blk.0.attn_output.bias`) with one of these names."""
+    inside = IN_A_LAYER.fullmatch(tensor)
+    return bool(inside and is_one_of(inside[2], parts))

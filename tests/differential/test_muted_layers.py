@@ -17,11 +17,8 @@ from lockstep.harness.blackbox.bisection import of_layers, outside
 from lockstep.harness.blackbox.layers import AT_ITS_PLACE
 from lockstep.harness.blackbox.naming import FAILS_MUTED
 from lockstep.harness.blackbox.rewriting import rewrite
-from lockstep.harness.blackbox.slices import (
-    ADD_OTHERWISE,
-    IN_A_LAYER,
-    mute_other_layers,
-)
+from lockstep.harness.blackbox.slices import ADD_OTHERWISE, mute_other_layers
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.records import Evaluation, Request
 from lockstep.harness.shadow.models import make_variant, make_variants, opened

@@ -54,7 +54,8 @@ from lockstep.harness.blackbox.offers import why_not_asked
 from lockstep.harness.blackbox.parts import Maker, larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import ENDS_OF_HALVES, SCALES, n_layers
+from lockstep.harness.blackbox.slices import SCALES, n_layers
+from lockstep.harness.sites import ENDS_OF_HALVES
 from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.time_steps import with_large_steps
 from lockstep.harness.blackbox.whole import (

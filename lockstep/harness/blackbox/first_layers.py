@@ -16,7 +16,8 @@ from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox.long_texts import merge_keys, only_in_long
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
-from lockstep.harness.blackbox.slices import IN_A_LAYER, first_layers, n_layers
+from lockstep.harness.blackbox.slices import first_layers, n_layers
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.check.check import LLAMA_CPP
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.graph.program import Graph

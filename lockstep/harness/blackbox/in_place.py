@@ -34,7 +34,8 @@ from lockstep.harness.blackbox.changes import Change, constant, ones, zero
 from lockstep.harness.blackbox.lens import LARGEST_STEP
 from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM, OUTPUT_SCALE
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import IN_A_LAYER, architecture, n_layers, number
+from lockstep.harness.blackbox.slices import architecture, n_layers, number
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.twin import CHUNK
 
 # whose layers are these tensors and no others, and no op more

@@ -16,7 +16,8 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.blackbox.changes import Change
 from lockstep.harness.blackbox.parts import EMBEDDING
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import IN_A_LAYER, first_layers
+from lockstep.harness.blackbox.slices import first_layers
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.check.check import Opened, Plan
 from lockstep.harness.judging.compare import same_bits
 from lockstep.harness.records import Evaluation, Request

@@ -42,13 +42,8 @@ from lockstep.harness.blackbox.lens import (
 )
 from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_SCALE
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import (
-    ENDS_OF_HALVES,
-    IN_A_LAYER,
-    SCALES,
-    first_layers,
-    is_one_of,
-)
+from lockstep.harness.blackbox.slices import SCALES, first_layers
+from lockstep.harness.sites import ENDS_OF_HALVES, IN_A_LAYER, is_one_of
 from lockstep.harness.synth.twin import CHUNK, KEPT
 
 SUPERBLOCK = 256

@@ -17,12 +17,8 @@ from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.layers import AT_ITS_PLACE, LayerRow, parts_of_layer
 from lockstep.harness.blackbox.naming import Part
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import (
-    IN_A_LAYER,
-    at_their_places,
-    first_layers,
-    mute_other_layers,
-)
+from lockstep.harness.blackbox.slices import at_their_places, first_layers, mute_other_layers
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.blackbox.whole import is_small_enough
 
 ALL_MUTED = "all layers muted"

@@ -25,7 +25,8 @@ from lockstep.harness.blackbox.parts import (
     scale_of_embeddings,
 )
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import ENDS_OF_HALVES, slice_of
+from lockstep.harness.blackbox.slices import slice_of
+from lockstep.harness.sites import ENDS_OF_HALVES
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest

@@ -30,17 +30,8 @@ from lockstep.harness.blackbox.changes import (
     zero,
     zero_before,
 )
-from lockstep.harness.blackbox.slices import (
-    ATTENTION_OUT,
-    EMBEDDINGS,
-    FFN_OUT,
-    is_one_of,
-    is_values,
-    number,
-    what_adds,
-    within,
-    without,
-)
+from lockstep.harness.blackbox.slices import EMBEDDINGS, is_values, number, what_adds, within, without
+from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT, is_one_of
 from lockstep.harness.synth.gguf_writer import Typed
 
 EMBEDDING, OUTPUT, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"

@@ -19,17 +19,9 @@ from lockstep.engine.gguf.file import GgufFile, Value
 from lockstep.harness.asking.facts import what_it_is, why_no_run
 from lockstep.harness.blackbox.changes import Change, ones, times, zero
 from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.sites import ATTENTION_OUT, ENDS_OF_HALVES, FFN_OUT, IN_A_LAYER, is_one_of
 from lockstep.harness.synth.gguf_writer import Typed
 
-IN_A_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-# what a part of a layer adds to the residual comes out of these, and of their biases
-ATTENTION_OUT = ("attn_output", "attn_out", "ssm_out", "time_mix_output", "shortconv.out_proj")
-# proj: of gemma4, whose tokens have an embedding for each layer, which is added behind the FFN
-FFN_OUT = (
-    *("ffn_down", "ffn_down_exps", "ffn_down_shexp", "ffn_down_chexps"),
-    *("channel_mix_value", "proj"),
-)
-ENDS_OF_HALVES = ATTENTION_OUT + FFN_OUT
 SCALES = ("layer_output_scale",)  # by which gemma4 multiplies the residual behind a layer
 POST_NORMS = {  # behind them; grok has other names
     "post_attention_norm": ATTENTION_OUT,
@@ -286,11 +278,6 @@ def reads_others(file: GgufFile) -> bool:
 def is_values(name: str) -> bool:
     """Of NVFP4 a factor of the matrix lies beside it, which made larger as well counts twice."""
     return name.endswith((".weight", ".bias"))
-
-
-def is_one_of(name: str, parts: Sequence[str]) -> bool:
-    """name: without its layer, such as attn_output.bias."""
-    return name.rsplit(".", 1)[0] in parts
 
 
 def number(file: GgufFile, key: str, default: Any = None) -> Any:

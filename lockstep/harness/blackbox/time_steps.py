@@ -12,7 +12,8 @@ from types import MappingProxyType
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.changes import in_turn
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import IN_A_LAYER, whole_or_layer
+from lockstep.harness.blackbox.slices import whole_or_layer
+from lockstep.harness.sites import IN_A_LAYER
 
 # what is added in one channel after the other, of which a small model may have two: on both sides
 # of 20 and of 89. What is multiplied by ssm_dt comes on top, and is of the size of one.

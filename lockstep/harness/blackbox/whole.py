@@ -19,7 +19,8 @@ from lockstep.harness.bisect.bisection import OF_TWIN, Bisection, bisect_run
 from lockstep.harness.blackbox.asking import NO_ROOM, SliceAnswer, SliceAsker, holds_quantised
 from lockstep.harness.blackbox.in_halves import computes_in_halves, explain_embeddings
 from lockstep.harness.blackbox.offers import embeds
-from lockstep.harness.blackbox.slices import IN_A_LAYER, at_their_places, n_layers, small
+from lockstep.harness.blackbox.slices import at_their_places, n_layers, small
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.blackbox.time_steps import has_steps, with_large_steps
 from lockstep.harness.check.check import BadInput, Plan
 from lockstep.harness.context.suite import Context, NoAnswer

@@ -14,7 +14,8 @@ from lockstep.harness.blackbox.in_place import ARCHITECTURES, MATRICES, NORMS, N
 from lockstep.harness.blackbox.lens import BLOCK, LARGEST_STEP, SIZE, Lens
 from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_NORM, OUTPUT_SCALE
 from lockstep.harness.blackbox.rewriting import Recipe, zeros
-from lockstep.harness.blackbox.slices import IN_A_LAYER, architecture, first_layers
+from lockstep.harness.blackbox.slices import architecture, first_layers
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.gguf_writer import Tensor, Typed
 
 ROPE_FREQS = "rope_freqs.weight"

@@ -82,6 +82,10 @@ class HonestRuns(Protocol):
         """As engines of other designs compute, one by one: with another format for activations, or
         for keys and values. only: the designs with these numbers, in this order."""
 
+    def without(self, batches: Sequence[Batch], tensors: Sequence[str]) -> F32 | None:
+        """(outputs, vocabulary), where all that reads tensors of layers with these names, such as
+        `attn_output`, gives zeros; None where nothing reads one."""
+
 
 @dataclass(kw_only=True)
 class Context:

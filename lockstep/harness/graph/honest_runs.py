@@ -18,6 +18,7 @@ from lockstep.harness.graph.floor import AT_ONCE, replay_floor, whole
 from lockstep.harness.graph.program import Program
 from lockstep.harness.graph.record import record
 from lockstep.harness.graph.replay import replay
+from lockstep.harness.graph.wiring import weights_of
 from lockstep.harness.graph.ways import Honest, Noisy, RoundedToHalves, Wide
 from lockstep.harness.judging.conversions import builds, in_bf16, in_halves, is_quantised
 from lockstep.harness.judging.noise import NoiseFloor
@@ -25,6 +26,7 @@ from lockstep.harness.judging.other_builds import other_builds
 from lockstep.harness.processes.ahead import Ahead, in_shares, may_fork
 from lockstep.harness.processes.wire import digest
 from lockstep.harness.records import Rejected
+from lockstep.harness.sites import is_in_layers
 
 HELD = 1 << 28  # bytes of outputs of runs that are made at once, of which forks hold a copy
 
@@ -139,6 +141,19 @@ class AlongLlamaCpp:
         """(outputs, vocabulary), of an engine whose every result is of this kind."""
         way = RoundedToHalves(keep={"F16": in_halves, "BF16": in_bf16}[kind], sizes=False)
         found = whole(replay(self.program(batches), self.file, self.build, way))
+        return np.concatenate(found).astype(np.float32)
+
+    def without(self, batches: Sequence[Batch], tensors: Sequence[str]) -> F32 | None:
+        program = self.program(batches)
+        zeros = {
+            graph.place(node): np.zeros(node.result.ne[::-1], np.float32)
+            for graph in program.graphs
+            for node in graph.nodes
+            if any(is_in_layers(name, tensors) for name in weights_of(graph, node))
+        }
+        if not zeros:
+            return None
+        found = whole(replay(program, self.file, self.build, Honest(sizes=False), values=zeros))
         return np.concatenate(found).astype(np.float32)
 
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:

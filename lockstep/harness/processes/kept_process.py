@@ -1,6 +1,7 @@
 """A process with a keeper (limits.py): its end is the end of all that it has started."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -11,18 +12,25 @@ from typing import Any
 
 from lockstep.harness.processes import limits
 
+MARK = "LOCKSTEP_KEPT"  # a variable: what has it is a descendant, also where the keeper was killed
+
 
 class KeptProcess(subprocess.Popen[bytes]):
     """The keeper, which ends as the process ends."""
 
     def __init__(self, command: Sequence[str], memory_limit: int | None, **of_popen: Any) -> None:
         keeper = [sys.executable, "-I", "-S", limits.__file__, str(os.getpid())]
+        self.mark = secrets.token_hex(16)
+        of_popen["env"] = {**(of_popen.get("env") or os.environ), MARK: self.mark}
         super().__init__(
             [*keeper, str(memory_limit or 0), *command], start_new_session=True, **of_popen
         )
 
     def kill(self) -> None:
         """End it with all that it has started, and wait for that."""
+        if self.poll() == -signal.SIGKILL:  # an engine may kill its keeper, or itself
+            kill_marked(self.mark)
+            return
         self.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 2 * limits.KILL_SECONDS  # the keeper's own time, and a spare
         while time.monotonic() < deadline:
@@ -31,3 +39,30 @@ class KeptProcess(subprocess.Popen[bytes]):
                 self.wait(0.05)
                 return
         super().kill()
+
+
+def kill_marked(mark: str) -> None:
+    """Kill each process with this mark until none is left: those killed may have started others.
+
+    A process that another program starts with variables of its own has no mark and stays.
+    """
+    import psutil
+
+    deadline = time.monotonic() + limits.KILL_SECONDS
+    while time.monotonic() < deadline:
+        found = [each for each in psutil.process_iter() if has_mark(each, mark)]
+        for each in found:
+            with suppress(psutil.Error):
+                each.kill()
+        psutil.wait_procs(found, timeout=limits.KILL_SECONDS)
+        if not found:
+            return
+
+
+def has_mark(process: Any, mark: str) -> bool:
+    """Return True for a process that runs with this mark in its variables."""
+    import psutil
+
+    with suppress(psutil.Error, OSError):
+        return bool(process.environ().get(MARK) == mark)
+    return False

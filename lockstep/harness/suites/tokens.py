@@ -105,8 +105,8 @@ class Tokens(Suite, name="tokens"):
             said |= {texts[i]: ids for i, ids in found.answers.items()}
         n_vocab = context.facts.n_vocab
         rows = [said[text] for text in (*texts, *made) if text in said]
-        rows += [[token] for token in some_tokens(n_vocab)]
-        rows += special
+        alone = [[token] for token in some_tokens(n_vocab)]
+        rows += alone + [row for row in special if row not in alone]
         both = itertools.product((True, False), repeat=2)
         flags = [{"remove_special": remove, "unparse_special": unparse} for remove, unparse in both]
         yield from ask_ways(context, "decode", flags, partial(self.decoded, rows=rows))

@@ -21,7 +21,7 @@ from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.blackbox.fewer_layers import layers_asked
 from lockstep.harness.blackbox.in_check import bisect_made_models, questions
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
-from lockstep.harness.blackbox.slices import IN_A_LAYER
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.context import further_runs
 from lockstep.harness.mutants.embeddings import ROWS, ops_with

@@ -27,14 +27,8 @@ from lockstep.harness.blackbox.changes import (
 from lockstep.harness.blackbox.layers import at_place
 from lockstep.harness.blackbox.parts import Neutral, larger
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
-from lockstep.harness.blackbox.slices import (
-    ATTENTION_OUT,
-    FFN_OUT,
-    mute_other_layers,
-    n_layers,
-    slice_of,
-    without,
-)
+from lockstep.harness.blackbox.slices import mute_other_layers, n_layers, slice_of, without
+from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.records import EXACT, Answered, Request
 from lockstep.harness.synth.gguf_writer import write_gguf

@@ -107,10 +107,9 @@ def wait_for(folder: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("stop_keeper", [False, True])
-def test_kill_ends_all_descendants(folder: Path, *, stop_keeper: bool) -> None:
-    stop = "os.kill(os.getppid(), signal.SIGSTOP)" if stop_keeper else ""
-    process = started(script(folder, f"{stop}\ntime.sleep(600)"))
+@pytest.mark.parametrize("to_keeper", ["signal.SIGCONT", "signal.SIGSTOP", "signal.SIGKILL"])
+def test_kill_ends_all_descendants(folder: Path, to_keeper: str) -> None:
+    process = started(script(folder, f"os.kill(os.getppid(), {to_keeper})\ntime.sleep(600)"))
     wait_for(folder)
     process.kill()
     assert [p.read_text() for p in folder.iterdir() if runs(int(p.name))] == []

@@ -23,7 +23,8 @@ from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.trace import Probe
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox.slices import IN_A_LAYER, architecture, n_layers
+from lockstep.harness.blackbox.slices import architecture, n_layers
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.mutants.parts.changed import change_weights
 from lockstep.harness.mutants.parts.mistakes import put
 
