@@ -18,10 +18,10 @@ from lockstep.harness.blackbox.layers import AT_ITS_PLACE
 from lockstep.harness.blackbox.naming import FAILS_MUTED
 from lockstep.harness.blackbox.rewriting import rewrite
 from lockstep.harness.blackbox.slices import ADD_OTHERWISE, mute_other_layers
-from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.records import Evaluation, Request
 from lockstep.harness.shadow.models import make_variant, make_variants, opened
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.any_arch import variant_named
 from tests.black_boxes import asker_of, bisected, copy_with, faults
 

@@ -55,7 +55,6 @@ from lockstep.harness.blackbox.parts import Maker, larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import SCALES, n_layers
-from lockstep.harness.sites import ENDS_OF_HALVES
 from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.time_steps import with_large_steps
 from lockstep.harness.blackbox.whole import (
@@ -71,6 +70,7 @@ from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.locate.locate import LEVELS
 from lockstep.harness.records import EngineInfo, Verdict
+from lockstep.harness.sites import ENDS_OF_HALVES
 from lockstep.harness.suites.decode import PROMPTS, TEXT, THREADS
 from lockstep.harness.suites.logits import FEWER_LAYERS
 from lockstep.harness.suites.logprobs import THREADS as THREADS_OF_LISTS

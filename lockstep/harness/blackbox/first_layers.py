@@ -17,12 +17,12 @@ from lockstep.harness.blackbox.long_texts import merge_keys, only_in_long
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.roles import Node, graph_of, mask_of, role_of
 from lockstep.harness.blackbox.slices import first_layers, n_layers
-from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.check.check import LLAMA_CPP
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.graph.program import Graph
 from lockstep.harness.processes.limits import MEMORY
 from lockstep.harness.records import EXACT
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.gguf_writer import check_output
 
 FACTORS = ("rope_freqs.weight",)  # one tensor for all layers

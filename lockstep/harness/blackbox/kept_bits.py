@@ -17,10 +17,10 @@ from lockstep.harness.blackbox.changes import Change
 from lockstep.harness.blackbox.parts import EMBEDDING
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import first_layers
-from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.check.check import Opened, Plan
 from lockstep.harness.judging.compare import same_bits
 from lockstep.harness.records import Evaluation, Request
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.twin import KEPT
 
 # Of a power of two half a step of F16 is 2^-11 of it, and of BF16 2^-8. The first leaves room for

@@ -35,9 +35,16 @@ from lockstep.harness.blackbox.parts import (
     off,
 )
 from lockstep.harness.blackbox.rewriting import Recipe
-from lockstep.harness.blackbox.slices import ADD_OTHERWISE, architecture, at_its_place, reads_others, slice_of, within
-from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT, IN_A_LAYER
+from lockstep.harness.blackbox.slices import (
+    ADD_OTHERWISE,
+    architecture,
+    at_its_place,
+    reads_others,
+    slice_of,
+    within,
+)
 from lockstep.harness.blackbox.whole import LARGEST_TWIN
+from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT, IN_A_LAYER
 
 RECURRENT = {  # what the names of attention stand for there
     MASK: "what earlier tokens leave: state or convolution",

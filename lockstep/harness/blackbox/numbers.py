@@ -18,8 +18,8 @@ from lockstep.harness.blackbox.layers import AT_ITS_PLACE, LayerRow, parts_of_la
 from lockstep.harness.blackbox.naming import Part
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import at_their_places, first_layers, mute_other_layers
-from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.blackbox.whole import is_small_enough
+from lockstep.harness.sites import IN_A_LAYER
 
 ALL_MUTED = "all layers muted"
 BY_NUMBER, OR_A_TENSOR = "by its number", "or a tensor that is taken wrongly"

@@ -26,12 +26,12 @@ from lockstep.harness.blackbox.parts import (
 )
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import slice_of
-from lockstep.harness.sites import ENDS_OF_HALVES
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import MADE_MODEL, Answered, Evaluation, Request, Verdict
+from lockstep.harness.sites import ENDS_OF_HALVES
 from lockstep.harness.suites.parts.control_tokens import clear_places, ids_of_control
 from lockstep.harness.suites.parts.prompts_in_turn import chosen_behind
 

@@ -30,7 +30,14 @@ from lockstep.harness.blackbox.changes import (
     zero,
     zero_before,
 )
-from lockstep.harness.blackbox.slices import EMBEDDINGS, is_values, number, what_adds, within, without
+from lockstep.harness.blackbox.slices import (
+    EMBEDDINGS,
+    is_values,
+    number,
+    what_adds,
+    within,
+    without,
+)
 from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT, is_one_of
 from lockstep.harness.synth.gguf_writer import Typed
 

@@ -20,10 +20,10 @@ from lockstep.harness.blackbox.asking import NO_ROOM, SliceAnswer, SliceAsker, h
 from lockstep.harness.blackbox.in_halves import computes_in_halves, explain_embeddings
 from lockstep.harness.blackbox.offers import embeds
 from lockstep.harness.blackbox.slices import at_their_places, n_layers, small
-from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.blackbox.time_steps import has_steps, with_large_steps
 from lockstep.harness.check.check import BadInput, Plan
 from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.twin import write_twin
 
 LARGEST_TWIN = 1 << 30  # bytes, which two engines hold at once

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lockstep.engine.quants.base import F32
-from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Verdict
+from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT
 
 HALVES = {"attention": ATTENTION_OUT, "the feed-forward network": FFN_OUT}
 BY_LOGITS = ("logits", "logprobs")  # suites

@@ -18,8 +18,8 @@ from lockstep.harness.graph.floor import AT_ONCE, replay_floor, whole
 from lockstep.harness.graph.program import Program
 from lockstep.harness.graph.record import record
 from lockstep.harness.graph.replay import replay
-from lockstep.harness.graph.wiring import weights_of
 from lockstep.harness.graph.ways import Honest, Noisy, RoundedToHalves, Wide
+from lockstep.harness.graph.wiring import weights_of
 from lockstep.harness.judging.conversions import builds, in_bf16, in_halves, is_quantised
 from lockstep.harness.judging.noise import NoiseFloor
 from lockstep.harness.judging.other_builds import other_builds

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32
 
+NOTHING_TOLD = "nothing_told"  # in a verdict's detail: the name of a Why
+
 
 class Why(Enum):
     NO_ROWS = auto()

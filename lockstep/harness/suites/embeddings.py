@@ -48,7 +48,7 @@ class Embeddings(Suite, name="embeddings"):
 def further_run(own: Context) -> Run:
     """Of an odd number of tokens, and of two more sequences in one batch."""
     ids = many_ids(own, min(PROMPT, n_cells(own)))
-    beside = Batch.of([*ids[:5], *ids[:3]])
+    beside = Batch.of([*ids[-5:], *ids[-4:-1]])  # other first tokens: some models pool these
     beside.seq_ids[:], beside.positions[:] = [1] * 5 + [2] * 3, [*range(5), *range(3)]
     words = f"of {len(ids)} tokens, then of two sequences in one batch"
     return Run(words=words, batches=(Batch.of(ids), beside))

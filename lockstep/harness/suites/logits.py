@@ -18,6 +18,7 @@ from lockstep.harness.context.relations import compare_way, ways
 from lockstep.harness.context.repeats import first_difference, not_deterministic, unsteady
 from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
+from lockstep.harness.judging.telling import NOTHING_TOLD
 from lockstep.harness.records import (
     Answered,
     Evaluation,
@@ -159,7 +160,9 @@ def run_all(context: Context, runs: Iterable[Run], first: Evaluation, waits: Wai
         else:
             assert expected is not None
             found = compare_further(context, run, expected, actual, earlier)
-        if isinstance(found, Verdict):
+        if isinstance(found, Verdict) and NOTHING_TOLD in found.detail:
+            unanswered.append(found.summary)  # the usual run has told engines apart
+        elif isinstance(found, Verdict):
             wrong.append(found)
         else:
             same.append(found)

@@ -21,7 +21,6 @@ from lockstep.harness.blackbox.asking import SliceAsker
 from lockstep.harness.blackbox.fewer_layers import layers_asked
 from lockstep.harness.blackbox.in_check import bisect_made_models, questions
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
-from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.check.check import open_plan
 from lockstep.harness.context import further_runs
 from lockstep.harness.mutants.embeddings import ROWS, ops_with
@@ -29,6 +28,7 @@ from lockstep.harness.records import Evaluation, Request, Verdict
 from lockstep.harness.runs.known_failures import place_of
 from lockstep.harness.shadow.models import make_variant
 from lockstep.harness.shadow.models import opened as llama_cpp_opened
+from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.any_arch import variant_named
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for

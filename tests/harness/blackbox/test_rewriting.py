@@ -28,9 +28,9 @@ from lockstep.harness.blackbox.layers import at_place
 from lockstep.harness.blackbox.parts import Neutral, larger
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import mute_other_layers, n_layers, slice_of, without
-from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.records import EXACT, Answered, Request
+from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT
 from lockstep.harness.synth.gguf_writer import write_gguf
 from tests.black_boxes import one_layer_of
 from tests.models import written

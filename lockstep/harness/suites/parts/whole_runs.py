@@ -17,7 +17,7 @@ from lockstep.harness.judging.compare import (
     mismatch_between,
     worst_distance,
 )
-from lockstep.harness.judging.telling import why_nothing_is_told
+from lockstep.harness.judging.telling import NOTHING_TOLD, why_nothing_is_told
 from lockstep.harness.judging.tolerances import Bound, whole_run
 from lockstep.harness.records import (
     Evaluation,
@@ -98,7 +98,8 @@ def compare_runs(
         most = float(bound.allowed) + float(rounded.max())
         why = why_nothing_is_told(expected, got, most, what, rows_differ=rows_differ)
         if why:
-            return context.verdict(suite, "not-compared", f"{why}: nothing was compared", detail)
+            text, detail = f"{why}: nothing was compared", {**detail, NOTHING_TOLD: why.why.name}
+            return context.verdict(suite, "not-compared", text, detail)
         return context.verdict(suite, "agreed", text, detail)
     detail |= {
         "index": list(off.index),
