@@ -13,7 +13,10 @@ from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Verdict
 from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT
 
-HALVES = {"attention": ATTENTION_OUT, "the feed-forward network": FFN_OUT}
+HALVES = {
+    "attention": ("attention", ATTENTION_OUT),
+    "ffn": ("the feed-forward network", FFN_OUT),
+}
 BY_LOGITS = ("logits", "logprobs")  # suites
 BY_CHOICE = ("decode", "text")
 
@@ -32,10 +35,10 @@ def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdi
     truth = np.concatenate(context.noise.logits)
     allowed = float(whole_run(context.noise.relative, largest(truth)).allowed) if by_logits else 0.0
     what = "logit" if by_logits else "likeliest token"
-    for half, tensors in HALVES.items():
+    for half, (words, tensors) in HALVES.items():
         without = context.honest.without(context.batches, tensors)
         if without is not None and not is_told(truth, without, allowed, by_logits=by_logits):
-            text = f"no {what} depends on {half} beyond the limit: nothing was compared of it"
+            text = f"no {what} depends on {words} beyond the limit: nothing was compared of it"
             yield context.verdict(suites[0], "not-compared", text, {"half": half})
 
 

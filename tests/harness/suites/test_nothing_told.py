@@ -84,6 +84,13 @@ def with_nan_blocks(folder: Path) -> Path:
     return path
 
 
+def scale_in_layers(path: Path, copy: Path, tensor: str, factor: float) -> Path:
+    """Return a copy of a model of two layers with this tensor of each times a factor."""
+    for layer in range(2):
+        path = scaled(path, copy, f"blk.{layer}.{tensor}.weight", factor)
+    return path
+
+
 def said(path: Path, engine: str, *suites: str) -> list[Verdict]:
     return verdicts_of(plan_for(path, engine=engine, suites=suites, n_tokens=6))
 
@@ -117,3 +124,40 @@ def test_nan_of_blocks_conforms_in_no_suite(suite: str, tmp_path: Path) -> None:
     found = said(with_nan_blocks(tmp_path), NoNumber.name, suite)
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
     assert "agreed" not in {v.status for v in found}
+
+
+class HalfGreedy(Levels, name="nothing told: greedy of halves"):
+    """The right logits, of which it shows the likeliest token alone."""
+
+    levels = ("greedy", "tokenize")
+    evaluate, greedy = Reference.evaluate, Reference.greedy
+
+
+class HalfText(HalfGreedy, name="nothing told: text of halves"):
+    levels = ("generate", "tokenize")
+
+    def generate(self, prompt: bytes, n: int) -> bytes:
+        (ids,) = self.tokenize([prompt])
+        return self.detokenize([self.greedy(ids, n)], remove_special=True, unparse_special=False)[0]
+
+
+class HalfLogits(HalfGreedy, name="nothing told: logits of a half"):
+    levels = ("logits", "tokenize")
+
+
+@pytest.mark.parametrize(("half", "tensor"), [("attention", "attn_output"), ("ffn", "ffn_down")])
+@pytest.mark.parametrize(
+    ("engine", "suite"), [(HalfLogits, "logits"), (HalfGreedy, "decode"), (HalfText, "text")]
+)
+def test_half_that_moves_nothing_is_not_compared(
+    half: str, tensor: str, engine: type[Levels], suite: str, tmp_path: Path
+) -> None:
+    """The engine reads a file in which this half gives zeros: it is wrong of every other model."""
+    path = scaled(builtin("f32", tmp_path), tmp_path / "m.gguf", "token_embd.weight", 1e7)
+    path = scale_in_layers(path, tmp_path / "quiet.gguf", tensor, 1e-9)
+    without = scale_in_layers(path, tmp_path / "without.gguf", tensor, 0.0)
+    plan = plan_for(path, engine=engine.name, suites=(suite,), n_tokens=6, subject_model=without)
+    found = verdicts_of(plan)
+    assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
+    assert "diverged" not in {v.status for v in found}
+    assert half in {v.detail.get("half") for v in found}
