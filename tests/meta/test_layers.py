@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ PACKAGES = Path(lockstep.__file__).parents[1]  # of a checkout, or where it is i
 TESTS = Path(__file__).resolve().parents[1]
 FOLDERS = {"lockstep": PACKAGES / "lockstep", "tests": TESTS}
 OURS = tuple(FOLDERS)
+IMPORTS = (ast.Import, ast.ImportFrom)
 
 # From the bottom up. A file belongs to the longest name that it starts with; what stands in one
 # row may not import its neighbours.
@@ -164,6 +166,35 @@ def test_imports_point_one_way() -> None:
     ]
     assert len(MODULES) > 500
     assert without_discoveries(found) == []
+
+
+def circle_in(sources_of: dict[str, str]) -> list[str]:
+    """Return modules that import each other in a circle, also where only types are checked."""
+    names = {}
+    for module, source in sources_of.items():
+        statements = [n for n in ast.walk(ast.parse(source)) if isinstance(n, IMPORTS)]
+        found = imported(module, ast.Module(body=statements, type_ignores=[]))
+        names[module] = {name for name in found if name != module and name in sources_of}
+    try:
+        TopologicalSorter(names).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    found = {}
+    for path in sources():
+        name = module_name(path)
+        if path.name != "__init__.py" and not name.startswith("tests"):  # which discover members
+            found[name] = path.read_text()
+    assert circle_in(found) == []
+
+
+def test_circle_is_found() -> None:
+    pair = {"lockstep.harness.records": "from lockstep.harness import sites"}
+    pair["lockstep.harness.sites"] = "def f():\n    from lockstep.harness import records"
+    assert set(circle_in(pair)) == set(pair)
 
 
 @pytest.mark.parametrize("row", [unit for row in LAYERS for unit in row])

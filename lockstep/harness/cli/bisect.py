@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.harness.cli import blackbox, diagnosis
+from lockstep.harness.cli import blackbox, diagnosing, diagnosis
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from lockstep.harness.cli.hints import what_is_quicker, without_tensors
 from lockstep.harness.cli.options import (
@@ -123,7 +123,7 @@ def bisect(
         else:
             with whole_commands(plan):
                 result = result_of(partial(bisect_one, plan), partial(out.progress, plan.case))
-            diagnosed = diagnosis.where_no_op_is_found(plan, result, out)
+            diagnosed = diagnosing.where_no_op_is_found(plan, result, out)
             code, engines = out.bisection(plan, result, diagnosed), result.engines
             verdicts = verdicts_of(plan, result, command, bisection_lines(plan, result))
             if diagnosed:

@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.harness.cli.commands import diagnose_command
 from lockstep.harness.cli.hints import (
     MISTAKE,
     MISTAKE_OF_A_SLICE,
     black_box_command,
     diagnose_of_a_slice,
 )
-from lockstep.harness.cli.shared import diagnose_command
 
 if TYPE_CHECKING:
     from lockstep.harness.blackbox.asking import SliceAnswer

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.harness.cli import diagnosis
+from lockstep.harness.cli import diagnosing
 from lockstep.harness.cli.acid_checks import check_opens_files, files_to_check
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from lockstep.harness.cli.hints import next_step, what_is_quicker
@@ -148,7 +148,7 @@ def check(
         with executor_for(1, cluster) as executor:
             executor = executor or Forks(jobs)
             result = run_plans(plans, report, command, executor, listener, listed)
-        diagnosed = diagnosis.of_run(plans, result, out) if diagnose else ()
+        diagnosed = diagnosing.diagnose_run(plans, result, out) if diagnose else ()
         out.summary(result, diagnosed, "" if diagnose else next_step(plans, result))
         write_formats(wanted, result.folder, out)
         if write_known:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.harness.cli import diagnosis
+from lockstep.harness.cli import diagnosing, diagnosis
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
 from lockstep.harness.cli.hints import LARGE_FOR_MANY_RUNS, what_is_quicker
 from lockstep.harness.cli.options import (
@@ -81,7 +81,7 @@ def diagnose(
             timeout=timeout,
         )
         provide_engines([plan], out.progress)
-        diagnosed = diagnosis.diagnosed(plan, out)
+        diagnosed = diagnosing.run_diagnosis(plan, out)
         code, command = out.diagnosis(plan, diagnosed), shlex.join(["lockstep", *sys.argv[1:]])
         folder_of_run = run_folder(report, "diagnose")
         found = PlanReport(

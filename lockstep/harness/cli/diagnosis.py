@@ -1,21 +1,17 @@
 """What the command line shows of a diagnosis: which known mistake makes an engine's answers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from lockstep.harness.cli.hints import LAYER, black_box_command, can_be_sliced, smaller_model
-from lockstep.harness.cli.shared import diagnose_command
+from lockstep.harness.cli.commands import diagnose_command
+from lockstep.harness.cli.hints import LAYER, black_box_command, can_be_sliced
 
 if TYPE_CHECKING:
-    from lockstep.harness.bisect.bisection import Bisection
     from lockstep.harness.check.check import Plan
-    from lockstep.harness.cli.terminal import Terminal
     from lockstep.harness.diagnosis.diagnosis import Diagnosed, Diagnosis, Family, Match, Rows
     from lockstep.harness.diagnosis.differences import Difference
     from lockstep.harness.records import Verdict
-    from lockstep.harness.runs.run import RunResult
 
 SMALLER = "what is smaller than honest runs may differ by is seen on models made for it"
 TIES = "ties within the noise, where engines part and both may be right"
@@ -24,56 +20,6 @@ TIES = "ties within the noise, where engines part and both may be right"
 NEAR_SHARE = 0.75
 SHOWN = 4  # mistakes that cannot be told apart
 OF = {"metadata": "what it says of the file", "tokens": "its tokens", "runs": "its runs"}
-
-
-def diagnosed(plan: "Plan", out: "Terminal") -> "Diagnosed":
-    from lockstep.harness.diagnosis.run import diagnose_one
-    from lockstep.harness.parallel.children import result_of
-
-    work, progress = partial(diagnose_one, plan), partial(out.progress, plan.case)
-    found: Diagnosed = result_of(work, progress, Remarks(plan=plan, say=out.remark))
-    return found
-
-
-def of_run(
-    plans: "Sequence[Plan]", result: "RunResult", out: "Terminal"
-) -> "list[tuple[Plan, Diagnosed]]":
-    """Of the models of which something diverged."""
-    wrong = {verdict.case for verdict in result.verdicts if verdict.status == "diverged"}
-    return [(plan, diagnosed(plan, out)) for plan in plans if plan.case in wrong]
-
-
-def where_no_op_is_found(plan: "Plan", result: "Bisection", out: "Terminal") -> "Diagnosed | None":
-    """Of an engine that is wrong, and does not show where."""
-    from lockstep.harness.bisect.bisection import NO_OP
-
-    parts = result.first is None and result.exit_code in (1, NO_OP)
-    return diagnosed(plan, out) if parts else None
-
-
-@dataclass(kw_only=True)
-class Remarks:
-    """Says what a diagnosis finds before its end, and once that it takes long."""
-
-    plan: "Plan"
-    say: Callable[[str], None]
-    warned: bool = False
-
-    def __call__(self, told: Any) -> None:
-        from lockstep.harness.diagnosis.diagnosis import Diagnosis
-        from lockstep.harness.diagnosis.differences import Difference
-        from lockstep.harness.diagnosis.pace import MINUTE_SECONDS, Estimate, describe_time
-
-        match told:
-            case Diagnosis():
-                for line in aspect_lines(told):
-                    self.say(f"found so far: {line.strip()}")
-            case Difference():
-                self.say(f"the first difference: {describe_difference(told)}")
-            case Estimate(seconds=seconds) if seconds >= MINUTE_SECONDS and not self.warned:
-                self.warned = True
-                left = f"{self.plan.engine} takes about {describe_time(seconds)} more to answer"
-                self.say(f"{left}; {smaller_model(self.plan)}")
 
 
 def diagnosis_of(plan: "Plan", found: "Diagnosed") -> Mapping[str, Any]:

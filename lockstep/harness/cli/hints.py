@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.harness.cli.shared import bisect_command, diagnose_command, without
+from lockstep.harness.cli.commands import bisect_command, diagnose_command, without
 
 if TYPE_CHECKING:
     from lockstep.harness.check.check import Plan

@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # everything of weight is imported by the command that needs 
     from lockstep.harness.cli.terminal import Terminal
 
 REFERENCE = "reference"
-OF_TEXTS = ("--steps", "--prompt")  # options that bisect has not: it generates nothing
 SECONDS = 300.0  # of a Plan
 
 
@@ -23,24 +22,6 @@ def screen(quiet: bool, as_json: bool = False) -> "Terminal":
     from lockstep.harness.cli.terminal import Terminal
 
     return Terminal(quiet=quiet, as_json=as_json)
-
-
-def bisect_command(plan: "Plan") -> str:
-    """That looks for the place where the engines of this plan part."""
-    return f"lockstep bisect {without(plan.command, *OF_TEXTS)}"
-
-
-def diagnose_command(plan: "Plan") -> str:
-    """That names the known mistake; it always holds llama.cpp against the engine."""
-    return f"lockstep diagnose {without(plan.command, '--oracle')}"
-
-
-def without(command: str, *options: str) -> str:
-    words = shlex.split(command)
-    for option in options:
-        if option in words:
-            del words[(at := words.index(option)) : at + 2]
-    return shlex.join(words)
 
 
 def usage(message: str) -> Exception:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-import lockstep
 from lockstep.harness.adapters import adapter_class, split_version
 from lockstep.harness.adapters.parts.users import is_users
 from lockstep.harness.asking.environments import python_of, variables
@@ -326,7 +325,7 @@ def interpreter(python: Path | None) -> list[str]:
     """
     if python is None:
         return [sys.executable, "-P", "-m", WORKER]
-    code = str(Path(lockstep.__file__).parents[1])
+    code = str(Path(__file__).parents[3])
     start = f"import sys; sys.path.append({code!r}); from {WORKER} import main; main()"
     return [str(python), "-P", "-c", start]
 

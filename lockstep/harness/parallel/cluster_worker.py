@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-import lockstep
 from lockstep.harness.asking.environments import LIBRARIES
 from lockstep.harness.parallel.children import Died, Event, Refused, Said, Work
 from lockstep.harness.parallel.work_process import WorkProcess
@@ -73,7 +72,7 @@ def source_digest() -> str:
     """Of all our code, and of what it reads (what is known to differ, code books): what another
     version says cannot be told from a finding."""
     found = hashlib.sha256()
-    top = Path(lockstep.__file__).parent
+    top = Path(__file__).parents[2]
     for package in ("engine", "harness"):
         for path in sorted((top / package).rglob("*")):
             if path.suffix not in SOURCES:

@@ -10,7 +10,8 @@ import pytest
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.catalogue.views import LOGITS, TEXT
 from lockstep.harness.check.check import Plan
-from lockstep.harness.cli.diagnosis import Remarks, diagnosis_lines
+from lockstep.harness.cli.diagnosing import Remarks
+from lockstep.harness.cli.diagnosis import diagnosis_lines
 from lockstep.harness.diagnosis.diagnosis import Diagnosed, Diagnosis
 from lockstep.harness.diagnosis.differences import Difference, around_difference
 from lockstep.harness.diagnosis.pace import Estimate, Pace

@@ -1,0 +1,27 @@
+"""The commands that repeat a plan, or say more of it."""
+
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockstep.harness.check.check import Plan
+
+OF_TEXTS = ("--steps", "--prompt")  # options that bisect has not: it generates nothing
+
+
+def bisect_command(plan: "Plan") -> str:
+    """That looks for the place where the engines of this plan part."""
+    return f"lockstep bisect {without(plan.command, *OF_TEXTS)}"
+
+
+def diagnose_command(plan: "Plan") -> str:
+    """That names the known mistake; it always holds llama.cpp against the engine."""
+    return f"lockstep diagnose {without(plan.command, '--oracle')}"
+
+
+def without(command: str, *options: str) -> str:
+    words = shlex.split(command)
+    for option in options:
+        if option in words:
+            del words[(at := words.index(option)) : at + 2]
+    return shlex.join(words)
