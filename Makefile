@@ -12,15 +12,21 @@ AMX := $(if $(shell grep -sw amx_tile /proc/cpuinfo),-mno-amx-tile -mno-amx-int8
 HALVES := $(if $(shell grep -sw avx512_fp16 /proc/cpuinfo),-mno-avx512fp16)
 LEFT_OUT := $(strip $(AMX) $(HALVES))
 
-.PHONY: check test lint selftest campaign clean
+.PHONY: check test test-all lint selftest campaign clean
 
 check: $(READY)
 	@$(BIN)/lockstep check
 
 # A test process for each processor already: threads of OpenBLAS beside them only wait for each other.
 # Compiled modules are kept: each of the hundreds of processes that tests start would compile anew.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+
+# What a change can break. tests/campaigns.py lists what only test-all runs.
 test: $(READY) lint
-	@env -u PYTHONDONTWRITEBYTECODE OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+	@$(PYTEST) -m "not campaign"
+
+test-all: $(READY) lint
+	@$(PYTEST)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from lockstep.harness.asking.template import keep_template
+from tests.campaigns import CAMPAIGNS, campaign_of
 from tests.kept_floors import floors_kept_in
 
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
@@ -28,6 +29,20 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if campaign_of(item.nodeid):
+            item.add_marker("campaign")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what was left out, so that it does not read as a pass."""
+    if terminalreporter.config.option.markexpr == "not campaign":
+        terminalreporter.section("only in make test-all")
+        for path, what in CAMPAIGNS.items():
+            terminalreporter.line(f"tests/{path}: {what}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,19 @@
+"""What only `make test-all` runs is listed, and the list names tests that are there."""
+
+import pytest
+
+from tests.campaigns import CAMPAIGNS, campaign_of
+from tests.meta.test_house import ROOT
+
+
+@pytest.mark.parametrize("row", CAMPAIGNS)
+def test_row_names_tests_that_exist(row: str) -> None:
+    path, _, name = row.partition("::")
+    source = (ROOT / "tests" / path).read_text()
+    assert f"def {name}(" in source if name else "def test_" in source
+
+
+def test_test_belongs_to_its_row_alone() -> None:
+    for row in CAMPAIGNS:
+        assert campaign_of(f"tests/{row}") == row
+    assert campaign_of("tests/meta/test_campaigns.py::test_any") == ""
