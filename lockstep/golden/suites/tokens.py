@@ -6,6 +6,7 @@ from itertools import compress
 from typing import Any
 
 from lockstep.golden.suites.base import AskedEngine, Case, Golden, Source, Vectors, Verdicts, each
+from lockstep.golden.suites.parts.token_compare import compare_tokens, text_of
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites.tokens import TEXTS, with_left_out
 from lockstep.harness.synth.generator import integers, stream
@@ -40,7 +41,7 @@ class GoldenTokens(Golden, name="tokens"):
     def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
         document = vectors.document
         for row in document["encode"]:
-            if row["text"] != shown(bytes.fromhex(row["hex"])):
+            if row["text"] != text_of(bytes.fromhex(row["hex"])):
                 yield f"{row['id']}: text and hex are not the same text"
         ids = [row["id"] for part in ("encode", "decode", "pieces") for row in document[part]]
         if len(set(ids)) != len(ids):
@@ -69,8 +70,10 @@ def replay_texts(
         every = matching(document["encode"], on)
         rows = list(compress(every, ask.has([bytes.fromhex(row["hex"]) for row in every])))
         got = ask("tokenize", [bytes.fromhex(row["hex"]) for row in rows], **on)
-        want = [row["ids"] for row in rows]
-        found = compare_rows("encode", flags, rows, want, [list(run) for run in got], verdict)
+        names, want = [row["id"] for row in rows], [row["ids"] for row in rows]
+        found = compare_tokens(
+            name_way("encode", on), names, want, [list(run) for run in got], verdict
+        )
         yield with_left_out(found, len(every) - len(rows))
 
 
@@ -80,34 +83,21 @@ def replay_ids(
     for flags in FLAGS:
         on = decoding(flags)
         rows = matching(document["decode"], on)
-        got = ask("detokenize", [row["ids"] for row in rows], **on)
-        want = [row["hex"] for row in rows]
-        found = [text.hex() for text in got]
-        yield judged_texts("decode", flags, rows, want, found, verdict, ask)
         (pieces,) = matching(document["pieces"], on)
-        tokens = range(len(pieces["hex"]))
-        got = ask("detokenize", [[token] for token in tokens], **on)
-        named_rows = [{"id": f"token {token}"} for token in tokens]
-        found = [text.hex() for text in got]
-        texts = pieces["hex"]
-        yield judged_texts("pieces", flags, named_rows, texts, found, verdict, ask)
+        every = range(len(pieces["hex"]))
+        questions = (
+            ("decode", [row["id"] for row in rows], [row["ids"] for row in rows], None),
+            ("pieces", [f"token {token}" for token in every], [[t] for t in every], pieces["hex"]),
+        )
+        for way, names, runs, texts in questions:
+            want = [row["hex"] for row in rows] if texts is None else texts
+            fit = ask.has([bytes.fromhex(text) for text in want])
+            got = hexes(ask, runs, flags)
+            yield compare_tokens(name_way(way, on), names, want, got, verdict, fit)
 
 
-def judged_texts(
-    way: str,
-    flags: tuple[bool, bool],
-    rows: list[Case],
-    want: list[str],
-    got: list[str],
-    verdict: Verdicts,
-    ask: AskedEngine,
-) -> Verdict:
-    """Without texts that the engine's language does not have."""
-    fit = ask.has([bytes.fromhex(text) for text in want])
-    if len(got) == len(want):
-        rows = list(compress(rows, fit))
-        want, got = (list(compress(each, fit)) for each in (want, got))
-    return with_left_out(compare_rows(way, flags, rows, want, got, verdict), fit.count(False))
+def name_way(way: str, flags: Mapping[str, bool]) -> str:
+    return f"{way} ({' '.join(name for name, value in flags.items() if value) or 'no flags'})"
 
 
 def vocabulary_size(source: Source) -> int:
@@ -144,7 +134,7 @@ def encode_cases(ask: AskedEngine, texts: list[bytes], flags: tuple[bool, bool])
         {
             "id": f"encode-{i:03d}{flag_suffix(flags)}",
             "hex": text.hex(),
-            "text": shown(text),
+            "text": text_of(text),
             **encoding(flags),
             "ids": list(ids),
         }
@@ -163,37 +153,5 @@ def hexes(ask: AskedEngine, runs: list[list[int]], flags: tuple[bool, bool]) -> 
     return [text.hex() for text in ask("detokenize", runs, **decoding(flags))]
 
 
-def shown(text: bytes) -> str | None:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return None
-
-
 def matching(rows: list[Case], flags: Mapping[str, bool]) -> list[Case]:
     return [row for row in rows if all(row[name] == value for name, value in flags.items())]
-
-
-def compare_rows(
-    way: str,
-    flags: tuple[bool, bool],
-    rows: list[Case],
-    want: list[Any],
-    got: list[Any],
-    verdict: Verdicts,
-) -> Verdict:
-    names = encoding(flags) if way == "encode" else decoding(flags)
-    on = " ".join(name for name, value in names.items() if value) or "no flags"
-    if len(got) != len(want):
-        text = f"{way} ({on}): {len(got)} answers to {len(want)} questions"
-        return verdict("diverged", text, key=f"{way}/count")
-    wrong = [row for row in zip(rows, want, got, strict=True) if row[1] != row[2]]
-    if not wrong:
-        return verdict("agreed", f"{way} ({on}): {len(rows)} cases are the same")
-    row, expected, actual = min(wrong, key=lambda each: len(each[1]))
-    text = (
-        f"{way} ({on}): {len(wrong)} of {len(rows)} cases differ; {row['id']} gives "
-        f"{str(actual)[:80]}, expected {str(expected)[:80]}"
-    )
-    detail = {"id": row["id"], "expected": expected, "actual": actual, "mismatched": len(wrong)}
-    return verdict("diverged", text, detail, key=f"{way}/{on}")

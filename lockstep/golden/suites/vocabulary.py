@@ -11,6 +11,7 @@ from lockstep.golden.fetch import own_cases
 from lockstep.golden.store import BrokenGolden
 from lockstep.golden.suites.base import AskedEngine, Case, Golden, Source, Vectors, Verdicts, each
 from lockstep.golden.suites.parts.token_cases import token_cases
+from lockstep.golden.suites.parts.token_compare import compare_tokens, text_of
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites.tokens import with_left_out
 from lockstep.harness.synth.draws import integers, stream
@@ -60,7 +61,7 @@ class GoldenVocabulary(Golden, name="vocabulary"):
         for row in document["cases"]:
             if set(row["ids"]) != set(ways_of(row["id"])):
                 yield f"{row['id']}: ids are kept under {', '.join(row['ids'])}"
-            if row["text"] != shown(unb64(row["base64"])):
+            if row["text"] != text_of(unb64(row["base64"])):
                 yield f"{row['id']}: text and base64 are not the same text"
         table = document["pieces"]
         if not len(table["ids"]) == len(table["full"]) == len(table["plain"]):
@@ -112,7 +113,7 @@ def replay_ids(
     want = [row["base64"] if row["back"] is None else row["back"] for row in rows]
     fit = ask.has([unb64(text) for text in want])
     names, found = [r["id"] for r in rows], [b64(t) for t in got]
-    yield judged_texts("decode", names, want, found, fit, verdict)
+    yield compare_tokens("decode", names, want, found, verdict, fit)
 
 
 def replay_pieces(
@@ -124,7 +125,7 @@ def replay_pieces(
         got = ask("detokenize", [[i] for i in table["ids"]], **flags)
         fit = ask.has([bytes.fromhex(piece) for piece in table[key]])
         found = [t.hex() for t in got]
-        yield judged_texts(f"pieces, {key}", names, table[key], found, fit, verdict)
+        yield compare_tokens(f"pieces, {key}", names, table[key], found, verdict, fit)
 
 
 # --- texts --------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ def decode_random_ids(source: Source, metadata: Mapping[str, tuple[str, Any]]) -
 
 def encode_cases(ask: AskedEngine, texts: Mapping[str, bytes]) -> list[Case]:
     rows: dict[str, Case] = {
-        name: {"id": name, "base64": b64(text), "text": shown(text), "ids": {}}
+        name: {"id": name, "base64": b64(text), "text": text_of(text), "ids": {}}
         for name, text in texts.items()
     }
     for way, flags in WAYS.items():
@@ -241,38 +242,6 @@ def replay_own(
     )
 
 
-def judged_texts(
-    what: str,
-    names: Sequence[str],
-    want: Sequence[str],
-    got: Sequence[str],
-    fit: Sequence[bool],
-    verdict: Verdicts,
-) -> Verdict:
-    """fit: which of them the engine's language has; the others are left out."""
-    if len(got) == len(want):
-        names, want, got = (list(compress(each, fit)) for each in (names, want, got))
-    return with_left_out(compare_tokens(what, names, want, got, verdict), fit.count(False))
-
-
-def compare_tokens(
-    what: str, names: Sequence[str], want: Sequence[Any], got: Sequence[Any], verdict: Verdicts
-) -> Verdict:
-    if len(got) != len(want):
-        text = f"{what}: {len(got)} answers to {len(want)} questions"
-        return verdict("diverged", text, key=f"{what}/count")
-    wrong = [row for row in zip(names, want, got, strict=True) if row[1] != row[2]]
-    if not wrong:
-        return verdict("agreed", f"{what}: {len(names)} cases are the same")
-    name, expected, actual = min(wrong, key=lambda row: len(row[1]))
-    text = (
-        f"{what}: {len(wrong)} of {len(names)} cases differ; {name} gives {str(actual)[:80]}, "
-        f"expected {str(expected)[:80]}"
-    )
-    detail = {"id": name, "expected": expected, "actual": actual, "mismatched": len(wrong)}
-    return verdict("diverged", text, detail, key=what)
-
-
 def b64(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
 
@@ -283,10 +252,3 @@ def unb64(text: str) -> bytes:
 
 def digest(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
-
-
-def shown(text: bytes) -> str | None:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return None

@@ -10,7 +10,6 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
@@ -63,12 +62,7 @@ class Terminal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.quieten()
         if isinstance(error, BadInput | EngineError | OSError) or is_broken_golden(error):
             self.err.print(f"lockstep: {printable(sentence_of(error))}")
