@@ -18,7 +18,7 @@ from lockstep.harness.fuzzers.batch.machines import KINDS
 from lockstep.harness.fuzzers.batch.sbatch_schedules import SPLITS, sbatch_schedule
 from lockstep.harness.fuzzers.batch.schedule import ScheduleCase, schedule_from
 from lockstep.harness.fuzzers.batch.schedules import schedule
-from lockstep.harness.fuzzers.batch.shrink import shrunk
+from lockstep.harness.fuzzers.batch.shrink import shrink_case
 from lockstep.harness.fuzzers.batch.situations import SITUATIONS, find_situations
 from lockstep.harness.fuzzers.numbers import CaseNumbers
 from lockstep.harness.records import Verdict
@@ -168,7 +168,7 @@ class ScheduleCampaign:
 
         before, relations = judge.counts.copy(), judge.relations
         judge.relations = first.symptom in RELATIONS  # they cost most, and the rest comes first
-        small = shrunk(case, self.kind, wrong, tries=40 if first.symptom in DEADLY else 500)
+        small = shrink_case(case, self.kind, wrong, tries=40 if first.symptom in DEADLY else 500)
         last = judge(small) or first
         judge.counts, judge.relations = before, relations  # minimising compares nothing new
         known = self.entry(last, small)

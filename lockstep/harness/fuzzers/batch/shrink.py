@@ -2,29 +2,26 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from lockstep.harness.fuzzers.batch.machines import machine_of
 from lockstep.harness.fuzzers.batch.schedule import Row, ScheduleCase, Step
+from lockstep.harness.fuzzers.shrink import shrink
 
 Wrong = Callable[[ScheduleCase], bool]
 TRIES = 500  # questions for one finding
 
 
-def shrunk(case: ScheduleCase, kind: str, wrong: Wrong, tries: int = TRIES) -> ScheduleCase:
-    """The smallest schedule found for which `wrong` holds, as it does for `case`."""
-    best, improved = case, True
-    while improved and tries > 0:
-        improved = False
-        for candidate in smaller(best, kind):
-            if candidate.size >= best.size:
-                continue
-            tries -= 1
-            if wrong(candidate):
-                best, improved = candidate, True
-                break
-            if tries <= 0:
-                break
-    return best
+def shrink_case(case: ScheduleCase, kind: str, wrong: Wrong, tries: int = TRIES) -> ScheduleCase:
+    """Return the smallest schedule found for which `wrong` holds, as it does for `case`."""
+    return shrink(
+        case,
+        [partial(smaller, kind=kind)],
+        lambda some: [wrong(each) for each in some],
+        lambda each: each.size,
+        budget=tries,
+        at_once=1,
+    )
 
 
 def smaller(case: ScheduleCase, kind: str) -> Iterator[ScheduleCase]:

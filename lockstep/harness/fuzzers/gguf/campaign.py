@@ -35,7 +35,7 @@ from lockstep.harness.fuzzers.gguf.findings import (
 from lockstep.harness.fuzzers.gguf.given import CORPUS, GIVEN, GUIDED, files_in, given_cases
 from lockstep.harness.fuzzers.gguf.grammar import FileCase, cases
 from lockstep.harness.fuzzers.gguf.models import MODELS, model_cases
-from lockstep.harness.fuzzers.gguf.shrink import cost_of, shrunk
+from lockstep.harness.fuzzers.gguf.shrink import cost_of, shrink_file
 from lockstep.harness.fuzzers.gguf.stages import FULL, Stage, answer_about, describe_answer, part
 from lockstep.harness.fuzzers.numbers import CaseNumbers
 from lockstep.harness.records import Status, Verdict
@@ -241,7 +241,7 @@ class FileCampaign:
 
         dear = cause.symptom in ("hangs", "memory") or (stage and stage.way in MODEL_WAYS)
         most = DEAR if dear else 10 * DEAR if cause.symptom == "crashes" else 4000
-        return shrunk(case.raw, shows, max(most, LONG * cost_of([case.raw])))
+        return shrink_file(case.raw, shows, max(most, LONG * cost_of([case.raw])))
 
     # --- verdicts -------------------------------------------------------------------------------
 

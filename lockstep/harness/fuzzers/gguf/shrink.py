@@ -5,7 +5,7 @@ read is the tail. Whether a smaller file still shows it is asked about many at a
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from struct import error, unpack_from
 
 from lockstep.engine.gguf.fields import SCALARS, ValueType, padded
@@ -19,6 +19,7 @@ from lockstep.harness.fuzzers.gguf.draft import (
     array,
     string,
 )
+from lockstep.harness.fuzzers.shrink import shrink
 
 Shows = Callable[[list[bytes]], list[bool]]
 STR, ARR = int(ValueType.STR), int(ValueType.ARR)
@@ -28,59 +29,26 @@ FINEST = 1024  # the share of a file below which no bytes are taken away
 ALIGNMENT = b"general.alignment"
 
 
-def shrunk(raw: bytes, shows: Shows, most: int = 4000) -> bytes:
-    """The smallest file found. most: files to try; those that end a process are dear."""
+def shrink_file(raw: bytes, shows: Shows, most: int = 4000) -> bytes:
+    """Return the smallest file found. most: files to try; those that end a process are dear."""
     budget = [most]
-    best, steps = raw, (smaller_drafts, smaller_values, fewer_bytes)
-    while True:
-        before = best
-        for step in steps:
-            best = repeat_step(best, step, shows, budget)
-        if len(best) >= len(before) or budget[0] <= 0:
-            return plainer(best, shows, budget)
+
+    def paid(files: list[bytes]) -> list[bool]:
+        budget[0] -= cost_of(files)
+        return shows(files)
+
+    makers = (smaller_drafts, smaller_values, fewer_bytes)
+    best = shrink(
+        *(raw, makers, paid, size_of), budget=most, cost=cost_of, at_once=min(AT_ONCE, most)
+    )
+    return plainer(best, shows, budget)
 
 
-def repeat_step(
-    raw: bytes, step: Callable[[bytes], Iterator[bytes]], shows: Shows, budget: list[int]
-) -> bytes:
-    """One kind of step, until no such step makes it smaller."""
-    while budget[0] > 0:
-        found = first_that_shows(raw, step(raw), shows, budget)
-        if found is None:
-            return raw
-        raw = found
-    return raw
+def size_of(raw: bytes) -> tuple[int, bytes]:
+    return len(raw), raw
 
 
-def first_that_shows(
-    raw: bytes, tries: Iterator[bytes], shows: Shows, budget: list[int]
-) -> bytes | None:
-    """Of each handful the shortest that still shows it."""
-    seen: set[bytes] = set()
-    batch: list[bytes] = []
-    for candidate in tries:
-        if len(candidate) < len(raw) and candidate not in seen:
-            seen.add(candidate)
-            batch.append(candidate)
-        if cost_of(batch) >= min(AT_ONCE, budget[0]):
-            if found := shortest(batch, shows, budget):
-                return found[0]
-            batch = []
-            if budget[0] <= 0:
-                return None
-    found = shortest(batch, shows, budget)
-    return found[0] if found else None
-
-
-def shortest(batch: Sequence[bytes], shows: Shows, budget: list[int]) -> list[bytes]:
-    if not batch:
-        return []
-    budget[0] -= cost_of(batch)
-    still = [raw for raw, yes in zip(batch, shows(list(batch)), strict=True) if yes]
-    return sorted(still, key=lambda raw: (len(raw), raw))[:1]
-
-
-def cost_of(batch: Sequence[bytes]) -> int:
+def cost_of(batch: list[bytes]) -> int:
     """A kilobyte is one; a file of 64 of them is not tried as often."""
     return len(batch) + sum(map(len, batch)) // 1024
 

@@ -10,7 +10,7 @@ from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import no_answer
 from lockstep.harness.fuzzers.quants.blocks import Blocks
 from lockstep.harness.fuzzers.quants.differences import Differences, alike, in_words, symptom_of
-from lockstep.harness.fuzzers.quants.small_blocks import block_in_words, fields_used, shrink
+from lockstep.harness.fuzzers.quants.small_blocks import block_in_words, fields_used, shrink_block
 from lockstep.harness.records import Answered, Outcome
 
 SAME = ("", "nan-sign")
@@ -83,7 +83,7 @@ class Examiner:
             rows = zip(*self.both(blocks), strict=True)
             return np.array([alike(first, symptom_of(x, y)) for x, y in rows])
 
-        small = shrink(self.kind, blocks[i].copy(), shows)
+        small = shrink_block(self.kind, blocks[i].copy(), shows)
         expected, actual = self.both(small[None])
         symptom = symptom_of(expected[0], actual[0])
         if symptom == "":  # others were decoded with it until now

@@ -1,6 +1,7 @@
 """From a block that two engines decode differently to the smallest one that still shows it."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -8,12 +9,13 @@ from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import Bytes, WeightFormat
 from lockstep.harness.fuzzers.quants.blocks import Blocks, OddScale, scales_of
+from lockstep.harness.fuzzers.shrink import shrink
 
 Shows = Callable[[Blocks], NDArray[np.bool_]]  # which of these blocks still show the difference
 FEW = 12  # non-zero bytes, of which pairs are tried as well
 
 
-def shrink(kind: type[WeightFormat], block: Bytes, shows: Shows) -> Bytes:
+def shrink_block(kind: type[WeightFormat], block: Bytes, shows: Shows) -> Bytes:
     """As few non-zero bytes as possible, then as few bits: no single step makes it smaller.
 
     Fields first, then runs of bytes, single ones, pairs and bits; scales become 1.
@@ -24,18 +26,10 @@ def shrink(kind: type[WeightFormat], block: Bytes, shows: Shows) -> Bytes:
         odd = sum(not (at_one(scale, block) or at_zero(scale, block)) for scale in scales)
         return int(np.count_nonzero(block)), odd, int(np.unpackbits(block).sum())
 
-    def step(block: Bytes) -> Bytes | None:
-        size = size_of(block)
-        for stage in (whole_parts(kind, block, scales), runs(block), bits_and_pairs(block)):
-            tried = [c for c in stage if size_of(c) < size]
-            kept = np.flatnonzero(shows(np.stack(tried))) if tried else ()
-            if len(kept):
-                return min((tried[i] for i in kept), key=size_of)
-        return None
-
-    while (smaller := step(block)) is not None:
-        block = smaller
-    return block
+    makers = (partial(whole_parts, kind, scales), runs, bits_and_pairs)
+    return shrink(
+        block, makers, lambda some: shows(np.stack(some)), size_of, identity=lambda b: b.tobytes()
+    )
 
 
 def at_one(scale: OddScale, block: Bytes) -> bool:
@@ -52,7 +46,7 @@ def with_scale(scale: OddScale, block: Bytes, bits: int) -> Bytes:
     return changed
 
 
-def whole_parts(kind: type[WeightFormat], block: Bytes, scales: list[OddScale]) -> Iterator[Bytes]:
+def whole_parts(kind: type[WeightFormat], scales: list[OddScale], block: Bytes) -> Iterator[Bytes]:
     for scale in scales:
         yield with_scale(scale, block, scale.one)
     for dtype, at, *_ in (kind.layout.fields or {}).values():

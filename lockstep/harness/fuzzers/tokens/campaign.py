@@ -7,7 +7,7 @@ from itertools import groupby, product
 from typing import Any
 
 from lockstep.harness.fuzzers.tokens.ask import Failure, TextAsker
-from lockstep.harness.fuzzers.tokens.shrink import order, shrunk
+from lockstep.harness.fuzzers.tokens.shrink import order, shrink_input
 from lockstep.harness.judging.no_characters import is_utf8
 
 MOST_FOUND = 10  # kinds of difference, of one vocabulary, that are told apart
@@ -140,7 +140,7 @@ class TextCampaign:
             return
         self.shrinks += 1
         judge = self.first_wrong if deadly else self.wrong
-        small = shrunk(given, lambda inputs: judge(way, inputs, flags))
+        small = shrink_input(given, lambda inputs: judge(way, inputs, flags))
         (want,), (got,) = self.answers(way, [small], flags)
         difference = TextDifference(
             way=way, flags=flags, given=small, expected=want, actual=got, case=at

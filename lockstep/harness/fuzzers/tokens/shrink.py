@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from lockstep.harness.fuzzers.shrink import shrink
+
 Input = Any  # bytes, or a tuple of ids: what can be cut and joined
 Wrong = Callable[[Sequence[Input]], Sequence[bool]]
 
@@ -10,24 +12,14 @@ ROUNDS = 60  # questions; each step makes the input shorter or simpler, so few a
 SIMPLER = (b"a", b" ", b"0", b".")  # in place of a character, the simplest first
 
 
-def shrunk(given: Input, wrong: Wrong) -> Input:
-    """The smallest input found for which `wrong` holds, as it does for `given`.
+def shrink_input(given: Input, wrong: Wrong) -> Input:
+    """Return the smallest input found for which `wrong` holds, as it does for `given`.
 
     `wrong` judges a list of inputs at once, because an engine in another process answers a list
     almost as fast as one.
     """
-    best, rounds = given, 0
-    improved = True
-    while improved and rounds < ROUNDS:
-        improved = False
-        for make in (without_chunks, simplify_input):
-            candidates = list(dict.fromkeys(c for c in make(best) if order(c) < order(best)))
-            rounds += 1
-            found = [c for c, bad in zip(candidates, wrong(candidates), strict=True) if bad]
-            if found:
-                best, improved = min(found, key=order), True
-                break
-    return best
+    makers = (without_chunks, simplify_input)
+    return shrink(given, makers, wrong, order, budget=ROUNDS, cost=lambda _: 1, at_once=2)
 
 
 def order(given: Input) -> tuple[int, int, Input]:

@@ -23,7 +23,7 @@ from lockstep.harness.fuzzers.base import FuzzPlan
 from lockstep.harness.fuzzers.gguf.campaign import FileCampaign
 from lockstep.harness.fuzzers.gguf.given import given_cases
 from lockstep.harness.fuzzers.gguf.grammar import alone
-from lockstep.harness.fuzzers.gguf.shrink import cost_of, shrunk
+from lockstep.harness.fuzzers.gguf.shrink import cost_of, shrink_file
 from lockstep.harness.fuzzers.gguf.stages import answer_about, opened_stages
 from lockstep.harness.records import (
     EXACT,
@@ -109,7 +109,7 @@ def test_a_long_file_is_not_tried_many_at_a_time() -> None:
         asked.append(cost_of(files))
         return [False] * len(files)
 
-    shrunk(raw, shows, most=4 * cost_of([raw]))
+    shrink_file(raw, shows, most=4 * cost_of([raw]))
     assert max(asked) <= 64 + cost_of([raw])
     assert sum(asked) <= 5 * cost_of([raw])
 

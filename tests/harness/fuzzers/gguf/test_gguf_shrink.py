@@ -6,7 +6,7 @@ from lockstep.engine.errors import MalformedFile
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.fuzzers.gguf.faults import FAULTS
 from lockstep.harness.fuzzers.gguf.grammar import cases
-from lockstep.harness.fuzzers.gguf.shrink import Shows, draft_of, shrunk
+from lockstep.harness.fuzzers.gguf.shrink import Shows, draft_of, shrink_file
 
 
 def refused_as(kind: str) -> Shows:
@@ -48,7 +48,7 @@ def test_a_file_shrinks_to_its_fault(fault: str, most: int) -> None:
         assert draft is not None
         draft.n_rows = draft.n_pairs = draft.data = draft.padding = None
         FAULTS[fault].apply(draft, _Least())
-        small = shrunk(draft.raw(), refused_as(kinds[0]))
+        small = shrink_file(draft.raw(), refused_as(kinds[0]))
         assert refused_as(kinds[0])([small]) == [True]
         assert len(small) <= most, (small.hex(), family_case.number)
 
@@ -66,7 +66,7 @@ def test_no_more_files_are_tried_than_allowed() -> None:
         tried += len(files)
         return [True] * len(files)
 
-    shrunk(cases(1, "valid", 1, 1)[0].raw, shows, most=50)
+    shrink_file(cases(1, "valid", 1, 1)[0].raw, shows, most=50)
     assert 0 < tried <= 50
 
 
@@ -74,5 +74,5 @@ def test_a_long_text_is_not_taken_apart_byte_by_byte() -> None:
     long = cases(1, "broken", [f.name for f in FAULTS.values() if f.kinds].index("key-65536"), 1)
     (case,) = long
     assert case.faults == ("key-65536",)
-    small = shrunk(case.raw, refused_as("key-long"), most=2000)
+    small = shrink_file(case.raw, refused_as("key-long"), most=2000)
     assert 65536 < len(small) < 65800

@@ -8,7 +8,7 @@ from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.fuzzers.quants.blocks import Cases, corners, scales_of
 from lockstep.harness.fuzzers.quants.differences import Differences, alike, symptom_of
-from lockstep.harness.fuzzers.quants.small_blocks import block_in_words, shrink
+from lockstep.harness.fuzzers.quants.small_blocks import block_in_words, shrink_block
 
 import_members("lockstep.engine.quants")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
@@ -134,7 +134,7 @@ def test_shrinking_ends_where_no_byte_can_be_spared() -> None:
         return found
 
     block[5], block[100] = 0xFF, 0xFF
-    small = shrink(kind, block.copy(), shows)
+    small = shrink_block(kind, block.copy(), shows)
     assert np.flatnonzero(small).tolist() == [5, 100]
     assert small[5] == 4
     text = f"ql[5] = 0x04, ql[100] = 0x{small[100]:02x}, all else zero"

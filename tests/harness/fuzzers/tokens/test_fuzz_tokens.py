@@ -19,7 +19,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.fuzzers.base import FuzzPlan, fuzzer_named, run_campaign
-from lockstep.harness.fuzzers.tokens.shrink import order, shrunk
+from lockstep.harness.fuzzers.tokens.shrink import order, shrink_input
 from lockstep.harness.fuzzers.tokens.texts import (
     STRATEGIES,
     Counter,
@@ -301,7 +301,7 @@ def test_a_text_is_shrunk_to_what_matters(given_text: bytes, needle: bytes) -> N
         questions += 1
         return [needle in each for each in texts]
 
-    assert shrunk(given_text, wrong) == needle
+    assert shrink_input(given_text, wrong) == needle
     assert questions <= 60
 
 
@@ -309,7 +309,7 @@ def test_what_does_not_matter_becomes_simple() -> None:
     def wrong(texts: Any) -> list[bool]:
         return [len(each.decode()) >= 3 and "é" in each.decode() for each in texts]
 
-    assert shrunk("wörldé!".encode(), lambda texts: safe(wrong, texts)) in (
+    assert shrink_input("wörldé!".encode(), lambda texts: safe(wrong, texts)) in (
         "a é".encode(),
         " é ".encode(),
         "aéa".encode(),
@@ -328,7 +328,7 @@ def safe(wrong: Any, texts: Any) -> list[bool]:
 
 
 def test_ids_are_left_out_and_never_replaced() -> None:
-    assert shrunk((5, 6, 7, 8, 9), lambda rows: [7 in row for row in rows]) == (7,)
+    assert shrink_input((5, 6, 7, 8, 9), lambda rows: [7 in row for row in rows]) == (7,)
 
 
 def test_the_order_of_texts_prefers_short_then_plain() -> None:

@@ -1,0 +1,69 @@
+"""Makes a case that shows something small, for every fuzzer: smaller cases are asked about."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import cycle
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Smaller = Callable[[T], Iterable[T]]  # smaller cases, the boldest first
+
+
+def shrink(
+    case: T,
+    makers: Sequence[Smaller[T]],
+    shows: Callable[[list[T]], Iterable[Any]],
+    size: Callable[[T], Any],
+    *,
+    budget: float = float("inf"),
+    cost: Callable[[list[T]], int] = len,
+    at_once: float = float("inf"),
+    identity: Callable[[T], Any] = lambda case: case,
+) -> T:
+    """Return the smallest case found that shows what `case` shows.
+
+    One maker is used until it gives nothing, then the next; the end is where none does. shows: of
+    each case whether it still shows it. size: what is compared, the smaller the better. budget: how
+    much all questions may cost. at_once: what a question costs at most, or a little more. identity:
+    what is equal for equal cases, which are asked about once.
+    """
+    useless = 0
+    for make in cycle(makers):
+        if useless == len(makers):
+            break
+        useless += 1
+        again = True
+        while again and budget > 0:
+            again = False
+            for some in handfuls(distinct(make(case), size, size(case), identity), cost, at_once):
+                budget -= cost(some)
+                found = [one for one, yes in zip(some, shows(some), strict=True) if yes]
+                if found:
+                    case, again, useless = min(found, key=size), True, 0
+                if found or budget <= 0:
+                    break
+    return case
+
+
+def distinct(
+    cases: Iterable[T], size: Callable[[T], Any], below: Any, identity: Callable[[T], Any]
+) -> Iterator[T]:
+    """Yield those that are smaller, each once."""
+    seen = set()
+    for case in cases:
+        if size(case) < below and (name := identity(case)) not in seen:
+            seen.add(name)
+            yield case
+
+
+def handfuls(
+    cases: Iterable[T], cost: Callable[[list[T]], int], at_once: float
+) -> Iterator[list[T]]:
+    """Yield lists of them, each ended as soon as it costs that much."""
+    some: list[T] = []
+    for case in cases:
+        some.append(case)
+        if cost(some) >= at_once:
+            yield some
+            some = []
+    if some:
+        yield some
