@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch, joined, steps_of
 from lockstep.engine.quants.base import F32
@@ -24,16 +24,14 @@ from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Request, Verdict
-from lockstep.harness.suites.parts.close_calls import AS_NEAR, is_honest
 from lockstep.harness.suites.parts.control_tokens import control_token
-from lockstep.harness.suites.parts.next_tokens import (
-    close_calls,
-    nearly_chosen,
-    next_tokens,
-)
+from lockstep.harness.suites.parts.next_tokens import close_calls, next_tokens
 from lockstep.harness.suites.parts.oracles_logits import (
+    AS_NEAR,
     WRONG_ORACLE,
     in_one,
+    is_honest,
+    nearly_chosen,
     oracles_logits,
     whole_truth,
     why_any_choice_agrees,
@@ -323,11 +321,7 @@ def judge_tokens(
             text += "the same"
         return context.verdict("decode", "excused", text, detail)
     wrong = [r for r, m in zip(("oracle", "subject"), margins, strict=True) if m > 2 * allowed]
-    behind_last = len(oracle) - first  # rows of the run from this one on
-
-    def chosen(run: F32, room: NDArray[np.float64]) -> bool:
-        return nearly_chosen([b], run[-behind_last:], room[-behind_last:])
-
+    chosen = partial(nearly_chosen, [b], first=first - len(oracle))
     if wrong == ["subject"] and is_honest(context, batches, chosen):
         text += f", and {AS_NEAR}"
         return context.verdict("decode", "excused", text, detail)

@@ -4,7 +4,6 @@ far apart as they are?"""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from lockstep.harness.suites.parts.control_tokens import ids_of_control
 from lockstep.harness.suites.parts.empty_lists import ending, ends, left_open
 from lockstep.harness.suites.parts.list_scales import find_scale, first_off
 from lockstep.harness.suites.parts.lists_alike import alike
+from lockstep.harness.suites.parts.oracles_logits import honest_runs
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 
@@ -296,7 +296,7 @@ def honest_run_of(
     """Whose lists these are: with conversions of activations as llama.cpp makes them, without, or
     of another design. None: nobody's."""
     noise = context.noise_on(batches)
-    for run in chain(context.honest_runs(batches), context.converted_runs(batches)):
+    for _, run in honest_runs(context, batches):
         if first_off(listed, run, float(whole_run(noise, largest(run)).allowed)) is None:
             return run
     return None

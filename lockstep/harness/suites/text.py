@@ -24,7 +24,6 @@ from lockstep.harness.suites.parts.close_calls import (
     Beginning,
     beginnings_of,
     closest,
-    designs_that_say,
     said_behind,
     said_of,
     texts_of,
@@ -32,7 +31,11 @@ from lockstep.harness.suites.parts.close_calls import (
 from lockstep.harness.suites.parts.full_texts import said_in_full
 from lockstep.harness.suites.parts.misread import misread_prompts
 from lockstep.harness.suites.parts.no_text import no_text_at_all
-from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, oracles_logits
+from lockstep.harness.suites.parts.oracles_logits import (
+    WRONG_ORACLE,
+    designs_that_say,
+    oracles_logits,
+)
 from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 from lockstep.harness.suites.parts.prompts import (
     ALIKE,
@@ -206,7 +209,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
     designs = None
     for one, said, wrong in sorted(others, key=lambda other: how_far(other[2]), reverse=True):
         begins = partial(may_begin_with, said, pieces)
-        if designs := designs_that_say(context, one.batches, begins, designs):
+        if designs := [*designs_that_say(context, one.batches, begins, designs)]:
             continue
         if oracles_logits(context, one.batches) is None:
             yield context.verdict("text", "not-compared", WRONG_ORACLE)

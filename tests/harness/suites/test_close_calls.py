@@ -23,6 +23,7 @@ from lockstep.harness.suites.parts.close_calls import (
     seeded_runs,
     texts_of,
 )
+from lockstep.harness.suites.parts.oracles_logits import nearly_chosen
 from lockstep.harness.suites.parts.prompts import LONG
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
@@ -83,8 +84,8 @@ def test_a_row_of_large_logits_lends_no_room_to_small_ones(behind: float, is_nea
     run = np.array([[100, 0], [1, 1 - behind]], np.float32)
     allowed = between_two_in_rows(0.01, run)
     assert between_two(0.01, run) > behind
-    assert next_tokens.nearly_chosen([0, 1], run, allowed) is is_near
-    assert next_tokens.nearly_chosen([0, 0], run, allowed)
+    assert nearly_chosen([0, 1], run, allowed) is is_near
+    assert nearly_chosen([0, 0], run, allowed)
 
 
 class Longer(Quiet, name="close: a longer text"):

@@ -9,12 +9,11 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count
+from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.random import Philox
-from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
@@ -27,11 +26,9 @@ from lockstep.harness.context.further_runs import (
 )
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
-from lockstep.harness.judging.tolerances import between_two, between_two_in_rows
+from lockstep.harness.judging.tolerances import between_two
 from lockstep.harness.records import Rejected, Request, Status, Unanswerable, Verdict
 
-# none of these runs need choose it: the limit is a share of the largest logit there
-AS_NEAR = "as near the largest logit of an honest run of ours as two such runs may part"
 RUNS = 32  # of so many tokens, whose every beginning is looked at; of a large model one
 TOKENS = 96
 ASKED = 16  # of a large model 8: each is a prompt that an engine reads
@@ -40,8 +37,6 @@ MOST = 1 << 24  # logits of a run
 # noise of its own runs, which may be larger: a margin just beyond the first limit would be within
 # the second, and one of the few questions would say nothing.
 ROOM = 1.5
-# of such a run, (outputs, vocabulary), and how far honest ones may be from it in each row
-Fits = Callable[[F32, NDArray[np.float64]], bool]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,6 +48,9 @@ class Beginning:
     @property
     def chosen(self) -> int:
         return int(self.logits[0].argmax())
+
+    def behind_best(self, token: int) -> float:
+        return float(self.logits[0].max() - self.logits[0, token])
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
@@ -133,38 +131,6 @@ def said_behind(
         else:
             answers.append((one, context.answer(context.subject, question, outcome)))
     return answers, left
-
-
-def is_honest(context: Context, batches: Sequence[Batch], fits: Fits) -> bool:
-    """Whether a run of ours that converts activations otherwise, or not at all, comes to what the
-    subject says."""
-    noise = context.noise_on(batches)
-    runs = chain(context.honest_runs(batches), context.converted_runs(batches))
-    return any(fits(run, between_two_in_rows(noise, run)) for run in runs)
-
-
-def designs_that_say(
-    context: Context,
-    batches: Sequence[Batch],
-    fits: Fits,
-    among: Sequence[int] | None = None,
-) -> list[int]:
-    """Which of these runs come to what the subject says, by their numbers: 0 as llama.cpp converts
-    activations, 1 without, then in other formats. An engine has one design for all answers."""
-    noise = context.noise_on(batches)
-
-    def is_near(run: F32) -> bool:
-        return fits(run, between_two_in_rows(noise, run))
-
-    numbers = range(2) if among is None else [n for n in among if n < 2]
-    first = context.honest_runs(batches) if numbers else ()
-    found = [n for n in numbers if is_near(first[n])]
-    formats = None if among is None else [n - 2 for n in among if n >= 2]
-    if formats != []:
-        runs = context.converted_runs(batches, formats)
-        places = zip(count() if formats is None else formats, runs, strict=False)
-        found += [n + 2 for n, run in places if is_near(run)]
-    return found
 
 
 def said_of(

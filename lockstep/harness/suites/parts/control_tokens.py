@@ -5,6 +5,7 @@ One that keeps the first may take that for theirs, or for their beginning.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,13 @@ from lockstep.harness.records import (
     Unanswerable,
     Verdict,
 )
-from lockstep.harness.suites.parts.close_calls import is_honest
-from lockstep.harness.suites.parts.oracles_logits import WRONG_ORACLE, whole_truth
+from lockstep.harness.suites.parts.oracles_logits import (
+    WRONG_ORACLE,
+    is_honest,
+    nearly_chosen,
+    other_choice,
+    whole_truth,
+)
 from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 
 TYPES = "tokenizer.ggml.token_type"
@@ -147,25 +153,16 @@ def another(
     """What is said of the token chosen in the place of the likeliest. batches: up to it, with the
     outputs of which the oracle's logits are; asked: for which of the two reasons."""
     row, n = logits[-1], len(batches[-1])
-    wanted = int(row.argmax())
+    what = "control token" if is_control else "token"
     # experts may be nearly alike: this run has noise of its own
     allowed = between_two(context.noise_on(batches), row)
-    margin = float(row[wanted] - row[said])
-
-    def chosen(run: F32, room: NDArray[np.float64]) -> bool:
-        return bool(run[-1].max() - run[-1, said] <= room[-1])
-
-    if not margin > allowed:
+    text, detail = other_choice(row, said, allowed, f"{what} ")
+    if not detail["margin"] > allowed:
         return context.verdict("decode", "not-applicable", f"{NOT_KNOWN[asked]}, {TOO_NEAR}")
-    if is_honest(context, batches, chosen):
+    if is_honest(context, batches, partial(nearly_chosen, [said], first=-1)):
         return context.verdict("decode", "not-applicable", f"{NOT_KNOWN[asked]}, {HONEST}")
-    what = "control token" if is_control else "token"
-    text = (
-        f"behind the first {n} seeded tokens the next is {said}, the oracle's {what} "
-        f"{wanted}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
-    )
-    detail = {"at_fault": "subject", "expected": wanted, "actual": said, "allowed": allowed}
-    detail |= {"margin": margin, "asked": f"{what} {wanted} behind {n} seeded tokens"}
+    text = f"behind the first {n} seeded tokens {text}"
+    detail["asked"] = f"{what} {detail['expected']} behind {n} seeded tokens"
     return context.verdict("decode", "diverged", text, detail, key=("decode", KEYS[asked]))
 
 

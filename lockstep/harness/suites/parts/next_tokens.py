@@ -2,29 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lockstep.engine.quants.base import F32
 from lockstep.harness.context.further_runs import batches_behind, longer
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.tolerances import between_two, between_two_in_rows
 from lockstep.harness.records import Verdict
-from lockstep.harness.suites.parts.close_calls import (
+from lockstep.harness.suites.parts.close_calls import closest, said_behind, said_of, seeded_runs
+from lockstep.harness.suites.parts.oracles_logits import (
     AS_NEAR,
-    Beginning,
-    closest,
+    WRONG_ORACLE,
     designs_that_say,
     is_honest,
-    said_behind,
-    said_of,
-    seeded_runs,
-)
-from lockstep.harness.suites.parts.oracles_logits import (
-    WRONG_ORACLE,
+    nearly_chosen,
     oracles_logits,
+    other_choice,
     why_any_choice_agrees,
 )
 
@@ -61,30 +56,24 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
         yield context.verdict("decode", "not-compared", NO_LIMIT)
         return
     n_same = int((logits.argmax(axis=1) == said).sum())
+    text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same"
     detail: dict[str, Any] = {"beginnings": len(ends), "same": n_same}
     detail["allowed"] = float(allowed.max())
     wrong = np.flatnonzero(margins > allowed)
-    if wrong.size and is_honest(context, batches, partial(nearly_chosen, said)):
-        text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same, and "
-        text += f"behind all {AS_NEAR}"
-        yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
-        return
     if not wrong.size:
-        text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same"
         others = ", and a tie within the noise behind the others"
         text += of_one_choice(said) if n_same == len(ends) else others
-        yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
+    elif is_honest(context, batches, partial(nearly_chosen, said)):
+        text += f", and behind all {AS_NEAR}"
+    else:
+        first = int(wrong[0])
+        text, of_it = other_choice(logits[first], said[first], float(allowed[first]))
+        text = f"behind the first {ends[first]} seeded tokens {text}"
+        text += f"; wrong behind {wrong.size} of {len(ends)} beginnings"
+        detail |= of_it | {"step": ends[first] - 1}
+        yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
         return
-    first = int(wrong[0])
-    detail |= {"step": ends[first] - 1, "at_fault": "subject", "margin": float(margins[first])}
-    detail |= {"expected": int(logits[first].argmax()), "actual": said[first]}
-    detail["allowed"] = float(allowed[first])
-    text = (
-        f"behind the first {ends[first]} seeded tokens the next is {said[first]}, the oracle's "
-        f"{detail['expected']}, which it likes better by {margins[first]:.2g} (allowed "
-        f"{allowed[first]:.2g}); wrong behind {wrong.size} of {len(ends)} beginnings"
-    )
-    yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
+    yield context.verdict("decode", "agreed" if n_same else "excused", text, detail)
 
 
 def of_one_choice(chosen: Sequence[int]) -> str:
@@ -103,10 +92,9 @@ def close_calls(context: Context) -> Iterator[Verdict]:
     close = closest(context, seeded_runs(context))
     answers, left = said_behind(context, close, "greedy", lambda one: list(one.ids))
     same = [one for one, (said,) in answers if said == one.chosen]
-    others = [(one, said) for one, (said,) in answers if said != one.chosen]
+    others = [(one.behind_best(said), said, one) for one, (said,) in answers if said != one.chosen]
     ties, designs = 0, None
-    for one, said in sorted(others, key=lambda other: behind_the_best(*other), reverse=True):
-        margin = behind_the_best(one, said)
+    for margin, said, one in sorted(others, key=itemgetter(0), reverse=True):
         allowed = between_two(context.noise_on(one.batches), one.logits)
         if not np.isfinite(allowed):
             yield context.verdict("decode", "not-compared", NO_LIMIT)
@@ -115,29 +103,16 @@ def close_calls(context: Context) -> Iterator[Verdict]:
             ties += 1
             continue
         chosen = partial(nearly_chosen, [said])
-        if designs := designs_that_say(context, one.batches, chosen, designs):
+        if designs := [*designs_that_say(context, one.batches, chosen, designs)]:
             continue
         if oracles_logits(context, one.batches) is None:
             yield context.verdict("decode", "not-compared", WRONG_ORACLE)
             return
-        detail = {"step": len(one.ids) - 1, "at_fault": "subject", "margin": margin}
-        detail |= {"expected": one.chosen, "actual": said, "allowed": allowed, "ids": one.ids}
-        text = (
-            f"behind {len(one.ids)} seeded tokens the next is {said}, the oracle's {one.chosen}, "
-            f"which it likes better by {margin:.2g} (allowed {allowed:.2g})"
-        )
+        text, detail = other_choice(one.logits[0], said, allowed)
+        text = f"behind {len(one.ids)} seeded tokens {text}"
+        detail |= {"step": len(one.ids) - 1, "ids": one.ids}
         yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
         return
     if left:
         yield left.verdict(context, "decode")
     yield from said_of(context, "decode", len(answers), same, ties)
-
-
-def behind_the_best(one: Beginning, token: int) -> float:
-    return float(one.logits[0].max() - one.logits[0, token])
-
-
-def nearly_chosen(tokens: Sequence[int], run: F32, allowed: NDArray[np.float64]) -> bool:
-    """tokens: one behind each row, from the first on; allowed: in each row."""
-    rows = np.arange(len(tokens))
-    return bool((run[rows].max(axis=1) - run[rows, list(tokens)] <= allowed[rows]).all())

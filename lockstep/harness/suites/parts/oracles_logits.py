@@ -1,8 +1,14 @@
-"""The oracle's logits, that tokens and texts are held against: if they are right."""
+"""What tokens and texts are held against: the oracle's logits, if they are right, and honest runs.
 
-from collections.abc import Sequence
+One rule for all suites: a design explains an engine if one run of it comes to all of its answers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch, joined
 from lockstep.engine.quants.base import F32
@@ -14,6 +20,10 @@ from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
 ALL_TIE = "every token ties with every other one, so that any choice agrees"
 WRONG_ORACLE = "greedy tokens are held against the oracle's logits, and these are wrong"
+# none of these runs need choose it: the limit is a share of the largest logit there
+AS_NEAR = "as near the largest logit of an honest run of ours as two such runs may part"
+# of such a run, (outputs, vocabulary), and how far honest ones may be from it in each row
+Fits = Callable[[F32, NDArray[np.float64]], bool]
 
 
 def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
@@ -48,3 +58,54 @@ def in_one(context: Context, batches: Sequence[Batch]) -> tuple[Batch, ...]:
         return tuple(batches)
     encoded = [batch for batch in batches if batch.encoder]
     return (*encoded, joined([batch for batch in batches if not batch.encoder]))
+
+
+def honest_runs(
+    context: Context, batches: Sequence[Batch], among: Sequence[int] | None = None
+) -> Iterator[tuple[int, F32]]:
+    """Yield a run of each design with its number: 0 as llama.cpp converts activations, 1 without,
+    then in other formats. among: of these designs alone."""
+    numbers = range(2) if among is None else [n for n in among if n < 2]
+    first = context.honest_runs(batches) if numbers else ()
+    yield from ((n, first[n]) for n in numbers)
+    formats = None if among is None else [n - 2 for n in among if n >= 2]
+    if formats != []:
+        places = count() if formats is None else iter(formats)
+        yield from ((2 + next(places), run) for run in context.converted_runs(batches, formats))
+
+
+def designs_that_say(
+    context: Context, batches: Sequence[Batch], fits: Fits, among: Sequence[int] | None = None
+) -> Iterator[int]:
+    """Yield the numbers of the designs that come to what the subject says, as they are computed: an
+    engine has one design for all answers."""
+    noise = context.noise_on(batches)
+    for number, run in honest_runs(context, batches, among):
+        if fits(run, between_two_in_rows(noise, run)):
+            yield number
+
+
+def is_honest(context: Context, batches: Sequence[Batch], fits: Fits) -> bool:
+    """Return whether any design comes to what the subject says."""
+    return any(True for _ in designs_that_say(context, batches, fits))
+
+
+def nearly_chosen(
+    tokens: Sequence[int], run: F32, allowed: NDArray[np.float64], first: int = 0
+) -> bool:
+    """tokens: one behind each row from `first` on; allowed: in each row."""
+    rows, limits = run[first:][: len(tokens)], allowed[first:][: len(tokens)]
+    return bool((rows.max(axis=1) - rows[np.arange(len(rows)), list(tokens)] <= limits).all())
+
+
+def other_choice(
+    row: F32, actual: int, allowed: float, what: str = ""
+) -> tuple[str, dict[str, Any]]:
+    """Return the words and the detail of a token chosen in the place of the likeliest. what: the
+    kind of that one, with a space behind it."""
+    wanted = int(row.argmax())
+    margin = float(row[wanted]) - float(row[actual])
+    text = f"the next is {actual}, the oracle's {what}{wanted}, which it likes better by "
+    detail = {"at_fault": "subject", "expected": wanted, "actual": actual}
+    detail |= {"margin": margin, "allowed": allowed}
+    return f"{text}{margin:.2g} (allowed {allowed:.2g})", detail

@@ -8,10 +8,10 @@ more of it for the next than both begin with, answers otherwise.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
@@ -26,7 +26,7 @@ from lockstep.harness.records import (
     Unanswerable,
     Verdict,
 )
-from lockstep.harness.suites.parts.close_calls import is_honest
+from lockstep.harness.suites.parts.oracles_logits import is_honest, nearly_chosen
 
 SUITE = "decode"
 
@@ -179,11 +179,7 @@ def may_be(context: Context, prompt: TellingPrompt, found: int) -> bool:
     batches = (Batch.for_next(prompt.ids),)
     if not 0 <= found < len(prompt.logits):
         return False
-
-    def chosen(run: F32, room: NDArray[np.float64]) -> bool:
-        return bool(run[-1].max() - run[-1, found] <= room[-1])
-
-    own = prompt.logits[None]
+    chosen, own = partial(nearly_chosen, [found], first=-1), prompt.logits[None]
     allowed = between_two_in_rows(context.noise_on(batches), own)
     return chosen(own, allowed) or is_honest(context, batches, chosen)
 
