@@ -38,19 +38,32 @@ def written(folder: Path, name: str = "made.gguf", **recipe: Any) -> Path:
     return path
 
 
+def with_values(
+    model: Path, copy: Path, tensor: str, change: Callable[[NDArray[Any]], Any]
+) -> Path:
+    """A copy in which an F32 tensor, (rows, width), has the values that `change` makes of it."""
+    with GgufFile.open(model) as file:
+        info = file.tensors[tensor]
+        assert info.type.name == "F32"
+        at = file.data_offset + info.offset
+    raw = bytearray(model.read_bytes())
+    values = np.frombuffer(raw, "<f4", info.n_elements, at).reshape(-1, info.ne[0])
+    with np.errstate(all="ignore"):
+        values[:] = np.asarray(change(values.copy())).astype("<f4")
+    copy.write_bytes(raw)
+    return copy
+
+
 def with_changed_weight(
     model: Path, copy: Path, tensor: str, row: int, column: int, change: float
 ) -> Path:
     """A copy in which one weight of an F32 matrix is `change` larger."""
-    with GgufFile.open(model) as file:
-        info = file.tensors[tensor]
-        assert info.type.name == "F32"
-        at = file.data_offset + info.offset + 4 * (row * info.ne[0] + column)
-    raw = bytearray(model.read_bytes())
-    old = np.frombuffer(raw, "<f4", 1, at)[0]
-    raw[at : at + 4] = np.float32(old + change).astype("<f4").tobytes()
-    copy.write_bytes(raw)
-    return copy
+
+    def larger(values: NDArray[Any]) -> NDArray[Any]:
+        values[row, column] += np.float32(change)
+        return values
+
+    return with_values(model, copy, tensor, larger)
 
 
 def with_metadata(path: Path, recipe: LlamaRecipe, **changes: Any) -> Path:

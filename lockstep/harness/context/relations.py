@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.by_chance import by_chance
+from lockstep.harness.context.enough_runs import by_chance
 from lockstep.harness.context.runs import Run, SameRows
 from lockstep.harness.context.suite import FIRST_ROW, Context
 from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance

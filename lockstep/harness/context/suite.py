@@ -200,6 +200,11 @@ class Context:
             text = "no models are made for it here; lockstep check and bisect make them"
             yield self.verdict(suite, "not-applicable", text)
 
+    def asked_if_made(self, name: str) -> Iterator[Verdict]:
+        """Nothing where no models are made for it."""
+        if name in self.on_made_models:
+            yield from self.asked_on_made_models(name)
+
     def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
         """The same with another subject: all that is known so far is of the oracle."""
         other = copy(self)

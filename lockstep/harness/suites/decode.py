@@ -39,6 +39,7 @@ from lockstep.harness.suites.parts.oracles_logits import (
 from lockstep.harness.suites.parts.own_text import held_to_its_own
 from lockstep.harness.suites.parts.pieces import sides, two_choices
 from lockstep.harness.suites.parts.prompts_in_turn import in_turn
+from lockstep.harness.suites.parts.threads import several_threads
 from lockstep.harness.suites.parts.which_tokens import part
 from lockstep.harness.suites.parts.whole_runs import compare_runs
 
@@ -123,14 +124,7 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
     read, if it is small and they tell, else on one of which they do, as
     harness.blackbox.own_prompts says; with them the tokens that a large one was not asked for, and
     a text of the first layer of a small quantised one."""
-    known: list[Verdict] = []
-    if "decode" in context.on_made_models:
-        for verdict in context.asked_on_made_models("decode"):
-            known.append(verdict)
-            yield verdict
-    if any(verdict.status == "diverged" for verdict in known):
-        return
-    yield from texts(context)
+    yield from until_wrong(lambda: context.asked_if_made("decode"), lambda: texts(context))
 
 
 def texts(context: Context) -> Iterator[Verdict]:
@@ -142,13 +136,13 @@ def texts(context: Context) -> Iterator[Verdict]:
             known.append(verdict)
             yield verdict
     all_of_it = of_the_whole(context) == context.n_steps
-    if not (known and all_of_it) and PROMPTS in context.on_made_models:
-        for verdict in context.asked_on_made_models(PROMPTS):
+    if not (known and all_of_it):
+        for verdict in context.asked_if_made(PROMPTS):
             known.append(verdict)
             yield verdict
     wrong = any(verdict.status == "diverged" for verdict in known)
     if all_of_it and not wrong and is_small(context.file) and TEXT in context.on_made_models:
-        yield from context.asked_on_made_models(TEXT)
+        yield from context.asked_if_made(TEXT)
     elif not (all_of_it or any(verdict.key == LONGER for verdict in known)):
         yield from whole_text(context)
 
@@ -165,12 +159,16 @@ def whole_text(context: Context) -> Iterator[Verdict]:
 def own_answers(context: Context) -> Iterator[Verdict]:
     """Close calls come last:
     who never chooses a token, or keeps another prompt's, is wrong there too."""
+    yield from until_wrong(lambda: own_tokens(context), lambda: own_choices(context))
+
+
+def until_wrong(*questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict]:
+    """Ask one after the other, as long as nothing differs."""
     wrong = False
-    for verdict in own_tokens(context):
-        yield verdict
-        wrong = wrong or verdict.status == "diverged"
-    if not wrong:
-        yield from own_choices(context)
+    for question in questions:
+        for verdict in () if wrong else question():  # an engine may die behind what it says
+            yield verdict
+            wrong = wrong or verdict.status == "diverged"
 
 
 def own_choices(context: Context) -> Iterator[Verdict]:
@@ -230,7 +228,7 @@ def tokens_alone(
         lambda: close_calls(context),
         lambda: control_token(context, len(prompt), may_refuse=True),
         lambda: own_tokens(context),
-        lambda: several_threads(context),
+        lambda: several_threads(context, THREADS),
     )
     for question in questions:
         found = list(question())
@@ -239,12 +237,6 @@ def tokens_alone(
             n = of_the_whole(context)
             yield from asked_again(context, "decode", subject, "greedy", prompt, n)
             return
-
-
-def several_threads(context: Context) -> Iterator[Verdict]:
-    """Of a small model, whose text is soon written; as harness.blackbox.answers_of_threads says."""
-    if is_small(context.file) and THREADS in context.on_made_models:
-        yield from context.asked_on_made_models(THREADS)
 
 
 def greedy_alone(

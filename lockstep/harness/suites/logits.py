@@ -1,7 +1,7 @@
 """Do both engines give the same logits at every position of a prompt, and the right ones?"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from lockstep.harness.suites.parts.hidden_tokens import (
     most_are_hidden,
 )
 from lockstep.harness.suites.parts.one_batch import with_one_batch
-from lockstep.harness.suites.parts.threads import ask_several_threads
 from lockstep.harness.suites.parts.which_tokens import (
     part,
 )
@@ -42,7 +41,16 @@ from lockstep.harness.suites.parts.whole_runs import compare_runs
 
 FEWER_LAYERS = "logits: fewer layers"  # what is asked besides of a large model's first layers
 LATER_LAYERS = "longer runs of its later layers"
-Ways = tuple[list[str], list[str], list[Verdict]]  # that give the same, not answered, what differs
+
+
+@dataclass(kw_only=True)
+class FurtherAnswers:
+    """What comes of runs besides the usual one: which give the same, which are not answered and
+    why, and what is wrong."""
+
+    same: list[str] = field(default_factory=list)
+    unanswered: list[str] = field(default_factory=list)
+    wrong: list[Verdict] = field(default_factory=list)
 
 
 class Logits(Suite, name="logits"):
@@ -73,23 +81,23 @@ class Logits(Suite, name="logits"):
         ):  # or it is another each time
             verdict = with_one_batch(context, context.batches, verdict, expected, actual)
         try:
-            same, unanswered, wrong = asked_more(context, request, actual, verdict, again)
+            more = asked_more(context, request, actual, verdict, again)
         except NoAnswer:
             yield with_ways(verdict, [], ["in other ways, and further on: not asked after that"])
             raise
         if verdict.status == "agreed":
-            unanswered += hidden_by_the_table(context)
-            if all(each.status == "timed-out" for each in wrong):  # with fewer tokens it is not
-                ask_several_threads(context, same, unanswered, wrong)
-        yield with_ways(verdict, same, unanswered)
+            more.unanswered += hidden_by_the_table(context)
+            if all(each.status == "timed-out" for each in more.wrong):  # with fewer tokens it isn't
+                ask_several_threads(context, more)
+        yield with_ways(verdict, more.same, more.unanswered)
         if most_are_hidden(verdict.detail):
             yield context.verdict("logits", "not-compared", in_words(verdict.detail))
-        yield from wrong
+        yield from more.wrong
 
 
 def asked_more(
     context: Context, request: Request, first: Evaluation, verdict: Verdict, again: Outcome
-) -> Ways:
+) -> FurtherAnswers:
     """Otherwise, then more; again: what the same once more was answered."""
     agrees = verdict.status == "agreed"
     fewer = on_fewer_layers(context) if agrees else []
@@ -98,21 +106,36 @@ def asked_more(
     for run in runs:
         if not run.known:
             context.honest.begin(run.batches, seed=context.seed, runs=0)
+    found = FurtherAnswers()
     shaky = unsteady(context.subject, request, first, doubt=not agrees, again=again)
-    wrong = [not_deterministic(context, "logits", shaky)] if shaky else []
-    if shaky and shaky.apart > 2 * context.noise.relative:
-        why = "in other ways, and further on: its own runs differ by more than is allowed"
-        return [], [], [*wrong, context.verdict("logits", "not-compared", why)]
+    if shaky:
+        found.wrong.append(not_deterministic(context, "logits", shaky))
+        if shaky.apart > 2 * context.noise.relative:
+            why = "in other ways, and further on: its own runs differ by more than is allowed"
+            found.wrong.append(context.verdict("logits", "not-compared", why))
+            return found
     waits = Waits()
     otherwise = [run for run in ways(context) if run.capture or not fewer]
-    same, unanswered, differ = run_all(context, otherwise, first, waits)
+    run_all(context, otherwise, first, waits, found)
     if not agrees:  # it would be said of every run again
-        return same, [*unanswered, "further on: this run does not agree"], wrong + differ
-    more = run_all(context, runs, first, waits)
-    unanswered += [LATER_LAYERS] * bool(fewer)
-    same += [*more[0], *(each.summary for each in fewer if each.status == "agreed")]
-    differ += [*more[2], *(each for each in fewer if each.status != "agreed")]
-    return same, unanswered + more[1], wrong + differ
+        found.unanswered.append("further on: this run does not agree")
+        return found
+    found.unanswered += [LATER_LAYERS] * bool(fewer)
+    run_all(context, runs, first, waits, found)
+    found.same += [each.summary for each in fewer if each.status == "agreed"]
+    found.wrong += [each for each in fewer if each.status != "agreed"]
+    return found
+
+
+def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
+    """Of an engine that is right with one thread, as blackbox.several_threads asks."""
+    for verdict in context.asked_if_made("logits"):
+        if verdict.status == "agreed":
+            found.same.append(verdict.detail["asked"])
+        elif verdict.status == "not-applicable":
+            found.unanswered.append(verdict.summary)
+        else:
+            found.wrong.append(verdict)
 
 
 def of_all_layers(context: Context) -> Iterator[Run]:
@@ -125,50 +148,46 @@ def of_all_layers(context: Context) -> Iterator[Run]:
 def on_fewer_layers(context: Context) -> list[Verdict]:
     """Of all that is asked besides of a model whose first layers say as much in less time, as
     harness.blackbox.fewer_layers says; nothing of others, which are asked whole."""
-    if FEWER_LAYERS not in context.on_made_models:
-        return []
-    found = list(context.asked_on_made_models(FEWER_LAYERS))
+    found = list(context.asked_if_made(FEWER_LAYERS))
     return found if {v.status for v in found} & {"agreed", "diverged"} else []
 
 
-def run_all(context: Context, runs: Iterable[Run], first: Evaluation, waits: Waits) -> Ways:
+def run_all(
+    context: Context, runs: Iterable[Run], first: Evaluation, waits: Waits, found: FurtherAnswers
+) -> None:
     """Ask for each run and compare it. first: what the subject answered to the usual run."""
-    same: list[str] = []
-    unanswered: list[str] = []
-    wrong: list[Verdict] = []
     earlier = {"to the usual tokens": first}
     for run in runs:
         if hopeless := waits.why_none(run.words, run.batches):
-            unanswered.append(hopeless)
+            found.unanswered.append(hopeless)
             continue
         oracle, subject = outcomes_of(context, run)
         if lacking := left_out(run, oracle, subject):
             if lacking.status == "not-applicable":
-                unanswered.append(lacking.why)
+                found.unanswered.append(lacking.why)
             else:
-                wrong.append(lacking.verdict(context, "logits"))
+                found.wrong.append(lacking.verdict(context, "logits"))
             continue
         own = Waits() if run.capture else waits  # it is slower, and no longer
         question = f"evaluate {run.words}"
         expected = None if oracle is None else context.answer(context.oracle, question, oracle)
         if failed := own.verdict(context, "logits", run.words, run.batches, subject):
-            wrong.append(failed)
+            found.wrong.append(failed)
             continue
         actual = context.answer(context.subject, question, subject)
         if run.same:
-            found = compare_way(context, run, first.logits, actual.logits)
+            said = compare_way(context, run, first.logits, actual.logits)
         else:
             assert expected is not None
-            found = compare_further(context, run, expected, actual, earlier)
-        if isinstance(found, Verdict) and NOTHING_TOLD in found.detail:
-            unanswered.append(found.summary)  # the usual run has told engines apart
-        elif isinstance(found, Verdict):
-            wrong.append(found)
+            said = compare_further(context, run, expected, actual, earlier)
+        if isinstance(said, Verdict) and NOTHING_TOLD in said.detail:
+            found.unanswered.append(said.summary)  # the usual run has told engines apart
+        elif isinstance(said, Verdict):
+            found.wrong.append(said)
         else:
-            same.append(found)
+            found.same.append(said)
         if run.usual:
             earlier[run.words] = actual
-    return same, unanswered, wrong
 
 
 def outcomes_of(context: Context, run: Run) -> tuple[Outcome | None, Outcome]:

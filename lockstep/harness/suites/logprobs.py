@@ -14,7 +14,7 @@ from lockstep.engine.ops.near import LARGEST
 from lockstep.engine.quants.base import F32
 from lockstep.engine.tokenizers.vocabulary import Attr
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import LeftOut, batches_behind, is_small, longer
+from lockstep.harness.context.further_runs import LeftOut, batches_behind, longer
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
 from lockstep.harness.judging.candidates import (
@@ -34,7 +34,8 @@ from lockstep.harness.suites.parts.empty_lists import ending, ends, left_open
 from lockstep.harness.suites.parts.list_scales import find_scale, first_off
 from lockstep.harness.suites.parts.lists_alike import alike
 from lockstep.harness.suites.parts.oracles_logits import honest_runs
-from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
+from lockstep.harness.suites.parts.prompts_read import counted_otherwise
+from lockstep.harness.suites.parts.threads import several_threads
 from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 
 MOST = 1024  # candidates of a list: more say little more, and are megabytes from a server
@@ -92,20 +93,12 @@ class LogProbs(Suite, name="logprobs"):
             if text := left_open(listed, ended):
                 yield context.verdict("logprobs", "not-compared", text)
             if not wrong:
-                yield from several_threads(context)
+                yield from several_threads(context, THREADS, ("logits", "greedy"))
         elif verdict.status == "diverged":
             row = verdict.detail["list"]
             asked_for, same = asked.prefixes[row : row + 1], partial(alike, verdict.detail["limit"])
             first = lists[row : row + 1]
             yield from asked_again(context, "logprobs", first, "logprobs", asked_for, k, same=same)
-
-
-def several_threads(context: Context) -> Iterator[Verdict]:
-    """Of a small model, and who has neither logits nor greedy tokens: else those are asked for.
-    As harness.blackbox.answers_of_threads says."""
-    others = {"logits", "greedy"} & set(context.subject_info.levels or ("logits",))
-    if is_small(context.file) and not others and THREADS in context.on_made_models:
-        yield from context.asked_on_made_models(THREADS)
 
 
 @dataclass(frozen=True, kw_only=True)

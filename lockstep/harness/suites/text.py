@@ -15,7 +15,7 @@ from lockstep.engine.batch import steps_of
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.chat_template import prompt_ids
-from lockstep.harness.context.further_runs import is_small, n_cells
+from lockstep.harness.context.further_runs import n_cells
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite, not_offered
 from lockstep.harness.records import Status, Verdict
@@ -28,7 +28,6 @@ from lockstep.harness.suites.parts.close_calls import (
     said_of,
     texts_of,
 )
-from lockstep.harness.suites.parts.full_texts import said_in_full
 from lockstep.harness.suites.parts.misread import misread_prompts
 from lockstep.harness.suites.parts.no_text import no_text_at_all
 from lockstep.harness.suites.parts.oracles_logits import (
@@ -36,7 +35,6 @@ from lockstep.harness.suites.parts.oracles_logits import (
     designs_that_say,
     oracles_logits,
 )
-from lockstep.harness.suites.parts.prompt_counts import counted_otherwise
 from lockstep.harness.suites.parts.prompts import (
     ALIKE,
     BEFORE,
@@ -45,7 +43,12 @@ from lockstep.harness.suites.parts.prompts import (
     OTHERS,
     SPACED,
 )
-from lockstep.harness.suites.parts.prompts_read import READ_OTHERWISE, cut_off
+from lockstep.harness.suites.parts.prompts_read import (
+    READ_OTHERWISE,
+    counted_otherwise,
+    cut_off,
+    said_in_full,
+)
 from lockstep.harness.suites.parts.text_judged import ENDED, fits, judge_text
 from lockstep.harness.suites.parts.text_readings import (
     Pieces,
@@ -53,6 +56,7 @@ from lockstep.harness.suites.parts.text_readings import (
     whole_characters,
     without_prompt,
 )
+from lockstep.harness.suites.parts.threads import several_threads
 
 THREADS = "text: threads"  # what a program of text alone is asked with several
 
@@ -84,7 +88,8 @@ class Text(Suite, name="text"):
             return
         chat = context.subject_info.chat_only  # a prompt of any length is a whole message to it
         calls = () if chat else (close_calls,)
-        others = (behind_others, *calls, partial(several_threads, bool(nothing)))
+        threads = partial(several_threads, asked=THREADS, besides=("logits", "greedy", "logprobs"))
+        others = (behind_others, *calls, *(() if nothing else (threads,)))
         for more in (*others, partial(at_once, found)):
             if not found <= {"agreed", "excused", "not-applicable", ENDED}:
                 break
@@ -99,14 +104,6 @@ class Text(Suite, name="text"):
 
 def kind(verdict: Verdict) -> str:
     return ENDED if ENDED in verdict.detail else verdict.status
-
-
-def several_threads(nothing: bool, context: Context) -> Iterator[Verdict]:
-    """Of a small model, and who has nothing but text: else logits, tokens or lists are asked for.
-    As harness.blackbox.answers_of_threads says. nothing: there is none to ask for."""
-    others = {"logits", "greedy", "logprobs"} & set(context.subject_info.levels or ("logits",))
-    if is_small(context.file) and not (others or nothing) and THREADS in context.on_made_models:
-        yield from context.asked_on_made_models(THREADS)
 
 
 def at_once(found: Container[str], context: Context) -> Iterator[Verdict]:

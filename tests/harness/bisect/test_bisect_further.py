@@ -10,9 +10,9 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import NO_OP, Bisection, bisect
-from lockstep.harness.check.check import open_plan
 from lockstep.harness.cli.bisection import bisection_lines
 from lockstep.harness.records import Request
+from tests.contexts import context_of
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin, written
 
@@ -43,11 +43,8 @@ def bisected(
     name: str, folder: Path, model: Path | None = None, **options: Any
 ) -> tuple[Bisection, str]:
     plan = plan_for(model or builtin("f32", folder), engine=name, n_steps=8, **options)
-    opened = open_plan(plan, lambda _: None)
-    try:
-        found = bisect(opened.context)
-    finally:
-        opened.close()
+    with context_of(plan) as context:
+        found = bisect(context)
     return found, "\n".join(bisection_lines(plan, found))
 
 

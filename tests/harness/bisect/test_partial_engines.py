@@ -10,11 +10,11 @@ import pytest
 
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import Bisection, bisect
-from lockstep.harness.check.check import open_plan, run_suites
+from lockstep.harness.check.check import run_suites
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request, TensorRecord, Trace, Verdict
-from tests.harness.check.test_check import plan_for
+from tests.contexts import context_of, diverged, statuses
 from tests.models import builtin
 
 LAYERS = ("embd", "l_out", "result_norm", "result_output")
@@ -73,11 +73,8 @@ class Withholds(Partial, name="test:withholds"):
 def verdicts_of(
     path: Path, engine: str, suites: Sequence[str] = ("trace", "products")
 ) -> list[Verdict]:
-    opened = open_plan(plan_for(path, engine=engine), lambda _: None)
-    try:
-        return list(run_suites(opened.context, suites))
-    finally:
-        opened.close()
+    with context_of(path, engine=engine) as context:
+        return list(run_suites(context, suites))
 
 
 @pytest.mark.parametrize("engine", [ShowsLayers, ShowsHooks, ShowsFused, ShowsNothing])
@@ -86,7 +83,7 @@ def test_an_honest_engine_that_shows_a_part_is_not_accused(
     name: str, engine: type[Partial], tmp_path: Path
 ) -> None:
     found = verdicts_of(builtin(name, tmp_path), engine.name)
-    assert {v.status for v in found} <= {"agreed", "not-applicable", "not-compared"}
+    assert statuses(found) <= {"agreed", "not-applicable", "not-compared"}
     left_out = {v.suite: v.summary for v in found if v.status == "not-applicable"}
     if engine is ShowsNothing:
         assert set(left_out) == {"trace", "products"}
@@ -98,7 +95,7 @@ def test_an_honest_engine_that_shows_a_part_is_not_accused(
 
 def test_where_nothing_is_shown_nothing_agrees(tmp_path: Path) -> None:
     found = verdicts_of(builtin("f32", tmp_path), ShowsNothing.name)
-    assert {v.status for v in found} == {"not-applicable"}
+    assert statuses(found) == {"not-applicable"}
     assert exit_code(found) == 3
 
 
@@ -110,7 +107,7 @@ def test_what_is_shown_and_wrong_is_still_found(tmp_path: Path) -> None:
 
 def test_what_an_engine_says_that_it_shows_it_must_show(tmp_path: Path) -> None:
     found = verdicts_of(builtin("f32", tmp_path), Withholds.name, ("trace",))
-    wrong: list[Any] = [v for v in found if v.status == "diverged"]
+    wrong: list[Any] = diverged(found)
     assert {(v.detail["site"], v.detail["layer"], v.detail["kind"]) for v in wrong} == {
         ("Qcur", 1, "missing")
     }
@@ -151,11 +148,8 @@ class ShowsItWrong(Reference, name="test:shows-it-wrong"):
 
 
 def bisection_of(path: Path, engine: str) -> Bisection:
-    opened = open_plan(plan_for(path, engine=engine), lambda _: None)
-    try:
-        return bisect(opened.context)
-    finally:
-        opened.close()
+    with context_of(path, engine=engine) as context:
+        return bisect(context)
 
 
 def test_bisect_finds_the_layer_of_what_is_hidden(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from lockstep.engine.ops.reference import I32, ReferenceOps, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import bisect
-from lockstep.harness.check.check import Plan, open_plan
+from lockstep.harness.check.check import Plan
 from lockstep.harness.cli.bisection import confirmation
 from lockstep.harness.locate.proof import Patched
 from lockstep.harness.records import EXACT, EngineInfo
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named
+from tests.contexts import context_of
 from tests.models import written
 
 
@@ -59,16 +60,12 @@ def proof_of(model: Path, engine: str, *, site: str = "Qcur_rope", lucky: bool =
     plan = Plan(
         case=engine, model=model, subject_model=model, engine=engine, settings=EXACT, n_tokens=12
     )
-    opened_plan = open_plan(plan, lambda _: None)
-    context = opened_plan.context
-    try:
+    with context_of(plan) as context:
         if lucky:
             small = context.noise.relative / 100
             context.__dict__["noise"] = replace(context.noise, relative=small)
             context.noise_measured = (context.batches, small)
         found = bisect(context)
-    finally:
-        opened_plan.close()
     assert found.first is not None
     assert found.first.site.name == site
     assert found.patched is not None

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from lockstep.engine.quants.base import F32
-from lockstep.harness.check.check import open_plan
 from lockstep.harness.context.enough_runs import CLEARLY, may_jump, noise_beside
 from lockstep.harness.judging.noise import NoiseFloor
 from lockstep.harness.judging.tolerances import whole_run
-from tests.harness.check.test_check import plan_for
+from tests.contexts import context_of
 from tests.models import builtin
 
 FEW, MORE = 1e-6, 2e-6
@@ -92,8 +91,5 @@ def test_without_a_limit_more_runs_say_whether_there_is_one(
 def test_blocks_of_activations_and_experts_are_such_choices(
     model: str, expected: bool, tmp_path: Path
 ) -> None:
-    opened = open_plan(plan_for(builtin(model, tmp_path), oracle="reference"), lambda _: None)
-    try:
-        assert may_jump(opened.context) is expected
-    finally:
-        opened.close()
+    with context_of(builtin(model, tmp_path), oracle="reference") as context:
+        assert may_jump(context) is expected

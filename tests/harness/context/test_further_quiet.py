@@ -11,7 +11,7 @@ from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import Request
-from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.contexts import check_engine, statuses
 from tests.harness.context.test_further_runs import RowsBehind64, model
 from tests.quiet_engines import Quiet, made
 
@@ -29,7 +29,7 @@ def quiet(level: str) -> str:
 def test_an_engine_without_logits_is_asked_further_as_well(
     level: str, suite: str, model: Path
 ) -> None:
-    *_, wrong = verdicts_of(plan_for(model, engine=quiet(level), suites=(suite,), n_tokens=32))
+    *_, wrong = check_engine(model, quiet(level), suite, n_tokens=32)
     assert wrong.status == "diverged", wrong.summary
     assert wrong.detail["at_fault"] == "subject"
 
@@ -47,21 +47,20 @@ def test_an_engine_of_tokens_alone_that_never_chooses_a_control_token_is_found(
     model: Path,
 ) -> None:
     name = made("further: no control tokens", Quiet, levels=("greedy",), greedy=never_control)
-    *fine, wrong = verdicts_of(plan_for(model, engine=name, suites=("decode",), n_tokens=32))
-    assert "diverged" not in {v.status for v in fine}
+    *fine, wrong = check_engine(model, name, "decode", n_tokens=32)
+    assert "diverged" not in statuses(fine)
     assert (wrong.status, wrong.key) == ("diverged", "decode/control token")
     right = made("further: tokens alone", Quiet, levels=("greedy",))
-    *_, control, last = verdicts_of(plan_for(model, engine=right, suites=("decode",), n_tokens=32))
+    *_, control, last = check_engine(model, right, "decode", n_tokens=32)
     assert (control.status, last.status) == ("agreed", "agreed")
     assert "control tokens, the first and the last, are the same" in control.summary
 
 
 def test_a_right_engine_of_tokens_alone_is_not_accused_by_a_wrong_oracle(model: Path) -> None:
     right = made("further: tokens beside a wrong oracle", Quiet, levels=("greedy",))
-    plan = plan_for(
-        model, engine=right, oracle="mutant:rope-half-split", suites=("decode",), n_tokens=32
+    assert "diverged" not in statuses(
+        check_engine(model, right, "decode", oracle="mutant:rope-half-split", n_tokens=32)
     )
-    assert "diverged" not in {v.status for v in verdicts_of(plan)}
 
 
 def test_an_oracle_that_is_wrong_where_a_control_token_is_asked_for_is_said_to_be(
@@ -69,9 +68,12 @@ def test_an_oracle_that_is_wrong_where_a_control_token_is_asked_for_is_said_to_b
 ) -> None:
     right = made("further: tokens beside wrong rows", Quiet, levels=("greedy",))
     wrong_rows = "further: rows behind 64"
-    plan = plan_for(model, engine=right, oracle=wrong_rows, suites=("decode",), n_tokens=32)
-    found = [v for v in verdicts_of(plan) if v.status not in ("agreed", "not-applicable")]
-    assert {v.status for v in found} == {"not-compared"}
+    found = [
+        v
+        for v in check_engine(model, right, "decode", oracle=wrong_rows, n_tokens=32)
+        if v.status not in ("agreed", "not-applicable")
+    ]
+    assert statuses(found) == {"not-compared"}
     assert any("oracle's logits, and these are wrong" in v.summary for v in found)
 
 
@@ -85,7 +87,7 @@ class ShortGreedy(Reference, name="further: greedy behind 64 tokens"):
 def test_who_shows_logits_behind_many_tokens_may_not_refuse_to_choose_behind_them(
     model: Path,
 ) -> None:
-    found = verdicts_of(plan_for(model, engine=ShortGreedy.name, suites=("decode",), n_tokens=32))
+    found = check_engine(model, ShortGreedy, "decode", n_tokens=32)
     assert exit_code(found) == 3
     assert any("greedy tokens are the same" in v.summary for v in found if v.status == "agreed")
     assert any("64 cells" in v.summary for v in found if v.status == "not-compared")
@@ -108,7 +110,7 @@ def test_an_engine_that_fails_behind_long_prompts_is_not_conform(
     level: str, suite: str, model: Path
 ) -> None:
     name = made(f"fails: {level}", Quiet, levels=(level,), **{level: short_of(level, EngineError)})
-    found = verdicts_of(plan_for(model, engine=name, suites=(suite,), n_tokens=32))
+    found = check_engine(model, name, suite, n_tokens=32)
     assert "64 cells" in next(v.summary for v in found if v.status == "not-compared")
     assert exit_code(found) == 3
 
@@ -118,7 +120,7 @@ def test_an_engine_with_a_short_context_is_compared_as_far_as_it_goes(
     level: str, suite: str, model: Path
 ) -> None:
     name = made(f"short: {level}", Quiet, levels=(level,), **{level: short_of(level)})
-    found = verdicts_of(plan_for(model, engine=name, suites=(suite,), n_tokens=32))
-    assert {v.status for v in found} <= {"agreed", "excused", "not-applicable"}
+    found = check_engine(model, name, suite, n_tokens=32)
+    assert statuses(found) <= {"agreed", "excused", "not-applicable"}
     assert "64 cells" in next(v.summary for v in found if v.status == "not-applicable")
     assert exit_code(found) == 0

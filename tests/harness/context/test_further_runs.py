@@ -18,10 +18,11 @@ from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.context.further_runs import FEW, FILLED, batch_sizes, further_runs
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import EXACT, Evaluation, Request, Settings, Verdict
+from tests.contexts import context_of, statuses
 from tests.models import written
 
 Bools = NDArray[np.bool_]
@@ -276,18 +277,15 @@ def logits_of(
         settings=settings,
         n_tokens=n_tokens,
     )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        return list(run_suites(opened.context, ("logits",)))
-    finally:
-        opened.close()
+    with context_of(plan) as context:
+        return list(run_suites(context, ("logits",)))
 
 
 @pytest.mark.parametrize("engine", WRONG)
 def test_what_only_goes_wrong_further_on_is_found(engine: str, model: Path) -> None:
     first, *wrong = logits_of(model, engine)
     assert first.status == "agreed"  # a prompt of 32 tokens and two more, and the ways of asking
-    assert {v.status for v in wrong} == {"diverged"}
+    assert statuses(wrong) == {"diverged"}
     found = {next(w for w in ASKED if v.detail["asked"].startswith(w)) for v in wrong}
     assert found == WRONG[engine]
     assert all(v.summary.startswith(v.detail["asked"]) for v in wrong)
@@ -357,12 +355,9 @@ def runs_of(model: Path, **changes: Any) -> Iterator[tuple[Batch, ...]]:
     plan = Plan(
         case="m", model=model, subject_model=model, oracle="reference", settings=EXACT, n_tokens=32
     )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        context = replace(opened.context, **changes)
+    with context_of(plan) as context:
+        context = replace(context, **changes)
         yield from (run.batches for run in further_runs(context))
-    finally:
-        opened.close()
 
 
 def test_a_small_vocabulary_is_met_whole_and_the_cache_filled(model: Path) -> None:

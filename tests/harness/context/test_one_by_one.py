@@ -12,7 +12,7 @@ from lockstep.harness.context.one_by_one import MAX_FAILURES, MAX_WAITS, UNASKED
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import Status
-from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.contexts import check_engine
 from tests.models import builtin
 
 TEXTS = [b"a" * n for n in (3, 1, 70_000, 2, 9, 4, 5)]
@@ -101,8 +101,7 @@ class NoBlocks(Reference, name="one by one: no Q8_0"):
 
 def test_a_type_that_breaks_the_engine_costs_that_type_alone(tmp_path: Path) -> None:
     NoBlocks.times = 0
-    plan = plan_for(builtin("q8_0", tmp_path), engine=NoBlocks.name, suites=("dequant",))
-    found = verdicts_of(plan)
+    found = check_engine(builtin("q8_0", tmp_path), NoBlocks, "dequant")
     assert [v.status for v in found].count("crashed") == NoBlocks.times == 1
     assert [v.summary.split(":")[0] for v in found if v.status == "agreed"] == ["F32"]
     assert exit_code(found) == 3
@@ -120,8 +119,7 @@ class WrongAndTooLong(TooLong, name="one by one: no long texts, and others wrong
 
 
 def test_suite_compares_all_texts_but_the_one_that_breaks_the_engine(tmp_path: Path) -> None:
-    plan = plan_for(builtin("f32", tmp_path), engine=TooLong.name, suites=("tokens",))
-    found = verdicts_of(plan)
+    found = check_engine(builtin("f32", tmp_path), TooLong, "tokens")
     crashed = [v for v in found if v.status == "crashed"]
     assert len(crashed) == 5  # one text, which is asked once, and one row of ids with each flag
     assert "b'a\\x0ba\\x0ba" in crashed[0].summary
@@ -131,7 +129,6 @@ def test_suite_compares_all_texts_but_the_one_that_breaks_the_engine(tmp_path: P
 
 
 def test_suite_finds_a_wrong_text_beside_one_that_breaks_the_engine(tmp_path: Path) -> None:
-    plan = plan_for(builtin("f32", tmp_path), engine=WrongAndTooLong.name, suites=("tokens",))
-    found = verdicts_of(plan)
+    found = check_engine(builtin("f32", tmp_path), WrongAndTooLong, "tokens")
     assert exit_code(found) == 1
     assert any("Hello, world" in v.summary for v in found if v.status == "diverged")

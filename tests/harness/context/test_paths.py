@@ -6,42 +6,31 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.check.check import open_plan
 from lockstep.harness.context.relations import beside_another, compare_way
 from lockstep.harness.records import DEFAULT, Evaluation, Request, Verdict
-from tests.harness.check.test_check import plan_for
-from tests.models import written
+from tests.contexts import context_of
+from tests.models import with_values, written
 
 
 def with_large_scores(folder: Path) -> Path:
     """A model whose queries are 60 times as large, and whose keys are 10 times."""
     path = written(folder, n_layer=4)
-    raw = bytearray(path.read_bytes())
-    with GgufFile.open(path) as file:
-        for name, info in file.tensors.items():
-            factor = {"attn_q": 60, "attn_k": 10}.get(name.split(".")[-2], 1)
-            at = file.data_offset + info.offset
-            values = np.frombuffer(raw, "<f4", info.n_bytes // 4, at) * np.float32(factor)
-            raw[at : at + values.nbytes] = values.tobytes()
-    path.write_bytes(raw)
+    for layer in range(4):
+        for name, factor in (("attn_q", 60), ("attn_k", 10)):
+            tensor = f"blk.{layer}.{name}.weight"
+            with_values(path, path, tensor, lambda values, by=factor: values * np.float32(by))
     return path
 
 
 def found_beside(engine: str, path: Path) -> Verdict | str:
-    plan = plan_for(path, engine=engine, settings=DEFAULT, n_tokens=32)
-    opened = open_plan(plan, lambda _: None)
-    try:
-        context = opened.context
+    with context_of(path, engine=engine, settings=DEFAULT, n_tokens=32) as context:
         way = beside_another(context.batches, context.facts.n_vocab, context.seed)
         runs: list[Evaluation] = [
             context.ask(context.subject, "evaluate", request)
             for request in (Request(batches=context.batches), way.request)
         ]
         return compare_way(context, way, runs[0].logits, runs[1].logits)
-    finally:
-        opened.close()
 
 
 class WrongBeside(Reference, name="paths: wrong beside another sequence"):

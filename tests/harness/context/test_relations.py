@@ -11,10 +11,11 @@ import pytest
 
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import EXACT, Evaluation, Request, Verdict
 from lockstep.harness.runs.run import builtin_model
+from tests.contexts import context_of, statuses
 
 
 class Right(Reference, name="asked: right"):
@@ -93,11 +94,8 @@ def opened(model: Path, engine: str, n_tokens: int = 12) -> Iterator[Context]:
         n_tokens=n_tokens,
         command="m",
     )
-    found = open_plan(plan, lambda _: None)
-    try:
-        yield found.context
-    finally:
-        found.close()
+    with context_of(plan) as context:
+        yield context
 
 
 def logits_of(model: Path, engine: str, n_tokens: int = 12) -> list[Verdict]:
@@ -159,4 +157,4 @@ def test_a_wrong_choice_of_experts_is_found_in_whichever_way_it_shows(
     found = logits_of(model, "mutant:experts-of-limited-capacity", n_tokens=32)
     asked = {verdict.detail.get("asked") for verdict in found if verdict.status == "diverged"}
     assert "with outputs of some tokens only" in asked
-    assert {v.status for v in found} <= {"agreed", "diverged"}
+    assert statuses(found) <= {"agreed", "diverged"}

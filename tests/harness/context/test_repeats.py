@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.context.repeats import MORE, first_difference, unsteady
 from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.exit_codes import exit_code
@@ -26,6 +26,7 @@ from lockstep.harness.records import (
     Trace,
     Verdict,
 )
+from tests.contexts import context_of
 from tests.models import some_batches, written
 
 
@@ -146,11 +147,8 @@ def verdicts_of(model: Path, engine: str, suite: str) -> list[Verdict]:
         n_steps=4,
         prompt=b"a",
     )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        return list(run_suites(opened.context, (suite,)))
-    finally:
-        opened.close()
+    with context_of(plan) as context:
+        return list(run_suites(context, (suite,)))
 
 
 def test_a_race_is_a_verdict_of_its_own_kind_with_its_rate_and_place(model: Path) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.cli import app
 from lockstep.harness.context.runner import LocalSession
@@ -16,8 +15,8 @@ from lockstep.harness.context.ties import ties_between
 from lockstep.harness.records import EXACT, Request
 from lockstep.harness.runs.quick import generate
 from lockstep.harness.suites.decode import PROMPT
-from tests.harness.check.test_check import plan_for, verdicts_of
-from tests.models import builtin, written
+from tests.contexts import check_engine
+from tests.models import builtin, with_values, written
 
 SMALL = {"seed": 1, "n_layer": 1, "n_embd": 16, "n_ff": 16}
 
@@ -25,13 +24,7 @@ SMALL = {"seed": 1, "n_layer": 1, "n_embd": 16, "n_ff": 16}
 def flat(folder: Path) -> Path:
     """A model whose logits are all zero: the weights of its head are."""
     path = written(folder, **SMALL)
-    with GgufFile.open(path) as file:
-        info = file.tensors["output.weight"]
-        at = file.data_offset + info.offset
-    raw = bytearray(path.read_bytes())
-    raw[at : at + info.n_bytes] = bytes(info.n_bytes)
-    path.write_bytes(raw)
-    return path
+    return with_values(path, path, "output.weight", np.zeros_like)
 
 
 def test_a_tie_is_told_beside_the_text_and_in_json(
@@ -55,26 +48,20 @@ class LastOfATie(Reference, name="ties: the last"):
         return [last, *super().greedy([*prompt, last], n - 1)]
 
 
-def with_equal_rows(model: Path, copy: Path, row: int, as_row: int) -> Path:
-    """A copy in which two tokens have the same logit, whatever is read."""
-    with GgufFile.open(model) as file:
-        info = file.tensors["output.weight"]
-        at, size = file.data_offset + info.offset, info.n_bytes // info.shape[0]
-    raw = bytearray(model.read_bytes())
-    raw[at + row * size : at + (row + 1) * size] = raw[at + as_row * size :][:size]
-    copy.write_bytes(raw)
-    return copy
-
-
 @pytest.mark.parametrize("engine", ["reference", "ties: the last"])
 def test_an_exact_tie_is_called_one_and_accuses_nobody(engine: str, tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     with LocalSession(Reference, model, EXACT) as session:
         ids = session.ask("tokenize", [PROMPT]).value[0]  # type: ignore[union-attr]
         chosen = session.ask("greedy", ids, 1).value[0]  # type: ignore[union-attr]
-    tied = with_equal_rows(model, tmp_path / "tied.gguf", 383, chosen)
-    plan = plan_for(tied, engine=engine, suites=("decode",), n_steps=4)
-    whole, greedy, in_turn = verdicts_of(plan)
+    # a copy in which two tokens have the same logit, whatever is read
+    tied = with_values(
+        model,
+        tmp_path / "tied.gguf",
+        "output.weight",
+        lambda rows: np.concatenate([rows[:-1], rows[chosen : chosen + 1]]),
+    )
+    whole, greedy, in_turn = check_engine(tied, engine, "decode", n_steps=4)
     assert in_turn.status == "agreed"
     assert whole.status == "agreed"
     if engine == "reference":

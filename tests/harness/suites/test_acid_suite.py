@@ -21,6 +21,7 @@ from lockstep.harness.parallel.works import Forks
 from lockstep.harness.records import Request, Verdict
 from lockstep.harness.runs.run import Listener, run_plans
 from tests.command_line import Lockstep, lockstep
+from tests.contexts import diverged
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
 from tests.quiet_engines import Quiet, made, wrong
@@ -126,7 +127,7 @@ def test_a_wrong_engine_is_named_at_any_level(model: Path, level: str) -> None:
 
 def test_what_rests_on_a_mistake_folds_under_it(model: Path) -> None:
     found = checked(model, "mutant:missing-scale")
-    noes = [v for v in found if v.status == "diverged"]
+    noes = diverged(found)
     assert "acid/attention-scale" in {v.key for v in noes}
     for verdict in noes:
         root = verdict.key.removeprefix("acid/")
@@ -209,7 +210,7 @@ def test_a_line_that_is_left_out_behind_the_long_prompt_is_not_made_good_by_the_
 def test_a_wrong_oracle_is_said_and_accuses_nobody_else(model: Path) -> None:
     oracle = wrong("acid: wrong oracle", KvHeadModulo)
     found = checked(model, "fast", oracle=oracle)
-    wrong_ones = [v for v in found if v.status == "diverged"]
+    wrong_ones = diverged(found)
     assert wrong_ones
     assert {v.detail["at_fault"] for v in wrong_ones} == {"oracle"}
     both = checked(model, oracle, oracle=oracle)

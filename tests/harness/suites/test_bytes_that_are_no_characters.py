@@ -1,65 +1,49 @@
 """Texts that are no UTF-8: llama.cpp decodes what Unicode forbids, and nobody has to follow."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.diagnosis.questions import Ids
 from lockstep.harness.judging.no_characters import shown_as
 from lockstep.harness.records import Verdict
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
-from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.contexts import check_engine, statuses
+from tests.harness.suites.test_real_texts import rewriting
 
 OVERLONG = b"\xc0\xaf overlong"
 
 
-class EveryByte(Reference, name="no characters: U+FFFD for every byte"):
-    """As Go reads a text as runes. Honest under BPE, where llama.cpp has U+FFFD for such bytes as
-    well; wrong where there are tokens of bytes, which keep them."""
-
-    def tokenize(
-        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = True
-    ) -> list[list[int]]:
-        read = [max(shown_as(text), key=len) for text in texts]
-        return super().tokenize(read, add_special=add_special, parse_special=parse_special)
+# As Go reads a text as runes. Honest under BPE, where llama.cpp has U+FFFD for such bytes as well;
+# wrong where there are tokens of bytes, which keep them.
+EVERY_BYTE = rewriting("U+FFFD for every byte", lambda text: max(shown_as(text), key=len))
+# Wrong anywhere: what is no character vanishes.
+DROPPED = rewriting("dropped", lambda text: text.decode("utf-8", "ignore").encode())
 
 
-class Dropped(Reference, name="no characters: dropped"):
-    """Wrong anywhere: what is no character vanishes."""
-
-    def tokenize(
-        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = True
-    ) -> list[list[int]]:
-        read = [text.decode("utf-8", "ignore").encode() for text in texts]
-        return super().tokenize(read, add_special=add_special, parse_special=parse_special)
-
-
-def tokens(kind: str, engine: type[Reference], folder: Path) -> list[Verdict]:
+def tokens(kind: str, engine: str, folder: Path) -> list[Verdict]:
     path = folder / f"{kind}.gguf"
     recipe = LlamaRecipe(vocab_kind=kind, n_vocab=600, n_layer=1)  # type: ignore[arg-type]
     write_llama(recipe, path)
-    found = verdicts_of(plan_for(path, engine=engine.name, suites=("tokens",)))
+    found = check_engine(path, engine, "tokens")
     return [v for v in found if v.summary.startswith("encode")]
 
 
 def test_who_reads_them_as_unicode_has_it_is_not_accused_under_bpe(tmp_path: Path) -> None:
-    found = tokens("gpt2", EveryByte, tmp_path)
-    assert {v.status for v in found} == {"excused"}
+    found = tokens("gpt2", EVERY_BYTE, tmp_path)
+    assert statuses(found) == {"excused"}
     assert all(repr(OVERLONG) in v.detail["read_with_replacements"] for v in found)
-    assert "where llama.cpp decodes overlong forms" in found[0].summary
 
 
-@pytest.mark.parametrize(("kind", "engine"), [("gpt2", Dropped), ("llama", EveryByte)])
+@pytest.mark.parametrize(("kind", "engine"), [("gpt2", DROPPED), ("llama", EVERY_BYTE)])
 def test_who_loses_bytes_that_the_vocabulary_has_tokens_for_diverges(
-    kind: str, engine: type[Reference], tmp_path: Path
+    kind: str, engine: str, tmp_path: Path
 ) -> None:
-    assert {v.status for v in tokens(kind, engine, tmp_path)} == {"diverged"}
+    assert statuses(tokens(kind, engine, tmp_path)) == {"diverged"}
 
 
 def test_the_right_engine_is_excused_of_nothing(tmp_path: Path) -> None:
-    assert {v.status for v in tokens("gpt2", Reference, tmp_path)} == {"agreed"}
+    assert statuses(tokens("gpt2", "reference", tmp_path)) == {"agreed"}
 
 
 @pytest.mark.parametrize(("kept", "same"), [([1], True), ([9], False)])

@@ -9,7 +9,6 @@ import pytest
 from lockstep.engine.batch import Batch
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
-from lockstep.harness.check.check import open_plan
 from lockstep.harness.judging.tolerances import between_two, between_two_in_rows
 from lockstep.harness.records import Request
 from lockstep.harness.suites.parts import next_tokens
@@ -25,7 +24,7 @@ from lockstep.harness.suites.parts.close_calls import (
 )
 from lockstep.harness.suites.parts.oracles_logits import nearly_chosen
 from lockstep.harness.suites.parts.prompts import LONG
-from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.contexts import check_engine, context_of, statuses
 from tests.models import builtin
 from tests.quiet_engines import Quiet, made, wrong
 
@@ -50,15 +49,13 @@ def quiet(level: str, mistake: str = "") -> str:
 @pytest.mark.parametrize("name", ["f32", "q8_0"])
 def test_an_honest_engine_chooses_the_same(suite: str, name: str, tmp_path: Path) -> None:
     model = builtin(name, tmp_path)
-    found = verdicts_of(plan_for(model, engine=quiet(LEVELS[suite]), suites=(suite,), n_steps=8))
-    assert {v.status for v in found} <= {"agreed", "not-applicable"}
+    found = check_engine(model, quiet(LEVELS[suite]), suite, n_steps=8)
+    assert statuses(found) <= {"agreed", "not-applicable"}
     assert any("margins of" in verdict.summary for verdict in found)
 
 
 def test_margins_are_small_and_beyond_the_noise(tmp_path: Path) -> None:
-    opened = open_plan(plan_for(builtin("f32", tmp_path)), lambda _: None)
-    try:
-        context = opened.context
+    with context_of(builtin("f32", tmp_path)) as context:
         close = closest(context, seeded_runs(context))
         assert len(close) == ASKED
         assert [one.margin for one in close] == sorted(one.margin for one in close)
@@ -69,8 +66,6 @@ def test_margins_are_small_and_beyond_the_noise(tmp_path: Path) -> None:
         again = context.ask(context.oracle, "tokenize", [*parts.values()])
         assert again == [ids[:n] for n in parts]
         assert len(parts) > 20
-    finally:
-        opened.close()
 
 
 @pytest.mark.parametrize("row", [[1.0], [1.0, np.nan], [np.inf, 0.0], [2.0, 2.0]])
@@ -99,8 +94,7 @@ class Longer(Quiet, name="close: a longer text"):
 
 
 def test_a_text_that_is_longer_than_a_token_is_not_counted_as_the_same(tmp_path: Path) -> None:
-    plan = plan_for(builtin("f32", tmp_path), engine=Longer.name, suites=("text",), n_steps=8)
-    *_, last = verdicts_of(plan)
+    *_, last = check_engine(builtin("f32", tmp_path), Longer, "text", n_steps=8)
     assert last.status == "not-applicable"
     assert "prompts its text is longer or shorter than one token's" in last.summary
 
@@ -124,9 +118,8 @@ def test_what_an_honest_run_would_choose_is_no_fault(
     honest: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(next_tokens, "designs_that_say", lambda *_: [3] if honest else [])
-    plan = plan_for(builtin("f32", tmp_path), engine=Wavering.name, suites=("decode",), n_steps=8)
-    verdicts = verdicts_of(plan)
-    assert {v.status for v in verdicts} <= {"agreed", "not-applicable", status}
+    verdicts = check_engine(builtin("f32", tmp_path), Wavering, "decode", n_steps=8)
+    assert statuses(verdicts) <= {"agreed", "not-applicable", status}
     others = ("control token", "prompts in turn")
     *_, last = (v for v in verdicts if not any(words in v.summary for words in others))
     assert last.status == status
@@ -145,8 +138,7 @@ def test_who_shows_right_logits_may_choose_by_others(coarse: bool, tmp_path: Pat
 
     name = f"close: of logits, {'coarse' if coarse else 'all of them'}"
     made(name, levels=("logits", "greedy"), greedy=greedy)
-    plan = plan_for(builtin("f32", tmp_path), engine=name, suites=("decode",), n_steps=8)
-    *fine, last = verdicts_of(plan)
-    assert {verdict.status for verdict in fine} == {"agreed"}
+    *fine, last = check_engine(builtin("f32", tmp_path), name, "decode", n_steps=8)
+    assert statuses(fine) == {"agreed"}
     assert last.status == ("diverged" if coarse else "agreed")
     assert ("the oracle's" if coarse else "margins of") in last.summary

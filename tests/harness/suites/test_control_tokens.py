@@ -21,7 +21,7 @@ from lockstep.harness.suites.parts.control_tokens import (
     other_prompts,
 )
 from lockstep.harness.suites.parts.oracles_logits import in_one
-from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.contexts import check_engine, diverged, statuses
 from tests.models import builtin, written
 
 
@@ -43,11 +43,10 @@ class NeverOne(Reference, name="control tokens: never one"):
 def test_every_one_that_is_likeliest_somewhere_is_asked_for(tmp_path: Path) -> None:
     """With this seed token 2 is the first of them, 0 the second, and 311 is the last id."""
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
-    plan = plan_for(model, engine=NeverOne.name, suites=("decode",), n_tokens=32)
     found: list[int] = []
     for never in (0, 2, 311):
         NeverOne.never = never
-        wrong = [v for v in verdicts_of(plan) if v.status == "diverged"]
+        wrong = diverged(check_engine(model, NeverOne, "decode", n_tokens=32))
         found += [int(v.detail["expected"]) for v in wrong]
     assert found == [0, 2, 311]
 
@@ -90,10 +89,9 @@ def test_who_takes_fewer_positions_is_accused_of_nothing_and_asked_for_what_it_t
 ) -> None:
     TakesFew.refusal = refusal
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
-    plan = plan_for(model, engine=TakesFew.name, suites=("decode",), n_tokens=32, n_steps=6)
-    logits, *tokens = verdicts_of(plan)
+    logits, *tokens = check_engine(model, TakesFew, "decode", n_tokens=32, n_steps=6)
     assert logits.status == "agreed"
-    assert {v.status for v in tokens} == {"agreed", status}
+    assert statuses(tokens) == {"agreed", status}
     assert OTHER_PROMPTS in tokens[0].summary
     (left,) = (v for v in tokens if "the token behind 71 seeded ones" in v.summary)
     assert left.summary.endswith("40 positions")
@@ -106,8 +104,7 @@ def test_prompts_are_as_long_where_the_vocabulary_leaves_room_for_few_logits(
     """Room for 12 rows: no beginning of 67 tokens was among the first so many."""
     monkeypatch.setattr(control_tokens, "ROWS", 12 * 312)
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
-    plan = plan_for(model, engine=f"mutant:{engine}", suites=("decode",), n_tokens=32, n_steps=6)
-    found = verdicts_of(plan)
+    found = check_engine(model, f"mutant:{engine}", "decode", n_tokens=32, n_steps=6)
     assert found[-1].status == "diverged", found
     assert found[-1].key == "decode/other prompt"
 
@@ -117,7 +114,7 @@ def test_where_no_token_is_likeliest_by_far_it_is_said_that_other_prompts_are_no
 ) -> None:
     monkeypatch.setattr(control_tokens, "clear_places", lambda *_: np.zeros(0, np.intp))
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
-    (_, tokens, *_) = verdicts_of(plan_for(model, suites=("decode",), n_tokens=32, n_steps=6))
+    (_, tokens, *_) = check_engine(model, "reference", "decode", n_tokens=32, n_steps=6)
     assert tokens.status == "agreed"
     assert "whether it reads other prompts, or chooses control tokens, is not known" in (
         tokens.summary
@@ -153,8 +150,7 @@ def test_a_prompt_that_is_cut_is_seen_where_the_token_depends_on_its_beginning(
 ) -> None:
     """Behind 67 tokens the next is the same without the first 35, behind 68 it is not."""
     model, engine = builtin("f32", tmp_path), "mutant:prompt-keeps-last-32"
-    plan = plan_for(model, engine=engine, suites=("decode",), n_tokens=32, n_steps=16)
-    *_, found = verdicts_of(plan)
+    *_, found = check_engine(model, engine, "decode", n_tokens=32, n_steps=16)
     assert found.status == "diverged"
     assert found.key == "decode/other prompt"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.contexts import check_engine
 from tests.models import builtin
 from tests.quiet_engines import changed, made, moved
 
@@ -26,7 +26,7 @@ def by(factor: float) -> dict[str, Any]:
 )
 def test_a_factor_of_all_values_is_named(engine: str, says: str, tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
-    found = verdicts_of(plan_for(model, engine=engine, suites=("logprobs",)))
+    found = check_engine(model, engine, "logprobs")
     assert found[0].status == "diverged", found
     assert says in found[0].summary
 
@@ -35,8 +35,7 @@ def test_probabilities_are_called_so(tmp_path: Path) -> None:
     shares = changed(lambda _, row: [(token, exp(value)) for token, value in row])
     engine = made("lists: probabilities", **shares)
     for model in ("f32", "q8_0"):
-        plan = plan_for(builtin(model, tmp_path), engine=engine, suites=("logprobs",))
-        found = verdicts_of(plan)
+        found = check_engine(builtin(model, tmp_path), engine, "logprobs")
         assert found[0].status == "diverged", found
         assert found[0].summary.endswith("these are probabilities, and their logarithms are right")
 
@@ -50,15 +49,13 @@ def test_lists_without_control_tokens_are_said_to_lack_these_alone(tmp_path: Pat
         made("lists: nor 3", **lacks(0, 1, 2, 3)): False,
     }
     for engine, alone in engines.items():
-        plan = plan_for(builtin("f32", tmp_path), engine=engine, suites=("logprobs",))
-        found = verdicts_of(plan)
+        found = check_engine(builtin("f32", tmp_path), engine, "logprobs")
         assert (found[0].status, found[0].detail["kind"]) == ("diverged", "missing")
         assert ("all that are missing are tokens of control" in found[0].summary) is alone
 
 
 def test_one_value_that_is_off_has_no_factor(tmp_path: Path) -> None:
     engine = made("lists: one moved, and no factor", **changed(moved(0.01)))
-    plan = plan_for(builtin("f32", tmp_path), engine=engine, suites=("logprobs",))
-    found = verdicts_of(plan)
+    found = check_engine(builtin("f32", tmp_path), engine, "logprobs")
     assert found[0].status == "diverged", found
     assert "factor" not in found[0].summary

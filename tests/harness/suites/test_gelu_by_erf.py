@@ -14,7 +14,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.records import EngineInfo, Verdict
 from lockstep.harness.shadow.models import make_variants
 from lockstep.harness.suites.parts.gelu_by_erf import HIDDEN
-from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.contexts import check_engine, diverged, statuses
 from tests.models import builtin
 
 
@@ -63,7 +63,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(model: Path, engine: type[Reference], suite: str) -> list[Verdict]:
-    return list(verdicts_of(plan_for(model, engine=engine.name, suites=(suite,))))
+    return list(check_engine(model, engine, suite))
 
 
 @pytest.mark.parametrize("engine", [Hidden, LogitsAlone, FormulaAlone])
@@ -75,13 +75,13 @@ def test_of_logits_that_agree_alone_it_is_said_that_they_may_not_show_it(
     assert HIDDEN in found.summary
     assert HIDDEN in found.detail["not_answered"]
     # some inputs near -2.7 it has, in a run of one token without the noise of many
-    assert {v.status for v in others} == ({"diverged"} if engine is Hidden else set())
+    assert statuses(others) == ({"diverged"} if engine is Hidden else set())
 
 
 def test_tensors_show_it(gpt2: Path) -> None:
     logits = said(gpt2, Shown, "logits")
     assert not any(HIDDEN in v.summary for v in logits)
-    wrong = [v for v in said(gpt2, Shown, "trace") if v.status == "diverged"]
+    wrong = diverged(said(gpt2, Shown, "trace"))
     assert {v.detail["op"] for v in wrong} == {"GELU"}
 
 

@@ -38,6 +38,7 @@ from lockstep.harness.suites.metadata import (
 )
 from lockstep.harness.synth.gguf_writer import gguf_bytes
 from tests.all_types import model_of
+from tests.contexts import context_of, statuses
 from tests.models import builtin
 
 NO_GGUF_PY = "no gguf-py: the suite was not run"
@@ -56,11 +57,8 @@ NOT_VALID = "is not a valid GGMLQuantizationType"
 def verdicts_on(path: Path, engine: str = "reference") -> list[Verdict]:
     plan = Plan(case="m", model=path, subject_model=path, engine=engine, oracle="reference",
                 settings=EXACT)  # fmt: skip
-    opened = open_plan(plan, lambda _: None)
-    try:
-        return list(run_suites(opened.context, ("metadata",)))
-    finally:
-        opened.close()
+    with context_of(plan) as context:
+        return list(run_suites(context, ("metadata",)))
 
 
 def test_a_type_that_gguf_py_does_not_know_yet_is_excused_and_named(tmp_path: Path) -> None:
@@ -98,7 +96,7 @@ def test_nobody_waits_for_gguf_py_whose_verdict_comes_last(tmp_path: Path) -> No
     finally:
         opened.close()
     assert [v.suite for v in verdicts] == ["metadata", "dequant", "metadata"]
-    assert {v.status for v in verdicts} == {"agreed"}
+    assert statuses(verdicts) == {"agreed"}
     assert verdicts[-1].summary.startswith("gguf-py and the oracle agree")
 
 
@@ -266,12 +264,9 @@ def test_a_text_with_a_nul_is_read_whole_by_us_and_llama_cpp_accuses_nobody(tmp_
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(keys, []))
     plan = Plan(case="m", model=tmp_path / "m.gguf", subject_model=tmp_path / "m.gguf",
                 engine="reference", oracle="llama.cpp", settings=EXACT)  # fmt: skip
-    opened = open_plan(plan, lambda _: None)
-    try:
-        found = list(run_suites(opened.context, ("metadata",)))
-    finally:
-        opened.close()
-    assert {v.status for v in found} == {"agreed"}, found
+    with context_of(plan) as context:
+        found = list(run_suites(context, ("metadata",)))
+    assert statuses(found) == {"agreed"}, found
     assert "1 texts were compared up to a NUL" in found[0].summary
 
 

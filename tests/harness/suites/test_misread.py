@@ -1,17 +1,16 @@
 """Prompts beyond ASCII: an engine that reads characters otherwise writes another text."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unicodedata import normalize
 
 import pytest
 
-from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.suites.parts.misread import READINGS, halves
-from tests.harness.suites.test_text_alone import TextAlone, verdicts
+from tests.contexts import statuses
+from tests.harness.suites.test_text_alone import text_engine, verdicts
 from tests.models import builtin
-from tests.quiet_engines import made
 
 Read = Callable[[bytes], bytes]
 
@@ -21,6 +20,10 @@ def low_half(text: bytes) -> bytes:
 
 
 WRONG: dict[str, Read] = {
+    "Latin-1": lambda text: text.decode("latin-1").encode(),
+    "halves of UTF-16, as JavaScript's split has them": lambda text: re.sub(
+        "[\U00010000-\U0010ffff]", "\ufffd\ufffd", text.decode()
+    ).encode(),
     "halves of UTF-16 as characters": lambda text: halves(text.decode()),
     "sixteen bits of each character": low_half,
     "composed": lambda text: normalize("NFC", text.decode()).encode(),
@@ -40,23 +43,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return builtin("f32", tmp_path_factory.mktemp("models"))
 
 
-def reading(name: str, read: Read) -> str:
-    def generate(self: Any, prompt: bytes, n: int) -> bytes:
-        ids = Reference.greedy(self, self.tokenize([read(prompt)])[0], n)
-        return b"".join(self.tokenizer.piece(token, special=False) for token in ids)
-
-    return made(f"text: {name}", TextAlone, generate=generate)
-
-
 @pytest.mark.parametrize("name", WRONG)
 def test_an_engine_that_reads_characters_otherwise_diverges(name: str, model: Path) -> None:
-    found = verdicts(model, reading(name, WRONG[name]), "text")
+    found = verdicts(model, text_engine(name, read=WRONG[name]), "text")
     assert found[-1].status == "diverged", found
 
 
 def test_one_that_reads_them_as_they_are_is_accused_of_nothing(model: Path) -> None:
-    found = verdicts(model, reading("as it is", bytes), "text")
-    assert {verdict.status for verdict in found} <= {"agreed", "excused"}, found
+    found = verdicts(model, text_engine("as it is"), "text")
+    assert statuses(found) <= {"agreed", "excused"}, found
 
 
 @pytest.mark.parametrize("read", READINGS)

@@ -12,9 +12,9 @@ import pytest
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import bisect
-from lockstep.harness.check.check import open_plan
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
+from tests.contexts import context_of, statuses
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.harness.suites.test_whole_runs import scaled
 from tests.models import builtin, written
@@ -108,22 +108,19 @@ def said(path: Path, engine: str, *suites: str) -> list[Verdict]:
 def test_zero_logits_conform_in_no_suite(engine: str, suite: str, tmp_path: Path) -> None:
     found = said(zero_output(tmp_path), engine, suite)
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
-    assert not {"agreed", "diverged"} & {v.status for v in found}
+    assert not {"agreed", "diverged"} & statuses(found)
 
 
 def test_zero_logits_conform_in_no_bisection(tmp_path: Path) -> None:
-    opened = open_plan(plan_for(zero_output(tmp_path), engine="reference", n_tokens=6), print)
-    try:
-        assert bisect(opened.context).exit_code == 3
-    finally:
-        opened.close()
+    with context_of(zero_output(tmp_path), engine="reference", n_tokens=6) as context:
+        assert bisect(context).exit_code == 3
 
 
 @pytest.mark.parametrize("suite", ["logits", "decode"])
 def test_nan_of_blocks_conforms_in_no_suite(suite: str, tmp_path: Path) -> None:
     found = said(with_nan_blocks(tmp_path), NoNumber.name, suite)
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
-    assert "agreed" not in {v.status for v in found}
+    assert "agreed" not in statuses(found)
 
 
 class HalfGreedy(Levels, name="nothing told: greedy of halves"):

@@ -10,7 +10,7 @@ from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.records import Verdict
 from tests.black_boxes import copy_with
-from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.contexts import check_engine
 from tests.models import builtin
 from tests.quiet_engines import Quiet
 
@@ -27,7 +27,7 @@ class EveryTokenIsOne(GreedyAlone, name="one choice: reads each token as token 1
 
 
 def said_of(path: Path, engine: str) -> list[Verdict]:
-    return verdicts_of(plan_for(path, engine=engine, n_tokens=8, suites=("decode",)))
+    return check_engine(path, engine, "decode", n_tokens=8)
 
 
 def behind_beginnings(path: Path, engine: str) -> Verdict:

@@ -15,10 +15,11 @@ from lockstep.harness.adapters.parts.originals import (
     sentencepiece_model,
     tokenizer_json,
 )
-from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.records import EXACT
 from lockstep.harness.suites.parts.originals import Original, known_originals, originals_of
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
+from tests.contexts import context_of
 
 KNOWN = known_originals()
 
@@ -66,11 +67,8 @@ def test_a_report_says_differs_from_the_original_and_still_compares(bert: Path) 
         suites=("tokens",),
         settings=EXACT,
     )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        verdicts = list(run_suites(opened.context, plan.suites))
-    finally:
-        opened.close()
+    with context_of(plan) as context:
+        verdicts = list(run_suites(context, plan.suites))
     told = [v for v in verdicts if "differs from the original" in v.summary]
     assert len(told) == 4  # the ways to encode
     rows = told[0].detail["differs_from_the_original"]

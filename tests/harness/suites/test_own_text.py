@@ -6,18 +6,15 @@ from pathlib import Path
 import pytest
 
 from lockstep.engine.batch import steps_of
-from lockstep.harness.check.check import open_plan
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites.parts.own_text import held_to_its_own
-from tests.harness.check.test_check import plan_for
+from tests.contexts import context_of
 from tests.models import builtin, written
 
 
 def held(model: Path, changed: Sequence[int]) -> tuple[Verdict, list[int]]:
     """A text of eight tokens, of which these are others than the engine chose; and the verdict."""
-    opened = open_plan(plan_for(model, oracle="llama.cpp"), lambda _: None)
-    try:
-        context = opened.context
+    with context_of(model, oracle="llama.cpp") as context:
         context.begin_noise()
         prompt = context.tokens[:4]
         text = list(context.ask(context.subject, "greedy", prompt, 8))
@@ -25,8 +22,6 @@ def held(model: Path, changed: Sequence[int]) -> tuple[Verdict, list[int]]:
             text[step] = (text[step] + 1) % 312
         tie = context.verdict("decode", "excused", "greedy token 0 is a tie")
         return held_to_its_own(context, tie, steps_of(prompt, text), text), text
-    finally:
-        opened.close()
 
 
 @pytest.mark.parametrize("changed", [None, 3])

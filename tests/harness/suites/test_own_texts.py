@@ -10,13 +10,14 @@ from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.tokenizers.gpt2 import Gpt2Tokenizer
 from lockstep.engine.tokenizers.llama import LlamaTokenizer
 from lockstep.engine.tokenizers.splitting import TextSplitter
-from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.judging.no_characters import is_utf8
 from lockstep.harness.records import EXACT
 from lockstep.harness.suites.parts.own_texts import OF_A_KIND, own_texts
 from lockstep.harness.suites.parts.special_texts import special_texts
 from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
+from tests.contexts import context_of
 
 RECIPES = {
     "llama": LlamaRecipe(n_layer=1),
@@ -99,9 +100,6 @@ def test_the_suite_asks_them(tmp_path: Path) -> None:
         suites=("tokens",),
         settings=EXACT,
     )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        said = [verdict.summary for verdict in run_suites(opened.context, plan.suites)]
-    finally:
-        opened.close()
+    with context_of(plan) as context:
+        said = [verdict.summary for verdict in run_suites(context, plan.suites)]
     assert any(f"{len(TEXTS) + len(MORE_TEXTS) + n} inputs agree" in each for each in said)

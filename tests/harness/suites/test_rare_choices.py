@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from lockstep.engine.quants.base import F32
-from lockstep.harness.check.check import open_plan
-from lockstep.harness.context.by_chance import by_chance
+from lockstep.harness.context.enough_runs import by_chance
 from lockstep.harness.context.runs import Run
 from lockstep.harness.records import Evaluation, Request
 from lockstep.harness.suites.logits import further_verdict
-from tests.harness.check.test_check import plan_for
+from tests.contexts import context_of
 from tests.models import builtin
 
 TRUTH = np.zeros((4, 3), np.float32)
@@ -46,53 +45,39 @@ def context(runs: Sequence[F32], n_expert: int = 8) -> Any:
     )
 
 
-def explained(runs: Sequence[F32], *engines: F32, n_expert: int = 8) -> bool:
-    return by_chance(context(runs, n_expert), (), TRUTH, engines, ALLOWED)
+ONE, TWO, ZERO = with_rows(r1=2.0), with_rows(r2=1.0), with_rows(r0=3.0)
+MOST = with_rows(r0=1.0, r1=1.0, r2=1.0)
+FAR = [TRUTH, TWO, with_rows(r2=9.0)]
 
 
-def test_a_row_that_an_honest_run_gives_is_nobodys_fault() -> None:
-    assert explained([TRUTH, with_rows(r2=1.0)], with_rows(r2=1.05))
-
-
-def test_two_choices_may_be_met_in_two_runs() -> None:
-    assert explained([with_rows(r1=2.0), with_rows(r2=1.0)], with_rows(r1=2.0, r2=1.0))
-
-
-def test_both_engines_may_have_chosen_so() -> None:
-    runs = [with_rows(r2=1.0), with_rows(r0=3.0)]
-    assert explained(runs, with_rows(r2=1.0), with_rows(r0=3.0))
-    assert not explained(runs, with_rows(r2=1.0), with_rows(r0=4.0))
-
-
-@pytest.mark.parametrize("wrong", [1.5, np.nan, np.inf])
-def test_a_row_that_no_honest_run_gives_is_a_fault(wrong: float) -> None:
-    """However far honest runs are off in it."""
-    assert not explained([TRUTH, with_rows(r2=1.0), with_rows(r2=9.0)], with_rows(r2=wrong))
-
-
-def test_a_row_that_honest_runs_never_move_is_a_fault() -> None:
-    assert not explained([with_rows(r2=1.0)], with_rows(r3=1.0))
-
-
-def test_more_than_half_of_the_rows_are_no_rare_choice() -> None:
-    off = with_rows(r0=1.0, r1=1.0, r2=1.0)
-    assert not explained([off], off)
-
-
-def test_an_engine_without_a_row_that_is_off_is_not_explained() -> None:
-    assert not explained([with_rows(r2=1.0)], TRUTH)
-    assert not explained([with_rows(r2=1.0)], with_rows(r2=1.0), TRUTH)
+@pytest.mark.parametrize(
+    ("runs", "engines", "explained"),
+    [
+        ([TRUTH, TWO], [with_rows(r2=1.05)], True),
+        ([ONE, TWO], [with_rows(r1=2.0, r2=1.0)], True),  # two choices, met in two runs
+        ([TWO, ZERO], [TWO, ZERO], True),  # both engines chose so
+        ([TWO, ZERO], [TWO, with_rows(r0=4.0)], False),
+        # a row that no honest run gives, however far they are off in it
+        *((FAR, [with_rows(r2=wrong)], False) for wrong in (1.5, np.nan, np.inf)),
+        ([TWO], [with_rows(r3=1.0)], False),  # one that honest runs never move
+        ([MOST], [MOST], False),  # more than half of the rows are no rare choice
+        ([TWO], [TRUTH], False),  # blamed without a row that is off
+        ([TWO], [TWO, TRUTH], False),
+    ],
+)
+def test_a_few_rows_are_nobodys_fault_where_honest_runs_give_each(
+    runs: Sequence[F32], engines: Sequence[F32], explained: bool
+) -> None:
+    assert by_chance(context(runs), (), TRUTH, engines, ALLOWED) is explained
 
 
 def test_without_experts_nothing_is_chosen() -> None:
-    assert not explained([with_rows(r2=1.0)], with_rows(r2=1.0), n_expert=0)
+    assert not by_chance(context([TWO], n_expert=0), (), TRUTH, [TWO], ALLOWED)
 
 
 def test_an_oracle_that_is_wrong_in_a_usual_run_is_not_the_truth_of_it(tmp_path: Path) -> None:
     """With its own logits for the truth no row of it is off, and any honest run explains none."""
-    opened = open_plan(plan_for(builtin("moe", tmp_path)), lambda _: None)
-    try:
-        context = opened.context
+    with context_of(builtin("moe", tmp_path)) as context:
         run = Run(words="again", batches=context.batches, usual=True, known=True)
         right = context.answer(
             context.subject,
@@ -102,6 +87,4 @@ def test_an_oracle_that_is_wrong_in_a_usual_run_is_not_the_truth_of_it(tmp_path:
         off = tuple(rows.copy() for rows in right.logits)
         off[0][3, 5] += np.abs(off[0]).max()
         verdict = further_verdict(context, run, Evaluation(logits=off, trace=None), right)
-    finally:
-        opened.close()
     assert (verdict.status, verdict.detail["at_fault"]) == ("diverged", "oracle")

@@ -3,29 +3,29 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import pytest
 
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.check.check import open_plan, run_suites
+from lockstep.harness.check.check import run_suites
 from lockstep.harness.records import Verdict
 from lockstep.harness.suites import tokens
-from tests.harness.check.test_check import plan_for
+from tests.contexts import context_of, statuses
 from tests.models import written
+from tests.quiet_engines import made
+
+Change = Callable[[bytes], bytes]
 
 
-class Rewrites(Reference):
+def rewriting(name: str, change: Change) -> str:
     """Right, but for what it makes of a text before."""
 
-    before: Callable[[bytes], bytes]
+    def tokenize(self: Any, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
+        return Reference.tokenize(self, [change(text) for text in texts], **flags)
 
-    def tokenize(
-        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
-    ) -> list[list[int]]:
-        read = [type(self).before(text) for text in texts]
-        return super().tokenize(read, add_special=add_special, parse_special=parse_special)
+    return made(f"texts: {name}", Reference, tokenize=tokenize)
 
 
 def surrogates_as_pairs(text: bytes) -> bytes:
@@ -38,7 +38,7 @@ def surrogates_as_pairs(text: bytes) -> bytes:
         return text
 
 
-WRONG: dict[str, Callable[[bytes], bytes]] = {
+WRONG: dict[str, Change] = {
     "a length in 16 bits": lambda text: text[: len(text) % 65536],
     "a buffer of 256 bytes": lambda text: text[:256],
     "lines of Unicode": lambda text: text.replace("\u2028".encode(), b"\n"),
@@ -47,8 +47,6 @@ WRONG: dict[str, Callable[[bytes], bytes]] = {
     "surrogates in pairs": surrogates_as_pairs,
     "Arabic digits": lambda text: text.replace("٣".encode(), b"3"),
 }
-for name, change in WRONG.items():
-    type("Made", (Rewrites,), {"before": staticmethod(change)}, name=f"texts: {name}")
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +55,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def encoded(model: Path, engine: str) -> list[Verdict]:
-    opened = open_plan(plan_for(model, engine=engine), lambda _: None)
-    try:
-        found = list(run_suites(opened.context, ("tokens",)))
-    finally:
-        opened.close()
+    with context_of(model, engine=engine) as context:
+        found = list(run_suites(context, ("tokens",)))
     return [v for v in found if v.summary.startswith("encode (add_special)")]
 
 
@@ -69,12 +64,13 @@ def encoded(model: Path, engine: str) -> list[Verdict]:
 def test_a_tokenizer_that_fails_on_real_texts_is_found(
     name: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = encoded(model, f"texts: {name}")
-    assert "diverged" in {v.status for v in wrong}
+    engine = rewriting(name, WRONG[name])
+    wrong = encoded(model, engine)
+    assert "diverged" in statuses(wrong)
     assert max(len(v.detail.get("input", "")) for v in wrong) <= tokens.WHOLE
     monkeypatch.setattr(tokens, "MORE_TEXTS", ())
     monkeypatch.setattr(tokens, "special_texts", lambda *_: [])
-    assert {v.status for v in encoded(model, f"texts: {name}")} == {"agreed"}  # on short ones
+    assert statuses(encoded(model, engine)) == {"agreed"}  # on short ones
 
 
 def test_the_long_text_has_nothing_to_merge_in_it() -> None:
@@ -84,37 +80,24 @@ def test_the_long_text_has_nothing_to_merge_in_it() -> None:
     assert max(map(len, longest.split())) == 1
 
 
-class Counts(Reference, name="texts: counts long ones"):
-    """Remembers the flags that a long text came with."""
-
-    seen: ClassVar[list[tuple[bool, bool]]] = []
-
-    def tokenize(
-        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
-    ) -> list[list[int]]:
-        self.seen += [(add_special, parse_special)] * any(len(t) > tokens.LONG for t in texts)
-        return super().tokenize(texts, add_special=add_special, parse_special=parse_special)
-
-
-class CountsUnparsed(Counts, name="texts: counts long ones, parses none"):
-    def tokenize(
-        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
-    ) -> list[list[int]]:
-        if parse_special:
-            raise Unsupported("special tokens in a text")
-        return super().tokenize(texts, add_special=add_special, parse_special=parse_special)
-
-
 @pytest.mark.parametrize(
-    ("engine", "flags"),
-    [
-        (Counts, [(True, True), (True, False)]),
-        (CountsUnparsed, [(True, False), (False, False)]),
-    ],
+    ("parses", "asked"),
+    [(True, [(True, True), (True, False)]), (False, [(True, False), (False, False)])],
 )
 def test_the_long_text_is_asked_with_the_first_two_sets_of_flags_that_are_answered(
-    engine: type[Counts], flags: list[tuple[bool, bool]], model: Path
+    parses: bool, asked: list[tuple[bool, bool]], model: Path
 ) -> None:
-    Counts.seen.clear()
-    encoded(model, engine.name)
-    assert Counts.seen == flags
+    seen: list[tuple[bool, bool]] = []
+
+    def tokenize(
+        self: Any, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        if parse_special and not parses:
+            raise Unsupported("special tokens in a text")
+        if any(len(text) > tokens.LONG for text in texts):
+            seen.append((add_special, parse_special))
+        flags = {"add_special": add_special, "parse_special": parse_special}
+        return Reference.tokenize(self, texts, **flags)
+
+    encoded(model, made(f"texts: counts long ones, {parses}", Reference, tokenize=tokenize))
+    assert seen == asked

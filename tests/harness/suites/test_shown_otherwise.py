@@ -19,7 +19,8 @@ from lockstep.harness.suites.parts.text_readings import (
     readings,
     without_prompt,
 )
-from tests.harness.suites.test_text_alone import TextAlone, Words, verdicts
+from tests.contexts import diverged, statuses
+from tests.harness.suites.test_text_alone import TextAlone, Words, text_engine, verdicts
 from tests.models import builtin
 from tests.quiet_engines import made
 
@@ -45,13 +46,7 @@ WRONG: dict[str, Shown] = {
 
 @cache
 def showing(name: str) -> str:
-    shown = (HONEST | WRONG)[name]
-
-    def generate(self: Any, prompt: bytes, n: int) -> bytes:
-        ids = Reference.greedy(self, self.tokenize([prompt])[0], n)
-        return shown(prompt, b"".join(self.tokenizer.piece(t, special=False) for t in ids))
-
-    return made(f"text: {name}", TextAlone, generate=generate)
+    return text_engine(name, shown=(HONEST | WRONG)[name])
 
 
 @cache
@@ -76,13 +71,13 @@ def going_on(name: str, *, always: bool) -> str:
 def test_who_goes_on_until_a_character_is_whole_is_not_accused(n: int, folder: Path) -> None:
     engine = going_on("to the end of a character", always=False)
     found = verdicts(builtin("f32", folder), engine, "text", n_steps=n)
-    assert not [v for v in found if v.status == "diverged"]
+    assert not diverged(found)
 
 
 def test_who_always_goes_on_is(folder: Path) -> None:
     engine = going_on("three tokens too many", always=True)
     found = verdicts(builtin("f32", folder), engine, "text", n_steps=12)
-    assert {"diverged", "not-compared"} & {verdict.status for verdict in found}, found
+    assert {"diverged", "not-compared"} & statuses(found), found
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +91,7 @@ def test_an_honest_text_that_is_shown_otherwise_is_not_accused(
     name: str, model: str, folder: Path
 ) -> None:
     found = verdicts(builtin(model, folder), showing(name), "text", n_steps=12)
-    assert not [v for v in found if v.status == "diverged"]
+    assert not diverged(found)
     assert found[0].status == "agreed"
 
 
@@ -110,7 +105,7 @@ def test_that_the_prompt_is_shown_is_said(folder: Path) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_another_text_diverges_however_it_is_shown(name: str, folder: Path) -> None:
     found = verdicts(builtin("f32", folder), showing(name), "text", n_steps=12)
-    assert "diverged" in {verdict.status for verdict in found}, found
+    assert "diverged" in statuses(found), found
 
 
 WORDS: Any = Words({1: b"\n", 2: b"   ", 3: b"a", 4: b" a", 5: b"\xf0\x9f", 6: b"\xff", 7: b"b"})

@@ -9,7 +9,7 @@ import pytest
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.suites.parts.small_scales import LARGEST, with_small_scales
-from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.contexts import check_engine, diverged, statuses
 from tests.models import written
 
 
@@ -28,12 +28,12 @@ def test_a_file_without_small_scales_does_not_hide_who_reads_them_as_zero(
     quant: str, tmp_path: Path
 ) -> None:
     model = written(tmp_path, n_layer=1, n_embd=256, n_ff=256, quant=quant)
-    wrong = verdicts_of(plan_for(model, engine=FlushesHalves.name, suites=("dequant",)))
-    (found,) = [verdict for verdict in wrong if verdict.status == "diverged"]
+    wrong = check_engine(model, FlushesHalves, "dequant")
+    (found,) = diverged(wrong)
     assert found.summary.startswith(f"{quant}: ")
     assert "subnormal halves" in found.summary
-    right = verdicts_of(plan_for(model, suites=("dequant",)))
-    assert {verdict.status for verdict in right} == {"agreed"}
+    right = check_engine(model, "reference", "dequant")
+    assert statuses(right) == {"agreed"}
 
 
 def test_every_half_of_a_block_is_a_small_one_and_the_rest_stays() -> None:

@@ -1,8 +1,10 @@
 """Texts with special tokens of the file, and engines that split one kind of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +15,13 @@ from lockstep.engine.tokenizers.vocabulary import Attr, Vocabulary
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.judging.no_characters import is_utf8
+from lockstep.harness.suites.parts.repaired_types import named_among
 from lockstep.harness.suites.parts.special_texts import special_texts
 from lockstep.harness.synth.llama import LlamaRecipe, metadata
-from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.contexts import check_engine
+from tests.harness.suites.test_real_texts import Change, rewriting
 from tests.models import with_metadata
+from tests.quiet_engines import made
 
 TYPES = {"<think>": 4, "<|tool|>": 4, "<|im_start|>": 3, "[gap]": 5, "<unknown>": 2}
 
@@ -60,10 +65,7 @@ class Splits(Reference, name="special texts: splits user-defined tokens"):
     def splits(self, vocabulary: Vocabulary, token: int) -> bool:
         return bool(vocabulary.attrs[token] & self.attr)
 
-    def tokenize(
-        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
-    ) -> list[list[int]]:
-        flags = {"add_special": add_special, "parse_special": parse_special}
+    def tokenize(self, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         return [self.wrong.encode(text, **flags) for text in texts]
 
 
@@ -78,28 +80,17 @@ class SplitsUnknown(Splits, name="special texts: splits unknown tokens"):
     attr = Attr.UNKNOWN
 
 
-class ReadsBytes(Reference, name="special texts: reads <0x41> as a byte"):
-    def tokenize(
-        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
-    ) -> list[list[int]]:
-        texts = [text.replace(b"<0x42>", b"B") for text in texts]
-        return super().tokenize(texts, add_special=add_special, parse_special=parse_special)
-
-
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-@pytest.mark.parametrize(
-    "engine", [Splits.name, SplitsOtherControl.name, SplitsUnknown.name, ReadsBytes.name]
-)
+@pytest.mark.parametrize("engine", [Splits, SplitsOtherControl, SplitsUnknown])
 def test_suite_finds_an_engine_that_splits_special_tokens(
-    engine: str, kind: str, tmp_path: Path
+    engine: type[Splits], kind: str, tmp_path: Path
 ) -> None:
-    if (engine, kind) == (ReadsBytes.name, "gpt2"):
-        pytest.skip("gpt2 has no byte tokens")
     path = with_special_tokens(tmp_path, kind)
-    assert exit_code(verdicts_of(plan_for(path, engine=engine, suites=("tokens",)))) == 1
+    assert exit_code(check_engine(path, engine, "tokens")) == 1
 
 
-PLACES = {  # what an engine reads in place of a text
+PLACES: dict[str, Change] = {  # what an engine reads in place of a text
+    "<0x42> as a byte": lambda text: text.replace(b"<0x42>", b"B"),
     "no byte 0x1b": lambda text: text.replace(b"\x1b", b""),
     "no byte 0x95": lambda text: text.replace("\x95".encode(), b""),
     "no token behind a digit": lambda text: text.replace(b"1<", b"1 <"),
@@ -114,55 +105,36 @@ PLACES = {  # what an engine reads in place of a text
 }
 
 
-class ReadsOtherwise(Reference, name="special texts: reads another text"):
-    place = ""
-
-    def tokenize(
-        self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
-    ) -> list[list[int]]:
-        texts = [PLACES[self.place](text) for text in texts]
-        return super().tokenize(texts, add_special=add_special, parse_special=parse_special)
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_suite_finds_special_tokens_and_bytes_read_wrongly_in_one_place(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ReadsOtherwise, "place", place)
     path = with_special_tokens(tmp_path, "llama")
-    found = verdicts_of(plan_for(path, engine=ReadsOtherwise.name, suites=("tokens",)))
+    found = check_engine(path, rewriting(f"special: {place}", PLACES[place]), "tokens")
     assert exit_code(found) == 1
 
 
-class WritesOtherwise(Reference, name="special texts: writes a blank for no ids"):
-    def detokenize(
-        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
-    ) -> list[bytes]:
-        flags = {"remove_special": remove_special, "unparse_special": unparse_special}
-        right = super().detokenize(ids, **flags)
-        return [text if row else b" " for row, text in zip(ids, right, strict=True)]
-
-
-def test_suite_finds_a_blank_for_no_ids(tmp_path: Path) -> None:
-    path = with_special_tokens(tmp_path, "llama")
-    found = verdicts_of(plan_for(path, engine=WritesOtherwise.name, suites=("tokens",)))
-    assert exit_code(found) == 1
-
-
-class LosesSpaces(Reference, name="special texts: loses the space behind a user-defined token"):
-    def detokenize(
-        self, ids: Sequence[Sequence[int]], *, remove_special: bool, unparse_special: bool
-    ) -> list[bytes]:
-        flags = {"remove_special": remove_special, "unparse_special": unparse_special}
-        return [text.replace(b"<think> ", b"<think>") for text in super().detokenize(ids, **flags)]
+WRITTEN: dict[str, Callable[[Any, bytes], bytes]] = {  # ids and their text -> what is written
+    "a blank for no ids": lambda ids, text: text if ids else b" ",
+    "no space behind a user-defined token": (
+        lambda ids, text: text.replace(b"<think> ", b"<think>")
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_suite_finds_a_wrong_text_behind_a_special_token(kind: str, tmp_path: Path) -> None:
-    path = with_special_tokens(tmp_path, kind)
-    found = verdicts_of(plan_for(path, engine=LosesSpaces.name, suites=("tokens",)))
+@pytest.mark.parametrize("name", WRITTEN)
+def test_suite_finds_a_wrong_text_of_special_tokens_or_of_none(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    def detokenize(self: Any, rows: Sequence[Sequence[int]], **flags: bool) -> list[bytes]:
+        right = Reference.detokenize(self, rows, **flags)
+        return [WRITTEN[name](ids, text) for ids, text in zip(rows, right, strict=True)]
+
+    engine = made(f"special texts: {name}, {kind}", Reference, detokenize=detokenize)
+    found = check_engine(with_special_tokens(tmp_path, kind), engine, "tokens")
     assert exit_code(found) == 1
-    assert all("decode" in v.summary for v in found if v.status == "diverged")
+    assert {v.detail["way"] for v in found if v.status == "diverged"} == {"decode"}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -179,4 +151,27 @@ def test_texts_have_each_special_token_and_are_utf8(kind: str, tmp_path: Path) -
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_suite_accuses_no_right_engine(kind: str, tmp_path: Path) -> None:
     path = with_special_tokens(tmp_path, kind)
-    assert exit_code(verdicts_of(plan_for(path, suites=("tokens",)))) == 0
+    assert exit_code(check_engine(path, "reference", "tokens")) == 0
+
+
+# --- types that llama.cpp repairs -----------------------------------------------------------------
+
+SHOWN = int(Attr.USER_DEFINED)
+VOCABULARY = SimpleNamespace(
+    stored_attrs=(SHOWN, SHOWN, int(Attr.CONTROL)),
+    attrs=(SHOWN, int(Attr.USER_DEFINED | Attr.CONTROL), int(Attr.CONTROL)),
+    texts=(b"a", b"</s>", b"<s>"),
+)
+CONTEXT: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=VOCABULARY))
+
+
+def test_a_token_that_llama_cpp_hides_against_the_file_is_named() -> None:
+    wrong = [([1], b"", b"</s>"), ([0, 1], b"a", b"a</s>")]
+    text = named_among(CONTEXT, wrong)
+    assert "1 '</s>' for a control token" in text
+    assert named_among(CONTEXT, [(b"</s>", [0], [1])]) == text
+
+
+def test_where_one_difference_has_no_such_token_nothing_is_said() -> None:
+    assert named_among(CONTEXT, [([1], b"", b"</s>"), ([2], b"", b"<s>")]) == ""
+    assert named_among(CONTEXT, [(b"a", [0], [2])]) == ""

@@ -1,7 +1,7 @@
 """Engines with greedy tokens or text alone: the first token that differs, unless it is a tie."""
 
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.suite import Context
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
 from lockstep.harness.records import EXACT, Verdict
+from lockstep.harness.suites.decode import PROMPT
 from lockstep.harness.suites.parts.text_judged import is_replaced, judge_text
 from lockstep.harness.synth.llama import LlamaRecipe
+from tests.contexts import statuses
 from tests.harness.check.test_check import plan_for, verdicts_of
-from tests.models import builtin, with_metadata, written
+from tests.models import builtin, with_metadata, with_values, written
 from tests.quiet_engines import Quiet, made, wrong
 
 
@@ -29,6 +30,22 @@ class GreedyAlone(Quiet, name="greedy alone"):
 
 class TextAlone(Quiet, name="text alone"):
     levels = ("generate",)
+
+
+def text_engine(
+    name: str,
+    *,
+    read: Callable[[bytes], bytes] = bytes,
+    shown: Callable[[bytes, bytes], bytes] = lambda prompt, text: text,
+    n: int | None = None,
+) -> str:
+    """An engine that reads a prompt otherwise, or shows a text so; n: of so many tokens."""
+
+    def generate(self: Any, prompt: bytes, n_asked: int) -> bytes:
+        ids = Reference.greedy(self, self.tokenize([read(prompt)])[0], n or n_asked)
+        return shown(prompt, b"".join(self.tokenizer.piece(t, special=False) for t in ids))
+
+    return made(f"text: {name}", TextAlone, generate=generate)
 
 
 class FirstOfATie(GreedyAlone, name="greedy: the other of a tie"):
@@ -82,14 +99,7 @@ def verdicts(path: Path, engine: str, suite: str, **changes: Any) -> list[Verdic
 def with_twins(folder: Path) -> Path:
     """A model whose every token has one with the same logit: rows of its head stand there twice."""
     path = written(folder, "twins.gguf", seed=1, n_layer=1, n_embd=16, n_ff=16)
-    with GgufFile.open(path) as file:
-        info = file.tensors["output.weight"]
-        at = file.data_offset + info.offset
-    raw = bytearray(path.read_bytes())
-    rows = np.frombuffer(raw, np.float32, info.n_elements, at).reshape(-1, info.ne[0])
-    rows[1::2] = rows[::2]
-    path.write_bytes(raw)
-    return path
+    return with_values(path, path, "output.weight", lambda rows: np.repeat(rows[::2], 2, axis=0))
 
 
 # --- greedy tokens --------------------------------------------------------------------------------
@@ -187,36 +197,9 @@ def test_an_engine_that_writes_nothing_behind_any_prompt_is_wrong(folder: Path) 
 def test_a_wrong_engine_that_is_right_behind_one_prompt_is_found_behind_others(
     folder: Path,
 ) -> None:
-    def generate(self: Any, prompt: bytes, n: int) -> bytes:
-        known = prompt == b"Once upon a time"
-        ids = Reference.greedy(self, [1] * (not known) + self.tokenize([prompt])[0], n)
-        return b"".join(self.tokenizer.piece(token, special=False) for token in ids)
-
-    made("text: BOS again", TextAlone, generate=generate)
-    first, *_, last = verdicts(builtin("f32", folder), "text: BOS again", "text")
+    engine = text_engine("BOS again", read=lambda text: text if text == PROMPT else b"<s>" + text)
+    first, *_, last = verdicts(builtin("f32", folder), engine, "text")
     assert (first.status, last.status) == ("agreed", "diverged")
-    assert last.summary.startswith("behind '")
-
-
-@pytest.mark.parametrize("coding", ["latin-1", "halves"])
-def test_an_engine_that_reads_characters_otherwise_is_found_behind_some_beyond_ascii(
-    coding: str, folder: Path
-) -> None:
-    def read(text: bytes) -> bytes:
-        if coding == "latin-1":
-            return text.decode("latin-1").encode()
-        units = text.decode().encode("utf-16-le")  # as JavaScript's split("") has them
-        halves = (units[i : i + 2].decode("utf-16-le", "replace") for i in range(0, len(units), 2))
-        return "".join(halves).encode()
-
-    def generate(self: Any, prompt: bytes, n: int) -> bytes:
-        ids = Reference.greedy(self, self.tokenize([read(prompt)])[0], n)
-        return b"".join(self.tokenizer.piece(token, special=False) for token in ids)
-
-    made(f"text: {coding}", TextAlone, generate=generate)
-    found = verdicts(builtin("f32", folder), f"text: {coding}", "text")
-    assert found[-1].status == "diverged"
-    assert "look at how characters are read" in found[-1].summary
 
 
 class Words(dict[int, bytes]):
@@ -240,9 +223,11 @@ def text_verdicts(
     noise: float = 0.01,
     more: float | None = None,
     whole: bool = False,
+    free: Sequence[int] = GIRL_IS,
+    pieces: Any = WORDS,
 ) -> list[Verdict]:
-    """The oracle's text is " girl is"; a row has logits before each token, others are -9. more: the
-    noise of more runs, if they may be asked for."""
+    """free: the oracle's text; a row has logits before each token, others are -9. more: the noise
+    of more runs, if they may be asked for."""
 
     def noise_on(batches: Any) -> float:
         assert more is not None, "more runs were asked for"
@@ -257,8 +242,7 @@ def text_verdicts(
         noise_on=noise_on,
         verdict=partial(Context.verdict, SimpleNamespace(case="c", repro=str)),
     )
-    pieces: Any = WORDS
-    return list(judge_text(context, (), logits, GIRL_IS, said, pieces, whole=whole))
+    return list(judge_text(context, (), logits, free, said, pieces, whole=whole))
 
 
 CLEAR = {2: 5.0, 1: 3.0}, {5: 5.0, 3: 4.5}
@@ -289,7 +273,7 @@ def test_a_tie_with_a_control_token_excuses_since_it_has_no_text() -> None:
 
 def test_a_text_that_is_whole_alone_ends_early_only_at_a_tie_with_a_control_token() -> None:
     clear, tie = {5: 5.0, 3: 4.0}, {5: 5.0, 0: 4.99}
-    assert "diverged" not in {v.status for v in text_verdicts(b" girl", {2: 5.0}, clear)}
+    assert "diverged" not in statuses(text_verdicts(b" girl", {2: 5.0}, clear))
     found = text_verdicts(b" girl", {2: 5.0}, clear, more=0.01, whole=True)
     assert [v.status for v in found] == ["diverged"]
     assert text_verdicts(b" girl", {2: 5.0}, tie, whole=True)[-1].status == "excused"
@@ -322,7 +306,7 @@ def test_a_text_as_json_has_it_is_compared_in_its_characters(folder: Path) -> No
         assert exit_code(right) == 0  # of so many texts one may have a tie
         assert "but for bytes that are no characters" in right[0].summary
     wrong_ = verdicts(builtin("q4_0", folder), "text: in JSON, wrong", "text", n_steps=16)
-    assert "diverged" in {v.status for v in wrong_}, wrong_
+    assert "diverged" in statuses(wrong_), wrong_
 
 
 def in_json(pieces: Sequence[bytes]) -> bytes:
@@ -374,7 +358,7 @@ def test_where_the_oracle_ends_at_once_the_text_behind_other_prompts_is_compared
     types[first] = 3  # of control
     with_metadata(path, recipe, tokenizer__ggml__token_type=("ARR[I32]", types.tolist()))
     *fine, last = verdicts(path, "text alone", "text")
-    assert "agreed" in {verdict.status for verdict in fine}
+    assert "agreed" in statuses(fine)
     assert last.status == "not-applicable"
     assert "the oracle begins with a token of no text" in last.summary
-    assert "diverged" in {v.status for v in verdicts(path, "text: a letter", "text")}
+    assert "diverged" in statuses(verdicts(path, "text: a letter", "text"))

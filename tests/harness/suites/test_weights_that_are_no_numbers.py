@@ -10,8 +10,9 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.judging.compare import in_other_byte_order
 from lockstep.harness.records import Evaluation, Request, Trace, Verdict
+from tests.contexts import check_engine, diverged, statuses
 from tests.harness.check.test_check import plan_for, verdicts_of
-from tests.models import builtin, written
+from tests.models import builtin, with_values, written
 
 WORDS = "with the bytes of each number in the other order all are right"
 
@@ -31,20 +32,19 @@ class TurnsBytesRound(Reference, name="byte order: turns bytes round"):
         return Evaluation(logits=logits, trace=Trace(engine=self.name, records=records))
 
 
-def with_nan(model: Path, copy: Path, tensor: str) -> Path:
-    with GgufFile.open(model) as file:
-        at = file.data_offset + file.tensors[tensor].offset
-    raw = bytearray(model.read_bytes())
-    raw[at : at + 4] = np.float32(np.nan).tobytes()
-    copy.write_bytes(raw)
-    return copy
+def with_nan(model: Path, copy: Path) -> Path:
+    def first_is_nan(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        values[0, 0] = np.nan
+        return values
+
+    return with_values(model, copy, "blk.1.ffn_up.weight", first_is_nan)
 
 
 def test_a_weight_that_is_no_number_is_named(tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
-    assert {v.status for v in verdicts_of(plan_for(model, suites=("dequant",)))} == {"agreed"}
-    wrong = with_nan(model, tmp_path / "nan.gguf", "blk.1.ffn_up.weight")
-    agreed, odd = verdicts_of(plan_for(wrong, suites=("dequant",)))
+    assert statuses(check_engine(model, "reference", "dequant")) == {"agreed"}
+    wrong = with_nan(model, tmp_path / "nan.gguf")
+    agreed, odd = check_engine(wrong, "reference", "dequant")
     assert (agreed.status, odd.status) == ("agreed", "excused")
     assert odd.summary.endswith("in both engines: 1 of blk.1.ffn_up.weight")
 
@@ -62,22 +62,20 @@ def test_weights_that_are_all_zero_or_no_numbers_are_not_compared(tmp_path: Path
                 raw[at : at + 2] = np.float16(number).tobytes()
         model.write_bytes(raw)
         said = {
-            v.summary.split(":")[0]: v.status
-            for v in verdicts_of(plan_for(model, suites=("dequant",)))
+            v.summary.split(":")[0]: v.status for v in check_engine(model, "reference", "dequant")
         }
         assert (said["F32"], said["Q8_0"]) == ("agreed", "not-compared")
 
 
 def test_one_engine_s_nan_is_a_difference(tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
-    wrong = with_nan(model, tmp_path / "nan.gguf", "blk.1.ffn_up.weight")
-    plan = plan_for(model, subject_model=wrong, suites=("dequant",))
-    assert "diverged" in {v.status for v in verdicts_of(plan)}
+    wrong = with_nan(model, tmp_path / "nan.gguf")
+    assert "diverged" in statuses(check_engine(model, "reference", "dequant", subject_model=wrong))
 
 
 def checked(engine: str, folder: Path, *suites: str) -> list[Verdict]:
     plan = plan_for(builtin("f32", folder), engine=engine, suites=suites)
-    return [v for v in verdicts_of(plan) if v.status == "diverged"]
+    return diverged(verdicts_of(plan))
 
 
 def test_weights_and_logits_in_the_other_order_are_named_as_that(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.engine.batch import Batch
 from lockstep.harness.records import Mismatch
+from lockstep.harness.suites.parts.pieces import two_choices
 from lockstep.harness.suites.parts.which_tokens import (
     ids_that_differ,
     place_of,
@@ -90,3 +91,21 @@ BESIDE = replace(NEXT, seq_ids=NEXT.seq_ids + 2, positions=NEXT.positions * 0)
 def test_where_the_worst_is(batches: tuple[Batch, ...], row: int, all_rows: int, said: str) -> None:
     off = Mismatch(kind="value", index=(row, 3))
     assert place_of(batches, off, all_rows) == said
+
+
+@pytest.mark.parametrize(
+    ("tokens", "margins", "said"),
+    [
+        (
+            (365, 372),
+            (0.0, 0.089),
+            "372, the oracle's 365; they are 0.089 and 0 below the oracle's",
+        ),
+        # llama.cpp's choice token by token need not be that of its run of all tokens at once
+        ((1116, 1116), (0.043, 0.043), "1116 in both, 0.043 below"),
+    ],
+)
+def test_tokens_where_texts_part_are_named_with_what_they_lack(
+    tokens: tuple[int, int], margins: tuple[float, float], said: str
+) -> None:
+    assert two_choices(*tokens, margins).startswith(f"{said} the oracle's largest logit")

@@ -25,8 +25,9 @@ from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
 from lockstep.harness.synth.small import write_recurrent
+from tests.contexts import context_of, diverged, statuses
 from tests.harness.check.test_check import plan_for
-from tests.models import builtin
+from tests.models import builtin, with_values
 
 WRONG = "mutant:rope-half-split"
 
@@ -37,11 +38,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def verdicts_of(path: Path, *suites: str, **changes: Any) -> list[Verdict]:
-    opened = open_plan(plan_for(path, **changes), lambda _: None)
-    try:
-        return list(run_suites(opened.context, suites))
-    finally:
-        opened.close()
+    with context_of(path, **changes) as context:
+        return list(run_suites(context, suites))
 
 
 @pytest.fixture
@@ -71,7 +69,7 @@ def test_a_wrong_oracle_is_a_divergence_and_at_fault(name: str, suite: str, tmp_
 def test_what_a_second_batch_alone_shows_agrees_in_one_and_it_is_said(
     engine: str, agrees: bool, model: Path
 ) -> None:
-    wrong = [v for v in verdicts_of(model, "logits", engine=engine) if v.status == "diverged"]
+    wrong = diverged(verdicts_of(model, "logits", engine=engine))
     (found,) = (v for v in wrong if "other logits" not in v.summary)
     assert found.detail["at_fault"] == "subject"
     assert ("the same tokens in one batch agree" in found.summary) is agrees
@@ -151,7 +149,7 @@ def test_the_first_batch_that_is_wrong_beside_another_sequence_may_be_so_for_its
 def test_engines_that_are_wrong_in_the_same_way_are_both_at_fault(suite: str, model: Path) -> None:
     found = verdicts_of(model, suite, oracle=WRONG, engine=WRONG)
     assert (found[0].status, found[0].detail["at_fault"]) == ("diverged", "both")
-    assert "agreed" not in {v.status for v in found}
+    assert "agreed" not in statuses(found)
 
 
 class Unconverted(Reference, name="test:unconverted"):
@@ -171,14 +169,7 @@ def test_an_engine_that_converts_no_activations_is_honest_in_either_role(
 
 def scaled(path: Path, copy: Path, tensor: str, factor: float) -> Path:
     """A copy of an F32 model with one tensor times a factor, which may be NaN."""
-    with GgufFile.open(path) as file:
-        info = file.tensors[tensor]
-        at = file.data_offset + info.offset
-    raw = bytearray(path.read_bytes())
-    values = np.frombuffer(raw, "<f4", int(np.prod(info.ne)), at)
-    raw[at : at + values.nbytes] = (values * np.float64(factor)).astype("<f4").tobytes()
-    copy.write_bytes(raw)
-    return copy
+    return with_values(path, copy, tensor, lambda values: values * np.float64(factor))
 
 
 @pytest.mark.parametrize("tensor", ["output.weight", "token_embd.weight"])
@@ -187,7 +178,7 @@ def test_nan_in_both_engines_is_no_agreement(
     suite: str, tensor: str, model: Path, tmp_path: Path
 ) -> None:
     found = verdicts_of(scaled(model, tmp_path / "nan.gguf", tensor, np.nan), suite)
-    assert {v.status for v in found} == {"not-compared"}
+    assert statuses(found) == {"not-compared"}
     assert exit_code(found) == 3
     assert "none of" in found[0].summary
 
@@ -276,11 +267,8 @@ def test_what_a_model_lacks_is_not_for_an_engine_to_say(role: str, model: Path) 
 
 
 def test_bisect_does_not_conform_where_both_are_wrong_in_what_is_not_shown(model: Path) -> None:
-    opened = open_plan(plan_for(model, oracle=OnlyLogits.name, engine=OnlyLogits.name), print)
-    try:
-        found = bisect(opened.context)
-    finally:
-        opened.close()
+    with context_of(model, oracle=OnlyLogits.name, engine=OnlyLogits.name) as context:
+        found = bisect(context)
     assert found.exit_code == 1
     assert found.first is not None
     assert found.first.site.name == "result_output"  # what an engine answers is judged as well
@@ -290,11 +278,8 @@ def test_bisect_does_not_conform_where_both_are_wrong_in_what_is_not_shown(model
 def test_bisect_finds_nothing_where_everything_is_nan_and_does_not_conform(
     tensor: str, model: Path, tmp_path: Path
 ) -> None:
-    opened = open_plan(plan_for(scaled(model, tmp_path / "nan.gguf", tensor, np.nan)), print)
-    try:
-        found = bisect(opened.context)
-    finally:
-        opened.close()
+    with context_of(scaled(model, tmp_path / "nan.gguf", tensor, np.nan)) as context:
+        found = bisect(context)
     assert not found.culprits
     assert found.not_compared
     assert found.exit_code == 3
@@ -317,7 +302,7 @@ class ByItsBeginning(Reference, name="whole runs: a prompt by its beginning"):
 
 def test_an_answer_to_the_tokens_before_is_called_so(model: Path) -> None:
     found = verdicts_of(model, "logits", engine=ByItsBeginning.name)
-    (wrong,) = [v for v in found if v.status == "diverged"]
+    (wrong,) = diverged(found)
     assert wrong.summary.startswith("with another middle token: ")
     assert "those that changed were not read" in wrong.summary
     others = verdicts_of(model, "logits", engine="mutant:cache-cells-beyond-64", n_tokens=32)
@@ -358,7 +343,7 @@ class ByItsSizes(Reference, name="whole runs: a beginning by the sizes of batche
 def test_an_answer_to_other_tokens_than_the_usual_ones_is_called_so_as_well(model: Path) -> None:
     """The last prompt alone is kept, which is one with another token."""
     found = verdicts_of(model, "logits", engine=ByItsFirstToken.name)
-    (wrong,) = [v for v in found if v.status == "diverged"]
+    (wrong,) = diverged(found)
     assert wrong.summary.startswith("with another last token: ")
     words = "; bit for bit what it answered with another middle token: those that changed were"
     assert words in wrong.summary
@@ -379,11 +364,8 @@ def test_what_is_kept_of_calls_before_is_no_matter_of_how_many_tokens_there_are(
 
 def test_bisect_blames_no_op_for_an_answer_to_the_tokens_before(model: Path) -> None:
     """The look-up of embeddings would be the first that differs."""
-    opened = open_plan(plan_for(model, engine=ByItsBeginning.name), print)
-    try:
-        found = bisect(opened.context)
-    finally:
-        opened.close()
+    with context_of(model, engine=ByItsBeginning.name) as context:
+        found = bisect(context)
     assert not found.culprits
     assert any("were not read" in verdict.summary for verdict in found.others)
     assert found.exit_code == NO_OP

@@ -1,6 +1,8 @@
-"""What an engine does to a prompt before it reads it: clauses for a text that is wrong."""
+"""What an engine does to a prompt before it reads it, and how much of a text it writes."""
 
+from lockstep.harness.context.further_runs import LeftOut
 from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.records import Answered, Rejected, Unanswerable
 from lockstep.harness.suites.parts.prompts import N_OTHERS, SPACED
 
 # of a prompt that is asked where those before it were right
@@ -27,3 +29,32 @@ def cut_off(context: Context) -> str:
     whole = texts.pop("")
     where = next((name for name, text in texts.items() if text == whole), None)
     return f"; it is the same without the spaces {where}: are they cut off?" if where else ""
+
+
+def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
+    """A clause where the subject says that it is another number than n, as servers do beside their
+    answer: a nearer cause of a wrong text than any op. "": it says no such thing.
+    The same number says nothing: tokens may be others."""
+    said = context.subject.counted.get(prompt)
+    if said is None or said == n:
+        return ""
+    what = "a chat template around it, BOS once too often, or its tokenizer"
+    if said < n:
+        what = "BOS left out, a prompt that was cut, or its tokenizer"
+    return f"; it counts {said} token{'s' * (said != 1)} in a prompt of {n}: {what}"
+
+
+def said_in_full(context: Context, prompt: bytes, n: int) -> tuple[int, bytes, LeftOut | None]:
+    """Of how many tokens a text the subject writes, and why of no more: a server may have a limit,
+    or a context with no room for so many. Who refuses to write one token refuses the prompt.
+    Raises NoAnswer."""
+    first = outcome = context.subject.ask("generate", prompt, n)
+    taken = n
+    while isinstance(outcome, Unanswerable | Rejected) and taken > 1:
+        taken //= 2
+        outcome = context.subject.ask("generate", prompt, taken)
+    if taken == n or not isinstance(outcome, Answered):
+        return n, context.answer(context.subject, "generate", first), None
+    assert isinstance(first, Unanswerable | Rejected)
+    what = f"the text behind its first {taken} tokens (--steps {taken} asks for no more)"
+    return taken, outcome.value, LeftOut.of(what, first)

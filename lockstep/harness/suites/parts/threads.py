@@ -1,19 +1,16 @@
-"""What is said of an engine that is right with one thread, as blackbox.several_threads asks."""
+"""Answers of several threads, of an engine that shows nothing that would say more of them."""
 
+from collections.abc import Collection, Iterator
+
+from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
 
 
-def ask_several_threads(
-    context: Context, same: list[str], unanswered: list[str], wrong: list[Verdict]
-) -> None:
-    """Adds to what is the same, to what is not compared and why, or to what differs."""
-    if "logits" not in context.on_made_models:
-        return
-    for verdict in context.asked_on_made_models("logits"):
-        if verdict.status == "agreed":
-            same.append(verdict.detail["asked"])
-        elif verdict.status == "not-applicable":
-            unanswered.append(verdict.summary)
-        else:
-            wrong.append(verdict)
+def several_threads(
+    context: Context, asked: str, besides: Collection[str] = ()
+) -> Iterator[Verdict]:
+    """Of a small model, which soon answers, as harness.blackbox.answers_of_threads says. besides:
+    levels that are asked for instead where an engine has one."""
+    if is_small(context.file) and not {*besides} & {*(context.subject_info.levels or besides)}:
+        yield from context.asked_if_made(asked)

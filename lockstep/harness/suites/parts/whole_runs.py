@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.by_chance import by_chance
-from lockstep.harness.context.enough_runs import noise_beside
+from lockstep.harness.context.enough_runs import by_chance, noise_beside
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.judging.compare import (
     in_other_byte_order,

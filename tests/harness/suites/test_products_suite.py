@@ -1,0 +1,164 @@
+"""`products` of engines that show some tensors, or none, or have another kernel for one token."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32
+from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.check.check import run_suites
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.honest.int8_blocks import InInt8Blocks
+from lockstep.harness.records import EngineInfo, Evaluation, Request
+from lockstep.harness.suites.parts.shown_products import (
+    judge_sparse_run,
+    sparse_run,
+    up_to_one_token,
+)
+from lockstep.harness.suites.products import kept, products_in, visible_in_some_batch
+from tests.contexts import check_engine, context_of, diverged, statuses
+from tests.models import builtin
+from tests.quiet_engines import showing
+
+FAULT = np.float32(1e-3)  # less than a step of one of 64 activations comes to
+
+
+class OneRowLarger(Reference, name="products: keys of one token are larger"):
+    class ops(Mirror):
+        def linear(self, x: F32, weight: Weight) -> F32:
+            found = super().linear(x, weight)
+            return found * (1 + FAULT) if len(x) == 1 and "attn_k." in weight.name else found
+
+
+class OneRowInFloats(Reference, name="products: one token is not converted"):
+    class ops(Mirror):
+        def linear(self, x: F32, weight: Weight) -> F32:
+            if len(x) > 1:
+                return super().linear(x, weight)
+            wide: F32 = (x.astype(np.float64) @ weight.values().astype(np.float64).T).astype("f4")
+            return wide
+
+
+class OneRowInBlocks(Reference, name="products: one token is converted in other blocks"):
+    class ops(InInt8Blocks):
+        def linear(self, x: F32, weight: Weight) -> F32:
+            return super().linear(x, weight) if len(x) == 1 else Mirror().linear(x, weight)
+
+
+def test_a_fault_of_single_tokens_shows_though_trace_takes_it_for_a_step_of_an_activation(
+    tmp_path: Path,
+) -> None:
+    model = builtin("q8_0", tmp_path)
+    wrong = diverged(check_engine(model, OneRowLarger, "trace", "products"))
+    assert {v.suite for v in wrong} == {"products"}
+    assert {(v.detail["site"], v.detail["step"]) for v in wrong} == {("Kcur", 1)}
+
+
+@pytest.mark.parametrize("engine", [Reference, OneRowInFloats, OneRowInBlocks])
+def test_a_kernel_of_another_design_for_them_is_honest(
+    engine: type[Reference], tmp_path: Path
+) -> None:
+    assert statuses(check_engine(builtin("q8_0", tmp_path), engine, "trace", "products")) == {
+        "agreed"
+    }
+
+
+def test_the_run_ends_with_the_first_token_that_stands_alone() -> None:
+    prompt, one = Batch.of([1, 2, 3]), Batch.of([4], start=3)
+    assert up_to_one_token((prompt, one, one)) == (prompt, one)
+    assert up_to_one_token((Batch.to_encode(prompt), prompt, one, one))[1:] == (prompt, one)
+    assert up_to_one_token((one, one)) == (one,)
+    assert up_to_one_token((prompt,)) == (prompt,)
+
+
+def test_what_shows_of_a_weight_is_no_more_for_a_token_of_which_less_is_left(
+    tmp_path: Path,
+) -> None:
+    with context_of(builtin("q8_0", tmp_path)) as context:
+        found = products_in(judge_sparse_run(context, sparse_run(context, kept)))
+    prompt, one = ([f for f in found if f.site.step == step] for step in (0, 1))
+    assert len(prompt) == len(one) > 0
+    assert max(f.sees for f in one) > max(f.sees for f in prompt)
+    best = visible_in_some_batch(found)
+    assert len(best) == len(prompt)
+    assert max(best) <= max(f.sees for f in prompt)
+
+
+# --- no product both ends of which are shown
+
+SHOWN = (
+    *("embd", "Qcur", "Kcur", "Vcur", "Qcur_rope", "Kcur_rope", "kqv_out", "ffn_inp"),
+    *("ffn_gate", "ffn_up", "ffn_swiglu", "l_out", "result_output"),
+)
+
+
+class Folded(Reference, name="products: no norm is shown"):
+    """As one whose norms are multiplied into the matrices behind them."""
+
+    def describe(self) -> EngineInfo:
+        return replace(super().describe(), shows=SHOWN)
+
+    def evaluate(self, request: Request) -> Evaluation:
+        return showing(super().evaluate(request), SHOWN)
+
+
+def test_where_no_product_stands_alone_nothing_is_said_to_be_zero(tmp_path: Path) -> None:
+    first, *found = check_engine(builtin("f32", tmp_path), Folded, "logits", "products")
+    assert (first.suite, first.status) == ("logits", "agreed")
+    assert statuses(found) == {"not-applicable"}, [v.summary for v in found]
+    assert not any("zero throughout" in v.summary for v in found)
+    assert exit_code([first, *found]) == 0
+
+
+def test_a_product_that_is_not_shown_is_not_said_to_lack_an_input(tmp_path: Path) -> None:
+    """The engine shows `kqv_out` and takes it, but not `attn_out`: that is what to show."""
+    hidden, not_given = (
+        next(
+            v.summary
+            for v in check_engine(builtin("f32", tmp_path), Folded, "products")
+            if words in v.summary
+        )
+        for words in ("does not show", "nothing can be put in before")
+    )
+    assert "attn_out" in hidden
+    assert "ffn_out" in hidden
+    assert "Qcur" in not_given
+    assert "attn_out" not in not_given
+
+
+# --- products that check does not ask for
+
+
+class HalfOfEachRow(Reference, name="products: what nobody asks for"):
+    """It offers weights and products, of which the second half of each row is left out."""
+
+    levels: tuple[str, ...] = ("dequantize", "multiply")
+
+    def describe(self) -> EngineInfo:
+        return EngineInfo(engine=self.name, version="1", levels=self.levels, shows=())
+
+    def multiply(self, type_name: str, raw: Any, x: Any) -> Any:
+        return super().multiply(type_name, raw, np.where(np.arange(x.shape[1]) < 128, x, 0))
+
+
+class WeightsAlone(HalfOfEachRow, name="products: weights alone"):
+    levels = ("dequantize",)
+
+
+@pytest.mark.parametrize(
+    ("engine", "offered"), [(HalfOfEachRow.name, [["multiply"]]), (WeightsAlone.name, [])]
+)
+def test_what_is_offered_and_not_asked_is_said(
+    engine: str, offered: list[list[str]], tmp_path: Path
+) -> None:
+    """A program whose products are wrong is not told that all agrees."""
+    with context_of(builtin("q4_0", tmp_path), engine=engine) as context:
+        found = list(run_suites(context, ("dequant", "products")))
+    assert exit_code(found) == 0
+    assert [v.detail["offered"] for v in found if "offered" in v.detail] == offered

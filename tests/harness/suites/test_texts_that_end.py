@@ -1,0 +1,173 @@
+"""Engines that stop early are compared as far as they go; which that write nothing are honest."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.records import Verdict
+from lockstep.harness.suites.decode import PROMPT
+from lockstep.harness.suites.parts import no_text
+from lockstep.harness.suites.parts.no_text import must_write, no_text_at_all
+from lockstep.harness.suites.parts.text_judged import ENDED
+from tests.contexts import statuses
+from tests.harness.suites.test_text_alone import (
+    TextAlone,
+    Words,
+    text_engine,
+    text_verdicts,
+    verdicts,
+)
+from tests.models import builtin
+from tests.quiet_engines import made
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builtin("f32", tmp_path_factory.mktemp("models"))
+
+
+def test_a_text_that_ends_early_is_compared_as_far_as_it_goes(model: Path) -> None:
+    made("text: of two tokens", TextAlone, write=lambda _, p: b"".join(p[:2]))
+    short = verdicts(model, "text: of two tokens", "text")
+    assert [v.status for v in short] == ["agreed", "not-compared", "not-compared", "agreed"]
+    assert short[1].detail[ENDED] == 2
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_that_ends_early_and_is_wrong_behind_another_prompt_diverges(
+    n: int, model: Path
+) -> None:
+    wrong = text_engine(
+        f"{n} tokens of another prompt",
+        read=lambda prompt: prompt if prompt == PROMPT else prompt.swapcase(),
+        n=n,
+    )
+    found = verdicts(model, wrong, "text")
+    assert [v.status for v in found[:2]] == ["agreed", "not-compared"]
+    assert "diverged" in statuses(found), found
+
+
+def test_an_engine_that_ends_at_once_behind_one_prompt_is_not_accused(model: Path) -> None:
+    ends = text_engine(
+        "none behind one", shown=lambda prompt, text: b"" if prompt == PROMPT else text
+    )
+    found = verdicts(model, ends, "text")
+    assert exit_code(found) == 3
+    assert [v.status for v in found] == ["not-compared", "agreed", "agreed"]
+
+
+@pytest.mark.parametrize("more", [None, b"~~~"])
+def test_a_text_without_its_last_token_is_not_compared_to_its_end(
+    more: bytes | None, model: Path
+) -> None:
+    def write(_: Any, pieces: list[bytes]) -> bytes:
+        return b"".join([*pieces[:-1], b""] if more is None else [*pieces, more])
+
+    engine = made(f"text: one token off, {more!r}", TextAlone, write=write)
+    found = verdicts(model, engine, "text", prompt=b"The cat")
+    assert exit_code(found) == 3
+    assert "not-compared" in statuses(found)
+
+
+# --- bytes that are no characters -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "margin", "expected"),
+    [
+        ("m\ufffd\ufffd", 0.001, ["agreed", "excused"]),  # one run of them may be of two tokens
+        ("m\ufffd\ufffd", 1, ["agreed", "not-compared"]),
+        ("m\ufffd", 1, ["agreed", "not-compared"]),
+        ("m", 0.001, ["agreed", "not-compared"]),
+    ],
+)
+def test_a_byte_more_of_a_tie_is_excused_and_not_called_a_text_that_ends_early(
+    said: str, margin: float, expected: list[str]
+) -> None:
+    """The oracle's text is m, a byte that is no character, and h6; that byte once more is the
+    second likeliest there."""
+    rows = {1: 5.0}, {2: 5.0}, {3: 5.0, 2: 5.0 - margin}
+    pieces = Words({0: b"", 1: b"m", 2: b"\xda", 3: b"h6"})
+    limits = {"noise": 1e-3, "more": 1e-3}
+    found = text_verdicts(said.encode(), *rows, free=[1, 2, 3], pieces=pieces, **limits)
+    assert [v.status for v in found] == expected
+    if "excused" in expected:
+        assert (found[1].detail["step"], found[1].detail["actual"]) == (2, 2)
+
+
+# --- nothing at all -------------------------------------------------------------------------------
+
+PIECES = {0: b"", 1: b"\n", 2: b" ", 3: b"cat", 4: b" dog", 5: b"<end>", 6: b"\xe2\x96"}
+ENDS = 5  # has a text, and ends one
+
+
+class Pieces(dict[int, bytes]):
+    tokenizer = SimpleNamespace(vocabulary=SimpleNamespace(eog=frozenset([ENDS])))
+
+
+@pytest.mark.parametrize(
+    ("rows", "written"),
+    [
+        ([{4: 5.0}], b"dog"),
+        ([{2: 5.0}, {3: 5.0}], b"cat"),
+        ([{1: 5.0}, {3: 5.0}], b""),
+        ([{2: 5.0}, {1: 5.0}, {3: 5.0}], b""),
+        ([{4: 5.0, 1: 4.99}], b""),
+        ([{ENDS: 5.0}, {3: 5.0}], b""),
+        ([{0: 5.0}, {3: 5.0}], b""),
+        ([{6: 5.0}, {6: 5.0}], b""),
+    ],
+)
+def test_an_engine_must_write_what_comes_before_any_end_of_a_text_or_a_line(
+    rows: Sequence[dict[int, float]], written: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rows: the oracle's logits before each of its tokens, others are -9."""
+    logits = np.full((len(rows), len(PIECES)), -9.0, np.float32)
+    for row, given in zip(logits, rows, strict=True):
+        row[list(given)] = list(given.values())
+    answers = {"tokenize": [[1, 2]], "greedy": logits.argmax(axis=1).tolist()}
+    context: Any = SimpleNamespace(
+        ask=lambda _, question, *args: answers[question],
+        oracle=None,
+        n_steps=len(rows),
+        facts=SimpleNamespace(decoder_start=None),
+        subject_info=SimpleNamespace(chat_only=False),
+        noise_on=lambda batches: 0.01,
+    )
+    monkeypatch.setattr(no_text, "oracles_logits", lambda context, batches: logits)
+    monkeypatch.setattr(no_text, "Pieces", SimpleNamespace(of=lambda context: Pieces(PIECES)))
+    assert must_write(context, b"The") == written
+
+
+SEVERAL = [b",", b"are", b"", b"and", b"and"]
+
+
+@pytest.mark.parametrize(
+    ("honest", "said", "diverges"),
+    [
+        (SEVERAL, b"", True),
+        ([b"."] * 5, b"", False),  # it may stop at a text that all begin with
+        ([b"", b"", b"", b"are", b"and"], b"", False),
+        (SEVERAL, b"x", False),  # whatever it writes is held against the oracle instead
+    ],
+)
+def test_one_that_writes_nothing_where_honest_texts_begin_in_several_ways_diverges(
+    honest: Sequence[bytes], said: bytes, diverges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """honest: what must be written behind the five prompts."""
+    each = iter(honest)
+    monkeypatch.setattr(no_text, "must_write", lambda context, prompt: next(each))
+    context: Any = SimpleNamespace(
+        ask=lambda *_: said,
+        subject=None,
+        n_steps=8,
+        prompt=b"Once",
+        verdict=lambda suite, status, text, detail, key: SimpleNamespace(status=status),
+    )
+    found: Verdict | None = no_text_at_all(context)
+    assert (found and found.status) == ("diverged" if diverges else None)
