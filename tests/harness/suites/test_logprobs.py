@@ -13,7 +13,6 @@ from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.judging.candidates import (
     Candidate,
     Listed,
-    Off,
     names_of,
     off_from,
     read_list,
@@ -33,58 +32,90 @@ NAMES = names_of(
 )
 
 
-def off(*said: tuple[int | bytes, float], allowed: float = 0.01) -> Off | None:
-    return off_from(read_list(said, NAMES), LOGITS, allowed)
+INF, NAN = float("inf"), float("nan")
+WHOLE = [(i, float(v) - 4.5) for i, v in enumerate(LOGITS)]
+DIGITS = [(0, -9.234), (1, -10.23), (2, -10.73), (3, -12.23)]
+HALVES = [(1, -5.5), (2, -6.0)]  # values from 4 to 8: the constant takes up one half of two
+AB = [(b"a", -1.1234567), (b"_b", -2.1234567), (b"b", -2.6234567)]
+REPLACED = "\ufffd".encode()
 
 
-def kind(*said: tuple[int | bytes, float]) -> str:
-    found = off(*said)
-    return found.kind if found else ""
+@pytest.mark.parametrize(
+    ("said", "allowed", "kind"),
+    [
+        # any constant takes a list to logits
+        ([(0, -0.2), (1, -1.2), (2, -1.7)], 0.01, ""),
+        ([(0, 50.0), (1, 49.0)], 0.01, ""),
+        # noise is allowed to both ends and no further
+        ([(0, 4.0123456), (1, 2.9923456)], 0.0101, ""),
+        ([(0, 4.0123456), (1, 2.9723456)], 0.0101, "value"),
+        ([(0, 4.1234567), (2, 2.6234567)], 0.26, ""),
+        # a text of several tokens is any of them: here the one with a space
+        ([(b"a", -1.1234567), (b"b", -2.1234567)], 0.01, ""),
+        (AB, 0.01, ""),
+        ([(b"a", -1.1234567), (b"b", -3.1234567)], 0.01, "value"),
+        ([(b"a", -1.1234567), (b"b", -2.1234567), (b"b", -2.6234567)], 0.01, ""),
+        # one that is no characters accuses nobody, and one of no token may be what is missing
+        ([*AB, (REPLACED, -4.1234567)], 0.01, ""),
+        ([(0, 4.1234567), (b"?", 3.1), (2, 2.6234567)], 0.01, ""),
+        # a probability that float32 does not have is right where it is none
+        ([*WHOLE[:5], (5, -INF)], 0.01, ""),
+        ([*WHOLE[:4], (4, -INF), WHOLE[5]], 0.01, "value"),
+        # values that were rounded for reading are off by half a unit, or half of the last digit
+        ([(0, -0.12), (1, -1.13)], 1e-9, ""),
+        ([(0, -0.1200001), (1, -1.13)], 1e-9, "value"),
+        ([*DIGITS, (4, -15.23)], 1e-9, ""),
+        ([*DIGITS, (4, -15.25)], 1e-9, "value"),
+        ([(0, -1.0), (1, -1.0), (2, -1.0)], 1e-9, "value"),  # whole numbers are not
+        # in half precision by half a step: of BF16, and of F16 where one is none of BF16
+        *(
+            ([(0, first), *HALVES, (3, -7.5 - by * step)], 1e-9, kind)
+            for first, step in ((-4.50390625, 2.0**-8), (-4.5, 2.0**-5))
+            for by, kind in ((1, ""), (2, "value"), (1 / 64, "value"))
+        ),
+        ([(1, 3.1234567), (0, 4.1234567)], 0.51, ""),  # the likeliest come first but for noise
+        ([(0, NAN)], 0.01, "not finite"),
+        ([(0, INF)], 0.01, "not finite"),
+    ],
+)
+def test_a_list_is_held_against_logits(
+    said: list[tuple[int | bytes, float]], allowed: float, kind: str
+) -> None:
+    found = off_from(read_list(said, NAMES), LOGITS, allowed)
+    assert (found.kind if found else "") == kind
 
 
-def test_any_constant_takes_a_list_to_logits() -> None:
-    assert kind((0, -0.2), (1, -1.2), (2, -1.7)) == kind((0, 50.0), (1, 49.0)) == ""
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            [(0, 4.123456789), (1, 3.123456789), (2, 2.723456789)],
+            {"kind": "value", "token": 2, "wrong": 1, "expected": pytest.approx(2.623456789)},
+        ),
+        (
+            [(0, 4.1234567), (2, 2.6234567)],
+            {"kind": "missing", "token": 1, "expected": 0.5},
+        ),
+        (
+            [(1, 3.1234567), (0, 4.1234567), (2, 2.6234567)],
+            {"kind": "order", "token": 0, "expected": 3.1234567},
+        ),
+        (  # again and again nothing is above its end, and every value is right
+            [(b"a", -1.1234567)] * 5,
+            {"kind": "twice", "token": 0, "expected": 1.0, "actual": 5.0},
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_was_expected(
+    said: list[tuple[int | bytes, float]], expected: dict[str, Any]
+) -> None:
+    found = off_from(read_list(said, NAMES), LOGITS, 0.01)
+    assert {key: getattr(found, key) for key in expected} == expected
 
 
-def test_a_value_that_no_constant_excuses_is_named_with_what_was_expected() -> None:
-    found = off((0, 4.123456789), (1, 3.123456789), (2, 2.723456789))
-    assert found is not None
-    assert (found.kind, found.token, found.wrong) == ("value", 2, 1)
-    assert found.expected == pytest.approx(2.623456789)
-
-
-def test_noise_is_allowed_to_both_ends_and_no_further() -> None:
-    assert off((0, 4.0123456), (1, 2.9923456), allowed=0.0101) is None
-    assert off((0, 4.0123456), (1, 2.9723456), allowed=0.0101) is not None
-
-
-def test_what_is_above_the_end_of_a_list_is_missing() -> None:
-    found = off((0, 4.1234567), (2, 2.6234567))
-    assert found is not None
-    assert (found.kind, found.token, found.expected) == ("missing", 1, 0.5)
-    assert off((0, 4.1234567), (2, 2.6234567), allowed=0.26) is None
-
-
-def test_a_text_that_is_listed_more_often_than_there_are_tokens_of_it_is_wrong() -> None:
-    """The likeliest again and again has nothing above its end, and every value is right."""
-    found = off(*[(b"a", -1.1234567)] * 5)
-    assert found is not None
-    assert (found.kind, found.token, found.expected, found.actual) == ("twice", 0, 1.0, 5.0)
-    assert kind((b"a", -1.1234567), (b"b", -2.1234567), (b"b", -2.6234567)) == ""
-
-
-def test_a_text_of_several_tokens_is_any_of_them_and_of_none_it_is_unknown() -> None:
-    assert kind((b"a", -1.1234567), (b"b", -2.1234567)) == ""  # the one with a space
-    assert kind((b"a", -1.1234567), (b"_b", -2.1234567), (b"b", -2.6234567)) == ""
-    assert kind((b"a", -1.1234567), (b"b", -3.1234567)) == "value"
+def test_a_text_of_no_token_is_unknown() -> None:
     unknown = read_list([(b"?", -1.0), (b"a", -2.0)], NAMES)
     assert (unknown.unknown, len(unknown.candidates)) == (1, 1)
-
-
-def test_a_text_that_is_no_characters_accuses_nobody() -> None:
-    replaced = "\ufffd".encode()
-    some = ((b"a", -1.1234567), (b"_b", -2.1234567), (b"b", -2.6234567))
-    assert kind(*some, (replaced, -4.1234567)) == ""
     assert NAMES[b"bytes:\\xff"] == (3,)
 
 
@@ -98,72 +129,20 @@ def test_how_many_signs_stand_for_bytes_that_are_no_characters_is_nobodys_rule(s
     assert off_from(read_list(said, names), logits, 0.01) is None
 
 
-def test_a_sign_that_is_a_token_of_its_own_is_no_other_number_of_them() -> None:
+def test_names_of_what_is_shown_as_nothing_or_as_signs() -> None:
+    # a sign that is a token of its own is no other number of them
     names = names_of(["\ufffd\ufffd".encode(), b"a\xff"], [b"?", b"??"])
-    assert names["\ufffd\ufffd".encode()] == (0,)
-    assert "\ufffd".encode() not in names
-
-
-def test_a_control_token_may_be_shown_as_nothing_and_bytes_may_be_dropped() -> None:
+    assert (names["\ufffd\ufffd".encode()], REPLACED in names) == ((0,), False)
+    # a control token may be shown as nothing, and bytes may be dropped
     names = names_of([b"<s>", b"\xff", b"a"], [b"<s>", b"<0xFF>", b"a"], {0})
     assert (names[b""], names[b"<s>"]) == ((0, 1), (0,))
-
-
-def test_llama_cpp_python_shows_nothing_of_a_token_of_more_than_32_bytes() -> None:
+    # llama-cpp-python shows nothing of a token of more than 32 bytes
     names = names_of([b"=" * 33, b"-" * 32, b"a"], [b"?", b"??", b"a"])
     assert names[b""] == (0,)
     logits = np.array([1.0, -3.0, 2.0], np.float32)
     assert off_from(read_list([(b"a", -0.5234567), (b"", -1.5234567)], names), logits, 0.01) is None
     without = read_list([(b"a", -0.5234567), (b"-" * 32, -5.5234567)], names)
     assert off_from(without, logits, 0.01) is not None
-
-
-def test_an_unknown_text_may_be_what_is_missing() -> None:
-    assert kind((0, 4.1234567), (b"?", 3.1), (2, 2.6234567)) == ""
-
-
-def test_a_probability_that_float32_does_not_have_is_right_where_it_is_none() -> None:
-    whole = [(i, float(v) - 4.5) for i, v in enumerate(LOGITS)]
-    assert kind(*whole[:5], (5, float("-inf"))) == ""
-    assert kind(*whole[:4], (4, float("-inf")), whole[5]) == "value"
-
-
-def test_values_that_were_rounded_for_reading_are_off_by_half_a_unit() -> None:
-    assert off((0, -0.12), (1, -1.13), allowed=1e-9) is None
-    assert off((0, -0.1200001), (1, -1.13), allowed=1e-9) is not None
-
-
-def test_values_of_few_significant_digits_are_off_by_half_of_the_last() -> None:
-    before = (0, -9.234), (1, -10.23), (2, -10.73), (3, -12.23)
-    assert off(*before, (4, -15.23), allowed=1e-9) is None
-    assert off(*before, (4, -15.25), allowed=1e-9) is not None
-
-
-@pytest.mark.parametrize(("first", "step"), [(-4.50390625, 2.0**-8), (-4.5, 2.0**-5)])
-def test_a_list_in_half_precision_is_off_by_half_a_step_and_no_further(
-    first: float, step: float
-) -> None:
-    """Of values from 4 to 8, of F16 where one of them is none of BF16; the constant takes up one
-    half of two."""
-    before = [(0, first), (1, -5.5), (2, -6.0)]
-    assert off(*before, (3, -7.5 - step), allowed=1e-9) is None
-    assert off(*before, (3, -7.5 - 2 * step), allowed=1e-9) is not None
-    assert off(*before, (3, -7.5 - step / 64), allowed=1e-9) is not None  # of more bits
-
-
-def test_whole_numbers_are_not_taken_for_rounded_ones() -> None:
-    assert off((0, -1.0), (1, -1.0), (2, -1.0), allowed=1e-9) is not None
-
-
-def test_the_likeliest_come_first_but_for_noise() -> None:
-    found = off((1, 3.1234567), (0, 4.1234567), (2, 2.6234567))
-    assert found is not None
-    assert (found.kind, found.token, found.expected) == ("order", 0, 3.1234567)
-    assert off((1, 3.1234567), (0, 4.1234567), allowed=0.51) is None
-
-
-def test_what_is_not_finite_is_no_value() -> None:
-    assert kind((0, float("nan"))) == kind((0, float("inf"))) == "not finite"
 
 
 # --- the suite ------------------------------------------------------------------------------------
@@ -262,23 +241,27 @@ def test_a_wrong_list_is_asked_for_again(folder: Path) -> None:
     assert again.summary.endswith("or keep something of an earlier question?")
 
 
-def test_an_answer_is_alike_within_the_noise_alone() -> None:
-    nan, least = float("nan"), float("-inf")
-    row = [(1, -0.5), (2, nan), (3, least)]
-    assert alike(0.01, [row], [[(1, -0.505), (3, least), (2, nan)]])
-    assert not alike(0.01, [row], [[(1, -0.52), (2, nan), (3, least)]])
-    assert not alike(0.01, [row], [[(1, -0.5), (2, -1.0), (3, least)]])
-    assert not alike(0.01, [row], [row[:2]])
+ROW = [(1, -0.5), (2, NAN), (3, -INF)]
+TWICE = [(b"x", -1.0), (b"x", -5.0)]
 
 
-def test_the_same_list_with_a_text_twice_is_alike_and_one_of_other_tokens_is_not() -> None:
-    twice = [(b"x", -1.0), (b"x", -5.0)]
-    assert alike(0.01, [twice], [twice])
-    assert not alike(0.01, [twice], [[(b"x", -1.0), (b"x", -4.0)]])
-    assert not alike(0.01, [[(5, -0.1)]], [[(7, -0.2)]])
-    # the last two of a list may change their places within the noise, and no others
-    assert alike(0.01, [[(1, -0.5), (2, -3.0)]], [[(1, -0.5), (3, -2.995)]])
-    assert not alike(0.01, [[(1, -0.5), (2, -3.0)]], [[(1, -0.5), (3, -2.9)]])
+@pytest.mark.parametrize(
+    ("first", "again", "same"),
+    [
+        (ROW, [(1, -0.505), (3, -INF), (2, NAN)], True),
+        (ROW, [(1, -0.52), (2, NAN), (3, -INF)], False),
+        (ROW, [(1, -0.5), (2, -1.0), (3, -INF)], False),
+        (ROW, ROW[:2], False),
+        (TWICE, TWICE, True),
+        (TWICE, [(b"x", -1.0), (b"x", -4.0)], False),
+        ([(5, -0.1)], [(7, -0.2)], False),
+        # the last two of a list may change their places within the noise, and no others
+        ([(1, -0.5), (2, -3.0)], [(1, -0.5), (3, -2.995)], True),
+        ([(1, -0.5), (2, -3.0)], [(1, -0.5), (3, -2.9)], False),
+    ],
+)
+def test_an_answer_is_alike_within_the_noise_alone(first: Row, again: Row, same: bool) -> None:
+    assert alike(0.01, [first], [again]) is same
 
 
 @pytest.mark.parametrize(
