@@ -16,7 +16,7 @@ from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.ways import Honest
-from lockstep.harness.locate.outputs import outputs_of_graphs
+from lockstep.harness.locate.ubatches import outputs_of_graphs
 from lockstep.harness.locate.segments import UNLIKE
 from lockstep.harness.locate.ubatches import by_ubatches, which_rows
 from lockstep.harness.records import EXACT, Request, Site

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -47,9 +48,9 @@ class Bisection:
     found: Findings
     layers: tuple[Layer, ...]
     culprits: tuple[SiteFinding, ...]  # one for each place, from the first step that shows it
-    patched: Patched | None  # None: there is nothing to put right, or it `failed`
+    patched: Patched | None = None  # None: there is nothing to put right, or it `failed`
     failed: str = ""
-    logits: Verdict | None  # of the subject's own run; None: there are culprits
+    logits: Verdict | None = None  # of the subject's own run; None: there are culprits
     asked: str = ""  # what else check asks for, that this is of
     others: tuple[Verdict, ...] = ()  # what check says besides, where no op is guilty
     engines: tuple[EngineInfo, ...] = ()  # oracle and subject
@@ -165,8 +166,8 @@ def bisect_run(context: Context) -> Bisection:
             in_f16 = cache_in_f16(context, found)
     except NoAnswer as error:  # what was found is true all the same
         failed = error.summary
-    result = make_bisection(found, patched=patched, failed=failed, logits=logits, unsteady=shaky)
-    return replace(result, in_f16=in_f16)
+    proof = {"patched": patched, "failed": failed, "in_f16": in_f16}
+    return make_bisection(found, logits=logits, unsteady=shaky, **proof)
 
 
 def cache_in_f16(context: Context, found: Findings) -> str:
@@ -177,28 +178,12 @@ def cache_in_f16(context: Context, found: Findings) -> str:
     return kept_in_f16(context, context.batches, own, found.what)
 
 
-def make_bisection(
-    found: Findings,
-    *,
-    patched: Patched | None = None,
-    failed: str = "",
-    logits: Verdict | None = None,
-    unsteady: Unsteady | None = None,
-    asked: str = "",
-) -> Bisection:
+def make_bisection(found: Findings, **known: Any) -> Bisection:
     culprits: dict[Place, SiteFinding] = {}
     for finding in found.guilty:
         culprits.setdefault((finding.layer, finding.site.name), finding)
-    return Bisection(
-        found=found,
-        layers=layers_of(found),
-        culprits=tuple(culprits.values()),
-        patched=patched,
-        failed=failed,
-        logits=logits,
-        unsteady=unsteady,
-        asked=asked,
-    )
+    places = tuple(culprits.values())
+    return Bisection(found=found, layers=layers_of(found), culprits=places, **known)
 
 
 def unsteadiness(context: Context, found: Findings) -> Unsteady | None:

@@ -60,7 +60,7 @@ from lockstep.harness.records import (
     Status,
     Verdict,
 )
-from lockstep.harness.suites.parts.list_scales import LOGARITHMS
+from lockstep.harness.suites.parts.lists import LOGARITHMS
 from lockstep.harness.suites.parts.one_batch import with_one_batch
 from lockstep.harness.suites.parts.whole_runs import compare_runs
 from lockstep.harness.synth.twin import KEPT

@@ -40,7 +40,7 @@ from lockstep.harness.blackbox.parts import (
     simple_rows,
     tied_head,
 )
-from lockstep.harness.suites.parts.list_scales import LOGARITHMS
+from lockstep.harness.suites.parts.lists import LOGARITHMS
 
 SAME, STILL = "embeddings that are all the same", "embeddings that a norm does not change"
 Table = tuple[tuple[Maker, str, str], ...]

@@ -1,6 +1,7 @@
-"""Ask about many items in one question, and about fewer where one of them breaks the engine.
+"""What an engine does not answer costs that item or that run, and not the others.
 
-A tokenizer that fails on one very long text is still compared on all others.
+A tokenizer that fails on one very long text is still compared on all others. A wait in vain is as
+long as the time limit, so that nothing is asked for which waiting is hopeless.
 """
 
 import itertools
@@ -8,12 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from lockstep.harness.context.suite import NoAnswer
+from lockstep.engine.batch import Batch
+from lockstep.harness.context.suite import Context, NoAnswer, patient
+from lockstep.harness.records import Outcome, TimedOut, Verdict
 
 Item = TypeVar("Item", bytes, Sequence[int], list[int] | bytes)
 MAX_FAILURES = 8  # items that are named: each may cost a start of the engine
 MAX_WAITS = 2  # questions that time out: each costs the whole time limit
 UNASKED = "unasked"  # in the detail of items that were given up
+MOST_WAITS = 2  # waits of one suite: who hangs whatever is asked costs no more of them
 
 
 @dataclass(kw_only=True)
@@ -73,3 +77,39 @@ def split_by_size(group: Sequence[int], items: Sequence[Item]) -> tuple[list[int
     at = next(n for n, end in enumerate(ends) if 2 * end >= ends[-1])
     at = min(max(at, 1), len(group) - 1)
     return list(group[at:]), list(group[:at])
+
+
+@dataclass(kw_only=True)
+class Waits:
+    """Of the runs of one suite."""
+
+    tokens: list[int] = field(default_factory=list)  # of the runs that were waited for in vain
+
+    def why_none(self, words: str, batches: Sequence[Batch]) -> str:
+        """Why it is not asked; "": it is. Who needs too long for some tokens does so for more."""
+        if len(self.tokens) >= MOST_WAITS:
+            return f"{words}: not asked, as {MOST_WAITS} runs before were not answered in time"
+        shortest = min(self.tokens, default=0)
+        if self.tokens and n_tokens(batches) >= shortest:
+            return f"{words}: not asked, as {shortest} tokens were not answered in time"
+        return ""
+
+    def verdict(
+        self, context: Context, suite: str, words: str, batches: Sequence[Batch], outcome: Outcome
+    ) -> Verdict | None:
+        """Of a run that the subject did not answer; None: it did. words: which one."""
+        try:
+            context.answer(context.subject, f"evaluate {words}", outcome)
+        except NoAnswer as failed:
+            if isinstance(outcome, TimedOut):
+                self.tokens.append(n_tokens(batches))
+            error = patient(failed)
+            detail = {**error.detail, "asked": words}
+            return context.verdict(
+                suite, error.status, error.summary, detail, (suite, error.status)
+            )
+        return None
+
+
+def n_tokens(batches: Sequence[Batch]) -> int:
+    return sum(map(len, batches))

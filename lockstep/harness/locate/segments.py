@@ -31,8 +31,7 @@ from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.judging.stored import all_in_halves
 from lockstep.harness.locate.nodes import build_of, record_program, run_through
 from lockstep.harness.locate.other_names import with_other_name
-from lockstep.harness.locate.outputs import outputs_of_graphs
-from lockstep.harness.locate.ubatches import by_ubatches, which_rows
+from lockstep.harness.locate.ubatches import by_ubatches, outputs_of_graphs, which_rows
 from lockstep.harness.processes.ahead import Ahead, may_fork
 from lockstep.harness.records import Evaluation, Mismatch, Request, Site
 from lockstep.harness.sites import SITES

@@ -13,7 +13,7 @@ from lockstep.harness.context.further_runs import (
     sequences_in,
     some_at_once,
 )
-from lockstep.harness.context.not_answered import Waits
+from lockstep.harness.context.one_by_one import Waits
 from lockstep.harness.context.relations import compare_way, ways
 from lockstep.harness.context.repeats import first_difference, not_deterministic, unsteady
 from lockstep.harness.context.runs import Run
@@ -28,8 +28,8 @@ from lockstep.harness.records import (
     Unanswerable,
     Verdict,
 )
-from lockstep.harness.suites.parts.gelu_by_erf import hidden_by_the_table
-from lockstep.harness.suites.parts.hidden_tokens import (
+from lockstep.harness.suites.parts.hidden import (
+    hidden_by_the_table,
     in_words,
     most_are_hidden,
 )

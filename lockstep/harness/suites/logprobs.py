@@ -30,9 +30,14 @@ from lockstep.harness.judging.telling import why_nothing_is_told
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Request, Verdict
 from lockstep.harness.suites.parts.control_tokens import ids_of_control
-from lockstep.harness.suites.parts.empty_lists import ending, ends, left_open
-from lockstep.harness.suites.parts.list_scales import find_scale, first_off
-from lockstep.harness.suites.parts.lists_alike import alike
+from lockstep.harness.suites.parts.lists import (
+    alike,
+    ending,
+    ends,
+    find_scale,
+    first_off,
+    left_open,
+)
 from lockstep.harness.suites.parts.oracles_logits import honest_runs
 from lockstep.harness.suites.parts.prompts_read import counted_otherwise
 from lockstep.harness.suites.parts.threads import several_threads

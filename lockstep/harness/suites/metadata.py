@@ -1,7 +1,7 @@
 """Do our reader, gguf-py and llama.cpp read the same keys, values and tensor table?"""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from math import inf
@@ -201,45 +201,36 @@ def values_alone(a: Any, b: Any, other: FileSummary) -> bool:
 
 
 def readable(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
-    """What the oracle reads, with the other's texts in the places of those that are no UTF-8, and
-    how many there are: many languages have no such texts."""
-    keys = {
-        key: (kind, with_texts_of(value, other.metadata.get(key, ABSENT)[1]))
-        for key, (kind, value) in oracle.metadata.items()
-    }
-    lists = (value if type(value) is list else [value] for _, value in oracle.metadata.values())
-    n = sum(holds_bytes(each) for values in lists for each in values)
+    """What the oracle reads but for texts that are no UTF-8: many languages have no such texts."""
+    return with_theirs(oracle, other, lambda text, said: holds_bytes(text) and type(said) is str)
+
+
+def as_far_as_a_nul(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
+    """What the oracle reads but for texts that are the same up to a NUL: gguf_get_val_str and
+    gguf_get_arr_str show no text behind one, and a text of GGUF is its length and bytes."""
+    return with_theirs(oracle, other, ends_at_a_nul)
+
+
+def with_theirs(
+    oracle: FileSummary, other: FileSummary, is_one: Callable[[Any, Any], bool]
+) -> tuple[FileSummary, int]:
+    """What the oracle reads, with the other's texts in the places of such, and how many there
+    are."""
+    keys, n = {}, 0
+    for key, (kind, value) in oracle.metadata.items():
+        theirs = other.metadata.get(key, ABSENT)[1]
+        both = type(value) is list and type(theirs) is list and len(value) == len(theirs)
+        pairs = [*zip(value, theirs, strict=True)] if both else [(value, theirs)]
+        such = [is_one(*pair) for pair in pairs]
+        held = [pair[so] for so, pair in zip(such, pairs, strict=True)]
+        keys[key] = (kind, held if both else held[0])
+        n += sum(such)
     return replace(oracle, metadata=keys), n
-
-
-def with_texts_of(want: Any, got: Any) -> Any:
-    if type(want) is list and type(got) is list and len(want) == len(got):
-        return [*map(with_texts_of, want, got)]
-    return got if holds_bytes(want) and type(got) is str else want
 
 
 def holds_bytes(value: Any) -> bool:
     """A text with bytes that are no UTF-8, which our records keep as surrogates."""
     return type(value) is str and not value.isascii() and bool(BYTES.search(value))
-
-
-def as_far_as_a_nul(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
-    """What the oracle reads, with the other's texts in the places of those that are the same up to
-    a NUL, and how many there are: gguf_get_val_str and gguf_get_arr_str show no text behind one,
-    and a text of GGUF is its length and bytes."""
-    keys, n = {}, 0
-    for key, (kind, value) in oracle.metadata.items():
-        theirs = other.metadata.get(key, ABSENT)[1]
-        keys[key] = (kind, value)
-        if type(value) is list and type(theirs) is list and len(value) == len(theirs):
-            ended = [*map(ends_at_a_nul, value, theirs)]
-            pairs = zip(ended, value, theirs, strict=True)
-            keys[key] = (kind, [b if so else a for so, a, b in pairs])
-            n += sum(ended)
-        elif ends_at_a_nul(value, theirs):
-            keys[key] = (kind, theirs)
-            n += 1
-    return replace(oracle, metadata=keys), n
 
 
 def ends_at_a_nul(text: Any, whole: Any) -> bool:

@@ -22,8 +22,13 @@ from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.locate import no_tensors
 from lockstep.harness.locate.segments import shows_tensors
 from lockstep.harness.records import Site, Verdict
-from lockstep.harness.suites.parts.shown_products import SparseRun, judge_sparse_run, sparse_run
-from lockstep.harness.suites.parts.sparse_products import KEPT, products_along_nodes
+from lockstep.harness.suites.parts.sparse_products import (
+    KEPT,
+    SparseRun,
+    judge_sparse_run,
+    products_along_nodes,
+    sparse_run,
+)
 from lockstep.harness.suites.parts.tensor_suite import TensorSuite, left_out
 
 SINGLE = ("multiply", "operate")  # levels that golden vectors alone are for

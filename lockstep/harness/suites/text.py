@@ -20,7 +20,8 @@ from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite, not_offered
 from lockstep.harness.records import Status, Verdict
 from lockstep.harness.suites.parts.at_once import asked_at_once
-from lockstep.harness.suites.parts.close_calls import (
+from lockstep.harness.suites.parts.misread import misread_prompts
+from lockstep.harness.suites.parts.next_tokens import (
     Beginning,
     beginnings_of,
     closest,
@@ -28,7 +29,6 @@ from lockstep.harness.suites.parts.close_calls import (
     said_of,
     texts_of,
 )
-from lockstep.harness.suites.parts.misread import misread_prompts
 from lockstep.harness.suites.parts.no_text import no_text_at_all
 from lockstep.harness.suites.parts.oracles_logits import (
     WRONG_ORACLE,

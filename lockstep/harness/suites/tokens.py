@@ -19,11 +19,14 @@ from lockstep.harness.context.suite import (
 from lockstep.harness.judging.no_characters import is_utf8, shown_as
 from lockstep.harness.records import PART, Answered, Crashed, Rejected, Verdict
 from lockstep.harness.report.text import cut
-from lockstep.harness.suites.parts.originals import Original, originals_of
-from lockstep.harness.suites.parts.own_texts import own_texts
+from lockstep.harness.suites.parts.made_texts import (
+    own_texts,
+    special_rows,
+    special_texts,
+    special_tokens,
+)
+from lockstep.harness.suites.parts.originals import Original, named_among, originals_of
 from lockstep.harness.suites.parts.pieces import sides
-from lockstep.harness.suites.parts.repaired_types import named_among
-from lockstep.harness.suites.parts.special_texts import special_rows, special_texts, special_tokens
 
 AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
 # bytes; what is longer may take a second, and is asked with the first two sets of flags that both

@@ -12,7 +12,7 @@ from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.judging.tolerances import between_two, between_two_in_rows
 from lockstep.harness.records import Request
 from lockstep.harness.suites.parts import next_tokens
-from lockstep.harness.suites.parts.close_calls import (
+from lockstep.harness.suites.parts.next_tokens import (
     ASKED,
     ROOM,
     allowed_in,

@@ -13,7 +13,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.records import EngineInfo, Verdict
 from lockstep.harness.shadow.models import make_variants
-from lockstep.harness.suites.parts.gelu_by_erf import HIDDEN
+from lockstep.harness.suites.parts.hidden import HIDDEN
 from tests.contexts import check_engine, diverged, statuses
 from tests.models import builtin
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lockstep.harness.suites.parts.hidden_tokens import hidden_tokens
+from lockstep.harness.suites.parts.hidden import hidden_tokens
 from tests.contexts import statuses
 from tests.harness.suites.test_whole_runs import verdicts_of
 from tests.models import builtin, with_values

@@ -19,7 +19,7 @@ from lockstep.harness.judging.candidates import (
 )
 from lockstep.harness.records import DEFAULT, EXACT, Settings, Verdict
 from lockstep.harness.suites.logprobs import ends, left_open
-from lockstep.harness.suites.parts.lists_alike import alike
+from lockstep.harness.suites.parts.lists import alike
 from tests.contexts import check_engine, statuses
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin

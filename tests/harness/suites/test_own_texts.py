@@ -13,8 +13,7 @@ from lockstep.engine.tokenizers.splitting import TextSplitter
 from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.judging.no_characters import is_utf8
 from lockstep.harness.records import EXACT
-from lockstep.harness.suites.parts.own_texts import OF_A_KIND, own_texts
-from lockstep.harness.suites.parts.special_texts import special_texts
+from lockstep.harness.suites.parts.made_texts import OF_A_KIND, own_texts, special_texts
 from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.contexts import context_of

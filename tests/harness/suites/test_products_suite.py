@@ -16,7 +16,7 @@ from lockstep.harness.check.check import run_suites
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.honest.int8_blocks import InInt8Blocks
 from lockstep.harness.records import EngineInfo, Evaluation, Request
-from lockstep.harness.suites.parts.shown_products import (
+from lockstep.harness.suites.parts.sparse_products import (
     judge_sparse_run,
     sparse_run,
     up_to_one_token,

@@ -15,8 +15,8 @@ from lockstep.engine.tokenizers.vocabulary import Attr, Vocabulary
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.judging.no_characters import is_utf8
-from lockstep.harness.suites.parts.repaired_types import named_among
-from lockstep.harness.suites.parts.special_texts import special_texts
+from lockstep.harness.suites.parts.made_texts import special_texts
+from lockstep.harness.suites.parts.originals import named_among
 from lockstep.harness.synth.llama import LlamaRecipe, metadata
 from tests.contexts import check_engine
 from tests.harness.suites.test_real_texts import Change, rewriting

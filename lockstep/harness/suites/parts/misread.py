@@ -18,7 +18,7 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Answered, Request
-from lockstep.harness.suites.parts.close_calls import ROOM, allowed_in
+from lockstep.harness.suites.parts.next_tokens import ROOM, allowed_in
 from lockstep.harness.suites.parts.prompts import FOREIGN
 from lockstep.harness.suites.parts.text_readings import Pieces
 

@@ -1,14 +1,21 @@
-"""Where llama.cpp differs from the tokenizer that it imitates: [[tokens]] of harness/known.
+"""Where llama.cpp differs from the tokenizer that it imitates, and from the file.
 
-Our engine follows llama.cpp.
+The first is [[tokens]] of harness/known; our engine follows llama.cpp. The second are tokens that
+it takes for control tokens by their text: an engine that goes by the file alone reads them out of
+text, or writes them, otherwise.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+from lockstep.engine.errors import EngineError
+from lockstep.engine.tokenizers.vocabulary import Attr, Vocabulary
+from lockstep.harness.context.suite import Context
 from lockstep.harness.known import entries
+
+SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,3 +65,30 @@ def originals_of(metadata: Mapping[str, Any]) -> list[Original]:
         for each in known_originals()
         if each.of_kind and each.model == model and (model != "gpt2" or each.pre == pre)
     ]
+
+
+def repaired_tokens(vocabulary: Vocabulary) -> list[int]:
+    pairs = enumerate(zip(vocabulary.stored_attrs, vocabulary.attrs, strict=True))
+    return [
+        i for i, (stored, now) in pairs if bool(stored & Attr.HIDDEN) != bool(now & Attr.HIDDEN)
+    ]
+
+
+def named_among(context: Context, wrong: Iterable[tuple[Any, Sequence[Any], Sequence[Any]]]) -> str:
+    """A clause for a verdict where each difference has such a token on one of its sides; else "".
+    wrong: what was asked, expected and said: two of them are ids."""
+    try:
+        vocabulary = context.tokenizer.vocabulary
+    except EngineError:
+        return ""
+    known = {*repaired_tokens(vocabulary)}
+    sides = [{i for side in row if not isinstance(side, bytes) for i in side} for row in wrong]
+    found = sorted(known.intersection(*[set().union(*sides)] if sides else [set()]))
+    if not found or not all(known & side for side in sides):
+        return ""
+    texts = ", ".join(
+        f"{i} {vocabulary.texts[i].decode(errors='replace')!r}" for i in found[:SHOWN]
+    )
+    texts += f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    one = "a control token" if vocabulary.attrs[found[0]] & Attr.HIDDEN else "one that is shown"
+    return f"; llama.cpp takes {texts} for {one} by its text, against the file (see its log)"

@@ -24,7 +24,7 @@ from lockstep.harness.records import (
     Verdict,
 )
 from lockstep.harness.suites.parts.by_position import by_position
-from lockstep.harness.suites.parts.hidden_tokens import (
+from lockstep.harness.suites.parts.hidden import (
     hidden_tokens,
     in_words,
 )

@@ -1,0 +1,50 @@
+"""What logits that agree may hide, and is named: tokens that are too small, GELU by erf.
+
+Tokens whose logits are smaller than what they may be off by agree with any small ones.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.suite import Context
+from lockstep.harness.graph.honest_runs import AlongLlamaCpp
+from lockstep.harness.locate.segments import shows_tensors
+
+BY_CHANCE = 0.01  # of the tokens: in few rows some logits are next to zero, and no more than these
+BY_TANH = frozenset({"GELU", "GEGLU"})
+# The two are at most 4.7e-4 apart, at -2.7. ggml looks the first one up in a table of halves, which
+# is off by up to 2.0e-3 between -4 and 4, and engines without a table are honest: limits of logits
+# mostly have room for both.
+HIDDEN = "GELU by tanh against GELU by erf: ggml's table is off by four times more; tensors show it"
+
+
+def hidden_tokens(expected: F32, allowed: float) -> int:
+    """How many, where one logit is so much larger than the others that its errors are; zeros in
+    every row are what they are. expected: (outputs, vocabulary)."""
+    with np.errstate(invalid="ignore"):
+        largest = np.nan_to_num(np.abs(expected), nan=np.inf).max(axis=0, initial=0.0)
+    found = int(((largest > 0) & (largest <= allowed)).sum())
+    return found if found > BY_CHANCE * len(largest) else 0
+
+
+def most_are_hidden(detail: Mapping[str, Any]) -> bool:
+    """Then the few others that agree are no agreement of the model. detail: of a verdict."""
+    return 2 * int(detail.get("hidden_tokens", 0)) > int(detail.get("vocabulary", 0))
+
+
+def in_words(detail: Mapping[str, Any]) -> str:
+    text = f"{detail['hidden_tokens']} of {detail['vocabulary']} tokens"
+    return f"{text}, whose logits are all smaller than what is allowed"
+
+
+def hidden_by_the_table(context: Context) -> list[str]:
+    """Of a subject that shows no tensors, on a model whose graph has such a node. llama.cpp's graph
+    of the usual run is known by now."""
+    along = context.honest
+    if shows_tensors(context) or not isinstance(along, AlongLlamaCpp):
+        return []
+    graphs = along.program(context.batches).graphs
+    return [HIDDEN] if any(node.op in BY_TANH for graph in graphs for node in graph.nodes) else []

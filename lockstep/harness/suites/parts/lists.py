@@ -1,0 +1,150 @@
+"""Lists of candidates: those that become right all at once, those of nothing, two alike.
+
+Values may be probabilities, or other logarithms. Where the text ends a list may be empty, and else
+that agrees with anything.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from math import inf, isnan
+from math import log as ln
+from typing import Any
+
+from lockstep.engine.errors import EngineError
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.suite import Context
+from lockstep.harness.judging.candidates import Listed, Off, factor, off_from
+
+BASES = {"10": 1 / ln(10), "2": 1 / ln(2)}  # what a natural logarithm is multiplied by
+NEAR = 1e-3  # the factor of a base
+MOST_FACTOR = 20.0  # a list that is nearly flat is right but for some factor whatever it says
+LOGARITHMS = "logarithms"  # in the detail: which ones the values are, if all are right as such
+
+
+class ScaleKind(Enum):
+    PROBABILITIES = auto()
+    OTHER_BASE = auto()
+    TEMPERATURE = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListScale:
+    """by: the factor of all values; base: of other logarithms than natural ones."""
+
+    kind: ScaleKind
+    by: float = 1.0
+    base: str = ""
+
+    def describe(self) -> str:
+        if self.kind is ScaleKind.PROBABILITIES:
+            return "these are probabilities, and their logarithms are right"
+        what = f"a temperature of {1 / self.by:.4g}"
+        if self.kind is ScaleKind.OTHER_BASE:
+            what = f"logarithms to base {self.base}"
+        return f"all are right but for a factor of {self.by:.4g}, as of {what}"
+
+    def facts(self) -> dict[str, str]:
+        """What a verdict keeps: nothing of a temperature, which a matrix can make as well."""
+        return {} if self.kind is ScaleKind.TEMPERATURE else {LOGARITHMS: self.describe()}
+
+
+def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[int, Off] | None:
+    """The first list that is wrong: what follows it has its causes there."""
+    for row, (each, expected) in enumerate(zip(listed, logits, strict=True)):
+        if (off := off_from(each, expected, allowed)) is not None:
+            return row, off
+    return None
+
+
+def find_scale(listed: Sequence[Listed], logits: F32, allowed: float) -> ListScale | None:
+    """Return what makes all values right at once: their logarithms, or one factor."""
+    values = [c.value for each in listed for c in each.candidates]
+    if min(values, default=0.0) > 0 and max(values) <= 1:
+        logs = [changed(each, lambda value: ln(value)) for each in listed]
+        right = first_off(logs, logits, allowed) is None
+        return ListScale(kind=ScaleKind.PROBABILITIES) if right else None
+    by = factor(listed, logits)
+    if not 1 / MOST_FACTOR < by < MOST_FACTOR:
+        return None
+    divided = [changed(each, lambda value: value / by) for each in listed]
+    if first_off(divided, logits, allowed) is not None:
+        return None
+    base = next((base for base, value in BASES.items() if abs(by / value - 1) < NEAR), "")
+    kind = ScaleKind.OTHER_BASE if base else ScaleKind.TEMPERATURE
+    return ListScale(kind=kind, by=by, base=base)
+
+
+def changed(listed: Listed, change: Callable[[float], float]) -> Listed:
+    found = (replace(each, value=change(each.value)) for each in listed.candidates)
+    return replace(listed, candidates=tuple(found))
+
+
+def ends(context: Context, listed: Sequence[Listed], logits: F32, allowed: float) -> list[int]:
+    """The empty lists behind whose prefix the text ends for the oracle too: the likeliest token is
+    one that ends it, or ties with one within the noise (twice the limit of a logit). Servers that
+    stop there list nothing."""
+    rows = [row for row, each in enumerate(listed) if is_empty(each)]
+    try:
+        tokens = sorted(context.tokenizer.vocabulary.eog) if rows else []
+    except EngineError:
+        return []
+    if not tokens:
+        return []
+    return [row for row in rows if logits[row, tokens].max() >= logits[row].max() - 2 * allowed]
+
+
+def ending(listed: Sequence[Listed], ended: Sequence[int]) -> str:
+    return (
+        f"{len(ended)} of {len(listed)} lists are empty, where the text ends for the oracle too: "
+        "nothing else is known of them"
+    )
+
+
+def is_empty(listed: Listed) -> bool:
+    return not listed.candidates and not listed.unknown
+
+
+def left_open(listed: Sequence[Listed], ended: Sequence[int]) -> str:
+    """A list of nothing agrees with anything, and a text that no token has may be one written
+    wrongly; "": there are none. ended: the lists that may be empty."""
+    empty = sum(map(is_empty, listed)) - len(ended)
+    unknown = sum(each.unknown for each in listed)
+    found = [f"{empty} of {len(listed)} lists, which are empty"] if empty else []
+    found += [f"{unknown} candidates whose texts no token has"] if unknown else []
+    return f"not compared were {' and '.join(found)}" if found else ""
+
+
+def alike(allowed: float, a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Two answers, within the noise of two runs: servers add in any order."""
+    pairs = list(zip(a, b, strict=True))
+    return all(
+        len(one) == len(other) and is_in(other, one, allowed) and is_in(one, other, allowed)
+        for one, other in pairs
+    )
+
+
+def is_in(whole: Sequence[Any], row: Sequence[Any], allowed: float) -> bool:
+    """Whether each token of a row has its value in the whole one, which several with one text may
+    have; who stands at the end of one list may have dropped out of the other."""
+    theirs = by_token(whole)
+    least = min((value for _, value in whole if not isnan(value)), default=inf)
+    for token, values in by_token(row).items():
+        same = theirs.get(token, [])
+        if any(
+            repr(value) != repr(again) and not abs(value - again) <= allowed
+            for value, again in zip(values, same, strict=False)
+        ):
+            return False
+        if not all(value <= least + allowed for value in values[len(same) :]):
+            return False
+    return True
+
+
+def by_token(row: Sequence[Any]) -> dict[Any, list[float]]:
+    """The values of each, from the largest on."""
+    found: dict[Any, list[float]] = defaultdict(list)
+    for token, value in sorted(row, key=lambda each: (isnan(each[1]), -each[1])):
+        found[token].append(value)
+    return found
