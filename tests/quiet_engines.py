@@ -81,6 +81,21 @@ def wrong(name: str, mutant: type[Mutant], **changes: Any) -> str:
     return name
 
 
+def never_choosing(*tokens: int) -> Callable[[Any, Sequence[int], int], list[int]]:
+    """Greedy tokens that are none of these."""
+
+    def greedy(self: Any, prompt: Sequence[int], n: int) -> list[int]:
+        ids: list[int] = []
+        while len(ids) < n:
+            (logits,) = self.evaluate(Request(batches=(Batch.of([*prompt, *ids]),))).logits
+            row = logits[-1].copy()
+            row[list(tokens)] = -np.inf
+            ids.append(int(row.argmax()))
+        return ids
+
+    return greedy
+
+
 def changed(change: Change) -> dict[str, Change]:
     return {"change": change}
 

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from lockstep.engine.batch import Batch
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import NO_OP, Bisection, bisect
 from lockstep.harness.cli.bisection import bisection_lines
-from lockstep.harness.records import Request
 from tests.contexts import context_of
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin, written
+from tests.quiet_engines import made, never_choosing
 
 import_members("lockstep.harness.mutants")
 
@@ -27,16 +26,7 @@ class ReplacesBytes(Reference, name="bisect: replaces bytes"):
         return super().tokenize(whole, **flags)
 
 
-class NoControl(Reference, name="bisect: no control tokens"):
-    """It never chooses one of the first three, which are UNK, BOS and EOS."""
-
-    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        ids: list[int] = []
-        while len(ids) < n:
-            request = Request(batches=(Batch.of([*prompt, *ids]),))
-            (logits,) = self.evaluate(request).logits
-            ids.append(3 + int(logits[-1, 3:].argmax()))
-        return ids
+NO_CONTROL = made("bisect: no control tokens", Reference, greedy=never_choosing(0, 1, 2))
 
 
 def bisected(
@@ -113,7 +103,7 @@ def test_a_text_beyond_unicode_is_named_with_the_flags_it_was_asked_with(tmp_pat
 
 def test_an_engine_that_never_chooses_a_control_token_is_found(tmp_path: Path) -> None:
     model = written(tmp_path, n_layer=1, n_vocab=312)
-    found, words = bisected(NoControl.name, tmp_path, model, n_tokens=32)
+    found, words = bisected(NO_CONTROL, tmp_path, model, n_tokens=32)
     assert found.exit_code == NO_OP
     assert {verdict.suite for verdict in found.others} == {"decode"}
     assert "control token" in words

@@ -10,10 +10,9 @@ from lockstep.engine.ops.reference import I32, ReferenceOps, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import bisect
-from lockstep.harness.check.check import Plan
 from lockstep.harness.cli.bisection import confirmation
 from lockstep.harness.locate.proof import Patched
-from lockstep.harness.records import EXACT, EngineInfo
+from lockstep.harness.records import EngineInfo
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named
 from tests.contexts import context_of
@@ -57,10 +56,7 @@ def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def proof_of(model: Path, engine: str, *, site: str = "Qcur_rope", lucky: bool = False) -> Patched:
     """lucky: the first honest runs happen to differ less than the oracle's table and a formula."""
-    plan = Plan(
-        case=engine, model=model, subject_model=model, engine=engine, settings=EXACT, n_tokens=12
-    )
-    with context_of(plan) as context:
+    with context_of(model, engine=engine, oracle="llama.cpp", n_tokens=12) as context:
         if lucky:
             small = context.noise.relative / 100
             context.__dict__["noise"] = replace(context.noise, relative=small)

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.records import Request
 from tests.contexts import check_engine, statuses
 from tests.harness.context.test_further_runs import RowsBehind64, model
-from tests.quiet_engines import Quiet, made
+from tests.quiet_engines import Quiet, made, never_choosing
 
 __all__ = ["model"]  # the fixture
 QUIET = {"logprobs": "logprobs", "greedy": "decode", "generate": "text"}
@@ -34,19 +32,11 @@ def test_an_engine_without_logits_is_asked_further_as_well(
     assert wrong.detail["at_fault"] == "subject"
 
 
-def never_control(self: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """UNK, BOS and EOS are the first three."""
-    ids: list[int] = []
-    while len(ids) < n:
-        (logits,) = self.evaluate(Request(batches=(Batch.of([*prompt, *ids]),))).logits
-        ids.append(3 + int(logits[-1, 3:].argmax()))
-    return ids
-
-
 def test_an_engine_of_tokens_alone_that_never_chooses_a_control_token_is_found(
     model: Path,
 ) -> None:
-    name = made("further: no control tokens", Quiet, levels=("greedy",), greedy=never_control)
+    never = never_choosing(0, 1, 2)  # UNK, BOS and EOS
+    name = made("further: no control tokens", Quiet, levels=("greedy",), greedy=never)
     *fine, wrong = check_engine(model, name, "decode", n_tokens=32)
     assert "diverged" not in statuses(fine)
     assert (wrong.status, wrong.key) == ("diverged", "decode/control token")

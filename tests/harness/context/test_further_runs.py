@@ -18,10 +18,10 @@ from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.check.check import Plan, run_suites
+from lockstep.harness.check.check import run_suites
 from lockstep.harness.context.further_runs import FEW, FILLED, batch_sizes, further_runs
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.records import EXACT, Evaluation, Request, Settings, Verdict
+from lockstep.harness.records import Evaluation, Request, Verdict
 from tests.contexts import context_of, statuses
 from tests.models import written
 
@@ -265,19 +265,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("model"), n_layer=1, n_vocab=312, n_ctx_train=N)
 
 
-def logits_of(
-    model: Path, engine: str, settings: Settings = EXACT, n_tokens: int = 32
-) -> list[Verdict]:
-    plan = Plan(
-        case="f32",
-        model=model,
-        subject_model=model,
-        engine=engine,
-        oracle="reference",
-        settings=settings,
-        n_tokens=n_tokens,
-    )
-    with context_of(plan) as context:
+def logits_of(model: Path, engine: str) -> list[Verdict]:
+    with context_of(model, engine=engine, n_tokens=32) as context:
         return list(run_suites(context, ("logits",)))
 
 
@@ -351,12 +340,8 @@ def test_nobody_lacks_the_same_run_with_another_token(
     assert exit_code(found) == code
 
 
-def runs_of(model: Path, **changes: Any) -> Iterator[tuple[Batch, ...]]:
-    plan = Plan(
-        case="m", model=model, subject_model=model, oracle="reference", settings=EXACT, n_tokens=32
-    )
-    with context_of(plan) as context:
-        context = replace(context, **changes)
+def runs_of(model: Path) -> Iterator[tuple[Batch, ...]]:
+    with context_of(model, n_tokens=32) as context:
         yield from (run.batches for run in further_runs(context))
 
 

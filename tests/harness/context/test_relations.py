@@ -1,7 +1,6 @@
 """Logits do not depend on how they are asked for, and engines whose do are found."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import pytest
 
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.check.check import Plan, run_suites
-from lockstep.harness.context.suite import Context
-from lockstep.harness.records import EXACT, Evaluation, Request, Verdict
+from lockstep.harness.check.check import run_suites
+from lockstep.harness.records import Evaluation, Request, Verdict
 from lockstep.harness.runs.run import builtin_model
 from tests.contexts import context_of, statuses
 
@@ -27,29 +25,6 @@ class Right(Reference, name="asked: right"):
 
     def rows(self, request: Request, found: Evaluation) -> Iterator[Any]:
         yield from found.logits
-
-
-class FirstRows(Right, name="asked: first rows"):
-    """The rows of the first tokens, whichever were asked for."""
-
-    def rows(self, request: Request, found: Evaluation) -> Iterator[Any]:
-        every = tuple(replace(b, outputs=np.ones(len(b), np.bool_)) for b in request.batches)
-        whole = Reference.evaluate(self, replace(request, batches=every, capture=False))
-        for rows, asked in zip(whole.logits, found.logits, strict=True):
-            yield rows[: len(asked)]
-
-
-class Leaks(Right, name="asked: leaks"):
-    """Every sequence is the same one, so that it reads its neighbour's tokens."""
-
-    def evaluate(self, request: Request) -> Evaluation:
-        one = []
-        at = 0
-        for b in request.batches:
-            positions = np.arange(at, at + len(b), dtype=np.int32)
-            at += len(b)
-            one.append(replace(b, seq_ids=np.zeros_like(b.seq_ids), positions=positions))
-        return super().evaluate(replace(request, batches=tuple(one)))
 
 
 class Watched(Right, name="asked: watched"):
@@ -82,24 +57,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return builtin_model("f32", tmp_path_factory.mktemp("model"))
 
 
-@contextmanager
-def opened(model: Path, engine: str, n_tokens: int = 12) -> Iterator[Context]:
-    plan = Plan(
-        case="f32",
-        model=model,
-        subject_model=model,
-        engine=engine,
-        oracle="reference",
-        settings=EXACT,
-        n_tokens=n_tokens,
-        command="m",
-    )
-    with context_of(plan) as context:
-        yield context
-
-
 def logits_of(model: Path, engine: str, n_tokens: int = 12) -> list[Verdict]:
-    with opened(model, engine, n_tokens) as context:
+    with context_of(model, engine=engine, n_tokens=n_tokens) as context:
         return list(run_suites(context, ("logits",)))
 
 
@@ -117,8 +76,8 @@ def test_an_honest_engine_gives_the_same_however_it_is_asked(engine: str, model:
 @pytest.mark.parametrize(
     ("engine", "way"),
     [
-        ("asked: first rows", "with outputs of some tokens only"),
-        ("asked: leaks", "beside another sequence"),
+        ("mutant:batch-outputs-from-the-first", "with outputs of some tokens only"),
+        ("mutant:cache-sequences-leak", "beside another sequence"),
         ("asked: watched", "with tensors shown"),
     ],
 )
@@ -142,7 +101,7 @@ def test_what_an_engine_does_not_answer_is_said_and_accuses_nobody(model: Path) 
 
 
 def test_the_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> None:
-    with opened(model, "asked: right") as context:
+    with context_of(model, engine="asked: right", n_tokens=12) as context:
         context.settings = replace(context.settings, n_ctx=20)
         (verdict,) = run_suites(context, ("logits",))
     assert "beside another sequence" not in verdict.detail["same"]

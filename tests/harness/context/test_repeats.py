@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.check.check import Plan, run_suites
+from lockstep.harness.check.check import run_suites
 from lockstep.harness.context.repeats import MORE, first_difference, unsteady
 from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.exit_codes import exit_code
@@ -136,18 +136,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def verdicts_of(model: Path, engine: str, suite: str) -> list[Verdict]:
-    plan = Plan(
-        case="m",
-        model=model,
-        subject_model=model,
-        engine=engine,
-        oracle="reference",
-        settings=EXACT,
-        n_tokens=8,
-        n_steps=4,
-        prompt=b"a",
-    )
-    with context_of(plan) as context:
+    asked = {"n_tokens": 8, "prompt": b"a"}
+    with context_of(model, engine=engine, **asked) as context:
         return list(run_suites(context, (suite,)))
 
 

@@ -23,21 +23,7 @@ from lockstep.harness.suites.parts.control_tokens import (
 from lockstep.harness.suites.parts.oracles_logits import in_one
 from tests.contexts import check_engine, diverged, statuses
 from tests.models import builtin, written
-
-
-class NeverOne(Reference, name="control tokens: never one"):
-    """One id stands for none."""
-
-    never = -1
-
-    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        ids: list[int] = []
-        while len(ids) < n:
-            request = Request(batches=(Batch.of([*prompt, *ids]),))
-            row = self.evaluate(request).logits[0][-1].copy()
-            row[self.never] = -np.inf
-            ids.append(int(row.argmax()))
-        return ids
+from tests.quiet_engines import made, never_choosing
 
 
 def test_every_one_that_is_likeliest_somewhere_is_asked_for(tmp_path: Path) -> None:
@@ -45,8 +31,8 @@ def test_every_one_that_is_likeliest_somewhere_is_asked_for(tmp_path: Path) -> N
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     found: list[int] = []
     for never in (0, 2, 311):
-        NeverOne.never = never
-        wrong = diverged(check_engine(model, NeverOne, "decode", n_tokens=32))
+        engine = made(f"control tokens: never {never}", Reference, greedy=never_choosing(never))
+        wrong = diverged(check_engine(model, engine, "decode", n_tokens=32))
         found += [int(v.detail["expected"]) for v in wrong]
     assert found == [0, 2, 311]
 

@@ -91,6 +91,8 @@ WRONG_NODES = (
     *("tensor: transposed", "tensor: a token less", "tensor: no token"),
     "tensor: half of the width",
 )
+# who reads the nodes sees it, and not who hands them on
+SEEN_BY_READERS = ("nodes: outside of the data", "nodes: of an unknown op")
 ASKED: dict[str, tuple[Any, ...]] = {
     "metadata": (),
     "tokenize": ([b"Once upon a time", b"a"],),
@@ -123,7 +125,7 @@ def test_every_lie_is_malformed_with_what_was_expected_and_what_came(model: Path
             assert ", got " in outcome.message, name
         else:
             passed.append(name)
-    assert sorted(passed) == sorted((*NO_NODES, *WRONG_NODES))
+    assert sorted(passed) == sorted((*NO_NODES, *WRONG_NODES, *SEEN_BY_READERS))
 
 
 def test_the_honest_engine_passes_every_suite(model: Path, tmp_path: Path) -> None:
@@ -146,6 +148,12 @@ def test_a_lie_is_a_verdict_of_the_suites_that_ask_and_all_others_run(
     assert ({row["suite"] for row in told}, code) == (wrong, 3 if wrong else 0)
     assert {row["status"] for row in rows} <= {"agreed", "malformed"}
     assert all(liar in row["summary"] and row["repro"] for row in told)
+
+
+@pytest.mark.parametrize("name", SEEN_BY_READERS)
+def test_nodes_that_cannot_be_read_are_malformed(name: str, model: Path) -> None:
+    code, rows = checked(plan_for(model, suites=("shadow",), oracle=f"fake-liar: {name}"))
+    assert ({row["status"] for row in rows}, code) == ({"malformed"}, 3)
 
 
 @pytest.mark.parametrize("name", [*NO_NODES, *WRONG_NODES])

@@ -10,14 +10,13 @@ import pytest
 
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.types import type_by_name
-from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
+from lockstep.harness.check.check import run_suites
 from lockstep.harness.context.runner import IsolatedSession
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.protocol.frames import Message
 from lockstep.harness.protocol.messages import read_parse
 from lockstep.harness.records import (
-    EXACT,
     Answered,
     Crashed,
     FileSummary,
@@ -54,10 +53,8 @@ REFUSAL = "EngineError: gguf-py does not read m.gguf: "
 NOT_VALID = "is not a valid GGMLQuantizationType"
 
 
-def verdicts_on(path: Path, engine: str = "reference") -> list[Verdict]:
-    plan = Plan(case="m", model=path, subject_model=path, engine=engine, oracle="reference",
-                settings=EXACT)  # fmt: skip
-    with context_of(plan) as context:
+def verdicts_on(path: Path, engine: str = "reference", oracle: str = "reference") -> list[Verdict]:
+    with context_of(path, engine=engine, oracle=oracle) as context:
         return list(run_suites(context, ("metadata",)))
 
 
@@ -81,20 +78,11 @@ def test_gguf_py_is_compared_where_it_knows_every_type(tmp_path: Path) -> None:
     assert found[1].summary.startswith("gguf-py and the oracle agree on")
 
 
-def opened_for_metadata(folder: Path) -> Opened:
-    path = builtin("f32", folder)
-    plan = Plan(case="f32", model=path, subject_model=path, oracle="reference", settings=EXACT)
-    return open_plan(plan, lambda _: None)
-
-
 def test_nobody_waits_for_gguf_py_whose_verdict_comes_last(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason=NO_GGUF_PY)
-    opened = opened_for_metadata(tmp_path)
-    try:
-        verdicts = list(run_suites(opened.context, ("metadata", "dequant")))
-        assert not opened.context.begun
-    finally:
-        opened.close()
+    with context_of(builtin("f32", tmp_path)) as context:
+        verdicts = list(run_suites(context, ("metadata", "dequant")))
+        assert not context.begun
     assert [v.suite for v in verdicts] == ["metadata", "dequant", "metadata"]
     assert statuses(verdicts) == {"agreed"}
     assert verdicts[-1].summary.startswith("gguf-py and the oracle agree")
@@ -111,11 +99,7 @@ def test_a_gguf_py_that_dies_while_others_are_asked_is_a_verdict(
         return usual(session, question, *args)
 
     monkeypatch.setattr(IsolatedSession, "ask", ask)
-    opened = opened_for_metadata(tmp_path)
-    try:
-        first, last = run_suites(opened.context, ("metadata",))
-    finally:
-        opened.close()
+    first, last = verdicts_on(builtin("f32", tmp_path))
     assert (first.status, last.status) == ("agreed", "crashed")
     assert "gguf-py" in last.summary
 
@@ -262,10 +246,7 @@ def test_a_text_with_a_nul_is_read_whole_by_us_and_llama_cpp_accuses_nobody(tmp_
     pytest.importorskip("llama_cpp", reason="llama_cpp is missing: nothing was read by it")
     keys = {"general.architecture": ("STR", "llama"), "general.name": ("STR", "a\0b")}
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(keys, []))
-    plan = Plan(case="m", model=tmp_path / "m.gguf", subject_model=tmp_path / "m.gguf",
-                engine="reference", oracle="llama.cpp", settings=EXACT)  # fmt: skip
-    with context_of(plan) as context:
-        found = list(run_suites(context, ("metadata",)))
+    found = verdicts_on(tmp_path / "m.gguf", oracle="llama.cpp")
     assert statuses(found) == {"agreed"}, found
     assert "1 texts were compared up to a NUL" in found[0].summary
 

@@ -1,5 +1,4 @@
-"""Models on which an engine that computes nothing gives the right answers: no such agreement
-conforms."""
+"""Models of which an agreement says little: whatever is computed, the answers are right."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,16 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
-from tests.contexts import context_of, statuses
-from tests.harness.check.test_check import plan_for, verdicts_of
+from lockstep.harness.suites.parts.hidden import hidden_tokens
+from tests.black_boxes import bisected, copy_with, with_made_models
+from tests.contexts import check_engine, context_of, statuses
+from tests.harness.check.test_check import plan_for
 from tests.harness.suites.test_whole_runs import scaled
-from tests.models import builtin, written
+from tests.models import builtin, with_values, written
+from tests.quiet_engines import Quiet, made
+
+LITTLE = "whatever is read, which shows little"
+OF_TOKENS = ("logprobs", "decode", "black-box")
 
 
 class Constant(Reference, name="nothing told: one number"):
@@ -92,7 +99,7 @@ def scale_in_layers(path: Path, copy: Path, tensor: str, factor: float) -> Path:
 
 
 def said(path: Path, engine: str, *suites: str) -> list[Verdict]:
-    return verdicts_of(plan_for(path, engine=engine, suites=suites, n_tokens=6))
+    return check_engine(path, engine, *suites, n_tokens=6)
 
 
 @pytest.mark.parametrize(
@@ -158,3 +165,101 @@ def test_half_that_moves_nothing_is_not_compared(
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
     assert "diverged" not in {v.status for v in found}
     assert half in {v.detail.get("half") for v in found}
+
+
+class ChoosesAlone(Quiet, name="one choice: greedy alone"):
+    levels = ("greedy",)
+
+
+class EveryTokenIsOne(ChoosesAlone, name="one choice: reads each token as token 1"):
+    def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
+        return Reference.greedy(self, [1] * len(prompt), n)
+
+
+def said_of_choices(path: Path, engine: str) -> list[Verdict]:
+    return check_engine(path, engine, "decode", n_tokens=8)
+
+
+def behind_beginnings(path: Path, engine: str) -> Verdict:
+    return next(
+        verdict for verdict in said_of_choices(path, engine) if "beginnings" in verdict.detail
+    )
+
+
+def all_rows_the_first(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
+    rows = raw.reshape(384, -1)
+    rows[:] = rows[0].copy()
+
+
+def test_who_reads_no_prompt_is_seen_by_tokens_that_differ_and_else_it_is_said(
+    tmp_path: Path,
+) -> None:
+    path = builtin("f32", tmp_path)
+    assert any(
+        verdict.status == "diverged" for verdict in said_of_choices(path, EveryTokenIsOne.name)
+    )
+    one = copy_with(path, tmp_path / "one.gguf", "token_embd.weight", all_rows_the_first)
+    for engine in (EveryTokenIsOne.name, ChoosesAlone.name):
+        found = behind_beginnings(one, engine)
+        assert (found.status, LITTLE in found.summary) == ("agreed", True), found.summary
+
+
+def test_of_tokens_that_differ_nothing_is_said(tmp_path: Path) -> None:
+    assert LITTLE not in behind_beginnings(builtin("f32", tmp_path), ChoosesAlone.name).summary
+
+
+@pytest.mark.parametrize("level", ["greedy", "logprobs"])
+def test_nothing_is_agreed_where_there_is_one_token_to_choose(level: str, tmp_path: Path) -> None:
+    """No engine could be wrong there."""
+    model = written(tmp_path, n_layer=1, n_vocab=1, vocabulary=False)
+    engine = made(f"one token: {level}", levels=(level,))
+    found = with_made_models(plan_for(model, engine=engine, suites=OF_TOKENS))
+    assert statuses(found) <= {"not-applicable", "not-compared"}
+    assert exit_code(found) == 3
+    assert any("nothing to choose from" in v.summary for v in found)
+    assert bisected(model, tmp_path / "made", engine=engine).exit_code == 3
+
+
+def test_logits_of_one_token_tell_a_wrong_engine_and_no_right_one(tmp_path: Path) -> None:
+    """All rows are the same, so an engine that reads no token gives them as well."""
+    model = written(tmp_path, n_layer=1, n_vocab=1, vocabulary=False)
+    wrong = "mutant:gate-and-up-exchanged"
+    for engine, status in {"fast": "not-compared", wrong: "diverged"}.items():
+        found = with_made_models(plan_for(model, engine=engine, suites=("logits",)))
+        assert status in statuses(found)
+        assert not any("with another first token" in verdict.summary for verdict in found)
+
+
+def test_tokens_with_some_logit_beyond_the_limit_are_seen() -> None:
+    logits = np.ones((3, 200), np.float32)
+    logits[1:] = 1e-9
+    assert hidden_tokens(logits, 1e-6) == 0
+
+
+def test_tokens_with_none_are_hidden() -> None:
+    logits = np.full((3, 200), 1e-9, np.float32)
+    logits[:, 5], logits[0, 6], logits[0, 7] = 1.0, np.nan, np.inf
+    assert hidden_tokens(logits, 1e-6) == 197
+
+
+def test_zeros_are_what_they_are_and_a_few_are_small_by_chance() -> None:
+    logits = np.ones((3, 200), np.float32)
+    logits[:, :50], logits[:, 60] = 0.0, 1e-9
+    assert hidden_tokens(logits, 1e-6) == 0
+
+
+@pytest.mark.parametrize("factor", [1.0, 2e9])
+def test_an_agreement_says_of_how_many_tokens_nothing_is_known(
+    factor: float, tmp_path: Path
+) -> None:
+    def first_is_large(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        rows[0] *= np.float32(factor)
+        return rows
+
+    model = builtin("f32", tmp_path)
+    large = with_values(model, tmp_path / "large.gguf", "output.weight", first_is_large)
+    first, *others = check_engine(large, "reference", "logits")
+    rest = statuses(others)
+    assert (first.status, rest <= {"agreed", "not-compared"}) == ("agreed", True)
+    assert ("not-compared" in rest) == (factor > 1)
+    assert first.detail.get("hidden_tokens") == (383 if factor > 1 else None)

@@ -15,11 +15,9 @@ from lockstep.harness.adapters.parts.originals import (
     sentencepiece_model,
     tokenizer_json,
 )
-from lockstep.harness.check.check import Plan, run_suites
-from lockstep.harness.records import EXACT
 from lockstep.harness.suites.parts.originals import Original, known_originals, originals_of
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
-from tests.contexts import context_of
+from tests.contexts import check_engine
 
 KNOWN = known_originals()
 
@@ -59,16 +57,7 @@ def test_a_model_gets_the_entries_of_its_kind(bert: Path, tmp_path: Path) -> Non
 
 
 def test_a_report_says_differs_from_the_original_and_still_compares(bert: Path) -> None:
-    plan = Plan(
-        case="bert",
-        model=bert,
-        subject_model=bert,
-        oracle="reference",
-        suites=("tokens",),
-        settings=EXACT,
-    )
-    with context_of(plan) as context:
-        verdicts = list(run_suites(context, plan.suites))
+    verdicts = check_engine(bert, "reference", "tokens")
     told = [v for v in verdicts if "differs from the original" in v.summary]
     assert len(told) == 4  # the ways to encode
     rows = told[0].detail["differs_from_the_original"]

@@ -1,8 +1,9 @@
-"""Prompts in turn, of engines that choose tokens: who cuts them, or keeps too much of one."""
+"""Engines that cut prompts, or keep more of one for the next than is right."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from lockstep.harness.records import Verdict
 from lockstep.harness.runs.known_failures import place_of
 from lockstep.harness.suites.parts.prompts_in_turn import TellingPrompt, in_turn, tells_of_one_more
 from tests.black_boxes import with_made_models
-from tests.contexts import check_engine, context_of
+from tests.contexts import check_engine, context_of, diverged
 from tests.harness.check.test_check import plan_for
-from tests.models import builtin
-from tests.quiet_engines import Quiet, made
+from tests.models import builtin, written
+from tests.quiet_engines import Quiet, Row, made
 
 
 class Reads(Quiet, name="in turn: reads each prompt as it is"):
@@ -58,10 +59,10 @@ READS: dict[str, Callable[[Reads, list[int]], list[int]]] = {
     "which is the one before": same_without_its_last,
     "look at whether such a prompt is cut": lambda _, prompt: prompt[-128:],
 }
-KEPT = "look at what is kept of a prompt for the next"
+KEPT, ONE_KEPT = "look at what is kept of a prompt for the next", "which begins as the one before"
 ENGINES = {look: made(f"in turn: {look}", Reads, read=read) for look, read in READS.items()} | {
     KEPT: "mutant:prompt-found-by-its-first-four",
-    "which begins as the one before": "mutant:prompt-one-kept-too-many",
+    ONE_KEPT: "mutant:prompt-one-kept-too-many",
     "and how much is": "mutant:prompt-keeps-last-64",
 }
 BY_ITS_LAST, SAME_AGAIN = ENGINES["in turn"], ENGINES["which is the one before"]
@@ -85,8 +86,13 @@ def decoded(engine: str, model: Path) -> list[Verdict]:
     return check_engine(model, engine, "decode", n_tokens=32)
 
 
-@pytest.mark.parametrize("model", ["f32", "q8_0"])
-@pytest.mark.parametrize("look", ENGINES)
+@pytest.mark.parametrize(
+    ("look", "model"),
+    [
+        *((look, "f32") for look in ENGINES),
+        *((look, "q8_0") for look in ENGINES if look != ONE_KEPT),  # no prompt tells of it there
+    ],
+)
 def test_who_cuts_a_long_prompt_or_keeps_one_by_its_beginning_is_found(
     look: str, model: str, tmp_path: Path
 ) -> None:
@@ -190,3 +196,94 @@ def test_a_list_of_what_is_known_of_one_prompt_does_not_excuse_another(tmp_path:
     found = [v for e in (BY_ITS_LAST, SAME_AGAIN) for v in decoded(e, model)]
     wrong = [verdict for verdict in found if verdict.key == "decode/other prompt"]
     assert len({place_of(verdict.detail) for verdict in wrong}) == len(wrong) == 2
+
+
+class KeepsLists(Quiet, name="lists: keeps a prompt"):
+    """As far as both are the same. `first` is how much of it is looked at."""
+
+    first: int | None = None
+    kept: Sequence[int] = ()
+
+    def listed(self, prefix: Sequence[int], k: int) -> Row:
+        ids = [*prefix]
+        alike = next(
+            (i for i, (a, b) in enumerate(zip(self.kept, ids, strict=False)) if a != b), len(ids)
+        )
+        if self.first is not None and alike >= self.first:
+            n = min(len(self.kept), len(ids) - 1)
+            ids = [*self.kept[:n], *ids[n:]]
+        self.kept = ids
+        return super().listed(ids, k)
+
+
+class ByItsFirstFour(KeepsLists, name="lists: keeps a prompt by its first four tokens"):
+    first = 4
+
+
+class TextByItsFirstFour(Quiet, name="text: keeps a prompt by its first four tokens"):
+    levels = ("generate",)
+    first: int | None = 4
+    kept: Sequence[int] = ()
+
+    def generate(self, prompt: bytes, n: int) -> bytes:
+        ids = self.tokenize([prompt])[0]
+        read = ids
+        if self.first is not None and [*self.kept[: self.first]] == ids[: self.first]:
+            m = min(len(self.kept), len(ids) - 1)
+            read = [*self.kept[:m], *ids[m:]]
+        self.kept = read
+        pieces = [self.tokenizer.piece(t, special=False) for t in self.greedy(read, n)]
+        return self.write(pieces)
+
+
+class ByItsFirstFourOfTexts(ByItsFirstFour, name="lists of texts: keeps one by its first four"):
+    text_only = True
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept")
+    return written(folder, seed=0, n_layer=1, n_embd=32, n_ff=64)
+
+
+def listed(model: Path, engine: type[Any]) -> list[Verdict]:
+    return check_engine(model, engine, "logprobs", n_tokens=24)
+
+
+def test_who_keeps_a_prompt_as_far_as_both_are_the_same_agrees(model: Path) -> None:
+    (found,) = listed(model, KeepsLists)
+    assert found.status == "agreed", found
+    assert "the same behind a prompt that begins alike" in found.summary
+
+
+@pytest.mark.parametrize("engine", [ByItsFirstFour, ByItsFirstFourOfTexts])
+def test_who_keeps_more_of_it_is_found_and_told_where_to_look(
+    engine: type[Any], model: Path
+) -> None:
+    found = listed(model, engine)
+    assert [verdict.status for verdict in found] == ["agreed", "diverged"], found
+    assert "behind one that begins otherwise it is right" in found[1].summary
+    assert found[1].detail["at_fault"] == "subject"
+
+
+def test_by_its_text_alone_it_is_found_too(model: Path) -> None:
+    found = diverged(check_engine(model, TextByItsFirstFour, "text", n_steps=8))
+    assert found
+    assert found[0].summary.startswith("behind 'Once there was a dog")
+    assert "not asked right behind one that begins alike" in found[0].summary
+
+
+# --- spaces around a prompt -----------------------------------------------------------------------
+
+
+class CutsOff(Quiet, name="text: cuts off the spaces around a prompt"):
+    levels = ("generate",)
+
+    def generate(self, prompt: bytes, n: int) -> bytes:
+        return super().generate(prompt.strip(), n)
+
+
+def test_who_cuts_off_the_spaces_around_a_prompt_is_told_so(model: Path) -> None:
+    (found,) = diverged(check_engine(model, CutsOff, "text", n_steps=8))
+    assert found.summary.startswith("behind '\\n The dog said: '")
+    assert "it is the same without the spaces around it: are they cut off?" in found.summary

@@ -248,52 +248,41 @@ def text_verdicts(
 CLEAR = {2: 5.0, 1: 3.0}, {5: 5.0, 3: 4.5}
 
 
-def test_the_same_bytes_in_other_tokens_are_the_same_text() -> None:
-    assert [v.status for v in text_verdicts(b" girl is", *CLEAR)] == ["agreed"]
+GIRL, IS = CLEAR
 
 
-def test_a_tie_between_two_ways_to_cut_a_text_is_looked_for_before_the_place_that_differs() -> None:
-    tie = {2: 5.0, 1: 4.99}, {5: 5.0}
-    (found,) = text_verdicts(b" girls", *tie)
-    assert (found.status, found.detail["step"], found.detail["actual"]) == ("excused", 0, 1)
-    agreed, excused = text_verdicts(b" girls", CLEAR[0], {5: 5.0, 7: 4.99})
-    assert (agreed.status, excused.status) == ("agreed", "excused")
-    assert "the text of 1 greedy tokens is the same" in agreed.summary
-
-
-def test_a_tie_with_a_token_that_does_not_fit_excuses_nothing() -> None:
-    (found,) = text_verdicts(b" girls", {2: 5.0, 4: 4.99}, {5: 5.0, 4: 4.99}, more=0.01)
-    assert (found.status, found.detail["step"], found.detail["actual"]) == ("diverged", 1, 7)
-    assert found.detail["margin"] == 14.0
-
-
-def test_a_tie_with_a_control_token_excuses_since_it_has_no_text() -> None:
-    assert [v.status for v in text_verdicts(b" dog", {2: 5.0, 0: 4.99}, {5: 5.0})] == ["excused"]
-
-
-def test_a_text_that_is_whole_alone_ends_early_only_at_a_tie_with_a_control_token() -> None:
-    clear, tie = {5: 5.0, 3: 4.0}, {5: 5.0, 0: 4.99}
-    assert "diverged" not in statuses(text_verdicts(b" girl", {2: 5.0}, clear))
-    found = text_verdicts(b" girl", {2: 5.0}, clear, more=0.01, whole=True)
-    assert [v.status for v in found] == ["diverged"]
-    assert text_verdicts(b" girl", {2: 5.0}, tie, whole=True)[-1].status == "excused"
-    longer = text_verdicts(b" girl is is", {2: 5.0}, clear, whole=True)
-    assert longer[-1].status == "diverged"
-
-
-def test_more_runs_are_asked_for_only_where_the_usual_noise_makes_no_tie() -> None:
-    """Of a real model each prompt's take minutes."""
-    clear, near = {2: 5.0, 4: 4.5}, {2: 5.0, 4: 4.99}
-    assert [v.status for v in text_verdicts(b" boy", near, {5: 5.0})] == ["excused"]
-    assert [v.status for v in text_verdicts(b" boy", clear, {5: 5.0}, more=0.1)] == ["excused"]
-    assert [v.status for v in text_verdicts(b" boy", clear, {5: 5.0}, more=0.01)] == ["diverged"]
-
-
-def test_without_a_limit_nothing_is_said_of_ties() -> None:
-    found = text_verdicts(b" boy", *CLEAR, noise=float("inf"))
-    assert [v.status for v in found] == ["not-compared"]
-    nan = text_verdicts(b" boy", {2: float("nan")}, {5: 1.0})
-    assert [v.status for v in nan] == ["not-compared"]
+@pytest.mark.parametrize(
+    ("said", "rows", "limits", "expected"),
+    [
+        (b" girl is", CLEAR, {}, ["agreed"]),  # whatever tokens these bytes are
+        # a tie between two ways to cut a text is looked for before the place that differs
+        (b" girls", ({2: 5.0, 1: 4.99}, {5: 5.0}), {}, ["excused 0 1"]),
+        (b" girls", (GIRL, {5: 5.0, 7: 4.99}), {}, ["agreed", "excused 1 7"]),
+        # a tie with a token that does not fit excuses nothing
+        (b" girls", ({2: 5.0, 4: 4.99}, {5: 5.0, 4: 4.99}), {"more": 0.01}, ["diverged 1 7"]),
+        # one with a control token does, since it has no text
+        (b" dog", ({2: 5.0, 0: 4.99}, {5: 5.0}), {}, ["excused 0 0"]),
+        # a text that is whole alone ends early, or goes on, only as an honest run does
+        (b" girl", ({2: 5.0}, IS), {}, ["agreed", "not-compared"]),
+        (b" girl", ({2: 5.0}, IS), {"more": 0.01, "whole": True}, ["diverged 1 5"]),
+        (b" girl", ({2: 5.0}, {5: 5.0, 0: 4.99}), {"whole": True}, ["agreed", "excused 1 0"]),
+        (b" girl is is", ({2: 5.0}, IS), {"whole": True}, ["agreed", "diverged"]),
+        # more runs, which take minutes, are asked for only where the usual noise makes no tie
+        (b" boy", ({2: 5.0, 4: 4.99}, {5: 5.0}), {}, ["excused 0 4"]),
+        (b" boy", ({2: 5.0, 4: 4.5}, {5: 5.0}), {"more": 0.1}, ["excused 0 4"]),
+        (b" boy", ({2: 5.0, 4: 4.5}, {5: 5.0}), {"more": 0.01}, ["diverged 0 4"]),
+        # without a limit nothing is said of ties
+        (b" boy", CLEAR, {"noise": float("inf")}, ["not-compared"]),
+        (b" boy", ({2: float("nan")}, {5: 1.0}), {}, ["not-compared"]),
+    ],
+)
+def test_a_text_could_be_made_by_greedy_tokens_or_not(
+    said: bytes, rows: Sequence[dict[int, float]], limits: dict[str, Any], expected: list[str]
+) -> None:
+    """expected: statuses, and the step and the token of what is another one."""
+    found = text_verdicts(said, *rows, **limits)
+    told = [(v.status, v.detail.get("step", ""), v.detail.get("actual", "")) for v in found]
+    assert [" ".join(map(str, each)).rstrip() for each in told] == expected
 
 
 def test_a_text_as_json_has_it_is_compared_in_its_characters(folder: Path) -> None:

@@ -1,5 +1,6 @@
-"""Texts with special tokens of the file, and engines that split one kind of them."""
+"""Texts of a vocabulary's own tokens, special or not, and engines that no fixed text shows."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,19 +12,27 @@ import pytest
 
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
+from lockstep.engine.tokenizers.gpt2 import Gpt2Tokenizer
+from lockstep.engine.tokenizers.llama import LlamaTokenizer
+from lockstep.engine.tokenizers.splitting import TextSplitter
 from lockstep.engine.tokenizers.vocabulary import Attr, Vocabulary
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.judging.no_characters import is_utf8
-from lockstep.harness.suites.parts.made_texts import special_texts
+from lockstep.harness.suites.parts.made_texts import OF_A_KIND, own_texts, special_texts
 from lockstep.harness.suites.parts.originals import named_among
-from lockstep.harness.synth.llama import LlamaRecipe, metadata
+from lockstep.harness.suites.tokens import MORE_TEXTS, TEXTS
+from lockstep.harness.synth.llama import LlamaRecipe, metadata, write_llama
 from tests.contexts import check_engine
 from tests.harness.suites.test_real_texts import Change, rewriting
 from tests.models import with_metadata
 from tests.quiet_engines import made
 
 TYPES = {"<think>": 4, "<|tool|>": 4, "<|im_start|>": 3, "[gap]": 5, "<unknown>": 2}
+RECIPES = {
+    "llama": LlamaRecipe(n_layer=1),
+    "gpt2": LlamaRecipe(vocab_kind="gpt2", vocab_pre="qwen2", n_vocab=600, n_layer=1),
+}
 
 
 def with_special_tokens(folder: Path, kind: str) -> Path:
@@ -175,3 +184,74 @@ def test_a_token_that_llama_cpp_hides_against_the_file_is_named() -> None:
 def test_where_one_difference_has_no_such_token_nothing_is_said() -> None:
     assert named_among(CONTEXT, [([1], b"", b"</s>"), ([2], b"", b"<s>")]) == ""
     assert named_among(CONTEXT, [(b"a", [0], [2])]) == ""
+
+
+def model_of_kind(kind: str, folder: Path) -> Path:
+    write_llama(RECIPES[kind], folder / f"{kind}.gguf")
+    return folder / f"{kind}.gguf"
+
+
+def rightmost(tokenizer: LlamaTokenizer, text: bytes) -> list[int]:
+    """Of two merges of the same score the right one comes first."""
+    vocabulary = tokenizer.vocabulary
+    parts = [character.encode() for character in text.decode()]
+    while True:
+        found = [vocabulary.ids.get(a + b) for a, b in itertools.pairwise(parts)]
+        ranked = [(vocabulary.scores[t], at) for at, t in enumerate(found) if t is not None]
+        if not ranked:
+            break
+        _, at = max(ranked)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    spelled = (
+        [vocabulary.ids[part]] if part in vocabulary.ids else map(tokenizer.byte_token, part)
+        for part in parts
+    )
+    return [token for each in spelled for token in each]
+
+
+class MergesTheRightOne(LlamaTokenizer):
+    def segment(self, text: bytes) -> list[int]:
+        return rightmost(self, text)
+
+
+def wrong_tokenizer(kind: str, file: GgufFile) -> Tokenizer:
+    """Of gpt2 one that cuts contractions in lower case alone: it's and not IT'S."""
+    if kind == "llama":
+        return MergesTheRightOne(file.metadata)
+    wrong = Gpt2Tokenizer(file.metadata)
+    expressions = tuple(each.replace("(?i:", "(?:") for each in wrong.pre.expressions)
+    assert expressions != wrong.pre.expressions
+    wrong.splitter = TextSplitter(expressions)
+    return wrong
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_mistake_that_no_fixed_text_shows_is_seen_in_texts_of_the_vocabulary(
+    kind: str, tmp_path: Path
+) -> None:
+    with GgufFile.open(model_of_kind(kind, tmp_path)) as file:
+        right = tokenizer_of(file.metadata)
+        wrong = wrong_tokenizer(kind, file)
+        fixed = [text for text in (*TEXTS, *MORE_TEXTS) if is_utf8(text) and len(text) < 1000]
+        assert all(right.encode(text) == wrong.encode(text) for text in fixed)
+        own = own_texts(right, seed=0)
+        assert any(right.encode(text) != wrong.encode(text) for text in own)
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_texts_follow_from_vocabulary_and_seed_and_are_few(kind: str, tmp_path: Path) -> None:
+    with GgufFile.open(model_of_kind(kind, tmp_path)) as file:
+        tokenizer = tokenizer_of(file.metadata)
+        texts = own_texts(tokenizer, seed=0)
+        assert texts == own_texts(tokenizer, seed=0) != own_texts(tokenizer, seed=1)
+    assert len(texts) == len({*texts}) <= 3 * OF_A_KIND
+    assert all(map(is_utf8, texts))
+
+
+def test_the_suite_asks_them(tmp_path: Path) -> None:
+    path = model_of_kind("llama", tmp_path)
+    with GgufFile.open(path) as file:
+        tokenizer = tokenizer_of(file.metadata)
+        n = len([*own_texts(tokenizer, seed=0), *special_texts(tokenizer, seed=0)])
+    said = [verdict.summary for verdict in check_engine(path, "reference", "tokens")]
+    assert any(f"{len(TEXTS) + len(MORE_TEXTS) + n} inputs agree" in each for each in said)

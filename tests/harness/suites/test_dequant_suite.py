@@ -1,15 +1,19 @@
-"""Weights that are NaN in the file are named, and numbers whose bytes an engine turns round."""
+"""Weights that are NaN, in other byte order, or whose scales are subnormal halves."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.judging.compare import in_other_byte_order
 from lockstep.harness.records import Evaluation, Request, Trace, Verdict
+from lockstep.harness.suites.parts.small_scales import LARGEST, with_small_scales
 from tests.contexts import check_engine, diverged, statuses
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin, with_values, written
@@ -99,3 +103,44 @@ def test_shown_tensors_of_signalling_nans_are_differences_and_no_warnings(tmp_pa
     """Warnings of numpy, with paths of ours, had stood above the report; here they are errors."""
     found = checked(TurnsBytesRound.name, tmp_path, "trace", "products")
     assert any(v.suite == "trace" for v in found)
+
+
+class FlushesHalves(Reference, name="small scales: subnormal halves are zero"):
+    def dequantize(self, type_name: str, raw: Any) -> F32:
+        layout = WeightFormat.named(type_name).layout
+        if "d" in (layout.names or ()):
+            blocks = np.array(raw).view(layout)
+            blocks["d"][np.abs(blocks["d"]) < 2.0**-14] = 0
+            raw = blocks.view(np.uint8).reshape(-1)
+        return super().dequantize(type_name, raw)
+
+
+@pytest.mark.parametrize("quant", ["Q8_0", "Q4_K", "Q4_0"])
+def test_a_file_without_small_scales_does_not_hide_who_reads_them_as_zero(
+    quant: str, tmp_path: Path
+) -> None:
+    model = written(tmp_path, n_layer=1, n_embd=256, n_ff=256, quant=quant)
+    wrong = check_engine(model, FlushesHalves, "dequant")
+    (found,) = diverged(wrong)
+    assert found.summary.startswith(f"{quant}: ")
+    assert "subnormal halves" in found.summary
+    right = check_engine(model, "reference", "dequant")
+    assert statuses(right) == {"agreed"}
+
+
+def test_every_half_of_a_block_is_a_small_one_and_the_rest_stays() -> None:
+    kind = WeightFormat.named("Q4_K")
+    raw = np.arange(40 * kind.layout.itemsize, dtype=np.uint8)
+    found = with_small_scales("Q4_K", raw)
+    assert found is not None
+    before, after = raw.view(kind.layout)[:32], found.view(kind.layout)
+    for name in ("d", "dmin"):
+        bits = after[name].view(np.uint16)
+        assert bits.min() == 1
+        assert bits.max() == LARGEST
+    assert np.array_equal(before["qs"], after["qs"])
+
+
+@pytest.mark.parametrize(("kind", "has"), [("F32", False), ("BF16", False), ("F16", True)])
+def test_types_without_scales(kind: str, has: bool) -> None:
+    assert (with_small_scales(kind, np.zeros(64, np.uint8)) is not None) == has
