@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,39 +38,36 @@ class Dequant(Suite, name="dequant"):
 
     def run(self, context: Context) -> Iterator[Verdict]:
         """Every tensor that the oracle's file holds, whatever the engines say that it holds."""
-        held = {path: held_by(path) for path in {context.model, context.subject_model}}
-        oracle = Side.of(context, context.oracle, held[context.model])
-        subject = Side.of(context, context.subject, held[context.subject_model])
+        pair = FilePair.of(context)
         agreed: dict[str, list[int]] = {}
         names: dict[str, list[str]] = {}  # of their tensors
-        odd: Counter[str] = Counter()
-        told: set[str] = set()  # tensors with a weight that is a number and not zero
         broken: set[str] = set()  # types that broke an engine, which are asked once
-        for i, tensor in enumerate(oracle.held.values()):
-            context.progress(f"weights {i + 1}/{len(oracle.held)}: {tensor.name}")
+        tensors = pair.oracle.held
+        for i, tensor in enumerate(tensors.values()):
+            context.progress(f"weights {i + 1}/{len(tensors)}: {tensor.name}")
             if tensor.type in broken:
                 text = f"{tensor.name}: not asked, as weights of {tensor.type} had no answer before"
                 key = ("dequant", "not asked", tensor.type)
                 yield context.verdict("dequant", "not-compared", text, {}, key)
                 continue
-            found = verdict_of(context, tensor, oracle, subject, odd, told)
+            found = pair.verdict_of(tensor)
             if found is not None:
                 broken |= {tensor.type} if found.status in BROKEN else set()
                 yield found
             else:
-                kind = kinds(tensor, subject.held[tensor.name])
+                kind = kinds(tensor, pair.subject.held[tensor.name])
                 agreed.setdefault(kind, []).append(prod(tensor.ne))
                 names.setdefault(kind, []).append(tensor.name)
         for kind, sizes in sorted(agreed.items()):
-            if (wrong := wrong_if_small(context, oracle, subject, names[kind][0])) is not None:
+            if (wrong := pair.wrong_if_small(names[kind][0])) is not None:
                 yield wrong
             text = f"{kind}: {sum(sizes):,} weights of {len(sizes)} tensors"
-            if told.isdisjoint(names[kind]):
+            if pair.told.isdisjoint(names[kind]):
                 text += " are all zero or no numbers, so how they are decoded was not compared"
                 yield context.verdict("dequant", "not-compared", text)
             else:
                 yield context.verdict("dequant", "agreed", f"{text} agree bit for bit")
-        if odd:
+        if odd := pair.odd:
             worst = ", ".join(f"{n:,} of {name}" for name, n in odd.most_common(3))
             worst += f" and {len(odd) - 3} more tensors" if len(odd) > 3 else ""
             text = f"weights that are NaN or infinite in both engines: {worst}"
@@ -112,6 +109,29 @@ class Side:
         said, held = form(self.listed[name]), form(self.held[name])
         return "" if said == held else f"{self.session.name} lists {said}, the file holds {held}"
 
+    def blocks(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
+        """A run of whole blocks, read from the file where the engine itself says that it lies."""
+        tensor = self.listed[name]
+        kind = type_by_name(tensor.type)
+        at, end = (weight // kind.block * kind.bytes for weight in (start, stop))
+        path, data_offset = self.places[name]
+        return np.fromfile(path, np.uint8, count=end - at, offset=data_offset + tensor.offset + at)
+
+    def decoded(self, context: Context, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        raw, kind = self.blocks(name, start, stop), self.listed[name].type
+        values: NDArray[np.float32] = context.ask(self.session, "dequantize", kind, raw)
+        return values
+
+    def block_of(self, name: str, at: int, first: int, values: Any) -> dict[str, Any]:
+        """The bytes of the block that a weight is of, and what the engine makes of them. values: of
+        all weights from `first` on."""
+        kind = type_by_name(self.listed[name].type)
+        start = at // kind.block * kind.block
+        raw = self.blocks(name, start, start + kind.block)
+        shown = values[start - first : start - first + kind.block]
+        row = {"type": self.listed[name].type, "hex": raw.tobytes().hex()}
+        return row | {"weight": at - start, "values": [float(f"{v:.6g}") for v in shown]}
+
 
 def read_by(context: Context, session: Session) -> FileSummary | None:
     """None: an engine that decodes and does not show how it reads a file is given what we read."""
@@ -140,130 +160,100 @@ def form(tensor: TensorSummary) -> str:
     return f"{tensor.type} {tensor.ne} of {tensor.n_bytes} bytes"
 
 
-def verdict_of(
-    context: Context,
-    tensor: TensorSummary,
-    oracle: Side,
-    subject: Side,
-    odd: Counter[str],
-    told: set[str],
-) -> Verdict | None:
-    """None if both decode it alike. Verdicts with one key have one cause. odd: counts weights of
-    each tensor that are no numbers. told: becomes the tensors with others that are not zero."""
-    detail = {"tensor": tensor.name}
-    kind, reason = why_not(tensor, oracle, subject)
-    if kind:
-        text = f"{tensor.name}: {reason}"
-        return context.verdict("dequant", "not-compared", text, detail, ("dequant", kind))
-    try:
-        return compare_tensor(context, tensor, oracle, subject, odd, told)
-    except NoAnswer as error:
-        if error.status == "not-applicable":
-            raise
-        text, key = f"{tensor.name}: {error.summary}", ("dequant", error.status, tensor.type)
-        return context.verdict("dequant", error.status, text, error.detail | detail, key)
+@dataclass(frozen=True, kw_only=True)
+class FilePair:
+    """What both engines decode. Verdicts with one key have one cause."""
 
+    context: Context
+    oracle: Side
+    subject: Side
+    odd: Counter[str] = field(default_factory=Counter)  # of each tensor weights that are no numbers
+    told: set[str] = field(default_factory=set)  # with a weight that is a number and not zero
 
-def why_not(tensor: TensorSummary, oracle: Side, subject: Side) -> tuple[str, str]:
-    """Why a tensor of the oracle's file is not compared: a word and a sentence, or nothing."""
-    other = subject.held.get(tensor.name)
-    if other is None:
-        return "absent", "the other file has no such tensor"
-    if other.ne != tensor.ne:
-        return "shape", f"the other file has it as {form(other)}, this one as {form(tensor)}"
-    if not tensor.n_bytes:
-        return "empty", "it holds no weights"
-    lacks = oracle.lacks(tensor.name) or subject.lacks(tensor.name)
-    return ("table", lacks) if lacks else ("", "")
+    @classmethod
+    def of(cls, context: Context) -> "FilePair":
+        held = {path: held_by(path) for path in {context.model, context.subject_model}}
+        return cls(
+            context=context,
+            oracle=Side.of(context, context.oracle, held[context.model]),
+            subject=Side.of(context, context.subject, held[context.subject_model]),
+        )
 
+    def verdict_of(self, tensor: TensorSummary) -> Verdict | None:
+        """None if both decode it alike."""
+        verdict, detail = self.context.verdict, {"tensor": tensor.name}
+        kind, reason = self.why_not(tensor)
+        if kind:
+            text = f"{tensor.name}: {reason}"
+            return verdict("dequant", "not-compared", text, detail, ("dequant", kind))
+        try:
+            return self.compare(tensor)
+        except NoAnswer as error:
+            if error.status == "not-applicable":
+                raise
+            text, key = f"{tensor.name}: {error.summary}", ("dequant", error.status, tensor.type)
+            return verdict("dequant", error.status, text, error.detail | detail, key)
 
-def compare_tensor(
-    context: Context,
-    tensor: TensorSummary,
-    oracle: Side,
-    subject: Side,
-    odd: Counter[str],
-    told: set[str],
-) -> Verdict | None:
-    n_weights = prod(tensor.ne)
-    for start in range(0, n_weights, CHUNK):
-        stop = min(start + CHUNK, n_weights)
-        expected = decode_rows(context, oracle, tensor.name, start, stop)
-        actual = decode_rows(context, subject, tensor.name, start, stop)
-        if not same_bits(expected, actual):
-            found = divergence(context, tensor, start, expected, actual)
-            return with_block(found, (oracle, subject), start, (expected, actual))
-        if not_finite := int(np.count_nonzero(~np.isfinite(expected))):
-            odd[tensor.name] += not_finite
-        if np.count_nonzero(expected) > not_finite:
-            told.add(tensor.name)
-    return None
+    def why_not(self, tensor: TensorSummary) -> tuple[str, str]:
+        """Why a tensor of the oracle's file is not compared: a word and a sentence, or nothing."""
+        other = self.subject.held.get(tensor.name)
+        if other is None:
+            return "absent", "the other file has no such tensor"
+        if other.ne != tensor.ne:
+            return "shape", f"the other file has it as {form(other)}, this one as {form(tensor)}"
+        if not tensor.n_bytes:
+            return "empty", "it holds no weights"
+        lacks = self.oracle.lacks(tensor.name) or self.subject.lacks(tensor.name)
+        return ("table", lacks) if lacks else ("", "")
 
-
-def wrong_if_small(context: Context, oracle: Side, subject: Side, name: str) -> Verdict | None:
-    """Of blocks like those of a tensor that both decode alike, but for their scales."""
-    kind = oracle.listed[name].type
-    if subject.listed[name].type != kind:
+    def compare(self, tensor: TensorSummary) -> Verdict | None:
+        n_weights, name = prod(tensor.ne), tensor.name
+        for start in range(0, n_weights, CHUNK):
+            stop = min(start + CHUNK, n_weights)
+            sides = {"oracle": self.oracle, "subject": self.subject}
+            values = {k: s.decoded(self.context, name, start, stop) for k, s in sides.items()}
+            expected, actual = values.values()
+            if not same_bits(expected, actual):
+                found = divergence(self.context, tensor, start, expected, actual)
+                at = found.detail["row"] * row_length(tensor) + found.detail["column"]
+                rows = {k: s.block_of(name, at, start, values[k]) for k, s in sides.items()}
+                return replace(found, detail={**found.detail, "decoded": rows})
+            if not_finite := int(np.count_nonzero(~np.isfinite(expected))):
+                self.odd[name] += not_finite
+            if np.count_nonzero(expected) > not_finite:
+                self.told.add(name)
         return None
-    n = min(BLOCKS * type_by_name(kind).block, prod(oracle.listed[name].ne))
-    raw = with_small_scales(kind, blocks_of(oracle, name, 0, n))
-    if raw is None:
-        return None
-    try:
-        expected, actual = context.ask_both("dequantize", kind, raw)
-    except NoAnswer as error:
-        text = f"{kind}, blocks with small scales: {error.summary}"
-        return context.verdict("dequant", error.status, text, error.detail)
-    if same_bits(expected, actual):
-        return None
-    differ = np.flatnonzero(bits(expected) != bits(actual))
-    at = int(differ[0])
-    text = (
-        f"{kind}: {len(differ)} of {len(expected)} weights differ in blocks with scales below "
-        f"6.1e-05, which are subnormal halves: weight {at} is {actual[at]:.9g}, expected "
-        f"{expected[at]:.9g}"
-    )
-    detail = {"type": kind, "hex": raw.tobytes().hex(), "weight": at}
-    return context.verdict("dequant", "diverged", text, detail, ("dequant", "small scales", kind))
+
+    def wrong_if_small(self, name: str) -> Verdict | None:
+        """Of blocks like those of a tensor that both decode alike, but for their scales."""
+        verdict, listed = self.context.verdict, self.oracle.listed[name]
+        kind = listed.type
+        if self.subject.listed[name].type != kind:
+            return None
+        n = min(BLOCKS * type_by_name(kind).block, prod(listed.ne))
+        raw = with_small_scales(kind, self.oracle.blocks(name, 0, n))
+        if raw is None:
+            return None
+        try:
+            expected, actual = self.context.ask_both("dequantize", kind, raw)
+        except NoAnswer as error:
+            text = f"{kind}, blocks with small scales: {error.summary}"
+            return verdict("dequant", error.status, text, error.detail)
+        if same_bits(expected, actual):
+            return None
+        differ = np.flatnonzero(bits(expected) != bits(actual))
+        at = int(differ[0])
+        text = (
+            f"{kind}: {len(differ)} of {len(expected)} weights differ in blocks with scales below "
+            f"6.1e-05, which are subnormal halves: weight {at} is {actual[at]:.9g}, expected "
+            f"{expected[at]:.9g}"
+        )
+        detail = {"type": kind, "hex": raw.tobytes().hex(), "weight": at}
+        return verdict("dequant", "diverged", text, detail, ("dequant", "small scales", kind))
 
 
-def decode_rows(
-    context: Context, side: Side, name: str, start: int, stop: int
-) -> NDArray[np.float32]:
-    raw = blocks_of(side, name, start, stop)
-    kind = side.listed[name].type
-    values: NDArray[np.float32] = context.ask(side.session, "dequantize", kind, raw)
-    return values
-
-
-def blocks_of(side: Side, name: str, start: int, stop: int) -> NDArray[np.uint8]:
-    """A run of whole blocks, read from the file where the engine itself says that it lies."""
-    tensor = side.listed[name]
-    kind = type_by_name(tensor.type)
-    at, end = (weight // kind.block * kind.bytes for weight in (start, stop))
-    path, data_offset = side.places[name]
-    return np.fromfile(path, np.uint8, count=end - at, offset=data_offset + tensor.offset + at)
-
-
-def with_block(
-    found: Verdict, sides: tuple[Side, Side], start: int, values: tuple[Any, Any]
-) -> Verdict:
-    """With the bytes of the block that the weight is of, and what both engines make of them.
-    values: theirs of all weights from `start` on."""
-    d = found.detail
-    tensor = sides[0].listed[d["tensor"]]
-    at = d["row"] * (tensor.ne[0] if tensor.ne else 1) + d["column"]
-    rows = []
-    for side, decoded_by in zip(sides, values, strict=True):
-        kind = type_by_name(side.listed[tensor.name].type)
-        first = at // kind.block * kind.block
-        raw = blocks_of(side, tensor.name, first, first + kind.block)
-        shown = decoded_by[first - start : first - start + kind.block]
-        row = {"type": side.listed[tensor.name].type, "hex": raw.tobytes().hex()}
-        rows.append(row | {"weight": at - first, "values": [float(f"{v:.6g}") for v in shown]})
-    return replace(
-        found, detail={**d, "decoded": dict(zip(("oracle", "subject"), rows, strict=True))}
-    )
+def row_length(tensor: TensorSummary) -> int:
+    return tensor.ne[0] if tensor.ne else 1
 
 
 def divergence(
@@ -276,7 +266,7 @@ def divergence(
     differ = np.flatnonzero(bits(expected) != bits(actual))
     worst = mismatch_between(expected, actual, 0.0)  # None if only the signs of zeros differ
     at = int(worst.index[0]) if worst else int(differ[0])
-    row, column = divmod(first + at, tensor.ne[0] if tensor.ne else 1)
+    row, column = divmod(first + at, row_length(tensor))
     detail: dict[str, Any] = {
         "tensor": tensor.name,
         "type": tensor.type,
