@@ -22,6 +22,7 @@ OF_STATES, OF_KEYS = ("ssm_", "shortconv.", "time_mix_"), ("attn_k", "attn_qkv")
 IN_EVERY_FORM = ("llama",)
 # values of tokenizer.ggml.model; the last is of models that llama.cpp makes to test itself
 NO_VOCABULARY = ("", "none", "no_vocab", "test")
+SMALL = 16 << 20  # bytes of weights that every cell is filled with: the work of a second or so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,11 @@ class ModelFacts:
     not_ours: str  # why our own engine cannot run it; "" if it can
     has_logits: bool  # says our own graph, if there is one
     decoder_start: int | None  # the token that follows an encoder; None: not both are there
+    n_bytes: int  # of its weights
+
+    @property
+    def is_small(self) -> bool:
+        return self.n_bytes <= SMALL
 
     @property
     def no_run(self) -> str:
@@ -62,7 +68,17 @@ def facts_of_model(path: Path) -> ModelFacts:
             not_ours=ours if isinstance(ours, str) else "",
             has_logits=not isinstance(ours, str) and not ours.embeds,
             decoder_start=decoder_start(file, architecture),
+            n_bytes=size_of(file),
         )
+
+
+def is_small(file: GgufFile) -> bool:
+    return size_of(file) <= SMALL
+
+
+def size_of(file: GgufFile) -> int:
+    """Bytes of its weights."""
+    return sum(tensor.n_bytes for tensor in file.tensors.values())
 
 
 def what_it_is(file: GgufFile) -> tuple[str, str]:

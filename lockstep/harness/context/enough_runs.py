@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.judging.conversions import is_quantised
@@ -66,7 +65,7 @@ def by_chance(
     left = [~near(truth, run, allowed) for run in runs]
     if not all(0 < 2 * off.sum() <= len(off) for off in left):
         return False  # whoever is blamed without a row of its own is not explained by other rows
-    n = RARE_RUNS if is_small(context.file) else MORE_RUNS
+    n = RARE_RUNS if context.facts.is_small else MORE_RUNS
     context.progress("few rows differ: looking for an honest run that chooses such experts")
     for honest in context.honest.unlucky(batches, seed=context.seed + 2 * MORE_RUNS, runs=n):
         found = honest if rows is None else honest[rows]

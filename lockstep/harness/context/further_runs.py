@@ -12,7 +12,8 @@ import numpy as np
 from numpy.random import Philox
 
 from lockstep.engine.batch import Batch, encoded_first
-from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.asking.facts import is_small as is_small
+from lockstep.harness.asking.facts import size_of as size_of
 from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import FIRST_ROW, NO_MEMORY, Context
 from lockstep.harness.records import Busy, Rejected, Status, Unanswerable, Verdict
@@ -32,7 +33,6 @@ LONGER = (PROMPT, 261)  # tokens of a prefix
 # kernels for a token alone share out the cells, often 256 to each, and caches grow by as many: in
 # the batches above only several tokens at once come to where the next part begins
 ON_THE_EDGE = (255, 1, 1, 1)
-SMALL = 16 << 20  # bytes of weights that every cell is filled with: the work of a second or so
 ROWS = 1 << 20  # logits of a batch that are asked for at every token
 ALONE = 14  # single tokens of a large model, whose others are decoded some at once:
 # which kernels take few rows, and rests behind whole tiles, may depend on the layer, as where a GPU
@@ -126,16 +126,7 @@ def n_cells(context: Context) -> int:
     trained = context.file.metadata.get(key)
     limits = [context.facts.n_positions, trained.data if trained else 0]
     n = min([n, *(int(limit) for limit in limits if limit)])
-    return n if is_small(context.file) else min(n, CELLS)
-
-
-def is_small(file: GgufFile) -> bool:
-    return size_of(file) <= SMALL
-
-
-def size_of(file: GgufFile) -> int:
-    """Bytes of its weights."""
-    return sum(tensor.n_bytes for tensor in file.tensors.values())
+    return n if context.facts.is_small else min(n, CELLS)
 
 
 def batch_sizes(n: int) -> list[int]:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.choices import choices
 from lockstep.engine.node import Node
-from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.graph.aliases import places_by_site, rename_wires
 from lockstep.harness.graph.expert_choice import CHOOSE, used_of
@@ -154,7 +153,7 @@ def judge_own_run(
         given={places[site]: value for site, value in run.given.items()},
         seed=context.seed,
     )
-    beside = whole and may_fork() and not is_small(context.file)
+    beside = whole and may_fork() and not context.facts.is_small
     ahead = Ahead(partial(errors_of, judge)) if beside else None
     try:
         found = {judge.place_of[f.site]: f for f in judge.findings()}

@@ -14,10 +14,8 @@ from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import (
     ALONE,
     TOGETHER,
-    is_small,
     many_ids,
     n_cells,
-    size_of,
 )
 from lockstep.harness.context.repeats import asked_again
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
@@ -77,7 +75,7 @@ class Decode(Suite, name="decode"):
             return
         # of a large model nothing is computed that the usual run does not, if that is asked for as
         # well: an honest run besides would cost as much as both engines', until they part
-        with_honest = is_small(context.file) or context.named
+        with_honest = context.facts.is_small or context.named
         if with_honest:
             context.honest.begin(in_one(context, every), seed=context.seed, runs=0)
         context.progress(f"decoding {len(every)} batches in both engines")
@@ -130,7 +128,7 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
 def texts(context: Context) -> Iterator[Verdict]:
     """Prompts in turn, and what is written behind one."""
     known: list[Verdict] = []
-    if is_small(context.file) and context.facts.decoder_start is None:
+    if context.facts.is_small and context.facts.decoder_start is None:
         context.progress("prompts in turn")
         for verdict in in_turn(context, context):  # it may die behind what it says
             known.append(verdict)
@@ -141,7 +139,7 @@ def texts(context: Context) -> Iterator[Verdict]:
             known.append(verdict)
             yield verdict
     wrong = any(verdict.status == "diverged" for verdict in known)
-    if all_of_it and not wrong and is_small(context.file) and TEXT in context.on_made_models:
+    if all_of_it and not wrong and context.facts.is_small and TEXT in context.on_made_models:
         yield from context.asked_if_made(TEXT)
     elif not (all_of_it or any(verdict.key == LONGER for verdict in known)):
         yield from whole_text(context)
@@ -174,7 +172,7 @@ def until_wrong(*questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
 def own_choices(context: Context) -> Iterator[Verdict]:
     """A program whose logits are right may choose by others: rounded, sorted, or not all of them.
     What it chooses by is alike in models of any size."""
-    if context.subject_info.levels is not None and is_small(context.file):
+    if context.subject_info.levels is not None and context.facts.is_small:
         yield from close_calls(context)
 
 
@@ -184,7 +182,7 @@ def of_the_whole(context: Context) -> int:
     n, encodes = context.n_steps, context.facts.decoder_start is not None
     if n > STEPS or encodes or PROMPTS not in context.on_made_models:
         return n
-    return min(n, max(LEAST, READ // max(1, size_of(context.file))))
+    return min(n, max(LEAST, READ // max(1, context.facts.n_bytes)))
 
 
 def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
@@ -197,7 +195,7 @@ def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
 def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
     """A large model has read itself for every token when it generated them; the same tokens with
     fewer reads, the prompt and some of them in batches of their own."""
-    if is_small(context.file):
+    if context.facts.is_small:
         return batches
     n = len(batches) - sum(len(batch) == 1 for batch in batches) + ALONE
     found, rest = list(batches[:n]), iter(batches[n:])

@@ -5,7 +5,6 @@ from functools import partial
 
 from lockstep.engine.ops.build import Build
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import Context, Suite
 from lockstep.harness.processes.ahead import LATER, Ahead, may_fork
@@ -25,7 +24,7 @@ class Shadow(Suite, name=SUITE):
     def begin(self, context: Context) -> None:
         """Of a large model in a fork, with an oracle of its own: whoever else is asked meanwhile
         leaves processors idle."""
-        another = None if is_small(context.file) else context.oracle.another()
+        another = None if context.facts.is_small else context.oracle.another()
         if another is not None and may_fork():
             context.begun[SUITE] = Ahead(partial(said_ahead, context, another), behind=LATER)
 

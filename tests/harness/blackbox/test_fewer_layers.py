@@ -15,6 +15,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.asking import facts
 from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.blackbox import asking
 from lockstep.harness.blackbox.asking import SliceAsker
@@ -22,7 +23,6 @@ from lockstep.harness.blackbox.fewer_layers import layers_asked
 from lockstep.harness.blackbox.in_check import bisect_made_models, questions
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.check.check import open_plan
-from lockstep.harness.context import further_runs
 from lockstep.harness.mutants.embeddings import ROWS, ops_with
 from lockstep.harness.records import Evaluation, Request, Verdict
 from lockstep.harness.runs.known_failures import place_of
@@ -39,7 +39,7 @@ FIRST = "its first 2 of 6 layers: "
 
 @pytest.fixture(autouse=True)
 def every_model_counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(further_runs, "SMALL", 0)
+    monkeypatch.setattr(facts, "SMALL", 0)
 
 
 def model(folder: Path, **recipe: Any) -> Path:

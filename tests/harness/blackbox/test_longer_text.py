@@ -14,6 +14,7 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.rotation import I32, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.asking import facts
 from lockstep.harness.blackbox import own_prompts
 from lockstep.harness.blackbox.own_prompts import WHERE
 from lockstep.harness.check.check import open_plan
@@ -38,7 +39,7 @@ FEW = 18
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is taken for one that is read for long."""
-    monkeypatch.setattr(further_runs, "SMALL", 0)
+    monkeypatch.setattr(facts, "SMALL", 0)
     monkeypatch.setattr(decode, "LEAST", FEW)
     monkeypatch.setattr(decode, "READ", 0)
 

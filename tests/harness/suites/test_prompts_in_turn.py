@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.engine.errors import NoRoom, Unsupported
-from lockstep.harness.context import further_runs
+from lockstep.harness.asking import facts
 from lockstep.harness.records import Verdict
 from lockstep.harness.runs.known_failures import place_of
 from lockstep.harness.suites.parts.prompts_in_turn import TellingPrompt, in_turn, tells_of_one_more
@@ -132,7 +132,7 @@ def test_of_who_is_right_when_asked_once_more_threads_are_named_as_well(
 def test_who_finds_a_prompt_by_its_end_is_found_on_the_first_layer_of_a_large_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(further_runs, "SMALL", 0)
+    monkeypatch.setattr(facts, "SMALL", 0)
     path = builtin("f32", tmp_path)
     plan = plan_for(path, engine=BY_ITS_LAST, oracle="llama.cpp", suites=("decode",))
     *_, wrong = with_made_models(replace(plan, n_tokens=32))

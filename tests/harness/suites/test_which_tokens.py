@@ -143,7 +143,7 @@ def context(runs: Sequence[F32], n_expert: int = 8) -> Any:
     key = SimpleNamespace(data=n_expert)
     return SimpleNamespace(
         file=SimpleNamespace(metadata={"a.expert_count": key}, tensors={}),
-        facts=SimpleNamespace(architecture="a"),
+        facts=SimpleNamespace(architecture="a", is_small=True),
         honest=SimpleNamespace(unlucky=unlucky),
         progress=lambda text: None,
         seed=0,

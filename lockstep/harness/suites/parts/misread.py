@@ -15,7 +15,6 @@ import numpy as np
 from lockstep.engine.batch import steps_of
 from lockstep.engine.errors import EngineError
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Answered, Request
 from lockstep.harness.suites.parts.next_tokens import ROOM, allowed_in
@@ -64,7 +63,7 @@ def misread_prompts(context: Context) -> list[bytes]:
     behind = Behind(context=context, pieces=Pieces.of(context))
     found = [FOREIGN.decode()] if behind.keeps(FOREIGN.decode()) else []
     usual = [before + characters for before in BEFORE for characters in CHARACTERS]
-    n_tried = TRIED if is_small(context.file) else 2
+    n_tried = TRIED if context.facts.is_small else 2
     for read in READINGS:
         tried = (text for text in usual if read(text) != text.encode() and behind.keeps(text))
         if any(behind.tells(text, read) for text in found):

@@ -21,7 +21,6 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.context.further_runs import (
     LeftOut,
     batches_behind,
-    is_small,
     longer,
     n_cells,
     with_rows,
@@ -74,7 +73,7 @@ class Beginning:
 def seeded_runs(context: Context) -> Iterator[tuple[list[int], list[int]]]:
     """Ids from all over, and the lengths of their beginnings."""
     n = min(TOKENS, n_cells(context) - 1)
-    for number in range(RUNS if is_small(context.file) else 1):
+    for number in range(RUNS if context.facts.is_small else 1):
         raw = Philox(key=[context.seed, number + 1]).random_raw(n) >> np.uint64(33)
         yield (raw % np.uint64(context.facts.n_vocab)).astype(int).tolist(), [*range(1, n + 1)]
 
@@ -82,7 +81,7 @@ def seeded_runs(context: Context) -> Iterator[tuple[list[int], list[int]]]:
 def texts_of(context: Context, text: bytes) -> Iterator[bytes]:
     """The text with its words turned about, each of a length that is soon read."""
     words = text.split()
-    for number in range(RUNS if is_small(context.file) else 1):
+    for number in range(RUNS if context.facts.is_small else 1):
         first = number * len(words) // RUNS
         yield b" ".join(words[first:] + words[:first])[:TOKENS]
 
@@ -114,7 +113,7 @@ def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> li
             if margin > ROOM * allowed_in(context, row):
                 one = Beginning(ids=tuple(ids[:end]), logits=row[None].copy(), margin=margin)
                 heapq.heappush(found, (-margin, next(number), one))
-                if len(found) > (ASKED if is_small(context.file) else ASKED // 2):
+                if len(found) > (ASKED if context.facts.is_small else ASKED // 2):
                     heapq.heappop(found)
     return [one for *_, one in sorted(found, reverse=True)]
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.graph.program import EMBEDDINGS, LOGITS
 from lockstep.harness.judging.findings import Findings
@@ -51,7 +50,7 @@ class TensorSuite(Suite):
 
     def begin(self, context: Context) -> None:
         along_nodes = context.subject_info.computes_nodes or not shows_tensors(context)
-        if not may_fork() or along_nodes or is_small(context.file):
+        if not may_fork() or along_nodes or context.facts.is_small:
             return
         try:
             work = partial(self.if_all_agrees, context, self.ask(context))

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator
 
-from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
 
@@ -12,5 +11,5 @@ def several_threads(
 ) -> Iterator[Verdict]:
     """Of a small model, which soon answers, as harness.blackbox.answers_of_threads says. besides:
     levels that are asked for instead where an engine has one."""
-    if is_small(context.file) and not {*besides} & {*(context.subject_info.levels or besides)}:
+    if context.facts.is_small and not {*besides} & {*(context.subject_info.levels or besides)}:
         yield from context.asked_if_made(asked)
