@@ -78,29 +78,17 @@ class Runner:
             importlib.import_module(module)
         if folder := folder_of(adapter):
             return DumpSession(folder, model, settings, map_of(adapter))
+        limits = {"time_limit": self.time_limit, "start_limit": self.time_limit}
+        memory_limit = self.memory_of(model)
         if is_address(adapter):
-            limits = {"time_limit": self.time_limit, "start_limit": self.time_limit}
             return HttpSession(adapter, model, settings, **limits)
         if is_served(adapter):
-            return ServedSession(
-                adapter,
-                model,
-                settings,
-                time_limit=self.time_limit,
-                start_limit=self.time_limit,
-                memory_limit=self.memory_of(model),
-            )
+            return ServedSession(adapter, model, settings, memory_limit=memory_limit, **limits)
         users = adapter not in ENGINES and is_users(adapter)
-        memory_limit = self.memory_of(model)
         if not users and (command := command_of(adapter)):
+            name = adapter if adapter in ENGINES else ""
             return ProgramSession(
-                command,
-                model,
-                settings,
-                time_limit=self.time_limit,
-                start_limit=self.time_limit,
-                memory_limit=memory_limit,
-                name=adapter if adapter in ENGINES else "",
+                command, model, settings, memory_limit=memory_limit, name=name, **limits
             )
         if not users:
             cls = adapter_class(adapter)

@@ -2,13 +2,13 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from lockstep.engine.errors import EngineError
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.one_by_one import UNASKED, AnswersApart, ask_apart
+from lockstep.harness.context.one_by_one import UNASKED, ask_apart
 from lockstep.harness.context.suite import (
     Context,
     NoAnswer,
@@ -28,6 +28,7 @@ from lockstep.harness.suites.parts.made_texts import (
 from lockstep.harness.suites.parts.originals import Original, named_among, originals_of
 from lockstep.harness.suites.parts.pieces import sides
 
+Row = tuple[Any, Any, Any]
 AT_MOST, LONGEST = 60, 200  # differences in one verdict, characters of an input or an answer
 # bytes; what is longer may take a second, and is asked with the first two sets of flags that both
 # engines answer: special tokens are read, and are not
@@ -97,10 +98,10 @@ class Tokens(Suite, name="tokens"):
         flags = [{"add_special": add, "parse_special": parse} for add, parse in both]
         made, special = made_texts(context)
         every = [*TEXTS, *MORE_TEXTS, *made, *(each.text for each in known)]
-        encoded = partial(self.encoded, every=every, known=known, said=said, answered=[], broken={})
+        encoded = partial(encode_texts, every=every, known=known, said=said, answered=[], broken={})
         yield from ask_ways(context, "encode", flags, encoded)
         if not context.subject_info.utf8_only:
-            yield from ask_ways(context, "encode", [{"add_special": True}], self.beyond)
+            yield from ask_ways(context, "encode", [{"add_special": True}], encode_beyond)
         texts = [*TEXTS, *MORE_TEXTS]
         if not said.keys() >= {*texts}:
             ask = partial(context.ask, context.oracle, "tokenize")
@@ -112,132 +113,183 @@ class Tokens(Suite, name="tokens"):
         rows += alone + [row for row in special if row not in alone]
         both = itertools.product((True, False), repeat=2)
         flags = [{"remove_special": remove, "unparse_special": unparse} for remove, unparse in both]
-        yield from ask_ways(context, "decode", flags, partial(self.decoded, rows=rows))
+        yield from ask_ways(context, "decode", flags, partial(decode_rows, every=rows))
 
-    def encoded(
-        self,
-        context: Context,
-        flags: dict[str, bool],
-        every: Sequence[bytes],
-        known: Sequence[Original],
-        said: dict[bytes, list[int]],
-        answered: list[dict[str, bool]],
-        broken: dict[bytes, NoAnswer],
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A question with its flags: to encode texts, or to decode ids. Rows are (what was asked, the
+    oracle's answer, the subject's)."""
+
+    context: Context
+    name: str
+    flags: dict[str, bool]
+
+    @property
+    def on(self) -> str:
+        return " ".join(name for name, value in self.flags.items() if value) or "no flags"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.on})"
+
+    def key(self, *more: str) -> tuple[str, ...]:
+        return ("tokens", self.name, *more)
+
+    def ask(self, question: str, items: Sequence[Any]) -> tuple[list[Row], Mapping[int, NoAnswer]]:
+        """Return rows in order, and why the other items have no answer."""
+
+        def both(some: Sequence[Any]) -> list[tuple[Any, Any]]:
+            answers = self.context.ask_both(question, some, **self.flags)
+            return list(zip(*answers, strict=True))
+
+        found = ask_apart(both, items)
+        return [(items[i], *found.answers[i]) for i in sorted(found.answers)], found.failures
+
+    def not_answered(
+        self, items: Sequence[Any], failures: Mapping[int, NoAnswer]
     ) -> Iterator[Verdict]:
-        """Texts on which llama.cpp is known to differ from the original are asked as well.
+        """Yield a verdict for each item that broke the question, and one for those not asked."""
+        unasked = [number for number, error in failures.items() if error.detail.get(UNASKED)]
+        for number in [number for number in failures if number not in unasked] + unasked[:1]:
+            given, error = items[number], failures[number]
+            more = f" and {len(unasked) - 1} more" if number in unasked[:1] else ""
+            text = (
+                f"{self}: {error.summary}: input {number + 1} of {len(items)}, "
+                f"{cut(repr(given), 80)}, {len(given)} long{more}; the others were compared"
+            )
+            detail = {**error.detail, "way": self.name, "flags": self.flags}
+            detail["input"] = repr(given)[:WHOLE]
+            key = self.key(error.status)
+            yield self.context.verdict("tokens", error.status, text, detail, key)
 
-        said: becomes what the oracle makes of them with all flags: some take it a second. answered:
-        the flags that were. broken: becomes the texts without an answer, which are asked once.
-        """
-        if len(answered) >= LONG_TIMES:
-            every = [text for text in every if len(text) <= LONG]
-        texts = [text for text in every if may_be_asked(context, text) and text not in broken]
-        found = ask_apart(partial(both_answers, context, "tokenize", flags), texts)
-        yield from not_answered(context, "encode", flags, texts, found.failures)
-        broken |= {texts[i]: error for i, error in found.failures.items()}
-        texts, expected, actual = answered_items(texts, found)
-        known = [each for each in known if each.text in texts]
-        answered.append(flags)
-        if all(flags.values()):
-            said |= zip(texts, expected, strict=True)
-        strict = read_strictly(context, flags, texts, expected, actual)
-        kept = [i for i in range(len(texts)) if i not in strict]
-        given, want, got = ([column[i] for i in kept] for column in (texts, expected, actual))
-        verdict = compare_answers(context, "encode", flags, given, want, got, known)
-        n_broken = sum(text in broken for text in every)
-        verdict = with_left_out(verdict, len(every) - len(texts) - n_broken)
-        yield with_read_strictly(verdict, [texts[i] for i in strict])
-
-    def beyond(self, context: Context, flags: dict[str, bool]) -> Iterator[Verdict]:
-        """A text that ends the process of llama.cpp under most kinds of vocabulary."""
-        outcome = context.oracle.ask("tokenize", [BEYOND], **flags)
-        if isinstance(outcome, Answered):
-            actual = context.ask(context.subject, "tokenize", [BEYOND], **flags)
-            way = "encode_beyond_unicode"  # what excuses "encode" does not excuse it
-            yield compare_answers(context, way, flags, [BEYOND], outcome.value, actual)
-            return
-        error = no_answer(context.oracle.name, "tokenize", outcome)
-        if not isinstance(outcome, Crashed | Rejected):
-            raise error
-        reply = context.subject.ask("tokenize", [BEYOND], **flags)
-        if not isinstance(reply, Answered | Rejected | Crashed):
-            raise no_answer(context.subject.name, "tokenize", reply)
-        words = reply.message if isinstance(reply, Rejected | Crashed) else "answers"
-        yield context.verdict(
-            "tokens",
-            "excused",
-            f"a code point beyond U+10FFFF: {error.summary.splitlines()[0]}, as is known; "
-            f"{context.subject.name}: {line_that_says_why(words)}",
-            {"input": repr(BEYOND), "oracle": error.summary, "subject": words},
+    def read_strictly(self, rows: Sequence[Row]) -> list[bytes]:
+        """Texts that the subject reads with U+FFFD where bytes are no characters, as llama.cpp does
+        itself under some kinds of vocabulary (BPE, but not those with tokens of bytes). It decodes
+        overlong forms and surrogates all the same, which Unicode forbids: nobody has to follow."""
+        forms = {row[0]: sorted(shown_as(row[0])) for row in rows if differs(row)}
+        forms = {text: shown for text, shown in forms.items() if not is_utf8(text)}
+        if not forms:
+            return []
+        asked = [b"\xff", "\ufffd".encode(), *itertools.chain.from_iterable(forms.values())]
+        kept, replaced, *said = self.context.ask(
+            self.context.oracle, "tokenize", asked, **self.flags
         )
+        if list(kept) != list(replaced):
+            return []
+        answers = iter(said)
+        same = {text: [list(next(answers)) for _ in shown] for text, shown in forms.items()}
+        return [text for text, _, got in rows if list(got) in same.get(text, [])]
 
-    def decoded(
-        self, context: Context, flags: dict[str, bool], rows: Sequence[Sequence[int]]
-    ) -> Iterator[Verdict]:
-        found = ask_apart(partial(both_answers, context, "detokenize", flags), rows)
-        yield from not_answered(context, "decode", flags, rows, found.failures)
-        rows, expected, actual = answered_items(rows, found)
-        fit = [may_be_asked(context, text) for text in expected]
-        given, want, got = (list(itertools.compress(a, fit)) for a in (rows, expected, actual))
-        verdict = compare_answers(context, "decode", flags, given, want, got)
-        yield with_left_out(verdict, len(rows) - len(given))
-
-
-def both_answers(
-    context: Context, question: str, flags: dict[str, bool], items: Sequence[Any]
-) -> list[tuple[Any, Any]]:
-    """Return the oracle's and the subject's answer to each item. Raises NoAnswer."""
-    return list(zip(*context.ask_both(question, items, **flags), strict=True))
-
-
-def answered_items(
-    items: Sequence[Any], found: AnswersApart[Any]
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the items that have answers, the oracle's answers and the subject's, in order."""
-    numbers = sorted(found.answers)
-    pairs = [found.answers[i] for i in numbers]
-    return [items[i] for i in numbers], [a for a, _ in pairs], [b for _, b in pairs]
-
-
-def not_answered(
-    context: Context,
-    way: str,
-    flags: dict[str, bool],
-    items: Sequence[Any],
-    failures: Mapping[int, NoAnswer],
-) -> Iterator[Verdict]:
-    """Yield a verdict for each item that broke the question, and one for those not asked."""
-    unasked = [number for number, error in failures.items() if error.detail.get(UNASKED)]
-    for number in [number for number in failures if number not in unasked] + unasked[:1]:
-        given, error = items[number], failures[number]
-        more = f" and {len(unasked) - 1} more" if number in unasked[:1] else ""
+    def compare(self, rows: Sequence[Row], known: Sequence[Original] = ()) -> Verdict:
+        detail: dict[str, Any] = {PART: str(self)}
+        wrong = [row for row in rows if differs(row)]
+        if not wrong:
+            summary = f"{self}: {len(rows)} inputs agree"
+            if known:
+                summary += f"; {len(known)} of them: llama.cpp differs from the original"
+                detail["differs_from_the_original"] = [each.row() for each in known]
+            return self.context.verdict("tokens", "agreed", summary, detail)
+        why = named_among(self.context, wrong)
+        wrong.sort(key=lambda row: len(repr(row[0])))  # the shortest says it best
+        texts = [[cut(repr(part), LONGEST) for part in row] for row in wrong[:AT_MOST]]
+        given, want, got = map(repr, wrong[0])
+        detail |= {"way": self.name, "flags": self.flags, "total": len(wrong)}
+        detail |= {"input": given[:WHOLE], "expected": want[:WHOLE], "actual": got[:WHOLE]}
+        if self.name.startswith("encode"):
+            detail["sides"] = sides(self.context, *wrong[0][1:])
+        detail["differences"] = [{"text": f"{a} gives {c}, expected {b}"} for a, b, c in texts]
         text = (
-            f"{way} ({name_flags(flags)}): {error.summary}: input {number + 1} of {len(items)}, "
-            f"{cut(repr(given), 80)}, {len(given)} long{more}; the others were compared"
+            f"{self}: {len(wrong)} of {len(rows)} inputs differ; {cut(given, 80)} "
+            f"gives {cut(got, 80)}, expected {cut(want, 80)}{why}"
         )
-        detail = {**error.detail, "way": way, "flags": flags, "input": repr(given)[:WHOLE]}
-        yield context.verdict("tokens", error.status, text, detail, ("tokens", way, error.status))
+        return self.context.verdict("tokens", "diverged", text, detail, key=self.key(self.on))
+
+
+def differs(row: Row) -> bool:
+    return list(row[1]) != list(row[2])
+
+
+def encode_texts(
+    way: Way,
+    every: Sequence[bytes],
+    known: Sequence[Original],
+    said: dict[bytes, list[int]],
+    answered: list[dict[str, bool]],
+    broken: dict[bytes, NoAnswer],
+) -> Iterator[Verdict]:
+    """Texts on which llama.cpp is known to differ from the original are asked as well.
+
+    said: becomes what the oracle makes of them with all flags: some take it a second. answered:
+    the flags that were. broken: becomes the texts without an answer, which are asked once.
+    """
+    if len(answered) >= LONG_TIMES:
+        every = [text for text in every if len(text) <= LONG]
+    texts = [text for text in every if may_be_asked(way.context, text) and text not in broken]
+    rows, failures = way.ask("tokenize", texts)
+    yield from way.not_answered(texts, failures)
+    broken |= {texts[i]: error for i, error in failures.items()}
+    asked = {text for text, *_ in rows}
+    known = [each for each in known if each.text in asked]
+    answered.append(way.flags)
+    if all(way.flags.values()):
+        said |= {text: ids for text, ids, _ in rows}
+    strict = way.read_strictly(rows)
+    verdict = way.compare([row for row in rows if row[0] not in strict], known)
+    n_broken = sum(text in broken for text in every)
+    verdict = with_left_out(verdict, len(every) - len(rows) - n_broken)
+    yield with_read_strictly(verdict, strict)
+
+
+def encode_beyond(way: Way) -> Iterator[Verdict]:
+    """A text that ends the process of llama.cpp under most kinds of vocabulary."""
+    context = way.context
+    outcome = context.oracle.ask("tokenize", [BEYOND], **way.flags)
+    if isinstance(outcome, Answered):
+        actual = context.ask(context.subject, "tokenize", [BEYOND], **way.flags)
+        # what excuses "encode" does not excuse it
+        beyond = replace(way, name="encode_beyond_unicode")
+        yield beyond.compare([(BEYOND, outcome.value[0], actual[0])])
+        return
+    error = no_answer(context.oracle.name, "tokenize", outcome)
+    if not isinstance(outcome, Crashed | Rejected):
+        raise error
+    reply = context.subject.ask("tokenize", [BEYOND], **way.flags)
+    if not isinstance(reply, Answered | Rejected | Crashed):
+        raise no_answer(context.subject.name, "tokenize", reply)
+    words = reply.message if isinstance(reply, Rejected | Crashed) else "answers"
+    text = f"a code point beyond U+10FFFF: {error.summary.splitlines()[0]}, as is known; "
+    text += f"{context.subject.name}: {line_that_says_why(words)}"
+    detail = {"input": repr(BEYOND), "oracle": error.summary, "subject": words}
+    yield context.verdict("tokens", "excused", text, detail)
+
+
+def decode_rows(way: Way, every: Sequence[Sequence[int]]) -> Iterator[Verdict]:
+    rows, failures = way.ask("detokenize", every)
+    yield from way.not_answered(every, failures)
+    fit = [row for row in rows if may_be_asked(way.context, row[1])]
+    yield with_left_out(way.compare(fit), len(rows) - len(fit))
 
 
 def ask_ways(
     context: Context,
-    way: str,
+    name: str,
     flags: Sequence[dict[str, bool]],
-    question: Callable[..., Iterator[Verdict]],
+    question: Callable[[Way], Iterator[Verdict]],
 ) -> Iterator[Verdict]:
     """Flags that an engine does not have cost what is asked with them alone; if it has none of
     them, it does not have the question."""
     found: list[Verdict] = []
     missing: list[NoAnswer] = []
     for each in flags:
+        way = Way(context=context, name=name, flags=each)
         try:
-            found.extend(question(context, flags=each))
+            found.extend(question(way))
         except NoAnswer as error:
             if error.status != "not-compared":
                 yield from found
                 raise
             missing.append(error)
-            text = f"{way} ({name_flags(each)}): {error.summary}"
+            text = f"{way}: {error.summary}"
             found.append(context.verdict("tokens", error.status, text, error.detail))
     if len(missing) == len(flags) > 1:
         raise missing[0]
@@ -260,30 +312,6 @@ def may_be_asked(context: Context, text: bytes) -> bool:
     return not context.subject_info.utf8_only or is_utf8(text)
 
 
-def read_strictly(
-    context: Context,
-    flags: dict[str, bool],
-    texts: Sequence[bytes],
-    expected: Sequence[Any],
-    actual: Sequence[Any],
-) -> list[int]:
-    """Which texts the subject reads with U+FFFD where bytes are no characters, as llama.cpp does
-    itself under some kinds of vocabulary (BPE, but not those with tokens of bytes). It decodes
-    overlong forms and surrogates all the same, which Unicode forbids: nobody has to follow."""
-    rows = enumerate(zip(texts, expected, actual, strict=True))
-    found = [i for i, (text, a, b) in rows if list(a) != list(b) and not is_utf8(text)]
-    if not found:
-        return []
-    forms = {i: sorted(shown_as(texts[i])) for i in found}
-    asked_for = [b"\xff", "\ufffd".encode(), *itertools.chain.from_iterable(forms.values())]
-    kept, replaced, *said = context.ask(context.oracle, "tokenize", asked_for, **flags)
-    if list(kept) != list(replaced):
-        return []
-    answers = iter(said)
-    same = {i: [list(next(answers)) for _ in forms[i]] for i in found}
-    return [i for i in found if list(actual[i]) in same[i]]
-
-
 def with_read_strictly(verdict: Verdict, texts: Sequence[bytes]) -> Verdict:
     if not texts:
         return verdict
@@ -299,51 +327,3 @@ def with_read_strictly(verdict: Verdict, texts: Sequence[bytes]) -> Verdict:
 def with_left_out(verdict: Verdict, n: int) -> Verdict:
     text = f"{verdict.summary}; {n} that are no UTF-8 were not compared"
     return replace(verdict, summary=text) if n else verdict
-
-
-def name_flags(flags: dict[str, bool]) -> str:
-    return " ".join(name for name, value in flags.items() if value) or "no flags"
-
-
-def compare_answers(
-    context: Context,
-    way: str,
-    flags: dict[str, bool],
-    inputs: Sequence[Any],
-    expected: Sequence[Any],
-    actual: Sequence[Any],
-    known: Sequence[Original] = (),
-) -> Verdict:
-    on = name_flags(flags)
-    wrong = [
-        (len(repr(given)), repr(given), want, got)
-        for given, want, got in zip(inputs, expected, actual, strict=True)
-        if list(want) != list(got)
-    ]
-    if not wrong:
-        detail: dict[str, Any] = {PART: f"{way} ({on})"}
-        summary = f"{way} ({on}): {len(inputs)} inputs agree"
-        if known:
-            summary += f"; {len(known)} of them: llama.cpp differs from the original"
-            detail["differs_from_the_original"] = [each.row() for each in known]
-        return context.verdict("tokens", "agreed", summary, detail)
-    rows_asked = zip(inputs, expected, actual, strict=True)
-    why = named_among(context, (row for row in rows_asked if list(row[1]) != list(row[2])))
-    wrong.sort(key=lambda row: row[0])  # the shortest says it best
-    rows = [[cut(text, LONGEST) for text in (row[1], repr(row[3]), repr(row[2]))] for row in wrong]
-    texts = [f"{given} gives {got}, expected {want}" for given, got, want in rows]
-    _, given, want, got = wrong[0]
-    said: dict[str, Any] = {PART: f"{way} ({on})", "way": way, "flags": flags}
-    said |= {"input": given[:WHOLE], "total": len(wrong)}
-    said |= {"expected": repr(want)[:WHOLE], "actual": repr(got)[:WHOLE]}
-    if way.startswith("encode"):
-        said["sides"] = sides(context, want, got)
-    said["differences"] = [{"text": text} for text in texts[:AT_MOST]]
-    return context.verdict(
-        "tokens",
-        "diverged",
-        f"{way} ({on}): {len(wrong)} of {len(inputs)} inputs differ; {cut(given, 80)} "
-        f"gives {cut(repr(got), 80)}, expected {cut(repr(want), 80)}{why}",
-        said,
-        key=("tokens", way, on),
-    )

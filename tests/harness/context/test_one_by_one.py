@@ -114,7 +114,6 @@ def test_suite_finds_a_wrong_text_beside_one_that_breaks_the_engine(tmp_path: Pa
     crashed = [v for v in found if v.status == "crashed"]
     assert len(crashed) == 5  # one text, which is asked once, and one row of ids with each flag
     assert "b'a\\x0ba\\x0ba" in crashed[0].summary
-    assert "66000 long" in crashed[0].summary
     assert sum(v.status == "agreed" for v in found) >= 4  # the ways to decode
     assert any("Hello, world" in v.summary for v in diverged(found))
     assert exit_code(found) == 1

@@ -87,8 +87,6 @@ def test_an_engine_that_contradicts_itself_is_found(engine: str, way: str, model
     of_itself = [verdict for verdict in wrong if "gives other logits" in verdict.summary]
     assert [verdict.detail["asked"] for verdict in of_itself] == [way]
     assert wrong[0].status == "diverged"
-    assert f"gives other logits {way}" in wrong[0].summary
-    assert "at fault: subject" in wrong[0].summary
     twice = "such batches have twice as many tokens, which may be what is wrong"
     assert wrong[0].summary.endswith(twice) is (way == "beside another sequence")
 

@@ -117,8 +117,6 @@ def test_a_wrong_engine_is_named_at_any_level(model: Path, level: str) -> None:
     found = checked(model, f"acid: wrong {level} alone")
     (pairing,) = [v for v in found if v.detail.get("test") == "rope-pairing"]
     assert pairing.status == "diverged"
-    assert "rope-pairing NO (pairs of the other kind)" in pairing.summary
-    assert "which elements of a head turn together" in pairing.summary
     assert pairing.key == "acid/rope-pairing"
     roots = {v.key for v in found if v.status == "diverged"}
     assert roots == {"acid/rope-pairing"}
@@ -153,8 +151,6 @@ def test_another_text_is_a_divergence_and_names_what_may_be_wrong(model: Path) -
     engine = text_alone("acid: prose", lambda _, p: b"Paris is the capital of France.")
     (found,) = checked(model, engine)
     assert (found.status, found.key) == ("diverged", "acid/no report")
-    assert "Paris is" in found.summary
-    assert f"{len(NAMES)} tests were not compared" in found.summary
 
 
 def test_silence_is_not_compared(model: Path) -> None:
@@ -167,7 +163,6 @@ def test_a_report_that_is_cut_off_leaves_tests_uncompared(model: Path) -> None:
     assert exit_code(found) == 3
     last = found[-1]
     assert last.status == "not-compared"
-    assert "does not end" in last.summary
     assert {*named_in("agreed", found)} | {*last.detail["tests"]} == {*NAMES}
 
 
@@ -203,7 +198,6 @@ def test_a_line_that_is_left_out_behind_the_long_prompt_is_not_made_good_by_the_
     found = checked(model, made("acid: lost", levels=("generate",), generate=generate))
     assert set(named_in("agreed", found)) == {*NAMES} - {"softmax-sum"}
     assert (found[-1].status, found[-1].detail["tests"]) == ("not-compared", ["softmax-sum"])
-    assert "a NO may be lost" in found[-1].summary
     assert exit_code(found) == 3
 
 
@@ -267,7 +261,6 @@ def test_a_type_that_an_engine_refuses_is_said_and_spoils_nothing(tmp_path: Path
     result = run_plans(plans, tmp_path, ["test"], Forks(1), Listener())
     refused = [v for v in result.verdicts if v.status == "not-applicable"]
     assert [("Q8_0" in v.summary, v.case) for v in refused] == [(True, "acid-Q8_0.gguf")]
-    assert "no such type: Q8_0" in refused[0].summary
     assert result.code == 0
     assert exit_code_of_run(refused) == 3  # nothing else was compared
     alone = run_plans([plan("Q8_0")], tmp_path, ["test"], Forks(1), Listener())

@@ -128,7 +128,7 @@ def test_what_an_honest_run_would_choose_is_no_fault(
     *_, last = (v for v in verdicts if not any(words in v.summary for words in others))
     assert last.status == status
     if honest:
-        assert f"behind {ASKED} it is what honest runs of another" in last.summary
+        assert last.detail["others"] == ASKED
 
 
 @pytest.mark.parametrize("coarse", [False, True])
@@ -145,10 +145,9 @@ def test_who_shows_right_logits_may_choose_by_others(coarse: bool, tmp_path: Pat
     *fine, last = check_engine(builtin("f32", tmp_path), name, "decode", n_steps=8)
     assert statuses(fine) == {"agreed"}
     assert last.status == ("diverged" if coarse else "agreed")
-    assert ("the oracle's" if coarse else "margins of") in last.summary
 
 
-def held(model: Path, changed: Sequence[int]) -> tuple[Verdict, list[int]]:
+def held(model: Path, changed: Sequence[int]) -> Verdict:
     """A text of eight tokens, of which these are others than the engine chose; and the verdict."""
     with context_of(model, oracle="llama.cpp") as context:
         context.begin_noise()
@@ -157,7 +156,7 @@ def held(model: Path, changed: Sequence[int]) -> tuple[Verdict, list[int]]:
         for step in changed:
             text[step] = (text[step] + 1) % 312
         tie = context.verdict("decode", "excused", "greedy token 0 is a tie")
-        return held_to_its_own(context, tie, steps_of(prompt, text), text), text
+        return held_to_its_own(context, tie, steps_of(prompt, text), text)
 
 
 @pytest.mark.parametrize("changed", [None, 3])
@@ -165,14 +164,12 @@ def test_a_token_that_its_own_logits_do_not_prefer_is_a_divergence(
     changed: int | None, tmp_path: Path
 ) -> None:
     """Else all that is written behind a tie may be anything."""
-    found, text = held(builtin("q8_0", tmp_path), [] if changed is None else [changed])
+    found = held(builtin("q8_0", tmp_path), [] if changed is None else [changed])
     if changed is None:
         assert found.status == "excused"
-        words = "greedy token 0 is a tie; all 8 tokens are its own logits' choice, within the"
-        assert found.summary.startswith(words)
+        assert "all 8 tokens are its own logits' choice" in found.summary
     else:
         assert (found.status, found.detail["step"]) == ("diverged", changed)
-        assert f"greedy token {changed} is {text[changed]}, and its own logits" in found.summary
 
 
 @pytest.mark.parametrize(
@@ -182,6 +179,5 @@ def test_of_a_model_with_experts_one_token_may_be_another_and_most_may_not(
     changed: list[int], expected: str, tmp_path: Path
 ) -> None:
     made = written(tmp_path, quant="Q8_0", n_expert=4, n_expert_used=2)
-    found, _ = held(made, changed)
+    found = held(made, changed)
     assert found.status == expected
-    assert ("other experts may be chosen" in found.summary) == (expected == "excused")

@@ -123,7 +123,6 @@ def test_a_file_without_small_scales_does_not_hide_who_reads_them_as_zero(
     wrong = check_engine(model, FlushesHalves, "dequant")
     (found,) = diverged(wrong)
     assert found.summary.startswith(f"{quant}: ")
-    assert "subnormal halves" in found.summary
     right = check_engine(model, "reference", "dequant")
     assert statuses(right) == {"agreed"}
 

@@ -64,9 +64,6 @@ def test_a_type_that_gguf_py_does_not_know_yet_is_excused_and_named(tmp_path: Pa
         pytest.skip("this gguf-py knows Q2_0: no type is left that it refuses")
     ours, theirs = found = verdicts_on(model_of("Q2_0", tmp_path))
     assert (ours.status, theirs.status) == ("agreed", "excused")
-    assert theirs.summary == (
-        "gguf-py does not know tensor type Q2_0, so its reading was not compared"
-    )
     assert theirs.detail == {"reader": "gguf-py", "type": "Q2_0"}
     assert exit_code(found) == 0
 
@@ -75,7 +72,6 @@ def test_gguf_py_is_compared_where_it_knows_every_type(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason=NO_GGUF_PY)
     found = verdicts_on(builtin("q8_0", tmp_path))
     assert [v.status for v in found] == ["agreed", "agreed"]
-    assert found[1].summary.startswith("gguf-py and the oracle agree on")
 
 
 def test_nobody_waits_for_gguf_py_whose_verdict_comes_last(tmp_path: Path) -> None:
@@ -85,7 +81,6 @@ def test_nobody_waits_for_gguf_py_whose_verdict_comes_last(tmp_path: Path) -> No
         assert not context.begun
     assert [v.suite for v in verdicts] == ["metadata", "dequant", "metadata"]
     assert statuses(verdicts) == {"agreed"}
-    assert verdicts[-1].summary.startswith("gguf-py and the oracle agree")
 
 
 def test_a_gguf_py_that_dies_while_others_are_asked_is_a_verdict(

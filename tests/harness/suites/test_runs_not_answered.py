@@ -69,7 +69,6 @@ def test_an_honest_engine_that_is_slow_is_asked_for_the_shorter_runs_all_the_sam
     assert (first.status, late.status) == ("agreed", "timed-out")
     assert {JOINED, FIRST, ALONE} <= set(first.detail["same"])
     assert late.detail["asked"].startswith(LONG)
-    assert f"did not answer logits {LONG}" in late.summary
     assert exit_code(found) == 3
     assert asked.count(N) == 1
 
@@ -119,7 +118,6 @@ def test_who_dies_of_a_second_sequence_is_asked_all_else_and_each_death_is_named
     found, _ = logits_of(model, "reference", lambda n: n in (2 * USUAL, 29), DEAD)
     assert [v.status for v in found] == ["agreed", "crashed", "crashed"]
     assert [v.detail["asked"] for v in found[1:]] == ["beside another sequence", JOINED]
-    assert "aborted (SIGABRT)" in found[1].summary
     assert {FIRST, LAST, ALONE} <= set(found[0].detail["same"])
     assert exit_code(found) == 3
 

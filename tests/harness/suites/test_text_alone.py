@@ -110,14 +110,8 @@ def test_greedy_tokens_alone_are_held_against_the_oracles(folder: Path) -> None:
     text, single, close, control, in_turn = found
     assert (text.status, text.summary) == ("agreed", "6 greedy tokens are the same")
     assert (single.status, close.status) == ("agreed", "agreed")
-    assert "the next token behind 10 of 10 seeded beginnings is the same" in single.summary
     assert control.status == "agreed"
-    assert "the token behind other prompts is the same" in control.summary
-    assert (
-        "behind none of 143 seeded beginnings is a control token the likeliest" in control.summary
-    )
     assert in_turn.status == "agreed"
-    assert "the token behind 10 prompts in turn is the same" in in_turn.summary
 
 
 def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
@@ -141,7 +135,6 @@ def test_a_wrong_engine_that_is_right_behind_one_prompt_is_found_by_single_token
 def test_an_engine_with_lists_is_not_asked_for_single_tokens(folder: Path) -> None:
     found, control, in_turn = verdicts(builtin("f32", folder), "quiet", "decode")
     assert {found.status, control.status, in_turn.status} == {"agreed"}
-    assert "other prompts" in control.summary
 
 
 def test_the_first_wrong_token_is_named_with_the_margin(folder: Path) -> None:
@@ -156,8 +149,6 @@ def test_ties_are_excused_one_by_one_and_the_rest_is_compared(folder: Path) -> N
     found = verdicts(with_twins(folder), "greedy: the other of a tie", "decode", n_steps=3)
     assert [v.status for v in found] == ["excused"] * 4 + ["not-applicable"] * 2
     assert [v.detail["step"] for v in found[:3]] == [0, 1, 2]
-    assert "a tie within the noise behind the others" in found[3].summary
-    assert "no two tokens are nearly alike" in found[4].summary
     many = verdicts(with_twins(folder), "greedy: the other of a tie", "decode", n_steps=12)
     assert [v.status for v in many] == ["excused"] * 8 + [
         "not-compared",
@@ -184,14 +175,12 @@ def test_a_wrong_text_diverges_at_its_first_wrong_token(engine: str, folder: Pat
     found = verdicts(builtin("f32", folder), engine, "text")
     assert [v.status for v in found] == ["diverged"], found[0].summary
     assert found[0].detail["step"] == (0 if "rope" in engine else 2)
-    assert "the oracle's with" in found[0].summary
 
 
 def test_an_engine_that_writes_nothing_behind_any_prompt_is_wrong(folder: Path) -> None:
     made("text: none", TextAlone, write=lambda _, p: b"")
     empty = verdicts(builtin("f32", folder), "text: none", "text")
     assert ([v.status for v in empty], exit_code(empty)) == (["not-compared", "diverged"], 1)
-    assert "it writes nothing behind any of" in empty[1].summary
 
 
 def test_a_wrong_engine_that_is_right_behind_one_prompt_is_found_behind_others(
@@ -328,7 +317,6 @@ def test_a_wrong_text_is_asked_for_again(folder: Path) -> None:
     made("text: drawn", TextAlone, generate=generate)
     wrong, again = verdicts(builtin("f32", folder), "text: drawn", "text")
     assert (wrong.status, again.status) == ("diverged", "diverged")
-    assert "is not deterministic: 3 of 3 answers" in again.summary
 
 
 def test_where_the_oracle_ends_at_once_the_text_behind_other_prompts_is_compared(
