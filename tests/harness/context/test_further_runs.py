@@ -42,34 +42,22 @@ class RowsBehind64(Mirror):
         return super().linear(x[rows], weight)
 
 
-class FewRows(Mirror):
-    """The kernel for up to 8 rows does one fewer than the others than one."""
+def last_row_is_another(where: Callable[[int], bool]) -> type[Mirror]:
+    """Of so many rows the last one is the one before it."""
 
-    def linear(self, x: F32, weight: Weight) -> F32:
-        found = super().linear(x, weight)
-        if 5 < len(x) <= 8:
-            found[-1] = found[-2]
-        return found
+    class Ops(Mirror):
+        def linear(self, x: F32, weight: Weight) -> F32:
+            found = super().linear(x, weight)
+            if where(len(x)):
+                found[-1] = found[-2]
+            return found
 
-
-class WholeTiles(Mirror):
-    """Of rows that fill whole tiles of 64 the last is taken for none."""
-
-    def linear(self, x: F32, weight: Weight) -> F32:
-        found = super().linear(x, weight)
-        if len(x) and len(x) % 64 == 0:
-            found[-1] = 0
-        return found
+    return Ops
 
 
-class FourAndOne(Mirror):
-    """Behind tiles of 8 rows one kernel takes four, and another takes the fourth again."""
-
-    def linear(self, x: F32, weight: Weight) -> F32:
-        found = super().linear(x, weight)
-        if len(x) > 8 and len(x) % 8 == 5:
-            found[-1] = found[-2]
-        return found
+FEW_ROWS = last_row_is_another(lambda n: 5 < n <= 8)  # a kernel for up to 8, of one fewer
+FOUR_AND_ONE = last_row_is_another(lambda n: n > 8 and n % 8 == 5)  # one for four takes the fourth
+WHOLE_TILES = last_row_is_another(lambda n: n > 0 and n % 64 == 0)  # none is left for the last
 
 
 class PositionsInAByte(Mirror):
@@ -129,30 +117,26 @@ def causal_by_row(visible: Bools, batch: Batch) -> Bools:
     return visible if alone else visible & np.tri(*visible.shape, dtype=np.bool_)
 
 
-def later_sequences_leak(visible: Bools, batch: Batch) -> Bools:
-    """The first sequence is apart; any other sees whatever lies before it."""
+def later_sequences_leak(visible: Bools, batch: Batch, first: int = 0) -> Bools:
+    """Sequences up to the first are apart; any other sees whatever lies before it."""
     own = visible | np.tri(*visible.shape, visible.shape[1] - len(batch), dtype=np.bool_)
-    return np.where(batch.seq_ids[:, None] > 0, own, visible)
+    return np.where(batch.seq_ids[:, None] > first, own, visible)
 
 
 def ids_of_one_bit(visible: Bools, batch: Batch) -> Bools:
-    """Two sequences are apart; the third sees whatever lies before it."""
-    own = visible | np.tri(*visible.shape, visible.shape[1] - len(batch), dtype=np.bool_)
-    return np.where(batch.seq_ids[:, None] > 1, own, visible)
+    return later_sequences_leak(visible, batch, first=1)
 
 
-def splits_of_128(visible: Bools, batch: Batch) -> Bools:
-    """One token alone takes cells in splits of 128, and a last one of one cell for none."""
-    if len(batch) == 1 and visible.shape[1] % 128 == 1 < visible.shape[1]:
+def splits_of_128(visible: Bools, batch: Batch, n: int = 128) -> Bools:
+    """One token alone takes cells in splits, and a last one of one cell for none."""
+    if len(batch) == 1 and visible.shape[1] % n == 1 < visible.shape[1]:
         visible[:, -1] = False
     return visible
 
 
 def splits_of_256(visible: Bools, batch: Batch) -> Bools:
-    """The same of twice as many cells, which several tokens at once fill."""
-    if len(batch) == 1 and visible.shape[1] % 256 == 1 < visible.shape[1]:
-        visible[:, -1] = False
-    return visible
+    """Of twice as many cells, which several tokens at once fill."""
+    return splits_of_128(visible, batch, n=256)
 
 
 class Wrong(Reference):
@@ -227,8 +211,8 @@ def through(change: Callable[[Bools, Batch], Bools]) -> str:
 
 WRONG = {
     engine("rows behind 64", ops=RowsBehind64): {LONG, EDGE},
-    engine("few rows", ops=FewRows): {LONG, JOINED},
-    engine("four rows and one", ops=FourAndOne): {LONG},
+    engine("few rows", ops=FEW_ROWS): {LONG, JOINED},
+    engine("four rows and one", ops=FOUR_AND_ONE): {LONG},
     engine("positions in a byte", ops=PositionsInAByte): {LONG, EDGE},
     engine("last id", ops=LastIdIsUnknown): {LONG, EDGE},
     through(no_more_than_256_cells): {LONG, EDGE},
@@ -239,7 +223,7 @@ WRONG = {
     LastRowsOfLater.name: {LONG, JOINED},
     AloneOnAnEmptyCache.name: {ALONE},
     SkipsWhatNobodyAsksFor.name: {LONG},
-    engine("whole tiles", ops=WholeTiles): {LONG},
+    engine("whole tiles", ops=WHOLE_TILES): {LONG},
     through(splits_of_128): {LONG, EDGE},
     through(splits_of_256): {EDGE},
     engine("known by its size", Remembers, key=staticmethod(len)): {FIRST, MIDDLE, LAST},

@@ -1,16 +1,15 @@
 """`logits` and `decode`: a wrong oracle is found as well as a wrong subject, and nothing is agreed
 upon where there is nothing to compare."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from lockstep.engine.batch import Batch
 from lockstep.engine.errors import NotInModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.mirror import Mirror
@@ -28,6 +27,7 @@ from lockstep.harness.synth.small import write_recurrent
 from tests.contexts import context_of, diverged, statuses
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin, with_values
+from tests.quiet_engines import made
 
 WRONG = "mutant:rope-half-split"
 
@@ -284,23 +284,53 @@ def test_bisect_finds_nothing_where_everything_is_nan_and_does_not_conform(
     assert found.exit_code == 3
 
 
-class ByItsBeginning(Reference, name="whole runs: a prompt by its beginning"):
-    """What is kept of prompts is found by how they begin and end."""
+class KeepsPrompts(Reference):
+    """`read` is what stands for the tokens of a first batch. known: of calls before."""
 
-    @cached_property
-    def known(self) -> dict[tuple[int, ...], Batch]:
-        return {}
+    read: Callable[[dict[Any, Any], Request], NDArray[np.int32]]
 
     def evaluate(self, request: Request) -> Evaluation:
+        known: dict[Any, Any] = self.__dict__.setdefault("known", {})
         first, *rest = request.batches
-        ids = first.tokens.tolist()
-        before = self.known.setdefault((len(ids), *ids[:3], ids[-1]), first)
-        batches = (replace(first, tokens=before.tokens), *rest)
-        return super().evaluate(replace(request, batches=batches))
+        first = replace(first, tokens=type(self).read(known, request))
+        return super().evaluate(replace(request, batches=(first, *rest)))
+
+
+def by_its_beginning(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
+    """What is kept of prompts is found by how they begin and end."""
+    tokens = request.batches[0].tokens
+    ids = tokens.tolist()
+    found: NDArray[np.int32] = known.setdefault((len(ids), *ids[:3], ids[-1]), tokens)
+    return found
+
+
+def by_its_first_token(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
+    """The last prompt alone is kept."""
+    tokens = request.batches[0].tokens
+    key = (len(tokens), int(tokens[0]))
+    if key not in known:
+        known.clear()
+    found: NDArray[np.int32] = known.setdefault(key, tokens)
+    return found
+
+
+def by_its_sizes(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
+    """Of the call before, with batches as large, the first four tokens are taken."""
+    tokens, sizes = request.batches[0].tokens.copy(), tuple(map(len, request.batches))
+    tokens[:4] = known.get(sizes, tokens[:4])
+    known.clear()
+    known[sizes] = request.batches[0].tokens[:4]
+    return tokens
+
+
+BY_ITS_BEGINNING, BY_ITS_FIRST_TOKEN, BY_ITS_SIZES = (
+    made(f"whole runs: {read.__name__}", KeepsPrompts, read=staticmethod(read))
+    for read in (by_its_beginning, by_its_first_token, by_its_sizes)
+)
 
 
 def test_an_answer_to_the_tokens_before_is_called_so(model: Path) -> None:
-    found = verdicts_of(model, "logits", engine=ByItsBeginning.name)
+    found = verdicts_of(model, "logits", engine=BY_ITS_BEGINNING)
     (wrong,) = diverged(found)
     assert wrong.summary.startswith("with another middle token: ")
     assert wrong.detail["answered_before"]
@@ -308,40 +338,9 @@ def test_an_answer_to_the_tokens_before_is_called_so(model: Path) -> None:
     assert not any("answered_before" in v.detail for v in others)
 
 
-class ByItsFirstToken(Reference, name="whole runs: the last prompt by its first token"):
-    @cached_property
-    def known(self) -> dict[tuple[int, ...], Batch]:
-        return {}
-
-    def evaluate(self, request: Request) -> Evaluation:
-        first, *rest = request.batches
-        key = (len(first), int(first.tokens[0]))
-        if key not in self.known:
-            self.known.clear()
-        before = self.known.setdefault(key, first)
-        return super().evaluate(
-            replace(request, batches=(replace(first, tokens=before.tokens), *rest))
-        )
-
-
-class ByItsSizes(Reference, name="whole runs: a beginning by the sizes of batches"):
-    """Of the call before, with batches as large, the first four tokens are taken."""
-
-    sizes: tuple[int, ...] = ()
-    four: Sequence[int] = ()
-
-    def evaluate(self, request: Request) -> Evaluation:
-        first, *rest = request.batches
-        tokens, sizes = first.tokens.copy(), tuple(map(len, request.batches))
-        if sizes == self.sizes:
-            tokens[:4] = self.four
-        self.sizes, self.four = sizes, first.tokens[:4]
-        return super().evaluate(replace(request, batches=(replace(first, tokens=tokens), *rest)))
-
-
 def test_an_answer_to_other_tokens_than_the_usual_ones_is_called_so_as_well(model: Path) -> None:
     """The last prompt alone is kept, which is one with another token."""
-    found = verdicts_of(model, "logits", engine=ByItsFirstToken.name)
+    found = verdicts_of(model, "logits", engine=BY_ITS_FIRST_TOKEN)
     (wrong,) = diverged(found)
     assert wrong.summary.startswith("with another last token: ")
     assert "bit for bit what it answered with another middle token" in wrong.summary
@@ -352,7 +351,7 @@ def test_what_is_kept_of_calls_before_is_no_matter_of_how_many_tokens_there_are(
     name: str, more: bool, tmp_path: Path
 ) -> None:
     """All in one batch they are as many as no call had before, and so they are read."""
-    found = verdicts_of(builtin(name, tmp_path), "logits", engine=ByItsSizes.name)
+    found = verdicts_of(builtin(name, tmp_path), "logits", engine=BY_ITS_SIZES)
     wrong = [v for v in found if v.detail.get("in_one_batch")]
     assert wrong
     assert not any("kernels" in v.summary for v in wrong)
@@ -362,7 +361,7 @@ def test_what_is_kept_of_calls_before_is_no_matter_of_how_many_tokens_there_are(
 
 def test_bisect_blames_no_op_for_an_answer_to_the_tokens_before(model: Path) -> None:
     """The look-up of embeddings would be the first that differs."""
-    with context_of(model, engine=ByItsBeginning.name) as context:
+    with context_of(model, engine=BY_ITS_BEGINNING) as context:
         found = bisect(context)
     assert not found.culprits
     assert any("answered_before" in verdict.detail for verdict in found.others)
