@@ -192,18 +192,10 @@ class Context:
         self.progress("a difference: our own runs of other designs")
         return self.honest.converted(batches, only=only)
 
-    def asked_on_made_models(self, suite: str) -> Iterator[Verdict]:
-        ask = self.on_made_models.get(suite)
-        if ask is not None:
-            yield from ask(self)
-        elif self.named:
-            text = "no models are made for it here; lockstep check and bisect make them"
-            yield self.verdict(suite, "not-applicable", text)
-
-    def asked_if_made(self, name: str) -> Iterator[Verdict]:
+    def asked_on_made_models(self, name: str) -> Iterator[Verdict]:
         """Nothing where no models are made for it."""
         if name in self.on_made_models:
-            yield from self.asked_on_made_models(name)
+            yield from self.on_made_models[name](self)
 
     def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
         """The same with another subject: all that is known so far is of the oracle."""

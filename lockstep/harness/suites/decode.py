@@ -122,7 +122,7 @@ def own_tokens(context: Context) -> Iterator[Verdict]:
     read, if it is small and they tell, else on one of which they do, as
     harness.blackbox.own_prompts says; with them the tokens that a large one was not asked for, and
     a text of the first layer of a small quantised one."""
-    yield from until_wrong(lambda: context.asked_if_made("decode"), lambda: texts(context))
+    yield from until_wrong(lambda: context.asked_on_made_models("decode"), lambda: texts(context))
 
 
 def texts(context: Context) -> Iterator[Verdict]:
@@ -135,12 +135,12 @@ def texts(context: Context) -> Iterator[Verdict]:
             yield verdict
     all_of_it = of_the_whole(context) == context.n_steps
     if not (known and all_of_it):
-        for verdict in context.asked_if_made(PROMPTS):
+        for verdict in context.asked_on_made_models(PROMPTS):
             known.append(verdict)
             yield verdict
     wrong = any(verdict.status == "diverged" for verdict in known)
     if all_of_it and not wrong and context.facts.is_small and TEXT in context.on_made_models:
-        yield from context.asked_if_made(TEXT)
+        yield from context.asked_on_made_models(TEXT)
     elif not (all_of_it or any(verdict.key == LONGER for verdict in known)):
         yield from whole_text(context)
 

@@ -129,7 +129,7 @@ def asked_more(
 
 def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
     """Of an engine that is right with one thread, as blackbox.several_threads asks."""
-    for verdict in context.asked_if_made("logits"):
+    for verdict in context.asked_on_made_models("logits"):
         if verdict.status == "agreed":
             found.same.append(verdict.detail["asked"])
         elif verdict.status == "not-applicable":
@@ -148,7 +148,7 @@ def of_all_layers(context: Context) -> Iterator[Run]:
 def on_fewer_layers(context: Context) -> list[Verdict]:
     """Of all that is asked besides of a model whose first layers say as much in less time, as
     harness.blackbox.fewer_layers says; nothing of others, which are asked whole."""
-    found = list(context.asked_if_made(FEWER_LAYERS))
+    found = list(context.asked_on_made_models(FEWER_LAYERS))
     return found if {v.status for v in found} & {"agreed", "diverged"} else []
 
 

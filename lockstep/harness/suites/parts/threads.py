@@ -12,4 +12,4 @@ def several_threads(
     """Of a small model, which soon answers, as harness.blackbox.answers_of_threads says. besides:
     levels that are asked for instead where an engine has one."""
     if context.facts.is_small and not {*besides} & {*(context.subject_info.levels or besides)}:
-        yield from context.asked_if_made(asked)
+        yield from context.asked_on_made_models(asked)

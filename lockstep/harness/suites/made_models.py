@@ -1,0 +1,33 @@
+"""Suites that ask on models which are made of the user's, as harness.blackbox.in_check says."""
+
+from collections.abc import Iterator
+
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.suite import Context, Suite
+from lockstep.harness.records import Verdict
+
+
+class OnMadeModels(Suite):
+    expected = False
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        yield from context.asked_on_made_models(self.name)
+        if self.name not in context.on_made_models and context.named:
+            text = "no models are made for it here; lockstep check and bisect make them"
+            yield context.verdict(self.name, "not-applicable", text)
+
+
+class LongContext(OnMadeModels, name="long-context"):
+    """Is what only long texts show right: where windows end, the factors of long contexts?"""
+
+    order = 41
+
+
+class BlackBox(OnMadeModels, name="black-box"):
+    """Of an engine without tensors: is its graph right where nothing is converted, is each
+    weight?"""
+
+    order = 55
