@@ -18,16 +18,3 @@ class OnMadeModels(Suite):
         if self.name not in context.on_made_models and context.named:
             text = "no models are made for it here; lockstep check and bisect make them"
             yield context.verdict(self.name, "not-applicable", text)
-
-
-class LongContext(OnMadeModels, name="long-context"):
-    """Is what only long texts show right: where windows end, the factors of long contexts?"""
-
-    order = 41
-
-
-class BlackBox(OnMadeModels, name="black-box"):
-    """Of an engine without tensors: is its graph right where nothing is converted, is each
-    weight?"""
-
-    order = 55

@@ -1,0 +1,7 @@
+"""Is what only long texts show right: where windows end, the factors of long contexts?"""
+
+from lockstep.harness.suites.parts.made_models import OnMadeModels
+
+
+class LongContext(OnMadeModels, name="long-context"):
+    order = 41
