@@ -109,16 +109,8 @@ def test_a_second_fault_that_was_not_put_right_is_no_other_design(gemma2: Path) 
     assert not proof.agrees
     assert not proof.otherwise
     assert "THE REST STILL DIFFERS" in confirmation(proof)
-
-
-def test_where_some_wrong_sites_take_nothing_the_rest_is_not_said_to_be_another_fault(
-    gemma2: Path,
-) -> None:
-    """Of a batch that llama.cpp takes apart nothing can be put in: `there is more to find` had sent
-    an author on to look for a second fault."""
-    proof = proof_of(gemma2, Float64AndTwoFaults.name)
+    # of a batch that llama.cpp takes apart nothing can be put in: the rest is no second fault then
     said = confirmation(proof, left=3)
-    assert said.startswith("not confirmed: ")
     assert said.endswith("at 3 more that are wrong nothing can be put in")
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.check.check import run_suites
 from lockstep.harness.context.relations import beside_another, compare_way
@@ -39,15 +38,6 @@ class Watched(Right, name="asked: watched"):
     def rows(self, request: Request, found: Evaluation) -> Iterator[Any]:
         for rows in found.logits:
             yield rows * np.float32(1.001) if request.capture else rows
-
-
-class OneSequence(Right, name="asked: one sequence"):
-    """Honest: it knows one sequence alone, and says so."""
-
-    def evaluate(self, request: Request) -> Evaluation:
-        if any(b.seq_ids.any() for b in request.batches):
-            raise Unsupported("one sequence at a time")
-        return super().evaluate(request)
 
 
 class Summed(Right, name="asked: summed otherwise"):
@@ -95,13 +85,6 @@ def test_an_engine_that_contradicts_itself_is_found(engine: str, way: str, model
     assert wrong[0].status == "diverged"
     twice = "such batches have twice as many tokens, which may be what is wrong"
     assert wrong[0].summary.endswith(twice) is (way == "beside another sequence")
-
-
-def test_what_an_engine_does_not_answer_is_said_and_accuses_nobody(model: Path) -> None:
-    (verdict,) = logits_of(model, "asked: one sequence")
-    assert verdict.status == "agreed"
-    assert "not compared beside another sequence: one sequence at a time" in verdict.summary
-    assert "beside another sequence" not in verdict.detail["same"]
 
 
 def test_the_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> None:

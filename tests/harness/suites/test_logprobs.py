@@ -297,17 +297,6 @@ def test_lists_of_one_say_that_ranks_alone_were_compared(folder: Path) -> None:
     assert "ranks alone" in found.summary
 
 
-@pytest.mark.parametrize(
-    "row",
-    [[(1, -1)], [(1, -1.0), (1, -2.0)], [(-1, -1.0)], [(1, -1.0, 2)], [(b"a", 0.0), (1, 0.0)]],
-)
-def test_what_is_no_list_is_malformed(row: Sequence[object], folder: Path) -> None:
-    name = f"lists: {row}"
-    made(name, change=lambda self, _: row)
-    found = listed(folder, name)
-    assert (found.status, exit_code([found])) == ("malformed", 3)
-
-
 def test_engines_that_show_logits_are_not_asked_for_lists(folder: Path) -> None:
     path = builtin("f32", folder)
     assert {v.suite for v in verdicts_of(plan_for(path))}.isdisjoint({"logprobs", "text"})

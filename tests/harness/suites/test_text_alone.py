@@ -299,14 +299,6 @@ def test_what_stands_for_bytes_that_are_no_characters_is_recognised() -> None:
     assert not is_replaced("ä".encode(), "ü".encode())
 
 
-def test_text_that_is_none_is_malformed(folder: Path) -> None:
-    made("text: a str", TextAlone, generate=lambda self, prompt, n: "text")
-    made("text: endless", TextAlone, generate=lambda self, prompt, n: bytes(1 << 20))
-    for engine in ("text: a str", "text: endless"):
-        (found,) = verdicts(builtin("f32", folder), engine, "text")
-        assert found.status == "malformed"
-
-
 def test_a_wrong_text_is_asked_for_again(folder: Path) -> None:
     """A temperature that is not 0, in an engine that shows nothing but what it draws."""
     drawn = iter(range(1000))

@@ -171,17 +171,6 @@ def scaled(path: Path, copy: Path, tensor: str, factor: float) -> Path:
     return with_values(path, copy, tensor, lambda values: values * np.float64(factor))
 
 
-@pytest.mark.parametrize("tensor", ["output.weight", "token_embd.weight"])
-@pytest.mark.parametrize("suite", ["logits", "decode"])
-def test_nan_in_both_engines_is_no_agreement(
-    suite: str, tensor: str, model: Path, tmp_path: Path
-) -> None:
-    found = verdicts_of(scaled(model, tmp_path / "nan.gguf", tensor, np.nan), suite)
-    assert statuses(found) == {"not-compared"}
-    assert exit_code(found) == 3
-    assert "none of" in found[0].summary
-
-
 def test_honest_runs_that_overflow_give_no_limit(model: Path, tmp_path: Path) -> None:
     with GgufFile.open(model) as file:
         raw = file.raw("output.weight").view("<f4")
@@ -271,17 +260,6 @@ def test_bisect_does_not_conform_where_both_are_wrong_in_what_is_not_shown(model
     assert found.exit_code == 1
     assert found.first is not None
     assert found.first.site.name == "result_output"  # what an engine answers is judged as well
-
-
-@pytest.mark.parametrize("tensor", ["output.weight", "token_embd.weight"])
-def test_bisect_finds_nothing_where_everything_is_nan_and_does_not_conform(
-    tensor: str, model: Path, tmp_path: Path
-) -> None:
-    with context_of(scaled(model, tmp_path / "nan.gguf", tensor, np.nan)) as context:
-        found = bisect(context)
-    assert not found.culprits
-    assert found.not_compared
-    assert found.exit_code == 3
 
 
 class KeepsPrompts(Reference):
