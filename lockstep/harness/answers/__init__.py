@@ -1,7 +1,7 @@
 """Is an answer one to its question? One form for each question, held before anybody compares.
 
-A form takes the answer, the facts of the session's file, and what was asked: it has the parameters
-of the adapter's method. It costs no copy and looks at no tensor's values.
+A form takes the answer, the facts of the session's file, and of what was asked as much as it needs,
+in the order of the adapter's method. It costs no copy and looks at no tensor's values.
 """
 
 from collections.abc import Callable, Mapping, Sequence

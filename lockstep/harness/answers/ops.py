@@ -1,13 +1,11 @@
 """Answers about single computations: decoded weights, products, single ops."""
 
-from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.types import type_by_name
 from lockstep.engine.node import Node, layout
@@ -37,18 +35,11 @@ def check_multiply(
     expect_array(value, np.float32, (*x.shape[:-1], rows), "the product")
 
 
-def check_time_dequantize(
-    value: Any,
-    facts: Facts,
-    type_name: str,
-    raw: NDArray[np.uint8],
-    seconds: float,
-    threads: int,
-) -> None:
+def check_time_dequantize(value: Any, *_: Any) -> None:
     check_seconds(value, "the time")
 
 
-def check_time_capture(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
+def check_time_capture(value: Any, *_: Any) -> None:
     expect_type(value, dict, "the times")
     if not value.keys() >= WAYS:
         raise MalformedAnswer("the times", f"those of {', '.join(sorted(WAYS))}", value)
@@ -66,13 +57,7 @@ def check_compute(value: Any, facts: Facts, node: Node) -> None:
     expect_array(value, dtype.type, shape, f"the result of {node.op}")
 
 
-def check_operate(
-    value: Any,
-    facts: Facts,
-    op: str,
-    inputs: Mapping[str, NDArray[Any]],
-    params: Mapping[str, int | float | str],
-) -> None:
+def check_operate(value: Any, facts: Facts, op: str, *_: Any) -> None:
     expect_type(value, dict, f"the results of {op}")
     for name, held in value.items():
         expect_type(name, str, f"the name of a result of {op}")

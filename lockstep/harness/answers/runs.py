@@ -19,7 +19,6 @@ from lockstep.harness.answers.base import (
 from lockstep.harness.records import (
     Captured,
     Evaluation,
-    Fault,
     Nodes,
     Request,
     Site,
@@ -47,9 +46,7 @@ def check_evaluate(value: Any, facts: Facts, request: Request) -> None:
 
 def check_logits(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
     """(outputs, vocabulary) for each batch; NaN is a number like any other."""
-    expect_type(value, tuple, "the logits")
-    if len(value) != len(batches):
-        raise MalformedAnswer("the logits", f"those of {len(batches)} batches", value)
+    expect_batches(value, batches, "the logits")
     n_vocab = facts.n_vocab
     for i, (logits, batch) in enumerate(zip(value, batches, strict=True)):
         outputs = int(np.count_nonzero(batch.outputs))
@@ -59,9 +56,7 @@ def check_logits(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
 
 def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
     """A row for each token, or for each sequence, all of one width."""
-    expect_type(value, tuple, "the embeddings")
-    if len(value) != len(batches):
-        raise MalformedAnswer("the embeddings", f"those of {len(batches)} batches", value)
+    expect_batches(value, batches, "the embeddings")
     width = None
     for i, (rows, batch) in enumerate(zip(value, batches, strict=True)):
         where = f"the embeddings of batch {i}"
@@ -70,6 +65,12 @@ def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
         if len(rows) not in sizes:
             raise MalformedAnswer(f"the rows of {where}", " or ".join(map(str, sizes)), len(rows))
         width = rows.shape[1]
+
+
+def expect_batches(value: Any, batches: Sequence[Batch], where: str) -> None:
+    expect_type(value, tuple, where)
+    if len(value) != len(batches):
+        raise MalformedAnswer(where, f"those of {len(batches)} batches", value)
 
 
 def check_sites(trace: Trace, steps: int) -> None:
@@ -94,14 +95,7 @@ def check_step(site: Any, steps: int) -> None:
 # --- a graph, node by node ----------------------------------------------------------------------
 
 
-def check_capture(
-    value: Any,
-    facts: Facts,
-    batches: Sequence[Batch],
-    fault: Fault | None,
-    embeddings: bool = False,
-    values: bool = True,
-) -> None:
+def check_capture(value: Any, *_: Any, **__: Any) -> None:
     expect_record(value, Captured, "what was captured")
     for name in ("nodes", "views"):
         expect_size(getattr(value, name), name)
@@ -109,14 +103,7 @@ def check_capture(
         expect_array(value.honest, None, value.honest.shape, "what a fault replaced")
 
 
-def check_nodes(
-    value: Any,
-    facts: Facts,
-    batches: Sequence[Batch],
-    fault: Fault | None,
-    embeddings: bool = False,
-    values: bool = True,
-) -> None:
+def check_nodes(value: Any, facts: Facts, batches: Sequence[Batch], *_: Any, **__: Any) -> None:
     """One piece of a capture: columns of one length. harness.shadow.nodes looks at each row."""
     expect_record(value, Nodes, "a piece of the graph")
     rows = len(value.place)
