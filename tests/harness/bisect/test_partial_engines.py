@@ -16,6 +16,7 @@ from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request, TensorRecord, Trace, Verdict
 from tests.contexts import context_of, diverged, statuses
 from tests.models import builtin
+from tests.quiet_engines import made
 
 LAYERS = ("embd", "l_out", "result_norm", "result_output")
 HOOKS = (*LAYERS, "attn_norm", "Qcur", "Kcur", "Vcur", "attn_out", "ffn_norm", "ffn_out")
@@ -42,32 +43,15 @@ class Partial(Reference):
         return replace(run, trace=Trace(engine=self.name, records=records))
 
 
-class ShowsLayers(Partial, name="test:shows-layers"):
-    shown = LAYERS
-
-
-class ShowsHooks(Partial, name="test:shows-hooks"):
-    shown = HOOKS
-
-
-class ShowsFused(Partial, name="test:shows-fused"):
-    shown = FUSED
-
-
-class ShowsNothing(Partial, name="test:shows-nothing"):
-    shown = ()
-
-
-class WrongRope(Partial, name="test:wrong-rope-fused"):
-    """No member of the catalogue, though it makes the same mistake."""
-
-    ops = RopeHalfSplit.ops
-    shown = ("Qcur", "Kcur", *FUSED)
-
-
-class Withholds(Partial, name="test:withholds"):
-    shown = HOOKS
-    withheld = ("Qcur-1",)
+SHOWS_LAYERS = made("test:shows-layers", Partial, shown=LAYERS)
+SHOWS_HOOKS = made("test:shows-hooks", Partial, shown=HOOKS)
+SHOWS_FUSED = made("test:shows-fused", Partial, shown=FUSED)
+SHOWS_NOTHING = made("test:shows-nothing", Partial, shown=())
+# No member of the catalogue, though it makes the same mistake.
+WRONG_ROPE = made(
+    "test:wrong-rope-fused", Partial, ops=RopeHalfSplit.ops, shown=("Qcur", "Kcur", *FUSED)
+)
+WITHHOLDS = made("test:withholds", Partial, shown=HOOKS, withheld=("Qcur-1",))
 
 
 def verdicts_of(
@@ -77,15 +61,15 @@ def verdicts_of(
         return list(run_suites(context, suites))
 
 
-@pytest.mark.parametrize("engine", [ShowsLayers, ShowsHooks, ShowsFused, ShowsNothing])
+@pytest.mark.parametrize("engine", [SHOWS_LAYERS, SHOWS_HOOKS, SHOWS_FUSED, SHOWS_NOTHING])
 @pytest.mark.parametrize("name", ["f32", "q8_0", "moe"])
 def test_an_honest_engine_that_shows_a_part_is_not_accused(
-    name: str, engine: type[Partial], tmp_path: Path
+    name: str, engine: str, tmp_path: Path
 ) -> None:
-    found = verdicts_of(builtin(name, tmp_path), engine.name)
+    found = verdicts_of(builtin(name, tmp_path), engine)
     assert statuses(found) <= {"agreed", "not-applicable", "not-compared"}
     left_out = {v.suite: v.summary for v in found if v.status == "not-applicable"}
-    if engine is ShowsNothing:
+    if engine == SHOWS_NOTHING:
         assert set(left_out) == {"trace", "products"}
         assert all("does not show tensors" in summary for summary in left_out.values())
     else:  # what is not shown lies between what is; into some products nothing can be put
@@ -94,19 +78,19 @@ def test_an_honest_engine_that_shows_a_part_is_not_accused(
 
 
 def test_where_nothing_is_shown_nothing_agrees(tmp_path: Path) -> None:
-    found = verdicts_of(builtin("f32", tmp_path), ShowsNothing.name)
+    found = verdicts_of(builtin("f32", tmp_path), SHOWS_NOTHING)
     assert statuses(found) == {"not-applicable"}
     assert exit_code(found) == 3
 
 
 def test_what_is_shown_and_wrong_is_still_found(tmp_path: Path) -> None:
-    found = verdicts_of(builtin("f32", tmp_path), WrongRope.name, ("trace",))
+    found = verdicts_of(builtin("f32", tmp_path), WRONG_ROPE, ("trace",))
     wrong = {v.detail["site"] for v in found if v.status == "diverged"}
     assert wrong == {"Qcur_rope", "Kcur_rope"}
 
 
 def test_what_an_engine_says_that_it_shows_it_must_show(tmp_path: Path) -> None:
-    found = verdicts_of(builtin("f32", tmp_path), Withholds.name, ("trace",))
+    found = verdicts_of(builtin("f32", tmp_path), WITHHOLDS, ("trace",))
     wrong: list[Any] = diverged(found)
     assert {(v.detail["site"], v.detail["layer"], v.detail["kind"]) for v in wrong} == {
         ("Qcur", 1, "missing")
@@ -114,23 +98,22 @@ def test_what_an_engine_says_that_it_shows_it_must_show(tmp_path: Path) -> None:
     assert exit_code(found) == 1
 
 
-class Renamed(Partial, name="test:renamed"):
-    """Its hooks have other names than it says."""
-
-    shown = HOOKS
-    withheld = tuple(f"{name}-{layer}" for name in HOOKS[4:] for layer in range(2))
+# Its hooks have other names than it says.
+OTHERS = tuple(f"{name}-{layer}" for name in HOOKS[4:] for layer in range(2))
+RENAMED = made("test:renamed", Partial, shown=HOOKS, withheld=OTHERS)
 
 
 def test_an_engine_that_shows_its_tensors_under_other_names_is_not_conform(tmp_path: Path) -> None:
-    found = verdicts_of(builtin("f32", tmp_path), Renamed.name, ("trace",))
+    found = verdicts_of(builtin("f32", tmp_path), RENAMED, ("trace",))
     (gap,) = (v for v in found if v.status == "not-compared")
     assert "says that it shows these, and shows them nowhere" in gap.summary
     assert all(name in gap.summary for name in HOOKS[4:])
     assert exit_code(found) == 3
 
 
-class WrongWhereItIsHidden(ShowsLayers, name="test:wrong-where-it-is-hidden"):
-    ops = RopeHalfSplit.ops
+WRONG_WHERE_IT_IS_HIDDEN = made(
+    "test:wrong-where-it-is-hidden", Partial, shown=LAYERS, ops=RopeHalfSplit.ops
+)
 
 
 class ShowsItWrong(Reference, name="test:shows-it-wrong"):
@@ -153,14 +136,14 @@ def bisection_of(path: Path, engine: str) -> Bisection:
 
 
 def test_bisect_finds_the_layer_of_what_is_hidden(tmp_path: Path) -> None:
-    found = bisection_of(builtin("f32", tmp_path), WrongWhereItIsHidden.name)
+    found = bisection_of(builtin("f32", tmp_path), WRONG_WHERE_IT_IS_HIDDEN)
     assert found.first is not None
     assert (str(found.first.site), found.exit_code) == ("l_out-0", 1)
     assert "ROPE" in found.first.op or "..." in found.first.op  # one of so many ops
 
 
 def test_bisect_of_an_honest_engine_compares_what_lies_between(tmp_path: Path) -> None:
-    found = bisection_of(builtin("f32", tmp_path), ShowsLayers.name)
+    found = bisection_of(builtin("f32", tmp_path), SHOWS_LAYERS)
     assert (found.not_compared, found.exit_code) == ((), 0)
 
 

@@ -28,6 +28,7 @@ from lockstep.harness.records import (
 )
 from tests.contexts import context_of
 from tests.models import some_batches, written
+from tests.quiet_engines import made
 
 
 class Racing(Reference):
@@ -47,18 +48,10 @@ class Racing(Reference):
         return replace(found, logits=(logits, *found.logits[1:]))
 
 
-class Often(Racing, name="repeats: a race"):
-    every, by = 2, 1e-2
-
-
-class Hardly(Racing, name="repeats: sums in any order"):
-    every, by = 2, 1e-7
-
-
-class Seldom(Racing, name="repeats: once wrong"):
-    """Wrong in the first of ten runs, which is the only one that says so."""
-
-    every, by, runs = 10, 1e-2, 9
+OFTEN = made("repeats: a race", Racing, every=2, by=1e-2)
+HARDLY = made("repeats: sums in any order", Racing, every=2, by=1e-7)
+# Wrong in the first of ten runs, which is the only one that says so.
+SELDOM = made("repeats: once wrong", Racing, every=10, by=1e-2, runs=9)
 
 
 class Kept(Mirror):
@@ -97,16 +90,9 @@ class Halves(Mirror):
         return super().swiglu(gate, up * np.float32(1 + self.calls % 2))
 
 
-class Uncleared(Reference, name="repeats: what is left"):
-    ops = Kept
-
-
-class NearlyUncleared(Reference, name="repeats: what is left fades"):
-    ops = Fading
-
-
-class LongUncleared(Reference, name="repeats: what is left lasts"):
-    ops = Lasting
+UNCLEARED = made("repeats: what is left", Reference, ops=Kept)
+NEARLY_UNCLEARED = made("repeats: what is left fades", Reference, ops=Fading)
+LONG_UNCLEARED = made("repeats: what is left lasts", Reference, ops=Lasting)
 
 
 class Always(Racing, name="repeats: a race in every run"):
@@ -142,7 +128,7 @@ def verdicts_of(model: Path, engine: str, suite: str) -> list[Verdict]:
 
 
 def test_a_race_is_a_verdict_of_its_own_kind_with_its_rate_and_place(model: Path) -> None:
-    first, shaky, rest = verdicts_of(model, Often.name, "logits")
+    first, shaky, rest = verdicts_of(model, OFTEN, "logits")
     assert (rest.status, "its own runs differ by more" in rest.summary) == ("not-compared", True)
     assert (shaky.status, shaky.key) == ("diverged", "logits/not-deterministic")
     rate = {"differ": 4, "runs": MORE, "place": "output 0 of batch 0, token 7"}
@@ -151,16 +137,16 @@ def test_a_race_is_a_verdict_of_its_own_kind_with_its_rate_and_place(model: Path
     assert exit_code([shaky, first]) == 1
 
 
-@pytest.mark.parametrize("engine", [Uncleared.name, NearlyUncleared.name])
+@pytest.mark.parametrize("engine", [UNCLEARED, NEARLY_UNCLEARED])
 def test_what_an_earlier_run_left_is_told_from_a_race(engine: str, model: Path) -> None:
     _, shaky, _ = verdicts_of(model, engine, "logits")
     assert shaky.detail["first_alone"]
-    _, race, _ = verdicts_of(model, Often.name, "logits")
+    _, race, _ = verdicts_of(model, OFTEN, "logits")
     assert not race.detail["first_alone"]
 
 
 def test_a_state_that_outlasts_many_runs_is_told_from_a_race_by_starting_anew(model: Path) -> None:
-    _, shaky, _ = verdicts_of(model, LongUncleared.name, "logits")
+    _, shaky, _ = verdicts_of(model, LONG_UNCLEARED, "logits")
     assert (shaky.detail["first_alone"], shaky.detail["by_history"]) == (False, True)
     _, race, _ = verdicts_of(model, Always.name, "logits")
     assert race.detail["differ"] == race.detail["runs"]
@@ -168,13 +154,13 @@ def test_a_state_that_outlasts_many_runs_is_told_from_a_race_by_starting_anew(mo
 
 
 def test_sums_in_any_order_are_said_and_the_rest_is_compared(model: Path) -> None:
-    first, shaky = verdicts_of(model, Hardly.name, "logits")
+    first, shaky = verdicts_of(model, HARDLY, "logits")
     assert shaky.key == "logits/not-deterministic"
     assert "with tensors shown" in first.detail["same"]
 
 
 def test_a_difference_that_no_other_run_shows_is_no_place(model: Path) -> None:
-    first, shaky, _ = verdicts_of(model, Seldom.name, "logits")
+    first, shaky, _ = verdicts_of(model, SELDOM, "logits")
     assert shaky.detail["differ"] == MORE
     assert first.status == "diverged"
 

@@ -51,8 +51,7 @@ class Constant(Reference, name="nothing told: one number"):
         return self.detokenize([[0] * n], remove_special=False, unparse_special=False)[0]
 
 
-class NoNumber(Constant, name="nothing told: NaN"):
-    number = float("nan")
+NO_NUMBER = made("nothing told: NaN", Constant, number=float("nan"))
 
 
 class Levels(Constant, name="nothing told: levels"):
@@ -62,16 +61,9 @@ class Levels(Constant, name="nothing told: levels"):
         return replace(super().describe(), levels=self.levels)
 
 
-class ListsAlone(Levels, name="nothing told: lists"):
-    levels = ("logprobs", "tokenize")
-
-
-class GreedyAlone(Levels, name="nothing told: greedy"):
-    levels = ("greedy", "tokenize")
-
-
-class TextAlone(Levels, name="nothing told: text"):
-    levels = ("generate", "tokenize")
+LISTS_ALONE = made("nothing told: lists", Levels, levels=("logprobs", "tokenize"))
+GREEDY_ALONE = made("nothing told: greedy", Levels, levels=("greedy", "tokenize"))
+TEXT_ALONE = made("nothing told: text", Levels, levels=("generate", "tokenize"))
 
 
 def zero_output(folder: Path) -> Path:
@@ -107,9 +99,9 @@ def said(path: Path, engine: str, *suites: str) -> list[Verdict]:
     [
         (Constant.name, "logits"),
         (Constant.name, "decode"),
-        (ListsAlone.name, "logprobs"),
-        (GreedyAlone.name, "decode"),
-        (TextAlone.name, "text"),
+        (LISTS_ALONE, "logprobs"),
+        (GREEDY_ALONE, "decode"),
+        (TEXT_ALONE, "text"),
     ],
 )
 def test_zero_logits_conform_in_no_suite(engine: str, suite: str, tmp_path: Path) -> None:
@@ -125,7 +117,7 @@ def test_zero_logits_conform_in_no_bisection(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suite", ["logits", "decode"])
 def test_nan_of_blocks_conforms_in_no_suite(suite: str, tmp_path: Path) -> None:
-    found = said(with_nan_blocks(tmp_path), NoNumber.name, suite)
+    found = said(with_nan_blocks(tmp_path), NO_NUMBER, suite)
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
     assert "agreed" not in statuses(found)
 
