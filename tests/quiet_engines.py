@@ -14,10 +14,10 @@ from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.fast import FastEngine
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.graph.engine import ReplayEngine
+from lockstep.harness.mutants.attention import MissingScale
 from lockstep.harness.mutants.base import Mutant
-from lockstep.harness.mutants.kv_head_modulo import KvHeadModulo
-from lockstep.harness.mutants.missing_scale import MissingScale
-from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
+from lockstep.harness.mutants.heads import KvHeadModulo
+from lockstep.harness.mutants.rope import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request
 
 Row = list[tuple[Any, float]]

@@ -33,7 +33,7 @@ from lockstep.harness.honest.rope_float64 import WideAngles
 from lockstep.harness.honest.rope_inverse_frequency import InverseFrequency
 from lockstep.harness.honest.silu_tanh import ByTanh
 from lockstep.harness.honest.sums_one_by_one import OneByOne
-from lockstep.harness.mutants.cache_keeps_last import CacheKeepsLast
+from lockstep.harness.mutants.cache import CacheKeepsLast
 from lockstep.harness.records import EXACT, PRESETS, Site
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named

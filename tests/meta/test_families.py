@@ -101,7 +101,7 @@ def test_files_register_one_member_each() -> None:
 
 def test_a_class_without_a_name_is_not_taken_for_something_shared() -> None:
     assert defined("lockstep.harness.mutants", "lockstep.harness.mutants.base") == [Mutant]
-    assert not is_shared("lockstep.harness.mutants", "lockstep.harness.mutants.wrong_eps")
+    assert not is_shared("lockstep.harness.mutants", "lockstep.harness.mutants.norms")
 
 
 def test_members_say_what_they_are() -> None:

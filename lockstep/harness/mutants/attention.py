@@ -22,18 +22,18 @@ class WrongAttention(Mistake):
 # --- scale --------------------------------------------------------------------------------------
 
 
-class ScaleSquared(WrongAttention, name="mutant:attention-scale-squared"):
-    mistake = "scores are divided by d instead of its root"
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        return right(x, scale**2, visible)
-
-
-class ScaleOfWidth(WrongAttention, name="mutant:attention-scale-of-width"):
-    mistake = "scores are divided by the root of the model's width"
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        return right(x, self.loaded.graph.hparams.n_embd**-0.5, visible)
+WrongAttention.add_fault(
+    "attention-scale-squared",
+    "scores are divided by d instead of its root",
+    soft_max=lambda self, right, x, scale, visible: right(x, scale**2, visible),
+)
+WrongAttention.add_fault(
+    "attention-scale-of-width",
+    "scores are divided by the root of the model's width",
+    soft_max=lambda self, right, x, scale, visible: right(
+        x, self.loaded.graph.hparams.n_embd**-0.5, visible
+    ),
+)
 
 
 class ScaleWithoutKeyLength(WrongAttention, name="mutant:attention-scale-without-key-length"):
@@ -68,20 +68,32 @@ class KeyLengthIgnoredGptOss(WrongAttention, name="mutant:attention-key-length-i
         return right(x, (hp.n_embd // hp.n_head) ** -0.5, visible, sinks)
 
 
-class ScaledTwicePhi3(WrongAttention, name="mutant:attention-scaled-twice"):
-    mistake = "queries that are scaled already are scaled once more with the scores"
-    shows_on = "arch:phi3"
+WrongAttention.add_fault(
+    "attention-scaled-twice",
+    "queries that are scaled already are scaled once more with the scores",
+    shows_on="arch:phi3",
+    soft_max=lambda self, right, x, scale, visible: right(
+        x, self.loaded.graph.hparams.n_embd_head**-0.5, visible
+    ),
+)
+WrongAttention.add_fault(
+    "attention-scale-missing-gpt2",
+    "of gpt2 the root of the head's width is left out",
+    shows_on="arch:gpt2",
+    soft_max=lambda self, right, x, scale, visible: right(x, 1.0, visible),
+)
 
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        return right(x, self.loaded.graph.hparams.n_embd_head**-0.5, visible)
 
-
-class ScaleMissingGpt2(WrongAttention, name="mutant:attention-scale-missing-gpt2"):
-    mistake = "of gpt2 the root of the head's width is left out"
-    shows_on = "arch:gpt2"
+class MissingScale(WrongAttention, name="mutant:missing-scale"):
+    mistake = "missing 1/sqrt(d)"
+    effect = "attention looks at one token alone; the text repeats"
+    first_of_all = True
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
         return right(x, 1.0, visible)
+
+    def flash_attn(self, right: Op, q: F32, k: Any, v: Any, scale: float, *more: Any) -> F32:
+        return right(q, k, v, 1.0, *more)
 
 
 # --- scores -------------------------------------------------------------------------------------
@@ -92,19 +104,17 @@ class Capped(WrongAttention):
     site = "kq_scaled_2"
 
 
-class CapMissing(Capped, name="mutant:soft-cap-missing"):
-    mistake = "attn_logit_softcapping is not read, and scores are not capped"
-    source = "vLLM #30427"
-
-    def soft_cap(self, right: Op, x: F32, cap: float) -> F32:
-        return x if x.ndim == 3 else right(x, cap)
-
-
-class CapCut(Capped, name="mutant:soft-cap-cut-off"):
-    mistake = "scores are cut off at the cap, not bent towards it"
-
-    def soft_cap(self, right: Op, x: F32, cap: float) -> F32:
-        return np.clip(x, -cap, cap) if x.ndim == 3 else right(x, cap)
+Capped.add_fault(
+    "soft-cap-missing",
+    "attn_logit_softcapping is not read, and scores are not capped",
+    source="vLLM #30427",
+    soft_cap=lambda self, right, x, cap: x if x.ndim == 3 else right(x, cap),
+)
+Capped.add_fault(
+    "soft-cap-cut-off",
+    "scores are cut off at the cap, not bent towards it",
+    soft_cap=lambda self, right, x, cap: np.clip(x, -cap, cap) if x.ndim == 3 else right(x, cap),
+)
 
 
 class CapOfLogits(Capped, name="mutant:soft-cap-of-logits"):
@@ -115,15 +125,15 @@ class CapOfLogits(Capped, name="mutant:soft-cap-of-logits"):
         return right(x, hp.f_final_logit_softcapping if x.ndim == 3 else cap)
 
 
-class CapBeforeScale(Capped, name="mutant:soft-cap-before-scale"):
-    mistake = "scores are capped before they are scaled"
-    site = "kq"
-
-    def scale(self, right: Op, x: F32, factor: float) -> F32:
-        return x if x.ndim == 3 else right(x, factor)
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        return right(x, scale * self.loaded.graph.hparams.n_embd_head**-0.5, visible)
+Capped.add_fault(
+    "soft-cap-before-scale",
+    "scores are capped before they are scaled",
+    site="kq",
+    scale=lambda self, right, x, factor: x if x.ndim == 3 else right(x, factor),
+    soft_max=lambda self, right, x, scale, visible: right(
+        x, scale * self.loaded.graph.hparams.n_embd_head**-0.5, visible
+    ),
+)
 
 
 class CapAfterMask(Capped, name="mutant:soft-cap-after-mask"):
@@ -136,21 +146,19 @@ class CapAfterMask(Capped, name="mutant:soft-cap-after-mask"):
         return right(seen.astype(np.float32), scale, None)
 
 
-class ScoresInHalf(WrongAttention, name="mutant:attention-scores-f16"):
-    mistake = "scores are rounded to F16 where F32 is asked for"
-    effect = "small errors everywhere; long texts drift"
-    site = "kq"
-
-    def kq(self, right: Op, q: F32, k: Any) -> F32:
-        return in_half(right(q, k))
-
-
-class WeightsInHalf(WrongAttention, name="mutant:attention-weights-f16"):
-    mistake = "the weights of attention are rounded to F16 where F32 is asked for"
-    effect = "small errors everywhere; long texts drift"
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        return in_half(right(x, scale, visible))
+WrongAttention.add_fault(
+    "attention-scores-f16",
+    "scores are rounded to F16 where F32 is asked for",
+    "small errors everywhere; long texts drift",
+    site="kq",
+    kq=lambda self, right, q, k: in_half(right(q, k)),
+)
+WrongAttention.add_fault(
+    "attention-weights-f16",
+    "the weights of attention are rounded to F16 where F32 is asked for",
+    "small errors everywhere; long texts drift",
+    soft_max=lambda self, right, x, scale, visible: in_half(right(x, scale, visible)),
+)
 
 
 class NotDivided(WrongAttention, name="mutant:softmax-not-divided"):
@@ -210,6 +218,24 @@ class LastCellsDropped(WrongAttention, name="mutant:attention-last-cells-dropped
         return right(x, scale, visible & (np.arange(x.shape[-1]) < whole))
 
 
+class SoftmaxNan(WrongAttention, name="mutant:softmax-nan"):
+    """Takes the cells of a softmax in blocks of 16."""
+
+    mistake = "a softmax that gives NaN on a fully masked row"
+    effect = "NaN logits with some lengths of the prompt"
+    first_of_all = True
+
+    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
+        out = right(x, scale, visible)
+        if visible is None:
+            return out
+        for start in range(0, x.shape[-1], 16):
+            # the block's largest score is -inf, and -inf - -inf is NaN
+            hidden = ~visible[:, start : start + 16].any(axis=-1)
+            out[:, hidden] = np.nan
+        return out
+
+
 # --- sinks --------------------------------------------------------------------------------------
 
 
@@ -225,34 +251,28 @@ class Sinks(WrongAttention):
         raise NotImplementedError
 
 
-class SinksIgnored(Sinks, name="mutant:sinks-ignored"):
-    mistake = "attn_sinks is not loaded"
-
-    def wrong(self, sinks: F32) -> F32:
-        return np.full_like(sinks, -np.inf)
-
-
-class SinksOfOthers(Sinks, name="mutant:sinks-of-other-heads"):
-    mistake = "heads have the sinks of heads in another order"
-
-    def wrong(self, sinks: F32) -> F32:
-        return sinks[::-1].copy()
-
-
-class SinksScaled(Sinks, name="mutant:sinks-scaled"):
-    mistake = "sinks are scaled as scores are"
-
-    def wrong(self, sinks: F32) -> F32:
-        return sinks * np.float32(self.loaded.graph.hparams.n_embd_head**-0.5)
-
-
-class SinksAdded(Sinks, name="mutant:sinks-added-to-scores"):
-    mistake = "a sink is added to the scores of its head, which changes nothing in a softmax"
-
-    def soft_max_with_sinks(
-        self, right: Op, x: F32, scale: float, visible: Bools, sinks: F32
-    ) -> F32:
-        return self.loaded.ops.soft_max(x + sinks[:, None, None], scale, visible)
+Sinks.add_fault(
+    "sinks-ignored",
+    "attn_sinks is not loaded",
+    wrong=lambda self, sinks: np.full_like(sinks, -np.inf),
+)
+Sinks.add_fault(
+    "sinks-of-other-heads",
+    "heads have the sinks of heads in another order",
+    wrong=lambda self, sinks: sinks[::-1].copy(),
+)
+Sinks.add_fault(
+    "sinks-scaled",
+    "sinks are scaled as scores are",
+    wrong=lambda self, sinks: sinks * np.float32(self.loaded.graph.hparams.n_embd_head**-0.5),
+)
+Sinks.add_fault(
+    "sinks-added-to-scores",
+    "a sink is added to the scores of its head, which changes nothing in a softmax",
+    soft_max_with_sinks=lambda self, right, x, scale, visible, sinks: self.loaded.ops.soft_max(
+        x + sinks[:, None, None], scale, visible
+    ),
+)
 
 
 def in_half(x: F32) -> F32:

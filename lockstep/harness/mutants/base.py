@@ -1,6 +1,6 @@
 """The contract of a wrong engine: the reference with one mistake that people really make."""
 
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from lockstep.harness.adapters.reference import Reference
 
@@ -21,3 +21,11 @@ class Mutant(Reference):
     first_of_all: ClassVar[bool] = False  # also of a plain `selftest`
     moves_logits: ClassVar[bool] = True  # if not, no patch can confirm what the trace finds
     remembers: ClassVar[bool] = False  # answers depend on what was asked before
+
+    @classmethod
+    def add_fault(cls, name: str, mistake: str, effect: str = "", **changed: Any) -> type[Self]:
+        """Register a row: the engine that differs from this one by these attributes and methods."""
+        held = {"__module__": cls.__module__, "mistake": mistake, **changed}
+        if effect:
+            held["effect"] = effect
+        return type(name, (cls,), held, name=f"mutant:{name}")

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.architectures.step import Step
-from lockstep.engine.memory.attention import Attention, CellView
+from lockstep.engine.memory.attention import Attention, CellView, Look
 from lockstep.engine.memory.base import Memory
 from lockstep.engine.memory.cells import Cells
 from lockstep.engine.memory.store import Index, Store
-from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import Bools
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
@@ -20,8 +20,10 @@ from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put, stores_of
 
 AFTER = "the prompt is understood; what is generated is not"
 DRIFTS = "small errors everywhere; long texts drift"
+NONSENSE = "text is nonsense from the first token on"
 MIXED = "users of one server see what others wrote"
 Arrays = tuple[NDArray[Any], ...]
+Read = Callable[[int, Index], Arrays]
 
 
 class Cache(Mistake):
@@ -30,109 +32,97 @@ class Cache(Mistake):
     site = "k_cache"
 
 
+def in_half(x: F32) -> F32:
+    return x.astype(np.float16).astype(np.float32)
+
+
+def in_bf16(x: F32) -> F32:
+    return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def in_int8(x: F32) -> F32:
+    step = np.maximum(np.abs(x).max(axis=-1, keepdims=True), 1e-9) / 127
+    found: F32 = (np.round(x / step) * step).astype(np.float32)
+    return found
+
+
 # --- what a cell holds --------------------------------------------------------------------------
 
-
-class LateStore(Store):
-    def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
-        super().write(layer, cells + (len(cells) == 1), k, v)
-
-
-class OneSlotLate(Cache, name="mutant:cache-one-slot-late"):
-    mistake = "what is decoded goes one cell too far, which leaves a hole"
-    source = "onnxruntime-genai #2354"
-    cells = LateStore
-
-
-class HalfStore(Store):
-    def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
-        super().write(layer, cells, k.astype(np.float16).astype(np.float32), v)
-
-
-class KeysInHalf(Cache, name="mutant:cache-keys-f16"):
-    mistake = "keys are kept in F16 where F32 is asked for"
-    effect = DRIFTS
-    cells = HalfStore
-
-
-class Bf16Store(Store):
-    def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
-        cut = np.ascontiguousarray(v).view(np.uint32) & np.uint32(0xFFFF0000)
-        super().write(layer, cells, k, cut.view(np.float32))
-
-
-class ValuesInBf16(Cache, name="mutant:cache-values-bf16"):
-    mistake = "values are kept in BF16 where F32 is asked for"
-    effect = DRIFTS
-    source = "ik_llama.cpp #1521"
-    site = "v_cache"
-    cells = Bf16Store
-
-
-class Int8Store(Store):
-    def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
-        step = np.maximum(np.abs(k).max(axis=-1, keepdims=True), 1e-9) / 127
-        super().write(layer, cells, (np.round(k / step) * step).astype(np.float32), v)
-
-
-class KeysInInt8(Cache, name="mutant:cache-keys-int8"):
-    mistake = "keys are kept in eight bits where F32 is asked for"
-    effect = DRIFTS
-    source = "ik_llama.cpp #1206"
-    cells = Int8Store
+Cache.add_fault(
+    "cache-one-slot-late",
+    "what is decoded goes one cell too far, which leaves a hole",
+    source="onnxruntime-genai #2354",
+    store_write=lambda self, store, right, layer, cells, k, v: right(
+        layer, cells + (len(cells) == 1), k, v
+    ),
+)
+Cache.add_fault(
+    "cache-keys-f16",
+    "keys are kept in F16 where F32 is asked for",
+    DRIFTS,
+    store_write=lambda self, store, right, layer, cells, k, v: right(layer, cells, in_half(k), v),
+)
+Cache.add_fault(
+    "cache-values-bf16",
+    "values are kept in BF16 where F32 is asked for",
+    DRIFTS,
+    source="ik_llama.cpp #1521",
+    site="v_cache",
+    store_write=lambda self, store, right, layer, cells, k, v: right(layer, cells, k, in_bf16(v)),
+)
+Cache.add_fault(
+    "cache-keys-int8",
+    "keys are kept in eight bits where F32 is asked for",
+    DRIFTS,
+    source="ik_llama.cpp #1206",
+    store_write=lambda self, store, right, layer, cells, k, v: right(layer, cells, in_int8(k), v),
+)
+Cache.add_fault(
+    "cache-shared-by-layers",
+    "all layers write into the cache of the first",
+    store_write=lambda self, store, right, layer, cells, k, v: right(0, cells, k, v),
+    store_read=lambda self, store, right, layer, cells: right(0, cells),
+)
+Cache.add_fault(
+    "cache-keys-for-values",
+    "keys are read where values lie, and values where keys lie",
+    NONSENSE,
+    store_read=lambda self, store, right, layer, cells: right(layer, cells)[::-1],
+)
 
 
-class OneLayer(Store):
-    def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
-        super().write(0, cells, k, v)
+class CacheKeepsLast(Cache, name="mutant:cache-keeps-last"):
+    mistake = "the cache cursor keeps only the last prompt token"
+    effect = "after the first batch only its last token is remembered"
+    first_of_all = True
 
-    def read(self, layer: int, cells: Index) -> tuple[NDArray[Any], NDArray[Any]]:
-        return super().read(0, cells)
-
-
-class LayersShare(Cache, name="mutant:cache-shared-by-layers"):
-    mistake = "all layers write into the cache of the first"
-    cells = OneLayer
-
-
-class Exchanged(Store):
-    def read(self, layer: int, cells: Index) -> tuple[NDArray[Any], NDArray[Any]]:
-        keys, values = super().read(layer, cells)
-        return values, keys
-
-
-class KeysForValues(Cache, name="mutant:cache-keys-for-values"):
-    mistake = "keys are read where values lie, and values where keys lie"
-    effect = "text is nonsense from the first token on"
-    cells = Exchanged
-
-
-class Transposed(Store):
-    def read(self, layer: int, cells: Index) -> tuple[NDArray[Any], NDArray[Any]]:
-        keys, values = super().read(layer, cells)
-        return keys, values.transpose(2, 1, 0).reshape(values.shape)
+    def store_write(
+        self, store: Store, right: Callable[..., None], layer: int, cells: Index, k: F32, v: F32
+    ) -> None:
+        # the cursor advances after the batch, so all its tokens landed where it stood
+        store.keys[layer][cells] = 0
+        store.values[layer][cells] = 0
+        right(layer, cells[:1], k[-1:], v[-1:])
 
 
 class ValuesTransposed(Cache, name="mutant:cache-values-transposed"):
     mistake = "values are read as if they were kept transposed"
-    effect = "text is nonsense from the first token on"
+    effect = NONSENSE
     site = "v_cache"
-    cells = Transposed
 
-
-class Early(CellView):
-    def store(self, *numbers: F32) -> None:
-        self.before = tuple(array.copy() for array in super().read())
-        super().store(*numbers)
-
-    def read(self) -> Arrays:
-        return self.before
+    def store_read(self, store: Store, right: Read, layer: int, cells: Index) -> Arrays:
+        keys, values = right(layer, cells)
+        return keys, values.transpose(2, 1, 0).reshape(values.shape)
 
 
 class ReadsFirst(Cache, name="mutant:cache-read-before-written"):
     mistake = "the cache is read before the new tokens are in it"
-    effect = "text is nonsense from the first token on"
-    view = Early
+    effect = NONSENSE
+
+    def cells_store(self, view: CellView, right: Callable[..., None], *numbers: F32) -> None:
+        before = tuple(array.copy() for array in CellView.read(view))
+        view.read = lambda: before  # type: ignore[method-assign]
+        right(*numbers)
 
 
 class RotatedAgain(Cache, name="mutant:cache-keys-rotated-again"):
@@ -148,139 +138,82 @@ class RotatedAgain(Cache, name="mutant:cache-keys-rotated-again"):
 # --- which cells are seen -----------------------------------------------------------------------
 
 
-class Alone(CellView):
-    def visible(self, window: int) -> Bools:
-        return super().visible(window) & np.isin(self.look.cells, self.look.at)
+class HiddenCells(Cache):
+    """`seen`: what is hidden besides, (tokens, cells) or as it can be spread to that."""
 
-
-class SeesItselfAlone(Cache, name="mutant:cache-batch-sees-itself-alone"):
-    mistake = "a batch sees its own tokens and none of those before"
     site = "kq_soft_max"
-    view = Alone
+
+    def cells_visible(self, view: CellView, right: Callable[[int], Bools], window: int) -> Bools:
+        return right(window) & self.seen(view.look)
+
+    def seen(self, look: Look) -> Bools:
+        raise NotImplementedError
 
 
-class SeveralAlone(CellView):
-    def visible(self, window: int) -> Bools:
-        own = np.isin(self.look.cells, self.look.at)
-        return super().visible(window) & (own | (len(self.look.at) == 1))
+def own_cells(look: Look) -> Bools:
+    return np.isin(look.cells, look.at)
 
 
-class SecondSeesItselfAlone(Cache, name="mutant:cache-second-batch-sees-itself-alone"):
-    mistake = "a second batch of several tokens sees none of those before"
-    effect = "the second question of a conversation is answered as if it were the first"
-    site = "kq_soft_max"
-    view = SeveralAlone
+HiddenCells.add_fault(
+    "cache-batch-sees-itself-alone",
+    "a batch sees its own tokens and none of those before",
+    seen=lambda self, look: own_cells(look),
+)
+HiddenCells.add_fault(
+    "cache-second-batch-sees-itself-alone",
+    "a second batch of several tokens sees none of those before",
+    "the second question of a conversation is answered as if it were the first",
+    seen=lambda self, look: own_cells(look) | (len(look.at) == 1),
+)
 
 
-class WithoutTheOneBefore(CellView):
-    def visible(self, window: int) -> Bools:
-        first = np.arange(len(self.look.at)) % 64 == 0
-        first[0] = False
-        hidden: Bools = first[:, None] & (self.look.cells == self.look.at[:, None] - 1)
-        return super().visible(window) & ~hidden
-
-
-class FirstOfUbatchMisses(Cache, name="mutant:cache-ubatch-misses-the-one-before"):
+class FirstOfUbatchMisses(HiddenCells, name="mutant:cache-ubatch-misses-the-one-before"):
     mistake = "the first token of each further 64 of a prompt does not see the one before"
     effect = "long prompts are understood a little worse"
-    site = "kq_soft_max"
-    view = WithoutTheOneBefore
+
+    def seen(self, look: Look) -> Bools:
+        first = np.arange(len(look.at)) % 64 == 0
+        first[0] = False
+        hidden: Bools = first[:, None] & (look.cells == look.at[:, None] - 1)
+        return ~hidden
 
 
-class WrongBlocks(CellView):
-    def visible(self, window: int) -> Bools:
-        same: Bools = self.look.at[:, None] // 64 == self.look.cells // 64
-        return super().visible(window) & (same | (len(self.look.at) <= 64))
-
-
-class UbatchesAlone(Cache, name="mutant:cache-ubatches-see-themselves-alone"):
-    mistake = "a prompt is computed in ubatches of 64, which do not see each other"
-    effect = "only the end of a long prompt is understood"
-    site = "kq_soft_max"
-    view = WrongBlocks
-
-
-class Ring(CellView):
-    def visible(self, window: int) -> Bools:
-        return super().visible(window) & (self.look.ahead < 32)
-
-
-class RingOf32(Cache, name="mutant:cache-ring-of-32"):
-    mistake = "the newest token takes the cell of the 32nd before it"
-    effect = "the beginning of a text is forgotten"
-    site = "kq_soft_max"
-    view = Ring
-
-
-class First64(CellView):
-    def visible(self, window: int) -> Bools:
-        found = super().visible(window)
-        found[:, 64:] = False
-        return found
-
-
-class CellsBeyond64(Cache, name="mutant:cache-cells-beyond-64"):
-    mistake = "cells beyond the first 64 are not looked at"
-    effect = "fine up to 64 tokens, then what is new is not seen"
-    site = "kq_soft_max"
-    view = First64
-
-
-class First256(CellView):
-    def visible(self, window: int) -> Bools:
-        found = super().visible(window)
-        found[:, 256:] = False
-        return found
-
-
-class CellsBeyond256(Cache, name="mutant:cache-cells-beyond-256"):
-    mistake = "cells beyond the first 256 are not looked at"
-    effect = "fine up to 256 tokens, then what is new is not seen"
-    source = "lucebox #128"
-    site = "kq_soft_max"
-    view = First256
-
-
-class AllSequences(CellView):
-    def visible(self, window: int) -> Bools:
-        return (self.look.ahead >= 0) & (self.look.ahead < (window or np.inf))
-
-
-class SequencesLeak(Cache, name="mutant:cache-sequences-leak"):
-    """No op is wrong while there is one sequence."""
-
-    mistake = "a token sees those of other sequences at earlier positions"
-    effect = MIXED
-    site = "logits"
-    layer = None
-    view = AllSequences
-
-
-class Tracked(Store):
-    """Knows how many of its cells were written."""
-
-    used = 0
-    before: Store | None = None
-
-    def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
-        self.used = max(self.used, int(cells.max()) + 1)
-        super().write(layer, cells, k, v)
-
-
-class Haunted(CellView):
-    def old(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        before: Any = getattr(self.numbers, "before", None)
-        cells = np.arange(before.used if before else 0)
-        return (before or self.numbers).read(self.layer, cells)
-
-    def read(self) -> Arrays:
-        pairs = zip(self.old(), super().read(), strict=True)
-        return tuple(np.concatenate(pair) for pair in pairs)
-
-    def visible(self, window: int) -> Bools:
-        return np.pad(
-            super().visible(window), ((0, 0), (len(self.old()[0]), 0)), constant_values=True
-        )
+HiddenCells.add_fault(
+    "cache-ubatches-see-themselves-alone",
+    "a prompt is computed in ubatches of 64, which do not see each other",
+    "only the end of a long prompt is understood",
+    seen=lambda self, look: (look.at[:, None] // 64 == look.cells // 64) | (len(look.at) <= 64),
+)
+HiddenCells.add_fault(
+    "cache-ring-of-32",
+    "the newest token takes the cell of the 32nd before it",
+    "the beginning of a text is forgotten",
+    seen=lambda self, look: look.ahead < 32,
+)
+HiddenCells.add_fault(
+    "cache-cells-beyond-64",
+    "cells beyond the first 64 are not looked at",
+    "fine up to 64 tokens, then what is new is not seen",
+    seen=lambda self, look: np.arange(look.ahead.shape[1]) < 64,
+)
+HiddenCells.add_fault(
+    "cache-cells-beyond-256",
+    "cells beyond the first 256 are not looked at",
+    "fine up to 256 tokens, then what is new is not seen",
+    source="lucebox #128",
+    seen=lambda self, look: np.arange(look.ahead.shape[1]) < 256,
+)
+# No op is wrong while there is one sequence.
+Cache.add_fault(
+    "cache-sequences-leak",
+    "a token sees those of other sequences at earlier positions",
+    MIXED,
+    site="logits",
+    layer=None,
+    cells_visible=lambda self, view, right, window: (
+        (view.look.ahead >= 0) & (view.look.ahead < (window or np.inf))
+    ),
+)
 
 
 class NotCleared(Cache, name="mutant:cache-not-cleared"):
@@ -288,18 +221,31 @@ class NotCleared(Cache, name="mutant:cache-not-cleared"):
     effect = "the second prompt is answered with the first in mind"
     site = "logits"
     layer = None
-    cells = Tracked
-    view = Haunted
     remembers = True
-    last: Any = None
+    newest: Store | None = None
+    before: Store | None = None  # of the previous run
+    used: ClassVar[WeakKeyDictionary[Store, int]] = WeakKeyDictionary()  # cells of each store
 
     def new_memory(self, right: Callable[..., Memory], **shape: Any) -> Memory:
         memory = super().new_memory(right, **shape)
         for store in stores_of(memory):
-            store.before, self.last = self.last, store  # type: ignore[attr-defined]
-            if store.before:  # type: ignore[attr-defined]
-                store.before.before = None  # type: ignore[attr-defined]
+            self.before, self.newest = self.newest, store
         return memory
+
+    def store_write(self, store: Store, right: Op, layer: int, cells: Index, *kv: F32) -> None:
+        self.used[store] = max(self.used.get(store, 0), int(cells.max()) + 1)
+        right(layer, cells, *kv)
+
+    def old(self, view: CellView) -> Arrays:
+        before = self.before if view.numbers is self.newest else None
+        n = self.used.get(before, 0) if before else 0
+        return (before or view.numbers).read(view.layer, np.arange(n))
+
+    def cells_read(self, view: CellView, right: Callable[[], Arrays]) -> Arrays:
+        return tuple(np.concatenate(pair) for pair in zip(self.old(view), right(), strict=True))
+
+    def cells_visible(self, view: CellView, right: Callable[[int], Bools], window: int) -> Bools:
+        return np.pad(right(window), ((0, 0), (len(self.old(view)[0]), 0)), constant_values=True)
 
 
 # --- operations, which `fuzz batch` asks for ----------------------------------------------------
@@ -358,10 +304,7 @@ class OutputsFromTheFirst(Cache, name="mutant:batch-outputs-from-the-first"):
     site = "logits"
     layer = None
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "forward", self.forward)
-
-    def forward(self, right: Op, step: Step) -> F32:
+    def graph_forward(self, right: Op, step: Step) -> F32:
         first = np.arange(len(step.batch)) < step.batch.outputs.sum()
         return right(replace(step, batch=replace(step.batch, outputs=first)))
 

@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.architectures.step import Step
-from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import I32, Bools
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 VAGUE = "text is fluent and beside the point"
 NONSENSE = "text is nonsense from the first token on"
@@ -24,50 +23,48 @@ class WrongExperts(Mistake):
 # --- the choice ---------------------------------------------------------------------------------
 
 
-class SigmoidForSoftmax(WrongExperts, name="mutant:experts-sigmoid-for-softmax"):
-    mistake = "a router's softmax is taken for a sigmoid"
-    shows_on = "arch:qwen3moe"
-    site = "ffn_moe_probs"
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        return right(x, scale, visible) if x.ndim == 3 else self.loaded.ops.sigmoid(x)
-
-
-class SoftmaxForSigmoid(WrongExperts, name="mutant:experts-softmax-for-sigmoid"):
-    mistake = "expert_gating_func is ignored, and a softmax taken where it says sigmoid"
-    shows_on = "arch:deepseek2"
-    site = "ffn_moe_probs"
-    layer = 1
-
-    def sigmoid(self, right: Op, x: F32) -> F32:
-        return self.loaded.ops.soft_max(x, 1.0, None)
-
-
-class SoftmaxOverTokens(WrongExperts, name="mutant:experts-softmax-over-tokens"):
-    mistake = "a router's softmax goes over the tokens of the batch"
-    site = "ffn_moe_probs"
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        return right(x, scale, visible) if x.ndim == 3 else right(x.T, scale, visible).T
-
-
-class LeastLiked(WrongExperts, name="mutant:experts-least-liked"):
-    mistake = "the least likely experts are chosen"
-    effect = NONSENSE
-    site = "ffn_moe_topk"
-
-    def top_k(self, right: Op, probs: F32, n: int) -> F32:
-        return right(-probs, n)
-
-
-class NotSorted(WrongExperts, name="mutant:experts-not-sorted"):
-    mistake = "experts are sorted by a comparison that is true or false where a sign is wanted"
-    effect = NONSENSE
-    site = "ffn_moe_topk"
-
-    def top_k(self, right: Op, probs: F32, n: int) -> F32:
-        """Nothing is less than anything else, so that they stay in their order."""
-        return right(-np.broadcast_to(np.arange(probs.shape[-1], dtype=np.float32), probs.shape), n)
+WrongExperts.add_fault(
+    "experts-sigmoid-for-softmax",
+    "a router's softmax is taken for a sigmoid",
+    shows_on="arch:qwen3moe",
+    site="ffn_moe_probs",
+    soft_max=lambda self, right, x, scale, visible: (
+        right(x, scale, visible) if x.ndim == 3 else self.loaded.ops.sigmoid(x)
+    ),
+)
+WrongExperts.add_fault(
+    "experts-softmax-for-sigmoid",
+    "expert_gating_func is ignored, and a softmax taken where it says sigmoid",
+    shows_on="arch:deepseek2",
+    site="ffn_moe_probs",
+    layer=1,
+    sigmoid=lambda self, right, x: self.loaded.ops.soft_max(x, 1.0, None),
+)
+WrongExperts.add_fault(
+    "experts-softmax-over-tokens",
+    "a router's softmax goes over the tokens of the batch",
+    site="ffn_moe_probs",
+    soft_max=lambda self, right, x, scale, visible: (
+        right(x, scale, visible) if x.ndim == 3 else right(x.T, scale, visible).T
+    ),
+)
+WrongExperts.add_fault(
+    "experts-least-liked",
+    "the least likely experts are chosen",
+    NONSENSE,
+    site="ffn_moe_topk",
+    top_k=lambda self, right, probs, n: right(-probs, n),
+)
+# Nothing is less than anything else, so that they stay in their order.
+WrongExperts.add_fault(
+    "experts-not-sorted",
+    "experts are sorted by a comparison that is true or false where a sign is wanted",
+    NONSENSE,
+    site="ffn_moe_topk",
+    top_k=lambda self, right, probs, n: right(
+        -np.broadcast_to(np.arange(probs.shape[-1], dtype=np.float32), probs.shape), n
+    ),
+)
 
 
 class ChosenForFirst(WrongExperts, name="mutant:experts-of-the-first-token"):
@@ -125,39 +122,36 @@ class NotNormalised(WrongExperts, name="mutant:experts-not-normalised"):
         return weights
 
 
-class NotNormalisedLlama(NotNormalised, name="mutant:experts-not-normalised-llama"):
-    mistake = "weights of the chosen of a Mixtral are not made to sum to one"
-    shows_on = "moe"
-
-
-class NormOfTheFirst(WrongExperts, name="mutant:experts-divided-by-the-largest"):
-    mistake = "weights are divided by the largest, not by their sum"
-    site = "ffn_moe_weights_norm"
-
-    def normalise(self, right: Op, weights: F32) -> F32:
-        out: F32 = weights / weights.max(axis=-1, keepdims=True)
-        return out
-
-
-class AlwaysNormalised(WrongExperts, name="mutant:experts-always-normalised"):
-    mistake = "weights of the chosen are made to sum to one, whatever expert_weights_norm says"
-    shows_on = "deepseek2-lite"
-    site = "ffn_moe_weights"
-    layer = 1
-
-    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
-        return self.loaded.ops.normalise(right(probs, ids))
-
-
-class SoftmaxOverChosen(WrongExperts, name="mutant:experts-softmax-over-chosen"):
-    mistake = "a softmax goes over the chosen experts only, where the model wants all"
-    source = "mlxcel #391"
-    shows_on = "deepseek2-lite"
-    site = "ffn_moe_weights"
-    layer = 1
-
-    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
-        return self.loaded.ops.soft_max(np.log(right(probs, ids)), 1.0, None)
+NotNormalised.add_fault(
+    "experts-not-normalised-llama",
+    "weights of the chosen of a Mixtral are not made to sum to one",
+    shows_on="moe",
+)
+WrongExperts.add_fault(
+    "experts-divided-by-the-largest",
+    "weights are divided by the largest, not by their sum",
+    site="ffn_moe_weights_norm",
+    normalise=lambda self, right, weights: weights / weights.max(axis=-1, keepdims=True),
+)
+WrongExperts.add_fault(
+    "experts-always-normalised",
+    "weights of the chosen are made to sum to one, whatever expert_weights_norm says",
+    shows_on="deepseek2-lite",
+    site="ffn_moe_weights",
+    layer=1,
+    pick=lambda self, right, probs, ids: self.loaded.ops.normalise(right(probs, ids)),
+)
+WrongExperts.add_fault(
+    "experts-softmax-over-chosen",
+    "a softmax goes over the chosen experts only, where the model wants all",
+    source="mlxcel #391",
+    shows_on="deepseek2-lite",
+    site="ffn_moe_weights",
+    layer=1,
+    pick=lambda self, right, probs, ids: self.loaded.ops.soft_max(
+        np.log(right(probs, ids)), 1.0, None
+    ),
+)
 
 
 class SoftmaxOverAll(WrongExperts, name="mutant:experts-softmax-over-all"):
@@ -177,20 +171,18 @@ class SoftmaxOverAll(WrongExperts, name="mutant:experts-softmax-over-all"):
         return np.take_along_axis(right(scores, scale, visible), ids.astype(np.int64), axis=-1)
 
 
-class WeightsById(WrongExperts, name="mutant:experts-weights-by-id"):
-    mistake = "weights are in the order of the experts' ids, experts in that of their rank"
-    site = "ffn_moe_weights"
-
-    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
-        return right(probs, np.sort(ids, axis=-1))
-
-
-class WeightsReversed(WrongExperts, name="mutant:experts-weights-reversed"):
-    mistake = "weights are in ascending order, experts in that of their rank"
-    site = "ffn_moe_weights"
-
-    def pick(self, right: Op, probs: F32, ids: I32) -> F32:
-        return right(probs, ids[..., ::-1])
+WrongExperts.add_fault(
+    "experts-weights-by-id",
+    "weights are in the order of the experts' ids, experts in that of their rank",
+    site="ffn_moe_weights",
+    pick=lambda self, right, probs, ids: right(probs, np.sort(ids, axis=-1)),
+)
+WrongExperts.add_fault(
+    "experts-weights-reversed",
+    "weights are in ascending order, experts in that of their rank",
+    site="ffn_moe_weights",
+    pick=lambda self, right, probs, ids: right(probs, ids[..., ::-1]),
+)
 
 
 class BiasInWeights(WrongExperts, name="mutant:experts-bias-in-weights"):
@@ -208,23 +200,21 @@ class BiasInWeights(WrongExperts, name="mutant:experts-bias-in-weights"):
         return right(self.choice, ids)
 
 
-class ScaleIgnored(WrongExperts, name="mutant:experts-weights-scale-ignored"):
-    mistake = "expert_weights_scale is not read"
-    shows_on = "arch:deepseek2"
-    site = "ffn_moe_weights_scaled"
-    layer = 1
-
-    def scale(self, right: Op, x: F32, factor: float) -> F32:
-        return x
-
-
-class NotWeighted(WrongExperts, name="mutant:experts-not-weighted"):
-    mistake = "results of experts are added up without their weights"
-    source = "Jlama #201"
-    site = "ffn_moe_weighted"
-
-    def mul(self, right: Op, a: F32, b: F32) -> F32:
-        return a if a.ndim == 3 else right(a, b)
+WrongExperts.add_fault(
+    "experts-weights-scale-ignored",
+    "expert_weights_scale is not read",
+    shows_on="arch:deepseek2",
+    site="ffn_moe_weights_scaled",
+    layer=1,
+    scale=lambda self, right, x, factor: x,
+)
+WrongExperts.add_fault(
+    "experts-not-weighted",
+    "results of experts are added up without their weights",
+    source="Jlama #201",
+    site="ffn_moe_weighted",
+    mul=lambda self, right, a, b: a if a.ndim == 3 else right(a, b),
+)
 
 
 class OneFewer(WrongExperts, name="mutant:experts-one-fewer"):
@@ -257,13 +247,13 @@ class InputsWeighted(WrongExperts, name="mutant:experts-inputs-weighted"):
 # --- what they compute --------------------------------------------------------------------------
 
 
-class NextExpert(WrongExperts, name="mutant:experts-ids-from-one"):
-    mistake = "the matrix of the next expert is taken"
-    effect = NONSENSE
-    site = "ffn_moe_up"
-
-    def linear_id(self, right: Op, x: F32, weight: Weight, ids: I32) -> F32:
-        return right(x, weight, (ids + 1) % weight.shape[0])
+WrongExperts.add_fault(
+    "experts-ids-from-one",
+    "the matrix of the next expert is taken",
+    NONSENSE,
+    site="ffn_moe_up",
+    linear_id=lambda self, right, x, weight, ids: right(x, weight, (ids + 1) % weight.shape[0]),
+)
 
 
 class DownOfTheFirst(WrongExperts, name="mutant:experts-down-of-the-first"):
@@ -289,12 +279,12 @@ class Capacity(WrongExperts, name="mutant:experts-of-limited-capacity"):
         return out
 
 
-class ExpertGateAndUpExchanged(WrongExperts, name="mutant:experts-gate-and-up-exchanged"):
-    mistake = "what is gated and what gates are exchanged"
-    site = "ffn_moe_swiglu"
-
-    def swiglu(self, right: Op, gate: F32, up: F32) -> F32:
-        return right(up, gate)
+WrongExperts.add_fault(
+    "experts-gate-and-up-exchanged",
+    "what is gated and what gates are exchanged",
+    site="ffn_moe_swiglu",
+    swiglu=lambda self, right, gate, up: right(up, gate),
+)
 
 
 class DownBiasMissing(WrongExperts, name="mutant:experts-down-bias-missing"):
@@ -302,10 +292,7 @@ class DownBiasMissing(WrongExperts, name="mutant:experts-down-bias-missing"):
     shows_on = "arch:gpt-oss"
     site = "ffn_moe_down_biased"
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "by_expert", self.by_expert)
-
-    def by_expert(self, right: Op, *args: Any) -> F32:
+    def graph_by_expert(self, right: Op, *args: Any) -> F32:
         step, layer, site, x, name, ids = args
         if name != "ffn_down_exps":
             return right(*args)
@@ -315,20 +302,18 @@ class DownBiasMissing(WrongExperts, name="mutant:experts-down-bias-missing"):
         return out
 
 
-class LastNotAdded(WrongExperts, name="mutant:experts-last-not-added"):
-    mistake = "the result of the last of the chosen is not added"
-    site = "ffn_moe_out"
-
-    def sum_experts(self, right: Op, x: F32) -> F32:
-        return right(x[:, :-1])
-
-
-class Averaged(WrongExperts, name="mutant:experts-averaged"):
-    mistake = "results of the chosen are averaged, though their weights sum to one"
-    site = "ffn_moe_out"
-
-    def sum_experts(self, right: Op, x: F32) -> F32:
-        return right(x) / np.float32(x.shape[1])
+WrongExperts.add_fault(
+    "experts-last-not-added",
+    "the result of the last of the chosen is not added",
+    site="ffn_moe_out",
+    sum_experts=lambda self, right, x: right(x[:, :-1]),
+)
+WrongExperts.add_fault(
+    "experts-averaged",
+    "results of the chosen are averaged, though their weights sum to one",
+    site="ffn_moe_out",
+    sum_experts=lambda self, right, x: right(x) / np.float32(x.shape[1]),
+)
 
 
 class Shared(WrongExperts):
@@ -339,23 +324,15 @@ class Shared(WrongExperts):
     layer = 1
     factor = np.float32(0)
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "feed_forward", self.feed_forward)
-
-    def feed_forward(self, right: Op, step: Step, layer: int, x: F32, kind: str = "") -> F32:
+    def graph_feed_forward(self, right: Op, step: Step, layer: int, x: F32, kind: str = "") -> F32:
         out = right(step, layer, x, kind)
         return out * self.factor if kind else out
 
 
-class SharedMissing(Shared, name="mutant:experts-shared-missing"):
-    mistake = "the shared expert is computed and not added"
-
-
-class SharedScaled(Shared, name="mutant:experts-shared-scaled"):
-    mistake = "expert_weights_scale is applied to the shared expert as well"
-    factor = np.float32(1.5)
-
-
-class SharedTwice(Shared, name="mutant:experts-shared-twice"):
-    mistake = "the shared expert is added twice"
-    factor = np.float32(2)
+Shared.add_fault("experts-shared-missing", "the shared expert is computed and not added")
+Shared.add_fault(
+    "experts-shared-scaled",
+    "expert_weights_scale is applied to the shared expert as well",
+    factor=np.float32(1.5),
+)
+Shared.add_fault("experts-shared-twice", "the shared expert is added twice", factor=np.float32(2))

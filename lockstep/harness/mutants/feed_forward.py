@@ -4,13 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.engine.model import Model
 from lockstep.engine.ops import functions
-from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32
-from lockstep.harness.mutants.base import Mutant
-from lockstep.harness.mutants.parts.changed import ops_with
-from lockstep.harness.mutants.parts.mistakes import Mistake
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
+
+NOISE = "noise from the first token on"
 
 
 def sigmoid(x: Any) -> Any:
@@ -38,181 +36,158 @@ def rough_exp(x: Any) -> Any:
     return bits.astype(np.int32).view(np.float32).astype(np.float64)
 
 
-class GateAndUpExchanged(Mutant, name="mutant:gate-and-up-exchanged"):
-    ops = ops_with(swiglu=lambda ops, gate, up: Mirror.swiglu(ops, up, gate))
-    mistake = "SiLU of the other branch"
+class WrongActivation(Mistake):
     group = "activations"
-    effect = "noise from the first token on"
     site = "ffn_swiglu"
 
 
-class GeluForSilu(Mutant, name="mutant:gelu-for-silu"):
-    ops = ops_with(swiglu=lambda ops, gate, up: Mirror.geglu(ops, gate, up))
-    mistake = "GELU where the model has SiLU"
-    group = "activations"
-    effect = "text is a little worse"
-    site = "ffn_swiglu"
+WrongActivation.add_fault(
+    "gate-and-up-exchanged",
+    "SiLU of the other branch",
+    NOISE,
+    swiglu=lambda self, right, gate, up: right(up, gate),
+)
+WrongActivation.add_fault(
+    "gelu-for-silu",
+    "GELU where the model has SiLU",
+    "text is a little worse",
+    swiglu=lambda self, right, gate, up: self.loaded.ops.geglu(gate, up),
+)
+WrongActivation.add_fault(
+    "relu-for-silu",
+    "ReLU where the model has SiLU",
+    "text is worse",
+    swiglu=lambda self, right, gate, up: np.maximum(gate, 0) * up,
+)
+WrongActivation.add_fault(
+    "sigmoid-for-silu",
+    "the sigmoid of the gate without the gate",
+    NOISE,
+    swiglu=lambda self, right, gate, up: single(sigmoid(gate) * up),
+)
+WrongActivation.add_fault(
+    "silu-of-product",
+    "SiLU of the product of both branches",
+    NOISE,
+    swiglu=lambda self, right, gate, up: single(sigmoid(gate * up) * (gate * up)),
+)
+WrongActivation.add_fault(
+    "silu-by-rough-exp",
+    "an exponential that is off by up to three per cent",
+    "text is a little worse",
+    swiglu=lambda self, right, gate, up: single(gate / (1 + rough_exp(-gate)) * up),
+)
+WrongActivation.add_fault(
+    "silu-in-half",
+    "SiLU and its product in half precision",
+    "nothing that a reader sees, until values pass 65504",
+    swiglu=lambda self, right, gate, up: single(
+        single(sigmoid(gate) * gate).astype(np.float16) * up.astype(np.float16)
+    ),
+)
+WrongActivation.add_fault(
+    "silu-clamped",
+    "the gate is clamped where the model has no clamp",
+    "text is worse",
+    swiglu=lambda self, right, gate, up: right(np.clip(gate, -1, 1), up),
+)
+WrongActivation.add_fault(
+    "gelu-by-erf",
+    "GELU by erf where the model has the formula with tanh",
+    "nothing that a reader sees: off by up to 5e-4",
+    shows_on="arch:gpt2",
+    site="ffn_gelu",
+    gelu=lambda self, right, x: single(
+        0.5 * x * (1 + functions.erf(x.astype(np.float64) / np.sqrt(2)))
+    ),
+)
+WrongActivation.add_fault(
+    "gelu-quick",
+    "the quick GELU, by a sigmoid",
+    "text is a little worse",
+    shows_on="arch:gpt2",
+    site="ffn_gelu",
+    gelu=lambda self, right, x: single(x * sigmoid(1.702 * x)),
+)
+WrongActivation.add_fault(
+    "gelu-constant",
+    "a zero too many in the constant of GELU",
+    "text is a little worse",
+    shows_on="arch:gpt2",
+    site="ffn_gelu",
+    gelu=lambda self, right, x: tanh_gelu(x, 0.0044715),
+)
+WrongActivation.add_fault(
+    "gelu-missing",
+    "no activation between the two matrices",
+    NOISE,
+    shows_on="arch:gpt2",
+    site="ffn_gelu",
+    gelu=lambda self, right, x: x,
+)
+WrongActivation.add_fault(
+    "silu-for-gelu",
+    "SiLU where Gemma has GELU",
+    "text is worse",
+    shows_on="arch:gemma3",
+    site="ffn_geglu",
+    geglu=lambda self, right, gate, up: self.loaded.ops.swiglu(gate, up),
+)
+WrongActivation.add_fault(
+    "geglu-exchanged",
+    "GELU of the other branch",
+    NOISE,
+    shows_on="arch:gemma2",
+    site="ffn_geglu",
+    geglu=lambda self, right, gate, up: right(up, gate),
+)
+WrongActivation.add_fault(
+    "swiglu-oai-without-one",
+    "the 1 is not added to gpt-oss's linear branch",
+    NOISE,
+    shows_on="arch:gpt-oss",
+    site="ffn_moe_swiglu_oai",
+    swiglu_oai=lambda self, right, gate, up: oai(gate, up, more=0),
+)
+WrongActivation.add_fault(
+    "swiglu-oai-alpha",
+    "plain SiLU in gpt-oss, without 1.702",
+    "text is worse",
+    shows_on="arch:gpt-oss",
+    site="ffn_moe_swiglu_oai",
+    swiglu_oai=lambda self, right, gate, up: oai(gate, up, alpha=1),
+)
+WrongActivation.add_fault(
+    "swiglu-oai-clamped-below",
+    "gpt-oss's gate is clamped below as well",
+    "text is worse",
+    shows_on="arch:gpt-oss",
+    site="ffn_moe_swiglu_oai",
+    swiglu_oai=lambda self, right, gate, up: oai(gate, up, low=-0.5),
+)
+WrongActivation.add_fault(
+    "gate-up-halves-exchanged",
+    "the halves of the matrix that holds gate and up are exchanged",
+    NOISE,
+    shows_on="arch:phi3",
+    swiglu=lambda self, right, gate, up: right(up, gate),
+)
 
 
-class ReluForSilu(Mutant, name="mutant:relu-for-silu"):
-    ops = ops_with(swiglu=lambda ops, gate, up: np.maximum(gate, 0) * up)
-    mistake = "ReLU where the model has SiLU"
-    group = "activations"
-    effect = "text is worse"
-    site = "ffn_swiglu"
-
-
-class SigmoidForSilu(Mutant, name="mutant:sigmoid-for-silu"):
-    ops = ops_with(swiglu=lambda ops, gate, up: single(sigmoid(gate) * up))
-    mistake = "the sigmoid of the gate without the gate"
-    group = "activations"
-    effect = "noise from the first token on"
-    site = "ffn_swiglu"
-
-
-class SiluOfProduct(Mutant, name="mutant:silu-of-product"):
-    ops = ops_with(swiglu=lambda ops, gate, up: single(sigmoid(gate * up) * (gate * up)))
-    mistake = "SiLU of the product of both branches"
-    group = "activations"
-    effect = "noise from the first token on"
-    site = "ffn_swiglu"
-
-
-class SiluRough(Mutant, name="mutant:silu-by-rough-exp"):
-    ops = ops_with(swiglu=lambda ops, gate, up: single(gate / (1 + rough_exp(-gate)) * up))
-    mistake = "an exponential that is off by up to three per cent"
-    group = "activations"
-    effect = "text is a little worse"
-    site = "ffn_swiglu"
-
-
-class SiluInHalf(Mutant, name="mutant:silu-in-half"):
-    ops = ops_with(
-        swiglu=lambda ops, gate, up: single(
-            single(sigmoid(gate) * gate).astype(np.float16) * up.astype(np.float16)
-        )
-    )
-    mistake = "SiLU and its product in half precision"
-    group = "activations"
-    effect = "nothing that a reader sees, until values pass 65504"
-    site = "ffn_swiglu"
-
-
-class SiluClamped(Mutant, name="mutant:silu-clamped"):
-    ops = ops_with(swiglu=lambda ops, gate, up: Mirror.swiglu(ops, np.clip(gate, -1, 1), up))
-    mistake = "the gate is clamped where the model has no clamp"
-    group = "activations"
-    effect = "text is worse"
-    site = "ffn_swiglu"
-
-
-class GeluByErf(Mutant, name="mutant:gelu-by-erf"):
-    ops = ops_with(
-        gelu=lambda ops, x: single(0.5 * x * (1 + functions.erf(x.astype(np.float64) / np.sqrt(2))))
-    )
-    mistake = "GELU by erf where the model has the formula with tanh"
-    group = "activations"
-    effect = "nothing that a reader sees: off by up to 5e-4"
-    shows_on = "arch:gpt2"
-    site = "ffn_gelu"
-
-
-class GeluQuick(Mutant, name="mutant:gelu-quick"):
-    ops = ops_with(gelu=lambda ops, x: single(x * sigmoid(1.702 * x)))
-    mistake = "the quick GELU, by a sigmoid"
-    group = "activations"
-    effect = "text is a little worse"
-    shows_on = "arch:gpt2"
-    site = "ffn_gelu"
-
-
-class GeluConstant(Mutant, name="mutant:gelu-constant"):
-    ops = ops_with(gelu=lambda ops, x: tanh_gelu(x, 0.0044715))
-    mistake = "a zero too many in the constant of GELU"
-    group = "activations"
-    effect = "text is a little worse"
-    shows_on = "arch:gpt2"
-    site = "ffn_gelu"
-
-
-class GeluMissing(Mutant, name="mutant:gelu-missing"):
-    ops = ops_with(gelu=lambda ops, x: x)
-    mistake = "no activation between the two matrices"
-    group = "activations"
-    effect = "noise from the first token on"
-    shows_on = "arch:gpt2"
-    site = "ffn_gelu"
-
-
-class SiluForGelu(Mutant, name="mutant:silu-for-gelu"):
-    ops = ops_with(geglu=lambda ops, gate, up: Mirror.swiglu(ops, gate, up))
-    mistake = "SiLU where Gemma has GELU"
-    group = "activations"
-    effect = "text is worse"
-    shows_on = "arch:gemma3"
-    site = "ffn_geglu"
-
-
-class GegluExchanged(Mutant, name="mutant:geglu-exchanged"):
-    ops = ops_with(geglu=lambda ops, gate, up: Mirror.geglu(ops, up, gate))
-    mistake = "GELU of the other branch"
-    group = "activations"
-    effect = "noise from the first token on"
-    shows_on = "arch:gemma2"
-    site = "ffn_geglu"
-
-
-class OaiWithoutOne(Mutant, name="mutant:swiglu-oai-without-one"):
-    ops = ops_with(swiglu_oai=lambda ops, gate, up: oai(gate, up, more=0))
-    mistake = "the 1 is not added to gpt-oss's linear branch"
-    group = "activations"
-    effect = "noise from the first token on"
-    shows_on = "arch:gpt-oss"
-    site = "ffn_moe_swiglu_oai"
-
-
-class OaiAlpha(Mutant, name="mutant:swiglu-oai-alpha"):
-    ops = ops_with(swiglu_oai=lambda ops, gate, up: oai(gate, up, alpha=1))
-    mistake = "plain SiLU in gpt-oss, without 1.702"
-    group = "activations"
-    effect = "text is worse"
-    shows_on = "arch:gpt-oss"
-    site = "ffn_moe_swiglu_oai"
-
-
-class OaiClampedBelow(Mutant, name="mutant:swiglu-oai-clamped-below"):
-    ops = ops_with(swiglu_oai=lambda ops, gate, up: oai(gate, up, low=-0.5))
-    mistake = "gpt-oss's gate is clamped below as well"
-    group = "activations"
-    effect = "text is worse"
-    shows_on = "arch:gpt-oss"
-    site = "ffn_moe_swiglu_oai"
-
-
-class HalvesExchanged(Mistake, name="mutant:gate-up-halves-exchanged"):
-    mistake = "the halves of the matrix that holds gate and up are exchanged"
-    group = "activations"
-    effect = "noise from the first token on"
-    shows_on = "arch:phi3"
-    site = "ffn_swiglu"
-
-    def change(self, model: Model) -> None:
-        right = model.ops.swiglu
-        model.ops.swiglu = lambda gate, up: right(up, gate)  # type: ignore[method-assign]
-
-
-class HalvesInterleaved(Mistake, name="mutant:gate-up-interleaved"):
+class HalvesInterleaved(WrongActivation, name="mutant:gate-up-interleaved"):
     mistake = "gate and up are taken row by row from the matrix that holds one behind the other"
-    group = "activations"
-    effect = "noise from the first token on"
+    effect = NOISE
     shows_on = "arch:phi3"
-    site = "ffn_swiglu"
 
-    def change(self, model: Model) -> None:
-        right = model.ops.swiglu
+    def swiglu(self, right: Op, gate: F32, up: F32) -> F32:
+        both = np.concatenate([gate, up], axis=-1)
+        return right(both[..., ::2], both[..., 1::2])
 
-        def swiglu(gate: F32, up: F32) -> F32:
-            both = np.concatenate([gate, up], axis=-1)
-            return right(both[..., ::2], both[..., 1::2])
 
-        model.ops.swiglu = swiglu  # type: ignore[method-assign]
+WrongActivation.add_fault(
+    "silu-without-gate",
+    "SiLU without the gate",
+    NOISE,
+    first_of_all=True,
+    swiglu=lambda self, right, gate, up: right(gate, np.ones_like(up)),
+)

@@ -41,6 +41,7 @@ from lockstep.harness.mutants.parts.readings import (
     take_scale_of_block_before,
     take_scale_of_first_group,
     turn_field,
+    unsign_bytes,
     unsign_scales,
 )
 
@@ -67,6 +68,7 @@ class WrongReading:
     site: str = "embd"
     shows_on: str = ""
     source: Mapping[str, str] = field(default_factory=dict)
+    first_of_all: bool = False
 
 
 SIGNED = "bytes are signed when shifted, so that high nibbles from 8 on are negative"
@@ -187,6 +189,14 @@ READINGS = (
         before=reverse_pairs("qh"),
     ),
     # scales
+    WrongReading(
+        "unsigned",
+        "Q8_0",
+        "bytes are read as unsigned",
+        "noise: negative weights are large and positive",
+        after=unsign_bytes,
+        first_of_all=True,
+    ),
     WrongReading(
         "scale-of-block-before",
         "Q8_0",
@@ -326,6 +336,7 @@ def register(reading: WrongReading, kind: str) -> type[WrongFormat]:
         "site": reading.site,
         "shows_on": reading.shows_on or BUILTIN.get(kind) or f"arch:llama:{kind}",
         "source": reading.source.get(kind, ""),
+        "first_of_all": reading.first_of_all,
     }
     name = f"mutant:{kind.lower().replace('_', '-')}-{reading.name}"
     return type(f"{kind} {reading.name}", (WrongFormat,), held, name=name)

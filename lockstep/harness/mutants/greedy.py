@@ -37,23 +37,19 @@ class Loop(Mistake):
         return int(np.argmax(logits[-1]))
 
 
-class LastOfPromptLost(Loop, name="mutant:greedy-last-of-prompt-lost"):
-    mistake = "the last token of the prompt is fed as the first one again"
-
-    def first(self, prompt: Sequence[int]) -> Batch:
-        return Batch.of([*prompt[:-1], prompt[0]])
-
-
-class ChoiceOfRowBefore(Loop, name="mutant:greedy-row-before"):
-    mistake = "the first token is chosen by the logits of the last but one"
-
-    def choose(self, logits: F32, ids: Sequence[int]) -> int:
-        return int(np.argmax(logits[-2 if len(logits) > 1 else -1]))
-
-
-class FeedsOneLate(Loop, name="mutant:greedy-feeds-one-late"):
-    mistake = "the token before the one that was just chosen is fed"
-    effect = "text differs from the second token on, and the logits are right"
-
-    def fed(self, ids: Sequence[int]) -> int:
-        return ids[-2]
+Loop.add_fault(
+    "greedy-last-of-prompt-lost",
+    "the last token of the prompt is fed as the first one again",
+    first=lambda self, prompt: Batch.of([*prompt[:-1], prompt[0]]),
+)
+Loop.add_fault(
+    "greedy-row-before",
+    "the first token is chosen by the logits of the last but one",
+    choose=lambda self, logits, ids: int(np.argmax(logits[-2 if len(logits) > 1 else -1])),
+)
+Loop.add_fault(
+    "greedy-feeds-one-late",
+    "the token before the one that was just chosen is fed",
+    "text differs from the second token on, and the logits are right",
+    fed=lambda self, ids: ids[-2],
+)

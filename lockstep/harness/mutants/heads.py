@@ -1,46 +1,74 @@
 """Heads gone wrong: which of them go together, their order, and what is added or normed."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.architectures.llama import Llama
 from lockstep.engine.architectures.step import Step
-from lockstep.engine.model import Model
+from lockstep.engine.ops.near import F64
 from lockstep.engine.quants.base import F32
-from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
+Spread = Callable[..., F64]
 VAGUE = "text is fluent and beside the point"
 NONSENSE = "text is nonsense from the first token on"
 
 
 class WrongHeads(Mistake):
-    """What a method of this name does, the graph's own does no more: it is the first argument."""
-
     group = "attention"
     effect = VAGUE
 
-    def change(self, model: Model) -> None:
-        for name in ("norm", "biased", "attention", "heads"):
-            if hasattr(self, name):
-                put(model.graph, name, getattr(self, name))
 
+class WrongSpread(WrongHeads):
+    """`spread` says what each head has of keys and values, (heads, cells, dim)."""
 
-class ValuesByModulo(WrongHeads, name="mutant:value-heads-by-modulo"):
-    mistake = "keys are shared by heads in runs, values by h modulo the number of KV heads"
-    source = "candle #3838"
-    site = "kqv_out"
-
-    def kqv(self, right: Op, p: F32, v: Any) -> F32:
-        return right(p, np.tile(v, (1, len(p) // v.shape[1], 1)))
-
-
-class FirstForAll(WrongHeads, name="mutant:first-kv-head-for-all"):
-    mistake = "all heads attend to the keys of the first KV head"
     site = "kq"
+    first_of_all = True
 
-    def kq(self, right: Op, q: F32, k: Any) -> F32:
-        return right(q, k[:, :1])
+    def make_ops(self) -> Any:
+        ops: Any = super().make_ops()
+        ops.flash = None  # which has no place for the mistake
+        return ops
+
+    def spread(self, right: Spread, kv: NDArray[Any], n_head: int) -> F64:
+        raise NotImplementedError
+
+
+class KvHeadModulo(WrongSpread, name="mutant:kv-head-modulo"):
+    mistake = "query heads mapped to KV heads by modulo"
+    effect = "fluent nonsense in models with fewer KV heads"
+
+    def spread(self, right: Spread, kv: NDArray[Any], n_head: int) -> F64:
+        wide = kv.astype(np.float64).transpose(1, 0, 2)
+        return np.tile(wide, (n_head // kv.shape[1], 1, 1))
+
+
+class LastKvHeadDropped(WrongSpread, name="mutant:last-kv-head-dropped"):
+    mistake = "the last KV head is dropped"
+    effect = "a share of the heads is silent; the text wanders"
+
+    def spread(self, right: Spread, kv: NDArray[Any], n_head: int) -> F64:
+        wide = right(kv, n_head)
+        wide[-(n_head // kv.shape[1]) :] = 0
+        return wide
+
+
+WrongHeads.add_fault(
+    "value-heads-by-modulo",
+    "keys are shared by heads in runs, values by h modulo the number of KV heads",
+    source="candle #3838",
+    site="kqv_out",
+    kqv=lambda self, right, p, v: right(p, np.tile(v, (1, len(p) // v.shape[1], 1))),
+)
+WrongHeads.add_fault(
+    "first-kv-head-for-all",
+    "all heads attend to the keys of the first KV head",
+    site="kq",
+    kq=lambda self, right, q, k: right(q, k[:, :1]),
+)
 
 
 class LastHeadDropped(WrongHeads, name="mutant:last-head-dropped"):
@@ -69,7 +97,9 @@ class SplitByHead(WrongHeads, name="mutant:qkv-split-by-head"):
     shows_on = "arch:gpt2"
     site = "kq"
 
-    def biased(self, right: Op, step: Step, layer: int, site: str, x: F32, *names: str) -> F32:
+    def graph_biased(
+        self, right: Op, step: Step, layer: int, site: str, x: F32, *names: str
+    ) -> F32:
         out = right(step, layer, site, x, *names)
         if names[0] != "attn_qkv":
             return out
@@ -86,7 +116,7 @@ class HeadBiasMissing(WrongHeads):
     shows_on = "arch:qwen2"
     missing: str
 
-    def biased(
+    def graph_biased(
         self, right: Op, step: Step, layer: int, site: str, x: F32, name: str, summed: str
     ) -> F32:
         if name != self.missing:
@@ -95,36 +125,29 @@ class HeadBiasMissing(WrongHeads):
         return step.probe(summed, layer, out) if summed else out
 
 
-class QueryBiasMissing(HeadBiasMissing, name="mutant:query-bias-missing"):
-    mistake = "the bias of queries is not added"
-    site = "Qcur ADD"
-    missing = "attn_q"
-
-
-class KeyBiasMissing(HeadBiasMissing, name="mutant:key-bias-missing"):
-    mistake = "the bias of keys is not added"
-    site = "Kcur ADD"
-    missing = "attn_k"
-
-
-class ValueBiasMissing(HeadBiasMissing, name="mutant:value-bias-missing"):
-    mistake = "the bias of values is not added"
-    site = "Vcur ADD"
-    missing = "attn_v"
-
-
-class OutputBiasMissing(HeadBiasMissing, name="mutant:attention-output-bias-missing"):
-    mistake = "the bias behind attention is not added"
-    shows_on = "arch:gpt-oss"
-    site = "attn_out"
-    missing = "attn_output"
-
-
-class BiasOfGpt2Missing(HeadBiasMissing, name="mutant:qkv-bias-missing"):
-    mistake = "the bias of queries, keys and values of gpt2 is not added"
-    shows_on = "arch:gpt2"
-    site = "wqkv_b"
-    missing = "attn_qkv"
+HeadBiasMissing.add_fault(
+    "query-bias-missing", "the bias of queries is not added", site="Qcur ADD", missing="attn_q"
+)
+HeadBiasMissing.add_fault(
+    "key-bias-missing", "the bias of keys is not added", site="Kcur ADD", missing="attn_k"
+)
+HeadBiasMissing.add_fault(
+    "value-bias-missing", "the bias of values is not added", site="Vcur ADD", missing="attn_v"
+)
+HeadBiasMissing.add_fault(
+    "attention-output-bias-missing",
+    "the bias behind attention is not added",
+    shows_on="arch:gpt-oss",
+    site="attn_out",
+    missing="attn_output",
+)
+HeadBiasMissing.add_fault(
+    "qkv-bias-missing",
+    "the bias of queries, keys and values of gpt2 is not added",
+    shows_on="arch:gpt2",
+    site="wqkv_b",
+    missing="attn_qkv",
+)
 
 
 class BiasesOverwrite(WrongHeads, name="mutant:biases-by-order-of-loading"):
@@ -134,7 +157,7 @@ class BiasesOverwrite(WrongHeads, name="mutant:biases-by-order-of-loading"):
     shows_on = "arch:qwen2"
     site = "Qcur ADD"
 
-    def biased(
+    def graph_biased(
         self, right: Op, step: Step, layer: int, site: str, x: F32, name: str, summed: str
     ) -> F32:
         if name != "attn_q":
@@ -152,7 +175,9 @@ class Normed(WrongHeads):
     shows_on = "arch:qwen3"
     site = "Qcur_normed"
 
-    def norm(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
+    def graph_norm(
+        self, right: Op, step: Step, layer: int, site: str, x: F32, name: str = ""
+    ) -> F32:
         if name not in ("attn_q_norm", "attn_k_norm"):
             return right(step, layer, site, x, name)
         return self.norm_of_heads(right, step, layer, site, x, name)
@@ -161,11 +186,13 @@ class Normed(WrongHeads):
         raise NotImplementedError
 
 
-class QueryNormMissing(Normed, name="mutant:query-norm-missing"):
-    mistake = "queries of heads are not normed"
-
-    def norm_of_heads(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
-        return step.probe(site, layer, x) if "q" in name else right(step, layer, site, x, name)
+Normed.add_fault(
+    "query-norm-missing",
+    "queries of heads are not normed",
+    norm_of_heads=lambda self, right, step, layer, site, x, name: (
+        step.probe(site, layer, x) if "q" in name else right(step, layer, site, x, name)
+    ),
+)
 
 
 class KeyNormMissing(Normed, name="mutant:key-norm-missing"):
@@ -176,15 +203,15 @@ class KeyNormMissing(Normed, name="mutant:key-norm-missing"):
         return step.probe(site, layer, x) if "k" in name else right(step, layer, site, x, name)
 
 
-class KeyNormMissingGemma3(KeyNormMissing, name="mutant:key-norm-missing-gemma3"):
-    mistake = "keys of heads of gemma3 are not normed"
-    shows_on = "arch:gemma3"
-
-
-class KeyNormMissingLfm2(KeyNormMissing, name="mutant:key-norm-missing-lfm2"):
-    mistake = "keys of heads of lfm2 are not normed"
-    shows_on = "arch:lfm2"
-    site = "model.layers.{}.self_attn.k_layernorm"
+KeyNormMissing.add_fault(
+    "key-norm-missing-gemma3", "keys of heads of gemma3 are not normed", shows_on="arch:gemma3"
+)
+KeyNormMissing.add_fault(
+    "key-norm-missing-lfm2",
+    "keys of heads of lfm2 are not normed",
+    shows_on="arch:lfm2",
+    site="model.layers.{}.self_attn.k_layernorm",
+)
 
 
 class NormAfterRope(WrongHeads, name="mutant:head-norm-after-rope"):
@@ -192,7 +219,7 @@ class NormAfterRope(WrongHeads, name="mutant:head-norm-after-rope"):
     shows_on = "arch:qwen3"
     site = "Qcur_normed"
 
-    def attention(self, right: Op, step: Step, layer: int, x: F32) -> F32:
+    def graph_attention(self, right: Op, step: Step, layer: int, x: F32) -> F32:
         graph: Any = self.loaded.graph
         at, rope, ops = step.batch.positions, graph.rope_params(layer), step.ops
         q, k, v = Llama.heads(graph, step, layer, x)
@@ -209,10 +236,7 @@ class OrderOfPhi3(WrongHeads, name="mutant:qkv-order-of-phi3"):
     shows_on = "arch:phi3"
     site = "Qcur_rope"
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "linear", self.exchanged)
-
-    def exchanged(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+    def graph_linear(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
         out = right(step, layer, site, x, name)
         if name != "attn_qkv":
             return out

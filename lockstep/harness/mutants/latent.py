@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.architectures.step import Step
-from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import I32, Bools, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 NONSENSE = "text is nonsense from the second token on"
 LATER = "text is fine at first and falls apart the longer it gets"
@@ -29,10 +28,7 @@ class KeyPositionFirst(Latent, name="mutant:mla-key-position-first"):
     mistake = "what is rotated of a key is taken from the beginning of what is kept"
     site = "kv_cmpr"
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "linear", self.turned_first)
-
-    def turned_first(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+    def graph_linear(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
         out = right(step, layer, site, x, name)
         return np.roll(out, -self.hp.n_rot, axis=1) if name == "attn_kv_a_mqa" else out
 
@@ -41,21 +37,18 @@ class QueryPositionFirst(Latent, name="mutant:mla-query-position-first"):
     mistake = "what is rotated of a query is taken from the beginning of a head"
     site = "q_nope_absorbed"
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "queries", self.queries)
-
-    def queries(self, right: Op, step: Step, layer: int, x: F32) -> F32:
+    def graph_queries(self, right: Op, step: Step, layer: int, x: F32) -> F32:
         q = right(step, layer, x)
         heads = q.reshape(len(q), self.hp.n_head, -1)
         return np.roll(heads, -self.hp.n_rot, axis=-1).reshape(q.shape)
 
 
-class KeyNotRotated(Latent, name="mutant:mla-key-not-rotated"):
-    mistake = "the one key of positions is not rotated"
-    site = "k_pe"
-
-    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
-        return x if x.shape[1] == 1 else right(x, at, params)
+Latent.add_fault(
+    "mla-key-not-rotated",
+    "the one key of positions is not rotated",
+    site="k_pe",
+    rope=lambda self, right, x, at, params: x if x.shape[1] == 1 else right(x, at, params),
+)
 
 
 class ExponentOfHead(Latent, name="mutant:mla-frequencies-of-the-head"):
@@ -75,25 +68,26 @@ class ExponentOfHead(Latent, name="mutant:mla-frequencies-of-the-head"):
 class NormMissing(Latent):
     tensor: str
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "norm", self.norm)
-
-    def norm(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
+    def graph_norm(
+        self, right: Op, step: Step, layer: int, site: str, x: F32, name: str = ""
+    ) -> F32:
         if name != self.tensor:
             return right(step, layer, site, x, name)
         return step.probe(site, layer, x)
 
 
-class KeptNotNormed(NormMissing, name="mutant:mla-kv-norm-missing"):
-    mistake = "what is kept of a token is not normed"
-    site = "kv_cmpr"
-    tensor = "attn_kv_a_norm"
-
-
-class QueriesNotNormed(NormMissing, name="mutant:mla-query-norm-missing"):
-    mistake = "queries are not normed where they are narrow"
-    site = "q MUL"
-    tensor = "attn_q_a_norm"
+NormMissing.add_fault(
+    "mla-kv-norm-missing",
+    "what is kept of a token is not normed",
+    site="kv_cmpr",
+    tensor="attn_kv_a_norm",
+)
+NormMissing.add_fault(
+    "mla-query-norm-missing",
+    "queries are not normed where they are narrow",
+    site="q MUL",
+    tensor="attn_q_a_norm",
+)
 
 
 class NormOfAll(Latent, name="mutant:mla-norm-with-position"):
@@ -101,16 +95,14 @@ class NormOfAll(Latent, name="mutant:mla-norm-with-position"):
     site = "kv_cmpr"
     whole = np.zeros((0, 0), np.float32)
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "linear", self.remembered)
-        put(model.graph, "norm", self.norm)
-
-    def remembered(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+    def graph_linear(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
         out = right(step, layer, site, x, name)
         self.whole = out if name == "attn_kv_a_mqa" else self.whole
         return out
 
-    def norm(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str = "") -> F32:
+    def graph_norm(
+        self, right: Op, step: Step, layer: int, site: str, x: F32, name: str = ""
+    ) -> F32:
         if name != "attn_kv_a_norm":
             return right(step, layer, site, x, name)
         own, both = ((part**2).mean(axis=-1, keepdims=True) for part in (x, self.whole))
@@ -122,22 +114,24 @@ class NormOfAll(Latent, name="mutant:mla-norm-with-position"):
 # --- scale --------------------------------------------------------------------------------------
 
 
-class ScaleOfKept(Latent, name="mutant:mla-scale-of-what-is-kept"):
-    mistake = "scores are scaled by the width of what is kept, not by that of a head"
-    effect = "text is fluent and beside the point"
-    site = "kq_soft_max"
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        return right(x, self.hp.n_embd_head**-0.5 if x.ndim == 3 else scale, visible)
-
-
-class ScaleWithoutPosition(Latent, name="mutant:mla-scale-without-position"):
-    mistake = "scores are scaled by the width of a head without what is rotated"
-    effect = "text is fluent and beside the point"
-    site = "kq_soft_max"
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        return right(x, self.hp.n_nope**-0.5 if x.ndim == 3 else scale, visible)
+Latent.add_fault(
+    "mla-scale-of-what-is-kept",
+    "scores are scaled by the width of what is kept, not by that of a head",
+    "text is fluent and beside the point",
+    site="kq_soft_max",
+    soft_max=lambda self, right, x, scale, visible: right(
+        x, self.hp.n_embd_head**-0.5 if x.ndim == 3 else scale, visible
+    ),
+)
+Latent.add_fault(
+    "mla-scale-without-position",
+    "scores are scaled by the width of a head without what is rotated",
+    "text is fluent and beside the point",
+    site="kq_soft_max",
+    soft_max=lambda self, right, x, scale, visible: right(
+        x, self.hp.n_nope**-0.5 if x.ndim == 3 else scale, visible
+    ),
+)
 
 
 class MscaleMissing(Latent, name="mutant:mla-mscale-missing"):
@@ -189,22 +183,22 @@ class HeadsBackwards(Latent):
         return ids[:, ::-1].copy()
 
 
-class KeysOfOtherHeads(HeadsBackwards, name="mutant:mla-k-b-of-other-heads"):
-    mistake = "queries go through the matrices of other heads"
-    site = "q_nope_absorbed"
-    tensor = "attn_k_b"
-
-
-class ValuesOfOtherHeads(HeadsBackwards, name="mutant:mla-v-b-of-other-heads"):
-    mistake = "what attention gives goes through the matrices of other heads"
-    site = "kqv_mla"
-    tensor = "attn_v_b"
-
-
-class ValuesOfFirstHead(HeadsBackwards, name="mutant:mla-v-b-of-the-first-head"):
-    mistake = "what attention gives goes through the matrix of the first head"
-    site = "kqv_mla"
-    tensor = "attn_v_b"
-
-    def wrong(self, ids: I32) -> I32:
-        return np.zeros_like(ids)
+HeadsBackwards.add_fault(
+    "mla-k-b-of-other-heads",
+    "queries go through the matrices of other heads",
+    site="q_nope_absorbed",
+    tensor="attn_k_b",
+)
+HeadsBackwards.add_fault(
+    "mla-v-b-of-other-heads",
+    "what attention gives goes through the matrices of other heads",
+    site="kqv_mla",
+    tensor="attn_v_b",
+)
+HeadsBackwards.add_fault(
+    "mla-v-b-of-the-first-head",
+    "what attention gives goes through the matrix of the first head",
+    site="kqv_mla",
+    tensor="attn_v_b",
+    wrong=lambda self, ids: np.zeros_like(ids),
+)

@@ -1,16 +1,14 @@
 """What attention sees gone wrong: the mask, hidden cells, windows."""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from lockstep.engine.architectures.gpt_oss import GptOssHparams
-from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import Bools
 from lockstep.engine.quants.base import F32
-from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 VAGUE = "text is fluent and beside the point"
 NONSENSE = "text is nonsense from the second token on"
@@ -44,44 +42,38 @@ def shifted(visible: Bools, by: int) -> Bools:
     return out
 
 
-class NotItself(Mask, name="mutant:mask-not-itself"):
-    mistake = "a token sees what is before it and not itself"
-    effect = NONSENSE
-
-    def mask(self, visible: Bools) -> Bools:
-        return shifted(visible, -1)
-
-
-class SeesTheNext(Mask, name="mutant:mask-sees-the-next"):
-    mistake = "a token of the prompt sees the one behind it"
-    effect = "fine to read, but scores of a text are far too good"
-
-    def mask(self, visible: Bools) -> Bools:
-        return shifted(visible, 1)
-
-
-class NoMask(Mask, name="mutant:mask-missing"):
-    mistake = "nothing is masked: tokens see later ones, and those of other sequences"
-    effect = "fine to read, but scores of a text are far too good"
-
-    def mask(self, visible: Bools) -> Bools:
-        return np.ones_like(visible)
-
-
-class FromTheLeft(Mask, name="mutant:mask-from-the-left"):
-    mistake = "row i of any batch sees the first i + 1 cells"
-    effect = "the prompt is understood; what is generated sees its first token alone"
-
-    def mask(self, visible: Bools) -> Bools:
-        return np.tri(*visible.shape, dtype=np.bool_)
-
-
-class SecondFromTheLeft(Mask, name="mutant:mask-of-second-batch"):
-    mistake = "row i of several tokens on a filled cache sees the first i + 1 cells"
-    effect = "the second question of a conversation is answered wrongly"
-
-    def mask(self, visible: Bools) -> Bools:
-        return np.tri(*visible.shape, dtype=np.bool_) if len(visible) > 1 else visible
+Mask.add_fault(
+    "mask-not-itself",
+    "a token sees what is before it and not itself",
+    NONSENSE,
+    mask=lambda self, visible: shifted(visible, -1),
+)
+Mask.add_fault(
+    "mask-sees-the-next",
+    "a token of the prompt sees the one behind it",
+    "fine to read, but scores of a text are far too good",
+    mask=lambda self, visible: shifted(visible, 1),
+)
+Mask.add_fault(
+    "mask-missing",
+    "nothing is masked: tokens see later ones, and those of other sequences",
+    "fine to read, but scores of a text are far too good",
+    mask=lambda self, visible: np.ones_like(visible),
+)
+Mask.add_fault(
+    "mask-from-the-left",
+    "row i of any batch sees the first i + 1 cells",
+    "the prompt is understood; what is generated sees its first token alone",
+    mask=lambda self, visible: np.tri(*visible.shape, dtype=np.bool_),
+)
+Mask.add_fault(
+    "mask-of-second-batch",
+    "row i of several tokens on a filled cache sees the first i + 1 cells",
+    "the second question of a conversation is answered wrongly",
+    mask=lambda self, visible: (
+        np.tri(*visible.shape, dtype=np.bool_) if len(visible) > 1 else visible
+    ),
+)
 
 
 class SecondUnmasked(Mask, name="mutant:mask-missing-in-second-batch"):
@@ -104,12 +96,14 @@ class ComparedAsTexts(Mask, name="mutant:mask-positions-as-texts"):
         return out
 
 
-class HiddenAsZero(WrongMask, name="mutant:mask-hidden-as-zero"):
-    mistake = "a hidden score is made zero instead of minus infinity"
-    effect = VAGUE
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        return right(x if visible is None else np.where(visible, x, np.float32(0)), scale, None)
+WrongMask.add_fault(
+    "mask-hidden-as-zero",
+    "a hidden score is made zero instead of minus infinity",
+    VAGUE,
+    soft_max=lambda self, right, x, scale, visible: right(
+        x if visible is None else np.where(visible, x, np.float32(0)), scale, None
+    ),
+)
 
 
 class HiddenAfterwards(WrongMask, name="mutant:mask-after-softmax"):
@@ -143,13 +137,15 @@ class PaddingCounted(WrongMask, name="mutant:mask-padding-counted"):
         return right(wide, scale, seen)[..., : x.shape[-1]]
 
 
-class CausalBert(WrongMask, name="mutant:mask-causal-bert"):
-    mistake = "tokens of an encoder see only those before them"
-    effect = "embeddings of sentences are poor; searches miss"
-    shows_on = "arch:bert"
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        return right(x, scale, np.tri(*x.shape[-2:], dtype=np.bool_))
+WrongMask.add_fault(
+    "mask-causal-bert",
+    "tokens of an encoder see only those before them",
+    "embeddings of sentences are poor; searches miss",
+    shows_on="arch:bert",
+    soft_max=lambda self, right, x, scale, visible: right(
+        x, scale, np.tri(*x.shape[-2:], dtype=np.bool_)
+    ),
+)
 
 
 # --- windows ------------------------------------------------------------------------------------
@@ -168,17 +164,17 @@ class WindowIgnored(WrongWindow, name="mutant:window-ignored"):
         return replace(hparams, n_swa=0)
 
 
-class WindowIgnoredGptOss(WindowIgnored, name="mutant:window-ignored-gpt-oss"):
-    mistake = "layers of gpt-oss with a window see all tokens"
-    source = "litgpt #2153"
-    shows_on = "arch:gpt-oss"
-
-
-class WindowLarger(WrongWindow, name="mutant:window-one-more"):
-    mistake = "a window reaches one token further back"
-
-    def numbers(self, hparams: Any) -> Any:
-        return replace(hparams, n_swa=hparams.n_swa + 1)
+WindowIgnored.add_fault(
+    "window-ignored-gpt-oss",
+    "layers of gpt-oss with a window see all tokens",
+    source="litgpt #2153",
+    shows_on="arch:gpt-oss",
+)
+WrongWindow.add_fault(
+    "window-one-more",
+    "a window reaches one token further back",
+    numbers=lambda self, hparams: replace(hparams, n_swa=hparams.n_swa + 1),
+)
 
 
 class WindowSmaller(WrongWindow, name="mutant:window-one-less"):
@@ -188,24 +184,24 @@ class WindowSmaller(WrongWindow, name="mutant:window-one-less"):
         return replace(hparams, n_swa=hparams.n_swa - 1)
 
 
-class WindowSmallerGptOss(WindowSmaller, name="mutant:window-one-less-gpt-oss"):
-    mistake = "the window of gpt-oss ends one token too early"
-    shows_on = "arch:gpt-oss"
-
-
-class WindowEverywhere(WrongWindow, name="mutant:window-everywhere"):
-    mistake = "every layer has a window"
-    layer = 1
-
-    def numbers(self, hparams: Any) -> Any:
-        return replace(hparams, windows=0)
-
-
-class WindowsExchanged(WrongWindow, name="mutant:windows-exchanged"):
-    mistake = "odd layers have a window where even ones should"
-
-    def numbers(self, hparams: Any) -> Any:
-        return replace(hparams, windows=tuple(il % 2 == 1 for il in range(hparams.n_layer)))
+WindowSmaller.add_fault(
+    "window-one-less-gpt-oss",
+    "the window of gpt-oss ends one token too early",
+    shows_on="arch:gpt-oss",
+)
+WrongWindow.add_fault(
+    "window-everywhere",
+    "every layer has a window",
+    layer=1,
+    numbers=lambda self, hparams: replace(hparams, windows=0),
+)
+WrongWindow.add_fault(
+    "windows-exchanged",
+    "odd layers have a window where even ones should",
+    numbers=lambda self, hparams: replace(
+        hparams, windows=tuple(il % 2 == 1 for il in range(hparams.n_layer))
+    ),
+)
 
 
 class OddWindows(GptOssHparams):
@@ -213,23 +209,18 @@ class OddWindows(GptOssHparams):
         return self.n_swa if layer % 2 else 0
 
 
-class WindowsExchangedGptOss(WrongWindow, name="mutant:windows-exchanged-gpt-oss"):
-    mistake = "odd layers of gpt-oss have a window where even ones should"
-    shows_on = "arch:gpt-oss"
-
-    def numbers(self, hparams: Any) -> Any:
-        return OddWindows(**asdict(hparams))
-
-
-class WindowsOfGemma3(WrongWindow, name="mutant:windows-of-gemma3-from-the-first"):
-    mistake = "the first of six layers sees everything, not the last"
-    shows_on = "arch:gemma3"
-
-    def change(self, model: Model) -> None:
-        put(model.graph, "window", self.window)
-
-    def window(self, right: Callable[[int], int], layer: int) -> int:
-        return right((layer - 1) % 6)
+WrongWindow.add_fault(
+    "windows-exchanged-gpt-oss",
+    "odd layers of gpt-oss have a window where even ones should",
+    shows_on="arch:gpt-oss",
+    numbers=lambda self, hparams: OddWindows(**asdict(hparams)),
+)
+WrongWindow.add_fault(
+    "windows-of-gemma3-from-the-first",
+    "the first of six layers sees everything, not the last",
+    shows_on="arch:gemma3",
+    graph_window=lambda self, right, layer: right((layer - 1) % 6),
+)
 
 
 class KindsOfGemma3(WrongWindow, name="mutant:kinds-of-gemma3-from-the-first"):

@@ -43,21 +43,17 @@ class FirstForMean(WrongPooling, name="mutant:pooling-first-for-mean"):
         return first
 
 
-class LastForMean(WrongPooling, name="mutant:pooling-last-for-mean"):
-    mistake = "the last token's row is given where the file asks for the mean of all"
-
-    def row(self, ops: Any, own: F32, every: F32) -> F32:
-        last: F32 = own[-1]
-        return last
-
-
-class MeanOfBatch(WrongPooling, name="mutant:pooling-mean-of-batch"):
-    mistake = "the mean is taken over all tokens of a batch, whatever their sequence"
-    effect = "embeddings depend on what else is embedded at once"
-
-    def row(self, ops: Any, own: F32, every: F32) -> F32:
-        mean: F32 = ops.mean(every)
-        return mean
+WrongPooling.add_fault(
+    "pooling-last-for-mean",
+    "the last token's row is given where the file asks for the mean of all",
+    row=lambda self, ops, own, every: own[-1],
+)
+WrongPooling.add_fault(
+    "pooling-mean-of-batch",
+    "the mean is taken over all tokens of a batch, whatever their sequence",
+    "embeddings depend on what else is embedded at once",
+    row=lambda self, ops, own, every: ops.mean(every),
+)
 
 
 class SumForMean(WrongPooling, name="mutant:pooling-sum-for-mean"):
@@ -69,10 +65,9 @@ class SumForMean(WrongPooling, name="mutant:pooling-sum-for-mean"):
         return mean * np.float32(len(own))
 
 
-class MeanForFirst(WrongPooling, name="mutant:pooling-mean-for-first"):
-    mistake = "the mean of all rows is given where the file asks for the first token's"
-    shows_on = "bert-cls"
-
-    def row(self, ops: Any, own: F32, every: F32) -> F32:
-        mean: F32 = ops.mean(own)
-        return mean
+WrongPooling.add_fault(
+    "pooling-mean-for-first",
+    "the mean of all rows is given where the file asks for the first token's",
+    shows_on="bert-cls",
+    row=lambda self, ops, own, every: ops.mean(own),
+)

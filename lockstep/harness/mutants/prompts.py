@@ -59,28 +59,24 @@ class BosAdded(WrongPrompt, name="mutant:prompt-bos-added"):
         return [*(() if bos is None else (bos,)), *map(int, ids)]
 
 
-class LastTwice(WrongPrompt, name="mutant:prompt-last-token-twice"):
-    mistake = "the last token of a prompt is computed with it, and once more to begin the answer"
-    effect = "the text stutters at its beginning"
-
-    def read(self, ids: Sequence[int]) -> list[int]:
-        return [*map(int, ids), int(ids[-1])]
-
-
-class LastMissing(WrongPrompt, name="mutant:prompt-without-last-token"):
-    mistake = "the last token of a prompt is not computed before the answer begins"
-    effect = "the answer begins with what was there already"
-
-    def read(self, ids: Sequence[int]) -> list[int]:
-        return list(map(int, ids[:-1] if len(ids) > 1 else ids))
-
-
-class FirstMissing(WrongPrompt, name="mutant:prompt-without-first-token"):
-    mistake = "the first token of a prompt is taken for BOS, and left out"
-    effect = "answers are a little off"
-
-    def read(self, ids: Sequence[int]) -> list[int]:
-        return list(map(int, ids[1:] if len(ids) > 1 else ids))
+WrongPrompt.add_fault(
+    "prompt-last-token-twice",
+    "the last token of a prompt is computed with it, and once more to begin the answer",
+    "the text stutters at its beginning",
+    read=lambda self, ids: [*map(int, ids), int(ids[-1])],
+)
+WrongPrompt.add_fault(
+    "prompt-without-last-token",
+    "the last token of a prompt is not computed before the answer begins",
+    "the answer begins with what was there already",
+    read=lambda self, ids: list(map(int, ids[:-1] if len(ids) > 1 else ids)),
+)
+WrongPrompt.add_fault(
+    "prompt-without-first-token",
+    "the first token of a prompt is taken for BOS, and left out",
+    "answers are a little off",
+    read=lambda self, ids: list(map(int, ids[1:] if len(ids) > 1 else ids)),
+)
 
 
 class CutInFront(WrongPrompt, name="mutant:prompt-keeps-last-32"):
@@ -151,9 +147,9 @@ class OneTooMany(KeptPrompt, name="mutant:prompt-one-kept-too-many"):
         return alike + 1 if alike else 0
 
 
-class FoundByBeginning(KeptPrompt, name="mutant:prompt-found-by-its-first-four"):
-    mistake = "a prompt with the first four tokens of the last one is taken to begin as all of it"
-    effect = "with the same system prompt the second question is answered as the first"
-
-    def taken(self, ids: Sequence[int], alike: int) -> int:
-        return len(self.held) if alike >= 4 else alike
+KeptPrompt.add_fault(
+    "prompt-found-by-its-first-four",
+    "a prompt with the first four tokens of the last one is taken to begin as all of it",
+    "with the same system prompt the second question is answered as the first",
+    taken=lambda self, ids, alike: len(self.held) if alike >= 4 else alike,
+)

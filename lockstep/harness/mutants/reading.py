@@ -1,6 +1,5 @@
 """Files read wrongly: keys that are ignored, tensors taken for others, bytes from elsewhere."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,102 +7,75 @@ import numpy as np
 
 from lockstep.engine.gguf.fields import DEFAULT_ALIGNMENT, padded
 from lockstep.engine.model import Model
-from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.reference import Bools
-from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.changed import as_weight, change_weights, set_hparams
-from lockstep.harness.mutants.parts.mistakes import Mistake
+from lockstep.harness.mutants.parts.mistakes import Mistake, Read, as_weight
 from lockstep.harness.records import FileSummary
 
-Read = Callable[[str], Weight]
+NOISE = "noise from the first token on"
 
 
-class BaseIgnored(Mistake, name="mutant:rope-base-ignored"):
-    mistake = "rope.freq_base is not read, and 10000 taken"
+class Misread(Mistake):
     group = "reading"
-    effect = "text drifts with the length of the prompt"
-    shows_on = "arch:qwen3"
-    site = "Qcur_rope"
-
-    def change(self, model: Model) -> None:
-        set_hparams(model, rope_freq_base=10000.0)
 
 
-class ScalingIgnored(Mistake, name="mutant:rope-factor-ignored"):
-    mistake = "rope.scaling.factor is parsed and never used"
-    group = "reading"
-    effect = "text drifts past a few thousand tokens"
-    source = "mlxcel #1355"
-    shows_on = "q4_0"
-    site = "Qcur_rope"
-
-    def change(self, model: Model) -> None:
-        set_hparams(model, rope_freq_scale=1.0)
-
-
-class FactorsIgnored(Mistake, name="mutant:rope-factors-ignored"):
-    mistake = "rope_freqs.weight is not read"
-    group = "reading"
-    effect = "text drifts past a few thousand tokens"
-    shows_on = "bf16"
-    site = "Qcur_rope"
-
-    def change(self, model: Model) -> None:
-        right = model.graph.rope_params
-        model.graph.rope_params = (  # type: ignore[method-assign]
-            lambda layer=0: replace(right(layer), factors=None)  # type: ignore[type-var]
-        )
-
-
-class KeyLengthIgnored(Mistake, name="mutant:key-length-ignored"):
-    mistake = "scores are scaled by n_embd / n_head, whatever attention.key_length says"
-    group = "reading"
-    effect = "attention is too sharp or too flat"
-    source = "candle #3917"
-    shows_on = "q4_0"
-    site = "kq_soft_max"
-
-    class ops(Mirror):
-        def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
-            return super().soft_max(x, 0.25 if visible is not None else scale, visible)
-
-    def change(self, model: Model) -> None:
-        pass
-
-
-class EpsDefault(Mistake, name="mutant:layer-norm-eps-default"):
-    mistake = "attention.layer_norm_epsilon is not read, and 1e-12 taken"
-    group = "reading"
-    effect = "nothing that a reader sees"
-    shows_on = "arch:gpt2"
-    site = "attn_norm"
-
-    def change(self, model: Model) -> None:
-        set_hparams(model, f_norm_eps=1e-12)
-
-
-class LastLayerSkipped(Mistake, name="mutant:last-layer-skipped"):
-    mistake = "one layer fewer than block_count says is run"
-    group = "reading"
-    effect = "text is worse"
-    site = "attn_norm"
-    layer = 1
-
-    def change(self, model: Model) -> None:
-        set_hparams(model, n_layer=1)
+Misread.add_fault(
+    "rope-base-ignored",
+    "rope.freq_base is not read, and 10000 taken",
+    "text drifts with the length of the prompt",
+    shows_on="arch:qwen3",
+    site="Qcur_rope",
+    numbers=lambda self, hparams: replace(hparams, rope_freq_base=10000.0),
+)
+Misread.add_fault(
+    "rope-factor-ignored",
+    "rope.scaling.factor is parsed and never used",
+    "text drifts past a few thousand tokens",
+    source="mlxcel #1355",
+    shows_on="q4_0",
+    site="Qcur_rope",
+    numbers=lambda self, hparams: replace(hparams, rope_freq_scale=1.0),
+)
+Misread.add_fault(
+    "rope-factors-ignored",
+    "rope_freqs.weight is not read",
+    "text drifts past a few thousand tokens",
+    shows_on="bf16",
+    site="Qcur_rope",
+    graph_rope_params=lambda self, right, layer=0: replace(right(layer), factors=None),
+)
+Misread.add_fault(
+    "key-length-ignored",
+    "scores are scaled by n_embd / n_head, whatever attention.key_length says",
+    "attention is too sharp or too flat",
+    source="candle #3917",
+    shows_on="q4_0",
+    site="kq_soft_max",
+    soft_max=lambda self, right, x, scale, visible: right(
+        x, 0.25 if visible is not None else scale, visible
+    ),
+)
+Misread.add_fault(
+    "layer-norm-eps-default",
+    "attention.layer_norm_epsilon is not read, and 1e-12 taken",
+    "nothing that a reader sees",
+    shows_on="arch:gpt2",
+    site="attn_norm",
+    numbers=lambda self, hparams: replace(hparams, f_norm_eps=1e-12),
+)
+Misread.add_fault(
+    "last-layer-skipped",
+    "one layer fewer than block_count says is run",
+    "text is worse",
+    site="attn_norm",
+    layer=1,
+    numbers=lambda self, hparams: replace(hparams, n_layer=1),
+)
 
 
-class Taken(Mistake):
+class OtherTensor(Misread):
     """`other`: the tensor that is taken for another, by its name."""
 
-    group = "reading"
-
-    def change(self, model: Model) -> None:
-        def changed(read: Read, name: str) -> Weight:
-            return self.taken(read, name)
-
-        change_weights(model, changed)
+    effect = NOISE
 
     def taken(self, read: Read, name: str) -> Weight:
         return read(self.other(name))
@@ -112,58 +84,51 @@ class Taken(Mistake):
         raise NotImplementedError
 
 
-class KeyTypeForValues(Taken, name="mutant:tensors-by-order"):
-    mistake = "tensors are found by their order, and keys and values have another than expected"
-    effect = "noise from the first token on"
-    site = "Kcur"
-
-    def other(self, name: str) -> str:
-        names = {"attn_k.": "attn_v.", "attn_v.": "attn_k."}
-        return next((name.replace(a, b) for a, b in names.items() if a in name), name)
+def exchange(name: str, first: str, second: str) -> str:
+    """Return the name with one of these parts in the place of the other."""
+    if first in name:
+        return name.replace(first, second)
+    return name.replace(second, first)
 
 
-class GateForUp(Taken, name="mutant:gate-and-up-by-order"):
-    mistake = "the tensors of gate and up are exchanged"
-    effect = "noise from the first token on"
-    site = "ffn_up"
-
-    def other(self, name: str) -> str:
-        names = {"ffn_gate.": "ffn_up.", "ffn_up.": "ffn_gate."}
-        return next((name.replace(a, b) for a, b in names.items() if a in name), name)
-
-
-class FirstLayerTwice(Taken, name="mutant:first-layer-twice"):
-    mistake = "the number of the layer is not put into names: all have the first one's tensors"
-    effect = "text is worse"
-    site = "attn_norm"
-    layer = 1
-
-    def other(self, name: str) -> str:
-        return name.replace("blk.1.", "blk.0.")
-
-
-class NormsExchanged(Taken, name="mutant:norms-exchanged"):
-    mistake = "attn_norm and ffn_norm have each other's tensors"
-    effect = "text is worse"
-    site = "attn_norm"
-
-    def other(self, name: str) -> str:
-        names = {"attn_norm.": "ffn_norm.", "ffn_norm.": "attn_norm."}
-        return next((name.replace(a, b) for a, b in names.items() if a in name), name)
-
-
-class BiasForWeight(Taken, name="mutant:bias-for-weight"):
-    mistake = "biases overwrite the slots of weights of their shape"
-    effect = "noise from the first token on"
-    source = "imp #690"
-    shows_on = "arch:gpt2"
-    site = "attn_norm"
-
-    def other(self, name: str) -> str:
-        return name.replace("norm.weight", "norm.bias")
+OtherTensor.add_fault(
+    "tensors-by-order",
+    "tensors are found by their order, and keys and values have another than expected",
+    site="Kcur",
+    other=lambda self, name: exchange(name, "attn_k.", "attn_v."),
+)
+OtherTensor.add_fault(
+    "gate-and-up-by-order",
+    "the tensors of gate and up are exchanged",
+    site="ffn_up",
+    other=lambda self, name: exchange(name, "ffn_gate.", "ffn_up."),
+)
+OtherTensor.add_fault(
+    "first-layer-twice",
+    "the number of the layer is not put into names: all have the first one's tensors",
+    "text is worse",
+    site="attn_norm",
+    layer=1,
+    other=lambda self, name: name.replace("blk.1.", "blk.0."),
+)
+OtherTensor.add_fault(
+    "norms-exchanged",
+    "attn_norm and ffn_norm have each other's tensors",
+    "text is worse",
+    site="attn_norm",
+    other=lambda self, name: exchange(name, "attn_norm.", "ffn_norm."),
+)
+OtherTensor.add_fault(
+    "bias-for-weight",
+    "biases overwrite the slots of weights of their shape",
+    source="imp #690",
+    shows_on="arch:gpt2",
+    site="attn_norm",
+    other=lambda self, name: name.replace("norm.weight", "norm.bias"),
+)
 
 
-class ProjectionUnpermuted(Taken, name="mutant:rows-unpermuted"):
+class ProjectionUnpermuted(Misread, name="mutant:rows-unpermuted"):
     mistake = "rows of queries and keys are put back in an order that Qwen2's files never had"
     effect = "word salad behind a few tokens"
     source = "tensai #37"
@@ -178,7 +143,7 @@ class ProjectionUnpermuted(Taken, name="mutant:rows-unpermuted"):
         return as_weight(weight, heads.swapaxes(1, 2).reshape(weight.shape))
 
 
-class NotPadded(Taken, name="mutant:data-not-padded"):
+class NotPadded(Misread, name="mutant:data-not-padded"):
     mistake = "the start of the data is not rounded up to the alignment"
     effect = "noise or NaN"
     site = "embd"
@@ -186,13 +151,11 @@ class NotPadded(Taken, name="mutant:data-not-padded"):
 
     def taken(self, read: Read, name: str) -> Weight:
         weight = read(name)
-        raw = np.concatenate([np.zeros(8, np.uint8), weight.raw[:-8]])
-        return replace(weight, raw=raw)
+        return replace(weight, raw=np.concatenate([np.zeros(8, np.uint8), weight.raw[:-8]]))
 
 
-class AlignmentIgnored(Mistake, name="mutant:alignment-ignored"):
+class AlignmentIgnored(Misread, name="mutant:alignment-ignored"):
     mistake = "general.alignment is not read, and tensor data begins as if it were 32"
-    group = "reading"
     effect = "noise or NaN"
     shows_on = "aligned"
     site = "embd"
@@ -203,7 +166,7 @@ class AlignmentIgnored(Mistake, name="mutant:alignment-ignored"):
         model.graph.tensors.weights.found.clear()  # looked up where the data really begins
 
 
-class TypeOfFirst(Taken, name="mutant:halves-of-other-order"):
+class TypeOfFirst(Misread, name="mutant:halves-of-other-order"):
     mistake = "halves are read with their first byte on top"
     effect = "noise or NaN"
     shows_on = "arch:llama:F16"
@@ -217,28 +180,22 @@ class TypeOfFirst(Taken, name="mutant:halves-of-other-order"):
         return replace(weight, raw=weight.raw.reshape(-1, 2)[:, ::-1].reshape(-1).copy())
 
 
-class TableOfTied(Taken, name="mutant:tied-head-zero"):
-    mistake = "a head that is tied is expected in the file, and stays zero where it is not"
-    effect = "all tokens are equally likely"
-    shows_on = "f16"
-    site = "result_output"
-    layer = None
-
-    def change(self, model: Model) -> None:
-        weight = model.graph.head()
-        empty = as_weight(weight, weight.values() * np.float32(0))
-        model.graph.head = lambda: empty  # type: ignore[method-assign]
+Misread.add_fault(
+    "tied-head-zero",
+    "a head that is tied is expected in the file, and stays zero where it is not",
+    "all tokens are equally likely",
+    shows_on="f16",
+    site="result_output",
+    layer=None,
+    graph_head=lambda self, right: as_weight(right(), right().values() * np.float32(0)),
+)
 
 
-class WrongSummary(Mistake):
+class WrongSummary(Misread):
     """What is said of the file is wrong, and the model is right."""
 
-    group = "reading"
     site = "metadata"
     layer = None
-
-    def change(self, model: Model) -> None:
-        pass
 
     def metadata(self) -> FileSummary:
         return self.misread(super().metadata())
@@ -251,12 +208,12 @@ class WrongSummary(Mistake):
         return value
 
 
-class ArraysCut(WrongSummary, name="mutant:arrays-cut"):
-    mistake = "of arrays the first 256 elements are kept"
-    effect = "a vocabulary without words"
-
-    def value(self, kind: str, value: Any) -> Any:
-        return value[:256] if kind.startswith("ARR") else value
+WrongSummary.add_fault(
+    "arrays-cut",
+    "of arrays the first 256 elements are kept",
+    "a vocabulary without words",
+    value=lambda self, kind, value: value[:256] if kind.startswith("ARR") else value,
+)
 
 
 class FloatsShort(WrongSummary, name="mutant:floats-of-six-digits"):

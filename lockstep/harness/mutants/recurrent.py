@@ -21,7 +21,8 @@ AFTER = "the prompt is understood; what is generated is not"
 NONSENSE = "text is nonsense from the first token on"
 DRIFTS = "the longer the text, the less it remembers"
 Arrays = tuple[NDArray[Any], ...]
-CONV = "model.layers.{}.conv.conv"  # of lfm2, whose first layer attends
+CONV = "model.layers.{}.conv.conv"
+LFM2: dict[str, Any] = {"shows_on": "arch:lfm2", "site": CONV, "layer": 1}  # layer 0 attends
 
 
 class WrongState(Mistake):
@@ -36,21 +37,27 @@ class WrongState(Mistake):
 # --- what is carried ----------------------------------------------------------------------------
 
 
-class Empty(StateView):
-    def read(self) -> Arrays:
-        return tuple(np.zeros_like(array) for array in super().read())
+class WrongRead(WrongState):
+    """`read` is what becomes of a state's arrays, (sets, ...) each, of which the first is the
+    convolution's, newest token last."""
+
+    def states_read(self, view: StateView, right: Callable[[], Arrays]) -> Arrays:
+        return self.read(*right())
+
+    def read(self, tail: F32, *rest: F32) -> Arrays:
+        raise NotImplementedError
 
 
-class NotCarried(WrongState, name="mutant:state-not-carried"):
+class NotCarried(WrongRead, name="mutant:state-not-carried"):
     mistake = "every batch begins with an empty state"
-    view = Empty
+
+    def read(self, *state: F32) -> Arrays:
+        return tuple(map(np.zeros_like, state))
 
 
-class NotCarriedLfm2(NotCarried, name="mutant:state-not-carried-lfm2"):
-    mistake = "every batch of lfm2 begins with an empty convolution"
-    shows_on = "arch:lfm2"
-    site = CONV
-    layer = 1
+NotCarried.add_fault(
+    "state-not-carried-lfm2", "every batch of lfm2 begins with an empty convolution", **LFM2
+)
 
 
 class NotKeptBetweenCalls(WrongState, name="mutant:state-not-kept-between-calls"):
@@ -70,33 +77,23 @@ class NotKeptBetweenCalls(WrongState, name="mutant:state-not-kept-between-calls"
         return right(batch, memory, *args, **options)
 
 
-class TailLate(StateView):
-    def read(self) -> Arrays:
-        tail, *rest = super().read()
+class ConvolutionLate(WrongRead, name="mutant:conv-state-one-late"):
+    mistake = "the newest token is not in the convolution's state"
+
+    def read(self, tail: F32, *rest: F32) -> Arrays:
         return np.concatenate([np.zeros_like(tail[..., :1]), tail[..., :-1]], axis=-1), *rest
 
 
-class ConvolutionLate(WrongState, name="mutant:conv-state-one-late"):
-    mistake = "the newest token is not in the convolution's state"
-    view = TailLate
-
-
-class ConvolutionLateLfm2(ConvolutionLate, name="mutant:conv-state-one-late-lfm2"):
-    mistake = "of lfm2 the newest token is not in the convolution's state"
-    shows_on = "arch:lfm2"
-    site = CONV
-    layer = 1
-
-
-class TailBackwards(StateView):
-    def read(self) -> Arrays:
-        tail, *rest = super().read()
-        return tail[..., ::-1].copy(), *rest
-
-
-class ConvolutionBackwards(WrongState, name="mutant:conv-state-backwards"):
-    mistake = "the convolution's state is kept with the newest token first"
-    view = TailBackwards
+ConvolutionLate.add_fault(
+    "conv-state-one-late-lfm2",
+    "of lfm2 the newest token is not in the convolution's state",
+    **LFM2,
+)
+WrongRead.add_fault(
+    "conv-state-backwards",
+    "the convolution's state is kept with the newest token first",
+    read=lambda self, tail, *rest: (tail[..., ::-1].copy(), *rest),
+)
 
 
 class TailOfFew(WrongState, name="mutant:conv-state-of-few"):
@@ -104,10 +101,7 @@ class TailOfFew(WrongState, name="mutant:conv-state-of-few"):
 
     mistake = "behind a batch shorter than the convolution's state, this is the batch and zeros"
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "convolve", self.convolve)
-
-    def convolve(self, right: Op, layer: int, x: F32, tail: F32) -> Any:
+    def graph_convolve(self, right: Op, layer: int, x: F32, tail: F32) -> Any:
         out, kept = right(layer, x, tail)
         n = len(x) // len(tail)
         if 1 < n < kept.shape[-1]:
@@ -116,35 +110,33 @@ class TailOfFew(WrongState, name="mutant:conv-state-of-few"):
         return out, kept
 
 
-class FirstOfAll(StateView):
-    def read(self) -> Arrays:
-        return tuple(np.broadcast_to(array[:1], array.shape) for array in super().read())
-
-
-class StateShared(WrongState, name="mutant:state-shared-by-sequences"):
+class StateShared(WrongRead, name="mutant:state-shared-by-sequences"):
     """No op is wrong while there is one sequence."""
 
     mistake = "all sequences of a batch go on from the state of the first"
     effect = "users of one server get each other's text"
     site = "logits"
     layer = None
-    view = FirstOfAll
+
+    def read(self, *state: F32) -> Arrays:
+        return tuple(np.broadcast_to(array[:1], array.shape) for array in state)
 
 
-class StateSharedLfm2(StateShared, name="mutant:state-shared-by-sequences-lfm2"):
-    mistake = "all sequences of a batch of lfm2 go on from the convolution of the first"
-    shows_on = "arch:lfm2"
+StateShared.add_fault(
+    "state-shared-by-sequences-lfm2",
+    "all sequences of a batch of lfm2 go on from the convolution of the first",
+    shows_on="arch:lfm2",
+)
+WrongState.add_fault(
+    "state-f16",
+    "the state is kept in F16",
+    DRIFTS,
+    states_store=lambda self, view, right, *numbers: right(*map(in_half, numbers)),
+)
 
 
-class Half(StateView):
-    def store(self, *numbers: F32) -> None:
-        super().store(*(array.astype(np.float16).astype(np.float32) for array in numbers))
-
-
-class StateInHalf(WrongState, name="mutant:state-f16"):
-    mistake = "the state is kept in F16"
-    effect = DRIFTS
-    view = Half
+def in_half(x: F32) -> F32:
+    return x.astype(np.float16).astype(np.float32)
 
 
 # --- the convolution ----------------------------------------------------------------------------
@@ -154,10 +146,7 @@ class NotActive(WrongState, name="mutant:conv-silu-missing"):
     mistake = "what comes out of the convolution is not put through SiLU"
     effect = NONSENSE
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "convolve", self.convolve)
-
-    def convolve(self, right: Op, layer: int, x: F32, tail: F32) -> Any:
+    def graph_convolve(self, right: Op, layer: int, x: F32, tail: F32) -> Any:
         _, kept = right(layer, x, tail)
         n, weight = len(x) // len(tail), self.loaded.graph.tensors.in_layer
         rows = x.reshape(len(tail), n, -1).transpose(0, 2, 1)
@@ -188,16 +177,13 @@ class Kernel(WrongState):
         return kernel[:, ::-1]
 
 
-class KernelBackwards(Kernel, name="mutant:conv-kernel-backwards"):
-    mistake = "the kernel's first weight goes to the newest token"
-
-
-class KernelBackwardsLfm2(Kernel, name="mutant:conv-kernel-backwards-lfm2"):
-    mistake = "the first weight of the kernel of lfm2 goes to the newest token"
-    shows_on = "arch:lfm2"
-    site = CONV
-    layer = 1
-    tensor = "shortconv.conv.weight"
+Kernel.add_fault("conv-kernel-backwards", "the kernel's first weight goes to the newest token")
+Kernel.add_fault(
+    "conv-kernel-backwards-lfm2",
+    "the first weight of the kernel of lfm2 goes to the newest token",
+    **LFM2,
+    tensor="shortconv.conv.weight",
+)
 
 
 class KernelTransposed(Kernel, name="mutant:conv-kernel-transposed"):
@@ -208,12 +194,12 @@ class KernelTransposed(Kernel, name="mutant:conv-kernel-transposed"):
         return kernel.reshape(kernel.shape[::-1]).T
 
 
-class KernelTransposedLfm2(KernelTransposed, name="mutant:conv-kernel-transposed-lfm2"):
-    mistake = "the kernel of lfm2 is read as if it lay token by token"
-    shows_on = "arch:lfm2"
-    site = CONV
-    layer = 1
-    tensor = "shortconv.conv.weight"
+KernelTransposed.add_fault(
+    "conv-kernel-transposed-lfm2",
+    "the kernel of lfm2 is read as if it lay token by token",
+    **LFM2,
+    tensor="shortconv.conv.weight",
+)
 
 
 class GatesOfLfm2(WrongState, name="mutant:conv-gates-exchanged"):
@@ -223,10 +209,7 @@ class GatesOfLfm2(WrongState, name="mutant:conv-gates-exchanged"):
     site = CONV
     layer = 1
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "linear", self.exchanged)
-
-    def exchanged(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
+    def graph_linear(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
         out = right(step, layer, site, x, name)
         if not name.endswith("in_proj"):
             return out
@@ -234,61 +217,53 @@ class GatesOfLfm2(WrongState, name="mutant:conv-gates-exchanged"):
         return np.concatenate([c, b, h], axis=1)
 
 
-class ConvolutionBiasMissing(Kernel, name="mutant:conv-bias-missing"):
-    mistake = "the convolution's bias is not added"
-    tensor = "ssm_conv1d.bias"
-
-    def other(self, kernel: F32) -> F32:
-        return np.zeros_like(kernel)
+Kernel.add_fault(
+    "conv-bias-missing",
+    "the convolution's bias is not added",
+    tensor="ssm_conv1d.bias",
+    other=lambda self, kernel: np.zeros_like(kernel),
+)
 
 
 # --- the scan -----------------------------------------------------------------------------------
 
 
-class StepBiasMissing(Kernel, name="mutant:dt-bias-missing"):
-    mistake = "the bias of the step dt is not added"
-    effect = DRIFTS
-    tensor = "ssm_dt.bias"
-
-    def other(self, kernel: F32) -> F32:
-        return np.zeros_like(kernel)
-
-
-class SkipMissing(Kernel, name="mutant:ssm-d-missing"):
-    mistake = "what goes past the state, D, is left out"
-    effect = "text is fluent and beside the point"
-    tensor = "ssm_d"
-
-    def other(self, kernel: F32) -> F32:
-        return np.zeros_like(kernel)
-
-
-class ExpTwice(Kernel, name="mutant:ssm-a-exp-twice"):
-    mistake = "-exp is applied to ssm_a, which holds -exp(A_log) already"
-    effect = DRIFTS
-    source = "candle #3838"
-    tensor = "ssm_a"
-
-    def other(self, kernel: F32) -> F32:
-        return -np.exp(kernel)
-
-
-class NotNegated(Kernel, name="mutant:ssm-a-not-negated"):
-    mistake = "the decay has the wrong sign, so that the state grows"
-    effect = "text ends in NaN after some tokens"
-    tensor = "ssm_a"
-
-    def other(self, kernel: F32) -> F32:
-        return -kernel
-
-
-class DecayTransposed(Kernel, name="mutant:ssm-a-transposed"):
-    mistake = "ssm_a is read as (d_state, d_inner)"
-    source = "sglang #36864"
-    tensor = "ssm_a"
-
-    def other(self, kernel: F32) -> F32:
-        return kernel.reshape(kernel.shape[::-1]).T
+Kernel.add_fault(
+    "dt-bias-missing",
+    "the bias of the step dt is not added",
+    DRIFTS,
+    tensor="ssm_dt.bias",
+    other=lambda self, kernel: np.zeros_like(kernel),
+)
+Kernel.add_fault(
+    "ssm-d-missing",
+    "what goes past the state, D, is left out",
+    "text is fluent and beside the point",
+    tensor="ssm_d",
+    other=lambda self, kernel: np.zeros_like(kernel),
+)
+Kernel.add_fault(
+    "ssm-a-exp-twice",
+    "-exp is applied to ssm_a, which holds -exp(A_log) already",
+    DRIFTS,
+    source="candle #3838",
+    tensor="ssm_a",
+    other=lambda self, kernel: -np.exp(kernel),
+)
+Kernel.add_fault(
+    "ssm-a-not-negated",
+    "the decay has the wrong sign, so that the state grows",
+    "text ends in NaN after some tokens",
+    tensor="ssm_a",
+    other=lambda self, kernel: -kernel,
+)
+Kernel.add_fault(
+    "ssm-a-transposed",
+    "ssm_a is read as (d_state, d_inner)",
+    source="sglang #36864",
+    tensor="ssm_a",
+    other=lambda self, kernel: kernel.reshape(kernel.shape[::-1]).T,
+)
 
 
 class Scan(WrongState):
@@ -296,10 +271,7 @@ class Scan(WrongState):
 
     effect = DRIFTS
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "scan", self.scan)
-
-    def scan(self, right: Op, layer: int, *args: F32) -> tuple[F32, F32]:
+    def graph_scan(self, right: Op, layer: int, *args: F32) -> tuple[F32, F32]:
         x, dt, b, c, state = (array.astype(np.float64) for array in args)
         sets = len(state)
         a = self.loaded.graph.tensors.in_layer(layer, "ssm_a").values().astype(np.float64)
@@ -323,18 +295,16 @@ class Scan(WrongState):
         return after
 
 
-class NoSoftplus(Scan, name="mutant:dt-softplus-missing"):
-    mistake = "the step dt is taken as it comes, without softplus"
-
-    def step(self, dt: F64) -> F64:
-        return dt
-
-
-class StateBefore(Scan, name="mutant:ssm-state-before"):
-    mistake = "the output is read from the state before the token"
-
-    def seen(self, before: F64, after: F64) -> F64:
-        return before
+Scan.add_fault(
+    "dt-softplus-missing",
+    "the step dt is taken as it comes, without softplus",
+    step=lambda self, dt: dt,
+)
+Scan.add_fault(
+    "ssm-state-before",
+    "the output is read from the state before the token",
+    seen=lambda self, before, after: before,
+)
 
 
 class ZeroOrderHold(Scan, name="mutant:ssm-zero-order-hold"):
@@ -347,15 +317,12 @@ class ZeroOrderHold(Scan, name="mutant:ssm-zero-order-hold"):
         return state * decay + (decay - 1) / a * x[..., None] * b[:, None, :]
 
 
-class BAndCExchanged(WrongState, name="mutant:ssm-b-and-c-exchanged"):
-    mistake = "what writes the state and what reads it are exchanged"
-    effect = NONSENSE
-
-    def change(self, model: Model) -> None:
-        put(model.graph, "scan", self.scan)
-
-    def scan(self, right: Op, layer: int, x: F32, dt: F32, b: F32, c: F32, state: F32) -> F32:
-        return right(layer, x, dt, c, b, state)
+WrongState.add_fault(
+    "ssm-b-and-c-exchanged",
+    "what writes the state and what reads it are exchanged",
+    NONSENSE,
+    graph_scan=lambda self, right, layer, x, dt, b, c, state: right(layer, x, dt, c, b, state),
+)
 
 
 class StepLast(WrongState, name="mutant:ssm-x-order"):
@@ -380,9 +347,9 @@ class StateHalvesExchanged(WrongState, name="mutant:ssm-in-halves-exchanged"):
         return np.roll(out, out.shape[1] // 2, axis=1) if is_both else out
 
 
-class GateNotActive(WrongState, name="mutant:ssm-gate-without-silu"):
-    mistake = "the gate is multiplied in without SiLU"
-    effect = NONSENSE
-
-    def swiglu(self, right: Op, gate: F32, up: F32) -> F32:
-        return gate * up
+WrongState.add_fault(
+    "ssm-gate-without-silu",
+    "the gate is multiplied in without SiLU",
+    NONSENSE,
+    swiglu=lambda self, right, gate, up: gate * up,
+)

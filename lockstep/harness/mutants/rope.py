@@ -14,7 +14,7 @@ from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.ops.rotation import frequencies
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 Heads = Callable[..., tuple[F32, F32, F32]]
 LATER = "text is fine at first and falls apart the longer it gets"
@@ -49,34 +49,31 @@ class OtherPairs(WrongRope):
         return replace(params, halves=not params.halves)
 
 
-class PairsForQwen2(OtherPairs, name="mutant:rope-pairs-for-qwen2"):
-    mistake = "neighbours rotated where qwen2 pairs halves"
-    shows_on = "arch:qwen2"
-
-
-class PairsForPhi3(OtherPairs, name="mutant:rope-pairs-for-phi3"):
-    mistake = "neighbours rotated where phi3 pairs halves"
-    shows_on = "arch:phi3"
-
-
-class PairsForGptOss(OtherPairs, name="mutant:rope-pairs-for-gpt-oss"):
-    mistake = "neighbours rotated where gpt-oss pairs halves"
-    shows_on = "arch:gpt-oss"
-
-
-class PairsForLfm2(OtherPairs, name="mutant:rope-pairs-for-lfm2"):
-    """What is rotated has no name in its graph: what is made of it has."""
-
-    mistake = "neighbours rotated where lfm2 pairs halves"
-    shows_on = "arch:lfm2"
-    site = "kq"
-
-
-class HalvesForDeepseek2(OtherPairs, name="mutant:rope-halves-for-deepseek2"):
-    mistake = "halves rotated where deepseek2 pairs neighbours"
-    source = "pie #427"
-    shows_on = "arch:deepseek2"
-    site = "q_pe"
+OtherPairs.add_fault(
+    "rope-pairs-for-qwen2", "neighbours rotated where qwen2 pairs halves", shows_on="arch:qwen2"
+)
+OtherPairs.add_fault(
+    "rope-pairs-for-phi3", "neighbours rotated where phi3 pairs halves", shows_on="arch:phi3"
+)
+OtherPairs.add_fault(
+    "rope-pairs-for-gpt-oss",
+    "neighbours rotated where gpt-oss pairs halves",
+    shows_on="arch:gpt-oss",
+)
+# What is rotated has no name in its graph: what is made of it has.
+OtherPairs.add_fault(
+    "rope-pairs-for-lfm2",
+    "neighbours rotated where lfm2 pairs halves",
+    shows_on="arch:lfm2",
+    site="kq",
+)
+OtherPairs.add_fault(
+    "rope-halves-for-deepseek2",
+    "halves rotated where deepseek2 pairs neighbours",
+    source="pie #427",
+    shows_on="arch:deepseek2",
+    site="q_pe",
+)
 
 
 class NotPermuted(WrongRope, name="mutant:rope-rows-not-permuted"):
@@ -104,9 +101,11 @@ class OtherWay(WrongRope, name="mutant:rope-other-way"):
         return cos, -sin
 
 
-class OtherWayHalves(OtherWay, name="mutant:rope-rotate-half-sign"):
-    mistake = "rotate_half negates the first half where it should the second"
-    shows_on = "arch:qwen3"
+OtherWay.add_fault(
+    "rope-rotate-half-sign",
+    "rotate_half negates the first half where it should the second",
+    shows_on="arch:qwen3",
+)
 
 
 class TableForNeighbours(WrongRope, name="mutant:rope-table-for-neighbours"):
@@ -124,45 +123,39 @@ class TableForNeighbours(WrongRope, name="mutant:rope-table-for-neighbours"):
 # --- angles -------------------------------------------------------------------------------------
 
 
-class BaseOfLlama(WrongRope, name="mutant:rope-base-of-llama"):
-    mistake = "the base of qwen2 is taken for that of llama"
-    effect = DEPTH
-    shows_on = "arch:qwen2"
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, base=10000.0)
-
-
-class BaseOfLlama3(WrongRope, name="mutant:rope-base-of-llama3"):
-    mistake = "a base of 500000 where the file says 10000"
-    effect = DEPTH
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, base=500000.0)
-
-
-class ExponentOfHalf(WrongRope, name="mutant:rope-exponent-halved"):
-    mistake = "pair i has the exponent i / d instead of 2i / d"
-    effect = LATER
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, base=math.sqrt(params.base))
-
-
-class ExponentInIntegers(WrongRope, name="mutant:rope-exponent-in-integers"):
-    mistake = "2i / d is divided in whole numbers, so that every pair turns like the first"
-    effect = LATER
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, base=1.0)
-
-
-class ExponentFromOne(WrongRope, name="mutant:rope-exponent-from-one"):
-    mistake = "frequencies are counted from one, so that the first pair turns too slowly"
-    effect = LATER
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, scale=params.scale * params.base ** (-2 / params.n_rot))
+WrongRope.add_fault(
+    "rope-base-of-llama",
+    "the base of qwen2 is taken for that of llama",
+    DEPTH,
+    shows_on="arch:qwen2",
+    angles=lambda self, params: replace(params, base=10000.0),
+)
+WrongRope.add_fault(
+    "rope-base-of-llama3",
+    "a base of 500000 where the file says 10000",
+    DEPTH,
+    angles=lambda self, params: replace(params, base=500000.0),
+)
+WrongRope.add_fault(
+    "rope-exponent-halved",
+    "pair i has the exponent i / d instead of 2i / d",
+    LATER,
+    angles=lambda self, params: replace(params, base=math.sqrt(params.base)),
+)
+WrongRope.add_fault(
+    "rope-exponent-in-integers",
+    "2i / d is divided in whole numbers, so that every pair turns like the first",
+    LATER,
+    angles=lambda self, params: replace(params, base=1.0),
+)
+WrongRope.add_fault(
+    "rope-exponent-from-one",
+    "frequencies are counted from one, so that the first pair turns too slowly",
+    LATER,
+    angles=lambda self, params: replace(
+        params, scale=params.scale * params.base ** (-2 / params.n_rot)
+    ),
+)
 
 
 class TableInBf16(WrongRope, name="mutant:rope-table-bf16"):
@@ -185,22 +178,20 @@ class AnglesInHalf(WrongRope, name="mutant:rope-angles-f16"):
         return np.cos(at[:, None] * step), np.sin(at[:, None] * step)
 
 
-class ScaleInverted(WrongRope, name="mutant:rope-linear-scale-inverted"):
-    mistake = "positions are multiplied by the scaling factor, not divided"
-    effect = NONSENSE
-    shows_on = "q4_0"
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, scale=1 / params.scale)
-
-
-class ScaleTwice(WrongRope, name="mutant:rope-linear-scale-twice"):
-    mistake = "the scaling factor goes into the frequencies and into the positions"
-    effect = LATER
-    shows_on = "q4_0"
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, scale=params.scale**2)
+WrongRope.add_fault(
+    "rope-linear-scale-inverted",
+    "positions are multiplied by the scaling factor, not divided",
+    NONSENSE,
+    shows_on="q4_0",
+    angles=lambda self, params: replace(params, scale=1 / params.scale),
+)
+WrongRope.add_fault(
+    "rope-linear-scale-twice",
+    "the scaling factor goes into the frequencies and into the positions",
+    LATER,
+    shows_on="q4_0",
+    angles=lambda self, params: replace(params, scale=params.scale**2),
+)
 
 
 class ScaleOfBase(WrongRope, name="mutant:rope-linear-scale-as-ntk"):
@@ -213,24 +204,20 @@ class ScaleOfBase(WrongRope, name="mutant:rope-linear-scale-as-ntk"):
         return replace(params, scale=1.0, base=params.base * grown)
 
 
-class FactorsInverted(WrongRope, name="mutant:rope-factors-multiplied"):
-    mistake = "frequencies are multiplied by rope_freqs, not divided"
-    effect = LATER
-    shows_on = "bf16"
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        assert params.factors is not None
-        return replace(params, factors=np.float32(1) / params.factors)
-
-
-class FactorsBackwards(WrongRope, name="mutant:rope-factors-backwards"):
-    mistake = "the first of rope_freqs goes to the slowest pair"
-    effect = LATER
-    shows_on = "bf16"
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        assert params.factors is not None
-        return replace(params, factors=params.factors[::-1].copy())
+WrongRope.add_fault(
+    "rope-factors-multiplied",
+    "frequencies are multiplied by rope_freqs, not divided",
+    LATER,
+    shows_on="bf16",
+    angles=lambda self, params: replace(params, factors=np.float32(1) / params.factors),
+)
+WrongRope.add_fault(
+    "rope-factors-backwards",
+    "the first of rope_freqs goes to the slowest pair",
+    LATER,
+    shows_on="bf16",
+    angles=lambda self, params: replace(params, factors=params.factors[::-1].copy()),
+)
 
 
 class FactorsOfQueries(WrongRope, name="mutant:rope-factors-of-queries-alone"):
@@ -265,13 +252,15 @@ class LongFactors(WrongRope, name="mutant:rope-long-factors-alone"):
         model.graph.n_ctx = sys.maxsize
 
 
-class WholePositions(WrongRope, name="mutant:rope-whole-positions"):
-    mistake = "positions are divided by the scaling factor in whole numbers"
-    effect = DEPTH
-    shows_on = "q4_0"
-
-    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
-        return right(x, at // round(1 / params.scale), replace(params, scale=1.0))
+WrongRope.add_fault(
+    "rope-whole-positions",
+    "positions are divided by the scaling factor in whole numbers",
+    DEPTH,
+    shows_on="q4_0",
+    rope=lambda self, right, x, at, params: right(
+        x, at // round(1 / params.scale), replace(params, scale=1.0)
+    ),
+)
 
 
 # --- which elements, which positions ------------------------------------------------------------
@@ -293,24 +282,25 @@ class LastHalfOfHead(HalfTheHead, name="mutant:rope-last-half-of-the-head"):
         return np.concatenate([fixed, right(turned, at, self.angles(params))], axis=-1)
 
 
-class QueriesAlone(WrongRope, name="mutant:rope-keys-not-rotated"):
-    mistake = "keys go into the cache without being rotated"
-    effect = NONSENSE
-    site = "Kcur_rope"
-
-    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
-        is_key = x.shape[1] == self.loaded.graph.hparams.n_head_kv
-        return x if is_key else right(x, at, params)
-
-
-class KeysOneLate(WrongRope, name="mutant:rope-keys-one-late"):
-    mistake = "keys are rotated by the position of the next token"
-    effect = LATER
-    source = "onnxruntime-genai #2354"
-    site = "Kcur_rope"
-
-    def rope(self, right: Op, x: F32, at: I32, params: RopeParams) -> F32:
-        return right(x, at + (x.shape[1] == self.loaded.graph.hparams.n_head_kv), params)
+WrongRope.add_fault(
+    "rope-keys-not-rotated",
+    "keys go into the cache without being rotated",
+    NONSENSE,
+    site="Kcur_rope",
+    rope=lambda self, right, x, at, params: (
+        x if (x.shape[1] == self.loaded.graph.hparams.n_head_kv) else right(x, at, params)
+    ),
+)
+WrongRope.add_fault(
+    "rope-keys-one-late",
+    "keys are rotated by the position of the next token",
+    LATER,
+    source="onnxruntime-genai #2354",
+    site="Kcur_rope",
+    rope=lambda self, right, x, at, params: right(
+        x, at + (x.shape[1] == self.loaded.graph.hparams.n_head_kv), params
+    ),
+)
 
 
 class ValuesRotated(WrongRope, name="mutant:rope-of-values"):
@@ -318,56 +308,45 @@ class ValuesRotated(WrongRope, name="mutant:rope-of-values"):
     effect = NONSENSE
     site = "v_cache"
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "heads", self.heads)
-
-    def heads(self, right: Heads, step: Step, layer: int, x: F32) -> tuple[F32, F32, F32]:
+    def graph_heads(self, right: Heads, step: Step, layer: int, x: F32) -> tuple[F32, F32, F32]:
         q, k, v = right(step, layer, x)
         params = self.loaded.graph.rope_params(layer)
         assert params is not None
         return q, k, step.ops.rope(v, step.batch.positions, params)
 
 
-class RestartsWithBatch(WrongRope, name="mutant:rope-restarts-with-batch"):
-    mistake = "positions are counted from the beginning of each batch"
-    effect = "the prompt is understood; what is generated has no order"
-
-    def positions(self, at: I32) -> I32:
-        return np.arange(len(at), dtype=np.int32)
-
-
-class RestartsWithUbatch(WrongRope, name="mutant:rope-restarts-with-ubatch"):
-    mistake = "positions are counted from the beginning of each ubatch of 64"
-    effect = "prompts of more than an ubatch are garbled"
-
-    def positions(self, at: I32) -> I32:
-        return at % 64
-
-
-class LaterBatchesLate(WrongRope, name="mutant:rope-later-batches-late"):
-    mistake = "from the second batch on positions are one late"
-    effect = "the prompt is understood; what is generated is a little off"
-
-    def positions(self, at: I32) -> I32:
-        return at + np.int32(at[0] > 0)
-
-
-class SecondPromptLate(WrongRope, name="mutant:rope-second-prompt-late"):
-    mistake = "positions of several tokens on a filled cache are one late"
-    effect = "the second question of a conversation is understood a little worse"
-
-    def positions(self, at: I32) -> I32:
-        return at + np.int32(at[0] > 0 and len(at) > 1)
-
-
-class PositionsInBf16(WrongRope, name="mutant:rope-positions-bf16"):
-    mistake = "positions are kept in BF16, which counts by two from 256 on"
-    effect = "fine up to 256 tokens, then worse and worse"
-
-    def positions(self, at: I32) -> I32:
-        return (
-            (at.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32).astype(np.int32)
-        )
+WrongRope.add_fault(
+    "rope-restarts-with-batch",
+    "positions are counted from the beginning of each batch",
+    "the prompt is understood; what is generated has no order",
+    positions=lambda self, at: np.arange(len(at), dtype=np.int32),
+)
+WrongRope.add_fault(
+    "rope-restarts-with-ubatch",
+    "positions are counted from the beginning of each ubatch of 64",
+    "prompts of more than an ubatch are garbled",
+    positions=lambda self, at: at % 64,
+)
+WrongRope.add_fault(
+    "rope-later-batches-late",
+    "from the second batch on positions are one late",
+    "the prompt is understood; what is generated is a little off",
+    positions=lambda self, at: at + np.int32(at[0] > 0),
+)
+WrongRope.add_fault(
+    "rope-second-prompt-late",
+    "positions of several tokens on a filled cache are one late",
+    "the second question of a conversation is understood a little worse",
+    positions=lambda self, at: at + np.int32(at[0] > 0 and len(at) > 1),
+)
+WrongRope.add_fault(
+    "rope-positions-bf16",
+    "positions are kept in BF16, which counts by two from 256 on",
+    "fine up to 256 tokens, then worse and worse",
+    positions=lambda self, at: (
+        (at.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32).astype(np.int32)
+    ),
+)
 
 
 class TableTooShort(WrongRope, name="mutant:rope-table-too-short"):
@@ -378,12 +357,12 @@ class TableTooShort(WrongRope, name="mutant:rope-table-too-short"):
         return np.minimum(at, 127)
 
 
-class OneForTheBatch(WrongRope, name="mutant:rope-one-position-for-the-batch"):
-    mistake = "all tokens of a prompt are rotated by the first one's position"
-    effect = "the order of the words of a prompt is lost"
-
-    def positions(self, at: I32) -> I32:
-        return np.broadcast_to(at[:1], at.shape)
+WrongRope.add_fault(
+    "rope-one-position-for-the-batch",
+    "all tokens of a prompt are rotated by the first one's position",
+    "the order of the words of a prompt is lost",
+    positions=lambda self, at: np.broadcast_to(at[:1], at.shape),
+)
 
 
 class QueriesTwice(WrongRope, name="mutant:rope-queries-twice"):
@@ -394,3 +373,21 @@ class QueriesTwice(WrongRope, name="mutant:rope-queries-twice"):
         out = right(x, at, params)
         is_query = x.shape[1] != self.loaded.graph.hparams.n_head_kv
         return right(out, at, params) if is_query else out
+
+
+RopeHalfSplit = WrongRope.add_fault(
+    "rope-half-split",
+    "rope on half-split pairs",
+    "plausible for a few tokens, then word salad",
+    first_of_all=True,
+    angles=lambda self, params: replace(params, halves=not params.halves),
+)
+# Logits do not move, because only distances count: nothing but the trace shows it.
+WrongRope.add_fault(
+    "rope-position-off-by-one",
+    "rope position off by one",
+    "nothing, until a cache of another engine is loaded",
+    first_of_all=True,
+    moves_logits=False,
+    positions=lambda self, at: at + 1,
+)

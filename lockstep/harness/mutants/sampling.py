@@ -36,10 +36,12 @@ class WrongChoice(Mutant):
         return int(np.argmax(logits))
 
 
-class FirstRow(WrongChoice, name="mutant:greedy-of-first-row"):
-    row = 0
-    mistake = "the first token is chosen by the logits of the prompt's first row"
-    effect = "an answer begins with the wrong word"
+WrongChoice.add_fault(
+    "greedy-of-first-row",
+    "the first token is chosen by the logits of the prompt's first row",
+    "an answer begins with the wrong word",
+    row=0,
+)
 
 
 class Misplaced(Mirror):
@@ -71,55 +73,45 @@ class WrongPosition(WrongChoice):
         raise NotImplementedError
 
 
-class PositionLate(WrongPosition, name="mutant:greedy-position-late"):
-    mistake = "the first generated token is put one position behind its own"
-    effect = "text drifts"
-    source = "onnxruntime-genai #2354"
-
-    def placed(self, n: int, positions: I32) -> I32:
-        return np.where(positions < n, positions, positions + 1)
-
-
-class SecondBest(WrongChoice, name="mutant:greedy-second-best"):
-    mistake = "the second largest logit is chosen"
-    effect = "word salad"
-
-    def choose(self, logits: F32, before: Sequence[int]) -> int:
-        return int(np.argsort(-logits, kind="stable")[1])
-
-
-class LargestMagnitude(WrongChoice, name="mutant:greedy-of-magnitudes"):
-    mistake = "the logit of largest magnitude is chosen"
-    effect = "word salad"
-
-    def choose(self, logits: F32, before: Sequence[int]) -> int:
-        return int(np.argmax(np.abs(logits)))
-
-
-class ChoiceFromOne(WrongChoice, name="mutant:greedy-from-one"):
-    shows_on = "few-tokens"
-    mistake = "the search for the largest logit begins at token 1"
-    effect = "nothing, unless token 0 is due"
-
-    def choose(self, logits: F32, before: Sequence[int]) -> int:
-        return 1 + int(np.argmax(logits[1:]))
-
-
-class NeverLast(WrongChoice, name="mutant:greedy-never-last"):
-    shows_on = "few-tokens"
-    mistake = "the search for the largest logit ends one token early"
-    effect = "nothing, unless the last token is due"
-
-    def choose(self, logits: F32, before: Sequence[int]) -> int:
-        return int(np.argmax(logits[:-1]))
-
-
-class BytesOnly(WrongChoice, name="mutant:greedy-of-one-byte"):
-    mistake = "the id that is chosen is kept in one byte"
-    effect = "word salad"
-
-    def choose(self, logits: F32, before: Sequence[int]) -> int:
-        return int(np.argmax(logits)) & 0xFF
+WrongPosition.add_fault(
+    "greedy-position-late",
+    "the first generated token is put one position behind its own",
+    "text drifts",
+    source="onnxruntime-genai #2354",
+    placed=lambda self, n, positions: np.where(positions < n, positions, positions + 1),
+)
+WrongChoice.add_fault(
+    "greedy-second-best",
+    "the second largest logit is chosen",
+    "word salad",
+    choose=lambda self, logits, before: int(np.argsort(-logits, kind="stable")[1]),
+)
+WrongChoice.add_fault(
+    "greedy-of-magnitudes",
+    "the logit of largest magnitude is chosen",
+    "word salad",
+    choose=lambda self, logits, before: int(np.argmax(np.abs(logits))),
+)
+WrongChoice.add_fault(
+    "greedy-from-one",
+    "the search for the largest logit begins at token 1",
+    "nothing, unless token 0 is due",
+    shows_on="few-tokens",
+    choose=lambda self, logits, before: 1 + int(np.argmax(logits[1:])),
+)
+WrongChoice.add_fault(
+    "greedy-never-last",
+    "the search for the largest logit ends one token early",
+    "nothing, unless the last token is due",
+    shows_on="few-tokens",
+    choose=lambda self, logits, before: int(np.argmax(logits[:-1])),
+)
+WrongChoice.add_fault(
+    "greedy-of-one-byte",
+    "the id that is chosen is kept in one byte",
+    "word salad",
+    choose=lambda self, logits, before: int(np.argmax(logits)) & 0xFF,
+)
 
 
 class Penalty(WrongChoice, name="mutant:greedy-with-penalty"):
@@ -143,17 +135,17 @@ class Sampled(WrongChoice, name="mutant:greedy-is-sampled"):
         return int(np.searchsorted(np.cumsum(shares / shares.sum()), draw).clip(0, len(logits) - 1))
 
 
-class LowPrecision(WrongChoice, name="mutant:greedy-of-rough-logits"):
-    mistake = "the largest of logits that were cut off to three bits behind the first is chosen"
-    effect = "another token now and then, where two are nearly alike"
-
-    def choose(self, logits: F32, before: Sequence[int]) -> int:
-        return int(np.argmax((logits.view(np.uint32) & np.uint32(0xFFF00000)).view(np.float32)))
-
-
-class StandsStill(WrongPosition, name="mutant:greedy-lacks-position"):
-    mistake = "all that is generated is put at one position"
-    effect = "the text repeats itself"
-
-    def placed(self, n: int, positions: I32) -> I32:
-        return np.minimum(positions, n)
+WrongChoice.add_fault(
+    "greedy-of-rough-logits",
+    "the largest of logits that were cut off to three bits behind the first is chosen",
+    "another token now and then, where two are nearly alike",
+    choose=lambda self, logits, before: int(
+        np.argmax((logits.view(np.uint32) & np.uint32(0xFFF00000)).view(np.float32))
+    ),
+)
+WrongPosition.add_fault(
+    "greedy-lacks-position",
+    "all that is generated is put at one position",
+    "the text repeats itself",
+    placed=lambda self, n, positions: np.minimum(positions, n),
+)

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.engine.architectures.positions import shares_kept
-from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
-from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 Params = Callable[[int], RopeParams]
 LATER = "text is fine at first and falls apart the longer it gets"
@@ -41,24 +40,22 @@ class RampInverted(Yarn, name="mutant:yarn-ramp-inverted"):
         return replace(params, kept=1 - params.kept)
 
 
-class RampInvertedGptOss(RampInverted, name="mutant:yarn-ramp-inverted-gpt-oss"):
-    mistake = "of gpt-oss fast pairs are scaled and slow ones kept"
-    shows_on = "arch:gpt-oss"
-
-
-class ExtFactorIgnored(Yarn, name="mutant:yarn-ext-factor-ignored"):
-    mistake = "every pair is scaled, as linear scaling does"
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, kept=None)
-
-
-class NothingScaled(Yarn, name="mutant:yarn-ignored"):
-    mistake = "no pair is scaled, and nothing made larger"
-    source = "mlxcel #1355"
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, kept=None, scale=1.0, magnitude=1.0)
+RampInverted.add_fault(
+    "yarn-ramp-inverted-gpt-oss",
+    "of gpt-oss fast pairs are scaled and slow ones kept",
+    shows_on="arch:gpt-oss",
+)
+Yarn.add_fault(
+    "yarn-ext-factor-ignored",
+    "every pair is scaled, as linear scaling does",
+    angles=lambda self, params: replace(params, kept=None),
+)
+Yarn.add_fault(
+    "yarn-ignored",
+    "no pair is scaled, and nothing made larger",
+    source="mlxcel #1355",
+    angles=lambda self, params: replace(params, kept=None, scale=1.0, magnitude=1.0),
+)
 
 
 class OriginalContextIgnored(Yarn, name="mutant:yarn-original-context-ignored"):
@@ -69,9 +66,11 @@ class OriginalContextIgnored(Yarn, name="mutant:yarn-original-context-ignored"):
         return replace(params, kept=self.ramp(params, n_ctx))
 
 
-class OriginalContextGptOss(OriginalContextIgnored, name="mutant:yarn-original-context-gpt-oss"):
-    mistake = "of gpt-oss the ramp is that of the new context"
-    shows_on = "arch:gpt-oss"
+OriginalContextIgnored.add_fault(
+    "yarn-original-context-gpt-oss",
+    "of gpt-oss the ramp is that of the new context",
+    shows_on="arch:gpt-oss",
+)
 
 
 class RampNotRounded(Yarn, name="mutant:yarn-ramp-not-rounded"):
@@ -99,16 +98,16 @@ class MagnitudeMissing(Yarn, name="mutant:yarn-magnitude-missing"):
         return replace(params, magnitude=1.0)
 
 
-class MagnitudeMissingGptOss(MagnitudeMissing, name="mutant:yarn-magnitude-missing-gpt-oss"):
-    mistake = "of gpt-oss what YaRN turns is not made larger"
-    shows_on = "arch:gpt-oss"
-
-
-class MagnitudeTwice(Yarn, name="mutant:yarn-magnitude-twice"):
-    mistake = "the magnitude goes into queries and keys and once more into both"
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, magnitude=params.magnitude**2)
+MagnitudeMissing.add_fault(
+    "yarn-magnitude-missing-gpt-oss",
+    "of gpt-oss what YaRN turns is not made larger",
+    shows_on="arch:gpt-oss",
+)
+Yarn.add_fault(
+    "yarn-magnitude-twice",
+    "the magnitude goes into queries and keys and once more into both",
+    angles=lambda self, params: replace(params, magnitude=params.magnitude**2),
+)
 
 
 class MagnitudeOfRoot(Yarn, name="mutant:yarn-magnitude-of-context"):
@@ -119,14 +118,14 @@ class MagnitudeOfRoot(Yarn, name="mutant:yarn-magnitude-of-context"):
         return replace(params, magnitude=math.sqrt(1 - math.log(params.scale) / math.log(n_ctx)))
 
 
-class MagnitudeInRope(Yarn, name="mutant:yarn-magnitude-of-deepseek2"):
-    mistake = "deepseek2's mscale of all dimensions is put into the rotated part alone"
-    source = "imp #880"
-    shows_on = "deepseek2-yarn"
-    site = "q_pe"
-
-    def angles(self, params: RopeParams) -> RopeParams:
-        return replace(params, magnitude=1 - 0.1 * math.log(params.scale))
+Yarn.add_fault(
+    "yarn-magnitude-of-deepseek2",
+    "deepseek2's mscale of all dimensions is put into the rotated part alone",
+    source="imp #880",
+    shows_on="deepseek2-yarn",
+    site="q_pe",
+    angles=lambda self, params: replace(params, magnitude=1 - 0.1 * math.log(params.scale)),
+)
 
 
 # --- by layer -----------------------------------------------------------------------------------
@@ -139,48 +138,39 @@ class WrongGemma3(Mistake):
     shows_on = "gemma3-scaled"
     site = "Qcur_rope"
 
-    def change(self, model: Model) -> None:
-        put(model.graph, "rope_params", self.rope_params)
-
-    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
+    def graph_rope_params(self, right: Params, layer: int = 0) -> RopeParams:
         raise NotImplementedError
 
 
-class BasesExchanged(WrongGemma3, name="mutant:rope-gemma3-bases-exchanged"):
-    mistake = "layers with a window rotate by the global base, and the others by the local one"
-
-    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
-        return right(0 if layer == 5 else 5)
-
-
-class OneBase(WrongGemma3, name="mutant:rope-gemma3-local-base-for-all"):
-    mistake = "all layers rotate by the local base"
-    layer = 5
-
-    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
-        return right(0)
-
-
-class ScaleForAll(WrongGemma3, name="mutant:rope-gemma3-scale-for-all"):
-    mistake = "positions are scaled in layers with a window as well"
-
-    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
-        return replace(right(layer), scale=1 / 8)
-
-
-class ScaleOfGlobalMissing(WrongGemma3, name="mutant:rope-gemma3-scale-missing"):
-    mistake = "positions are not scaled in global layers"
-    source = "ollama #12348"
-    layer = 5
-
-    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
-        return replace(right(layer), scale=1.0)
-
-
-class ScaleUnasked(WrongGemma3, name="mutant:rope-gemma3-scale-unasked"):
-    mistake = "global layers are scaled by 8 where the file says nothing"
-    shows_on = "arch:gemma3"
-    layer = 5
-
-    def rope_params(self, right: Params, layer: int = 0) -> RopeParams:
-        return replace(right(layer), scale=1 / 8) if layer == 5 else right(layer)
+WrongGemma3.add_fault(
+    "rope-gemma3-bases-exchanged",
+    "layers with a window rotate by the global base, and the others by the local one",
+    graph_rope_params=lambda self, right, layer=0: right(0 if layer == 5 else 5),
+)
+WrongGemma3.add_fault(
+    "rope-gemma3-local-base-for-all",
+    "all layers rotate by the local base",
+    layer=5,
+    graph_rope_params=lambda self, right, layer=0: right(0),
+)
+WrongGemma3.add_fault(
+    "rope-gemma3-scale-for-all",
+    "positions are scaled in layers with a window as well",
+    graph_rope_params=lambda self, right, layer=0: replace(right(layer), scale=1 / 8),
+)
+WrongGemma3.add_fault(
+    "rope-gemma3-scale-missing",
+    "positions are not scaled in global layers",
+    source="ollama #12348",
+    layer=5,
+    graph_rope_params=lambda self, right, layer=0: replace(right(layer), scale=1.0),
+)
+WrongGemma3.add_fault(
+    "rope-gemma3-scale-unasked",
+    "global layers are scaled by 8 where the file says nothing",
+    shows_on="arch:gemma3",
+    layer=5,
+    graph_rope_params=lambda self, right, layer=0: (
+        replace(right(layer), scale=1 / 8) if layer == 5 else right(layer)
+    ),
+)

@@ -12,7 +12,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.check.check import run_suites
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
+from lockstep.harness.mutants.rope import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request, TensorRecord, Trace, Verdict
 from tests.contexts import context_of, diverged, statuses
 from tests.models import builtin

@@ -25,7 +25,7 @@ from lockstep.harness.blackbox.slices import (
 )
 from lockstep.harness.blackbox.whole import SMALL
 from lockstep.harness.cli.blackbox import lines_of
-from lockstep.harness.mutants.wrong_eps import WrongEps
+from lockstep.harness.mutants.norms import WrongEps
 from lockstep.harness.records import Evaluation, Request
 from tests.all_types import ROUNDING, model_of
 from tests.black_boxes import (

@@ -23,7 +23,7 @@ from lockstep.harness.blackbox.fewer_layers import layers_asked
 from lockstep.harness.blackbox.in_check import bisect_made_models, questions
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.check.check import open_plan
-from lockstep.harness.mutants.embeddings import ROWS, ops_with
+from lockstep.harness.mutants.parts.changed import ops_with
 from lockstep.harness.records import Evaluation, Request, Verdict
 from lockstep.harness.runs.known_failures import place_of
 from lockstep.harness.shadow.models import make_variant
@@ -84,7 +84,7 @@ def test_what_is_wrong_in_other_batches_alone_is_found_there(mistake: str, tmp_p
 class Last(Reference, name="fewer layers: row 4999 is zero"):
     ops = ops_with(
         get_rows=lambda ops, w, ids: np.where(
-            ids[:, None] == 4999, np.float32(0), ROWS(ops, w, ids)
+            ids[:, None] == 4999, np.float32(0), Mirror.get_rows(ops, w, ids)
         )
     )
 

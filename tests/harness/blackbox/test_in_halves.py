@@ -19,7 +19,8 @@ from lockstep.harness.bisect.bisection import Bisection
 from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS
 from lockstep.harness.blackbox.parts import OUTPUT
 from lockstep.harness.judging.conversions import in_bf16, in_halves
-from lockstep.harness.mutants.parts.changed import as_weight, change_weights, ops_with
+from lockstep.harness.mutants.parts.changed import ops_with
+from lockstep.harness.mutants.parts.mistakes import as_weight, change_weights
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
 from lockstep.harness.runs.run import bisect_one
 from tests.black_boxes import asker_of, bisected, with_made_models

@@ -21,7 +21,8 @@ from lockstep.harness.blackbox.offers import shows_ends_alone
 from lockstep.harness.blackbox.whole import TWIN
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli.bisection import bisection_lines
-from lockstep.harness.mutants.parts.changed import as_weight, change_weights, ops_with
+from lockstep.harness.mutants.parts.changed import ops_with
+from lockstep.harness.mutants.parts.mistakes import as_weight, change_weights
 from lockstep.harness.records import EngineInfo, Evaluation, Request
 from lockstep.harness.runs.run import bisect_one
 from lockstep.harness.shadow.models import make_variant

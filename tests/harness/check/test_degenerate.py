@@ -12,7 +12,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.check.check import open_plan, run_suites
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
+from lockstep.harness.mutants.rope import RopeHalfSplit
 from lockstep.harness.records import PRESETS, Evaluation, Request, Verdict
 from tests.degenerate import scaled as scaled_in
 from tests.harness.check.test_check import plan_for

@@ -13,7 +13,7 @@ from lockstep.harness.diagnosis.questions import Likeliest
 from lockstep.harness.diagnosis.race import HeldAnswers, left_by
 from lockstep.harness.judging.candidates import Candidate, Listed
 from lockstep.harness.judging.compare import largest
-from lockstep.harness.mutants.output import LogProbabilities
+from lockstep.harness.mutants.output import log_probabilities
 
 QUESTION = Likeliest(words="the likeliest", prefix=(1,), k=20)
 RIGHT = np.random.default_rng(3).standard_normal(400).astype(np.float32)
@@ -46,7 +46,7 @@ def left(said: Listed, own: Compared) -> float:
 
 def test_log_probabilities_for_logits_explain_no_list_by_their_larger_limit() -> None:
     said = listed(wrong_one())
-    own = compared(said, LogProbabilities.logits(RIGHT[None])[0])
+    own = compared(said, log_probabilities(RIGHT[None])[0])
     assert not compared(said, RIGHT).same.all()
     assert own.same.all()  # its logits are larger, so that more is allowed
     assert left(said, own) > 0.99 > LEFT

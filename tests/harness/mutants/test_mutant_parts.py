@@ -1,5 +1,6 @@
 """Mistakes in one part: what is not named is as it was, and what is named is called."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from lockstep.engine.memory.attention import CellView
 from lockstep.engine.memory.store import Index, Store
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.mutants.parts.mistakes import OPS, Mistake, Op
+from lockstep.harness.mutants.parts.mistakes import OPS, Mistake, Op, Read
 from lockstep.harness.records import EXACT, Request
 from tests.models import builtin
 
@@ -19,22 +20,30 @@ from tests.models import builtin
 class Nothing(Mistake):
     """Replaces everything that can be replaced, by the same."""
 
-    view = type("SameView", (CellView,), {})
-    cells = type("SameStore", (Store,), {})
-
     def rope(self, right: Op, *args: Any) -> F32:
         return right(*args)
 
     def linear(self, right: Op, *args: Any) -> F32:
         return right(*args)
 
+    def graph_head(self, right: Callable[[], Any]) -> Any:
+        return right()
+
+    def store_write(self, store: Store, right: Callable[..., None], *args: Any) -> None:
+        right(*args)
+
+    def cells_visible(self, view: CellView, right: Op, window: int) -> F32:
+        return right(window)
+
+    def taken(self, read: Read, name: str) -> Any:
+        return read(name)
+
 
 class Zeros(Mistake):
-    class Empty(Store):
-        def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
-            super().write(layer, cells, 0 * k, 0 * v)
-
-    cells = Empty
+    def store_write(
+        self, store: Store, right: Callable[..., None], layer: int, cells: Index, k: F32, v: F32
+    ) -> None:
+        right(layer, cells, 0 * k, 0 * v)
 
 
 @pytest.fixture

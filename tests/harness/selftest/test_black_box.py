@@ -14,7 +14,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.catalogue.models import model_for
 from lockstep.harness.catalogue.run import CataloguePart
-from lockstep.harness.mutants.missing_scale import MissingScale
+from lockstep.harness.mutants.attention import MissingScale
 from lockstep.harness.records import EXACT
 from lockstep.harness.selftest.black_box.named_parts import is_right
 from lockstep.harness.selftest.black_box.one_layer import (

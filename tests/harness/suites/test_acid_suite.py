@@ -15,8 +15,8 @@ from lockstep.harness.adapters.fast import FastEngine
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.cli.acid_models import acid_files
 from lockstep.harness.exit_codes import exit_code, exit_code_of_run
-from lockstep.harness.mutants.kv_head_modulo import KvHeadModulo
-from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
+from lockstep.harness.mutants.heads import KvHeadModulo
+from lockstep.harness.mutants.rope import RopeHalfSplit
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.records import Request, Verdict
 from lockstep.harness.runs.run import Listener, run_plans

@@ -13,7 +13,7 @@ import pytest
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.suite import Context
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
+from lockstep.harness.mutants.rope import RopeHalfSplit
 from lockstep.harness.records import EXACT, Verdict
 from lockstep.harness.suites.decode import PROMPT
 from lockstep.harness.suites.parts.text_judged import is_replaced, judge_text

@@ -21,7 +21,7 @@ from lockstep.harness.bisect.bisection import NO_OP, bisect
 from lockstep.harness.check.check import Opened, open_plan, run_suites, settings_for
 from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.mutants.rope_half_split import RopeHalfSplit
+from lockstep.harness.mutants.rope import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
 from lockstep.harness.synth.small import write_recurrent
 from tests.contexts import context_of, diverged, statuses

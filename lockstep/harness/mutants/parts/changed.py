@@ -1,7 +1,6 @@
 """How a wrong engine is made of the right one: other ops, other numbers, other weights."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,7 +9,6 @@ from numpy.typing import NDArray
 from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat
-from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.parts.mistakes import Mistake
 
 Blocks = NDArray[Any]  # (n,) of a format's layout
@@ -19,27 +17,6 @@ Blocks = NDArray[Any]  # (n,) of a format's layout
 def ops_with(**methods: Callable[..., Any]) -> type[Mirror]:
     """The ops with some of them replaced."""
     return type("Wrong", (Mirror,), methods)
-
-
-def set_hparams(model: Model, **values: Any) -> None:
-    model.graph.hparams = replace(model.graph.hparams, **values)
-
-
-def change_weights(model: Model, change: Callable[[Callable[[str], Weight], str], Weight]) -> None:
-    """change: of how a tensor is read and its name, what is taken for it."""
-    weights = model.graph.tensors.weights
-    right = weights.tensor
-
-    def tensor(name: str, shape: tuple[int, ...]) -> Weight:
-        return change(lambda other: right(other, weights.file.tensors[other].shape), name)
-
-    weights.tensor = tensor  # type: ignore[method-assign]
-
-
-def as_weight(weight: Weight, values: F32) -> Weight:
-    """Other numbers in its place, unquantised."""
-    raw = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
-    return Weight(weight.name, WeightFormat.named("F32"), values.shape, raw)
 
 
 class WrongFormat(Mistake):

@@ -2,29 +2,35 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-from lockstep.engine.memory.attention import Attention
+import numpy as np
+
+from lockstep.engine.memory.attention import Attention, CellView
 from lockstep.engine.memory.base import LayerView, Memory, Pair
 from lockstep.engine.memory.store import Store
 from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import ReferenceOps as Ops
-from lockstep.engine.quants.base import F32
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.base import Mutant
 
 Op = Callable[..., F32]
+Read = Callable[[str], Weight]
 OPS = tuple(name for name in vars(Ops) if callable(getattr(Ops, name)) and name[0] != "_")
+# what names begin with of methods that take the place of others': of the graph, of what holds keys
+# and values, of what a memory of attention or of states shows to a layer
+OF_GRAPH, OF_STORE, OF_CELLS, OF_STATES = "graph_", "store_", "cells_", "states_"
 
 
 class Mistake(Mutant):
     """A method that is named as an op is called instead of it, and with it as its first argument.
 
-    `numbers` may alter the hyperparameters, `change` the model that was opened. `view` and `cells`
-    take the place of what every memory shows to a layer, and of what holds its keys and values.
+    So are `graph_norm` and the like; `store_write`, `cells_visible` and `states_read` are given
+    the object as well, before what its own method would do. `numbers` may alter the
+    hyperparameters, `change` the model that was opened. `taken` is given how tensors are read and
+    the name of one, and returns what is taken for it.
     """
-
-    view: ClassVar[type[LayerView] | None] = None
-    cells: ClassVar[type[Store] | None] = None
 
     def make_ops(self) -> Ops:
         ops = super().make_ops()
@@ -37,25 +43,31 @@ class Mistake(Mutant):
         model = super().make_model()
         model.graph.hparams = self.numbers(model.graph.hparams)
         put(model, "new_memory", self.new_memory)
+        for name in names_with(type(self), OF_GRAPH):
+            put(model.graph, name, getattr(self, OF_GRAPH + name))
+        if taken := getattr(self, "taken", None):
+            change_weights(model, taken)
         self.change(model)
         return model
 
     def new_memory(self, right: Callable[..., Memory], **shape: Any) -> Memory:
         memory = right(**shape)
-        if self.cells:
-            for store in stores_of(memory):
-                store.__class__ = self.cells
-        if self.view:
+        for store in stores_of(memory):
+            self.put_all(store, OF_STORE)
+        if names_with(type(self), OF_CELLS) or names_with(type(self), OF_STATES):
             put(memory, "views", self.views)
         return memory
+
+    def put_all(self, owner: Any, prefix: str) -> None:
+        for name in names_with(type(self), prefix):
+            put(owner, name, partial(getattr(self, prefix + name), owner))
 
     def views(
         self, right: Callable[..., Mapping[int, LayerView]], *args: Any
     ) -> Mapping[int, LayerView]:
         found = right(*args)
         for view in found.values():
-            if self.view and isinstance(view, self.view.__mro__[1]):
-                view.__class__ = self.view
+            self.put_all(view, OF_CELLS if isinstance(view, CellView) else OF_STATES)
         return found
 
     def numbers(self, hparams: Any) -> Any:
@@ -63,6 +75,11 @@ class Mistake(Mutant):
 
     def change(self, model: Model) -> None:
         pass
+
+
+def names_with(cls: type[Mistake], prefix: str) -> tuple[str, ...]:
+    """Return what names of methods say behind a prefix."""
+    return tuple(name.removeprefix(prefix) for name in dir(cls) if name.startswith(prefix))
 
 
 def stores_of(memory: Memory) -> Iterator[Store]:
@@ -76,3 +93,20 @@ def stores_of(memory: Memory) -> Iterator[Store]:
 def put(owner: Any, method: str, wrong: Callable[..., Any]) -> None:
     """The wrong one takes the right one first."""
     setattr(owner, method, partial(wrong, getattr(owner, method)))
+
+
+def change_weights(model: Model, change: Callable[[Read, str], Weight]) -> None:
+    """change: of how a tensor is read and its name, what is taken for it."""
+    weights = model.graph.tensors.weights
+    right = weights.tensor
+
+    def tensor(name: str, shape: tuple[int, ...]) -> Weight:
+        return change(lambda other: right(other, weights.file.tensors[other].shape), name)
+
+    weights.tensor = tensor  # type: ignore[method-assign]
+
+
+def as_weight(weight: Weight, values: F32) -> Weight:
+    """Other numbers in its place, unquantised."""
+    raw = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
+    return Weight(weight.name, WeightFormat.named("F32"), values.shape, raw)

@@ -112,6 +112,10 @@ def sign_extend_scales(blocks: Blocks, out: F32) -> None:
     out.reshape(len(out), 8, 32)[:, 4:] -= lost[:, :, None] * q
 
 
+def unsign_bytes(blocks: Blocks, out: F32) -> None:
+    out += 256 * scales(blocks) * (blocks["qs"] < 0)
+
+
 def scale_as_bf16(blocks: Blocks, out: F32) -> None:
     bits = blocks["d"].view(np.uint16).astype(np.uint32) << 16
     out *= bits.view(np.float32)[:, None] / scales(blocks)
