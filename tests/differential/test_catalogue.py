@@ -8,7 +8,7 @@ from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.catalogue.fixed_limits import LIMITS
 from lockstep.harness.catalogue.run import honest_engines, wrong_engines
 from lockstep.harness.catalogue.trial import TrialBench, bench_for, try_honest, try_wrong
-from lockstep.harness.honest.silu_tanh import SiluTanh
+from lockstep.harness.honest.sigmoids import SiluTanh
 
 HANDFUL = (
     "mutant:norm-without-weight",

@@ -16,7 +16,7 @@ import numpy as np
 from dataclasses import replace
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.honest.int8_blocks import InInt8Blocks
+from lockstep.harness.honest.conversions import InInt8Blocks
 from lockstep.harness.records import Trace
 
 SHOWS = {shows!r}

@@ -27,12 +27,10 @@ from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.wiring import wires_of
 from lockstep.harness.honest.base import HonestEngine
-from lockstep.harness.honest.experts_backwards import Backwards
-from lockstep.harness.honest.experts_by_id import ById
-from lockstep.harness.honest.rope_float64 import WideAngles
-from lockstep.harness.honest.rope_inverse_frequency import InverseFrequency
-from lockstep.harness.honest.silu_tanh import ByTanh
-from lockstep.harness.honest.sums_one_by_one import OneByOne
+from lockstep.harness.honest.experts import Backwards, ById
+from lockstep.harness.honest.rotations import InverseFrequency, WideAngles
+from lockstep.harness.honest.sigmoids import ByTanh
+from lockstep.harness.honest.sums import OneByOne
 from lockstep.harness.mutants.cache import CacheKeepsLast
 from lockstep.harness.records import EXACT, PRESETS, Site
 from lockstep.harness.shadow.models import make_variant, opened

@@ -11,7 +11,7 @@ from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.honest.int8_rows import Int8Rows
+from lockstep.harness.honest.conversions import Int8Rows
 from lockstep.harness.records import EXACT
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named

@@ -9,9 +9,7 @@ from lockstep.engine.architectures.positions import scaled
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps, RopeParams
-from lockstep.harness.honest.rope_float64 import WideAngles
-from lockstep.harness.honest.rope_inverse_frequency import InverseFrequency
-from lockstep.harness.honest.rope_power import Power
+from lockstep.harness.honest.rotations import InverseFrequency, Power, WideAngles
 
 AT = np.array([0, 1, 77, 4095], np.int32)
 

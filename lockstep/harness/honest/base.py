@@ -1,6 +1,6 @@
 """The contract of an honest engine of another design: the reference with other arithmetic."""
 
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from lockstep.harness.adapters.reference import Reference
 
@@ -11,3 +11,9 @@ class HonestEngine(Reference):
     group: ClassVar[str] = "honest"
     design: ClassVar[str]
     shows_on: ClassVar[str] = "f32"
+
+    @classmethod
+    def add_design(cls, name: str, design: str, **changed: Any) -> type[Self]:
+        """Register a row: the engine whose ops are these."""
+        frame = {"__module__": changed["ops"].__module__, "design": design, **changed}
+        return type(name, (cls,), frame, name=f"honest:{name}")

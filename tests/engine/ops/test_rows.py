@@ -11,7 +11,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
-from lockstep.harness.honest.int8_rows import InInt8Rows
+from lockstep.harness.honest.conversions import InInt8Rows
 from tests.all_types import MATRICES
 from tests.engine.ops.test_ops_reference import floats, weight_of
 

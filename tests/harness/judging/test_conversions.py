@@ -12,9 +12,7 @@ from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.products import converted
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
-from lockstep.harness.honest.bf16_activations import Bf16
-from lockstep.harness.honest.int8_blocks import Int8Blocks
-from lockstep.harness.honest.int8_rows import Int8Rows
+from lockstep.harness.honest.conversions import Bf16, Int8Blocks, Int8Rows
 from lockstep.harness.judging.conversions import builds, conversions, in_bytes, is_type_in_blocks
 from lockstep.harness.judging.designs import sums_of_squares
 from lockstep.harness.synth.generator import MAKERS, stream

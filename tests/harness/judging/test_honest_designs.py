@@ -12,12 +12,9 @@ from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import U
 from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
-from lockstep.harness.honest.rope_float64 import WideAngles
-from lockstep.harness.honest.rope_inverse_frequency import InverseFrequency
-from lockstep.harness.honest.rope_power import Power
-from lockstep.harness.honest.silu_exp2 import ByExp2
-from lockstep.harness.honest.silu_tanh import ByTanh
-from lockstep.harness.honest.sums_one_by_one import OneByOne
+from lockstep.harness.honest.rotations import InverseFrequency, Power, WideAngles
+from lockstep.harness.honest.sigmoids import ByExp2, ByTanh
+from lockstep.harness.honest.sums import OneByOne
 from lockstep.harness.judging.designs import norms_of_float32_sums, of_sum_shown, swiglu_ways
 from lockstep.harness.judging.judge import conforms
 from lockstep.harness.judging.noise import BoundedOps, carry_bound

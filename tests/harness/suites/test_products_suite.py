@@ -14,7 +14,7 @@ from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.check.check import run_suites
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.honest.int8_blocks import InInt8Blocks
+from lockstep.harness.honest.conversions import InInt8Blocks
 from lockstep.harness.records import EngineInfo, Evaluation, Request
 from lockstep.harness.suites.parts.sparse_products import (
     judge_sparse_run,

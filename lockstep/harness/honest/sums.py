@@ -1,4 +1,4 @@
-"""Adds every sum up one by one in float32: squares of norms, powers of softmax, products."""
+"""Products and other sums added up otherwise."""
 
 from typing import Any
 
@@ -7,12 +7,23 @@ from numpy.typing import NDArray
 
 from lockstep.engine.ops.attention import like
 from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.products import LESS_OFFSET, without
 from lockstep.engine.ops.reference import Bools
+from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.honest.base import HonestEngine
 
 ONE = np.float32(1)
+
+
+class Float64(HonestEngine, name="honest:float64"):
+    """What numpy does with code that names no types."""
+
+    design = "float64 throughout, activations as they are"
+
+    def make_ops(self) -> Ops:
+        return Ops()
 
 
 def summed(terms: F32) -> F32:
@@ -21,6 +32,8 @@ def summed(terms: F32) -> F32:
 
 
 class OneByOne(Mirror):
+    """Adds every sum up one by one in float32: squares of norms, powers of softmax, products."""
+
     def linear(self, x: F32, weight: Weight) -> F32:
         out = np.empty((len(x), weight.shape[0]), np.float32)
         values = weight.values()
@@ -54,8 +67,31 @@ class OneByOne(Mirror):
         return np.stack([summed(row[:, None] * values).reshape(-1) for row in rows])
 
 
-class SumsOneByOne(HonestEngine, name="honest:sums-one-by-one"):
-    """llama2.c, and every first version of an engine."""
+# llama2.c, and every first version of an engine.
+HonestEngine.add_design(
+    "sums-one-by-one", "float32 sums without vectors, activations as they are", ops=OneByOne
+)
 
-    ops = OneByOne
-    design = "float32 sums without vectors, activations as they are"
+
+class CodesAndOffsets(Mirror):
+    """Multiplies codes of quantised weights as they are, and offsets by sums of activations."""
+
+    def linear(self, x: F32, weight: Weight) -> F32:
+        codes = LESS_OFFSET.get(weight.format.name)
+        if codes is None:
+            return super().linear(x, weight)
+        below = without(weight, slice(0, weight.shape[0]), *codes)  # what a code of zero stands for
+        above = weight.values() - below
+        out = np.empty((len(x), weight.shape[0]), np.float32)
+        for row, token in zip(out, x, strict=True):
+            row[:] = summed(token * above) + summed(token * below)
+        return out
+
+
+# Metal's kernels of llama.cpp: d * (sum of q * x - 8 * sum of x).
+HonestEngine.add_design(
+    "offsets-apart",
+    "codes and offsets of weights added up apart, activations as they are",
+    ops=CodesAndOffsets,
+    shows_on="q4_0",
+)

@@ -1,0 +1,69 @@
+"""The chosen experts in another order, or added up otherwise."""
+
+import numpy as np
+
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.ops.reference import I32, ReferenceOps
+from lockstep.engine.quants.base import F32
+from lockstep.harness.honest.base import HonestEngine
+
+
+class Backwards(Mirror):
+    """Adds up the chosen experts from the last to the first, in float32."""
+
+    def sum_experts(self, x: F32) -> F32:
+        return super().sum_experts(x[:, ::-1])
+
+
+# Engines whose sum goes by the order in which experts are done.
+HonestEngine.add_design(
+    "experts-backwards",
+    "experts summed from the last to the first",
+    ops=Backwards,
+    shows_on="moe-q8_0",
+)
+
+
+class ById(Mirror):
+    """Takes the chosen experts by their id, and shows all that belongs to them in that order."""
+
+    def top_k(self, probs: F32, n: int) -> I32:
+        return np.sort(super().top_k(probs, n), axis=-1)
+
+
+# Engines that go through the experts and not through the choices, as Mixtral's in Hugging Face
+# transformers.
+HonestEngine.add_design(
+    "experts-by-id", "experts in the order of their ids", ops=ById, shows_on="moe-q8_0"
+)
+
+
+class WideSum(Mirror):
+    """Adds up the chosen experts in float64."""
+
+    def sum_experts(self, x: F32) -> F32:
+        return ReferenceOps().sum_experts(x)
+
+
+# Engines with one wide accumulator for a row.
+HonestEngine.add_design(
+    "experts-float64", "experts summed in float64", ops=WideSum, shows_on="moe-q8_0"
+)
+
+
+class LastOfTies(Mirror):
+    """Of experts with the same probability it chooses the one with the highest id."""
+
+    def top_k(self, probs: F32, n: int) -> I32:
+        last = probs.shape[-1] - 1
+        ids: I32 = (last - super().top_k(probs[..., ::-1], n)).astype(np.int32)
+        return ids
+
+
+# A sort that is not stable, or that goes up and is read from its end.
+HonestEngine.add_design(
+    "experts-last-of-ties",
+    "the highest id wins a tie between experts",
+    ops=LastOfTies,
+    shows_on="moe-q8_0",
+)

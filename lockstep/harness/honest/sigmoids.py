@@ -1,0 +1,37 @@
+"""The sigmoid of SiLU by way of other functions, in float32."""
+
+import numpy as np
+
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32
+from lockstep.harness.honest.base import HonestEngine
+
+LOG2_E = np.float32(1.4426950408889634)
+
+
+class ByExp2(Mirror):
+    """Computes the exponential of SiLU as a power of two, in float32."""
+
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        with np.errstate(over="ignore"):
+            out: F32 = gate / (np.float32(1) + np.exp2(-gate * LOG2_E)) * up
+        return out
+
+
+# GPUs, whose one instruction is a power of two (__expf of CUDA).
+HonestEngine.add_design("silu-exp2", "exp(x) as 2^(x * log2(e)) in float32", ops=ByExp2)
+
+
+HALF = np.float32(0.5)
+
+
+class ByTanh(Mirror):
+    """Computes the sigmoid of SiLU as half of 1 + tanh(x / 2), in float32."""
+
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        out: F32 = gate * (HALF + HALF * np.tanh(HALF * gate)) * up
+        return out
+
+
+# Compilers that have a fast tanh and no fast sigmoid, such as XLA.
+SiluTanh = HonestEngine.add_design("silu-tanh", "sigmoid by way of tanh", ops=ByTanh)
