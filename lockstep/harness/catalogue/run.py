@@ -1,8 +1,9 @@
 """`lockstep selftest --catalogue` and `--honest`: wrong engines and honest ones, what was found."""
 
 import tempfile
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from lockstep.harness.catalogue.trial import (
     try_honest,
     try_wrong,
 )
+from lockstep.harness.catalogue.views import VIEWS, View
 from lockstep.harness.honest.base import HonestEngine
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.mutants.tokenizers import WRONG
@@ -38,6 +40,7 @@ WITH_EXPERTS = (
 
 
 Family = TypeVar("Family", bound=Wrong | type[HonestEngine])
+Key, Row = TypeVar("Key"), TypeVar("Row")
 Place = tuple[str, str, str, int]  # engine, model, preset, seed
 
 
@@ -73,15 +76,18 @@ def of_family(engines: Sequence[Family], only: str) -> list[Family]:
     return found
 
 
-def parts_of(engines: Sequence[Wrong | type[HonestEngine]]) -> Iterator[CataloguePart]:
+def parts_of(
+    engines: Sequence[Wrong | type[HonestEngine]], at_once: int = AT_ONCE
+) -> Iterator[CataloguePart]:
     ordered = sorted(engines, key=lambda cls: (cls.shows_on != "f32", cls.shows_on))
     for model, same in groupby(ordered, key=lambda cls: cls.shows_on):
         names = [cls.name for cls in same]
-        for start in range(0, len(names), AT_ONCE):
-            yield CataloguePart(model=model, engines=tuple(names[start : start + AT_ONCE]))
+        for start in range(0, len(names), at_once):
+            yield CataloguePart(model=model, engines=tuple(names[start : start + at_once]))
 
 
-def try_part(part: CataloguePart) -> list[Trial]:
+def try_part(part: CataloguePart, through: Sequence[View] = VIEWS) -> list[Trial]:
+    """through: what of wrong engines is shown."""
     wrong_engines()
     honest_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
@@ -90,8 +96,10 @@ def try_part(part: CataloguePart) -> list[Trial]:
             found = []
             for name in part.engines:
                 cls: Any = Adapter.named(name)
-                attempt = try_honest if issubclass(cls, HonestEngine) else try_wrong
-                found.append(attempt(bench, cls, part.model))
+                if issubclass(cls, HonestEngine):
+                    found.append(try_honest(bench, cls, part.model))
+                else:
+                    found.append(try_wrong(bench, cls, part.model, through))
             return found
         finally:
             bench.opened.close()
@@ -126,15 +134,12 @@ def run_honest(out: Output, runs: int, *, file: Path | None, executor: Executor 
 def run_parts(
     out: Output, parts: Sequence[CataloguePart], file: Path | None, executor: Executor | None
 ) -> int:
-    """file: a line of JSON for each engine; those that are there are not tried again."""
+    """file: as `try_all` has it."""
     asked = {place for part in parts for place in places_of(part)}
-    found = [trial for trial in read_rows(file, trial_of) if place_of(trial) in asked]
-    tried = {place_of(trial) for trial in found}
-    rest = [left for part in parts if (left := without(part, tried)).engines]
-    for number, some in enumerate(as_done(try_part, rest, executor), 1):
-        out.progress("catalogue", f"{number} of {len(rest)} parts")
-        found += some
-        add_rows(file, some)
+    rest = partial(parts_left, parts)
+    found = try_all(
+        out, "catalogue", asked, place_of, rest, try_part, file, executor, row_of=trial_of
+    )
     for line in (*lines(found), *not_found(found)):
         out.line(line)
     accused = any(seen.caught for t in found if t.honest for seen in t.views.values())
@@ -150,6 +155,35 @@ def place_of(trial: Trial) -> Place:
     return trial.engine, trial.model, trial.preset, trial.seed
 
 
-def without(part: CataloguePart, tried: Set[Place]) -> CataloguePart:
-    left = [place[0] for place in places_of(part) if place not in tried]
-    return replace(part, engines=tuple(left))
+def parts_left(parts: Sequence[CataloguePart], left: Collection[Place]) -> Iterator[CataloguePart]:
+    for part in parts:
+        if names := tuple(place[0] for place in places_of(part) if place in left):
+            yield replace(part, engines=names)
+
+
+# --- the one runner -----------------------------------------------------------------------------
+
+
+def try_all(
+    out: Output,
+    name: str,
+    wanted: Collection[Key],
+    key: Callable[[Row], Key],
+    parts_of: Callable[[Collection[Key]], Iterable[CataloguePart]],
+    work: Callable[[CataloguePart], list[Row]],
+    file: Path | None,
+    executor: Executor | None,
+    row_of: Callable[[dict[str, Any]], Row],
+) -> list[Row]:
+    """Return a row for each trial that is wanted: from the file, or of the parts that are left.
+
+    file: a line of JSON for each row; trials that are there are not tried again.
+    """
+    rows = [row for row in read_rows(file, row_of) if key(row) in wanted]
+    done = set(map(key, rows))
+    parts = list(parts_of([each for each in wanted if each not in done]))
+    for number, some in enumerate(as_done(work, parts, executor), 1):
+        out.progress(name, f"{number} of {len(parts)} parts")
+        rows += some
+        add_rows(file, some)
+    return rows

@@ -122,7 +122,7 @@ def opened_anew(bench: TrialBench, name: str) -> LocalSession:
     return LocalSession(Adapter.named(name), bench.context.subject_model, bench.context.settings)
 
 
-def through(bench: TrialBench, name: str, view: View) -> Context:
+def show_through(bench: TrialBench, name: str, view: View) -> Context:
     """A new session for each view: what an engine remembers of one is not seen in another."""
     base, session = bench.context, seen_through(view, opened_anew(bench, name))
     return base.with_subject(session, base.subject_model, describe_engine(session, under_test=True))
@@ -143,7 +143,7 @@ def suites(cls: type[Reference]) -> list[str]:
 def look(bench: TrialBench, cls: type[Reference], view: View) -> SeenInView:
     started = time.process_time()
     try:
-        context = through(bench, cls.name, view)
+        context = show_through(bench, cls.name, view)
     except NoAnswer as error:
         return SeenInView(caught=error.status != "not-compared", suite="start", said=str(error))
     verdicts = []
@@ -185,7 +185,7 @@ class Located:
 
 def locate(bench: TrialBench, name: str) -> Located:
     """By bisect, of an engine that shows all."""
-    context = through(bench, name, ALL)
+    context = show_through(bench, name, ALL)
     try:
         result = bisect(context)
     except NoAnswer as error:
@@ -200,9 +200,10 @@ def locate(bench: TrialBench, name: str) -> Located:
     return Located(found=place(site.layer, site.name), layer=site.layer, confirmed=confirmed)
 
 
-def try_wrong(bench: TrialBench, cls: Wrong, model: str) -> Trial:
+def try_wrong(bench: TrialBench, cls: Wrong, model: str, through: Sequence[View] = VIEWS) -> Trial:
+    """through: ALL among them."""
     started = time.process_time()
-    views = {view.name: look(bench, cls, view) for view in VIEWS}
+    views = {view.name: look(bench, cls, view) for view in through}
     site, layer = (cls.site, cls.layer) if issubclass(cls, Mutant) else ("tokens", None)
     if at_suite := site in {suite.name for suite in suites_named(())}:
         located = Located(found=views[ALL.name].suite, layer=None, confirmed=True)

@@ -119,4 +119,4 @@ class Narrow(Session):
 
 
 def seen_through(view: View, session: Session) -> Session:
-    return session if view is ALL else Narrow(session, view)
+    return session if view == ALL else Narrow(session, view)

@@ -1,14 +1,20 @@
 """`lockstep selftest --diagnosis`: of wrong engines that show little, is the mistake named?"""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
-from lockstep.harness.catalogue.run import of_family, parts_of, wrong_engines
+from lockstep.harness.catalogue.run import (
+    CataloguePart,
+    of_family,
+    parts_of,
+    try_all,
+    wrong_engines,
+)
 from lockstep.harness.diagnosis.trials import TrialRow, tries
-from lockstep.harness.parallel.row_files import add_rows, read_rows
-from lockstep.harness.parallel.works import Executor, as_done
+from lockstep.harness.parallel.row_files import make_row
+from lockstep.harness.parallel.works import Executor
 from lockstep.harness.runs.output import Output
 
 # what is promised of engines that show logits, or text alone
@@ -27,27 +33,22 @@ def run_diagnosis(
 ) -> int:
     """0: of those whose answers differ so many are named as is promised, and nothing else is.
 
-    file: a line of JSON for each engine and view; engines that are there are not tried again.
-    """
+    file: as `try_all` has it, with a row for each engine and view."""
     chosen = of_family(wrong_engines(), only)
     if sample is not None and sample < len(chosen):
         chosen = random.Random(seed).sample(chosen, sample)
-    names = {cls.name for cls in chosen}
-    rows = [row for row in read_rows(file, row_of) if row.engine in names]
-    done = {row.engine for row in rows}
-    parts = list(parts_of([cls for cls in chosen if cls.name not in done]))
-    for number, some in enumerate(as_done(tries, parts, executor), 1):
-        out.progress("diagnosis", f"{number} of {len(parts)} parts")
-        rows += some
-        add_rows(file, some)
+    by_name = {cls.name: cls for cls in chosen}
+
+    def parts(left: Collection[str]) -> Iterator[CataloguePart]:
+        return parts_of([by_name[name] for name in left])
+
+    key = attrgetter("engine")
+    rows = try_all(
+        out, "diagnosis", by_name, key, parts, tries, file, executor, row_of=make_row(TrialRow)
+    )
     for line in lines(rows, len(wrong_engines())):
         out.line(line)
     return 0 if is_kept(rows) else 1
-
-
-def row_of(said: dict[str, Any]) -> TrialRow:
-    lists = {name: tuple(said[name]) for name in ("named", "also", "others")}
-    return TrialRow(**{**said, **lists})
 
 
 # --- counting -----------------------------------------------------------------------------------

@@ -24,6 +24,15 @@ def read_rows(file: Path | None, row_of: Callable[[dict[str, Any]], Row]) -> lis
     return found
 
 
+def make_row(kind: type[Row]) -> Callable[[dict[str, Any]], Row]:
+    """Return what makes a dataclass of what JSON made of it, whose lists were tuples."""
+    return lambda held: kind(**{name: as_tuples(value) for name, value in held.items()})
+
+
+def as_tuples(value: Any) -> Any:
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+
 def add_rows(file: Path | None, rows: Iterable[Any]) -> None:
     """rows: of a dataclass."""
     if file is not None:

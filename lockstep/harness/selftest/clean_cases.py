@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.random import Philox
@@ -15,7 +14,7 @@ from lockstep.engine.quants.base import NO_PRODUCT, WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.parallel.row_files import add_rows, read_rows
+from lockstep.harness.parallel.row_files import add_rows, make_row, read_rows
 from lockstep.harness.parallel.works import Executor, as_done
 from lockstep.harness.records import DEFAULT, EXACT
 from lockstep.harness.shadow.models import make_variant, opened
@@ -194,12 +193,9 @@ def clean_results(
     seeds: range, executor: Executor | None = None, file: Path | None = None
 ) -> Iterator[TriedCase]:
     """file: a line of JSON for each case; those that are there are not run again."""
-    before = {tried.seed: tried for tried in read_rows(file, tried_of) if tried.seed in seeds}
+    rows = read_rows(file, make_row(TriedCase))
+    before = {tried.seed: tried for tried in rows if tried.seed in seeds}
     yield from before.values()
     for tried in as_done(try_clean, [seed for seed in seeds if seed not in before], executor):
         add_rows(file, [tried])
         yield tried
-
-
-def tried_of(row: dict[str, Any]) -> TriedCase:
-    return TriedCase(**row | {"wrong": tuple(row["wrong"])})

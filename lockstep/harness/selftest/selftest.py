@@ -1,74 +1,29 @@
 """`lockstep selftest`: the harness proves that it can fail, and does not fail for nothing."""
 
-import tempfile
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
-from lockstep.harness.bisect.bisection import bisect
-from lockstep.harness.check.check import Plan, open_plan, run_suites
-from lockstep.harness.exit_codes import exit_code
+from lockstep.harness.catalogue.run import parts_of, try_part, wrong_engines
+from lockstep.harness.catalogue.trial import Trial
+from lockstep.harness.catalogue.views import ALL
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.parallel.works import Executor, as_done
-from lockstep.harness.records import EXACT, StageText
 from lockstep.harness.runs.output import Output
-from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.selftest.clean_cases import clean_results
 from lockstep.harness.selftest.tokens import in_words, try_wrong_tokenizer, wrong_tokenizers
 
-
-@dataclass(frozen=True, kw_only=True)
-class MutantResult:
-    name: str
-    mistake: str
-    caught: bool  # check says divergence
-    found: str  # where bisect saw it first
-    expected: str
-    confirmed: bool  # patching the culprits heals the run, where there is anything to heal
-
-    @property
-    def located(self) -> bool:
-        return self.found == self.expected
+AT_ONCE = 3  # wrong engines of one model, for which its oracle is started once
 
 
 def mutants() -> list[type[Mutant]]:
-    import_members("lockstep.harness.mutants")
-    found = [c for c in Adapter.family.values() if issubclass(c, Mutant) and c.first_of_all]
-    return sorted(found, key=lambda c: c.name)
+    first = [c for c in wrong_engines() if issubclass(c, Mutant) and c.first_of_all]
+    return sorted(first, key=lambda cls: cls.name)
 
 
-def place(layer: int | None, site: str) -> str:
-    return site if layer is None else f"{site}-{layer}"
-
-
-def try_mutant(cls: type[Mutant], folder: Path) -> MutantResult:
-    """Check it on the model that shows it, then bisect."""
-    model = builtin_model(cls.shows_on, folder)
-    plan = Plan(
-        case=f"builtin:{cls.shows_on}",
-        model=model,
-        subject_model=model,
-        engine=cls.name,
-        settings=EXACT,
-        n_steps=8,
-    )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        verdicts = list(run_suites(opened.context, ()))
-        result = bisect(opened.context)
-    finally:
-        opened.close()
-    first = result.first
-    return MutantResult(
-        name=cls.name,
-        mistake=cls.mistake,
-        caught=exit_code(verdicts) == 1,
-        found=place(first.site.layer, first.site.name) if first else "nowhere",
-        expected=place(cls.layer, cls.site),
-        confirmed=result.patched is not None and result.patched.confirms is cls.moves_logits,
-    )
+def is_confirmed(trial: Trial) -> bool:
+    """Whether patching the culprits heals the run, where there is anything to heal."""
+    return trial.confirmed is Adapter.named(trial.engine).moves_logits
 
 
 # --- the command --------------------------------------------------------------------------------
@@ -90,17 +45,17 @@ def run_selftest(
         for wrong in wrong_tokenizers():
             out.line(f"{wrong.name:<34} {wrong.mistake}")
         return 0
-    results = mutant_results(out, executor)
-    for r in results:
+    trials = mutant_trials(out, executor)
+    for t in trials:
         words = (
-            "caught" if r.caught else "MISSED",
-            f"at {r.found}" if r.located else f"at {r.found}, EXPECTED {r.expected}",
-            "confirmed" if r.confirmed else "NOT CONFIRMED",
+            "caught" if t.views[ALL.name].caught else "MISSED",
+            f"at {t.found}" if t.op_right else f"at {t.found}, EXPECTED {t.expected}",
+            "confirmed" if is_confirmed(t) else "NOT CONFIRMED",
         )
-        out.line(f"{r.name:<34} {', '.join(words)}")
-    n = len(results)
-    caught, located = sum(r.caught for r in results), sum(r.located for r in results)
-    confirmed = sum(r.confirmed for r in results)
+        out.line(f"{t.engine:<34} {', '.join(words)}")
+    n = len(trials)
+    caught, located = sum(t.views[ALL.name].caught for t in trials), sum(t.op_right for t in trials)
+    confirmed = sum(map(is_confirmed, trials))
     out.line(f"caught {caught} of {n}, located {located}, confirmed by patching {confirmed}")
     tokens_well = tokenizers_are_caught(out, executor)
     alarms = 0
@@ -115,22 +70,15 @@ def run_selftest(
     return 0 if caught == located == confirmed == n and tokens_well and not alarms else 1
 
 
-def mutant_results(out: Output, executor: Executor | None) -> list[MutantResult]:
-    """In the order of the mutants."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
-        folder, of_all = Path(name), mutants()
-        models = [builtin_model(cls.shows_on, folder) for cls in of_all]  # once, by one process
-
-        def here(cls: type[Mutant]) -> MutantResult:
-            out.progress("selftest", StageText.of_suite(cls.name))
-            return try_mutant(cls, folder)
-
-        work = here if executor is None else partial(try_mutant, folder=folder)
-        results = []
-        for result in as_done(work, of_all, executor, models):
-            out.progress("selftest", f"{result.name} is done")
-            results.append(result)
-    return sorted(results, key=lambda result: result.name)
+def mutant_trials(out: Output, executor: Executor | None) -> list[Trial]:
+    """In the order of the mutants, each on the model that shows it."""
+    trials: list[Trial] = []
+    for some in as_done(
+        partial(try_part, through=(ALL,)), list(parts_of(mutants(), AT_ONCE)), executor
+    ):
+        out.progress("selftest", f"{', '.join(trial.engine for trial in some)} are done")
+        trials += some
+    return sorted(trials, key=lambda trial: trial.engine)
 
 
 def tokenizers_are_caught(out: Output, executor: Executor | None) -> bool:

@@ -31,9 +31,10 @@ from lockstep.harness.diagnosis.diagnosis import (
 )
 from lockstep.harness.diagnosis.engines import is_near, may_be
 from lockstep.harness.diagnosis.questions import Greedy, Header, Written, is_tie, within
-from lockstep.harness.diagnosis.selftest import is_kept, is_named, is_wrong, lines, row_of, share
+from lockstep.harness.diagnosis.selftest import is_kept, is_named, is_wrong, lines, share
 from lockstep.harness.diagnosis.trials import TrialRow
 from lockstep.harness.judging.noise import NoiseFloor
+from lockstep.harness.parallel.row_files import make_row
 from lockstep.harness.records import EXACT, EngineInfo, Evaluation, FileSummary, Request
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
@@ -383,4 +384,4 @@ def test_texts_that_are_no_utf8_are_asked_of_nobody_who_has_no_such_texts() -> N
 
 def test_a_row_comes_back_from_json() -> None:
     one = row("a", "named", "a")
-    assert row_of(json.loads(json.dumps(asdict(one)))) == one
+    assert make_row(TrialRow)(json.loads(json.dumps(asdict(one)))) == one

@@ -1,6 +1,8 @@
 """How often the black box is right: what is counted, and by what it is known where an engine is
 wrong."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.catalogue.models import model_for
 from lockstep.harness.catalogue.run import CataloguePart
 from lockstep.harness.mutants.attention import MissingScale
+from lockstep.harness.parallel.row_files import make_row
 from lockstep.harness.records import EXACT
 from lockstep.harness.selftest.black_box.named_parts import is_right
 from lockstep.harness.selftest.black_box.one_layer import (
@@ -28,7 +31,7 @@ from lockstep.harness.selftest.black_box.one_layer import (
     faults_of,
 )
 from lockstep.harness.selftest.black_box.rates import LAYER, PART, counts, is_kept, lines
-from lockstep.harness.selftest.black_box.run import chosen_of, row_of, run_black_box
+from lockstep.harness.selftest.black_box.run import chosen_of, run_black_box
 from lockstep.harness.selftest.black_box.trials import BlackBoxRow, Claim, score_claims, tries
 from lockstep.harness.selftest.black_box.truth import WrongPlace, wrong_places
 
@@ -175,7 +178,8 @@ def test_only_those_that_change_logits_count_and_a_promise_is_kept_by_some_of_th
 
 def test_a_row_comes_back_from_json_and_a_miss_is_said() -> None:
     missed = row(wrong=("ffn_out-1",), said=(("0", "FFN: activation"),), layer=True)
-    assert row_of({**vars(missed), "said": [["0", "FFN: activation"]]}) == missed
+    held = json.loads(json.dumps(asdict(missed)))
+    assert make_row(BlackBoxRow)(held) == missed
     assert any("not layers, part: wrong ffn_out-1, said 0: FFN" in line for line in lines([missed]))
 
 

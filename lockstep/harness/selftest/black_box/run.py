@@ -2,8 +2,9 @@
 
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.catalogue.models import model_for
-from lockstep.harness.catalogue.run import CataloguePart, wrong_engines
+from lockstep.harness.catalogue.run import CataloguePart, try_all, wrong_engines
 from lockstep.harness.mutants.base import Mutant
-from lockstep.harness.parallel.row_files import add_rows, read_rows
-from lockstep.harness.parallel.works import Executor, as_done
+from lockstep.harness.parallel.row_files import make_row
+from lockstep.harness.parallel.works import Executor
 from lockstep.harness.real_models.fetch import model_file
 from lockstep.harness.runs.output import Output
 from lockstep.harness.selftest.black_box.one_layer import PREFIX, SCALED, faults_of
@@ -48,28 +49,16 @@ def run_black_box(
     """0: of those that change logits so many layers and parts are named as is promised.
 
     only: a family of mistakes, or a model; a real one, of which each engine takes half a minute, is
-    tried if it is named. file: a line of JSON for each engine on each model; those that are there
-    are not tried again.
+    tried if it is named. file: as `try_all` has it.
     """
     chosen = chosen_of(every_pair(seed, only), only)
     if sample is not None and sample < len(chosen):
         chosen = random.Random(seed).sample(chosen, sample)
-    wanted = set(chosen)
-    rows = [row for row in read_rows(file, row_of) if (row.model, row.engine) in wanted]
-    done = {(row.model, row.engine) for row in rows}
-    parts = list(parts_of([pair for pair in chosen if pair not in done]))
-    for number, some in enumerate(as_done(tries, parts, executor), 1):
-        out.progress("black box", f"{number} of {len(parts)} parts")
-        rows += some
-        add_rows(file, some)
+    key, row_of = attrgetter("model", "engine"), make_row(BlackBoxRow)
+    rows = try_all(out, "black box", chosen, key, parts_of, tries, file, executor, row_of)
     for line in lines(rows):
         out.line(line)
     return 0 if is_kept(rows) else 1
-
-
-def row_of(said: dict[str, Any]) -> BlackBoxRow:
-    pairs = tuple((layer, part) for layer, part in said["said"])
-    return BlackBoxRow(**{**said, "wrong": tuple(said["wrong"]), "said": pairs})
 
 
 # --- which are tried ------------------------------------------------------------------------------
@@ -124,7 +113,7 @@ def family_of(engine: str) -> str:
     return PREFIX if cls is Reference else str(cls.group)
 
 
-def parts_of(pairs: Sequence[Pair]) -> Iterator[CataloguePart]:
+def parts_of(pairs: Collection[Pair]) -> Iterator[CataloguePart]:
     for model, same in groupby(sorted(pairs), key=lambda pair: pair[0]):
         names, n = [engine for _, engine in same], 1 if model == REAL else AT_ONCE
         for start in range(0, len(names), n):
