@@ -27,12 +27,21 @@ Ask = Callable[[Tokenizer], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A rule, what shows it, and a tokenizer that breaks it."""
+    """A rule, what shows it, and the metadata of its vocabulary if it is not the usual one."""
 
     rule: str
     ask: Ask
     expected: Any
-    wrong: type[Tokenizer]
+    metadata: Metadata | None = None
+
+
+def broken_rules(kind: type[Tokenizer], usual: Metadata, cases: Iterable[Case]) -> list[str]:
+    return [
+        f"{case.rule}: {found} for {case.expected}"
+        for case in cases
+        for found in [case.ask(kind(usual if case.metadata is None else case.metadata))]
+        if list(found) != list(case.expected)
+    ]
 
 
 def vocabulary(kind: str, words: Iterable[Word], **changes: Any) -> dict[str, Value]:

@@ -47,10 +47,3 @@ def vocabulary_file(name: str) -> Path:
     if place is None:
         pytest.skip(f"ggml-vocab-{name}.gguf (lockstep golden fetch) was not compared")
     return fetch.vocabulary(place, name)
-
-
-def known_cases(name: str) -> list[tuple[bytes, list[int]]]:
-    """The texts of llama.cpp's own test and their ids, without special tokens."""
-    cases = fetch.own_cases(vocabulary_file(name))
-    assert len(cases) > 40
-    return cases

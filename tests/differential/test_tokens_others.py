@@ -25,7 +25,6 @@ from tests.differential.test_tokens_llama_cpp import (
     glued,
     id_lists,
 )
-from tests.engine.tokenizers import test_broken_charsmaps as maps
 from tests.engine.tokenizers import test_tokenizer_bert as bert
 from tests.engine.tokenizers import test_tokenizer_gemma4 as gemma4
 from tests.engine.tokenizers import test_tokenizer_plamo2 as plamo2
@@ -143,7 +142,7 @@ ACCEPTED: dict[str, Metadata] = {
     "t5, a map without nodes": t5.tiny(
         precompiled_charsmap=np.frombuffer(b"\3\0\0\0...rest", np.uint8)
     ),
-    "t5, a small map": t5.tiny(precompiled_charsmap=maps.one_child(maps.TO_LEAF, 1, b"?a\0")),
+    "t5, a small map": t5.tiny(precompiled_charsmap=t5.one_child(t5.TO_LEAF, 1, b"?a\0")),
     "t5, no prefix": t5.tiny(add_space_prefix=False),
     "t5, spaces kept": t5.tiny(remove_extra_whitespaces=False),
     "t5, neither": t5.tiny(add_space_prefix=None, remove_extra_whitespaces=None),
@@ -234,7 +233,7 @@ REFUSED: dict[str, Metadata] = {
     "t5, a map without replacements": t5.tiny(precompiled_charsmap=np.zeros(4, np.uint8)),
     "t5, a map cut short": t5.tiny(precompiled_charsmap=t5.BLOB[:-200].copy()),
     "t5, a map of floats": t5.tiny(precompiled_charsmap=np.zeros(9, np.float32)),
-    "t5, a map that leads nowhere": t5.tiny(precompiled_charsmap=maps.blob([maps.ROOT], b"\0")),
+    "t5, a map that leads nowhere": t5.tiny(precompiled_charsmap=t5.blob([t5.ROOT], b"\0")),
     "plamo2, a byte without a token": plamo2.without("<0x41>"),
     "gemma4, no merges": gemma4.tiny(merges=None),
     "gemma4, merges are numbers": gemma4.tiny(merges=np.zeros(3, np.int32)),
@@ -250,15 +249,15 @@ def test_what_we_refuse_llama_cpp_refuses_or_dies_of(name: str, ask: Ask, tmp_pa
 
 
 def broken_further_in(word: int, leaf: int, replacements: bytes) -> Metadata:
-    return t5.tiny(precompiled_charsmap=maps.one_child(word, leaf, replacements))
+    return t5.tiny(precompiled_charsmap=t5.one_child(word, leaf, replacements))
 
 
 @pytest.mark.parametrize(
     ("metadata", "text"),
     [
         (broken_further_in(0x1FFFFF << 10 | 0x100, 0, b"\0"), b"b"),
-        (broken_further_in(maps.TO_LEAF, 9, b"abc\0"), b"b"),
-        (broken_further_in(maps.TO_LEAF, 1, b"abc"), b"b"),
+        (broken_further_in(t5.TO_LEAF, 9, b"abc\0"), b"b"),
+        (broken_further_in(t5.TO_LEAF, 1, b"abc"), b"b"),
         (bert.tiny(bos_token_id=None), b"a"),
         (gemma4.tiny(bos_token_id=None), b"a"),
         (gemma4.tiny(), b"\xf4\x90\x80\x80"),

@@ -13,7 +13,7 @@ from lockstep.engine.errors import InvalidModel, Unsupported
 from lockstep.engine.tokenizers.pre_tokenizers import KINDS, PRE_TOKENIZERS, pre_tokenizer_of
 from lockstep.engine.tokenizers.splitting import MEMBERS, TextSplitter, collapse, expand, stand_ins
 from lockstep.engine.tokenizers.unicode_data import WHITESPACE, categories
-from tests.engine.tokenizers.test_tokenizer_llama import Value
+from tests.tokenizer_cases import Value
 
 # a name, the words of a text, and another name under which the text is cut otherwise
 CASES = (

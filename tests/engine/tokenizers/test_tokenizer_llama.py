@@ -1,21 +1,34 @@
-"""The "llama" tokenizer on a vocabulary written by hand: each rule, and who gets it wrong."""
+"""The "llama" tokenizer on a vocabulary written by hand: each rule, and its keys."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lockstep.engine.tokenizers.base import Tokenizer
+from lockstep.engine.errors import EngineError, InvalidModel
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.engine.tokenizers.llama import LlamaTokenizer
-from lockstep.engine.tokenizers.vocabulary import Attr
-from lockstep.harness.mutants.parts import slow_merges
-
-UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
+from tests.tokenizer_cases import (
+    CONTROL,
+    NORMAL,
+    UNDEFINED,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Case,
+    Value,
+    Word,
+    broken_rules,
+    byte_words,
+    decode,
+    plain,
+    vocabulary,
+)
 
 # (text, score, type); the 256 byte tokens follow, so that their ids are FIRST_BYTE + byte
-WORDS: tuple[tuple[str, float, int], ...] = (
+WORDS: tuple[Word, ...] = (
     ("<unk>", 0, UNKNOWN),
     ("<s>", 0, CONTROL),
     ("</s>", 0, CONTROL),
@@ -54,12 +67,7 @@ WORDS: tuple[tuple[str, float, int], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Value:
-    data: Any
-
-
-def unique_words() -> list[tuple[str, float, int]]:
+def unique_words() -> list[Word]:
     """WORDS with the last score given for a text."""
     return list({word[0]: word for word in WORDS}.values())
 
@@ -70,18 +78,7 @@ FIRST_BYTE = len(TEXTS)
 
 def tiny(**changes: Any) -> dict[str, Value]:
     """The metadata; a change is under the last part of its key, and None removes that key."""
-    words = [*unique_words(), *((f"<0x{byte:02X}>", 0, BYTE) for byte in range(256))]
-    metadata = {
-        "general.architecture": "llama",
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [text for text, _, _ in words],
-        "tokenizer.ggml.scores": np.array([score for _, score, _ in words], np.float32),
-        "tokenizer.ggml.token_type": np.array([kind for _, _, kind in words], np.int32),
-    }
-    for name, value in changes.items():
-        prefix = "general." if name in ("name", "architecture") else "tokenizer.ggml."
-        metadata[prefix + name] = value
-    return {key: Value(value) for key, value in metadata.items() if value is not None}
+    return vocabulary("llama", [*unique_words(), *byte_words()], **changes)
 
 
 def renamed(**new: str) -> list[str]:
@@ -102,278 +99,136 @@ def ids(*texts: str | int) -> list[int]:
     return [FIRST_BYTE + text if isinstance(text, int) else TEXTS.index(text) for text in texts]
 
 
-# --- each rule, and a tokenizer that breaks it ----------------------------------------------------
-
-
-class TiesFromTheRight(LlamaTokenizer):
-    def segment(self, text: bytes) -> Iterable[int]:
-        return slow_merges.ids(self, text, from_the_right=True)
-
-
-class MergesByRank(LlamaTokenizer):
-    def order(self) -> Any:
-        return np.arange(self.vocabulary.n_vocab, dtype=np.int32)
-
-
-class WorstScoreFirst(LlamaTokenizer):
-    def order(self) -> Any:
-        order = super().order()
-        return order.max() - order
-
-
-class ForgetsWhatWasMergedAway(LlamaTokenizer):
-    """Compares sizes, and does not see that the left symbol is gone."""
-
-    def segment(self, text: bytes) -> Iterable[int]:
-        return slow_merges.ids(self, text, careless=True)
-
-
-class Unigram(LlamaTokenizer):
-    """The segmentation with the best sum of scores: what SentencePiece's other model does."""
-
-    def segment(self, text: bytes) -> Iterable[int]:
-        best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
-        for end in range(1, len(text) + 1):
-            for start in range(end):
-                token = self.vocabulary.ids.get(text[start:end])
-                if token is None or start not in best:
-                    continue
-                score = best[start][0] + self.vocabulary.scores[token]
-                if end not in best or score > best[end][0]:
-                    best[end] = score, [*best[start][1], token]
-        return best[len(text)][1]
-
-
-class NoSpacePrefix(LlamaTokenizer):
-    def segment(self, text: bytes) -> Iterable[int]:
-        return super().segment(text.removeprefix("▁".encode()))
-
-
-class PrefixesOnlyTheStart(LlamaTokenizer):
-    def segment(self, text: bytes) -> Iterable[int]:
-        first = not hasattr(self, "started")
-        self.started = True
-        return super().segment(text if first else text.removeprefix("▁".encode()))
-
-
-class UnknownInsteadOfBytes(LlamaTokenizer):
-    def byte_token(self, byte: int) -> int:
-        return self.vocabulary.unk or 0
-
-
-class SplitsByContinuation(LlamaTokenizer):
-    """Puts every byte that cannot continue a character on its own, as a strict decoder would."""
-
-    def segment(self, text: bytes) -> Iterable[int]:
-        parts = text.decode("utf-8", "surrogateescape")
-        joined = [part.encode("utf-8", "surrogateescape") for part in parts]
-        return [
-            token for part in joined for token in super(SplitsByContinuation, self).segment(part)
-        ]
-
-
-class ParsesSpecialsAlways(LlamaTokenizer):
-    def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
-        return super().partition(text, parse_special=True)
-
-
-class ParsesSpecialsNever(LlamaTokenizer):
-    def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
-        return super().partition(text, parse_special=False)
-
-
-class LeavesUserDefinedToTheMerges(LlamaTokenizer):
-    def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
-        return super().partition(text, parse_special=True) if parse_special else [text]
-
-
-class ShortestSpecialFirst(LlamaTokenizer):
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        super().__init__(metadata)
-        specials = self.vocabulary.specials[::-1]
-        self.vocabulary = replace(self.vocabulary, specials=specials)
-
-
-class ControlTokensDoNotMerge(LlamaTokenizer):
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        super().__init__(metadata)
-        vocabulary = self.vocabulary
-        plain = {t: i for t, i in vocabulary.ids.items() if not vocabulary.attrs[i] & Attr.CONTROL}
-        self.vocabulary = replace(vocabulary, ids=plain)
-
-
-class DoublesBos(LlamaTokenizer):
-    def encode(
-        self, text: bytes, *, add_special: bool = True, parse_special: bool = False
-    ) -> list[int]:
-        found = super().encode(text, add_special=add_special, parse_special=parse_special)
-        return [*found[:1], *found] if add_special else found
-
-
-class FoldsBos(LlamaTokenizer):
-    def encode(
-        self, text: bytes, *, add_special: bool = True, parse_special: bool = False
-    ) -> list[int]:
-        found = super().encode(text, add_special=add_special, parse_special=parse_special)
-        return found[1:] if found[:2] == [1, 1] else found
-
-
-class DropsPartialCharacters(LlamaTokenizer):
-    def decode(self, ids: Any, **flags: bool) -> bytes:
-        return super().decode(ids, **flags).decode("utf-8", "ignore").encode()
-
-
-class StripsTheFirstVisibleSpace(LlamaTokenizer):
-    def decode(self, ids: Any, **flags: bool) -> bytes:
-        return super().decode(ids, **flags).removeprefix(b" ")
-
-
-class StripsAllSpaces(LlamaTokenizer):
-    def decode(self, ids: Any, **flags: bool) -> bytes:
-        return super().decode(ids, **flags).lstrip(b" ")
-
-
-class ShowsUnusedTokens(LlamaTokenizer):
-    def render(self, token: int) -> bytes:
-        return super().render(token) or self.vocabulary.texts[token]
-
-
-class UnescapesUserDefined(LlamaTokenizer):
-    def render(self, token: int) -> bytes:
-        return super().render(token).replace("▁".encode(), b" ")
-
-
-@dataclass(frozen=True)
-class Case:
-    rule: str
-    ask: Callable[[Tokenizer], Any]
-    expected: Any
-    wrong: type[LlamaTokenizer]
-
-
-def plain(text: str | bytes, **flags: bool) -> Callable[[Tokenizer], list[int]]:
-    """Encode `text`, without BOS unless asked for."""
-    raw = text.encode() if isinstance(text, str) else text
-    return lambda tokenizer: tokenizer.encode(raw, **{"add_special": False, **flags})
-
-
-def decode(tokens: list[int], **flags: bool) -> Callable[[Tokenizer], bytes]:
-    return lambda tokenizer: tokenizer.decode(tokens, **flags)
+# --- each rule ------------------------------------------------------------------------------------
 
 
 CASES = (
-    Case(
-        "equal scores merge from the left",
-        plain("baaa"),
-        ids("▁", "b", "aa", "a"),
-        TiesFromTheRight,
-    ),
-    Case("the best score merges first", plain("mno"), ids("▁", "m", "no"), MergesByRank),
-    Case("a lower score loses", plain("mno"), ids("▁", "m", "no"), WorstScoreFirst),
+    Case("equal scores merge from the left", plain("baaa"), ids("▁", "b", "aa", "a")),
+    Case("the best score merges first", plain("mno"), ids("▁", "m", "no")),
+    Case("a lower score loses", plain("mno"), ids("▁", "m", "no")),
     # "bc" waits in the heap while b goes into "ab" and c grows to "cd": 0 + 2 bytes, as expected
-    Case(
-        "a pair that changed is dropped",
-        plain("babcd"),
-        ids("▁", "b", "ab", "cd"),
-        ForgetsWhatWasMergedAway,
-    ),
-    Case("merges are greedy, not the best sum", plain("xyw"), ids("▁", "xy", "w"), Unigram),
-    Case("a space goes before the text", plain("b"), ids("▁", "b"), NoSpacePrefix),
-    Case("the added space merges", plain("ac"), ids("▁a", "c"), NoSpacePrefix),
+    Case("a pair that changed is dropped", plain("babcd"), ids("▁", "b", "ab", "cd")),
+    Case("merges are greedy, not the best sum", plain("xyw"), ids("▁", "xy", "w")),
+    Case("a space goes before the text", plain("b"), ids("▁", "b")),
+    Case("the added space merges", plain("ac"), ids("▁a", "c")),
     Case(
         "a space follows special tokens too",
         plain("b<tool>b"),
         ids("▁", "b", "<tool>", "▁", "b"),
-        PrefixesOnlyTheStart,
     ),
-    Case(
-        "what is no token is spelled in bytes",
-        plain("q日"),
-        ids("▁", 0x71, "日"),
-        UnknownInsteadOfBytes,
-    ),
-    Case(
-        "a NUL is a byte like others", plain(b"b\0b"), ids("▁", "b", 0, "b"), UnknownInsteadOfBytes
-    ),
-    Case(
-        "a first byte takes what follows it",
-        plain(b"\xe6aab"),
-        ids("▁", 0xE6, 0x61, 0x61, "b"),
-        SplitsByContinuation,
-    ),
-    Case(
-        "control texts are only text", plain("<s>"), ids("▁", "<", "s", ">"), ParsesSpecialsAlways
-    ),
+    Case("what is no token is spelled in bytes", plain("q日"), ids("▁", 0x71, "日")),
+    Case("a NUL is a byte like others", plain(b"b\0b"), ids("▁", "b", 0, "b") ),
+    Case("a first byte takes what follows it", plain(b"\xe6aab"), ids("▁", 0xE6, 0x61, 0x61, "b")),
+    Case("control texts are only text", plain("<s>"), ids("▁", "<", "s", ">") ),
     Case(
         "control texts are tokens on request",
         plain("<s>b</s>", parse_special=True),
         ids("<s>", "▁", "b", "</s>"),
-        ParsesSpecialsNever,
     ),
-    Case(
-        "the unknown token is special as well",
-        plain("<unk>", parse_special=True),
-        ids("<unk>"),
-        ParsesSpecialsNever,
-    ),
-    Case(
-        "user-defined tokens are always found",
-        plain("ab<tool>"),
-        ids("▁", "ab", "<tool>"),
-        LeavesUserDefinedToTheMerges,
-    ),
-    Case(
-        "the longest special token is found first",
-        plain("<tool>"),
-        ids("<tool>"),
-        ShortestSpecialFirst,
-    ),
-    Case(
-        "a control token can be merged from text",
-        plain("<x>"),
-        ids("▁", "<x>"),
-        ControlTokensDoNotMerge,
-    ),
-    Case("BOS comes once", plain("b", add_special=True), ids("<s>", "▁", "b"), DoublesBos),
+    Case("the unknown token is special as well", plain("<unk>", parse_special=True), ids("<unk>")),
+    Case("user-defined tokens are always found", plain("ab<tool>"), ids("▁", "ab", "<tool>")),
+    Case("the longest special token is found first", plain("<tool>"), ids("<tool>")),
+    Case("a control token can be merged from text", plain("<x>"), ids("▁", "<x>")),
+    Case("BOS comes once", plain("b", add_special=True), ids("<s>", "▁", "b")),
     Case(
         "a BOS in the text stays",
         plain("<s>b", add_special=True, parse_special=True),
         ids("<s>", "<s>", "▁", "b"),
-        FoldsBos,
     ),
-    Case("nothing but BOS for no text", plain("", add_special=True), ids("<s>"), DoublesBos),
-    Case(
-        "a lone byte is written as it is", decode(ids("b", 0xE6)), b"b\xe6", DropsPartialCharacters
-    ),
-    Case(
-        "the space goes from the first token only",
-        decode(ids("<s>", "▁a")),
-        b" a",
-        StripsTheFirstVisibleSpace,
-    ),
-    Case(
-        "a removed BOS leaves the space",
-        decode(ids("<s>", "▁a"), remove_special=True),
-        b" a",
-        StripsTheFirstVisibleSpace,
-    ),
-    Case("only one space goes", decode(ids("▁▁", "a")), b" a", StripsAllSpaces),
-    Case(
-        "unused and undefined tokens write nothing",
-        decode(ids("zz", "ee", "a")),
-        b"a",
-        ShowsUnusedTokens,
-    ),
-    Case(
-        "user-defined tokens are written as stored",
-        decode(ids("a▁b")),
-        "a▁b".encode(),
-        UnescapesUserDefined,
-    ),
+    Case("nothing but BOS for no text", plain("", add_special=True), ids("<s>")),
+    Case("a lone byte is written as it is", decode(ids("b", 0xE6)), b"b\xe6" ),
+    Case("the space goes from the first token only", decode(ids("<s>", "▁a")), b" a"),
+    Case("a removed BOS leaves the space", decode(ids("<s>", "▁a"), remove_special=True), b" a"),
+    Case("only one space goes", decode(ids("▁▁", "a")), b" a"),
+    Case("unused and undefined tokens write nothing", decode(ids("zz", "ee", "a")), b"a"),
+    Case("user-defined tokens are written as stored", decode(ids("a▁b")), "a▁b".encode()),
+)  # fmt: skip
+
+
+def test_every_rule_holds() -> None:
+    assert broken_rules(LlamaTokenizer, tiny(), CASES) == []
+
+
+# --- what no single rule says ------------------------------------------------------------------
+
+
+def test_without_the_prefix_text_starts_as_it_is_and_keeps_its_spaces_on_the_way_back() -> None:
+    tokenizer = tokenizer_of(tiny(add_space_prefix=False))
+    assert tokenizer.encode(b" b") == ids("<s>", "▁", "b")
+    assert tokenizer.encode(b"b") == ids("<s>", "b")
+    assert tokenizer.decode(ids("▁", "b")) == b" b"
+
+
+def test_bos_and_eos_come_and_go_as_the_metadata_says() -> None:
+    tokenizer = tokenizer_of(tiny(add_bos_token=False, add_eos_token=True))
+    assert tokenizer.encode(b"b") == ids("▁", "b", "</s>")
+    assert tokenizer.encode(b"b", add_special=False) == ids("▁", "b")
+    shown = ids("<s>", "b", "</s>", "</s>")
+    assert tokenizer.decode(shown, unparse_special=True) == b"<s>b</s></s>"
+    assert tokenizer.decode(shown, remove_special=True, unparse_special=True) == b"<s>b</s>"
+
+
+def test_runs_of_spaces_merge_from_the_left() -> None:
+    tokenizer = tokenizer_of(tiny(add_space_prefix=False))
+    assert tokenizer.encode(b" " * 7, add_special=False) == ids("▁▁▁▁", "▁▁", "▁")
+
+
+def test_a_missing_byte_token_is_replaced_by_the_bare_byte_or_refused() -> None:
+    some = without_bytes()
+    some["tokens"] = [text.replace("<tool>", "\udce6") for text in some["tokens"]]  # byte 0xE6
+    some["token_type"] = np.where(some["token_type"] == USER_DEFINED, NORMAL, some["token_type"])
+    tokenizer = tokenizer_of(tiny(**some))
+    assert tokenizer.encode(b"\xe6ab", add_special=False) == ids("▁", "<tool>", "a", "b")
+    with pytest.raises(InvalidModel, match="<0x71>"):
+        tokenizer.encode(b"q")
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_pieces_of_hidden_tokens_are_empty_unless_asked_for(special: bool) -> None:
+    tokenizer = tokenizer_of(tiny())
+    found = [
+        tokenizer.piece(token, special=special) for token in ids("<unk>", "<s>", "<tool>", "▁a")
+    ]
+    hidden = [b"<unk>", b"<s>"] if special else [b"", b""]
+    assert found == [*hidden, b"<tool>", b" a"]
+
+
+@pytest.mark.parametrize("token", [-1, FIRST_BYTE + 256])
+def test_an_id_beyond_the_vocabulary_is_refused_by_name(token: int) -> None:
+    tokenizer = tokenizer_of(tiny())
+    with pytest.raises(EngineError, match=f"no token {token}"):
+        tokenizer.decode([token])
+
+
+@pytest.mark.parametrize(
+    ("text", "byte"),
+    [("<0x0a>", 10), ("<0xA>", 10), ("<0xZZ>", 0), ("<0x-1>", 255), ("<0x", 0), ("abc7F", 0x7F)],
 )
+def test_a_byte_token_is_read_as_strtol_reads_characters_three_and_four(
+    text: str, byte: int
+) -> None:
+    tokenizer = tokenizer_of(tiny(tokens=renamed(**{"<0x41>": text, "<0x0A>": "newline"})))
+    assert tokenizer.piece(FIRST_BYTE + 0x41, special=False) == bytes([byte])
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
-def test_rule_holds_and_the_wrong_tokenizer_breaks_it(case: Case) -> None:
-    assert case.ask(LlamaTokenizer(tiny())) == case.expected
-    assert case.ask(case.wrong(tiny())) != case.expected
+STORIES = Path(__file__).resolve().parents[3].parent / "shared" / "models" / "stories260K.gguf"
+
+
+@pytest.mark.parametrize(
+    ("text", "parse_special", "expected"),
+    [
+        ("Once upon a time, there was", False, [1, 403, 407, 261, 378, 432, 383, 286]),
+        ("  two  spaces\n", False, [1, 410, 410, 259, 424, 414, 410, 262, 427, 412, 331, 419, 13]),
+        ("<s>hi</s>", False, [1, 410, 504, 419, 505, 415, 417, 504, 492, 419, 505]),
+        ("<s>hi</s>", True, [1, 1, 270, 417, 2]),
+        ("日", False, [1, 410, 233, 154, 168]),
+    ],
+)
+def test_ids_of_stories260k_are_those_that_llama_cpp_gave(
+    text: str, parse_special: bool, expected: list[int]
+) -> None:
+    if not STORIES.exists():
+        pytest.skip("no shared/models/stories260K.gguf: its known ids were not checked")
+    with GgufFile.open(STORIES) as file:
+        tokenizer = tokenizer_of(file.metadata)
+    assert tokenizer.encode(text.encode(), parse_special=parse_special) == expected

@@ -1,6 +1,5 @@
-"""The "plamo2" tokenizer on a vocabulary written by hand: each rule, and who gets it wrong."""
+"""The "plamo2" tokenizer on a vocabulary written by hand: each rule, and its keys."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.tokenizers.base import tokenizer_of
-from lockstep.engine.tokenizers.plamo2 import UNKNOWN, WORST, Plamo2Tokenizer, TableStep, gain_of
+from lockstep.engine.tokenizers.plamo2 import UNKNOWN, WORST, Plamo2Tokenizer, gain_of
 from tests.tokenizer_cases import (
     CONTROL,
     NORMAL,
@@ -18,6 +17,7 @@ from tests.tokenizer_cases import (
     Case,
     Value,
     Word,
+    broken_rules,
     byte_words,
     decode,
     plain,
@@ -66,140 +66,36 @@ def ids(*texts: str | int) -> list[int]:
     return [TEXTS.index(f"<0x{text:02X}>" if isinstance(text, int) else text) for text in texts]
 
 
-# --- each rule, and a tokenizer that breaks it ----------------------------------------------------
-
-
-class Greedy(Plamo2Tokenizer):
-    def segment(self, text: bytes) -> Iterator[int]:
-        rest = text.decode()
-        while rest:
-            sizes = (size for size in range(len(rest), 0, -1) if rest[:size] in self.tokens)
-            size = next(sizes, 1)
-            yield self.tokens.get(rest[:size], 0)
-            rest = rest[size:]
-
-
-class GreedyShortest(Greedy):
-    def segment(self, text: bytes) -> Iterator[int]:
-        return (token for letter in text.decode() for token in super(type(self), self).segment(
-            letter.encode()
-        ))  # fmt: skip
-
-
-class ShortestOfEqualCosts(Plamo2Tokenizer):
-    def steps(self, state: str) -> tuple[TableStep, ...]:
-        return super().steps(state)[::-1]
-
-
-class UnknownInsteadOfBytes(Plamo2Tokenizer):
-    def segment(self, text: bytes) -> list[int]:
-        return [0 if 4 <= token < 260 else token for token in super().segment(text)]
-
-
-class FirstByteOnly(Plamo2Tokenizer):
-    def segment(self, text: bytes) -> list[int]:
-        return [token for token in super().segment(text) if not 4 + 0x80 <= token < 4 + 0xC0]
-
-
-class ByteOrderMarkKept(Plamo2Tokenizer):
-    def segment(self, text: bytes) -> Iterator[int]:
-        return super().segment(text.replace(b"\xef\xbb\xbf", b"\xef\xbb\xbf" * 2, 1))
-
-
-class ByteOrderMarkOnlyAtTheStart(Plamo2Tokenizer):
-    def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
-        first, *rest = super().partition(text, parse_special=parse_special)
-        mark = b"\xef\xbb\xbf"
-        return [first, *(mark + p if isinstance(p, bytes) and p[:3] == mark else p for p in rest)]
-
-
-class CostsNoLimit(Plamo2Tokenizer):
-    def step(self, text: str) -> TableStep:
-        step = super().step(text)
-        return step._replace(gain=0) if step.token is not None and step.gain < UNKNOWN else step
-
-
-class NothingHidden(Plamo2Tokenizer):
-    def step(self, text: str) -> TableStep:
-        step = super().step(text)
-        return step._replace(gain=step.gain - 1) if step.gain == UNKNOWN else step
-
-
-class StateForgotten(Plamo2Tokenizer):
-    """Looks no further than the tokens themselves when it goes back a character."""
-
-    def extended(self, character: str, state: str) -> str:
-        text = super().extended(character, state)
-        return text if text in self.tokens else ""
-
-
-class InvalidBytesKept(Plamo2Tokenizer):
-    def segment(self, text: bytes) -> list[int]:
-        return [self.bytes[byte] for byte in text]
-
-
-class SpacesEscaped(Plamo2Tokenizer):
-    def segment(self, text: bytes) -> Iterator[int]:
-        return super().segment(text.replace(b" ", "▁".encode()))
-
-
-class SpacesUnescaped(Plamo2Tokenizer):
-    def render(self, token: int) -> bytes:
-        return super().render(token).replace("▁".encode(), b" ")
-
-
-class UnusedHidden(Plamo2Tokenizer):
-    def render(self, token: int) -> bytes:
-        return b"" if token == TEXTS.index("zz") else super().render(token)
-
-
-class BosAdded(Plamo2Tokenizer):
-    def around(self) -> tuple[list[int], list[int]]:
-        return [1], []
-
-
-class ControlTokensLeftOut(Plamo2Tokenizer):
-    def segment(self, text: bytes) -> list[int]:
-        return [token for token in super().segment(text) if token > 3]
+# --- each rule ------------------------------------------------------------------------------------
 
 
 CASES = (
-    Case("the cheapest way wins, not the longest token", plain("defg"), ids("d", "efg"), Greedy),
-    Case("nor the shortest ones", plain("de"), ids("de"), GreedyShortest),
-    Case("of equal costs the longest first step", plain("abc"), ids("ab", "c"),
-         ShortestOfEqualCosts),
-    Case("characters count, not bytes", plain("日本語"), ids("日", "本語"), Greedy),
-    Case("what is no token is spelled in bytes", plain("a語q"),
-         ids("a", 0xE8, 0xAA, 0x9E, 0x71), UnknownInsteadOfBytes),
-    Case("in all of them", plain("é🙂"), ids(0xC3, 0xA9, 0xF0, 0x9F, 0x99, 0x82), FirstByteOnly),
-    Case("a byte order mark goes", plain("\ufeffa\ufeff"), ids("a", "\ufeff"), ByteOrderMarkKept),
-    Case("after special tokens too", plain("a<tool>\ufeffb"), ids("a", "<tool>", "b"),
-         ByteOrderMarkOnlyAtTheStart),
-    Case("a score of -2000 is none", plain("gg"), ids("g", "g"), CostsNoLimit),
-    Case("one of -1000 hides the shorter tokens", plain("hh"), ids("hh"), NothingHidden),
-    Case("minus infinity is none", plain("kk"), ids("k", "k"), CostsNoLimit),
-    Case("endings of tokens lead to their beginnings", plain("xdefg"), ids(0x78, "d", "efg"),
-         Greedy),
-    Case("a token grows over endings that are none", plain("a<0x41>"), ids("a<0x41>"),
-         StateForgotten),
-    Case("bytes that are no UTF-8 are U+FFFD", plain(b"a\xff"), ids("a", 0xEF, 0xBF, 0xBD),
-         InvalidBytesKept),
+    Case("the cheapest way wins, not the longest token", plain("defg"), ids("d", "efg")),
+    Case("nor the shortest ones", plain("de"), ids("de")),
+    Case("of equal costs the longest first step", plain("abc"), ids("ab", "c")),
+    Case("characters count, not bytes", plain("日本語"), ids("日", "本語")),
+    Case("what is no token is spelled in bytes", plain("a語q"), ids("a", 0xE8, 0xAA, 0x9E, 0x71)),
+    Case("in all of them", plain("é🙂"), ids(0xC3, 0xA9, 0xF0, 0x9F, 0x99, 0x82)),
+    Case("a byte order mark goes", plain("\ufeffa\ufeff"), ids("a", "\ufeff")),
+    Case("after special tokens too", plain("a<tool>\ufeffb"), ids("a", "<tool>", "b")),
+    Case("a score of -2000 is none", plain("gg"), ids("g", "g")),
+    Case("one of -1000 hides the shorter tokens", plain("hh"), ids("hh")),
+    Case("minus infinity is none", plain("kk"), ids("k", "k")),
+    Case("endings of tokens lead to their beginnings", plain("xdefg"), ids(0x78, "d", "efg")),
+    Case("a token grows over endings that are none", plain("a<0x41>"), ids("a<0x41>")),
+    Case("bytes that are no UTF-8 are U+FFFD", plain(b"a\xff"), ids("a", 0xEF, 0xBF, 0xBD)),
     Case("surrogates and what is beyond Unicode stay", plain(b"\xed\xa0\x80\xf7\xbf\xbf\xbf"),
-         ids(0xED, 0xA0, 0x80, 0xF7, 0xBF, 0xBF, 0xBF), FirstByteOnly),
-    Case("spaces stay", plain(" a"), ids(" ", "a"), SpacesEscaped),
-    Case("nothing goes around a text", plain("a", add_special=True), ids("a"), BosAdded),
-    Case("control tokens are found in any text", plain("<|plamo:eos|>"), ids("<|plamo:eos|>"),
-         ControlTokensLeftOut),
-    Case("tokens are written as stored", decode(ids("▁a", 0x41)), "▁aA".encode(), SpacesUnescaped),
-    Case("unused ones too", decode(ids("zz")), b"zz", UnusedHidden),
+         ids(0xED, 0xA0, 0x80, 0xF7, 0xBF, 0xBF, 0xBF)),
+    Case("spaces stay", plain(" a"), ids(" ", "a")),
+    Case("nothing goes around a text", plain("a", add_special=True), ids("a")),
+    Case("control tokens are found in any text", plain("<|plamo:eos|>"), ids("<|plamo:eos|>")),
+    Case("tokens are written as stored", decode(ids("▁a", 0x41)), "▁aA".encode()),
+    Case("unused ones too", decode(ids("zz")), b"zz"),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
-def test_rule_holds_and_the_wrong_tokenizer_breaks_it(case: Case) -> None:
-    expected = list(case.expected)
-    assert list(case.ask(Plamo2Tokenizer(tiny()))) == expected
-    assert list(case.ask(case.wrong(tiny()))) != expected
+def test_every_rule_holds() -> None:
+    assert broken_rules(Plamo2Tokenizer, tiny(), CASES) == []
 
 
 def test_nothing_is_left_of_a_byte_order_mark() -> None:
