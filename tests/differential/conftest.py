@@ -2,17 +2,17 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
-from lockstep.harness.records import EXACT, Verdict
-from tests.differential.forked import Ask, asking
+from lockstep.harness.check.check import Opened, Plan
+from lockstep.harness.records import Verdict
+from tests.differential.tokens import Ask, asking
 from tests.models import NO_STORIES, SHARED_STORIES, builtin
+from tests.plans import open_both, plan_of, verdicts_of
 
 HERE = Path(__file__).parent
 ABSENT = "llama_cpp is not installed: nothing was compared with llama.cpp"
@@ -52,37 +52,14 @@ def stories() -> Path:
 def plan_for() -> Callable[..., Plan]:
     """Our engine against llama.cpp on one file, with few steps unless said otherwise."""
 
-    def plan(path: Path, **changes: Any) -> Plan:
-        known = Plan(
-            case=path.name,
-            model=path,
-            subject_model=path,
-            settings=EXACT,
-            n_steps=8,
-            command=str(path),
-        )
-        return replace(known, **changes)
-
-    return plan
+    return partial(plan_of, n_steps=8)
 
 
 @pytest.fixture(scope="session")
 def open_for() -> OpenPlan:
-    @contextmanager
-    def manage(plan: Plan) -> Iterator[Opened]:
-        opened = open_plan(plan, lambda _: None)
-        try:
-            yield opened
-        finally:
-            opened.close()
-
-    return manage
+    return open_both
 
 
 @pytest.fixture(scope="session")
-def checked(open_for: OpenPlan) -> Checked:
-    def check(plan: Plan) -> list[Verdict]:
-        with open_for(plan) as opened:
-            return list(run_suites(opened.context, plan.suites))
-
-    return check
+def checked() -> Checked:
+    return verdicts_of
