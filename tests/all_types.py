@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.quants.base import NO_PRODUCT, WeightFormat
+from lockstep.engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 
@@ -43,6 +43,15 @@ def rows_of_each_path() -> tuple[Batch, ...]:
         Batch.of(tokens[24:29], start=24),
         Batch.of(tokens[29:], start=29),
     )
+
+
+def differences(a: F32, b: F32) -> NDArray[np.intp]:
+    """Where they differ, bit for bit, but any NaN is as good as another. -0.0 is not 0.0."""
+    return np.flatnonzero((a.view(np.uint32) != b.view(np.uint32)) & ~(np.isnan(a) & np.isnan(b)))
+
+
+def same(a: F32, b: F32) -> bool:
+    return a.shape == b.shape and not differences(a, b).size
 
 
 def relative_rms(expected: NDArray[Any], actual: NDArray[Any]) -> float:

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from lockstep.engine.kernels.compiled import compiled, source_stamp
@@ -237,6 +238,82 @@ def wrong_format(type_name: str, fault: str) -> Kind:
     kind = WeightFormat.named(type_name)
     assert not why_not(kind, fault)
     return DECODER_FAULTS[fault][0](kind)
+
+
+# --- the same and others as functions, for vectors and for the fuzzer --------------------------
+
+
+def of_result(kind: Kind, change: Callable[[F32], F32]) -> Kind:
+    def unpack(raw: Bytes, out: F32) -> None:
+        kind.unpack(raw, out)
+        out[:] = change(out)
+
+    return wrong(kind, unpack)
+
+
+def with_field(name: str, change: Callable[[Any], Any]) -> Callable[[Kind], Kind]:
+    """name: "" is that of the minimum."""
+
+    def make(kind: Kind) -> Kind:
+        field = name or minimum_of(kind)
+
+        def changed(blocks: Blocks) -> None:
+            blocks[field] = change(blocks[field])
+
+        return with_bytes(kind, changed)
+
+    return make
+
+
+def fields_in_reverse(kind: Kind) -> Kind:
+    def change(blocks: Blocks) -> None:
+        reverse = np.dtype([(n, kind.layout[n]) for n in reversed(fields(kind))])
+        read = blocks.copy().view(reverse)
+        for name in fields(kind):
+            blocks[name] = read[name]
+
+    return with_bytes(kind, change)
+
+
+def clipped(kind: Kind) -> Kind:
+    return with_field(SIGNED[kind.name], lambda x: np.maximum(x, 0))(kind)
+
+
+SIGNED = {"I8": "x", "Q8_0": "qs", "Q6_K": "scales"}
+MISTAKES: dict[str, tuple[Callable[[Kind], Kind], Callable[[Kind], bool]]] = {
+    "nibbles swapped": (swapped_nibbles, lambda kind: kind.name in NIBBLES),
+    "neighbours exchanged": (
+        lambda kind: of_result(kind, lambda x: x.reshape(-1, 2)[:, ::-1].reshape(-1)),
+        lambda kind: True,
+    ),
+    "scale and minimum exchanged": (exchanged_scale_and_minimum, lambda k: bool(minimum_of(k))),
+    "minimum the wrong way": (with_field("", lambda m: -m), lambda kind: bool(minimum_of(kind))),
+    "scale left out": (with_field("d", np.ones_like), lambda kind: "d" in halves(kind)),
+    "scale as bf16": (scale_as_bf16, lambda kind: "d" in halves(kind) and not minimum_of(kind)),
+    "subnormal scales flushed": (
+        with_field("d", lambda d: np.where(np.abs(d) < 2.0**-14, 0, d)),
+        lambda kind: "d" in halves(kind),
+    ),
+    "high bits shifted": (shifted_high_bits, lambda kind: bool(high_bits_of(kind))),
+    "sign ignored": (lambda kind: of_result(kind, np.abs), lambda kind: True),
+    "negative bytes clipped": (clipped, lambda kind: kind.name in SIGNED),
+    "blocks a byte apart": (longer_block, lambda kind: kind.layout.itemsize > 1),
+    "fields in reverse": (fields_in_reverse, lambda kind: len(fields(kind)) > 1),
+}
+
+
+def halves(kind: Kind) -> set[str]:
+    return {name for name in fields(kind) if kind.layout[name] == "<f2"}
+
+
+def mistaken(kinds: Iterable[Kind]) -> list[Any]:
+    """Every mistake in every format in which it can be made, as parameters of a test."""
+    return [
+        pytest.param(kind, make(kind), id=f"{kind.name}-{name}")
+        for kind in kinds
+        for name, (make, fits) in MISTAKES.items()
+        if fits(kind)
+    ]
 
 
 # --- activations ------------------------------------------------------------------------------

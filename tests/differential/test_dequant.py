@@ -1,6 +1,5 @@
 """Every decoder against llama.cpp's own, bit for bit: random blocks, and each kind of scale."""
 
-import ctypes
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
 from lockstep.engine.registry import import_members
+from lockstep.harness.adapters.llama_cpp.activations import cpu_traits
 from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
-from tests.wrong_decoders import Mistake, differences, mistaken, same
+from tests.all_types import differences
 
 import_members("lockstep.engine.quants")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
@@ -81,11 +81,6 @@ def assert_same(kind: type[WeightFormat], raw: Bytes) -> None:
 
 
 @every_format
-def test_random_blocks_decode_as_llama_cpp_decodes_them(kind: type[WeightFormat]) -> None:
-    assert_same(kind, bytes_of(random_blocks(kind, 4096)))
-
-
-@every_format
 def test_every_kind_of_scale_and_minimum_decodes_as_in_llama_cpp(kind: type[WeightFormat]) -> None:
     blocks = with_scales(kind, random_blocks(kind, HALVES.size**2))
     assert_same(kind, bytes_of(blocks))
@@ -102,17 +97,6 @@ def test_each_byte_of_a_block_is_read_as_llama_cpp_reads_it(kind: type[WeightFor
     assert_same(kind, raw.reshape(-1))
 
 
-@pytest.mark.parametrize("name", ["F16", "BF16"])
-def test_all_patterns_of_sixteen_bits_decode_as_in_llama_cpp(name: str) -> None:
-    assert_same(WeightFormat.named(name), np.arange(65536, dtype="<u2").view(np.uint8))
-
-
-@pytest.mark.parametrize(("kind", "mistake"), mistaken(DECODED))
-def test_a_wrong_decoder_differs_from_llama_cpp(kind: type[WeightFormat], mistake: Mistake) -> None:
-    raw = bytes_of(random_blocks(kind, 400))
-    assert not same(mistake(kind, raw), decoded_by_ggml(kind, raw))
-
-
 @pytest.mark.parametrize("name", sorted(NO_DECODER))
 def test_where_llama_cpp_has_no_decoder_we_say_so(name: str) -> None:
     """`NO_DECODER` is what it is because of this: llama.cpp has the type, and no `to_float`."""
@@ -123,29 +107,14 @@ def test_where_llama_cpp_has_no_decoder_we_say_so(name: str) -> None:
     assert not traits.to_float
 
 
-class CpuTraits(ctypes.Structure):
-    """`struct ggml_type_traits_cpu` of ggml-cpu.h."""
-
-    _fields_ = (
-        ("from_float", ctypes.c_void_p),
-        ("vec_dot", ctypes.c_void_p),
-        ("vec_dot_type", ctypes.c_int),
-        ("nrows", ctypes.c_int64),
-    )
-
-
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 def test_activations_are_converted_to_what_llama_cpp_converts_them_to(
     kind: type[WeightFormat],
 ) -> None:
-    ggml = library().ggml
-    ggml.ggml_get_type_traits_cpu.restype = ctypes.POINTER(CpuTraits)
-    traits = ggml.ggml_get_type_traits_cpu(kind.type_id).contents
-    target = ggml.ggml_get_type_traits(traits.vec_dot_type).contents
-    if kind.vec_dot_type == NO_PRODUCT:
-        assert not traits.vec_dot
-    else:
-        assert traits.vec_dot
+    traits = cpu_traits(library(), kind.type_id)
+    assert bool(traits.vec_dot) is (kind.vec_dot_type != NO_PRODUCT)
+    if traits.vec_dot:
+        target = library().ggml.ggml_get_type_traits(traits.vec_dot_type).contents
         assert target.type_name.decode().upper() == kind.vec_dot_type
 
 

@@ -26,7 +26,7 @@ from lockstep.harness.adapters.ieee754 import NUMBERS
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.records import EXACT, Verdict
-from tests.wrong_decoders import mistaken
+from tests.wrong_formats import mistaken
 
 import_members("lockstep.engine.quants")
 import_members("lockstep.golden.suites")
@@ -131,13 +131,11 @@ def test_every_entry_of_a_code_book_is_met(name: str, book: str, length: int) ->
 
 
 @pytest.mark.parametrize(("kind", "wrong"), mistaken(FORMATS))
-def test_no_wrong_decoder_passes(
-    kind: type[WeightFormat], wrong: Callable[[Any, NDArray[np.uint8]], F32]
-) -> None:
+def test_no_wrong_decoder_passes(kind: type[WeightFormat], wrong: type[WeightFormat]) -> None:
     def dequantize(self: Reference, type_name: str, raw: NDArray[np.uint8]) -> F32:
         n = raw.size // kind.layout.itemsize  # some mistakes need an even number of blocks
         more = np.concatenate([raw, raw[: n % 2 * kind.layout.itemsize]])
-        return wrong(kind, more)[: n * kind.weights]
+        return wrong.dequantize(more)[: n * kind.weights]
 
     verdict = held(engine(dequantize=dequantize), f"dequant/{kind.name.lower()}")
     assert verdict.status == "diverged"

@@ -3,7 +3,6 @@
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from lockstep.engine.quants import codebooks
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 from lockstep.engine.quants.codebooks import codebook
 from lockstep.engine.registry import import_members
+from tests.all_types import same
 
 import_members("lockstep.engine.quants")
 FOLDER = Path(codebooks.__file__).parent
@@ -149,13 +149,6 @@ def by_ggml(library: Any, kind: type[WeightFormat], blocks: NDArray[np.void]) ->
     return out
 
 
-def same(a: F32, b: F32) -> bool:
-    """Bit for bit, but any NaN is as good as another."""
-    return a.shape == b.shape and bool(
-        ((a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))).all()
-    )
-
-
 def random_blocks(kind: type[WeightFormat], count: int, seed: int) -> NDArray[np.void]:
     raw = Generator(Philox(seed)).integers(0, 256, count * kind.layout.itemsize, np.uint8)
     return raw.view(kind.layout)
@@ -230,60 +223,6 @@ def test_any_half_as_scale_decodes_as_the_library_decodes_it(
     assert np.isinf(found).any()
     assert ((found != 0) & (np.abs(found) < 2.0**-14)).any()
     assert same(found, by_ggml(library, kind, blocks))
-
-
-def with_bytes(field: str, change: Callable[[Any], Any]) -> Callable[..., F32]:
-    """A decoder that reads one field wrongly."""
-
-    def decode(kind: type[WeightFormat], blocks: NDArray[np.void]) -> F32:
-        read = blocks.copy()
-        read[field] = change(read[field])
-        return kind.dequantize(read.view(np.uint8))
-
-    return decode
-
-
-def ignores_signs(kind: type[WeightFormat], blocks: NDArray[np.void]) -> F32:
-    found: F32 = np.abs(kind.dequantize(blocks.view(np.uint8)))
-    return found
-
-
-def a_value_off_by_one(kind: type[WeightFormat], blocks: NDArray[np.void]) -> F32:
-    """As if one value of one entry had been mistyped, seen where the scale is 1."""
-    found = kind.dequantize(blocks.view(np.uint8))
-    wrong = found.reshape(-1, BOOK_OF[kind.name][1])
-    wrong[(wrong == wrong[0]).all(axis=1), -1] += 1
-    return wrong.reshape(-1)
-
-
-def a_neighbour(q: Any) -> Any:
-    return np.where(q == 200, 201, q)
-
-
-def swapped_nibbles(q: Any) -> Any:
-    return q >> 4 | q << 4
-
-
-def shifted(q: Any) -> Any:
-    return q << 1
-
-
-WRONG = [
-    *((name, a_value_off_by_one) for name in BOOK_OF),
-    *((name, with_bytes("qs", a_neighbour)) for name in BOOK_OF if "XXS" not in name),
-    *((name, ignores_signs) for name in SIGN_PATTERNS),
-    *((name, with_bytes("qs", swapped_nibbles)) for name in ("IQ4_NL", "IQ4_XS")),
-    *((name, with_bytes("qh", shifted)) for name in ("IQ1_M", "IQ1_S", "IQ2_S", "IQ3_S")),
-]
-
-
-@pytest.mark.parametrize(("name", "wrong"), WRONG)
-def test_a_wrong_decoder_is_caught_by_the_same_blocks(
-    name: str, wrong: Callable[..., F32], library: Any
-) -> None:
-    kind = WeightFormat.named(name)
-    blocks = entries_and_signs(kind, 4096)
-    assert not same(wrong(kind, blocks), by_ggml(library, kind, blocks))
 
 
 SIGN_BYTE = {"IQ2_XXS": 6, "IQ2_XS": 3, "IQ2_S": 34, "IQ3_XXS": 66, "IQ3_S": 74}

@@ -24,7 +24,7 @@ from lockstep.harness.fuzzers.quants.blocks import Cases
 from lockstep.harness.fuzzers.quants.campaign import SAMPLE, BlockCampaign
 from lockstep.harness.records import EXACT, Verdict
 from lockstep.harness.report.jsonl import read_report
-from tests.wrong_decoders import mistaken
+from tests.wrong_formats import mistaken
 
 import_members("lockstep.engine.quants")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
@@ -88,9 +88,9 @@ def test_a_right_decoder_agrees_and_says_how_much_was_compared(kind: type[Weight
 
 @pytest.mark.parametrize(("kind", "wrong"), mistaken(SOME))
 def test_a_wrong_decoder_is_caught_with_a_small_block_that_shows_it_again(
-    kind: type[WeightFormat], wrong: Decode
+    kind: type[WeightFormat], wrong: type[WeightFormat]
 ) -> None:
-    found = campaign(kind, wrong)
+    found = campaign(kind, lambda _, raw: wrong.dequantize(raw))
     assert set(statuses(found)) == {"diverged"}
     assert exit_code(found) == 1
     for verdict in found:
@@ -107,7 +107,7 @@ def test_a_wrong_decoder_is_caught_with_a_small_block_that_shows_it_again(
             assert verdict.repro.count("--block") == 2
             continue
         assert np.count_nonzero(np.frombuffer(block, np.uint8)) <= 4
-        again = campaign(kind, wrong, given=(block,))
+        again = campaign(kind, lambda _, raw: wrong.dequantize(raw), given=(block,))
         assert [v.key for v in again] == [verdict.key]
 
 
