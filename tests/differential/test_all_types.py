@@ -6,16 +6,13 @@ from typing import Any
 import pytest
 
 from lockstep.engine.gguf.types import type_by_name
-from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
-from lockstep.harness.adapters.llama_cpp.activations import cpu_traits
-from lockstep.harness.adapters.llama_cpp.lib import library
-from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.known import entries
 from lockstep.harness.records import EXACT, PRESETS, Settings, Verdict
 from tests.all_types import FORMATS, MATRICES, NAMES, WITHOUT_PRODUCT, model_of
 from tests.models import with_tensor_type
+from tests.plans import plan_of, verdicts_of
 
 import_members("lockstep.engine.quants")
 (KNOWN,) = entries("no-product")
@@ -29,21 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checked(
     path: Path, settings: Settings, engine: str = "reference", **more: Any
 ) -> list[Verdict]:
-    plan = Plan(
-        case=path.stem,
-        model=path,
-        subject_model=path,
-        engine=engine,
-        settings=settings,
-        n_tokens=24,
-        n_steps=4,
-        **more,
-    )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        return list(run_suites(opened.context, plan.suites))
-    finally:
-        opened.close()
+    return verdicts_of(plan_of(path, engine, settings=settings, n_tokens=24, n_steps=4, **more))
 
 
 @pytest.mark.parametrize("type_name", NAMES)
@@ -82,21 +65,6 @@ def test_the_fast_engine_conforms_with_and_without_a_kernel(type_name: str, fold
 
 
 # --- which types those are --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", MATRICES, ids=lambda kind: kind.name)
-def test_activations_are_converted_to_what_the_library_multiplies_by(
-    kind: type[WeightFormat],
-) -> None:
-    traits = cpu_traits(library(), kind.type_id)
-    assert traits.vec_dot
-    targets = {0: "F32", 1: "F16", 8: "Q8_0", 9: "Q8_1", 15: "Q8_K", 30: "BF16"}
-    assert targets[traits.vec_dot_type] == kind.vec_dot_type
-
-
-@pytest.mark.parametrize("kind", WITHOUT_PRODUCT, ids=lambda kind: kind.name)
-def test_the_other_types_have_no_product_in_the_library(kind: type[WeightFormat]) -> None:
-    assert cpu_traits(library(), kind.type_id).vec_dot is None
 
 
 def test_the_other_types_are_the_wide_float_and_the_integers() -> None:

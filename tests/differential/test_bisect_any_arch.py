@@ -11,15 +11,16 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.node import Node
 from lockstep.engine.ops.build import Build
 from lockstep.harness.bisect.bisection import Bisection, bisect
-from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.context.runner import Session
 from lockstep.harness.damage.changes import Damage, write_damaged
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.graph.engine import ReplayEngine
 from lockstep.harness.graph.ways import Honest
-from lockstep.harness.records import EXACT, Verdict
+from lockstep.harness.records import Verdict
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named
+from tests.plans import open_both, plan_of, verdicts_of
 
 Models = Callable[[str], Path]
 EPS, MODE, KIND = 0, 2, 0  # parameters of RMS_NORM and NORM, of ROPE
@@ -84,25 +85,14 @@ def variant(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> Models:
     return make
 
 
-def plan_of(model: Path, engine: str = "replay", subject: Path | None = None) -> Plan:
-    return Plan(
-        case=model.name,
-        model=model,
-        subject_model=subject or model,
-        engine=engine,
-        settings=EXACT,
-        suites=("trace", "products"),
-        n_tokens=6,
-        command=str(model),
-    )
+def plan_for(model: Path, engine: str = "replay", subject: Path | None = None) -> Plan:
+    suites = ("trace", "products")
+    return plan_of(model, engine, subject_model=subject or model, suites=suites, n_tokens=6)
 
 
 def asked(plan: Plan) -> tuple[Bisection, list[Verdict]]:
-    opened_plan = open_plan(plan, lambda _: None)
-    try:
-        return bisect(opened_plan.context), list(run_suites(opened_plan.context, plan.suites))
-    finally:
-        opened_plan.close()
+    with open_both(plan) as both:
+        return bisect(both.context), list(run_suites(both.context, plan.suites))
 
 
 def statuses(verdicts: list[Verdict], suite: str) -> set[str]:
@@ -113,7 +103,7 @@ def statuses(verdicts: list[Verdict], suite: str) -> set[str]:
 def test_of_an_honest_engine_every_op_and_product_is_compared_and_agrees(
     name: str, variant: Models
 ) -> None:
-    result, verdicts = asked(plan_of(variant(name)))
+    result, verdicts = asked(plan_for(variant(name)))
     assert (result.culprits, result.exit_code, result.not_compared) == ((), 0, ())
     assert len(result.found.all) > 100
     assert exit_code(verdicts) == 0
@@ -139,7 +129,7 @@ def test_of_an_honest_engine_every_op_and_product_is_compared_and_agrees(
 def test_a_wrong_op_is_found_at_its_nodes_alone_and_confirmed(
     name: str, engine: str, op: str, first: str, variant: Models
 ) -> None:
-    result, verdicts = asked(plan_of(variant(name), engine))
+    result, verdicts = asked(plan_for(variant(name), engine))
     assert result.first is not None
     assert (result.first.layer, result.first.site.name) == (0, first)
     assert {c.op for c in result.culprits} == {op}
@@ -170,7 +160,7 @@ def test_one_changed_weight_is_found_down_to_its_row(
         raw=(before * factor).astype("f4").tobytes(),
     )
     write_damaged(model, tmp_path / "damaged.gguf", change)
-    result, verdicts = asked(plan_of(model, subject=tmp_path / "damaged.gguf"))
+    result, verdicts = asked(plan_for(model, subject=tmp_path / "damaged.gguf"))
     (culprit,) = result.culprits
     assert (culprit.op, culprit.weight, culprit.outputs) == ("MUL_MAT", name, (10,))
     assert (culprit.layer, str(culprit.site), culprit.at_fault) == (1, "ffn_up-1", "subject")
@@ -198,7 +188,7 @@ def test_another_epsilon_of_the_subjects_file_is_found_at_the_norms(
     key = "qwen3.attention.layer_norm_rms_epsilon"
     raw = np.float32(1e-3).tobytes()
     other = with_key(variant("qwen3"), key, raw, tmp_path / "other.gguf")
-    result, verdicts = asked(plan_of(variant("qwen3"), subject=other))
+    result, verdicts = asked(plan_for(variant("qwen3"), subject=other))
     assert {c.op for c in result.culprits} == {"RMS_NORM"}
     assert {c.at_fault for c in result.culprits} == {"subject"}
     assert result.culprits[0].parameters.endswith("expected 9.99999975e-06")
@@ -214,7 +204,7 @@ def test_a_window_of_the_subjects_file_is_found_at_the_mask_which_no_op_computes
     """On the oracle's mask every op agrees."""
     key = "gemma3.attention.sliding_window"
     other = with_key(variant("gemma3"), key, (3).to_bytes(4, "little"), tmp_path / "other.gguf")
-    result, verdicts = asked(plan_of(variant("gemma3"), subject=other))
+    result, verdicts = asked(plan_for(variant("gemma3"), subject=other))
     assert (result.exit_code, result.culprits, result.found.other_keys) == (1, (), (key,))
     assert result.found.other_graph == "its input 'attn_inp_kq_mask' holds other numbers"
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
@@ -227,7 +217,7 @@ def test_layers_that_have_windows_in_the_subjects_file_alone_are_found_at_the_ma
     key, window = "olmo2.attention.sliding_window_pattern", "olmo2.attention.sliding_window"
     small = with_key(variant("olmo2"), window, (3).to_bytes(4, "little"), tmp_path / "small.gguf")
     other = with_key(small, key, (3).to_bytes(4, "little"), tmp_path / "other.gguf")
-    result, verdicts = asked(plan_of(small, subject=other))
+    result, verdicts = asked(plan_for(small, subject=other))
     assert (result.exit_code, result.culprits, result.found.other_keys) == (1, (), (key,))
     assert "cache_k_l1" in result.found.other_graph
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
@@ -237,8 +227,8 @@ def test_of_two_llama_cpps_each_is_asked_for_single_ops(variant: Models, tmp_pat
     key, raw = "qwen3.attention.layer_norm_rms_epsilon", np.float32(1e-3).tobytes()
     other = with_key(variant("qwen3"), key, raw, tmp_path / "other.gguf")
     model = variant("qwen3")
-    assert asked(plan_of(model, engine="llama.cpp"))[0].exit_code == 0
-    result, verdicts = asked(plan_of(model, engine="llama.cpp", subject=other))
+    assert asked(plan_for(model, engine="llama.cpp"))[0].exit_code == 0
+    result, verdicts = asked(plan_for(model, engine="llama.cpp", subject=other))
     assert {c.op for c in result.culprits} == {"RMS_NORM"}
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
@@ -246,7 +236,7 @@ def test_of_two_llama_cpps_each_is_asked_for_single_ops(variant: Models, tmp_pat
 def test_one_more_expert_used_is_another_graph(variant: Models, tmp_path: Path) -> None:
     key, raw = "qwen3moe.expert_used_count", (3).to_bytes(4, "little")
     other = with_key(variant("qwen3moe"), key, raw, tmp_path / "other.gguf")
-    result, verdicts = asked(plan_of(variant("qwen3moe"), subject=other))
+    result, verdicts = asked(plan_for(variant("qwen3moe"), subject=other))
     assert (result.culprits, result.exit_code) == ((), 1)
     assert "'ffn_moe_weights-0' is GET_ROWS of F32 [1, 3, 6, 1]" in result.found.other_graph
     assert result.found.other_keys == (key,)
@@ -254,11 +244,7 @@ def test_one_more_expert_used_is_another_graph(variant: Models, tmp_path: Path) 
 
 
 def test_an_engine_with_a_graph_of_its_own_needs_no_single_ops(variant: Models) -> None:
-    found = open_plan(plan_of(variant("qwen3"), "fast"), lambda _: None)
-    try:
-        trace, products = run_suites(found.context, ("trace", "products"))
-    finally:
-        found.close()
+    trace, products = verdicts_of(plan_for(variant("qwen3"), "fast"))
     assert (trace.status, products.status) == ("agreed", "agreed")  # of its own runs
     assert products.detail["sites"] == 2 * 15  # seven of each layer, and the head; in two batches
 
@@ -269,7 +255,7 @@ def test_another_number_of_experts_in_the_subjects_file_shows_as_another_shape(
     """In our own graph of it, which runs on the subject's file and shows what it computes."""
     key, raw = "qwen3moe.expert_used_count", (3).to_bytes(4, "little")
     other = with_key(variant("qwen3moe"), key, raw, tmp_path / "other.gguf")
-    result, verdicts = asked(plan_of(variant("qwen3moe"), "reference", other))
+    result, verdicts = asked(plan_for(variant("qwen3moe"), "reference", other))
     assert result.exit_code == 1
     assert result.first is not None
     assert (result.first.site.name, result.first.layer) == ("ffn_moe_weights", 0)

@@ -15,12 +15,12 @@ from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox.in_check import check_black_box
 from lockstep.harness.blackbox.whole import SMALL, TWIN
-from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.judging.conversions import in_halves
-from lockstep.harness.records import EXACT, Verdict
+from lockstep.harness.records import Verdict
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named
 from tests.harness.blackbox.test_in_halves import F16Ops
+from tests.plans import open_both, plan_of, verdicts_of
 
 
 class Quick(Mirror):
@@ -70,24 +70,16 @@ def bert(tmp_path: Path) -> Path:
 
 
 def of_embeddings(model: Path, engine: str) -> list[Verdict]:
-    plan = Plan(case="m", model=model, subject_model=model, engine=engine, settings=EXACT)
-    both = open_plan(plan, lambda _: None)
-    try:
-        return list(run_suites(both.context, ("embeddings",)))
-    finally:
-        both.close()
+    return verdicts_of(plan_of(model, engine), "embeddings")
 
 
 def asked(model: Path, engine: str) -> dict[str, str]:
     """The status of each model that was asked about, by its words."""
-    plan = Plan(case="m", model=model, subject_model=model, engine=engine, settings=EXACT)
-    both = open_plan(plan, lambda _: None)
-    try:
+    plan = plan_of(model, engine)
+    with open_both(plan) as both:
         info = replace(both.context.subject_info, levels=("embed",))
         info = replace(info, computes_nodes=False, shows_nodes=False)
         found: list[Verdict] = list(check_black_box(plan, replace(both.context, subject_info=info)))
-    finally:
-        both.close()
     return {verdict.summary.partition(":")[0]: verdict.status for verdict in found}
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from lockstep.engine.batch import Batch
 from lockstep.harness import protocol
-from lockstep.harness.bisect.bisection import bisect
-from lockstep.harness.check.check import Plan, open_plan
+from lockstep.harness.check.check import Plan
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.protocol.messages import QUESTIONS, start
 from lockstep.harness.protocol.program import EngineProgram
@@ -22,6 +21,7 @@ from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.protocol.smoke import smoke
 from lockstep.harness.records import EXACT, Request
 from lockstep.harness.runs.run import Listener, RunResult, builtin_model, run_plans
+from tests.plans import bisection_of, plan_of
 
 EXAMPLES = Path(__file__).parents[2] / "lockstep" / "examples"
 
@@ -36,17 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan_for(model: Path, engine: str, *suites: str) -> Plan:
-    return Plan(
-        case=model.name,
-        model=model,
-        subject_model=model,
-        engine=engine,
-        settings=EXACT,
-        suites=suites,
-        n_tokens=12,
-        n_steps=6,
-        command="m",
-    )
+    return plan_of(model, engine, suites=suites, n_tokens=12, n_steps=6)
 
 
 def checked(plan: Plan, folder: Path) -> RunResult:
@@ -75,11 +65,7 @@ def test_a_wrong_rope_in_it_is_found_without_a_line_of_ours(models: Path, tmp_pa
     assert wrong.count("np.split") == 1
     script = tmp_path / "wrong.py"
     script.write_text(wrong)
-    opened = open_plan(plan_for(builtin_model("f32", models), python(script)), lambda _: None)
-    try:
-        found = bisect(opened.context)
-    finally:
-        opened.close()
+    found = bisection_of(plan_for(builtin_model("f32", models), python(script)))
     assert found.first is not None
     assert (found.first.op, str(found.first.site)) == ("ROPE", "Qcur_rope-0")
     assert found.first.at_fault == "subject"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.harness.acid.write import write_acid
-from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.check.check import run_suites
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.foreign.building import is_added
 from lockstep.harness.foreign.engines import ENGINES
@@ -16,6 +16,7 @@ from lockstep.harness.protocol.smoke import smoke
 from lockstep.harness.records import EXACT
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.selftest.foreign_findings import is_seen_in, verdicts_on_case
+from tests.plans import open_both, plan_of, verdicts_of
 
 SLOW = ("tinygrad",)  # it compiles every step anew: minutes, for findings by `lockstep finding`
 
@@ -44,20 +45,7 @@ def test_an_engine_agrees_on_a_seeded_model_but_for_what_is_known(
 ) -> None:
     need(name)
     model = builtin_model("f32", tmp_path)
-    plan = Plan(
-        case="f32",
-        model=model,
-        subject_model=model,
-        engine=name,
-        settings=EXACT,
-        n_tokens=8,
-        n_steps=4,
-    )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        verdicts = list(run_suites(opened.context, ()))
-    finally:
-        opened.close()
+    verdicts = verdicts_of(plan_of(model, name, n_tokens=8, n_steps=4))
     assert [v.summary for v in verdicts if v.status == "diverged"] == []
     crashed = [v for v in verdicts if v.status in ("crashed", "malformed", "timed-out")]
     assert all(v.detail.get("known") for v in crashed)
@@ -68,13 +56,9 @@ def test_an_acid_model_says_ok_but_for_what_is_known(name: str, tmp_path: Path) 
     need(name)
     model = tmp_path / "acid.gguf"
     write_acid(model)
-    plan = Plan(case="acid", model=model, subject_model=model, engine=name, settings=EXACT)
-    opened = open_plan(plan, lambda _: None)
-    try:
-        verdicts = list(run_suites(opened.context, ("acid",)))
-        levels = {*(opened.context.subject_info.levels or ())}
-    finally:
-        opened.close()
+    with open_both(plan_of(model, name)) as both:
+        verdicts = list(run_suites(both.context, ("acid",)))
+        levels = {*(both.context.subject_info.levels or ())}
     if not levels & {"generate", "greedy", "logits", "logprobs"}:
         assert [v.status for v in verdicts] == ["not-compared"]
         return

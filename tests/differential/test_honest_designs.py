@@ -9,13 +9,12 @@ from lockstep.engine.ops.near import F64
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.honest.conversions import Int8Rows
-from lockstep.harness.records import EXACT
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named
 from tests.models import written
+from tests.plans import plan_of, verdicts_of
 
 SUITES = ("logits", "trace", "products")
 
@@ -54,19 +53,7 @@ def test_check_agrees_with_another_design(
     arch: str, design: str, n_tokens: int, tmp_path: Path
 ) -> None:
     model = model_of(arch, tmp_path)
-    plan = Plan(
-        case=design,
-        model=model,
-        subject_model=model,
-        engine=f"honest:{design}",
-        settings=EXACT,
-        n_tokens=n_tokens,
-    )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        verdicts = list(run_suites(opened.context, SUITES))
-    finally:
-        opened.close()
+    verdicts = verdicts_of(plan_of(model, f"honest:{design}", n_tokens=n_tokens), *SUITES)
     assert [v.summary for v in verdicts if v.status != "agreed"] == []
     assert {v.suite for v in verdicts} == set(SUITES)
     assert exit_code(verdicts) == 0
@@ -86,11 +73,6 @@ class OneCutOff(Reference, name="test: converts otherwise, and one wrongly"):
 
 def test_a_wrong_conversion_is_found_beside_others_that_are_honest(tmp_path: Path) -> None:
     model = model_of("Q8_0", tmp_path)
-    plan = Plan(case="one", model=model, subject_model=model, engine=OneCutOff.name, settings=EXACT)
-    opened = open_plan(plan, lambda _: None)
-    try:
-        verdicts = list(run_suites(opened.context, ("trace",)))
-    finally:
-        opened.close()
+    verdicts = verdicts_of(plan_of(model, OneCutOff.name), "trace")
     wrong = [v.detail["site"] for v in verdicts if v.status == "diverged"]
     assert {site.split("-")[0] for site in wrong} == {"ffn_out"}

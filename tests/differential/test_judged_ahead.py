@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.check.check import open_plan, run_suites
 from lockstep.harness.context.suite import Suite
 from lockstep.harness.processes.ahead import Ahead, may_fork
 from lockstep.harness.records import Evaluation, Request, Verdict
@@ -18,6 +17,7 @@ from lockstep.harness.suites.shadow import Shadow
 from lockstep.harness.suites.trace import TraceSuite
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
+from tests.plans import open_both, verdicts_of
 
 pytestmark = pytest.mark.skipif(not may_fork(), reason="nothing is done ahead here")
 SUITES = (("reference", Shadow), ("reference", TraceSuite), ("reference", Products))
@@ -30,12 +30,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def verdicts(model: Path, engine: str, suite: type[Suite], *others: type[Suite]) -> list[Verdict]:
-    opened = open_plan(plan_for(model, oracle="llama.cpp", engine=engine), lambda _: None)
-    try:
-        found = run_suites(opened.context, [each.name for each in (suite, *others)])
-        return [verdict for verdict in found if verdict.suite == suite.name]
-    finally:
-        opened.close()
+    plan = plan_for(model, oracle="llama.cpp", engine=engine)
+    found = verdicts_of(plan, *(each.name for each in (suite, *others)))
+    return [verdict for verdict in found if verdict.suite == suite.name]
 
 
 def without_errors(verdict: Verdict) -> Verdict:
@@ -126,8 +123,7 @@ def test_embeddings_which_end_what_they_began_end_nothing_else(
 def test_what_is_not_waited_for_ends(
     model: Path, engine: str, suite: type[Suite], large: list[object]
 ) -> None:
-    opened = open_plan(plan_for(model, oracle="llama.cpp", engine=engine), lambda _: None)
-    suite().begin(opened.context)
-    assert suite.name in opened.context.begun
-    opened.close()
+    with open_both(plan_for(model, oracle="llama.cpp", engine=engine)) as both:
+        suite().begin(both.context)
+        assert suite.name in both.context.begun
     assert large == []

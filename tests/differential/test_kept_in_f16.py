@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.harness.bisect.bisection import Bisection, bisect
-from lockstep.harness.check.check import Plan, open_plan
+from lockstep.harness.bisect.bisection import Bisection
+from lockstep.harness.check.check import Plan
 from lockstep.harness.parallel.works import Forks
-from lockstep.harness.records import EXACT
 from lockstep.harness.runs.run import Listener, builtin_model, run_plans
+from tests.plans import bisection_of, plan_of
 
 EXAMPLE = Path(__file__).parents[2] / "lockstep" / "examples" / "engine.py"
 SAY = '"settings":{"type_k":"F16","type_v":"F16"}'
@@ -32,17 +32,7 @@ def wrong_in(folder: Path, *changes: tuple[str, str]) -> str:
 
 def plan_for(folder: Path, engine: str) -> Plan:
     model = builtin_model("f32", folder)
-    return Plan(
-        case=model.name,
-        model=model,
-        subject_model=model,
-        engine=engine,
-        settings=EXACT,
-        suites=("logits",),
-        n_tokens=12,
-        n_steps=6,
-        command="m",
-    )
+    return plan_of(model, engine, suites=("logits",), n_tokens=12, n_steps=6)
 
 
 def said(folder: Path, *changes: tuple[str, str]) -> tuple[int, str]:
@@ -82,11 +72,7 @@ def test_what_is_rounded_elsewhere_is_not_taken_for_it(
 
 
 def bisected(folder: Path, *changes: tuple[str, str]) -> Bisection:
-    opened = open_plan(plan_for(folder, wrong_in(folder, *changes)), lambda _: None)
-    try:
-        return bisect(opened.context)
-    finally:
-        opened.close()
+    return bisection_of(plan_for(folder, wrong_in(folder, *changes)))
 
 
 def test_a_bisection_says_so_where_attention_is_off(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +14,6 @@ from lockstep.engine.architectures.step import Step
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.harness.blackbox import long_context
 from lockstep.harness.blackbox.long_context import bisect_long_context
-from lockstep.harness.blackbox.long_texts import only_in_long
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import architecture, first_layers
 from lockstep.harness.catalogue.models import model_for, with_keys, with_long_factors
@@ -311,28 +309,6 @@ def test_attention_that_is_scaled_far_behind_is_asked_about(tmp_path: Path, says
     found = says(model, "long-context", engine="replay")
     assert [v.status for v in found] == ["agreed"]
     assert "with attention that is scaled every 10 tokens, not every 8192" in found[0].summary
-
-
-def test_chunks_that_no_key_makes_shorter_are_not_called_no_window(
-    tmp_path: Path, says: Says
-) -> None:
-    found = says(model_of("llama4", tmp_path), "long-context", engine="replay")
-    assert [v.status for v in found] == ["not-applicable"]
-    assert "llama.cpp ends attention at every 8192 tokens" in found[0].summary
-
-
-@pytest.mark.parametrize(("allowed", "hidden"), [(1e-5, False), (5e-2, True)])
-def test_what_is_hidden_where_percents_are_allowed_is_said(
-    allowed: float, hidden: bool, gemma3: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of an engine that takes the model's own types alone."""
-    monkeypatch.setattr(long_context, "changed_by", lambda *_: 0.02)
-    opened: Any = SimpleNamespace(context=SimpleNamespace(noise=SimpleNamespace(relative=1e-6)))
-    rest: Any = None
-    with open_model(gemma3) as file:
-        every = list(only_in_long(file))
-    said = long_context.too_coarse(rest, opened, rest, every, allowed)
-    assert said == ("a window of one token less is within what is allowed" if hidden else "")
 
 
 def test_layers_that_are_others_in_a_shorter_model_are_not_asked(

@@ -107,16 +107,6 @@ def test_positions_beyond_a_table_are_seen_and_how_long_a_prompt_may_be(
     assert found[0].summary.endswith(f"one of {ROWS} is right, and one of {ROWS + 1} is not")
 
 
-def test_nothing_is_said_of_lengths_where_all_are_as_in_honest_runs_of_another_design(
-    model: Path, says: Callable[..., list[Verdict]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of an engine that leaves activations as they are a usual prompt was called wrong."""
-    monkeypatch.setattr(long_prompt, "part", lambda *_: True)  # as llama.cpp has it, it never is
-    (found,) = says(model, SUITE, engine=TableTooShort.name)
-    assert found.status == "diverged"
-    assert "wrong as well" not in found.summary
-
-
 def test_a_prompt_that_is_right_is_not_called_wrong_where_what_is_behind_it_is(
     model: Path, says: Callable[..., list[Verdict]]
 ) -> None:
@@ -182,18 +172,6 @@ def test_who_hangs_of_a_long_prompt_is_not_taken_for_slow(
     (found,) = says(model, SUITE)
     assert found.status == status
     assert ("by its shorter ones it would take some 1.0 s" in found.summary) is (foretold == 1.0)
-
-
-def test_of_a_model_that_would_take_long_it_is_said(
-    model: Path, plan_for: Callable[..., Plan], open_for: OpenPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(long_prompt, "LARGEST", 1000)
-    monkeypatch.setattr(long_prompt, "is_small", lambda file: False)
-    plan = plan_for(model)
-    with open_for(plan) as opened:
-        (found,) = long_prompt.check_long_prompt(plan, opened.context)
-    assert found.status == "not-applicable"
-    assert found.summary.endswith("not asked, it would take an engine long")
 
 
 def test_a_bisection_finds_the_place_in_the_shortest_wrong_prompt(

@@ -10,21 +10,18 @@ import numpy as np
 import pytest
 
 from lockstep.engine.errors import EngineError
-from lockstep.engine.memory.sbatch_schedule import SbatchSchedule
-from lockstep.harness.adapters.base import Adapter
-from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.environments import python_of
-from lockstep.harness.check.check import Plan, open_plan
+from lockstep.harness.check.check import Plan
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.fuzzers.base import FuzzPlan, run_campaign
 from lockstep.harness.fuzzers.batch.judge import Judge, ScheduleDifference
 from lockstep.harness.fuzzers.batch.sbatch_schedules import SPLITS
 from lockstep.harness.fuzzers.batch.schedule import schedule_from
 from lockstep.harness.records import EXACT, Answered, Unanswerable, Verdict
-from lockstep.harness.synth.small import N_VOCAB, SMALL
+from lockstep.harness.synth.small import SMALL
 from tests.differential.conftest import Checked
+from tests.plans import open_both
 from tests.shadow_nodes import node, normal
-from tests.wrong_splitters import WRONG, caught
 
 OLD = "llama.cpp@0.3.8"
 ASKED = ("tokens", "dequant", "logits", "decode")
@@ -64,9 +61,8 @@ def test_an_older_version_agrees(
 def test_the_version_is_in_what_the_report_says_of_the_engines(
     models: Callable[[str], Path], plan_for: PlanFor
 ) -> None:
-    opened = open_plan(plan_for(models("f32"), oracle=OLD), lambda _: None)
-    oracle, _ = opened.engines
-    opened.close()
+    with open_both(plan_for(models("f32"), oracle=OLD)) as both:
+        oracle, _ = both.engines
     assert (oracle.engine, oracle.version) == (OLD, "llama-cpp-python 0.3.8")
     assert "it repacks weights whatever the settings say" in oracle.build
 
@@ -90,19 +86,6 @@ def test_our_model_of_llama_sbatch_forms_its_very_ubatches(tmp_path: Path) -> No
         assert verdict.detail["schedules"] == 60
         assert verdict.detail["ubatches"] > 200
         assert verdict.case == "pooled" or verdict.detail["order"] > 200
-
-
-@pytest.mark.parametrize(
-    ("cls", "kind", "symptom"), WRONG, ids=lambda row: getattr(row, "name", row)
-)
-def test_a_wrong_splitter_is_caught_against_it_with_at_most_two_ubatches(
-    cls: type[Reference], kind: str, symptom: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(Adapter.family, cls.name, cls)
-    found, case = caught(cls, kind, OLD)
-    assert found.detail["symptom"] == symptom
-    run = SbatchSchedule(case.sbatch, N_VOCAB, case.n_ubatch)
-    assert sum(len(run.step(step)["ubatches"]) for step in case.steps) <= 2, case
 
 
 # --- two versions against each other --------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Of a tensor that is shown under another node's name it is said which one it is."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 
 from lockstep.engine.gguf.file import GgufFile
-from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.node import Node
 from lockstep.engine.ops.ggml.base import expect
 from lockstep.harness.graph.aliases import places_by_site
@@ -17,7 +15,6 @@ from lockstep.harness.graph.ways import Honest
 from lockstep.harness.locate.other_formulas import PLAIN, OtherFormulas, other_formula
 from lockstep.harness.locate.other_names import NEAR, near_nodes, other_name
 from lockstep.harness.records import Site
-from lockstep.harness.shadow.models import make_variants
 from tests.models import builtin
 from tests.recorded import recorded
 from tests.shadow_nodes import node, normal, params
@@ -93,23 +90,6 @@ def test_another_function_of_the_same_input_is_named() -> None:
     assert other_formula(right, shown_of("GELU", x)) == ""
     assert other_formula(right, shown_of("GELU_ERF", x) + np.float32(0.01)) == ""
     assert other_formula(right, np.full_like(shown_of("GELU", x), np.nan)) == ""
-
-
-@pytest.mark.parametrize(("arch", "says"), [("bert", "BERT is published with"), ("gpt2", "")])
-def test_where_the_model_is_published_so_that_is_said(arch: str, says: str, tmp_path: Path) -> None:
-    (path,) = make_variants([arch], tmp_path)
-    x = normal(1, 4, 32)
-    right = node("GELU", shown_of("GELU", x), x)
-    looked = partial(OtherFormulas, near={right.place}, place=right.place)
-    with open_model(path) as file:
-        looking = looked(file=file, shown=shown_of("GELU_ERF", x))
-        looking.look(right)
-        assert "what is shown is GELU by erf" in looking.text
-        assert says in looking.text
-        assert ("published" in looking.text) == bool(says)
-        other = looked(file=file, shown=shown_of("SILU", x))
-        other.look(right)
-        assert "published" not in other.text
 
 
 def test_factors_of_a_gate_that_are_exchanged_are_known_for_it() -> None:

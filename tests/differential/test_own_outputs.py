@@ -2,7 +2,6 @@
 sequences against the parts that llama.cpp makes of them."""
 
 import pickle
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from lockstep.engine.batch import Batch
 from lockstep.harness.asking.put_in import watch_values
 from lockstep.harness.bisect.bisection import Bisection, bisect
-from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.locate.ubatches import outputs_of_graphs
@@ -23,9 +22,9 @@ from lockstep.harness.records import EXACT, Request, Site
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.shadow.models import make_variant, opened
-from lockstep.harness.suites.parts.which_tokens import tokens_that_differ
 from lockstep.harness.synth.any_arch import variant_named
-from tests.recorded import LAYERS, recorded
+from tests.plans import open_both, plan_of
+from tests.recorded import recorded
 
 ENGINE = """
 from dataclasses import replace
@@ -83,20 +82,8 @@ def made(folder: Path, arch: str) -> Path:
 
 
 def asked(model: Path, engine: str, question: Callable[..., object]) -> object:
-    plan = Plan(
-        case=model.name,
-        model=model,
-        subject_model=model,
-        engine=engine,
-        settings=EXACT,
-        n_tokens=9,
-        command="m",
-    )
-    opened_plan = open_plan(plan, lambda _: None)
-    try:
-        return question(opened_plan.context)
-    finally:
-        opened_plan.close()
+    with open_both(plan_of(model, engine, n_tokens=9)) as both:
+        return question(both.context)
 
 
 def bisected(model: Path, engine: str) -> Bisection:
@@ -280,28 +267,3 @@ def test_rows_of_a_batch_that_is_taken_apart_are_not_the_result_of_one_graph(
         (place,) = outputs_of_graphs(qwen3.program, [rows])
         assert qwen3.wires[place].site.name == "result_output"
         assert outputs_of_graphs(qwen3.program, [rows[:3]]) == {}
-
-
-def test_what_to_show_next_is_said_in_words_where_its_name_is_a_number(tmp_path: Path) -> None:
-    with recorded("mamba", tmp_path) as mamba:
-        shown = ("embd", "attn_norm", *LAYERS)
-        values = mamba.run(Honest())
-        assert mamba.accused(values, shown) == []
-        place = next(p for p, wire in mamba.wires.items() if str(wire.site) == "l_out-0")
-        values[place] = values[place] + np.float32(0.5)
-        found, *_ = mamba.accused(values, shown)
-        assert re.search(
-            r"show node_\d+ \(MUL_MAT with blk.0.ssm_dt.weight\) to halve", found.reason
-        )
-        assert "blk.0.ssm_in.weight" in found.weight
-        assert "blk.0.ssm_dt.bias" in found.weight
-
-
-def test_a_pooled_row_is_of_a_sequence_and_not_of_a_token() -> None:
-    """It had been `those of 1 of 34 tokens, number 0`, of the one sequence of the first batch."""
-    batches = [Batch.of([1, 2, 3]), Batch.of([4])]
-    assert tokens_that_differ(batches, [0], 2) == "; those of 1 of 2 sequences, number 0"
-    assert tokens_that_differ(batches, [0, 1], 2) == ""
-    assert (
-        tokens_that_differ(batches, [3], 4) == "; those of 1 of 4 tokens, number 3, all of batch 1"
-    )

@@ -15,7 +15,7 @@ from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import bisect
-from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
+from lockstep.harness.check.check import Opened, run_suites
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import Context
 from lockstep.harness.exit_codes import exit_code
@@ -29,6 +29,7 @@ from lockstep.harness.synth.any_arch import variant_named
 from lockstep.harness.synth.generator import MAKERS, stream
 from tests.all_types import relative_rms
 from tests.models import written
+from tests.plans import open_both, plan_of
 
 FAULT = 1e-5  # one part in 100,000
 GATE = 5e-4  # the normalised mean square error that llama.cpp's own tests let pass
@@ -87,16 +88,10 @@ def test_gates_and_norms_are_asked_for_numbers_that_small_models_do_not_have(
     model = tmp_path / "gpt-oss.gguf"
     with shown() as namer:
         make_variant(variant_named("gpt-oss"), model, session=namer)
-    plan = Plan(
-        case="m", model=model, subject_model=model, engine=engine.name, settings=EXACT, n_tokens=12
-    )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        assert not locate(opened.context).guilty
-        found = list(run_suites(opened.context, ["products"]))
-        bisection = bisect(opened.context) if op == "SWIGLU_OAI" else None
-    finally:
-        opened.close()
+    with open_both(plan_of(model, engine.name, n_tokens=12)) as both:
+        assert not locate(both.context).guilty
+        found = list(run_suites(both.context, ["products"]))
+        bisection = bisect(both.context) if op == "SWIGLU_OAI" else None
     wrong = [verdict.detail["op"] for verdict in found if verdict.status == "diverged"]
     assert all(op in each for each in wrong)
     assert bool(wrong) == bool(op)
@@ -123,10 +118,8 @@ def opened(
         n_ff=256,
         n_vocab=320,
     )
-    plan = Plan(case=quant, model=path, subject_model=path, settings=EXACT, n_tokens=16)
-    both = open_plan(plan, lambda _: None)
-    yield both
-    both.close()
+    with open_both(plan_of(path, n_tokens=16)) as both:
+        yield both
 
 
 @contextmanager
@@ -190,12 +183,8 @@ def test_on_full_inputs_the_order_of_a_long_sum_could_be_the_reason(opened: Open
 @pytest.mark.parametrize("preset", PRESETS)
 def test_experts_have_their_products_compared_as_well(preset: str, tmp_path: Path) -> None:
     path = written(tmp_path, seed=5, quant="Q8_0", n_expert=4, n_expert_used=2)
-    plan = Plan(case="moe", model=path, subject_model=path, settings=PRESETS[preset])
-    opened = open_plan(plan, lambda _: None)
-    try:
-        found = on_sparse_inputs(opened.context)
-    finally:
-        opened.close()
+    with open_both(plan_of(path, settings=PRESETS[preset])) as both:
+        found = on_sparse_inputs(both.context)
     assert found.guilty == ()
     names = {f.site.name for f in products_in(found)}
     assert names == DENSE - {"ffn_gate", "ffn_up", "ffn_out"} | EXPERTS

@@ -1,11 +1,10 @@
 """Engines that show tensors, and take none, are judged from their own inputs."""
 
-import re
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,15 @@ from safetensors.numpy import load_file, save_file
 from lockstep.engine.errors import EngineError
 from lockstep.engine.node import Node
 from lockstep.engine.ops.near import Expected
-from lockstep.harness.bisect.bisection import Bisection, bisect
-from lockstep.harness.check.check import Plan, open_plan
-from lockstep.harness.graph.aliases import places_by_site, rename_wires
+from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.segments import MORE, RUNS, SegmentJudge
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
-from lockstep.harness.records import EXACT, Site
+from lockstep.harness.records import Site
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.shadow.models import make_variant, opened
-from lockstep.harness.sites import SITES
 from lockstep.harness.synth.any_arch import variant_named
+from tests.plans import bisection_of, plan_of
 from tests.recorded import BATCHES, LAYERS, Recorded, recorded
 
 EXAMPLES = Path(__file__).parents[2] / "lockstep" / "examples"
@@ -280,21 +277,6 @@ def test_attention_over_other_cells_than_those_is_no_answer(qwen3: Recorded) -> 
         qwen3.accused(values)
 
 
-def test_what_to_show_next_has_a_name_that_traces_have(qwen3: Recorded) -> None:
-    names = rename_wires(qwen3.wires, places_by_site(qwen3.program, qwen3.wires))
-    known = replace(qwen3, wires=names)
-    found, *_ = known.accused(known.run(OneOpWrong(name="Qcur-0")), ("kqv_out",))
-    assert (next_one := re.search(r"show (\w+)-0 to halve it", found.reason))
-    assert next_one[1] in SITES
-    assert found.axes == "(tokens, heads * head_dim)"
-
-
-def test_a_name_with_a_blank_in_it_is_told_from_the_words_beside_it(qwen3: Recorded) -> None:
-    """`show norm RMS_NORM-0 to halve it` had been read as two names, or as the norm of one."""
-    found, *_ = qwen3.accused(qwen3.run(OneOpWrong(name="attn_norm-0")), ("embd", "attn_norm"))
-    assert 'show "norm RMS_NORM-0" to halve it' in found.reason
-
-
 def test_nodes_have_the_names_of_our_sites_as_well(qwen3: Recorded) -> None:
     places = places_by_site(qwen3.program, qwen3.wires)
     for name in ("attn_norm", "Qcur", "ffn_swiglu", "l_out"):
@@ -311,16 +293,16 @@ def test_a_dump_may_show_any_node_of_llama_cpps_graph(tmp_path: Path) -> None:
     path, right, wrong = tmp_path / "qwen3.gguf", tmp_path / "right", tmp_path / "wrong"
     with opened() as namer:
         make_variant(variant_named("qwen3"), path, session=namer)
-    dump_trace(plan_for(path, "llama.cpp"), right, None, lambda _: None)
+    dump_trace(plan_of(path, "llama.cpp", n_tokens=9), right, None, lambda _: None)
     tensors = load_file(right / "tensors.safetensors")
     assert CHANGED in tensors
-    found = bisected(path, f"dump:{right}")
+    found = bisection_of(plan_of(path, f"dump:{right}", n_tokens=9))
     assert (found.exit_code, found.first) == (0, None)
     assert CHANGED.partition("/")[2] in {str(f.site) for f in found.found.all}
     shutil.copytree(right, wrong)
     tensors[CHANGED].flat[7] += np.float32(0.25)
     save_file(tensors, wrong / "tensors.safetensors")
-    found = bisected(path, f"dump:{wrong}")
+    found = bisection_of(plan_of(path, f"dump:{wrong}", n_tokens=9))
     assert found.exit_code == 1
     assert found.first is not None
     assert str(found.first.site) == CHANGED.partition("/")[2]
@@ -328,26 +310,6 @@ def test_a_dump_may_show_any_node_of_llama_cpps_graph(tmp_path: Path) -> None:
 
 
 # --- a program that shows tensors and takes none --------------------------------------------------
-
-
-def plan_for(model: Path, engine: str) -> Plan:
-    return Plan(
-        case=model.name,
-        model=model,
-        subject_model=model,
-        engine=engine,
-        settings=EXACT,
-        n_tokens=9,
-        command="m",
-    )
-
-
-def bisected(model: Path, engine: str) -> Bisection:
-    opened_plan = open_plan(plan_for(model, engine), lambda _: None)
-    try:
-        return bisect(opened_plan.context)
-    finally:
-        opened_plan.close()
 
 
 @pytest.mark.parametrize(
@@ -368,7 +330,7 @@ def test_a_program_into_which_nothing_can_be_put_is_bisected(
     text = text.replace(TAKES, '"trace"')
     script.write_text(text.replace(right, wrong) if right else text)
     command = shlex.join([sys.executable, str(script)])
-    found = bisected(builtin_model("f32", tmp_path), command)
+    found = bisection_of(plan_of(builtin_model("f32", tmp_path), command, n_tokens=9))
     assert found.found.own_inputs
     if first is None:
         assert (found.exit_code, found.first) == (0, None)

@@ -41,10 +41,3 @@ def test_what_is_known_to_end_the_process_still_does(
 def test_a_short_run_of_the_same_is_no_crash(known: Mapping[str, Any], tmp_path: Path) -> None:
     for pre in known["pre"]:
         assert not isinstance(asked("llama.cpp", known, pre, tmp_path, 1000), Crashed)
-
-
-@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known["id"])
-def test_an_entry_says_what_and_whether_it_was_reported(known: Mapping[str, Any]) -> None:
-    assert known["sentence"].endswith(".")
-    assert known["status"].startswith(("reported", "not reported: "))
-    assert bool(known["link"]) == (known["status"] == "reported")

@@ -79,14 +79,6 @@ def test_rms_norm(shape: tuple[int, int], size: float) -> None:
     check(OPS.rms_norm(x, weight, 1e-5), norm_by_hand(x, weight, 1e-5))
 
 
-def test_an_eps_outside_the_root_is_caught() -> None:
-    x, weight = floats(1, 2, 8, size=0.01), floats(2, 8)
-    wide = x.astype(np.float64)
-    wrong = wide / (np.sqrt((wide * wide).mean(axis=-1, keepdims=True)) + 1e-5) * weight
-    with pytest.raises(AssertionError):
-        check(wrong.astype(np.float32), norm_by_hand(x, weight, 1e-5))
-
-
 def product_by_hand(x: F32, w: F32) -> dict[tuple[int, ...], Sum | float]:
     return {
         (t, r): Sum(float(a) * float(b) for a, b in zip(x[t], w[r], strict=True))
@@ -103,15 +95,6 @@ def test_linear_multiplies_activations_as_they_are(
     inputs = inputs if type_name in ("F32", "F16", "BF16") else -(-inputs // 32) * 32
     weight, x = weight_of(type_name, (outputs, inputs)), floats(3, tokens, inputs)
     check(OPS.linear(x, weight), product_by_hand(x, weight.values()))
-
-
-def test_a_sum_in_float32_is_caught() -> None:
-    x, w = floats(4, 2, 4096), floats(5, 3, 4096)
-    exact = product_by_hand(x, w)
-    check(OPS.linear(x, f32_weight(w)), exact)
-    terms = x[:, None, :] * w
-    with pytest.raises(AssertionError):
-        check(np.cumsum(terms, axis=-1, dtype=np.float32)[..., -1], exact)
 
 
 def test_a_product_beyond_float32_is_infinite() -> None:
@@ -194,15 +177,6 @@ def test_angles_that_are_kept_are_not_taken_for_others() -> None:
     assert ops.rope(x, at, params).tobytes() == fresh.tobytes()
 
 
-def test_rotating_the_halves_of_a_head_is_caught() -> None:
-    x, positions = floats(7, 2, 1, 8), np.array([1, 5], np.int32)
-    halves = [0, 4, 1, 5, 2, 6, 3, 7]
-    wrong = np.empty_like(x)
-    wrong[..., halves] = OPS.rope(x[..., halves], positions, ROPES["plain"])
-    with pytest.raises(AssertionError):
-        check(wrong, rope_by_hand(x, positions, ROPES["plain"]))
-
-
 # --- attention ----------------------------------------------------------------------------------
 
 SHAPES = list(product([1, 3], [(1, 1), (4, 4), (4, 2), (4, 1)], [1, 5]))  # tokens, heads, cells
@@ -237,13 +211,6 @@ def test_scores_and_weighted_values(
     check(OPS.kqv(p, v), kqv_by_hand(p, v, group))
 
 
-def test_heads_dealt_to_kv_heads_in_turn_are_caught() -> None:
-    q, k = floats(8, 2, 4, 6), floats(9, 3, 2, 6)
-    wrong = OPS.kq(q[:, [0, 2, 1, 3]], k)[[0, 2, 1, 3]]
-    with pytest.raises(AssertionError):
-        check(wrong, kq_by_hand(q, k, 2))
-
-
 def soft_max_by_hand(
     x: F32, scale: float, visible: NDArray[np.bool_]
 ) -> dict[tuple[int, ...], Sum | float]:
@@ -275,14 +242,6 @@ def test_soft_max_without_a_mask_sees_everything() -> None:
     x = floats(13, 3, 4)
     expected = soft_max_by_hand(x[None], 1.0, np.ones((3, 4), bool))
     check(OPS.soft_max(x, 1.0, None)[None], expected)
-
-
-def test_a_soft_max_that_forgets_its_factor_or_its_mask_is_caught() -> None:
-    x, visible = floats(12, 1, 2, 5), np.tri(2, 5, 3, dtype=bool)
-    expected = soft_max_by_hand(x, 0.125, visible)
-    for wrong in (OPS.soft_max(x, 1.0, visible), OPS.soft_max(x, 0.125, None)):
-        with pytest.raises(AssertionError):
-            check(wrong, expected)
 
 
 @pytest.mark.parametrize(("tokens", "heads", "cells"), SHAPES)
@@ -320,11 +279,6 @@ def test_swiglu_at_the_edges() -> None:
         assert abs(float(out[0, i]) - gate / (1 + grown) * up) <= U * abs(gate * up) + SUBNORMAL
     assert math.copysign(1, out[0, 1]) == -1  # -0.0
     assert math.copysign(1, out[0, 9]) == -1  # -3e38 / infinity
-
-
-def test_gate_and_up_are_not_the_same() -> None:
-    gate, up = floats(17, 2, 8), floats(18, 2, 8)
-    assert not np.array_equal(OPS.swiglu(gate, up), OPS.swiglu(up, gate))
 
 
 @pytest.mark.parametrize("op", [ReferenceOps.add, ReferenceOps.mul])

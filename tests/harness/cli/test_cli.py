@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.harness.check.check import Plan
-from lockstep.harness.cli.hints import next_step
-from lockstep.harness.records import EXACT, Status, Verdict
 from lockstep.harness.report.jsonl import read_report
-from lockstep.harness.runs.run import RunResult
 from lockstep.harness.selftest.selftest import mutants
 from lockstep.harness.selftest.tokens import wrong_tokenizers
 from lockstep.harness.synth.builtin import BUILTIN
@@ -88,34 +84,6 @@ def test_a_divergence_is_exit_code_1_with_the_command_that_repeats_it(
     said, _, place = ending.out.splitlines()[-1].partition("lockstep ")
     assert said == "the place, and the proof: "
     assert lockstep(*place.split(), "-q").code == 1
-
-
-@pytest.mark.parametrize(
-    ("engine", "suites", "command"),
-    [
-        ("./mine", {"logits": "diverged"}, "diagnose m.gguf --engine ./mine --steps 4 --seed 0"),
-        ("./mine", {"decode": "diverged", "trace": "agreed"}, "bisect m.gguf --engine ./mine"),
-        ("./mine", {"tokens": "diverged", "logits": "agreed"}, "diagnose m.gguf --engine ./mine"),
-        ("./mine", {"dequant": "diverged", "logits": "agreed"}, ""),
-        ("dump:mine", {"logits": "diverged"}, ""),
-    ],
-)
-def test_what_comes_next_depends_on_what_the_engine_shows(
-    engine: str, suites: dict[str, Status], command: str
-) -> None:
-    options = f"m.gguf --engine {engine} --steps 4 --seed 0"
-    path = Path("m.gguf")
-    plan = Plan(
-        case="m", model=path, subject_model=path, engine=engine, settings=EXACT, command=options
-    )
-    verdicts = [
-        Verdict(suite=suite, case="m", status=status, summary="")
-        for suite, status in suites.items()
-    ]
-    result = RunResult(code=1, folder=path, verdicts=verdicts, engines=(), seconds=0.0)
-    said = next_step([plan], result)
-    assert said.partition("lockstep ")[2].startswith(command)
-    assert bool(said) is bool(command)
 
 
 def test_a_bisection_gives_one_json_object(lockstep: Lockstep, tmp_path: Path) -> None:

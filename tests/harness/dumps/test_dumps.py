@@ -12,15 +12,16 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from lockstep.engine.errors import InvalidModel
-from lockstep.harness.check.check import BadInput, Plan, open_plan
+from lockstep.harness.check.check import BadInput, Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.dumps import values
 from lockstep.harness.dumps.dump import MOST_BATCHES, read_dump
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.locate.locate import locate
-from lockstep.harness.records import EXACT, Answered, Request, Unanswerable
+from lockstep.harness.records import Answered, Request, Unanswerable
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
+from tests.plans import open_both, plan_of
 
 TENSORS = "tensors.safetensors"
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
@@ -32,17 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan_for(model: Path, engine: str) -> Plan:
-    return Plan(
-        case="f32",
-        model=model,
-        subject_model=model,
-        engine=engine,
-        oracle="reference",
-        settings=EXACT,
-        n_tokens=7,
-        n_steps=1,
-        command="m",
-    )
+    return plan_of(model, engine, oracle="reference", n_tokens=7, n_steps=1)
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +55,8 @@ def changed(written: Path, folder: Path, change: Change) -> Path:
 
 
 def with_context(model: Path, folder: Path, use: Callable[[Context], Any]) -> Any:
-    opened = open_plan(plan_for(model, f"dump:{folder}"), lambda _: None)
-    try:
-        return use(opened.context)
-    finally:
-        opened.close()
+    with open_both(plan_for(model, f"dump:{folder}")) as both:
+        return use(both.context)
 
 
 def test_what_lockstep_trace_writes_is_a_dump_of_the_same_run(model: Path, written: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lockstep.engine.errors import InvalidModel
-from lockstep.harness.check.check import BadInput, open_plan, run_suites
+from lockstep.harness.check.check import BadInput
 from lockstep.harness.cli import app
 from lockstep.harness.dumps.dump import folder_of, map_of
 from lockstep.harness.dumps.node_maps import map_of as parsed
@@ -21,6 +21,7 @@ from lockstep.harness.records import Verdict
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
 from tests.harness.dumps.test_dumps import plan_for
+from tests.plans import verdicts_of
 
 THEIRS = {  # a module of transformers -> the node that it comes to
     "model.embed_tokens": "embd",
@@ -82,11 +83,7 @@ def renamed(written: Path, folder: Path, rename: Callable[..., Any], **index: An
 
 
 def checked(model: Path, engine: str, *suites: str, oracle: str = "reference") -> list[Verdict]:
-    opened = open_plan(replace(plan_for(model, engine), oracle=oracle), lambda _: None)
-    try:
-        return list(run_suites(opened.context, suites))
-    finally:
-        opened.close()
+    return verdicts_of(replace(plan_for(model, engine), oracle=oracle), *suites)
 
 
 def test_an_index_may_name_its_map_or_a_file_beside_it(

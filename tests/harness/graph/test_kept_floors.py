@@ -11,23 +11,20 @@ import pytest
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import MEANINGS
-from lockstep.harness.check.check import open_plan
 from lockstep.harness.graph.program import Program
 from tests.harness.check.test_check import plan_for
 from tests.kept_floors import name_of
 from tests.models import builtin, written
+from tests.plans import open_both
 
 Recorded = tuple[Program, GgufFile, Build]
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    opened = open_plan(plan_for(builtin("f32", tmp_path_factory.mktemp("m"))), lambda _: None)
-    try:
-        honest: Any = opened.context.honest
-        yield honest.program(opened.context.batches), honest.file, honest.build
-    finally:
-        opened.close()
+    with open_both(plan_for(builtin("f32", tmp_path_factory.mktemp("m")))) as both:
+        honest: Any = both.context.honest
+        yield honest.program(both.context.batches), honest.file, honest.build
 
 
 def test_a_floor_has_one_name(recorded: Recorded) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from lockstep.engine.batch import Batch
-from lockstep.harness.check.check import open_plan
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.protocol.frames import Message, pack_message
 from lockstep.harness.protocol.messages import question_of
@@ -29,6 +28,7 @@ from lockstep.harness.records import (
 )
 from tests.harness.check.test_check import plan_for
 from tests.models import written
+from tests.plans import open_both
 
 SCHEMAS = Path(command_of.__code__.co_filename).parents[1] / "schemas"
 # rows are twice the tensor that it shows, or that is put in
@@ -118,10 +118,7 @@ def test_the_question_is_as_the_schema_says() -> None:
 
 
 def test_an_improper_answer_is_said_to_be_one_to_embeddings(tmp_path: Path) -> None:
-    opened = open_plan(plan_for(written(tmp_path, quant="F32")), lambda _: None)
-    try:
-        context, outcome = opened.context.for_embeddings(), Malformed(message="rows of width 3")
+    with open_both(plan_for(written(tmp_path, quant="F32"))) as both:
+        context, outcome = both.context.for_embeddings(), Malformed(message="rows of width 3")
         with pytest.raises(NoAnswer, match="gave no proper answer to embeddings once more: rows"):
             context.answer(context.subject, "evaluate once more", outcome)
-    finally:
-        opened.close()

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep.harness.check.check import open_plan, run_suites
 from lockstep.harness.records import Verdict
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
+from tests.plans import verdicts_of
 
 EXAMPLE = Path(lockstep.__file__).parent / "examples" / "engine.py"
 HEEDS = "return given.get(node, value)"
@@ -30,14 +30,10 @@ def verdicts(folder: Path, *changes: tuple[str, str]) -> dict[str, Verdict]:
         oracle="llama.cpp",
         suites=("logits", "trace", "products"),
     )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        found: dict[str, Verdict] = {}
-        for verdict in run_suites(opened.context, plan.suites):
-            found.setdefault(verdict.suite, verdict)
-        return found
-    finally:
-        opened.close()
+    found: dict[str, Verdict] = {}
+    for verdict in verdicts_of(plan):
+        found.setdefault(verdict.suite, verdict)
+    return found
 
 
 def test_who_ignores_what_is_put_in_is_said_to_and_accused_of_nothing(tmp_path: Path) -> None:

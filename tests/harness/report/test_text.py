@@ -1,30 +1,20 @@
 """What a person reads: nothing from a file or a model reaches the terminal unescaped."""
 
 import io
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import typer
 
-from lockstep.harness.cli.terminal import Terminal, excused_lines, fold, more_like
-from lockstep.harness.judging.judge import SiteFinding
-from lockstep.harness.records import Mismatch, Site, TensorSummary, Verdict
+from lockstep.harness.cli.terminal import Terminal, fold, more_like
+from lockstep.harness.records import Verdict
 from lockstep.harness.report.text import (
     MARKS,
     cut,
-    explain,
-    explain_finding,
     last_words,
     place_in,
     printable,
-    site_name,
 )
-from lockstep.harness.runs.run import RunResult
-from lockstep.harness.selftest.tokens import in_words
-from lockstep.harness.suites.dequant import divergence
 
 HOSTILE = "[red]x[/red] :smile: \x1b[2J\x1b]0;title\x07 \r\x08 \x9b31m \u202e \udc80 \x00"
 
@@ -41,20 +31,6 @@ class Screen(io.StringIO):
 def verdict(**changes: Any) -> Verdict:
     known: dict[str, Any] = {"suite": "trace", "case": "m.gguf", "status": "diverged"}
     return Verdict(**(known | {"summary": "they differ", "repro": "lockstep check m"} | changes))
-
-
-def finding(mismatch: Mismatch | None, step: int = 0) -> SiteFinding:
-    return SiteFinding(
-        site=Site(step=step, layer=3, name="ffn_out"),
-        op="MUL_MAT",
-        err_local=0.5,
-        err_oracle=0.0,
-        allowed=1e-6,
-        reason="counted",
-        size=1.0,
-        mismatch=mismatch,
-        at_fault="subject",
-    )
 
 
 def is_harmless(text: str) -> bool:
@@ -128,55 +104,6 @@ def test_what_nobody_foresaw_is_a_defect_of_lockstep_and_exit_code_2(
     assert "ZeroDivisionError: by zero (test_text.py, line" in line
 
 
-def test_a_divergence_says_where_how_far_why_and_how_to_see_it_again() -> None:
-    mismatch = Mismatch(
-        kind="value",
-        index=(2, 7),
-        expected=1.0,
-        actual=1.5,
-        allowed=1e-6,
-        mismatched=1,
-        total=64,
-    )
-    line = explain_finding(finding(mismatch))
-    assert line.startswith("ffn_out-3 = MUL_MAT: 1 of 64 elements off")
-    for part in ("worst [2, 7]", "is 1.5, expected 1 (allowed 1e-06)"):
-        assert part in line
-    detail = {
-        "reason": "172 products",
-        "err_local": 0.5,
-        "err_in": 1e-7,
-        "err_out": 0.25,
-        "rest": "on its own inputs 268 of 269 segments agree",
-    }
-    text = explain(verdict(summary=line, detail=detail))
-    for part in ("172 products", "0.5 off", "1.0e-07 comes in", "2.5e-01 goes out"):
-        assert part in text
-    assert "on its own inputs 268 of 269 segments agree" in text
-    assert text.endswith("again: lockstep check m")
-
-
-@pytest.mark.parametrize(
-    ("mismatch", "text"),
-    [
-        (None, "ffn_out-3 (step 1) agrees"),
-        (
-            Mismatch(kind="missing"),
-            "ffn_out-3 (step 1) = MUL_MAT: missing, though the engine says that it shows it",
-        ),
-        (Mismatch(kind="shape", detail="got (1,)"), "ffn_out-3 (step 1) = MUL_MAT: got (1,)"),
-    ],
-)
-def test_what_has_no_worst_element_is_explained_too(mismatch: Mismatch | None, text: str) -> None:
-    assert explain_finding(finding(mismatch, step=1)) == text
-
-
-def test_of_a_wrong_shape_no_distance_is_said() -> None:
-    detail = {"reason": "the shape", "err_local": float("inf"), "err_in": 0.0, "err_out": 0.5}
-    assert " off" not in explain(verdict(summary="got (32, 3)", detail=detail))
-    assert " off" in explain(verdict(summary="1 of 64", detail=detail | {"err_local": 0.5}))
-
-
 def test_every_status_has_a_mark() -> None:
     from typing import get_args
 
@@ -184,11 +111,6 @@ def test_every_status_has_a_mark() -> None:
 
     assert set(MARKS) == set(get_args(Status))
     assert len(set(MARKS.values())) == len(MARKS)
-
-
-def test_a_step_is_named_unless_it_is_the_prompt() -> None:
-    assert site_name(Site(step=0, layer=None, name="embd")) == "embd"
-    assert site_name(Site(step=2, layer=1, name="kq")) == "kq-1 (step 2)"
 
 
 def test_divergences_with_one_key_are_folded_and_the_others_stay() -> None:
@@ -266,50 +188,10 @@ def test_a_line_is_cut_behind_a_word_and_says_so(text: str, most: int, said: str
     assert len(said) <= most
 
 
-def test_an_excused_line_ends_in_no_half_number(tmp_path: Any) -> None:
-    summary = "known (slow): " + "in the oracle's text " * 6 + "token 116: -0.16382810592651367"
-    row = Verdict(suite="decode", case="m", status="excused", summary=summary, detail={})
-    result = RunResult(verdicts=[row], engines=(), code=0, seconds=1.0, folder=tmp_path)
-    (line,) = excused_lines(result)
-    assert line.endswith("token 116:…")
-
-
 # --- the last line ------------------------------------------------------------------------------
 
 
-def test_a_run_that_conforms_says_what_it_excuses(
-    tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Else "everything compared agrees" stands under what does not."""
-    rows = [
-        Verdict(suite="fuzz-gguf", case="m", status="excused", summary="llama.cpp file crashes"),
-        Verdict(suite="fuzz-gguf", case="m", status="agreed", summary="7 files"),
-    ]
-    result = RunResult(verdicts=rows, engines=(), code=0, seconds=1.0, folder=tmp_path)
-    Terminal(quiet=True).summary(result)
-    said = capsys.readouterr().out
-    assert "everything compared agrees, but for 1 known or explained in 1.0 s" in said
-    Terminal(quiet=True).summary(replace(result, verdicts=rows[1:]))
-    assert "but for" not in capsys.readouterr().out
-
-
 # --- one and many -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("n", "said"), [(1, "1 weight differs;"), (2, "2 weights differ;")])
-def test_one_weight_differs_and_two_differ(n: int, said: str) -> None:
-    tensor = TensorSummary(name="w", ne=(4,), type="F32", offset=0, n_bytes=16)
-    context: Any = SimpleNamespace(verdict=lambda *args, **more: args[2])
-    right = np.zeros(4, np.float32)
-    wrong = right.copy()
-    wrong[:n] = 1
-    assert said in str(divergence(context, tensor, 0, right, wrong))
-
-
-@pytest.mark.parametrize(("size", "said"), [(0, "the empty text or no ids"), (3, "a case of 3 ")])
-def test_a_case_of_nothing_is_said_in_words(size: int, said: str) -> None:
-    result: Any = SimpleNamespace(caught=True, size=size, located=True, most=8)
-    assert said in in_words(result)
 
 
 def test_a_node_is_named_by_its_own_name_though_it_is_part_of_a_layer() -> None:

@@ -10,32 +10,20 @@ from lockstep.engine.errors import InvalidModel
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
-from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.records import EXACT
 from lockstep.harness.synth import twin
 from lockstep.harness.synth.gguf_writer import write_gguf
 from lockstep.harness.synth.twin import write_twin
 from tests.models import with_changed_weight, written
+from tests.plans import plan_of, verdicts_of
 
 import_members("lockstep.engine.quants")
 KINDS = sorted(set(WeightFormat.family) - set(twin.KEPT))
 
 
 def dequant(model: Path, other: Path) -> tuple[int, list[tuple[str, str]]]:
-    plan = Plan(
-        case="m",
-        model=model,
-        subject_model=other,
-        oracle="reference",
-        settings=EXACT,
-        suites=("dequant",),
-    )
-    opened = open_plan(plan, lambda _: None)
-    try:
-        found = list(run_suites(opened.context, plan.suites))
-    finally:
-        opened.close()
+    plan = plan_of(model, subject_model=other, oracle="reference")
+    found = verdicts_of(plan, "dequant")
     return exit_code(found), [(v.status, v.summary) for v in found]
 
 

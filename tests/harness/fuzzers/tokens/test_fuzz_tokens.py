@@ -1,6 +1,5 @@
 """`fuzz tokens` without llama.cpp: our engine against itself and against wrong tokenizers."""
 
-import shlex
 from collections import Counter as Counted
 from contextlib import suppress
 from dataclasses import replace
@@ -125,26 +124,6 @@ def test_the_right_tokenizer_is_not_caught_and_that_is_said(
     result = try_wrong_tokenizer(wrong, oracle="reference", cases=100)
     assert not result.caught
     assert in_words(result) == "MISSED"
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_the_case_that_is_reported_shows_the_difference_by_itself(name: str) -> None:
-    row = WRONG[name]
-    for verdict in fuzzed(f"builtin:{row.shows_on}", engine=name, cases=400):
-        if verdict.status != "diverged":
-            continue
-        assert verdict.repro.startswith(f"lockstep fuzz tokens --vocab builtin:{row.shows_on} ")
-        words = shlex.split(verdict.repro)
-        again: dict[str, Any]
-        if "--hex" in words:
-            again = {"given": (bytes.fromhex(words[words.index("--hex") + 1]),)}
-            assert again["given"][0].hex() == verdict.detail["input"]
-        else:
-            at = {option: int(words[words.index(option) + 1]) for option in ("--seed", "--start")}
-            again = {"seed": at["--seed"], "start": at["--start"], "cases": 1}
-        found = fuzzed(f"builtin:{row.shows_on}", engine=name, **again)
-        ways = {v.detail["way"] for v in found if v.status == "diverged"}
-        assert verdict.detail["way"] in ways
 
 
 @pytest.mark.parametrize("kind", KINDS)
