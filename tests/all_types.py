@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32, NO_PRODUCT, WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
@@ -33,16 +32,6 @@ def model_of(type_name: str, folder: Path, **changes: Any) -> Path:
     if not path.exists():
         write_llama(recipe_of(type_name, **changes), path)
     return path
-
-
-def rows_of_each_path() -> tuple[Batch, ...]:
-    """24 rows (tiles), 5 (four at a time, and one), 1: llama.cpp has code for each."""
-    tokens = [(7 * i * i + 11) % 320 for i in range(30)]
-    return (
-        Batch.of(tokens[:24]),
-        Batch.of(tokens[24:29], start=24),
-        Batch.of(tokens[29:], start=29),
-    )
 
 
 def differences(a: F32, b: F32) -> NDArray[np.intp]:

@@ -16,8 +16,7 @@ import pytest
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.near import F64
-from lockstep.engine.ops.reference import I32, ReferenceOps, RopeParams
+from lockstep.engine.ops.reference import I32, ReferenceOps
 from lockstep.engine.quants.base import F32
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters import adapter_class
@@ -27,10 +26,7 @@ from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.wiring import wires_of
 from lockstep.harness.honest.base import HonestEngine
-from lockstep.harness.honest.experts import Backwards, ById
-from lockstep.harness.honest.rotations import InverseFrequency, WideAngles
-from lockstep.harness.honest.sigmoids import ByTanh
-from lockstep.harness.honest.sums import OneByOne
+from lockstep.harness.honest.experts import Backwards
 from lockstep.harness.mutants.cache import CacheKeepsLast
 from lockstep.harness.records import EXACT, PRESETS, Site
 from lockstep.harness.shadow.models import make_variant, opened
@@ -70,19 +66,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Recorded
     folder = tmp_path_factory.mktemp("designs")
 
     @cache
-    def model(arch: str, quant: str, width: int) -> Path:
-        path = folder / f"{arch}-{quant}-{width}.gguf"
-        variant = variant_named(arch)
-        if width:
-            variant = replace(variant, sizes=(("n_embd", width), *variant.sizes))
-        with opened() as namer:
-            make_variant(variant, path, quant=quant, session=namer)
-        return path
-
-    @cache
-    def of(arch: str, preset: str = "exact", quant: str = "F32", width: int = 0) -> Recorded:
-        known = arch in BUILTIN
-        path = builtin(arch, folder) if known else model(arch, quant, width)
+    def of(arch: str, preset: str = "exact") -> Recorded:
+        path = folder / f"{arch}.gguf"
+        if arch in BUILTIN:
+            path = builtin(arch, folder)
+        elif not path.exists():
+            with opened() as namer:
+                make_variant(variant_named(arch), path, quant="F32", session=namer)
         return Recorded.of(path, PRESETS[preset], FAR)
 
     return of
@@ -107,62 +97,11 @@ def test_no_honest_design_is_accused_by_its_layers_alone(design: str, recorded: 
     assert recorded("qwen3").accused(adapter_class(f"honest:{design}"), LAYERS) == []
 
 
-class NormsOneByOne(Mirror):
-    rms_norm = OneByOne.rms_norm
-
-
-class NormsOff(NormsOneByOne):
-    """One row is off by a share that a bound of so many additions in any order would hide."""
-
-    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
-        out = super().rms_norm(x, weight, eps)
-        out[0] *= np.float32(1 + 4e-6)
-        return out
-
-
-def test_squares_of_wide_rows_may_be_added_up_in_float32(recorded: Any) -> None:
-    wide = recorded("qwen3", width=2048)
-    assert wide.accused(with_ops(NormsOneByOne)) == []
-    found = {f.site.name for f in wide.accused(with_ops(NormsOff))}
-    assert {"attn_norm", "ffn_norm", "result_norm"} <= found
-    assert all("norm" in name for name in found)
-
-
-class SlightlyStretched(InverseFrequency):
-    """Of angles in any way in float32 it might be one."""
-
-    def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
-        return super().rotations(positions, replace(params, scale=params.scale * (1 + 5e-7)))
-
-
-class LaterByOne(WideAngles):
-    def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
-        return super().rotations(positions + (positions == START + 3).astype(np.int32), params)
-
-
-class GateOff(ByTanh):
-    def swiglu(self, gate: F32, up: F32) -> F32:
-        return super().swiglu(gate * np.float32(1 + 1e-5), up)
-
-
 class OneExpertOff(Backwards):
     def sum_experts(self, x: F32) -> F32:
         factors = np.ones(x.shape[1], np.float32)
         factors[0] += np.float32(1e-5)
         return super().sum_experts(x * factors[:, None])
-
-
-class BaseOff(InverseFrequency):
-    def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
-        base = params.base * (1 + 1e-4)
-        return super().rotations(
-            positions, RopeParams(params.n_rot, base, params.scale, params.factors)
-        )
-
-
-class PositionOff(WideAngles):
-    def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
-        return super().rotations(positions + (positions == 299).astype(np.int32), params)
 
 
 class WeightOff(Mirror):
@@ -177,17 +116,6 @@ class ExpertOff(Mirror):
         return super().sum_experts(x * np.float32([1, 1 + 1e-5, 1][: x.shape[1]])[:, None])
 
 
-class SumOff(Mirror):
-    def sum_experts(self, x: F32) -> F32:
-        return super().sum_experts(x[:, :-1])
-
-
-class WrongExpert(Mirror):
-    def top_k(self, probs: F32, n: int) -> I32:
-        ids = super().top_k(probs, n + 1)
-        return np.delete(ids, n - 1, axis=-1)
-
-
 class SameExpertTwice(Mirror):
     def top_k(self, probs: F32, n: int) -> I32:
         ids = super().top_k(probs, n).copy()
@@ -195,33 +123,13 @@ class SameExpertTwice(Mirror):
         return ids
 
 
-class WeightsStay(ById):
-    """The ids are sorted, what belongs to them is not."""
-
-    def pick(self, probs: F32, ids: I32) -> F32:
-        return super().pick(probs, super().top_k(probs, ids.shape[-1])[:, ::-1])
-
-
-ROPES = {"Qcur_rope", "Kcur_rope"}
-
-
 @pytest.mark.parametrize(
     ("arch", "ops", "sites"),
     [
-        ("qwen3", SlightlyStretched, ROPES),
-        ("qwen3", LaterByOne, ROPES),
-        ("phi3", LaterByOne, ROPES),
-        ("qwen3", GateOff, {"ffn_swiglu"}),
-        ("qwen3moe", GateOff, {"ffn_moe_swiglu"}),
         ("qwen3moe", OneExpertOff, {"ffn_moe_out"}),
-        ("moe-q8_0", BaseOff, ROPES),
-        ("moe-q8_0", PositionOff, ROPES),
         ("moe-q8_0", WeightOff, {"ffn_moe_weights_norm"}),
         ("moe-q8_0", ExpertOff, {"ffn_moe_out"}),
-        ("moe-q8_0", SumOff, {"ffn_moe_out"}),
-        ("moe-q8_0", WrongExpert, {"ffn_moe_topk"}),
         ("moe-q8_0", SameExpertTwice, {"ffn_moe_topk"}),
-        ("moe-q8_0", WeightsStay, {"ffn_moe_weights"}),
     ],
 )
 def test_a_wrong_engine_near_an_honest_one_is_found_at_its_op(

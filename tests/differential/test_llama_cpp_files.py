@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lockstep.engine.batch import Batch
@@ -11,14 +10,12 @@ from lockstep.harness.context.runner import Runner, Session
 from lockstep.harness.records import (
     DEFAULT,
     EXACT,
-    FileSummary,
     Rejected,
     Request,
     Unanswerable,
 )
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth.any_arch import variant_named
-from lockstep.harness.synth.builtin import BUILTIN
 from lockstep.harness.synth.llama import LlamaRecipe
 from tests.differential.test_llama_cpp_adapter import RUNNER, model_named, value
 from tests.models import with_metadata
@@ -35,36 +32,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stories(directory: Path) -> Iterator[Session]:
     with RUNNER.open("llama.cpp", model_named("stories", directory), EXACT) as session:
         yield session
-
-
-@pytest.mark.parametrize("model", ["stories", *BUILTIN])
-def test_llama_cpp_and_gguf_py_read_the_same_from_a_file(model: str, directory: Path) -> None:
-    path = model_named(model, directory)
-    answers = []
-    for engine in ("llama.cpp", "gguf-py"):
-        with RUNNER.open(engine, path, EXACT) as session:
-            answers.append(value(session.ask("metadata")))
-    ours, theirs = answers
-    assert isinstance(ours, FileSummary)
-    assert ours.tensors
-    assert ours.metadata["general.architecture"] == ("STR", "llama")
-    assert ours == theirs
-
-
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q8_0", "Q6_K", "IQ4_XS"])
-def test_llama_cpp_and_gguf_py_decode_the_same_weights(kind: str) -> None:
-    raw = np.random.Philox(key=7).random_raw(4 * 210 * 136 // 8).view(np.uint8)
-    size = {"Q4_0": 18, "Q8_0": 34, "Q6_K": 210, "IQ4_XS": 136}.get(kind, 4)
-    raw = raw[: len(raw) // size * size]
-    answers = []
-    for engine in ("llama.cpp", "gguf-py"):
-        with RUNNER.open(engine, None, EXACT) as session:
-            answers.append(value(session.ask("dequantize", kind, raw)))
-            outcome = session.ask("dequantize", kind, raw[:-1])
-            assert isinstance(outcome, Rejected)
-            assert isinstance(session.ask("dequantize", "Q9_9", raw), Unanswerable)
-    assert answers[0].size > 1000
-    assert np.array_equal(*answers, equal_nan=True)
 
 
 @pytest.mark.parametrize("damage", ["cut", "magic", "empty", "missing"])

@@ -10,8 +10,6 @@ from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.mutants.base import Mutant
-from lockstep.harness.report.header import header, model_row
-from lockstep.harness.report.jsonl import ReportWriter, read_report
 from lockstep.harness.selftest.selftest import mutants
 from tests.differential.conftest import OpenPlan
 
@@ -24,7 +22,6 @@ def test_a_wrong_engine_is_caught_and_its_mistake_located(
     models: Callable[[str], Path],
     plan_for: Callable[..., Plan],
     open_for: OpenPlan,
-    tmp_path: Path,
 ) -> None:
     path = models(mutant.shows_on)
     plan = plan_for(path, engine=mutant.name, n_steps=4)
@@ -38,17 +35,9 @@ def test_a_wrong_engine_is_caught_and_its_mistake_located(
     assert first.at_fault == "subject"
     assert result.patched is not None
     assert result.patched.confirms is mutant.moves_logits
-
-    head = header("lockstep check", plan.seed, [model_row(plan.case, path)], opened.engines)
-    writer = ReportWriter(tmp_path / "run", head)
-    for verdict in verdicts:
-        writer.verdict(verdict)
-    writer.footer(exit_code(verdicts), 0.0)
-    rows = read_report(writer.path)
-    traced = [r for r in rows if r.get("suite") == "trace" and r["status"] == "diverged"]
-    places = {(row["detail"]["layer"], row["detail"]["site"]) for row in traced}
-    assert (mutant.layer, mutant.site) in places
-    assert all(row["detail"]["reason"] for row in traced)
+    traced = [verdict.detail for verdict in verdicts if verdict.status == "diverged"]
+    assert (mutant.layer, mutant.site) in {(row["layer"], row["site"]) for row in traced}
+    assert all(row["reason"] for row in traced)
 
 
 def test_every_wrong_engine_of_the_family_was_tried() -> None:

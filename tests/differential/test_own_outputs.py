@@ -15,9 +15,8 @@ from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.check.check import Plan, run_suites
 from lockstep.harness.graph.aliases import places_by_site
 from lockstep.harness.graph.ways import Honest
-from lockstep.harness.locate.ubatches import outputs_of_graphs
 from lockstep.harness.locate.segments import UNLIKE
-from lockstep.harness.locate.ubatches import by_ubatches, which_rows
+from lockstep.harness.locate.ubatches import by_ubatches, outputs_of_graphs, which_rows
 from lockstep.harness.records import EXACT, Request, Site
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import InvalidBatch, InvalidModel, NoRoom, Unsupported
-from lockstep.engine.memory.decode import entries_of
 from lockstep.engine.model import Model
 from lockstep.engine.ops.fast.ops import Fast
 from lockstep.engine.ops.mirror import Mirror
@@ -184,33 +182,6 @@ def test_the_head_is_its_own_matrix_or_the_embeddings(opened: Open, tied: bool) 
 # --- positions --------------------------------------------------------------------------------
 
 
-def test_rope_factors_matter_from_the_second_position_on(opened: Open) -> None:
-    plain, stretched = (
-        logits_of(opened(replace(TINY, rope_freqs=on)), Batch.of(IDS)) for on in (False, True)
-    )
-    assert np.array_equal(plain[0], stretched[0])
-    assert np.abs(plain[1:] - stretched[1:]).max(axis=-1).min() > 1e-3
-
-
-def test_a_linear_factor_of_two_halves_every_position(opened: Open) -> None:
-    batch = Batch.of(IDS)
-    twice = Batch(batch.tokens, batch.positions * 2, batch.seq_ids, batch.outputs)
-    plain, scaled = opened(), opened(replace(TINY, rope_linear_factor=2.0))
-    memory, entries = scaled.new_memory(), entries_of(twice)
-    (placed,) = memory.place(entries, 512) or ()  # by hand: a batch with gaps is refused
-    memory.apply(entries, placed)
-    logits = scaled.compute(twice, memory.views(entries, placed))
-    assert np.array_equal(logits, logits_of(plain, batch))
-    assert not np.allclose(logits_of(scaled, batch), logits_of(plain, batch), atol=1e-3)
-
-
-def test_the_base_of_the_frequencies_matters(opened: Open) -> None:
-    plain, other = (
-        logits_of(opened(replace(TINY, rope_freq_base=base)), Batch.of(IDS)) for base in (1e4, 5e5)
-    )
-    assert not np.allclose(plain, other, atol=1e-3)
-
-
 @pytest.mark.parametrize("n_embd_head", [0, 32, 8])
 def test_heads_may_be_wider_or_narrower_than_their_share_of_the_width(
     opened: Open, n_embd_head: int
@@ -220,33 +191,6 @@ def test_heads_may_be_wider_or_narrower_than_their_share_of_the_width(
     assert seen["Qcur_rope", 0].shape == (10, 4, n_embd_head or 16)
     assert seen["kqv_out", 0].shape == (10, 4 * (n_embd_head or 16))
     assert seen["attn_out", 0].shape == (10, 64)
-
-
-# --- experts ----------------------------------------------------------------------------------
-
-
-def test_the_likeliest_experts_are_picked_and_mixed_by_their_share(opened: Open) -> None:
-    """By hand, one token and one expert at a time, in float64."""
-    model = opened(replace(TINY, n_expert=5, n_expert_used=2), ReferenceOps())
-    seen = values_of(model, Batch.of(IDS))
-    for layer in range(TINY.n_layer):
-        x = seen["ffn_norm", layer].astype(np.float64)
-        get = partial(tensor, model, layer)
-        router, up, gate, down = (
-            get(f"ffn_{k}") for k in ("gate_inp", "up_exps", "gate_exps", "down_exps")
-        )
-        for t in range(len(IDS)):
-            logits = router @ x[t]
-            ids = sorted(range(5), key=lambda e: -logits[e])[:2]
-            assert seen["ffn_moe_topk", layer][t].tolist() == ids
-            share = np.exp(logits[ids]) / np.exp(logits[ids]).sum()
-            mixed = np.zeros(64)
-            for e, by in zip(ids, share, strict=True):
-                g = gate[e] @ x[t]
-                mixed += by * (down[e] @ (g / (1 + np.exp(-g)) * (up[e] @ x[t])))
-            found = seen["ffn_moe_out", layer][t]
-            assert np.abs(found - mixed).max() < 1e-6 * np.abs(mixed).max()
-    assert len({tuple(row) for row in seen["ffn_moe_topk", 1].tolist()}) > 2  # not always the same
 
 
 def tensor(model: Model, layer: int, key: str) -> NDArray[np.float64]:

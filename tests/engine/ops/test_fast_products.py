@@ -262,9 +262,10 @@ def of_some_formats() -> dict[str, str]:
             parts.append(Mirror().linear(x[:3], weight).tobytes())
         if name in EXTREMES:
             parts.append(Mirror().linear(x[:3], weight).tobytes())
-            parts.append(
-                FAST.linear(np.ones((1, columns), np.float32), largest(name, 3, columns)).tobytes()
-            )
+            extreme, ones = largest(name, 3, columns), np.ones((40, columns), np.float32)
+            parts.append(FAST.linear(ones[:1], extreme).tobytes())
+            for rows, matrix in ((floats(8, 40, columns), weight), (ones, extreme)):
+                parts.append(Mirror().linear(rows, matrix).tobytes())  # so many by integers
         found[name] = hashlib.sha256(b"".join(parts)).hexdigest()
     return found
 

@@ -128,40 +128,6 @@ def test_where_values_cancel_the_radius_has_room_for_the_rounding_of_what_is_lef
     assert other_way <= found.r < other_way * (1 + 10 * U)
 
 
-def in_float16(args: Any) -> F32:
-    """ggml's loop in numpy: float32 arithmetic, and an accumulator that is a float16 array."""
-    q, k, v, visible = args
-    tokens, heads, dim = q.shape
-    out = np.zeros((tokens, heads, dim), np.float32)
-    queries = q.astype(np.float16).astype(np.float32)
-    for t, h in np.ndindex(tokens, heads):
-        g = h * k.shape[1] // heads
-        acc, total, top = np.zeros(dim, np.float16), np.float32(0), np.float32(-np.inf)
-        for c in np.flatnonzero(visible[t]):
-            s = np.float32(queries[t, h] @ k[c, g].astype(np.float32)) * np.float32(SCALE)
-            ms = vs = np.float32(1)
-            if s > top:
-                ms, top = np.exp(top - s, dtype=np.float32), s
-                acc = (acc.astype(np.float32) * ms).astype(np.float16)
-            else:
-                vs = np.exp(s - top, dtype=np.float32)
-            acc = (acc.astype(np.float32) + v[c, g].astype(np.float32) * vs).astype(np.float16)
-            total = total * ms + vs
-        if total:
-            out[t, h] = acc.astype(np.float32) * (np.float32(1) / total)
-    return out.reshape(tokens, -1)
-
-
-@pytest.mark.parametrize(("tokens", "cells"), [(1, 1), (1, 300), (5, 40)])
-def test_the_narrow_accumulator_is_that_of_numpys_float16(tokens: int, cells: int) -> None:
-    args = inputs(3, tokens, cells, np.float16)
-    found, simulated = attend(args), in_float16(args)
-    allowed = found.r + U * np.abs(found.v)
-    assert (np.abs(found.v - simulated.astype(np.float64)) <= allowed).all()
-    wide = np.abs(found.v - truth_of(args)) > allowed
-    assert wide.any() == (cells > 1)  # of a wide accumulator; one value is its own mean
-
-
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 @pytest.mark.parametrize("tokens", [1, 5, TILE])
 @given(seed=st.integers(0, 2**31))

@@ -1,6 +1,5 @@
 """FLASH_ATTN_EXT with sinks, in pieces and in tiles: a plain softmax, and ggml's loop by hand."""
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -52,50 +51,6 @@ def softmax(sources: list[Any], sinks: Any) -> NDArray[np.float64]:
     return found
 
 
-def by_hand(sources: list[Any], sinks: Any, threads: int) -> NDArray[np.float32]:
-    """ggml's loop for one token: float32, an accumulator in halves, pieces that are merged."""
-    q = sources[0].astype(np.float16)
-    s = scores([q, *sources[1:]]).astype(np.float32)[:, 0]
-    cells = s.shape[1]
-    edges = [*range(0, cells, -(-cells // threads)), cells]
-    out = np.zeros((1, HEADS, DIM), np.float32)
-    for h in range(HEADS):
-        final = (np.float32(-np.inf), np.float32(0), np.zeros(DIM, np.float32))
-        for start, stop in pairwise(edges):
-            sink = sinks[h] if start == 0 else None
-            final = reduced(
-                final, one_chunk(s[h, start:stop], sources[2][h // 2, start:stop], sink)
-            )
-        out[0, h] = final[2] * (np.float32(1) / final[1])
-    return out
-
-
-def one_chunk(s: NDArray[np.float32], v: NDArray[np.float16], sink: Any) -> tuple[Any, Any, Any]:
-    top, total, acc = np.float32(-np.inf), np.float32(0), np.zeros(DIM, np.float16)
-    for score, value in zip(s, v.astype(np.float32), strict=True):
-        ms = vs = np.float32(1)
-        if score > top:
-            ms, top = np.exp(top - score), score
-            acc = (acc.astype(np.float32) * ms).astype(np.float16)
-        else:
-            vs = np.exp(score - top)
-        acc = (acc.astype(np.float32) + value * vs).astype(np.float16)
-        total = total * ms + vs
-    wide = acc.astype(np.float32)
-    if sink is None:
-        return top, total, wide
-    if sink > top:
-        ms = np.exp(top - sink)
-        return sink, total * ms + np.float32(1), wide * ms
-    return top, total + np.exp(sink - top), wide
-
-
-def reduced(a: tuple[Any, Any, Any], b: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    top = max(a[0], b[0])
-    x, y = np.exp(a[0] - top), np.exp(b[0] - top)
-    return top, a[1] * x + b[1] * y, a[2] * x + b[2] * y
-
-
 @pytest.mark.parametrize("sinks", [LOW, HIGH], ids=["low", "high"])
 @pytest.mark.parametrize(("tokens", "cells", "threads"), FORMS)
 def test_a_sink_is_a_score_without_a_value(
@@ -109,15 +64,6 @@ def test_a_sink_is_a_score_without_a_value(
     assert (widest < 2e-3 * np.abs(truth).max(axis=(1, 3))).all()
     without = softmax(sources, [-np.inf] * HEADS)[None]
     assert (np.abs(found.value - without) > found.allowed)[..., 3, :].mean() > 0.9
-
-
-@pytest.mark.parametrize("sinks", [LOW, HIGH], ids=["low", "high"])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_sinks_and_halves_in_pieces_are_ggmls(threads: int, sinks: list[float]) -> None:
-    sources = inputs(1, 600, np.float16)
-    found = judged(sources, np.float32(sinks), threads)
-    simulated = by_hand(sources, np.float32(sinks), threads)[None]
-    assert (np.abs(found.value - simulated) <= found.allowed).all()
 
 
 @pytest.mark.parametrize("sinks", [LOW, HIGH], ids=["low", "high"])

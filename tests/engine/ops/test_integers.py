@@ -1,10 +1,5 @@
 """Products by integers are those of decoded numbers, and what is none is left to these."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,24 +160,6 @@ def test_steps_without_room_for_their_sums_are_multiplied_as_floats() -> None:
     assert integers.rows_of(weight, slice(0, 8), 1 << 15, 16, None) is None
 
 
-# --- on other processors --------------------------------------------------------------------------
-
-
-def of_numbers() -> list[float]:
-    """Products and sums of magnitudes, of pairs of 16 bits and of fours of bytes."""
-    rng = np.random.Generator(np.random.Philox(key=7))
-    steps = rng.integers(-127, 128, (4, 16, 32, 2)).astype(np.int16)
-    pairs = rng.integers(-32767, 32768, (16, 128)).astype(np.int16)
-    weights, scales = rng.standard_normal((16, 2)).astype(np.float32), rng.random((4, 32))
-    nothing = np.zeros(scales.shape, np.int32)
-    found = products_of(pairs, weights, steps, nothing, scales)
-    codes = rng.integers(0, 256, (16, 128)).astype(np.uint8)
-    fours = rng.integers(-127, 128, (4, 8, 32, 4)).astype(np.int8)
-    starts = rng.integers(-9999, 9999, (4, 32)).astype(np.int32)
-    numbers: list[float] = [*found, *products_of(codes, weights, fours, starts, scales)]
-    return numbers
-
-
 def products_of(
     rows: NDArray[Any],
     weights: NDArray[np.float32],
@@ -211,22 +188,3 @@ def test_magnitudes_are_those_of_the_products() -> None:
     sums = np.einsum("brk,bkt->brt", np.abs(codes - 128).reshape(8, 2, 32).transpose(1, 0, 2), far)
     by = np.abs(weights.astype(np.float64)).T[:, :, None] * scales[:, None]
     assert found[8 * 16 :] == (sums[0] * by[0] + sums[1] * by[1]).reshape(-1).tolist()
-
-
-@pytest.mark.parametrize("processor", ["haswell", "generic"])
-def test_other_processors_multiply_the_same(processor: str) -> None:
-    """With AVX2 by another instruction, and by none of its own where there is no such thing. numba
-    keeps what is compiled for one beside what is for others, by its name."""
-    there = {"NUMBA_CPU_NAME": processor}
-    plain = {"NUMBA_CPU_FEATURES": ""} if processor == "generic" else {}
-    code = "import json; from tests.engine.ops.test_integers import of_numbers as f; "
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"{code}print(json.dumps(f()))"],
-        cwd=Path(__file__).resolve().parents[3],
-        env={**os.environ, **there, **plain},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    assert json.loads(done.stdout) == of_numbers()

@@ -5,13 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.random import Generator, Philox
 
 from lockstep.engine.errors import MalformedFile, Unsupported
-from lockstep.engine.gguf.types import TYPES, type_by_id, type_by_name
-from lockstep.engine.quants.base import F32, NO_PRODUCT, Bytes, WeightFormat
+from lockstep.engine.gguf.types import TYPES
+from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 from lockstep.engine.quants.q4_0 import Q4_0
 from lockstep.engine.registry import import_members
 from tests.all_types import same
@@ -19,15 +17,8 @@ from tests.all_types import same
 import_members("lockstep.engine.quants")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
 PLAIN = ["I8", "I16", "I32", "I64", "F64", "F32"]  # numpy knows what they are
-GGUF_PY_LACKS = {"I8", "I16", "I32", "I64", "F64", "Q1_0", "Q2_0"}
 ACTIVATIONS_ONLY = {"Q8_1", "Q8_K"}  # no tensor of a file has these
 every_format = pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-some = settings(max_examples=30, derandomize=True, deadline=None)
-
-
-@pytest.fixture(scope="module")
-def gguf() -> Any:
-    return pytest.importorskip("gguf", reason="no gguf-py: tables and decoders were not compared")
 
 
 def random_bytes(kind: type[WeightFormat], blocks: int, seed: int = 1) -> Bytes:
@@ -41,51 +32,7 @@ def test_every_type_that_a_file_can_have_is_here() -> None:
     assert WeightFormat.family.keys() == {kind.name for kind in TYPES.values()} - ACTIVATIONS_ONLY
 
 
-@every_format
-def test_ids_and_sizes_are_those_of_gguf_py(kind: type[WeightFormat], gguf: Any) -> None:
-    type_id = getattr(gguf.GGMLQuantizationType, kind.name, None)
-    if type_id is None and kind.name in GGUF_PY_LACKS:
-        pytest.skip(f"gguf-py has no {kind.name}: its table was not compared")
-    assert kind.type_id == type_id
-    assert (kind.weights, kind.layout.itemsize) == gguf.GGML_QUANT_SIZES[type_id]
-
-
-@every_format
-def test_ids_and_sizes_are_those_of_our_own_table(kind: type[WeightFormat]) -> None:
-    entry = type_by_id(kind.type_id)
-    assert (entry.name, entry.block, entry.bytes) == (
-        kind.name, kind.weights, kind.layout.itemsize
-    )  # fmt: skip
-    assert kind.vec_dot_type == NO_PRODUCT or type_by_name(kind.vec_dot_type).block <= 256
-
-
 # --- decoders -------------------------------------------------------------------------------------
-
-
-def decoded_by_gguf_py(gguf: Any, name: str, raw: Bytes) -> F32:
-    try:
-        with np.errstate(all="ignore"):
-            found: F32 = gguf.quants.dequantize(raw, getattr(gguf.GGMLQuantizationType, name))
-    except (NotImplementedError, AttributeError):
-        assert name in GGUF_PY_LACKS
-        pytest.skip(f"gguf-py has no decoder of {name}: it was not compared")
-    return found.reshape(-1)
-
-
-@every_format
-@given(blocks=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
-@some
-def test_any_bytes_decode_as_gguf_py_decodes_them(
-    kind: type[WeightFormat], gguf: Any, blocks: int, seed: int
-) -> None:
-    raw = random_bytes(kind, blocks, seed)
-    assert same(kind.dequantize(raw), decoded_by_gguf_py(gguf, kind.name, raw))
-
-
-@pytest.mark.parametrize("name", ["F16", "BF16"])
-def test_each_of_the_65536_patterns_decodes_as_gguf_py_decodes_it(name: str, gguf: Any) -> None:
-    raw = np.arange(65536, dtype="<u2").view(np.uint8)
-    assert same(WeightFormat.named(name).dequantize(raw), decoded_by_gguf_py(gguf, name, raw))
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -9,7 +9,7 @@ import pytest
 from lockstep.engine.gguf.types import REMOVED, TYPE_COUNT, type_by_name
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
-from lockstep.harness.synth.builtin import BUILTIN
+from lockstep.harness.synth.builtin import BUILTIN, BUILTIN_VOCABULARIES
 from lockstep.harness.synth.gguf_writer import Tensor, write_gguf
 from lockstep.harness.synth.llama import LlamaRecipe, metadata, tensors
 from tests.command_line import OURSELVES, Lockstep, assert_refused, in_a_process, lockstep
@@ -20,6 +20,7 @@ __all__ = ["lockstep"]
 GGML_ONLY = "Q8_1"  # a type of activations, which llama.cpp does not read from files either
 
 
+TOKENS = "tokenizer.ggml.tokens"
 NAMED, Q4_K = "blk.0.attn_q.weight", 12
 
 
@@ -106,6 +107,15 @@ def no_vocabulary(folder: Path) -> Path:
     return written(folder, "silent.gguf", vocabulary=False)
 
 
+def a_piece_twice(folder: Path) -> Path:
+    recipe = BUILTIN_VOCABULARIES["llama"]
+    keys = dict(metadata(recipe))
+    kind, texts = keys[TOKENS]
+    path = folder / "twice.gguf"
+    write_gguf(path, keys | {TOKENS: (kind, [*texts[:-1], texts[5]])}, tensors(recipe))
+    return path
+
+
 class Bad(NamedTuple):
     make: Callable[[Path], Path]
     says: str
@@ -129,6 +139,7 @@ BAD = [
     Bad(partial_block, "ends inside the data of tensor 'output.weight'", ALL),
     Bad(type_of_ggml_only, "llama.cpp crashed in greedy", ("run",)),
     Bad(no_vocabulary, "vocab", ("run", "tokenize")),
+    Bad(a_piece_twice, f"{TOKENS} must differ", ("check", "run", "tokenize")),
 ]
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "check": (*OURSELVES, "--quiet", "--json"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.harness.blackbox.asking import SliceAnswer, worst_of
-from lockstep.harness.cli.blackbox import ends, only_as_stored, reasons, where_else
+from lockstep.harness.cli.blackbox import ends, where_else
 from lockstep.harness.records import Status, Verdict
 
 LENS = SimpleNamespace(type="Q4_0")
@@ -21,21 +21,6 @@ def row(status: Status, layer: int | None = None, part: str = "") -> Any:
     parts = (SimpleNamespace(name=part, words="it was seen"),) if part else ()
     answer = SliceAnswer(status=status, summary="")
     return SimpleNamespace(answer=answer, parts=parts, layer=layer, what="")
-
-
-def test_an_engine_of_lists_that_is_right_in_f32_is_told_what_is_left() -> None:
-    """Swapped nibbles in a server: its lenses need logits, and no line said what that leaves."""
-    for rows, lenses, said in (
-        (["agreed", "agreed"], ["not-applicable"], "Q4_0"),
-        (["agreed", "diverged"], ["not-applicable"], ""),
-        (["agreed", "agreed"], ["agreed"], ""),
-        (["agreed"], [], ""),
-        ([], ["not-applicable"], ""),
-    ):
-        result: Any = SimpleNamespace(
-            rows=[row(status) for status in rows], lenses=[looked(status) for status in lenses]
-        )
-        assert only_as_stored(result) == said
 
 
 def test_weights_that_no_lens_showed_are_not_said_to_agree() -> None:
@@ -94,34 +79,6 @@ def test_lists_that_are_empty_where_the_text_ends_do_not_hide_those_that_agree()
     assert worst_of(lists[1:], "llama.cpp").status == "excused"
     wrong = [*lists, verdict("logprobs", "diverged")]
     assert worst_of(wrong, "llama.cpp").status == "diverged"
-
-
-def test_a_reason_that_many_lenses_share_is_said_once() -> None:
-    lenses = [looked("not-applicable")] * 5
-    assert list(reasons([], lenses)) == ["lens Q4_0: not-applicable: shows no logits"]
-
-
-def test_of_many_lenses_that_differ_some_are_said_and_the_number_of_the_rest() -> None:
-    """A decoder that swapped nibbles was wrong in all 25, a line each."""
-    wrong = [looked("diverged", str(n)) for n in range(5)]
-    assert list(reasons([], wrong)) == [
-        "lens Q4_0: diverged: 0",
-        "lens Q4_0: diverged: 1",
-        "lens Q4_0: diverged: 2",
-        "lens Q4_0: and 2 more like it: in the report",
-    ]
-
-
-def test_a_reason_that_many_layers_share_is_said_once_and_others_apart() -> None:
-    """An engine without one bias had a line for each of its 24 layers."""
-    wrong = {0: "bias", 1: "bias", 2: "bias", 4: "bias", 5: "eps"}
-    rows = [row("agreed"), *(row("diverged", layer, part) for layer, part in wrong.items())]
-    rows += [row("agreed", 6), row("diverged", None, "bias")]
-    assert list(reasons(rows, [])) == [
-        "layers 0 to 2, 4: bias: it was seen",
-        "layer 5: eps: it was seen",
-        "outside the layers: bias: it was seen",
-    ]
 
 
 @pytest.mark.parametrize(

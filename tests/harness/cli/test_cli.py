@@ -150,25 +150,6 @@ def test_synth_says_what_it_wrote(lockstep: Lockstep, tmp_path: Path) -> None:
     assert lockstep("run", path, "--prompt", "x", "-n", "1", "--engine", "reference").code == 0
 
 
-def test_synth_says_which_matrices_are_not_of_the_type_asked_for(
-    lockstep: Lockstep, tmp_path: Path
-) -> None:
-    path = tmp_path / "m.gguf"
-    ending = lockstep("synth", "-o", path, "--arch", "qwen3", "--quant", "Q4_K", "--width", "256")
-    assert ending.code == 0
-    assert "no whole blocks of Q4_K: blk.0.ffn_down.weight, blk.1" in ending.out
-
-
-@pytest.mark.parametrize(("arch", "said"), [("olmoe", True), ("mamba", False)])
-def test_synth_says_what_it_adds_to_a_model_as_it_is_published(
-    arch: str, said: bool, lockstep: Lockstep, tmp_path: Path
-) -> None:
-    """An author whose engine is right had looked for a fault: no published olmoe has them."""
-    ending = lockstep("synth", "-o", tmp_path / "m.gguf", "--arch", arch)
-    assert ending.code == 0
-    assert ("factors of matrices such as blk.0.attn_q.scale" in ending.out) is said
-
-
 def test_selftest_lists_every_wrong_engine_with_its_mistake(lockstep: Lockstep) -> None:
     lines = lockstep("selftest", "--list").out.splitlines()
     wrong = [*mutants(), *wrong_tokenizers()]

@@ -1,6 +1,5 @@
 """`lockstep protocol` and `lockstep smoke`: how a stranger begins."""
 
-import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -42,26 +41,6 @@ def test_every_command_that_writes_a_model_can_be_quiet(
     assert "sha256" in out
 
 
-def test_of_a_fuzzer_with_time_for_each_target_the_end_says_so(
-    lockstep: Lockstep, tmp_path: Path
-) -> None:
-    given = ("--cases", 64, "--engine", "reference", "--oracle", "fast", "-q", "--report", tmp_path)
-    both = ("--type", "Q8_0", "--type", "Q4_0")
-    _, out, _ = lockstep("fuzz", "quants", *both, "--seconds", 60, *given)
-    assert "--seconds 60 was for each of 2 targets" in out
-    _, out, _ = lockstep("fuzz", "quants", "--type", "Q8_0", "--seconds", 60, *given)
-    assert "was for each" not in out
-
-
-def test_the_help_says_which_example_runs_models_and_which_decodes_weights_alone(
-    lockstep: Lockstep,
-) -> None:
-    _, out, _ = lockstep("protocol", "--help")
-    said = " ".join(re.sub("[│╭╮╰╯─]", " ", out).split())
-    assert "whole engine" not in said
-    assert "c decodes weights" in said
-
-
 @pytest.mark.parametrize(
     ("language", "word"), [("python", "def "), ("javascript", "const "), ("c", "#include")]
 )
@@ -96,11 +75,6 @@ def test_what_smoke_says_to_go_on_with_is_an_engine(
     assert command_of(said[4]) == words
 
 
-def test_the_guide_says_how_other_kinds_are_asked(lockstep: Lockstep) -> None:
-    assert "class Mine(Adapter)" in lockstep("protocol", "--guide")[1]
-    assert lockstep("protocol", "--guide", "--example", "c")[0] == 2
-
-
 def test_an_empty_object_is_an_answer_and_a_wrong_one(lockstep: Lockstep) -> None:
     """It is not waited behind it for another line, for minutes."""
     program = "input(); print('{}', flush=True); input(); input()"
@@ -133,35 +107,3 @@ def test_what_is_no_program_is_sent_to_check(lockstep: Lockstep, word: str) -> N
     code, _, err = lockstep("smoke", word)
     assert code == 2
     assert "lockstep check MODEL --adapter FILE" in err
-
-
-def test_smoke_without_a_program_asks_for_one(lockstep: Lockstep) -> None:
-    code, _, err = lockstep("smoke")
-    assert code == 2
-    assert "lockstep smoke -- COMMAND" in err
-
-
-OF_ANOTHER_ARCHITECTURE = """
-import json, sys
-for line in sys.stdin:
-    asked = json.loads(line)
-    start = {"protocol": 1, "engine": "e", "version": "1", "can": ["parse", "greedy"]}
-    answer = {"answer": start if asked["ask"] == "start" else {"metadata": {}}}
-    if asked["ask"] == "greedy":
-        answer = {"unsupported": "architecture llama"}
-    print(json.dumps({"id": asked["id"], **answer}), flush=True)
-"""
-
-
-def test_smoke_says_how_to_ask_an_engine_that_runs_no_llama(
-    lockstep: Lockstep, tmp_path: Path
-) -> None:
-    (tmp_path / "engine.py").write_text(OF_ANOTHER_ARCHITECTURE)
-    code, out, _ = lockstep("smoke", "--", sys.executable, str(tmp_path / "engine.py"))
-    assert code == 0
-    assert "greedy      unsupported architecture llama" in out
-    assert out.splitlines()[-1].startswith("it was given a tiny llama: --model FILE")
-    ends = "raise SystemExit('what is general.architecture llama?')"
-    code, out, _ = lockstep("smoke", "--", sys.executable, "-c", ends)
-    assert code == 1
-    assert out.splitlines()[-1].startswith("it was given a tiny llama: --model FILE")

@@ -167,21 +167,29 @@ def test_a_bisection_of_an_engine_without_tensors_names_whole_commands(
         assert err.count("lockstep bisect") == err.count("--black-box")
 
 
-def test_of_a_large_model_the_command_that_writes_its_first_layers_is_named(tmp_path: Path) -> None:
-    large, little = tmp_path / "large one.gguf", tmp_path / "small.gguf"
-    for path, size in ((large, LARGE), (little, LARGE - 1)):
-        of_size(written(tmp_path, path.name, n_layer=3), size)
-    assert what_is_quicker(large).endswith(f"lockstep slice '{large}' -o first.gguf")
-    assert not any(map(what_is_quicker, (little, None, Path("builtin:f32"))))
-    again = large.rename(tmp_path / "first.gguf")  # which no slice may replace
-    assert what_is_quicker(again).endswith(f"lockstep slice {again} -o fewer.gguf")
-
-
-def test_of_a_large_model_that_has_no_first_layers_none_is_named(tmp_path: Path) -> None:
-    """It has no more than two, or is none."""
-    of_size(written(tmp_path, "first.gguf", n_layer=2), LARGE)
-    of_size(tmp_path / "nothing.gguf", LARGE)
-    assert not any(what_is_quicker(tmp_path / name) for name in ("first.gguf", "nothing.gguf"))
+@pytest.mark.parametrize(
+    ("n_layer", "size", "limit", "named"),
+    [
+        (3, LARGE, LARGE, True),
+        (3, LARGE - 1, LARGE, False),
+        (2, LARGE, LARGE, False),  # which has no first layers
+        (0, LARGE, LARGE, False),  # which is no model
+        (3, LARGE_FOR_MANY_RUNS, LARGE_FOR_MANY_RUNS, True),  # of which many runs take minutes
+        (3, LARGE_FOR_MANY_RUNS, LARGE, False),
+    ],
+)
+def test_of_a_large_model_the_command_that_writes_its_first_layers_is_named(
+    n_layer: int, size: int, limit: int, named: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "large one.gguf"
+    if n_layer:
+        written(tmp_path, path.name, n_layer=n_layer)
+    of_size(path, size)
+    command = f"lockstep slice '{path}' -o first.gguf"
+    assert what_is_quicker(path, limit).endswith(command) is named
+    again = path.rename(tmp_path / "first.gguf")  # which no slice may replace
+    assert what_is_quicker(again, limit).endswith("-o fewer.gguf") is named
+    assert not any(map(what_is_quicker, (None, Path("builtin:f32"))))
 
 
 def test_a_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
@@ -192,17 +200,6 @@ def test_a_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
     assert not what_is_quicker(first)
     of_size(second, LARGE)
     assert what_is_quicker(first).endswith(f"lockstep slice {first} -o first.gguf")
-
-
-def test_of_a_model_of_which_many_runs_take_minutes_some_layers_are_named_sooner(
-    tmp_path: Path,
-) -> None:
-    """Mamba of 130M, 0.43 GB: `diagnose` tried mistakes for more than ten minutes, of two layers
-    for five, and nothing had said so."""
-    model = tmp_path / "m.gguf"
-    of_size(written(tmp_path, "m.gguf", n_layer=3), LARGE_FOR_MANY_RUNS)
-    assert what_is_quicker(model, LARGE_FOR_MANY_RUNS).endswith(f"{model} -o first.gguf")
-    assert not what_is_quicker(model)
 
 
 @pytest.mark.parametrize(

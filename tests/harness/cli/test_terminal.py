@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from lockstep.harness.cli.terminal import Terminal, sentence_of
+from lockstep.harness.cli.terminal import Terminal
 from lockstep.harness.records import Verdict
 from lockstep.harness.report.text import explain
 
@@ -98,13 +98,6 @@ def test_a_pipe_that_is_closed_is_no_divergence() -> None:
     assert process.returncode == 141
 
 
-def test_what_the_system_says_of_a_file_is_a_sentence_without_its_number() -> None:
-    assert sentence_of(FileNotFoundError(2, "No such file or directory", "x")) == (
-        "x: No such file or directory"
-    )
-    assert sentence_of(OSError("no more room")) == "no more room"
-
-
 @pytest.mark.parametrize("word", ["##[error]no", "##vso[task.setvariable variable=PATH]no"])
 def test_a_ci_that_reads_the_output_gets_commands_in_what_was_asked_for_alone(
     word: str, capsys: pytest.CaptureFixture[str]
@@ -136,25 +129,3 @@ def test_who_is_interrupted_is_shown_where_what_was_found_is(
     words = capsys.readouterr().err
     assert f"what was found until now is in {folder}/report.jsonl" in words
     assert f"lockstep report '{folder}'" in words
-
-
-def test_who_is_interrupted_without_a_report_is_shown_how_far_it_was(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = "known mistake 7 of 400; the closest leaves 3% of the difference: the eps"
-    out = Terminal(quiet=False)
-    out.progress("model.gguf", text)
-    with pytest.raises(typer.Exit), out:
-        raise KeyboardInterrupt
-    said = capsys.readouterr().err.replace("\n", " ")
-    assert f"interrupted; at model.gguf: {text}; what was found" in said
-
-
-def test_who_is_interrupted_before_there_is_a_report_is_shown_no_folder(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(typer.Exit), Terminal(quiet=False):
-        raise KeyboardInterrupt
-    words = capsys.readouterr().err
-    assert "if there is one" in words
-    assert "report.jsonl" not in words

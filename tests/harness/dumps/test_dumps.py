@@ -19,29 +19,14 @@ from lockstep.harness.dumps.dump import MOST_BATCHES, read_dump
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.locate.locate import locate
 from lockstep.harness.records import Answered, Request, Unanswerable
-from lockstep.harness.runs.dump import dump_trace
-from lockstep.harness.runs.run import builtin_model
 from tests.plans import open_both, plan_of
 
 TENSORS = "tensors.safetensors"
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builtin_model("f32", tmp_path_factory.mktemp("model"))
-
-
 def plan_for(model: Path, engine: str) -> Plan:
     return plan_of(model, engine, oracle="reference", n_tokens=7, n_steps=1)
-
-
-@pytest.fixture(scope="module")
-def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `lockstep trace` writes it."""
-    folder = tmp_path_factory.mktemp("dump")
-    dump_trace(plan_for(model, "reference"), folder, None, lambda _: None)
-    return folder
 
 
 def changed(written: Path, folder: Path, change: Change) -> Path:
@@ -114,10 +99,6 @@ def misspell(index: dict[str, Any], tensors: dict[str, Any]) -> None:
     tensors["step0/attn_nrm-0"] = tensors.pop("step0/attn_norm-0")
 
 
-def name_a_layer_too_many(index: dict[str, Any], tensors: dict[str, Any]) -> None:
-    tensors["step0/attn_norm-17"] = tensors["step0/attn_norm-0"]
-
-
 def no_step(index: dict[str, Any], tensors: dict[str, Any]) -> None:
     tensors["attn_norm-0"] = tensors.pop("step0/attn_norm-0")
 
@@ -152,13 +133,6 @@ def test_what_is_wrong_with_a_dump_is_said(
         read_dump(folder)
     with pytest.raises(BadInput, match=words):
         with_context(model, folder, lambda _: None)
-
-
-def test_files_of_another_kind_are_said_not_to_be_read(written: Path, tmp_path: Path) -> None:
-    folder = changed(written, tmp_path / "d", drop_logits)
-    np.save(folder / "step1_result_output.npy", np.zeros(3))
-    with pytest.raises(InvalidModel, match=r"; what lies there as \*.npy is not read"):
-        read_dump(folder)
 
 
 def odd_cache(index: dict[str, Any], tensors: dict[str, Any]) -> None:
@@ -214,15 +188,6 @@ def test_a_misspelt_node_is_said(model: Path, written: Path, tmp_path: Path) -> 
     assert "(near: attn_norm" in why
     assert [str(site) for site in sites] == ["attn_nrm-0"]
     assert not found[0].guilty
-
-
-def test_of_a_layer_that_is_not_there_the_layer_is_said(
-    model: Path, written: Path, tmp_path: Path
-) -> None:
-    folder = changed(written, tmp_path / "d", name_a_layer_too_many)
-    found: list[Findings] = []
-    with_context(model, folder, lambda context: found.append(locate(context)))
-    assert list(found[0].skipped) == ["llama.cpp's graph has no such node as attn_norm-17"]
 
 
 def test_no_folder_no_json_and_no_safetensors_are_said(written: Path, tmp_path: Path) -> None:

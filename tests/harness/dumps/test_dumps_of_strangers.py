@@ -19,23 +19,12 @@ from lockstep.harness.dumps.node_maps import read_map
 from lockstep.harness.judging.stored import Bf16File, half_step, looks_like
 from lockstep.harness.known.foreign import finding_named
 from lockstep.harness.runs.dump import dump_trace
-from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.selftest.foreign_findings import write_case
 from tests.harness.dumps.test_dumps import TENSORS, changed, plan_for, with_context
-from tests.harness.dumps.test_node_maps import checked, trace_of
+from tests.harness.dumps.test_node_maps import checked
 from tests.stored_dumps import as_bf16, write_bf16
 
 EVERYTHING = '[nodes]\n"*result_output" = "result_output"\n'
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builtin_model("f32", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trace_of(model, tmp_path_factory.mktemp("dump"))
 
 
 def names_a_map_outside(folder: Path, outside: Path) -> None:

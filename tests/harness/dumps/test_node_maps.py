@@ -11,15 +11,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lockstep.engine.errors import InvalidModel
-from lockstep.harness.check.check import BadInput
 from lockstep.harness.cli import app
 from lockstep.harness.dumps.dump import folder_of, map_of
 from lockstep.harness.dumps.node_maps import map_of as parsed
-from lockstep.harness.dumps.node_maps import neighbours, read_map, ready
+from lockstep.harness.dumps.node_maps import neighbours
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import Verdict
-from lockstep.harness.runs.dump import dump_trace
-from lockstep.harness.runs.run import builtin_model
 from tests.harness.dumps.test_dumps import plan_for
 from tests.plans import verdicts_of
 
@@ -37,22 +34,6 @@ THEIRS = {  # a module of transformers -> the node that it comes to
     "lm_head": "result_output",
 }
 HEADS = {"Qcur": 4, "Kcur": 2}  # of the built-in model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builtin_model("f32", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trace_of(model, tmp_path_factory.mktemp("dump"))
-
-
-def trace_of(model: Path, folder: Path) -> Path:
-    """As `lockstep trace` writes it."""
-    dump_trace(plan_for(model, "reference"), folder, None, lambda _: None)
-    return folder
 
 
 def halves(value: Any, n_head: int) -> Any:
@@ -137,26 +118,6 @@ def test_halves_become_neighbours() -> None:
             neighbours(value, n_head)
 
 
-def test_what_no_pattern_fits_is_named_where_the_logits_are_missing(
-    model: Path, written: Path, tmp_path: Path
-) -> None:
-    folder = renamed(written, tmp_path / "d", lambda t: {"step0/x": t["step0/embd"]})
-    with pytest.raises(BadInput, match=r"step0/result_output .*step0/x: no pattern of transf"):
-        checked(model, f"dump:{folder}#map=transformers", "logits")
-    with pytest.raises(BadInput, match=r"no node named 'x' .*--map translates other names"):
-        checked(model, f"dump:{folder}", "logits")
-
-
-def test_a_node_that_the_model_does_not_have_is_named_with_those_that_are_near(
-    model: Path, written: Path, tmp_path: Path
-) -> None:
-    folder = renamed(written, tmp_path / "d", lambda tensors: tensors, map="own.toml")
-    nodes = '"result_output" = "result_output"\n"embd" = "embdd"\n'
-    (folder / "own.toml").write_text(f"[nodes]\n{nodes}")
-    told = [v.summary for v in checked(model, f"dump:{folder}", "trace")]
-    assert any("has no such node" in text and "(near: embd" in text for text in told)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -176,12 +137,6 @@ def test_a_node_that_the_model_does_not_have_is_named_with_those_that_are_near(
 def test_what_is_wrong_with_a_map_is_said(text: str, words: str) -> None:
     with pytest.raises(InvalidModel, match=words):
         parsed("m.toml", text.encode())
-
-
-def test_no_map_of_that_name_is_said_with_those_that_there_are(tmp_path: Path) -> None:
-    assert ready() == ["llama.cpp", "transformers"]
-    with pytest.raises(InvalidModel, match=r"no such file.*llama.cpp, transformers"):
-        read_map("nothing", tmp_path)
 
 
 def test_a_map_is_part_of_the_engines_name() -> None:

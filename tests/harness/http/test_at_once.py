@@ -14,7 +14,6 @@ from lockstep.harness.records import EXACT, Answered, TimedOut, Verdict
 from lockstep.harness.suites.parts.at_once import AT_ONCE
 from tests.fake_server import Busy, serving
 from tests.harness.check.test_check import plan_for, verdicts_of
-from tests.models import builtin
 
 SERVED = """
 import os, sys, time
@@ -27,11 +26,6 @@ with serving(Path(model), Together(changes[how]), port=int(port)):
     time.sleep(600)
 """
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builtin("f32", tmp_path_factory.mktemp("models"))
 
 
 def at_once(model: Path, engine: str) -> list[Verdict]:

@@ -26,11 +26,10 @@ from lockstep.harness.records import (
     Rejected,
     TimedOut,
     Unanswerable,
-    Verdict,
 )
 from lockstep.harness.redaction import API_KEY
 from tests.fake_server import OPENAI, sending, serving
-from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.harness.http.conftest import checked
 from tests.models import builtin
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -38,17 +37,8 @@ PROPS = b'{"default_generation_settings":{"n_ctx":512}}'
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builtin("f32", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return builtin("q8_0", tmp_path_factory.mktemp("models"))
-
-
-def checked(model: Path, engine: str, *suites: str) -> list[Verdict]:
-    return verdicts_of(plan_for(model, engine=engine, suites=suites, n_steps=5))
 
 
 def spoilt(path: str, *at: str | int, value: Any = None, by: Any = None) -> Callable[..., Any]:

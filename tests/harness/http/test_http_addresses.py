@@ -20,10 +20,9 @@ from lockstep.harness.http import session as asking
 from lockstep.harness.http.client import address_of
 from lockstep.harness.http.session import AGAIN_SECONDS, HttpSession, is_address, preset_for
 from lockstep.harness.processes.wire import WireError
-from lockstep.harness.records import EXACT, Answered, Verdict
+from lockstep.harness.records import EXACT, Answered
 from tests.fake_server import NATIVE, OPENAI, Busy, serving
-from tests.harness.check.test_check import plan_for, verdicts_of
-from tests.models import builtin
+from tests.harness.http.conftest import checked
 
 PAST = "Wed, 21 Oct 2015 07:28:00 GMT"
 
@@ -34,15 +33,6 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
     monkeypatch.setattr(asking, "sleep", found.append)
     return found
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builtin("f32", tmp_path_factory.mktemp("models"))
-
-
-def checked(model: Path, engine: str, *suites: str) -> list[Verdict]:
-    return verdicts_of(plan_for(model, engine=engine, suites=suites, n_steps=5))
 
 
 class Untrusted(HTTPSConnection):

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from lockstep.engine.quants.base import F32
-from lockstep.harness.judging.judge import SiteFinding, conforms, finding_of, smallest_scale_error
+from lockstep.harness.judging.judge import (
+    SiteFinding,
+    affected_alone,
+    conforms,
+    finding_of,
+    smallest_scale_error,
+)
 from lockstep.harness.judging.noise import BoundedOps, carry_bound
 from lockstep.harness.judging.tolerances import Bound, limits_of, where_limited
 from lockstep.harness.records import Site
@@ -19,6 +25,23 @@ def test_the_smallest_scale_error_that_must_show_is_four_bounds_of_the_best_elem
     truth, allowed = np.array([1.0, -8.0, 0.0, np.nan]), np.array([1e-6, 2e-6, 1e-6, 1e-6])
     assert smallest_scale_error(truth, allowed) == pytest.approx(1e-6, rel=1e-5)
     assert smallest_scale_error(np.zeros(3), np.full(3, 1e-6)) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "alone"),
+    [
+        ((slice(8, 16), slice(0, 3)), {-3: tuple(range(8, 16))}),
+        ((slice(0, 16), 2), {-2: (2,)}),
+        ((5, 1), {-3: (5,), -2: (1,)}),
+        ((slice(0, 16), slice(0, 3)), {}),
+    ],
+)
+def test_tokens_and_heads_that_are_wrong_alone_are_known(wrong: Any, alone: Any) -> None:
+    """By their axes, of 16 tokens and 3 heads."""
+    truth = np.zeros((16, 3, 4), np.float32)
+    shown = truth.copy()
+    shown[(*wrong, 1)] = 1
+    assert affected_alone(truth, shown, np.zeros(truth.shape)) == alone
 
 
 OPS = BoundedOps(lanes=16)

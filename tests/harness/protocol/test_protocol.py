@@ -97,20 +97,6 @@ def test_what_an_engine_does_not_say_that_it_can_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "words"),
-    [("parse", "to parse many files at once"), ("schedule", "operations on its cache")],
-)
-def test_what_the_fuzzers_ask_of_no_program_is_not_said_to_be_a_level_that_it_lacks(
-    question: str, words: str
-) -> None:
-    """An engine that offers `parse` was told that it does not, and that there is no such thing."""
-    with fake("answers") as session:
-        outcome = session.ask(question, np.zeros(0, np.uint8), np.zeros(0, np.int64), "buffer")
-    said = f"fake_program.py does not offer {words}, for which the protocol has no question"
-    assert outcome == Unanswerable(message=said, declared=True)
-
-
-@pytest.mark.parametrize(
     ("way", "words"),
     [
         ("lacks the ids", "no 'ids'"),
@@ -320,23 +306,6 @@ def test_the_page_names_every_level_and_its_examples_are_as_the_schema_says() ->
             jsonschema.validate(head["answer"], part)
         else:
             jsonschema.validate({"arrays": [], "bytes": 0} | head, SCHEMA)
-
-
-@pytest.mark.parametrize(("way", "told"), [("sends no JSON", True), ("sends NaN", False),
-                                           ("sends a list", False)])  # fmt: skip
-def test_who_prints_among_its_answers_is_told_of_the_descriptor(way: str, told: bool) -> None:
-    outcome = ids(way)
-    assert isinstance(outcome, Malformed), outcome
-    assert ("the descriptor in LOCKSTEP_ANSWERS" in outcome.message) is told
-
-
-def test_who_writes_more_than_it_announced_is_asked_whether_it_did() -> None:
-    """What is wrong with an answer is seen at the next, and looks like somebody else's words."""
-    with fake("writes doubles") as session:
-        session.ask("dequantize", "Q8_0", np.zeros(34, np.uint8))
-        outcome = session.ask("dequantize", "Q8_0", np.zeros(34, np.uint8))
-    assert isinstance(outcome, Malformed), outcome
-    assert "did more follow the answer before than its 128 bytes of arrays?" in outcome.message
 
 
 def test_a_key_said_twice_is_found_in_a_time_that_grows_with_their_number() -> None:

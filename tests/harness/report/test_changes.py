@@ -143,15 +143,6 @@ def test_nodes_and_logits_move_as_well() -> None:
     assert {m.what for m in found.moved} == {"Qcur-2", "worst logit"}
 
 
-def test_what_makes_two_runs_hard_to_compare_is_said() -> None:
-    other = {**rich_rows()[0]["models"][0], "sha256": "1" * 64}
-    found = changes(run(verdict("logits")), run(finished=False, seed=7, models=[other]))
-    text = "\n".join(found.remarks)
-    assert "B did not finish" in text
-    assert "the seeds differ: 0 and 7" in text
-    assert "m.gguf is another file in B" in text
-
-
 # --- how large ------------------------------------------------------------------------------------
 
 

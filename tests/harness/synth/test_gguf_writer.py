@@ -1,10 +1,7 @@
 """What the GGUF writer writes is what our reader, gguf-py's and llama.cpp's read."""
 
 import errno
-import importlib.util
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,40 +162,6 @@ def test_gguf_py_agrees_on_keys_values_and_tensors(tmp_path: Path, alignment: in
         assert (row.tensor_type.name, row.n_bytes) == (info.type.name, info.n_bytes)
         assert row.data_offset == ours.data_offset + info.offset
         assert row.data.tobytes() == ours.raw(info.name).tobytes()
-
-
-ASK_LLAMA_CPP = """
-import ctypes, sys
-class Params(ctypes.Structure):
-    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.POINTER(ctypes.c_void_p))]
-ggml = ctypes.CDLL(sys.argv[1])
-init = ggml.gguf_init_from_file
-init.restype = ctypes.c_void_p
-init.argtypes = [ctypes.c_char_p, Params]
-context = ctypes.c_void_p()
-# With no_alloc=false it reads the whole data section, the padding at its end too.
-sys.exit(0 if init(sys.argv[2].encode(), Params(False, ctypes.pointer(context))) else 9)
-"""
-
-
-@pytest.mark.parametrize("alignment", [1, 32, 64])
-def test_llama_cpp_reads_our_files_to_the_last_byte(tmp_path: Path, alignment: int) -> None:
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("llama_cpp is not installed: llama.cpp was not asked about our files")
-    library = Path(spec.submodule_search_locations[0]) / "lib" / "libggml-base.so"
-    path, short = tmp_path / "a.gguf", tmp_path / "short.gguf"
-    write_gguf(path, METADATA, TENSORS, alignment=alignment)
-    short.write_bytes(path.read_bytes()[:-1])
-    codes = [
-        subprocess.run(
-            [sys.executable, "-c", ASK_LLAMA_CPP, str(library), str(file)],
-            capture_output=True,
-            timeout=60,
-        ).returncode
-        for file in (path, short)
-    ]
-    assert codes == [0, 9]
 
 
 # --- determinism and refusals ---------------------------------------------------------------

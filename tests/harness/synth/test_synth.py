@@ -10,11 +10,10 @@ import pytest
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError
 from lockstep.engine.ops.mirror import Mirror
-from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox.in_check import questions
-from lockstep.harness.check.check import open_plan, run_suites
+from lockstep.harness.check.check import run_suites
 from lockstep.harness.cli.synth import SYNTH_TYPES
 from lockstep.harness.report.header import sha256_of
 from lockstep.harness.selftest.clean_cases import random_recipe
@@ -25,6 +24,7 @@ from lockstep.harness.synth.vocabulary import SMALLEST, sentencepiece
 from tests.all_types import NAMES
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin, opened, written
+from tests.plans import open_both
 
 # Pinned: another machine, another numpy or another version of us must write these very bytes.
 SHA256 = {
@@ -88,20 +88,9 @@ def test_a_built_in_model_runs_and_its_logits_are_finite(name: str, tmp_path: Pa
     assert_runs(builtin(name, tmp_path))
 
 
-class UsualBase(Mirror):
-    """What the file says of the base is not looked at."""
-
-    def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
-        return super().rope(x, positions, replace(params, base=10000.0))
-
-
 class UsualEps(Mirror):
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         return super().rms_norm(x, weight, 1e-5)
-
-
-class IgnoresBase(Reference, name="test:ignores-base"):
-    ops = UsualBase
 
 
 class IgnoresEps(Reference, name="test:ignores-eps"):
@@ -111,8 +100,8 @@ class IgnoresEps(Reference, name="test:ignores-eps"):
 @pytest.mark.parametrize(
     ("engine", "levels", "suite"),
     [
-        ("test:ignores-base", ("logits",), "logits"),
-        ("test:ignores-base", ("greedy",), "decode"),
+        ("mutant:rope-base-of-llama", ("logits",), "logits"),
+        ("mutant:rope-base-of-llama", ("greedy",), "decode"),
         ("test:ignores-eps", ("logits",), "black-box"),
     ],
 )
@@ -122,12 +111,11 @@ def test_an_engine_that_takes_the_usual_for_what_the_file_says_is_seen_on_a_buil
     diverges = {}
     for name in ("f32", "hparams"):
         plan = plan_for(builtin(name, tmp_path), engine=engine, n_tokens=32, n_steps=16)
-        opened = open_plan(plan, lambda _: None)
-        info = replace(opened.context.subject_info, levels=levels, shows_nodes=False)
-        context = replace(opened.context, subject_info=info)
-        context.on_made_models = questions(plan)
-        diverges[name] = "diverged" in {v.status for v in run_suites(context, (suite,))}
-        opened.close()
+        with open_both(plan) as both:
+            info = replace(both.context.subject_info, levels=levels, shows_nodes=False)
+            context = replace(both.context, subject_info=info)
+            context.on_made_models = questions(plan)
+            diverges[name] = "diverged" in {v.status for v in run_suites(context, (suite,))}
     assert diverges == {"f32": False, "hparams": True}
 
 

@@ -1,0 +1,21 @@
+"""A model, and its run as `lockstep trace` writes it."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.runs.dump import dump_trace
+from lockstep.harness.runs.run import builtin_model
+from tests.harness.dumps.test_dumps import plan_for
+
+
+@pytest.fixture(scope="package")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builtin_model("f32", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="package")
+def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dump")
+    dump_trace(plan_for(model, "reference"), folder, None, lambda _: None)
+    return folder
