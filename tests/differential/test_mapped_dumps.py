@@ -7,7 +7,8 @@ import pytest
 
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.runs.run import builtin_model
-from tests.harness.dumps.test_node_maps import as_transformers, checked, renamed, trace_of
+from tests.harness.dumps.test_dumps import trace_of
+from tests.harness.dumps.test_node_maps import as_transformers, checked, renamed
 
 LLAMA_CPP = {"oracle": "llama.cpp"}
 

@@ -13,8 +13,8 @@ from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import Verdict
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.synth.gguf_writer import write_gguf
-from tests.harness.dumps.test_dumps import TENSORS, changed
-from tests.harness.dumps.test_node_maps import checked, trace_of
+from tests.harness.dumps.test_dumps import TENSORS, changed, trace_of
+from tests.harness.dumps.test_node_maps import checked
 from tests.stored_dumps import as_bf16, write_bf16
 
 Tensors = dict[str, Any]

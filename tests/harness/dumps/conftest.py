@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
-from tests.harness.dumps.test_dumps import plan_for
+from tests.harness.dumps.test_dumps import trace_of
 
 
 @pytest.fixture(scope="package")
@@ -16,6 +15,4 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dump")
-    dump_trace(plan_for(model, "reference"), folder, None, lambda _: None)
-    return folder
+    return trace_of(model, tmp_path_factory.mktemp("dump"))

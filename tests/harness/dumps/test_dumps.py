@@ -19,10 +19,17 @@ from lockstep.harness.dumps.dump import MOST_BATCHES, read_dump
 from lockstep.harness.judging.findings import Findings
 from lockstep.harness.locate.locate import locate
 from lockstep.harness.records import Answered, Request, Unanswerable
+from lockstep.harness.runs.dump import dump_trace
 from tests.plans import open_both, plan_of
 
 TENSORS = "tensors.safetensors"
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def trace_of(model: Path, folder: Path) -> Path:
+    """As `lockstep trace` writes it."""
+    dump_trace(plan_for(model, "reference"), folder, None, lambda _: None)
+    return folder
 
 
 def plan_for(model: Path, engine: str) -> Plan:

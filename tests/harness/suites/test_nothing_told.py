@@ -152,8 +152,7 @@ def test_half_that_moves_nothing_is_not_compared(
     path = scaled(builtin("f32", tmp_path), tmp_path / "m.gguf", "token_embd.weight", 1e7)
     path = scale_in_layers(path, tmp_path / "quiet.gguf", tensor, 1e-9)
     without = scale_in_layers(path, tmp_path / "without.gguf", tensor, 0.0)
-    plan = plan_for(path, engine=engine.name, suites=(suite,), n_tokens=6, subject_model=without)
-    found = verdicts_of(plan)
+    found = check_engine(path, engine.name, suite, n_tokens=6, subject_model=without)
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
     assert "diverged" not in {v.status for v in found}
     assert half in {v.detail.get("half") for v in found}
