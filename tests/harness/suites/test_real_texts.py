@@ -135,11 +135,11 @@ def test_who_reads_them_as_unicode_has_it_is_not_accused_under_bpe(tmp_path: Pat
 def test_who_loses_bytes_that_the_vocabulary_has_tokens_for_diverges(
     kind: str, engine: str, tmp_path: Path
 ) -> None:
-    assert statuses(tokens(kind, engine, tmp_path)) == {"diverged"}
+    assert statuses(encoded_by(kind, engine, tmp_path)) == {"diverged"}
 
 
 def test_the_right_engine_is_excused_of_nothing(tmp_path: Path) -> None:
-    assert statuses(tokens("gpt2", "reference", tmp_path)) == {"agreed"}
+    assert statuses(encoded_by("gpt2", "reference", tmp_path)) == {"agreed"}
 
 
 @pytest.mark.parametrize(("kept", "same"), [([1], True), ([9], False)])

@@ -109,7 +109,7 @@ def test_where_the_worst_is(batches: tuple[Batch, ...], row: int, all_rows: int,
         (
             (365, 372),
             (0.0, 0.089),
-            "372, the oracle's 365; they are 0.089 and 0 below the oracle's",
+            "372, the oracle's 365; they are 0.089 and 0 below",
         ),
         # llama.cpp's choice token by token need not be that of its run of all tokens at once
         ((1116, 1116), (0.043, 0.043), "1116 in both, 0.043 below"),
