@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.batch import Batch
+from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.fast import FastEngine
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.graph.engine import ReplayEngine
 from lockstep.harness.mutants.attention import MissingScale
-from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.mutants.heads import KvHeadModulo
+from lockstep.harness.mutants.parts.changed import ops_with
+from lockstep.harness.mutants.parts.mistakes import OPS, Mistake, put
 from lockstep.harness.mutants.rope import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request
 
@@ -68,16 +70,32 @@ class Quiet(FastEngine, name="quiet"):
         return b"".join(pieces)
 
 
+HalfSplit = ops_with(
+    rope=lambda ops, x, at, params: Mirror.rope(
+        ops, x, at, replace(params, halves=not params.halves)
+    )
+)
+
+
 def made(name: str, base: type[Adapter] = Quiet, **changes: Any) -> str:
     """An engine of that name, with methods and attributes put in."""
     type("Made", (base,), changes, name=name)
     return name
 
 
-def wrong(name: str, mutant: type[Mutant], **changes: Any) -> str:
+def wrong(name: str, mutant: type[Mistake], **changes: Any) -> str:
     """As the mutant computes; no Mutant itself, or selftest would list it."""
-    ops = {"ops": mutant.ops, "make_ops": Reference.make_ops}
-    type("Made", (Quiet,), {**ops, **changes}, name=name)
+    kinds = [cls for cls in reversed(mutant.__mro__) if issubclass(cls, Mistake)]
+    own = {k: v for cls in kinds[1:] for k, v in vars(cls).items() if not k.startswith("__")}
+
+    def make_ops(engine: Any) -> Any:
+        ops: Any = Reference.make_ops(engine)
+        ops.flash = None  # which has no place for some mistakes
+        for op in own.keys() & {*OPS}:
+            put(ops, op, getattr(engine, op))
+        return ops
+
+    type("Made", (Quiet,), {**own, "ops": Mirror, "make_ops": make_ops, **changes}, name=name)
     return name
 
 

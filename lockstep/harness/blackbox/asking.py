@@ -1,13 +1,11 @@
 """Both engines are asked on models that are made for one question, and judged as in `check`."""
 
-import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -71,7 +69,6 @@ OF_EXTENT = (
     *("kind", "margin", "allowed", "expected", "actual", "mismatched", "total", "reason"),
     *(COMPUTED_IN, LOGARITHMS),
 )
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 Make = Callable[[GgufFile], Recipe]
 
 
@@ -271,30 +268,6 @@ class SliceAsker:
             finally:
                 path.unlink()
         return total
-
-
-def on_made_models(
-    plan: Plan, context: Context, suite: str, work: Callable[[SliceAsker], Iterator[Verdict]]
-) -> Iterator[Verdict]:
-    """The work's verdicts; where models cannot be made, or not asked about, it is said."""
-    with TemporaryDirectory(prefix="lockstep-") as folder:
-        inner = replace(plan, suites=(), by_name=False)
-        asker = SliceAsker(plan=inner, folder=Path(folder), progress=context.progress)
-        try:
-            yield from work(asker)
-        except NotSteady as error:
-            detail = {"at_fault": "subject", "kind": "not-deterministic"}
-            key = (suite, "not-deterministic")
-            yield context.verdict(suite, "diverged", str(error), detail, key)
-        except EngineError as error:
-            yield context.verdict(suite, "not-applicable", str(error))
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            text = f"a model made of this one cannot be written to {folder}: {error.strerror}"
-            yield context.verdict(suite, "not-applicable", f"{text}; TMPDIR names another folder")
-        finally:
-            asker.close()
 
 
 def holds_quantised(file: GgufFile) -> bool:

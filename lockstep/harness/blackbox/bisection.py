@@ -13,7 +13,6 @@ from lockstep.engine.errors import Unsupported
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
 from lockstep.harness.blackbox import (
     answers_of_threads,
-    choosing,
     fewer_layers,
     long_context,
     long_prompt,
@@ -53,6 +52,7 @@ from lockstep.harness.blackbox.numbers import (
 from lockstep.harness.blackbox.offers import why_not_asked
 from lockstep.harness.blackbox.parts import Maker, larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
+from lockstep.harness.blackbox.probes import CHOICES
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import SCALES, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
@@ -209,7 +209,7 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
     """What suites ask on made models, by their names for it, and no bisection asks itself."""
     return {
         long_context.SUITE: partial(long_prompt.long_texts, plan),
-        choosing.SUITE: partial(own_token.check_own_tokens, plan),
+        CHOICES: partial(own_token.check_own_tokens, plan),
         PROMPTS: partial(own_prompts.check_own_prompts, plan),
         TEXT: partial(own_prompts.text_checked, plan),
         several_threads.SUITE: partial(several_threads.check_several_threads, plan),

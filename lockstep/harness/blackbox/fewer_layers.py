@@ -7,24 +7,23 @@ of each kind, and each tensor in each of its types; matrices keep these.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.bisect.bisection import Bisection, bisect
-from lockstep.harness.blackbox.asking import Make, SliceAsker, on_made_models
+from lockstep.harness.blackbox.asking import Make, SliceAsker
 from lockstep.harness.blackbox.first_layers import enough_of, enough_types
 from lockstep.harness.blackbox.long_context import layers_to_ask
 from lockstep.harness.blackbox.offers import why_not_asked
+from lockstep.harness.blackbox.probes import bisect_on_made, on_made_models, open_first
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import ALIKE, architecture, first_layers, n_layers
-from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites
+from lockstep.harness.check.check import Opened, Plan, run_suites
 from lockstep.harness.context.further_runs import is_small, size_of
-from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
 
 SUITE = "logits"
@@ -53,10 +52,8 @@ def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     opened, words = opened_with(asker)
     if opened is None:
         return
-    try:
+    with closing(opened):
         found = list(run_suites(opened.context, (SUITE,)))
-    finally:
-        opened.close()
     if not says_all(found):
         return
     for verdict in found:
@@ -87,9 +84,8 @@ def opened_with(asker: SliceAsker) -> tuple[Opened | None, str]:
     """And which layers it has. None: there is no such model, or one of the engines takes none."""
     with suppress(Unsupported):
         n, total = layers_asked(asker), n_layers(asker.file)
-        for recipe_of in ways_to_make(asker, n) if n < total else ():
-            with suppress(NoAnswer, BadInput):
-                return asker.open(asker.made(recipe_of)), f"its first {n} of {total} layers"
+        makes = ways_to_make(asker, n) if n < total else ()
+        return open_first(asker, makes), f"its first {n} of {total} layers"
     return None, ""
 
 
@@ -131,18 +127,14 @@ def bisect_fewer_layers(plan: Plan, context: Context) -> Bisection | None:
     neither, or nothing is asked."""
     if not is_asked(context):
         return None
-    with TemporaryDirectory(prefix="lockstep-") as folder, suppress(NoAnswer, EngineError):
-        asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
-        try:
-            opened, words = opened_with(asker)
-            if opened is None:
-                return None
-            try:
-                found = bisect(opened.context)
-            finally:
-                opened.close()
-            asked = ", ".join(filter(None, (words, found.asked)))
-            return replace(found, asked=asked) if found.culprits else None
-        finally:
-            asker.close()
-    return None
+    return bisect_on_made(plan, context, bisect_first_layers)
+
+
+def bisect_first_layers(asker: SliceAsker) -> Bisection | None:
+    opened, words = opened_with(asker)
+    if opened is None:
+        return None
+    with closing(opened):
+        found = bisect(opened.context)
+    asked = ", ".join(filter(None, (words, found.asked)))
+    return replace(found, asked=asked) if found.culprits else None

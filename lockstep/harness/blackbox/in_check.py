@@ -18,12 +18,7 @@ from lockstep.harness.blackbox import (
     several_threads,
     whole,
 )
-from lockstep.harness.blackbox.asking import (
-    SliceAnswer,
-    SliceAsker,
-    holds_quantised,
-    on_made_models,
-)
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, holds_quantised
 from lockstep.harness.blackbox.bisection import (
     MADE,
     NO_LENS,
@@ -44,6 +39,7 @@ from lockstep.harness.blackbox.offers import (
     why_not_asked,
 )
 from lockstep.harness.blackbox.places import see_in_place
+from lockstep.harness.blackbox.probes import on_made_models
 from lockstep.harness.blackbox.report import as_of_logits
 from lockstep.harness.blackbox.slices import ALIKE, architecture, n_layers
 from lockstep.harness.blackbox.time_steps import has_steps, layers_with_steps, with_large_steps

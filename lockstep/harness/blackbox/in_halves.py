@@ -7,6 +7,7 @@ So they are asked (kept_bits.py) whether they tell numbers apart that halves do 
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from math import isfinite
 
@@ -93,13 +94,10 @@ def explain_by_rounding(
 def explain_embeddings(context: Context) -> InHalves | None:
     """The same for an engine that gives embeddings alone, which is not asked what it tells apart.
     Raises NoAnswer."""
-    own = context.for_embeddings()
-    try:
+    with closing(context.for_embeddings()) as own:
         rows = own.ask_both("embed", own.batches)
         first, second = (Evaluation(logits=each, trace=None) for each in rows)
         return explain_by_halves(own, first, second, 0.0, lambda: None, outputs="embeddings")
-    finally:
-        own.close()
 
 
 def computes_in_halves(context: Context, kept: Kept) -> bool:

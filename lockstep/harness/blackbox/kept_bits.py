@@ -7,6 +7,7 @@ not: of thousands some are rounded otherwise.
 """
 
 from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -72,12 +73,9 @@ def to_powers_of_two(more: float, but: int = 0) -> Change:
 def run_alone(opening: Callable[[Plan], Opened], plan: Plan) -> Evaluation:
     """The usual run of the engine under test; the plan's model is removed."""
     try:
-        opened = opening(plan)
-        try:
+        with closing(opening(plan)) as opened:
             request = Request(batches=opened.context.batches)
             found: Evaluation = opened.context.ask(opened.context.subject, "evaluate", request)
             return found
-        finally:
-            opened.close()
     finally:
         plan.model.unlink()

@@ -10,15 +10,12 @@ one of each mask at least, in F32, with the first tokens of a large vocabulary a
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.bisect.bisection import Bisection, bisect
@@ -26,7 +23,6 @@ from lockstep.harness.blackbox.asking import (
     SliceAnswer,
     SliceAsker,
     left_unanswered,
-    on_made_models,
     verdicts_of,
     worst_of,
 )
@@ -39,6 +35,7 @@ from lockstep.harness.blackbox.long_texts import (
     only_in_long,
 )
 from lockstep.harness.blackbox.offers import ENOUGH, why_not_asked
+from lockstep.harness.blackbox.probes import bisect_on_made, on_made_models
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.blackbox.slices import first_layers, n_layers
 from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites
@@ -178,32 +175,26 @@ def bisect_long_context(plan: Plan, context: Context) -> Bisection | None:
     every = unseen(context)
     if not every:
         return None
+
     # of whom `checked` says why such a model is not made the usual bisection is as true
-    with TemporaryDirectory(prefix="lockstep-") as folder, suppress(EngineError):
-        asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
-        try:
-            n, layers = layers_to_ask(asker)
-            for way in ways_to_make(asker, n):
-                with suppress(NoAnswer, BadInput, MakesNothing):
-                    found, shown = bisection_of(asker, way, every)
-                    return (
-                        replace(found, asked=describe_runs(shown, layers))
-                        if found.culprits
-                        else None
-                    )
-        finally:
-            asker.close()
-    return None
+    def work(asker: SliceAsker) -> Bisection | None:
+        n, layers = layers_to_ask(asker)
+        for way in ways_to_make(asker, n):
+            with suppress(NoAnswer, BadInput, MakesNothing):
+                found, shown = bisection_of(asker, way, every)
+                asked = describe_runs(shown, layers)
+                return replace(found, asked=asked) if found.culprits else None
+        return None
+
+    return bisect_on_made(plan, context, work)
 
 
 def bisection_of(
     asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]
 ) -> tuple[Bisection, Sequence[OnlyInLong]]:
     opened, shown = open_shown(asker, way, every)
-    try:
+    with closing(opened):
         return bisect(opened.context), shown
-    finally:
-        opened.close()
 
 
 def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:

@@ -8,11 +8,8 @@ that are left over among threads are seen with several.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TypeVar
 
@@ -20,12 +17,12 @@ import numpy as np
 from numpy.random import Philox
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.errors import EngineError
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.blackbox import long_context
-from lockstep.harness.blackbox.asking import NotSteady, SliceAsker, left_unanswered, on_made_models
+from lockstep.harness.blackbox.asking import NotSteady, SliceAsker, left_unanswered
 from lockstep.harness.blackbox.long_context import SUITE, ways_to_make
 from lockstep.harness.blackbox.offers import why_not_asked
+from lockstep.harness.blackbox.probes import bisect_on_made, on_made_models
 from lockstep.harness.blackbox.slices import first_layers, n_layers, number
 from lockstep.harness.check.check import BadInput, Opened, Plan
 from lockstep.harness.context.further_runs import is_small
@@ -313,17 +310,15 @@ def bisect_long_prompt(plan: Plan, context: Context) -> Bisection | None:
     """Of the shortest prompt that is wrong, where no op is wrong in the usual run. None: there is
     no such prompt, or the engine takes no such model."""
     n = tokens_of(context)
-    with TemporaryDirectory(prefix="lockstep-") as folder, suppress(NoAnswer, EngineError):
-        asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
-        try:
-            if n <= LEAST or weights_of(asker) > LARGEST:
-                return None
-            # in one ubatch: tensors of several are not held against each other
-            settings = replace(plan.settings, n_ctx=CELLS, n_ubatch=CELLS, n_threads=THREADS)
-            return opened_with(asker, settings, partial(bisection_of, n=n))
-        finally:
-            asker.close()
-    return None
+
+    def work(asker: SliceAsker) -> Bisection | None:
+        if n <= LEAST or weights_of(asker) > LARGEST:
+            return None
+        # in one ubatch: tensors of several are not held against each other
+        settings = replace(plan.settings, n_ctx=CELLS, n_ubatch=CELLS, n_threads=THREADS)
+        return opened_with(asker, settings, partial(bisection_of, n=n))
+
+    return bisect_on_made(plan, context, work)
 
 
 def bisection_of(opened: Opened, n: int) -> Bisection | None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,12 +70,11 @@ def through(asker: SliceAsker, lens: Lens) -> Looked:
     found = through_once(asker, lens)
     if not found.answer.differs or not is_wide(asker.file, lens):
         return found
-    of_one_file = replace(asker, plan=replace(asker.plan, subject_model=asker.plan.model))
-    try:
+    with closing(
+        replace(asker, plan=replace(asker.plan, subject_model=asker.plan.model))
+    ) as of_one_file:
         if through_once(of_one_file, replace(lens, decoded=True)).answer.agrees:
             return found
-    finally:
-        of_one_file.close()
     text = f"it takes no model of width {lens.width}, with which {lens.type} would show"
     return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
 

@@ -14,8 +14,8 @@ from lockstep.engine.batch import steps_of
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.asking import holds_quantised
 from lockstep.harness.blackbox.changes import times
-from lockstep.harness.blackbox.choosing import asked_to_choose
 from lockstep.harness.blackbox.parts import LARGER
+from lockstep.harness.blackbox.probes import asked_to_choose
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import (
     is_values,

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.blackbox.changes import signs
-from lockstep.harness.blackbox.choosing import SUITE, asked_to_choose
 from lockstep.harness.blackbox.parts import (
     EMBEDDING,
     OUTPUT,
@@ -24,6 +23,8 @@ from lockstep.harness.blackbox.parts import (
     off,
     scale_of_embeddings,
 )
+from lockstep.harness.blackbox.probes import CHOICES as SUITE
+from lockstep.harness.blackbox.probes import asked_to_choose
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import slice_of
 from lockstep.harness.check.check import Plan

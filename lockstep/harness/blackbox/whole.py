@@ -8,21 +8,19 @@ norms is seen where activations are small, and nowhere else.
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from lockstep.engine.errors import EngineError
 from lockstep.harness.bisect.bisection import OF_TWIN, Bisection, bisect_run
-from lockstep.harness.blackbox.asking import NO_ROOM, SliceAnswer, SliceAsker, holds_quantised
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, holds_quantised
 from lockstep.harness.blackbox.in_halves import computes_in_halves, explain_embeddings
 from lockstep.harness.blackbox.offers import embeds
+from lockstep.harness.blackbox.probes import NO_ROOM, bisect_on_made
 from lockstep.harness.blackbox.slices import at_their_places, n_layers, small
 from lockstep.harness.blackbox.time_steps import has_steps, with_large_steps
-from lockstep.harness.check.check import BadInput, Plan
-from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.check.check import Plan
+from lockstep.harness.context.suite import Context
 from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.twin import write_twin
 
@@ -115,39 +113,27 @@ def twin_of(asker: SliceAsker) -> Iterator[Plan]:
 def bisect_twin(plan: Plan, context: Context) -> Bisection | None:
     """Along what the engine shows of the twin, if that shows where: None else, also where there is
     no room for one."""
-    with (
-        suppress(BadInput, EngineError, NoAnswer),
-        without_room(),
-        TemporaryDirectory(prefix="lockstep-") as folder,
-    ):
-        asker = SliceAsker(plan=plan, folder=Path(folder), progress=context.progress)
-        try:
-            if is_small_enough(asker) and is_quantised(asker):
-                with twin_of(asker) as of_twin:
-                    return bisected_on(asker, of_twin)
-        finally:
-            asker.close()
-    return None
 
+    def work(asker: SliceAsker) -> Bisection | None:
+        if not (is_small_enough(asker) and is_quantised(asker)):
+            return None
+        with twin_of(asker) as of_twin:
+            return bisected_on(asker, of_twin)
 
-@contextmanager
-def without_room() -> Iterator[None]:
     try:
-        yield
+        return bisect_on_made(plan, context, work)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
+        return None
 
 
 def bisected_on(asker: SliceAsker, plan: Plan) -> Bisection | None:
-    opened = asker.open(plan)
-    try:
+    with closing(asker.open(plan)) as opened:
         found = bisect_run(opened.context)
         if not found.culprits or in_halves(opened.context, asker):
             return None
         return replace(found, asked=OF_TWIN)
-    finally:
-        opened.close()
 
 
 def in_halves(context: Context, asker: SliceAsker) -> bool:

@@ -1,5 +1,6 @@
 """A diagnosis as work for a process of its own."""
 
+from contextlib import closing
 from dataclasses import replace
 
 from lockstep.harness.check.check import Plan
@@ -10,12 +11,8 @@ from lockstep.harness.runs.run import opened_for
 
 def diagnose_one(plan: Plan, say: Say) -> None:
     """Says what it does as text, what is known before the end, and then what was Diagnosed."""
-    opened = opened_for(plan, say)
-    try:
-        bench = DiagnosisBench.of(opened.context)
-        try:
-            say(replace(diagnose(opened.context, bench, say), engines=opened.engines))
-        finally:
-            bench.close()
-    finally:
-        opened.close()
+    with (
+        closing(opened_for(plan, say)) as opened,
+        closing(DiagnosisBench.of(opened.context)) as bench,
+    ):
+        say(replace(diagnose(opened.context, bench, say), engines=opened.engines))

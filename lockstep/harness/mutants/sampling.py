@@ -12,6 +12,8 @@ from lockstep.engine.ops.reference import I32, RopeParams
 from lockstep.engine.quants.base import F32
 from lockstep.harness.mutants.base import Mutant
 
+FIRST = "text differs from the first token on, and the logits are right"
+
 
 class WrongChoice(Mutant):
     """A greedy loop with its mistakes as options."""
@@ -23,14 +25,21 @@ class WrongChoice(Mutant):
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         memory = self.loaded.new_memory()
-        last = self.loaded.decode(Batch.of(prompt), memory)[self.row]
-        ids: list[int] = []
+        rows = self.loaded.decode(Batch.of(self.read(prompt)), memory)
+        last, ids = rows[max(self.row, -len(rows))], list[int]()
         while len(ids) < n:
             ids.append(int(self.choose(last, ids)))
             if len(ids) < n:
-                at = len(prompt) + len(ids) - 1
-                last = self.loaded.decode(Batch.of(ids[-1:], start=at), memory)[-1]
+                every = [*prompt, *ids]
+                fed = Batch.of([self.fed(every)], start=len(every) - 1)
+                last = self.loaded.decode(fed, memory)[-1]
         return ids
+
+    def read(self, prompt: Sequence[int]) -> Sequence[int]:
+        return prompt
+
+    def fed(self, ids: Sequence[int]) -> int:
+        return ids[-1]
 
     def choose(self, logits: F32, before: Sequence[int]) -> int:
         return int(np.argmax(logits))
@@ -41,6 +50,26 @@ WrongChoice.add_fault(
     "the first token is chosen by the logits of the prompt's first row",
     "an answer begins with the wrong word",
     row=0,
+)
+
+
+WrongChoice.add_fault(
+    "greedy-row-before",
+    "the first token is chosen by the logits of the last but one",
+    FIRST,
+    row=-2,
+)
+WrongChoice.add_fault(
+    "greedy-last-of-prompt-lost",
+    "the last token of the prompt is fed as the first one again",
+    FIRST,
+    read=lambda self, prompt: [*prompt[:-1], prompt[0]],
+)
+WrongChoice.add_fault(
+    "greedy-feeds-one-late",
+    "the token before the one that was just chosen is fed",
+    "text differs from the second token on, and the logits are right",
+    fed=lambda self, ids: ids[-2],
 )
 
 

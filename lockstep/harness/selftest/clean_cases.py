@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -176,11 +177,8 @@ class TriedCase:
 def try_clean(seed: int) -> TriedCase:
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         plan = clean_plan(seed, Path(folder))
-        run = open_plan(plan, lambda _: None)
-        try:
+        with closing(open_plan(plan, lambda _: None)) as run:
             verdicts = list(run_suites(run.context, ()))
-        finally:
-            run.close()
     fine = ("agreed", "excused", "not-applicable")
     wrong = [f"{v.suite}: {v.summary}" for v in verdicts if v.status not in fine]
     agreed = {v.suite for v in verdicts if v.status == "agreed"}

@@ -1,6 +1,7 @@
 """A finding about a foreign engine as somebody else can see it: its smallest file, and its text."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,11 +62,8 @@ def verdicts_on_case(finding: Finding, progress: Callable[[str], None]) -> list[
             n_tokens=N_TOKENS,
             n_steps=N_STEPS,
         )
-        opened = open_plan(plan, progress)
-        try:
+        with closing(open_plan(plan, progress)) as opened:
             return list(run_suites(opened.context, finding.suites))
-        finally:
-            opened.close()
 
 
 def is_seen_in(finding: Finding, verdict: Verdict) -> bool:

@@ -12,11 +12,10 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import Bisection, bisect
 from lockstep.harness.check.check import run_suites
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.mutants.rope import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request, TensorRecord, Trace, Verdict
 from tests.contexts import context_of, diverged, statuses
 from tests.models import builtin
-from tests.quiet_engines import made
+from tests.quiet_engines import HalfSplit, made
 
 LAYERS = ("embd", "l_out", "result_norm", "result_output")
 HOOKS = (*LAYERS, "attn_norm", "Qcur", "Kcur", "Vcur", "attn_out", "ffn_norm", "ffn_out")
@@ -49,7 +48,7 @@ SHOWS_FUSED = made("test:shows-fused", Partial, shown=FUSED)
 SHOWS_NOTHING = made("test:shows-nothing", Partial, shown=())
 # No member of the catalogue, though it makes the same mistake.
 WRONG_ROPE = made(
-    "test:wrong-rope-fused", Partial, ops=RopeHalfSplit.ops, shown=("Qcur", "Kcur", *FUSED)
+    "test:wrong-rope-fused", Partial, ops=HalfSplit, shown=("Qcur", "Kcur", *FUSED)
 )
 WITHHOLDS = made("test:withholds", Partial, shown=HOOKS, withheld=("Qcur-1",))
 
@@ -112,7 +111,7 @@ def test_an_engine_that_shows_its_tensors_under_other_names_is_not_conform(tmp_p
 
 
 WRONG_WHERE_IT_IS_HIDDEN = made(
-    "test:wrong-where-it-is-hidden", Partial, shown=LAYERS, ops=RopeHalfSplit.ops
+    "test:wrong-where-it-is-hidden", Partial, shown=LAYERS, ops=HalfSplit
 )
 
 

@@ -1,6 +1,7 @@
 """`check` of an engine without tensors: the F32 twin for its graph, lenses for its weights."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,11 @@ def verdicts(
     shows: tuple[str, ...] | None = None,
 ) -> Iterator[Verdict]:
     """Of the plan's engine as if it showed no more than these."""
-    opened = open_plan(plan, lambda _: None)
-    try:
+    with closing(open_plan(plan, lambda _: None)) as opened:
         info = replace(opened.context.subject_info, levels=levels)
         info = replace(info, computes_nodes=False, shows_nodes=False, shows=shows)
         context = replace(opened.context, subject_info=info, named=named)
         yield from check_black_box(plan, context)
-    finally:
-        opened.close()
 
 
 def plan_of(path: Path, **changes: Any) -> Plan:

@@ -1,5 +1,6 @@
 """Slices of one layer have the first tokens of a large vocabulary and its special ones."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,12 +90,9 @@ def test_both_engines_take_slices_with_few_tokens_and_the_wrong_layer_is_named(
     assert {row.answer.status for row in found.rows} == {"agreed"}
     wrong = bisected(path, tmp_path / "wrong", engine="mutant:silu-without-gate")
     assert set(faults(wrong)) == {0, 1}
-    asker = asker_of(path, tmp_path / "asked")
-    try:
+    with closing(asker_of(path, tmp_path / "asked")) as asker:
         recipe = asker.with_few_tokens(asker.file, slice_of(asker.file, 0))
         assert len(recipe.rows["token_embd.weight"]) < LARGE / 4
-    finally:
-        asker.close()
 
 
 class KnowsItsVocabulary(Reference, name="test:knows-its-vocabulary"):

@@ -1,6 +1,7 @@
 """What a large model is asked besides its usual run: on its first layers, in its own types."""
 
 import errno
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -262,11 +263,8 @@ def test_a_layer_without_rotation_is_among_the_first(tmp_path: Path) -> None:
     with llama_cpp_opened() as session:
         make_variant(variant, path, session=session)
     plan = plan_for(path, engine="llama.cpp", oracle="llama.cpp")
-    asker = SliceAsker(plan=plan, folder=tmp_path, progress=lambda _: None)
-    try:
+    with closing(SliceAsker(plan=plan, folder=tmp_path, progress=lambda _: None)) as asker:
         assert layers_asked(asker) == 4
-    finally:
-        asker.close()
 
 
 def test_each_type_of_the_file_that_the_engine_is_given_is_among_them(tmp_path: Path) -> None:
@@ -276,8 +274,5 @@ def test_each_type_of_the_file_that_the_engine_is_given_is_among_them(tmp_path: 
         stored = frozenset(names) - {"blk.2.ffn_down.weight"}  # which is F32
         rewrite(file, Recipe(names=names, stored=stored), theirs)
     plan = plan_for(ours, subject_model=theirs)
-    asker = SliceAsker(plan=plan, folder=tmp_path, progress=lambda _: None)
-    try:
+    with closing(SliceAsker(plan=plan, folder=tmp_path, progress=lambda _: None)) as asker:
         assert layers_asked(asker) == 3
-    finally:
-        asker.close()

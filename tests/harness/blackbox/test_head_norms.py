@@ -1,5 +1,6 @@
 """Norms of heads read what a layer's norm made large: a wrong eps shows where heads are small."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,5 @@ def test_a_wrong_eps_of_heads_is_seen_where_heads_are_small(
     engine: str, status: str, tmp_path: Path
 ) -> None:
     path = model_of_arch("gemma3", tmp_path, {})
-    asker = asker_of(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
-    try:
+    with closing(asker_of(path, tmp_path / "made", engine=engine, oracle="llama.cpp")) as asker:
         assert asker.ask(small).status == status
-    finally:
-        asker.close()

@@ -2,6 +2,7 @@
 those that are wrong by more than that are."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -256,11 +257,8 @@ def test_an_engine_is_asked_in_what_it_keeps_numbers(
 ) -> None:
     """Also where its head is the table of embeddings."""
     model = written(tmp_path, quant="Q4_0", tied=tied)
-    asker = asker_of(model, tmp_path / "made", engine=engine, oracle="llama.cpp")
-    try:
+    with closing(asker_of(model, tmp_path / "made", engine=engine, oracle="llama.cpp")) as asker:
         assert asker.halves == kept
-    finally:
-        asker.close()
 
 
 @pytest.mark.parametrize(

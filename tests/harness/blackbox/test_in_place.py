@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,13 +58,10 @@ def model(tmp_path: Path) -> Path:
 
 
 def looked_at(path: Path, folder: Path, engine: str) -> list[SeenInPlace]:
-    asker = asker_of(path, folder, engine=engine)
-    try:
+    with closing(asker_of(path, folder, engine=engine)) as asker:
         found, why = see_in_place(asker)
         assert not why
         return found
-    finally:
-        asker.close()
 
 
 @pytest.mark.parametrize(
@@ -108,11 +106,8 @@ class IgnoresEps(Reference, name="test:ignores-eps-of-all"):
 def test_an_engine_that_takes_the_usual_eps_is_not_said_to_have_wrong_tensors(
     model: Path, tmp_path: Path
 ) -> None:
-    asker = asker_of(model, tmp_path / "made", engine="test:ignores-eps-of-all")
-    try:
+    with closing(asker_of(model, tmp_path / "made", engine="test:ignores-eps-of-all")) as asker:
         found, why = see_in_place(asker)
-    finally:
-        asker.close()
     assert (found, "does not take attention.layer_norm_rms_epsilon" in why) == ([], True)
 
 
@@ -155,12 +150,9 @@ def test_check_sees_it_too(model: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def verdicts(path: Path, engine: str) -> Iterator[Verdict]:
     """Of the engine as if it showed logits alone."""
     plan = plan_for(path, n_tokens=8, engine=engine)
-    opened = open_plan(plan, lambda _: None)
-    try:
+    with closing(open_plan(plan, lambda _: None)) as opened:
         info = replace(opened.context.subject_info, levels=("logits",), shows_nodes=False)
         yield from check_black_box(plan, replace(opened.context, subject_info=info))
-    finally:
-        opened.close()
 
 
 def test_matrices_in_their_places_are_the_files_bytes_under_their_names(

@@ -1,6 +1,7 @@
 """A lens puts rows of any matrix into the place of the head: where all are wrong, it may be the
 head's product alone, and no decoder."""
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +28,11 @@ class WithAWrongHead(Reference, name="test:wrong-head"):
 
 
 def seen(model: Path, **changes: object) -> list[Looked]:
-    asker = asker_of(model, model.parent / "made", **{"oracle": "llama.cpp", **changes})
-    try:
+    with closing(
+        asker_of(model, model.parent / "made", **{"oracle": "llama.cpp", **changes})
+    ) as asker:
         lenses, _ = lenses_of(asker.file, asker.layers_to_load)
         return [through(asker, lens) for lens in lenses if lens.type == "Q4_0"]
-    finally:
-        asker.close()
 
 
 def test_where_every_matrix_is_wrong_it_is_said_that_it_may_be_the_head(tmp_path: Path) -> None:

@@ -136,11 +136,8 @@ def test_the_first_layer_in_f32_shows_such_a_loop_where_the_limit_of_the_model_h
     """That is the limit of honest engines who convert activations otherwise: it hides much."""
     model = builtin("q8_0", tmp_path)
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_steps=STEPS)
-    whole = open_plan(plan, lambda _: None)
-    try:
+    with closing(open_plan(plan, lambda _: None)) as whole:
         found = list(own_prompts.text_checked(plan, whole.context))
-    finally:
-        whole.close()
     assert wrong(found) == keys, text(found)
     assert WHERE in text(found)
 

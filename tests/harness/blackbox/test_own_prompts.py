@@ -2,6 +2,7 @@
 quantised one no token is so much likelier than another that a wrong one proved anything."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,8 @@ from tests.models import builtin
 
 def asked(model: Path, engine: str) -> list[Verdict]:
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_tokens=32)
-    opened = open_plan(plan, lambda _: None)
-    try:
+    with closing(open_plan(plan, lambda _: None)) as opened:
         return list(check_own_prompts(plan, opened.context))
-    finally:
-        opened.close()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.engine.batch import Batch
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.blackbox import choosing
+from lockstep.harness.blackbox import probes
 from lockstep.harness.blackbox.own_token import WHERE
 from lockstep.harness.records import Request, Verdict
 from tests.black_boxes import bisected, one_layer_of, with_made_models
@@ -94,7 +94,7 @@ def test_a_greedy_search_of_ids_of_16_bits_is_found_on_a_model_that_has_more(
 def test_a_vocabulary_that_is_cut_as_it_is_large_is_said_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "WHOLE", 1 << 17)
+    monkeypatch.setattr(probes, "WHOLE_TABLES", 1 << 17)
     model = written(tmp_path, n_layer=1, n_embd=32, n_ff=32, n_vocab=5000)
     (found,) = of_own_tokens(decoded(model, Reference.name))
     assert found.status == "agreed"

@@ -1,6 +1,7 @@
 """A model that is too large in F32: some layers at a time are, at their places, with the others as
 they are stored; and it is said what nobody looked for."""
 
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,16 +39,13 @@ def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_so_many_layers_are_in_f32_as_a_twin_has_room_for(
     layers_that_fit: int, groups: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asker = asker_of(written(tmp_path, n_layer=3), tmp_path / "made")
-    try:
+    with closing(asker_of(written(tmp_path, n_layer=3), tmp_path / "made")) as asker:
         tensors = asker.file.tensors.values()
         layer = sum(4 * t.n_elements for t in tensors if t.name.startswith("blk.0."))
         monkeypatch.setattr(whole, "LARGEST_TWIN", layers_that_fit * layer)
         found = groups_of(asker)
         assert [len(group) for group in found] == groups
         assert [layer for group in found for layer in group] == [0, 1, 2]
-    finally:
-        asker.close()
 
 
 @pytest.mark.usefixtures("small_room")
@@ -91,8 +89,5 @@ def test_check_says_that_it_does_not_look_at_layers_by_their_numbers(tmp_path: P
 
 
 def test_of_a_small_one_nothing_is_left_out_for_its_size(tmp_path: Path) -> None:
-    asker = asker_of(written(tmp_path, n_layer=2), tmp_path / "made")
-    try:
+    with closing(asker_of(written(tmp_path, n_layer=2), tmp_path / "made")) as asker:
         assert see_in_place(asker)[1] != TOO_LARGE
-    finally:
-        asker.close()

@@ -1,6 +1,7 @@
 """What an engine keeps of one prompt for the next is known by prompts that are asked in turn."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import pairwise, takewhile
 from pathlib import Path
 
@@ -62,11 +63,10 @@ def test_of_a_large_model_no_prompt_without_tokens_is_asked_for(
 ) -> None:
     """The one that is the one before once more has none of its own; engines fail at none."""
     monkeypatch.setattr("lockstep.harness.diagnosis.asking.is_small", lambda file: False)
-    opened = open_plan(plan_for(builtin("f32", tmp_path), oracle="reference"), lambda _: None)
-    try:
+    with closing(
+        open_plan(plan_for(builtin("f32", tmp_path), oracle="reference"), lambda _: None)
+    ) as opened:
         (asked,) = prompts_in_turn(opened.context)
-    finally:
-        opened.close()
     assert [len(ids) for ids in asked.prompts] == [1, 37, 37, 37, 37, *[59] * 5, 97]
     first, second = asked.prompts[2:4]
     assert first == second != asked.prompts[4]

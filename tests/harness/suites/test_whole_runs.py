@@ -21,13 +21,12 @@ from lockstep.harness.bisect.bisection import NO_OP, bisect
 from lockstep.harness.check.check import Opened, open_plan, run_suites, settings_for
 from lockstep.harness.context.runner import LocalSession
 from lockstep.harness.exit_codes import exit_code
-from lockstep.harness.mutants.rope import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
 from lockstep.harness.synth.small import write_recurrent
 from tests.contexts import context_of, diverged, statuses
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin, with_values
-from tests.quiet_engines import made
+from tests.quiet_engines import HalfSplit, made
 
 WRONG = "mutant:rope-half-split"
 
@@ -185,7 +184,7 @@ def test_honest_runs_that_overflow_give_no_limit(model: Path, tmp_path: Path) ->
 class OnlyLogits(Reference, name="test:only-logits"):
     """Wrong in rotations, and shows embeddings alone."""
 
-    ops = RopeHalfSplit.ops
+    ops = HalfSplit
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), shows=("embd",))

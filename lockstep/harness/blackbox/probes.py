@@ -1,0 +1,130 @@
+"""Both engines on models that are made of the user's for one question, and gone behind it."""
+
+import errno
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from lockstep.engine.errors import EngineError
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.harness.bisect.bisection import Bisection
+from lockstep.harness.blackbox.asking import Make, NotSteady, SliceAsker
+from lockstep.harness.blackbox.few_tokens import OF_TOKENS
+from lockstep.harness.blackbox.offers import why_not_asked
+from lockstep.harness.blackbox.parts import EMBEDDING
+from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.blackbox.slices import n_layers
+from lockstep.harness.check.check import BadInput, Opened, Plan
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.records import Settings, Verdict
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+CHOICES = "decode"  # the suite of engines that choose tokens
+LARGEST_TABLE = 1 << 26  # numbers in a table of embeddings that cannot be cut: both engines read it
+WHOLE_TABLES = 1 << 25  # in all tables of one that can be, and is not where ids matter: 128 MB
+
+
+@contextmanager
+def asking_about(plan: Plan, progress: Callable[[str], None]) -> Iterator[SliceAsker]:
+    """Models made of the plan's lie in a folder that is gone behind this."""
+    with TemporaryDirectory(prefix="lockstep-") as folder:
+        asker = SliceAsker(plan=plan, folder=Path(folder), progress=progress)
+        with closing(asker):
+            yield asker
+
+
+def bisect_on_made(
+    plan: Plan, context: Context, work: Callable[[SliceAsker], Bisection | None]
+) -> Bisection | None:
+    """Return what is found along models made of the user's; None: there, neither, or that no such
+    model can be made or is taken."""
+    with suppress(BadInput, NoAnswer, EngineError), asking_about(plan, context.progress) as asker:
+        return work(asker)
+    return None
+
+
+def on_made_models(
+    plan: Plan, context: Context, suite: str, work: Callable[[SliceAsker], Iterator[Verdict]]
+) -> Iterator[Verdict]:
+    """The work's verdicts; where models cannot be made, or not asked about, it is said."""
+    inner = replace(plan, suites=(), by_name=False)
+    with asking_about(inner, context.progress) as asker:
+        try:
+            yield from work(asker)
+        except NotSteady as error:
+            detail = {"at_fault": "subject", "kind": "not-deterministic"}
+            key = (suite, "not-deterministic")
+            yield context.verdict(suite, "diverged", str(error), detail, key)
+        except EngineError as error:
+            yield context.verdict(suite, "not-applicable", str(error))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            place = f"{asker.folder}: {error.strerror}"
+            text = f"a model made of this one cannot be written to {place}"
+            yield context.verdict(suite, "not-applicable", f"{text}; TMPDIR names another folder")
+
+
+def open_first(
+    asker: SliceAsker, makes: Iterable[Make], settings: Settings | None = None
+) -> Opened | None:
+    """Both engines on the first of such models that both take; None: there is none."""
+    for make in makes:
+        made = asker.made(make)
+        with suppress(NoAnswer, BadInput):
+            return asker.open(replace(made, settings=settings or made.settings))
+    return None
+
+
+# --- engines that choose tokens -----------------------------------------------------------------
+
+
+def asked_to_choose(
+    plan: Plan,
+    context: Context,
+    words: str,
+    recipe_of: Callable[[GgufFile], Recipe],
+    said: Callable[[Context, Context], Iterator[Verdict]],
+    *,
+    every_id: bool = False,
+) -> Iterator[Verdict]:
+    """recipe_of: how the model is made; said: what is said of it, of the user's context and of that
+    of the made model; every_id: which has all ids of the user's, unless its tables were too large.
+    Nobody is held to a model that nobody has trained."""
+    levels = context.subject_info.levels
+    if (levels is not None and "greedy" not in levels) or context.facts.decoder_start is not None:
+        return
+
+    def work(asker: SliceAsker) -> Iterator[Verdict]:
+        table = asker.file.tensors.get(EMBEDDING)
+        if table is None:
+            return
+        whole = every_id and size_of_tables(asker.file) <= WHOLE_TABLES
+
+        def make(file: GgufFile) -> Recipe:
+            recipe = recipe_of(file)
+            return recipe if whole else asker.with_few_tokens(file, recipe)
+
+        n_layers(asker.file)  # raises Unsupported for what cannot be sliced
+        if prod(table.ne) > LARGEST_TABLE and not make(asker.file).rows:
+            return
+        context.progress(words)
+        opened = open_first(asker, (make,))
+        if opened is None:
+            return
+        with closing(opened):
+            try:
+                yield from said(context, opened.context)
+            except NoAnswer as error:
+                text = f"{words}, on a model made of this one: {error}"
+                yield context.verdict(CHOICES, "not-applicable", text)
+
+    if not why_not_asked(context.subject.name, levels, ("greedy",)):
+        yield from on_made_models(plan, context, CHOICES, work)
+
+
+def size_of_tables(file: GgufFile) -> int:
+    return sum(prod(file.tensors[name].ne) for name in OF_TOKENS if name in file.tensors)
