@@ -17,7 +17,6 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.graph.engine import ReplayEngine
 from lockstep.harness.mutants.attention import MissingScale
 from lockstep.harness.mutants.heads import KvHeadModulo
-from lockstep.harness.mutants.parts.changed import ops_with
 from lockstep.harness.mutants.parts.mistakes import OPS, Mistake, put
 from lockstep.harness.mutants.rope import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request
@@ -68,6 +67,11 @@ class Quiet(FastEngine, name="quiet"):
 
     def write(self, pieces: list[bytes]) -> bytes:
         return b"".join(pieces)
+
+
+def ops_with(**methods: Callable[..., Any]) -> type[Mirror]:
+    """The ops with some of them replaced."""
+    return type("Wrong", (Mirror,), methods)
 
 
 HalfSplit = ops_with(

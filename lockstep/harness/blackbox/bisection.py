@@ -12,7 +12,6 @@ from functools import partial
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.bisect.bisection import UNANSWERED, said_by_check
 from lockstep.harness.blackbox import (
-    answers_of_threads,
     fewer_layers,
     long_context,
     long_prompt,
@@ -20,7 +19,6 @@ from lockstep.harness.blackbox import (
     own_token,
     several_threads,
 )
-from lockstep.harness.blackbox.answers_of_threads import LISTS, TEXTS, TOKENS
 from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS
 from lockstep.harness.blackbox.layers import (
@@ -54,6 +52,7 @@ from lockstep.harness.blackbox.parts import Maker, larger, smaller
 from lockstep.harness.blackbox.places import SeenInPlace, see_in_place
 from lockstep.harness.blackbox.probes import CHOICES
 from lockstep.harness.blackbox.rewriting import Recipe
+from lockstep.harness.blackbox.several_threads import LISTS, LOGITS, TEXTS, TOKENS, check_threads
 from lockstep.harness.blackbox.slices import SCALES, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.time_steps import with_large_steps
@@ -212,10 +211,10 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
         CHOICES: partial(own_token.check_own_tokens, plan),
         PROMPTS: partial(own_prompts.check_own_prompts, plan),
         TEXT: partial(own_prompts.text_checked, plan),
-        several_threads.SUITE: partial(several_threads.check_several_threads, plan),
-        THREADS: partial(answers_of_threads.check_threads, TOKENS, plan),
-        THREADS_OF_LISTS: partial(answers_of_threads.check_threads, LISTS, plan),
-        THREADS_OF_TEXTS: partial(answers_of_threads.check_threads, TEXTS, plan),
+        LOGITS.suite: partial(several_threads.check_several_threads, plan),
+        THREADS: partial(check_threads, TOKENS, plan),
+        THREADS_OF_LISTS: partial(check_threads, LISTS, plan),
+        THREADS_OF_TEXTS: partial(check_threads, TEXTS, plan),
         FEWER_LAYERS: partial(fewer_layers.check_fewer_layers, plan),
     }
 

@@ -4,23 +4,24 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.near import U
 from lockstep.engine.quants.base import F32
-from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, left_unanswered
+from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.behind_the_head import hidden_by
 from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS, Kept
 from lockstep.harness.blackbox.lens import Lens
 from lockstep.harness.blackbox.lenses import expected_of, lenses_of, recipe_of, shorten_names
+from lockstep.harness.blackbox.probes import judge_logits
 from lockstep.harness.blackbox.wide_lenses import is_wide
-from lockstep.harness.check.check import BadInput, Opened
-from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.check.check import Opened
+from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.stored import ROUNDED, half_step, looks_like
 from lockstep.harness.records import Request
@@ -80,21 +81,12 @@ def through(asker: SliceAsker, lens: Lens) -> Looked:
 
 
 def through_once(asker: SliceAsker, lens: Lens) -> Looked:
-    try:
-        plan = asker.made(lambda file: recipe_of(file, lens))
-        opened = asker.open(replace(plan, suites=("logits",)))
-    except NoAnswer as error:
-        return Looked(lens=lens, answer=left_unanswered(error, asker.plan.oracle))
-    except (BadInput, Unsupported) as error:
-        return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=str(error)))
-    try:
-        return judge_lens(opened, asker.file, lens, lambda: asker.halves)
-    except NoAnswer as error:
-        return Looked(lens=lens, answer=left_unanswered(error, asker.plan.oracle))
-    except EngineError as error:
-        return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=str(error)))
-    finally:
-        opened.close()
+    return judge_logits(
+        asker,
+        partial(recipe_of, lens=lens),
+        lambda opened: judge_lens(opened, asker.file, lens, lambda: asker.halves),
+        lambda answer: Looked(lens=lens, answer=answer),
+    )
 
 
 def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked:

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import F32
 from lockstep.harness.blackbox.asking import (
     SUITE,
     SliceAnswer,
     SliceAsker,
-    left_unanswered,
     worst_of,
 )
 from lockstep.harness.blackbox.behind_the_head import hidden_by
@@ -25,10 +25,10 @@ from lockstep.harness.blackbox.in_place import (
     layout_of,
     recipe_of,
 )
+from lockstep.harness.blackbox.probes import judge_logits
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.whole import is_small_enough
-from lockstep.harness.check.check import BadInput, Opened
-from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.check.check import Opened
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.records import Request
 from lockstep.harness.suites.parts.whole_runs import compare_runs
@@ -128,23 +128,12 @@ def seen(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPlace:
 
 
 def seen_once(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPlace:
-    try:
-        plan = asker.made(asker.of_few_tokens(lambda file: recipe_of(file, layout, look)))
-        opened = asker.open(replace(plan, suites=("logits",)))
-    except NoAnswer as error:
-        return SeenInPlace(look=look, answer=left_unanswered(error, asker.plan.oracle))
-    except (BadInput, Unsupported) as error:
-        answer = SliceAnswer(status="not-compared", summary=str(error))
-        return SeenInPlace(look=look, answer=answer)
-    try:
-        return judge_place(opened, layout, look)
-    except NoAnswer as error:
-        return SeenInPlace(look=look, answer=left_unanswered(error, asker.plan.oracle))
-    except EngineError as error:
-        answer = SliceAnswer(status="not-compared", summary=str(error))
-        return SeenInPlace(look=look, answer=answer)
-    finally:
-        opened.close()
+    return judge_logits(
+        asker,
+        asker.of_few_tokens(partial(recipe_of, layout=layout, look=look)),
+        partial(judge_place, layout=layout, look=look),
+        lambda answer: SeenInPlace(look=look, answer=answer),
+    )
 
 
 def judge_place(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlace:

@@ -7,11 +7,18 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
-from lockstep.engine.errors import EngineError
+from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.bisect.bisection import Bisection
-from lockstep.harness.blackbox.asking import Make, NotSteady, SliceAsker
+from lockstep.harness.blackbox.asking import (
+    Make,
+    NotSteady,
+    SliceAnswer,
+    SliceAsker,
+    left_unanswered,
+)
 from lockstep.harness.blackbox.few_tokens import OF_TOKENS
 from lockstep.harness.blackbox.offers import why_not_asked
 from lockstep.harness.blackbox.parts import EMBEDDING
@@ -22,6 +29,7 @@ from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.records import Settings, Verdict
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+Found = TypeVar("Found")
 CHOICES = "decode"  # the suite of engines that choose tokens
 LARGEST_TABLE = 1 << 26  # numbers in a table of embeddings that cannot be cut: both engines read it
 WHOLE_TABLES = 1 << 25  # in all tables of one that can be, and is not where ids matter: 128 MB
@@ -77,6 +85,30 @@ def open_first(
         with suppress(NoAnswer, BadInput):
             return asker.open(replace(made, settings=settings or made.settings))
     return None
+
+
+def judge_logits(
+    asker: SliceAsker,
+    make: Make,
+    judge: Callable[[Opened], Found],
+    left: Callable[[SliceAnswer], Found],
+) -> Found:
+    """What `judge` says of both engines on such a model; left: of a model that cannot be made, or
+    that one of them has no answer on."""
+    try:
+        opened = asker.open(replace(asker.made(make), suites=("logits",)))
+    except NoAnswer as error:
+        return left(left_unanswered(error, asker.plan.oracle))
+    except (BadInput, Unsupported) as error:
+        return left(SliceAnswer(status="not-compared", summary=str(error)))
+    try:
+        return judge(opened)
+    except NoAnswer as error:
+        return left(left_unanswered(error, asker.plan.oracle))
+    except EngineError as error:
+        return left(SliceAnswer(status="not-compared", summary=str(error)))
+    finally:
+        opened.close()
 
 
 # --- engines that choose tokens -----------------------------------------------------------------

@@ -1,15 +1,22 @@
-"""Does a program give the same logits with several threads?
+"""Does a program answer the same with several threads?
 
 All else is asked of one, as the settings say, so that whoever lets threads share a buffer, or loses
 the rows that are left over among them, is right everywhere. Of a model that the long prompt of
-`long_context` is asked of, that is asked with several; any other is asked here.
+`long_context` is asked of, that is asked with several; any other is asked here. A program that
+shows no logits is asked for what it has: greedy tokens, lists of likely tokens, or text.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import eq
+from typing import Any
 
+import numpy as np
+
+from lockstep.engine.batch import steps_of
 from lockstep.harness.bisect.bisection import Bisection, bisect_run
 from lockstep.harness.blackbox.long_prompt import LEAST, THREADS, tokens_of
 from lockstep.harness.check.check import BadInput, Plan, describe_engine
@@ -17,25 +24,58 @@ from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.repeats import first_difference
 from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.judging.candidates import read_list
 from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import Evaluation, Rejected, Request, Unanswerable, Verdict
+from lockstep.harness.suites.decode import Decode, judge_tokens
 from lockstep.harness.suites.logits import further_verdict, with_place
+from lockstep.harness.suites.logprobs import MOST as MOST_LISTED
+from lockstep.harness.suites.logprobs import by_ids, by_text, compare_lists, names
+from lockstep.harness.suites.parts.oracles_logits import oracles_logits
+from lockstep.harness.suites.parts.prompts import N_OTHERS
+from lockstep.harness.suites.text import behind, is_wrong
 
-SUITE = "logits"
 # What threads do at once is another thing each time, and of a small model it is soon over: one
 # answer in eight shows a shared buffer there. A quick engine is asked more often.
 TIMES, SECONDS, MOST = 4, 2.0, 32
 WORDS = f"started with n_threads {THREADS}"  # whether it follows that, nobody sees
 
 
+@dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """question: of the subject, each time the same; judge: verdicts on its answer; are_same: of
+    two answers; is_last: after such a verdict no more is asked."""
+
+    question: tuple[Any, ...]
+    judge: Callable[[Any], Iterator[Verdict]]
+    are_same: Callable[[Any, Any], bool] = eq
+    is_last: Callable[[Verdict], bool] = is_wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """what: they are, in words; prepare: what is asked, None if the oracle has no answer; told: the
+    verdicts say how it was started, and one that refuses the question is held against nobody."""
+
+    suite: str
+    what: str
+    prepare: Callable[[Context], Repeated | None]
+    told: bool = False
+
+
 def check_several_threads(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Nothing of an engine that has one thread whatever it is told."""
+    """Of logits."""
     long_prompt = tokens_of(context) > LEAST and not is_small(context.file)
-    given = context.given or context.settings.n_threads >= THREADS
-    if given or long_prompt or not isinstance(context.subject, ProgramSession):
+    if not (context.given or long_prompt):
+        yield from check_threads(LOGITS, plan, context)
+
+
+def check_threads(answers: Answers, plan: Plan, context: Context) -> Iterator[Verdict]:
+    """Nothing of an engine that has one thread whatever it is told."""
+    if context.settings.n_threads >= THREADS or not isinstance(context.subject, ProgramSession):
         return
-    context.progress(f"logits {WORDS}")
-    yield from asked_with_threads(plan, context, SUITE, judge_repeats)
+    context.progress(f"{answers.what} {WORDS}")
+    yield from asked_with_threads(plan, context, answers.suite, partial(until_wrong, answers))
 
 
 def asked_with_threads(
@@ -77,34 +117,98 @@ def rounds() -> Iterator[int]:
         yield n
 
 
-def judge_repeats(context: Context) -> Iterator[Verdict]:
-    """Each time the same batches, until one differs."""
-    run = Run(words=WORDS, batches=context.batches, usual=True, known=True)
-    request = Request(batches=run.batches)
-    expected: Evaluation = context.ask(context.oracle, "evaluate", request)
-    found, agrees = None, None
+def until_wrong(answers: Answers, context: Context) -> Iterator[Verdict]:
+    """Each time the same question, until an answer is wrong."""
+    repeated, suite = answers.prepare(context), answers.suite
+    if repeated is None:
+        return
+    found: list[Verdict] = []
+    known = None
     for _ in rounds():
-        outcome = context.subject.ask("evaluate", request)
-        if isinstance(outcome, Unanswerable | Rejected):
-            yield context.verdict(SUITE, "not-applicable", f"{WORDS}: {outcome.message}")
+        outcome = context.subject.ask(*repeated.question)
+        if answers.told and isinstance(outcome, Unanswerable | Rejected):
+            yield context.verdict(suite, "not-applicable", f"{WORDS}: {outcome.message}")
             return
         try:
-            actual = context.answer(context.subject, f"evaluate {WORDS}", outcome)
+            answer = context.answer(context.subject, repeated.question[0], outcome)
+            if known is not None and repeated.are_same(known, answer):
+                continue
+            found, known = list(repeated.judge(answer)), answer
         except NoAnswer as error:
-            yield context.verdict(
-                SUITE, error.status, str(error), error.detail, (SUITE, error.status, "threads")
-            )
+            key = (suite, error.status, "threads")
+            yield context.verdict(suite, error.status, f"{WORDS}: {error}", error.detail, key)
             return
-        if agrees is not None and first_difference(agrees, actual) is None:
-            continue
-        found = with_place(run, further_verdict(context, run, expected, actual))
-        if found.status != "agreed":
-            text = f"{found.summary}; with one thread it agrees"
-            yield replace(found, summary=text, detail={**found.detail, "n_threads": THREADS})
-            return
-        agrees = actual
-    if found is not None:
-        yield found
+        if any(map(repeated.is_last, found)):
+            break
+    for verdict in found:
+        wrong, text = repeated.is_last(verdict), verdict.summary
+        if not answers.told:
+            text = f"{WORDS}: {text}"
+        detail = {**verdict.detail, "n_threads": THREADS} if wrong else verdict.detail
+        more = "; with one thread that is right" if wrong else ""
+        yield replace(verdict, summary=text + more, detail=detail)
+
+
+# --- what is asked ------------------------------------------------------------------------------
+
+
+def logits(context: Context) -> Repeated:
+    run = Run(words=WORDS, batches=context.batches, usual=True, known=True)
+    question = ("evaluate", Request(batches=run.batches))
+    expected: Evaluation = context.ask(context.oracle, *question)
+
+    def judge(actual: Any) -> Iterator[Verdict]:
+        yield with_place(run, further_verdict(context, run, expected, actual))
+
+    return Repeated(
+        question=question,
+        judge=judge,
+        are_same=lambda known, actual: first_difference(known, actual) is None,
+        is_last=lambda verdict: verdict.status != "agreed",
+    )
+
+
+def tokens(context: Context) -> Repeated | None:
+    """None: of a wrong oracle it was said where one thread was asked."""
+    question = ("greedy", Decode().prompt(context), context.n_steps)
+    oracle = context.ask(context.oracle, *question)
+    batches = steps_of(question[1], oracle, context.facts.decoder_start)
+    rows = oracles_logits(context, batches)
+    if rows is None:
+        return None
+
+    def judge(subject: Any) -> Iterator[Verdict]:
+        yield judge_tokens(context, batches, rows[-len(oracle) :], None, oracle, subject)
+
+    return Repeated(question=question, judge=judge)
+
+
+def lists(context: Context) -> Repeated:
+    asked = by_text(context) if context.subject_info.text_only else by_ids(context)
+    run = context.ask(context.oracle, "evaluate", Request(batches=asked.batches))
+    rows = np.concatenate(run.logits)
+
+    def judge(found: Any) -> Iterator[Verdict]:
+        listed = [read_list(row, names(context, found)) for row in found]
+        yield compare_lists(context, asked, rows, listed)
+
+    k = min(MOST_LISTED, rows.shape[1])
+    return Repeated(question=("logprobs", asked.prefixes, k), judge=judge)
+
+
+def texts(context: Context) -> Repeated:
+    n = min(N_OTHERS, context.n_steps)
+    judge = partial(behind, context, context.prompt, n)
+    return Repeated(question=("generate", context.prompt, n), judge=judge)
+
+
+LOGITS = Answers(suite="logits", what="logits", prepare=logits, told=True)
+TOKENS = Answers(suite="decode", what="greedy tokens", prepare=tokens)
+LISTS = Answers(suite="logprobs", what="the likeliest tokens", prepare=lists)
+TEXTS = Answers(suite="text", what="a text", prepare=texts)
+
+
+# --- where --------------------------------------------------------------------------------------
 
 
 def bisect_threads(plan: Plan, context: Context) -> Bisection | None:

@@ -40,7 +40,8 @@ WITH_EXPERTS = (
 
 
 Family = TypeVar("Family", bound=Wrong | type[HonestEngine])
-Key, Row = TypeVar("Key"), TypeVar("Row")
+Key = TypeVar("Key")
+Row = TypeVar("Row")
 Place = tuple[str, str, str, int]  # engine, model, preset, seed
 
 

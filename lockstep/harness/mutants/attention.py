@@ -19,6 +19,11 @@ class WrongAttention(Mistake):
     site = "kq_soft_max"
 
 
+def share_of_width(engine: Mistake) -> float:
+    hp = engine.loaded.graph.hparams
+    return float((hp.n_embd // hp.n_head) ** -0.5)
+
+
 # --- scale --------------------------------------------------------------------------------------
 
 
@@ -36,38 +41,27 @@ WrongAttention.add_fault(
 )
 
 
-class ScaleWithoutKeyLength(WrongAttention, name="mutant:attention-scale-without-key-length"):
-    mistake = "scores are divided by the root of n_embd / n_head, whatever the length of keys"
-    shows_on = "q4_0"
-
-    def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
-        hp = self.loaded.graph.hparams
-        return right(x, (hp.n_embd // hp.n_head) ** -0.5, visible)
-
-
-class KeyLengthIgnoredGemma2(WrongAttention, name="mutant:attention-key-length-ignored-gemma2"):
-    mistake = "every size of gemma2 is scaled by n_embd / n_head, as the largest alone is"
-    source = "candle #3917"
-    shows_on = "arch:gemma2"
-    site = "kq"
-
-    def scale(self, right: Op, x: F32, factor: float) -> F32:
-        hp = self.loaded.graph.hparams
-        return right(x, (hp.n_embd // hp.n_head) ** -0.5 if x.ndim == 3 else factor)
-
-
-class KeyLengthIgnoredGptOss(WrongAttention, name="mutant:attention-key-length-ignored-gpt-oss"):
-    mistake = "of gpt-oss a head is taken for n_embd / n_head wide in the scale"
-    source = "candle #3917"
-    shows_on = "arch:gpt-oss"
-
-    def soft_max_with_sinks(
-        self, right: Op, x: F32, scale: float, visible: Bools, sinks: F32
-    ) -> F32:
-        hp = self.loaded.graph.hparams
-        return right(x, (hp.n_embd // hp.n_head) ** -0.5, visible, sinks)
-
-
+WrongAttention.add_fault(
+    "attention-scale-without-key-length",
+    "scores are divided by the root of n_embd / n_head, whatever the length of keys",
+    shows_on="q4_0",
+    soft_max=lambda self, right, x, scale, visible: right(x, share_of_width(self), visible),
+)
+WrongAttention.add_fault(
+    "attention-key-length-ignored-gemma2",
+    "every size of gemma2 is scaled by n_embd / n_head, as the largest alone is",
+    source="candle #3917",
+    shows_on="arch:gemma2",
+    site="kq",
+    scale=lambda self, right, x, factor: right(x, share_of_width(self) if x.ndim == 3 else factor),
+)
+WrongAttention.add_fault(
+    "attention-key-length-ignored-gpt-oss",
+    "of gpt-oss a head is taken for n_embd / n_head wide in the scale",
+    source="candle #3917",
+    shows_on="arch:gpt-oss",
+    soft_max_with_sinks=lambda self, right, x, scale, *more: right(x, share_of_width(self), *more),
+)
 WrongAttention.add_fault(
     "attention-scaled-twice",
     "queries that are scaled already are scaled once more with the scores",
@@ -117,14 +111,13 @@ Capped.add_fault(
 )
 
 
-class CapOfLogits(Capped, name="mutant:soft-cap-of-logits"):
-    mistake = "scores have the cap of the logits"
-
-    def soft_cap(self, right: Op, x: F32, cap: float) -> F32:
-        hp: Any = self.loaded.graph.hparams
-        return right(x, hp.f_final_logit_softcapping if x.ndim == 3 else cap)
-
-
+Capped.add_fault(
+    "soft-cap-of-logits",
+    "scores have the cap of the logits",
+    soft_cap=lambda self, right, x, cap: right(
+        x, self.loaded.graph.hparams.f_final_logit_softcapping if x.ndim == 3 else cap
+    ),
+)
 Capped.add_fault(
     "soft-cap-before-scale",
     "scores are capped before they are scaled",

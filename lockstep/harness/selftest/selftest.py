@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.catalogue.run import parts_of, try_part, wrong_engines
@@ -23,7 +24,8 @@ def mutants() -> list[type[Mutant]]:
 
 def is_confirmed(trial: Trial) -> bool:
     """Whether patching the culprits heals the run, where there is anything to heal."""
-    return trial.confirmed is Adapter.named(trial.engine).moves_logits
+    cls: Any = Adapter.named(trial.engine)
+    return trial.confirmed is bool(cls.moves_logits)
 
 
 # --- the command --------------------------------------------------------------------------------

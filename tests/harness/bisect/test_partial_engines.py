@@ -47,9 +47,7 @@ SHOWS_HOOKS = made("test:shows-hooks", Partial, shown=HOOKS)
 SHOWS_FUSED = made("test:shows-fused", Partial, shown=FUSED)
 SHOWS_NOTHING = made("test:shows-nothing", Partial, shown=())
 # No member of the catalogue, though it makes the same mistake.
-WRONG_ROPE = made(
-    "test:wrong-rope-fused", Partial, ops=HalfSplit, shown=("Qcur", "Kcur", *FUSED)
-)
+WRONG_ROPE = made("test:wrong-rope-fused", Partial, ops=HalfSplit, shown=("Qcur", "Kcur", *FUSED))
 WITHHOLDS = made("test:withholds", Partial, shown=HOOKS, withheld=("Qcur-1",))
 
 

@@ -24,7 +24,6 @@ from lockstep.harness.blackbox.fewer_layers import layers_asked
 from lockstep.harness.blackbox.in_check import bisect_made_models, questions
 from lockstep.harness.blackbox.rewriting import Recipe, rewrite
 from lockstep.harness.check.check import open_plan
-from lockstep.harness.mutants.parts.changed import ops_with
 from lockstep.harness.records import Evaluation, Request, Verdict
 from lockstep.harness.runs.known_failures import place_of
 from lockstep.harness.shadow.models import make_variant
@@ -34,6 +33,7 @@ from lockstep.harness.synth.any_arch import variant_named
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import written
+from tests.quiet_engines import ops_with
 
 FIRST = "its first 2 of 6 layers: "
 

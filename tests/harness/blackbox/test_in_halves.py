@@ -20,14 +20,13 @@ from lockstep.harness.bisect.bisection import Bisection
 from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS
 from lockstep.harness.blackbox.parts import OUTPUT
 from lockstep.harness.judging.conversions import in_bf16, in_halves
-from lockstep.harness.mutants.parts.changed import ops_with
 from lockstep.harness.mutants.parts.mistakes import as_weight, change_weights
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
 from lockstep.harness.runs.run import bisect_one
 from tests.black_boxes import asker_of, bisected, with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import written
-from tests.quiet_engines import showing
+from tests.quiet_engines import ops_with, showing
 
 
 class F16Ops(Mirror):

@@ -21,7 +21,6 @@ from lockstep.harness.blackbox.offers import shows_ends_alone
 from lockstep.harness.blackbox.whole import TWIN
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli.bisection import bisection_lines
-from lockstep.harness.mutants.parts.changed import ops_with
 from lockstep.harness.mutants.parts.mistakes import as_weight, change_weights
 from lockstep.harness.records import EngineInfo, Evaluation, Request
 from lockstep.harness.runs.run import bisect_one
@@ -30,7 +29,7 @@ from lockstep.harness.shadow.models import opened as llama_cpp_opened
 from lockstep.harness.synth.any_arch import variant_named
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for
-from tests.quiet_engines import showing
+from tests.quiet_engines import ops_with, showing
 
 ENDS = ("embd", "l_out")
 

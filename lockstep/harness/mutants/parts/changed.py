@@ -1,22 +1,15 @@
 """How a wrong engine is made of the right one: other ops, other numbers, other weights."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.model import Model
-from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 from lockstep.harness.mutants.parts.mistakes import Mistake
 
 Blocks = NDArray[Any]  # (n,) of a format's layout
-
-
-def ops_with(**methods: Callable[..., Any]) -> type[Mirror]:
-    """The ops with some of them replaced."""
-    return type("Wrong", (Mirror,), methods)
 
 
 class WrongFormat(Mistake):

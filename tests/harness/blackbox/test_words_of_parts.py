@@ -1,0 +1,171 @@
+"""What is said of a part besides its name: in which batches, whose bias, what was not looked at."""
+
+from collections.abc import Callable
+from math import exp, log
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.ops.mirror import Mirror
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.blackbox.naming import BIAS, MASK, OF_LOGARITHMS, ROTATION, ROUTER
+from tests.black_boxes import bisected, faults, model_of_arch
+from tests.models import builtin, with_changed_weight
+from tests.quiet_engines import changed, made
+
+# --- later batches --------------------------------------------------------------------------------
+# Where only batches behind the first are wrong, the place is the same and the mistake is not.
+
+LATER = "with all tokens in one batch: of batches behind the first it is wrong"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "part", "later"),
+    [
+        ("rope-later-batches-late", ROTATION, True),
+        ("rope-half-split", ROTATION, False),
+        ("cache-batch-sees-itself-alone", MASK, True),
+    ],
+)
+def test_where_one_batch_agrees_it_is_said_that_later_ones_are_wrong(
+    mistake: str, part: str, later: bool, tmp_path: Path
+) -> None:
+    path = builtin("f32", tmp_path)
+    found = bisected(path, tmp_path / "made", engine=f"mutant:{mistake}")
+    assert faults(found) == {layer: [f"attention: {part}"] for layer in (0, 1)}
+    for row in found.guilty:
+        assert (LATER in row.parts[0].words) is later
+
+
+# --- one mistake in all layers --------------------------------------------------------------------
+# What is wrong in one layer is likely wrong in the next, which one more question shows.
+
+NEXT_EXPERT = "mutant:experts-ids-from-one"
+ALL_ALIKE = "experts that are all alike"
+
+
+def test_a_router_that_is_wrong_in_every_layer_is_asked_about_once_in_the_others(
+    tmp_path: Path,
+) -> None:
+    """Each question writes all experts of a layer in F32: of a real model some seconds."""
+    path = model_of_arch("qwen3moe", tmp_path, {})
+    found = bisected(path, tmp_path / "made", engine=NEXT_EXPERT)
+    wrong = faults(found)
+    assert len(wrong) > 1
+    assert set(map(tuple, wrong.values())) == {(f"FFN: {ROUTER}",)}
+    first, *others = found.guilty
+    assert len(first.asked or ()) > 1
+    assert all(list(row.asked or ()) == [ALL_ALIKE] for row in others)
+
+
+def test_what_else_is_wrong_in_a_layer_is_not_taken_for_the_router_of_those_before(
+    tmp_path: Path,
+) -> None:
+    path = model_of_arch("qwen3moe", tmp_path, {})
+    theirs = with_changed_weight(path, tmp_path / "b.gguf", "blk.1.attn_v.weight", 3, 5, 0.5)
+    found = bisected(path, tmp_path / "made", engine=NEXT_EXPERT, subject_model=theirs)
+    assert faults(found)[0] == [f"FFN: {ROUTER}"]
+    assert faults(found)[1] == ["attention: matrix of values", f"FFN: {ROUTER}"]
+
+
+# --- half of the activation -----------------------------------------------------------------------
+# A buffer that another is written into: the end of one factor of the FFN is the other's.
+
+HALF = "of the activation the first half alone was looked at"
+
+
+class OneBuffer(Mirror):
+    def swiglu(self, gate: F32, up: F32) -> F32:
+        up = np.concatenate([up[..., :-4], gate[..., -4:]], axis=-1)
+        return super().swiglu(gate, up)
+
+
+class WithOneBuffer(Reference, name="test:the end of up is the gate's"):
+    ops = OneBuffer
+
+
+def test_what_was_not_looked_at_of_the_activation_is_said(tmp_path: Path) -> None:
+    found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=WithOneBuffer.name)
+    assert {row.layer for row in found.guilty} == {0, 1}
+    assert all(part.name.startswith("FFN") for row in found.guilty for part in row.parts)
+    assert all(HALF in part.words for row in found.guilty for part in row.parts)
+
+
+def test_of_a_matrix_that_is_named_nothing_is_said_of_it(tmp_path: Path) -> None:
+    engine = "mutant:gate-and-up-exchanged"
+    found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine)
+    assert found.guilty
+    assert not any(HALF in part.words for row in found.guilty for part in row.parts)
+
+
+# --- whose bias -----------------------------------------------------------------------------------
+# Of a bias that is wrong the words say whose it is, in the first layer that has the fault.
+
+ZERO_BIASES = "the engines agree with biases of zero"
+
+
+def words_of(path: Path, made: Path, engine: str) -> list[str]:
+    found = bisected(path, made, engine=engine)
+    parts = [part for row in found.guilty for part in row.parts]
+    assert {part.name.rpartition(": ")[2] for part in parts} == {BIAS}
+    return [part.words for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("arch", "engine", "whose"),
+    [
+        ("qwen2", "mutant:query-bias-missing", "attn_q.bias"),
+        ("qwen2", "mutant:value-bias-missing", "attn_v.bias"),
+        ("gpt2", "mutant:qkv-bias-missing", "attn_qkv.bias"),
+    ],
+)
+def test_whose_bias_is_wrong_is_said_once(
+    arch: str, engine: str, whose: str, tmp_path: Path
+) -> None:
+    first, *others = words_of(model_of_arch(arch, tmp_path, {}), tmp_path / "made", engine)
+    assert first == f"{ZERO_BIASES}, and with {whose} alone of zero"
+    assert set(others) <= {ZERO_BIASES}
+
+
+def test_of_several_wrong_biases_none_is_named_alone(tmp_path: Path) -> None:
+    path = model_of_arch("qwen2", tmp_path, {})
+    words = words_of(path, tmp_path / "made", "mutant:biases-by-order-of-loading")
+    assert set(words) == {ZERO_BIASES}
+
+
+# --- other logarithms -----------------------------------------------------------------------------
+# Lists that are right but for the base of their logarithms: an output norm was said to be wrong,
+# as the engines agreed on a model whose logits are all alike.
+
+
+def lists(name: str, change: Callable[[float], float]) -> str:
+    shown = changed(lambda _, row: [(token, change(value)) for token, value in row])
+    return made(f"other logarithms: {name}", **shown)
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        (lists("base 10", lambda value: value / log(10)), "logarithms to base 10"),
+        (lists("base 2", lambda value: value / log(2)), "logarithms to base 2"),
+        (lists("probabilities", exp), "their logarithms are right"),
+    ],
+)
+def test_another_base_is_no_part_of_the_model(engine: str, says: str, tmp_path: Path) -> None:
+    found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine)
+    assert faults(found) == {None: [OF_LOGARITHMS]}
+    assert says in found.guilty[0].parts[0].words
+
+
+def test_a_temperature_may_be_a_scale_of_the_model(tmp_path: Path) -> None:
+    engine = lists("temperature", lambda value: value / 0.8)
+    found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine)
+    assert found.exit_code == 1
+    assert OF_LOGARITHMS not in faults(found)[None]
+
+
+def test_natural_logarithms_are_right(tmp_path: Path) -> None:
+    engine = lists("natural", lambda value: value + 0.5)  # one constant for all is no fault
+    assert not bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine).guilty
