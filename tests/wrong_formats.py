@@ -125,9 +125,10 @@ def scale_as_bf16(kind: Kind) -> Kind:
         kind.unpack(blocks.view(np.uint8), minima)
         set_scale(blocks, ONE)
         kind.unpack(blocks.view(np.uint8), out)
-        out -= minima
-        out *= np.repeat((bits << 16).view(np.float32), kind.weights)
-        out += minima
+        with np.errstate(over="ignore", invalid="ignore"):
+            out -= minima
+            out *= np.repeat((bits << 16).view(np.float32), kind.weights)
+            out += minima
 
     return wrong(kind, unpack)
 
