@@ -18,7 +18,6 @@ from lockstep.harness.asking.environments import provide
 from lockstep.harness.asking.facts import ModelFacts, facts_of_model, too_long
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.check.caches import why_not_followed
-from lockstep.harness.check.halves_told import halves_told
 from lockstep.harness.context.runner import Runner, Session, is_outside
 from lockstep.harness.context.suite import (
     NOT_OFFERED,
@@ -330,7 +329,6 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
                 suite().begin(context)
     runs = [(suite, suite().run) for suite in suites]
     finishes = [(suite, suite().finish) for suite in suites if suite.finish is not Suite.finish]
-    found: list[Verdict] = []
     for suite, work in runs + finishes:
         context.progress(StageText.of_suite(suite.name))
         about = context.oracle.name if suite.of_oracle_alone else BOTH
@@ -339,9 +337,7 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
             who, version = context.subject.name, context.subject_info.version
             if not isinstance(context.subject, DumpSession):  # that can call itself anything
                 known = excused_if_foreign(known, who, version, context.subject_model)
-            found.append(known)
             yield replace(known, about=about)
-    yield from halves_told(context, found)
 
 
 def verdicts_of(

@@ -30,6 +30,7 @@ from lockstep.harness.check.check import (
     run_suites,
     suites_named,
 )
+from lockstep.harness.check.halves_told import halves_told
 from lockstep.harness.context.runner import is_outside
 from lockstep.harness.context.suite import NoAnswer, patient
 from lockstep.harness.exit_codes import exit_code_of_run
@@ -279,9 +280,13 @@ def check_one(plan: Plan, say: Say) -> None:
             suites=plan.suites,
             remark=lambda text: say(Remark(text)),
         )
+        found = []
         for verdict in run_suites(opened.context, plan.suites):
             refused = plan.optional and verdict.detail.get("refused")
-            say(not_taken(plan, verdict.summary) if refused else verdict)
+            found.append(not_taken(plan, verdict.summary) if refused else verdict)
+            say(found[-1])
+        for verdict in halves_told(opened.context, found):
+            say(verdict)
     finally:
         opened.close()
 

@@ -14,6 +14,7 @@ from lockstep.engine.gguf.types import type_by_name
 from lockstep.engine.quants.base import NO_PRODUCT, WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.check.check import Plan, open_plan, run_suites
+from lockstep.harness.check.halves_told import halves_told
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.parallel.row_files import add_rows, make_row, read_rows
 from lockstep.harness.parallel.works import Executor, as_done
@@ -179,6 +180,7 @@ def try_clean(seed: int) -> TriedCase:
         plan = clean_plan(seed, Path(folder))
         with closing(open_plan(plan, lambda _: None)) as run:
             verdicts = list(run_suites(run.context, ()))
+            verdicts += halves_told(run.context, verdicts)
     fine = ("agreed", "excused", "not-applicable")
     wrong = [f"{v.suite}: {v.summary}" for v in verdicts if v.status not in fine]
     agreed = {v.suite for v in verdicts if v.status == "agreed"}

@@ -13,6 +13,8 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.check.check import run_suites
+from lockstep.harness.check.halves_told import halves_told
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
 from lockstep.harness.suites.parts.hidden import hidden_tokens
@@ -152,7 +154,10 @@ def test_half_that_moves_nothing_is_not_compared(
     path = scaled(builtin("f32", tmp_path), tmp_path / "m.gguf", "token_embd.weight", 1e7)
     path = scale_in_layers(path, tmp_path / "quiet.gguf", tensor, 1e-9)
     without = scale_in_layers(path, tmp_path / "without.gguf", tensor, 0.0)
-    found = check_engine(path, engine.name, suite, n_tokens=6, subject_model=without)
+    changes = {"engine": engine.name, "n_tokens": 6, "subject_model": without}
+    with context_of(path, suites=(suite,), **changes) as context:
+        found = list(run_suites(context, (suite,)))
+        found += halves_told(context, found)
     assert exit_code(found) == 3, [(v.status, v.summary) for v in found]
     assert "diverged" not in {v.status for v in found}
     assert half in {v.detail.get("half") for v in found}
