@@ -69,6 +69,13 @@ class Recorded:
         return [f for f in judge.findings() if f.mismatch is not None]
 
 
+def variant_of(arch: str, path: Path, **how: Any) -> Path:
+    """A tiny model of an architecture, with llama.cpp's names of its tensors."""
+    with opened() as namer:
+        make_variant(variant_named(arch), path, session=namer, **how)
+    return path
+
+
 def as_it_is(_: Path) -> None:
     """No change."""
 
@@ -81,9 +88,7 @@ def recorded(
     batches: Sequence[Batch] = BATCHES,
 ) -> Iterator[Recorded]:
     """change: of the model's file."""
-    path = folder / f"{arch}.gguf"
-    with opened() as namer:
-        make_variant(variant_named(arch), path, session=namer)
+    path = variant_of(arch, folder / f"{arch}.gguf")
     change(path)
     with GgufFile.open(path) as file, Runner().open("llama.cpp", path, EXACT) as session:
         info = session.ask("describe")

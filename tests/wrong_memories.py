@@ -167,11 +167,6 @@ def seen_as(run: Schedule, wrong: Callable[[LayerView], LayerView]) -> None:
     run.compute = compute
 
 
-class SeesAll(Through):
-    def visible(self, window: int) -> NDArray[np.bool_]:
-        return self.right.visible(0)
-
-
 class SeesOneMore(Through):
     def visible(self, window: int) -> NDArray[np.bool_]:
         return self.right.visible(window and window + 1)
@@ -187,11 +182,6 @@ class Crossed(Through):
     def read(self) -> tuple[NDArray[Any], ...]:
         numbers = self.right.read()
         return tuple(n[::-1] for n in numbers) if isinstance(self.right, StateView) else numbers
-
-
-def ignores_the_window(run: Schedule) -> None:
-    """Every layer sees whatever is still in its cells."""
-    seen_as(run, SeesAll)
 
 
 def window_without_oneself(run: Schedule) -> None:
@@ -300,10 +290,8 @@ WRONG = {
         wrong(reuses_live_cell, "attention", ("pos", "slots"), 2, 2, 2),
         wrong(reuses_live_cell, "attention", ("pos", "logits"), 2, 2, 2, blind=True),
         wrong(forgets_to_shift, "attention", ("logits",), 3, 3, 3),
-        wrong(window_too_long, "window", ("pos", "slots"), 3, 9),
         wrong(window_too_long, "window", ("pos",), 3, 9, blind=True),
         wrong(lets_go_too_early, "window", ("pos", "logits"), 4, 12, blind=True),
-        wrong(ignores_the_window, "window", ("logits",), 2, 9, blind=True),
         wrong(window_without_oneself, "window", ("logits",), 2, 9, blind=True),
         wrong(turns_all_keys_alike, "window", ("logits",), 4, 5, blind=True),
         wrong(forgets_the_tail, "recurrent", ("logits", "splitting"), 2, 3, 3, blind=True),

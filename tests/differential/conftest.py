@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from lockstep.harness.check.check import Opened, Plan
+from lockstep.harness.context.runner import Session
 from lockstep.harness.records import Verdict
+from lockstep.harness.shadow.models import opened
 from tests.differential.tokens import Ask, asking
 from tests.models import NO_STORIES, SHARED_STORIES, builtin
 from tests.plans import open_both, plan_of, verdicts_of
+from tests.recorded import Recorded, recorded
 
 HERE = Path(__file__).parent
 ABSENT = "llama_cpp is not installed: nothing was compared with llama.cpp"
@@ -63,3 +66,16 @@ def open_for() -> OpenPlan:
 @pytest.fixture(scope="session")
 def checked() -> Checked:
     return verdicts_of
+
+
+@pytest.fixture(scope="session")
+def namer() -> Iterator[Session]:
+    """Who names the tensors of models that are made."""
+    with opened() as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    with recorded("qwen3", tmp_path_factory.mktemp("models")) as found:
+        yield found

@@ -25,6 +25,7 @@ from lockstep.harness.synth.gguf_writer import write_gguf
 from lockstep.harness.synth.vocabularies import vocabulary_keys
 from tests.differential.conftest import Checked
 from tests.harness.synth.test_any_arch import TENSORS
+from tests.recorded import variant_of
 
 
 def test_llama_cpp_names_the_tensors_of_every_variant() -> None:
@@ -43,8 +44,7 @@ def test_llama_cpp_names_the_tensors_of_every_variant() -> None:
 )
 def test_a_variant_runs(name: str, quant: str, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    with opened() as session:
-        make_variant(variant_named(name), path, quant=quant, session=session)
+    variant_of(name, path, quant=quant)
     with Runner().open("llama.cpp", path, EXACT) as engine:
         outcome = engine.ask("evaluate", Request(batches=(Batch.of([1, 2, 3]), Batch.of([4], 3))))
     assert isinstance(outcome, Answered), outcome
@@ -59,8 +59,7 @@ def test_text_of_a_model_without_a_head_tells_more_than_its_last_token(
     """Embeddings as large as what layers add made each token be followed by itself: an engine whose
     attention was wrong in any way wrote the same text."""
     path = tmp_path / "m.gguf"
-    with opened() as session:
-        make_variant(variant_named(arch), path, session=session)
+    variant_of(arch, path)
     prompts = [[(37 * k + 11 * j + 5) % 120 for j in range(12)] for k in range(12)]
     with Runner().open("llama.cpp", path, EXACT) as engine:
         asked = [[engine.ask("greedy", ids, 8) for ids in (p, p[-1:])] for p in prompts]
@@ -210,8 +209,7 @@ def test_who_asks_the_oracles_worker_itself_is_not_asked_at_once_with_it(
 ) -> None:
     """A replay of llama.cpp's graph, of a model of which nothing was recorded before."""
     path = tmp_path / "m.gguf"
-    with opened() as session:
-        make_variant(variant_named(name), path, session=session)
+    variant_of(name, path)
     for seed in range(2):
         found = checked(plan_for(path, engine="replay", suites=(suite,), seed=seed))
         assert {v.status for v in found} <= {"agreed", "excused"}, [v.summary for v in found]

@@ -26,12 +26,11 @@ from lockstep.harness.check.check import Plan, stand_in
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.records import EXACT, PRESETS, Answered, Request, Settings, Verdict
-from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.synth import any_arch
-from lockstep.harness.synth.any_arch import variant_named
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
 from tests.differential.conftest import Checked, OpenPlan
 from tests.differential.test_bisect_any_arch import with_key
+from tests.recorded import variant_of
 
 OURS = (
     "bert",
@@ -59,8 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]
     def make(arch: str, quant: str) -> Path:
         path = folder / f"{arch}-{quant}.gguf"
         if not path.exists():
-            with opened() as session:
-                make_variant(variant_named(arch), path, quant=quant, session=session)
+            variant_of(arch, path, quant=quant)
         return path
 
     return make
@@ -244,8 +242,7 @@ def test_a_form_that_llama_cpp_takes_and_our_graph_does_not_is_replayed(
     """Biases of qwen2 are optional to llama.cpp."""
     monkeypatch.setattr(any_arch, "LEFT_OUT", {"qwen2": r"scale$|bias$"})
     path = tmp_path / "qwen2.gguf"
-    with opened() as session:
-        make_variant(variant_named("qwen2"), path, session=session)
+    variant_of("qwen2", path)
     facts = facts_of_model(path)
     assert "attn_q.bias' is missing" in facts.not_ours
     assert stand_in("reference", facts) == "replay"
@@ -264,8 +261,7 @@ def test_what_llama_cpp_refuses_to_load_is_no_difference_between_engines(
     lacks = any_arch.LEFT_OUT["qwen3"] + r"|^blk\.1\.attn_q\.weight$"
     monkeypatch.setattr(any_arch, "LEFT_OUT", {"qwen3": lacks})
     path = tmp_path / "incomplete.gguf"
-    with opened() as session:
-        make_variant(variant_named("qwen3"), path, session=session)
+    variant_of("qwen3", path)
     plan = replace(run_of(path), suites=("logits", "trace"), by_name=True)
     verdicts = checked(plan)
     assert ends(verdicts) == {("logits", "not-compared"), ("trace", "not-compared")}

@@ -1,6 +1,6 @@
 """Models without a graph of ours: a wrong op, or one changed weight, is found at its node."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.graph.engine import ReplayEngine
 from lockstep.harness.graph.ways import Honest
 from lockstep.harness.records import Verdict
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant
 from lockstep.harness.synth.any_arch import variant_named
 from tests.plans import open_both, plan_of, verdicts_of
 
@@ -64,12 +64,6 @@ class WrongPairs(ReplayEngine, name="test:replay-pairs"):
 
 class WrongScan(ReplayEngine, name="test:replay-no-silu"):
     way = Wrong("SILU", lambda node: replace(node, op="RELU"))
-
-
-@pytest.fixture(scope="module")
-def namer() -> Iterator[Session]:
-    with opened() as session:
-        yield session
 
 
 @pytest.fixture(scope="module")

@@ -29,12 +29,11 @@ from lockstep.harness.honest.base import HonestEngine
 from lockstep.harness.honest.experts import Backwards
 from lockstep.harness.mutants.cache import CacheKeepsLast
 from lockstep.harness.records import EXACT, PRESETS, Site
-from lockstep.harness.shadow.models import make_variant, opened
-from lockstep.harness.synth.any_arch import variant_named
 from lockstep.harness.synth.builtin import BUILTIN
 from tests.differential.conftest import OpenPlan
 from tests.differential.graphs import Recorded
 from tests.models import builtin
+from tests.recorded import variant_of
 
 import_members("lockstep.harness.honest")
 DESIGNS = sorted(name for name, cls in Adapter.family.items() if issubclass(cls, HonestEngine))
@@ -71,8 +70,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Recorded
         if arch in BUILTIN:
             path = builtin(arch, folder)
         elif not path.exists():
-            with opened() as namer:
-                make_variant(variant_named(arch), path, quant="F32", session=namer)
+            variant_of(arch, path, quant="F32")
         return Recorded.of(path, PRESETS[preset], FAR)
 
     return of

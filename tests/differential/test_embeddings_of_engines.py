@@ -17,10 +17,9 @@ from lockstep.harness.blackbox.in_check import check_black_box
 from lockstep.harness.blackbox.whole import SMALL, TWIN
 from lockstep.harness.judging.conversions import in_halves
 from lockstep.harness.records import Verdict
-from lockstep.harness.shadow.models import make_variant, opened
-from lockstep.harness.synth.any_arch import variant_named
 from tests.harness.blackbox.test_in_halves import F16Ops
 from tests.plans import open_both, plan_of, verdicts_of
+from tests.recorded import variant_of
 
 
 class Quick(Mirror):
@@ -59,8 +58,7 @@ class WrongEps(Reference, name="test: a tenth of the eps of layer norms"):
 
 
 def made(model: Path, quant: str) -> Path:
-    with opened() as namer:
-        make_variant(variant_named("bert"), model, quant=quant, session=namer)
+    variant_of("bert", model, quant=quant)
     return model
 
 

@@ -1,6 +1,6 @@
 """llama.cpp's graphs, recorded and run whole with our ops; wrong replays are caught."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from lockstep.harness.judging.noise import noise_floor
 from lockstep.harness.records import DEFAULT, EXACT, Answered, Request, Settings
 from lockstep.harness.runs.shadow import settings_for
 from lockstep.harness.shadow.batches import Work, batches_of
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant
 from lockstep.harness.synth.any_arch import variant_named
 from tests.models import opened as our_model
 from tests.models import written
@@ -67,12 +67,6 @@ class Recorded:
 
 
 Record = Callable[..., Recorded]
-
-
-@pytest.fixture(scope="module")
-def namer() -> Iterator[Session]:
-    with opened() as session:
-        yield session
 
 
 @pytest.fixture(scope="module")

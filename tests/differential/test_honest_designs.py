@@ -11,10 +11,9 @@ from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.honest.conversions import Int8Rows
-from lockstep.harness.shadow.models import make_variant, opened
-from lockstep.harness.synth.any_arch import variant_named
 from tests.models import written
 from tests.plans import plan_of, verdicts_of
+from tests.recorded import variant_of
 
 SUITES = ("logits", "trace", "products")
 
@@ -29,8 +28,7 @@ def model_of(arch: str, folder: Path) -> Path:
     if arch == "llama":
         return written(folder, seed=6, n_layer=1, n_expert=6, n_expert_used=4, rope_freqs=True)
     path = folder / f"{arch}.gguf"
-    with opened() as namer:
-        make_variant(variant_named(arch), path, session=namer)
+    variant_of(arch, path)
     return path
 
 

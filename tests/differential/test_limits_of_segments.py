@@ -1,7 +1,5 @@
 """What is said of segments that agree: how far off they may be, and what would have shown."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -9,16 +7,10 @@ from lockstep.harness.graph.segments import SegmentJudge
 from lockstep.harness.graph.ways import Honest, Noisy
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.suites.trace import closest
-from tests.recorded import LAYERS, Recorded, recorded
+from tests.recorded import LAYERS, Recorded
 
 SHOWN = ("attn_norm", "kqv_out", "ffn_out", *LAYERS)
 ALONE = "within the last op's own bound alone"
-
-
-@pytest.fixture(scope="module")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    with recorded("qwen3", tmp_path_factory.mktemp("models")) as found:
-        yield found
 
 
 def judged(

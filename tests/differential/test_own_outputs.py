@@ -20,10 +20,8 @@ from lockstep.harness.locate.ubatches import by_ubatches, outputs_of_graphs, whi
 from lockstep.harness.records import EXACT, Request, Site
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
-from lockstep.harness.shadow.models import make_variant, opened
-from lockstep.harness.synth.any_arch import variant_named
 from tests.plans import open_both, plan_of
-from tests.recorded import recorded
+from tests.recorded import recorded, variant_of
 
 ENGINE = """
 from dataclasses import replace
@@ -75,8 +73,7 @@ def engine(
 
 def made(folder: Path, arch: str) -> Path:
     path = folder / f"{arch}.gguf"
-    with opened() as namer:
-        make_variant(variant_named(arch), path, session=namer)
+    variant_of(arch, path)
     return path
 
 

@@ -21,15 +21,13 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.locate.locate import locate
 from lockstep.harness.records import EXACT, PRESETS, Answered, Request
-from lockstep.harness.shadow.models import make_variant
-from lockstep.harness.shadow.models import opened as shown
 from lockstep.harness.sites import SITES
 from lockstep.harness.suites.products import on_sparse_inputs, products_in
-from lockstep.harness.synth.any_arch import variant_named
 from lockstep.harness.synth.generator import MAKERS, stream
 from tests.all_types import relative_rms
 from tests.models import written
 from tests.plans import open_both, plan_of
+from tests.recorded import variant_of
 
 FAULT = 1e-5  # one part in 100,000
 GATE = 5e-4  # the normalised mean square error that llama.cpp's own tests let pass
@@ -86,8 +84,7 @@ def test_gates_and_norms_are_asked_for_numbers_that_small_models_do_not_have(
     engine: type[Reference], op: str, tmp_path: Path
 ) -> None:
     model = tmp_path / "gpt-oss.gguf"
-    with shown() as namer:
-        make_variant(variant_named("gpt-oss"), model, session=namer)
+    variant_of("gpt-oss", model)
     with open_both(plan_of(model, engine.name, n_tokens=12)) as both:
         assert not locate(both.context).guilty
         found = list(run_suites(both.context, ["products"]))

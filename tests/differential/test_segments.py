@@ -22,10 +22,8 @@ from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.records import Site
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
-from lockstep.harness.shadow.models import make_variant, opened
-from lockstep.harness.synth.any_arch import variant_named
 from tests.plans import bisection_of, plan_of
-from tests.recorded import BATCHES, LAYERS, Recorded, recorded
+from tests.recorded import BATCHES, LAYERS, Recorded, recorded, variant_of
 
 EXAMPLES = Path(__file__).parents[2] / "lockstep" / "examples"
 TAKES = '"trace", "replace"'
@@ -43,12 +41,6 @@ class OneOpWrong(Honest):
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         value = super().result(node, found)
         return np.roll(value, 1, axis=-1) if node.name == self.name else value
-
-
-@pytest.fixture(scope="module")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    with recorded("qwen3", tmp_path_factory.mktemp("models")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -291,8 +283,7 @@ CHANGED = "step0/Kcur_normed-1"  # llama.cpp's own name, which no site of ours h
 def test_a_dump_may_show_any_node_of_llama_cpps_graph(tmp_path: Path) -> None:
     """Here llama.cpp wrote it; then one number of one node is another."""
     path, right, wrong = tmp_path / "qwen3.gguf", tmp_path / "right", tmp_path / "wrong"
-    with opened() as namer:
-        make_variant(variant_named("qwen3"), path, session=namer)
+    variant_of("qwen3", path)
     dump_trace(plan_of(path, "llama.cpp", n_tokens=9), right, None, lambda _: None)
     tensors = load_file(right / "tensors.safetensors")
     assert CHANGED in tensors

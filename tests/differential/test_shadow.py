@@ -1,6 +1,5 @@
 """llama.cpp's own graphs, op by op; wrong results put into them are found where they are."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,18 +32,12 @@ from lockstep.harness.shadow.batches import Work, batches_of
 from lockstep.harness.shadow.fault_verdicts import ALL, count_faults
 from lockstep.harness.shadow.faults import KINDS, FaultPlace
 from lockstep.harness.shadow.judge import ShadowJudge
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant
 from lockstep.harness.shadow.nodes import capture, nodes_of
 from lockstep.harness.synth.any_arch import variant_named
 
 # between them nearly every op; `shadow --arch all` takes all variants
 SLICE = ("deepseek4", "qwen4exp", "gemma3n", "gpt-oss", "mamba2", "rwkv6", "t5", "jina-bert-v2")
-
-
-@pytest.fixture(scope="module")
-def namer() -> Iterator[Session]:
-    with opened() as session:
-        yield session
 
 
 def model_of(name: str, folder: Path, namer: Session, quant: str = "F32") -> Path:

@@ -21,6 +21,7 @@ from lockstep.harness.shadow.known import known_crash
 from lockstep.harness.shadow.models import make_variant, opened
 from lockstep.harness.shadow.nodes import capture
 from lockstep.harness.synth.any_arch import variant_named, variants
+from tests.recorded import variant_of
 
 KNOWN = entries("shadow")
 
@@ -93,8 +94,7 @@ def test_no_two_entries_have_an_id_in_common() -> None:
 def test_a_prompt_beyond_the_table_of_positions_is_refused_by_name(tmp_path: Path) -> None:
     """llama.cpp would abort: positions-beyond-the-table."""
     path = tmp_path / "starcoder.gguf"
-    with opened() as namer:
-        make_variant(variant_named("starcoder"), path, session=namer)
+    variant_of("starcoder", path)
     exact = PRESETS["exact"]
     plan = ShadowPlan(case="starcoder", model=path, settings=exact, work=Work(tokens=364))
     result = run_shadow([plan], tmp_path, ["lockstep", "shadow"], None, Listener())

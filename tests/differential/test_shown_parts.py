@@ -1,6 +1,5 @@
 """Tensors that are shown in part, or by two names: what is left out, or said otherwise."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,6 @@ from lockstep.harness.locate.segments import (
 )
 from lockstep.harness.records import Site
 from tests.recorded import BATCHES, Recorded, recorded
-
-
-@pytest.fixture(scope="module")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    with recorded("qwen3", tmp_path_factory.mktemp("models")) as found:
-        yield found
 
 
 @pytest.mark.parametrize("name", ["kq-1", "k_cache-1", "v_cache-1"])

@@ -12,10 +12,8 @@ from lockstep.engine.registry import import_members
 from lockstep.harness.synth.builtin import BUILTIN, BUILTIN_VOCABULARIES
 from lockstep.harness.synth.gguf_writer import Tensor, write_gguf
 from lockstep.harness.synth.llama import LlamaRecipe, metadata, tensors
-from tests.command_line import OURSELVES, Lockstep, assert_refused, in_a_process, lockstep
+from tests.command_line import OURSELVES, Lockstep, assert_refused, in_a_process
 from tests.models import builtin, with_metadata, with_tensor_type, written
-
-__all__ = ["lockstep"]
 
 GGML_ONLY = "Q8_1"  # a type of activations, which llama.cpp does not read from files either
 

@@ -16,11 +16,8 @@ from lockstep.harness.synth.builtin import BUILTIN
 from tests.command_line import (
     OURSELVES,
     Lockstep,
-    lockstep,
 )
 from tests.models import builtin, with_changed_weight
-
-__all__ = ["lockstep"]
 
 
 def one_object(text: str) -> dict[str, Any]:

@@ -1,42 +1,32 @@
 """`lockstep fuzz gguf` on the command line: what is asked for is done, and bad input is said."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lockstep.harness.cli import app
 from lockstep.harness.fuzzers.gguf.grammar import alone
+from tests.command_line import Lockstep
 
 OURSELVES = ("--oracle", "reference", "--quiet")  # gguf-py is asked as well; no llama.cpp needed
-Lockstep = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def lockstep(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Lockstep:
-    def call(*args: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            app(["fuzz", "gguf", *map(str, args), "--report", str(tmp_path / "reports")])
-        out, err = capfd.readouterr()
-        assert isinstance(end.value.code, int | None)
-        return end.value.code or 0, out, err
-
-    return call
+def fuzz(lockstep: Lockstep, tmp_path: Path) -> Lockstep:
+    return lambda *args: lockstep("fuzz", "gguf", *args, "--report", tmp_path / "reports")
 
 
-def test_a_file_of_ones_own_is_shown_to_every_parser(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_a_file_of_ones_own_is_shown_to_every_parser(fuzz: Lockstep, tmp_path: Path) -> None:
     path = tmp_path / "mine.gguf"
     path.write_bytes(alone("bool-2"))
-    code, out, err = lockstep("--file", path, *OURSELVES, "--json")
+    code, out, err = fuzz("--file", path, *OURSELVES, "--json")
     assert (code, err) == (0, "")
     summary = json.loads(out)
     assert summary["counts"] == {"excused": 1, "agreed": 1}  # gguf-py takes any byte for a bool
 
 
-def test_the_same_bytes_can_be_given_as_digits(lockstep: Lockstep) -> None:
-    code, out, _ = lockstep("--hex", alone("every-type").hex(), *OURSELVES, "--json")
+def test_the_same_bytes_can_be_given_as_digits(fuzz: Lockstep) -> None:
+    code, out, _ = fuzz("--hex", alone("every-type").hex(), *OURSELVES, "--json")
     assert (code, json.loads(out)["counts"]) == (0, {"agreed": 1})
 
 
@@ -52,9 +42,9 @@ def test_the_same_bytes_can_be_given_as_digits(lockstep: Lockstep) -> None:
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(
-    lockstep: Lockstep, args: tuple[str, ...], says: str
+    fuzz: Lockstep, args: tuple[str, ...], says: str
 ) -> None:
-    code, out, err = lockstep(*args, *OURSELVES)
+    code, out, err = fuzz(*args, *OURSELVES)
     assert (code, out) == (2, "")
     assert says in err
     assert err.count("\n") == 1

@@ -9,10 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.command_line import Ending, Lockstep, lockstep
+from tests.command_line import Ending, Lockstep
 from tests.models import builtin
-
-__all__ = ["lockstep"]
 
 QUICK = ("--oracle", "reference", "--suite", "metadata", "--quiet")  # no llama.cpp needed
 FUZZ = ("fuzz", "quants", "--type", "Q4_0", "--block", "003c" + "08" * 16, "--quiet")

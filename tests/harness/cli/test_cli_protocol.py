@@ -2,28 +2,12 @@
 
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lockstep.harness.cli import app
 from lockstep.harness.protocol.session import command_of
-
-Lockstep = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def lockstep(capfd: pytest.CaptureFixture[str]) -> Lockstep:
-    def call(*args: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            app(list(map(str, args)))
-        out, err = capfd.readouterr()
-        assert isinstance(end.value.code, int | None)
-        return end.value.code or 0, out, " ".join(err.split())
-
-    return call
+from tests.command_line import Lockstep
 
 
 def test_the_page_of_the_protocol_is_printed(lockstep: Lockstep) -> None:
@@ -99,11 +83,11 @@ def test_the_time_for_an_answer_is_also_that_for_the_start(lockstep: Lockstep) -
     assert code == 1
     assert "no answer within 1 s" in out
     assert "lockstep smoke" not in out
-    assert "has 1 s to start (--timeout SECONDS)" in err
+    assert "has 1 s to start (--timeout SECONDS)" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("word", ["adapter:mine.py", "mine.py", "dump:folder"])
 def test_what_is_no_program_is_sent_to_check(lockstep: Lockstep, word: str) -> None:
     code, _, err = lockstep("smoke", word)
     assert code == 2
-    assert "lockstep check MODEL --adapter FILE" in err
+    assert "lockstep check MODEL --adapter FILE" in " ".join(err.split())

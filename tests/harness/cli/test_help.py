@@ -9,10 +9,7 @@ from lockstep.harness.cli import app, golden
 from tests.command_line import (
     Lockstep,
     in_a_process,
-    lockstep,
 )
-
-__all__ = ["lockstep"]
 
 COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
 GOLDEN_COMMANDS = sorted(get_command(golden.app).commands)  # type: ignore[attr-defined]

@@ -2,57 +2,45 @@
 
 from pathlib import Path
 
-import pytest
-
-from lockstep.harness.cli import app
 from lockstep.harness.runs.known_failures import UNKNOWN, read_known
 from lockstep.harness.runs.run import builtin_model
+from tests.command_line import Lockstep, assert_refused
 
 
 def test_a_list_that_cannot_be_written_is_said_before_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lockstep: Lockstep, tmp_path: Path
 ) -> None:
     model = builtin_model("f32", tmp_path)
     missing = tmp_path / "no" / "k.json"
     for path, words in ((tmp_path, "is a folder"), (missing, "is no folder"), (model, "a model")):
-        with pytest.raises(SystemExit) as end:
-            app(["check", "builtin:f32", "--write-known", str(path), "--report", str(tmp_path)])
-        assert end.value.code == 2
-        assert words in capsys.readouterr().err
+        asked = ("check", "builtin:f32", "--write-known", path, "--report", tmp_path)
+        assert_refused(lockstep(*asked), words)
     assert not list(tmp_path.glob("*-check"))
 
 
-def test_another_file_is_not_written_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_file_is_not_written_over(lockstep: Lockstep, tmp_path: Path) -> None:
     report = tmp_path / "report.jsonl"
     report.write_text('{"type": "header"}\n')
-    with pytest.raises(SystemExit) as end:
-        app(["check", "builtin:f32", "--write-known", str(report), "--report", str(tmp_path)])
-    assert end.value.code == 2
-    assert 'expected {"known": [...]}' in capsys.readouterr().err
+    asked = ("check", "builtin:f32", "--write-known", report, "--report", tmp_path)
+    assert_refused(lockstep(*asked), 'expected {"known": [...]}')
     assert report.read_text() == '{"type": "header"}\n'
 
 
 def test_reasons_stay_when_a_list_is_written_anew_without_being_read_as_known(
-    tmp_path: Path,
+    lockstep: Lockstep, tmp_path: Path
 ) -> None:
     """The same command once more, after somebody wrote down why."""
     path = tmp_path / "known.json"
     asked = ["check", "builtin:f32", "--engine", "mutant:wrong-eps", "--oracle", "reference"]
     asked += ["--suite", "trace", "--tokens", "4", "--report", str(tmp_path), "-q"]
     asked += ["--write-known", str(path)]
-    with pytest.raises(SystemExit):
-        app(asked)
+    lockstep(*asked)
     path.write_text(path.read_text().replace(UNKNOWN, "issue 12"))
-    with pytest.raises(SystemExit):
-        app(asked)
+    lockstep(*asked)
     assert set(read_known(path).reasons.values()) == {"issue 12"}
 
 
-def test_what_is_listed_is_said_in_the_last_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_listed_is_said_in_the_last_line(lockstep: Lockstep, tmp_path: Path) -> None:
     path = tmp_path / "known.json"
     asked = ["check", "builtin:f32", "--engine", "mutant:wrong-eps", "--oracle", "reference"]
     asked += ["--suite", "trace", "--tokens", "4", "--report", str(tmp_path), "-q"]
@@ -60,7 +48,5 @@ def test_what_is_listed_is_said_in_the_last_line(
         (["--write-known", str(path)], 1, "DIVERGENCE"),
         (["--known", str(path)], 0, " listed as known ("),
     ):
-        with pytest.raises(SystemExit) as end:
-            app([*asked, *more])
-        assert end.value.code == code
-        assert words in capsys.readouterr().out
+        ending = lockstep(*asked, *more)
+        assert (ending.code, words in ending.out) == (code, True)

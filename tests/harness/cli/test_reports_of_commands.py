@@ -10,7 +10,7 @@ from lockstep.harness.blackbox.bisection import BlackBoxBisection
 from lockstep.harness.blackbox.layers import LayerRow
 from lockstep.harness.blackbox.naming import Part
 from lockstep.harness.blackbox.report import verdicts_of
-from lockstep.harness.cli import app
+from tests.command_line import Lockstep
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
 
@@ -19,22 +19,15 @@ DIFFERS = SliceAnswer(status="diverged", summary="8 of 34 logits differ", worst=
 ROTATION = Part(name="attention: rotation", words="they agree with positions that turn nothing")
 
 
-def lockstep(*words: object) -> int:
-    with pytest.raises(SystemExit) as end:
-        app([str(word) for word in words])
-    assert isinstance(end.value.code, int | None)
-    return end.value.code or 0
-
-
 def rows_of(folder: Path) -> list[dict]:
     (report,) = folder.glob("*/report.jsonl")
     assert (report.parent / "report.html").is_file()
     return [json.loads(line) for line in report.read_text().splitlines()]
 
 
-def test_a_diagnosis_is_a_report(tmp_path: Path) -> None:
+def test_a_diagnosis_is_a_report(lockstep: Lockstep, tmp_path: Path) -> None:
     words = ["builtin:f32", "--engine", "mutant:rope-half-split", "--tokens", "8", "--steps", "4"]
-    code = lockstep("diagnose", *words, "--report", tmp_path, "--format", "junit")
+    code = lockstep("diagnose", *words, "--report", tmp_path, "--format", "junit").code
     header, *verdicts, footer = rows_of(tmp_path)
     assert (code, footer["exit_code"]) == (1, 1)
     assert [engine["engine"] for engine in header["engines"]] == ["llama.cpp", words[2]]
@@ -57,12 +50,12 @@ def test_each_model_made_for_a_black_box_is_a_verdict(
     assert left_out.summary == "left out: a bias: no lens"
 
 
-def test_a_bisection_of_a_black_box_is_a_report(tmp_path: Path) -> None:
+def test_a_bisection_of_a_black_box_is_a_report(lockstep: Lockstep, tmp_path: Path) -> None:
     model = tmp_path / "one.gguf"
     lockstep("synth", "-o", model, "--layers", "1", "--width", "32", "--heads", "2")
     words = ["--black-box", "--engine", "mutant:wrong-eps", "--tokens", "4"]
     reports = tmp_path / "reports"
-    code = lockstep("bisect", model, *words, "--report", reports)
+    code = lockstep("bisect", model, *words, "--report", reports).code
     header, *verdicts, footer = rows_of(reports)
     assert (code, footer["exit_code"]) == (1, 1)
     assert [engine["engine"] for engine in header["engines"]] == ["llama.cpp", words[2]]

@@ -49,7 +49,6 @@ def run_in_shell(command: str, folder: Path, *, code: str = "") -> tuple[int, st
     [
         (f"{CHECK} >&-", 0),
         (f"{CHECK} 2>&-", 0),
-        (f"{CHECK} <&- >&- 2>&-", 0),
         (f"{CHECK} >/dev/full", 2),
         (f"{CHECK} 2>/dev/full", 0),
         (f"{CHECK} >/dev/full 2>/dev/full", 2),
@@ -58,8 +57,6 @@ def run_in_shell(command: str, folder: Path, *, code: str = "") -> tuple[int, st
         ("doctor --nonsense 2>&-", 2),
         ("--help >/dev/full", 2),
         ("--help >&-", 0),
-        ("--version >/dev/full", 2),
-        ("protocol >/dev/full", 2),
         ("protocol | true", 141),
         ("check nonsense.gguf 2> >(true)", 2),
     ],
@@ -75,13 +72,14 @@ def test_command_ends_with_its_own_code_or_2_where_a_stream_fails(
 
 def test_check_keeps_its_report_out_of_a_closed_stream(tmp_path: Path) -> None:
     """The first file that was opened had the number of standard output, and what was printed."""
-    run_in_shell(f"{CHECK} <&- >&- 2>&-", tmp_path)
+    assert run_in_shell(f"{CHECK} <&- >&- 2>&-", tmp_path) == (0, "")
     (report,) = tmp_path.rglob("report.jsonl")
     assert all(line.startswith('{"kind":') for line in report.read_text().splitlines())
 
 
-@pytest.mark.parametrize("code", [BROKEN, NOT_LOADED])
-@pytest.mark.parametrize("ending", ["", "2>/dev/full", "2>&-"])
+@pytest.mark.parametrize(
+    ("code", "ending"), [(BROKEN, ""), (NOT_LOADED, "2>/dev/full"), (BROKEN, "2>&-")]
+)
 def test_defect_ends_with_2(code: str, ending: str, tmp_path: Path) -> None:
     found, words = run_in_shell(ending, tmp_path, code=code)
     assert found == 2

@@ -1,26 +1,9 @@
 """`lockstep trace -o FOLDER`: what another program wrote there is not lost."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from lockstep.harness.cli import app
-
-Lockstep = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def lockstep(capfd: pytest.CaptureFixture[str]) -> Lockstep:
-    def call(*args: object) -> tuple[int, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            app([*map(str, args)])
-        assert isinstance(end.value.code, int | None)
-        return end.value.code or 0, capfd.readouterr().err
-
-    return call
+from tests.command_line import Lockstep
 
 
 def test_a_dump_of_another_program_is_not_lost_and_one_of_ours_is_made_anew(
@@ -30,7 +13,7 @@ def test_a_dump_of_another_program_is_not_lost_and_one_of_ours_is_made_anew(
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "index.json").write_text('{"tensors": []}')
-    code, err = lockstep(*trace, theirs)
+    code, _, err = lockstep(*trace, theirs)
     assert (code, "holds index.json, not of lockstep trace" in err) == (2, True)
     assert (theirs / "index.json").read_text() == '{"tensors": []}'
     (theirs / "index.json").rename(theirs / "tensors.safetensors")
@@ -38,5 +21,5 @@ def test_a_dump_of_another_program_is_not_lost_and_one_of_ours_is_made_anew(
     for _ in range(2):
         assert lockstep(*trace, tmp_path / "ours")[0] == 0
     assert json.loads((tmp_path / "ours" / "index.json").read_text())["tensors"]
-    code, err = lockstep(*trace, tmp_path / "ours" / "index.json")
+    code, _, err = lockstep(*trace, tmp_path / "ours" / "index.json")
     assert (code, "is no folder" in err) == (2, True)

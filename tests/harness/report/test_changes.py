@@ -16,6 +16,7 @@ from lockstep.harness.report.page.verdicts import RowsOfRun
 from tests.pages import Page, rich_rows
 
 Rows = list[dict[str, Any]]
+UNFINISHED = ("crashed", "timed-out", "malformed", "internal")
 
 
 def verdict(
@@ -71,11 +72,6 @@ def test_another_difference_in_a_suite_that_differed_before_is_new() -> None:
     assert found.worse
 
 
-@pytest.mark.parametrize("status", ["not-compared", "not-applicable"])
-def test_what_is_not_compared_any_more_is_worse(status: str) -> None:
-    assert changes(run(verdict("logits")), run(verdict("logits", status))).worse
-
-
 def test_a_suite_that_is_not_there_any_more_is_worse() -> None:
     found = changes(run(verdict("logits"), verdict("trace")), run(verdict("logits")))
     assert [(c.suite, c.after, c.worse) for c in found.changed] == [("trace", "absent", True)]
@@ -90,20 +86,21 @@ def test_comparison_that_is_gone_is_worse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "worse"),
     [
-        (("agreed", "diverged", "diverged"), ("agreed",)),
-        (("agreed", "agreed"), ("agreed", "excused")),
-        (("excused", "excused", "agreed"), ("agreed",)),
+        ("agreed diverged diverged", "agreed", False),
+        ("agreed agreed", "agreed excused", False),
+        ("excused excused agreed", "agreed", False),
+        ("agreed", "not-compared", True),
+        ("agreed", "not-applicable", True),
+        *(("not-compared", status, True) for status in UNFINISHED),
     ],
 )
-def test_differences_that_are_gone_or_known_leave_no_gap(
-    before: tuple[str, ...], after: tuple[str, ...]
+def test_gaps_are_worse_and_differences_that_are_gone_or_known_leave_none(
+    before: str, after: str, worse: bool
 ) -> None:
-    assert not changes(
-        run(*(verdict("trace", status) for status in before)),
-        run(*(verdict("trace", status) for status in after)),
-    ).worse
+    a, b = ([verdict("trace", s) for s in statuses.split()] for statuses in (before, after))
+    assert changes(run(*a), run(*b)).worse is worse
 
 
 def test_runs_of_other_seeds_may_hold_other_comparisons() -> None:
@@ -116,12 +113,6 @@ def test_a_suite_or_a_model_more_is_no_worse() -> None:
     )
     assert [(c.case, c.before) for c in found.changed] == [("n.gguf", "absent")]
     assert not found.worse
-
-
-@pytest.mark.parametrize("status", ["crashed", "timed-out", "malformed", "internal"])
-def test_what_did_not_come_to_an_end_is_worse(status: str) -> None:
-    found = changes(run(verdict("logits", "not-compared")), run(verdict("logits", status)))
-    assert found.worse
 
 
 def test_an_op_that_moved_towards_its_limit_is_told_and_changes_no_verdict() -> None:
