@@ -12,7 +12,7 @@ nothing: shares of some say nothing of all.
 import sys
 from pathlib import Path
 
-from lockstep.harness.catalogue.rates import PAGES, read, with_tables, written
+from lockstep.harness.catalogue.rates import PAGES, read, with_tables, write_rates
 from lockstep.harness.catalogue.run import honest_engines, wrong_engines
 from lockstep.harness.catalogue.trial import trial_of
 from lockstep.harness.parallel.row_files import read_rows
@@ -34,7 +34,7 @@ def main(files: list[str]) -> None:
     if lacking:
         sys.exit(f"not run yet: {len(lacking)} of {len(there)} engines: {', '.join(lacking)}")
     of_now = [trial for trial in found.values() if trial.engine in there]
-    RATES.write_text(written(of_now), encoding="utf-8")
+    RATES.write_text(write_rates(of_now), encoding="utf-8")
     kept = read(RATES.read_text(encoding="utf-8"))
     for page in PAGES:
         text = (HOME / page).read_text(encoding="utf-8")

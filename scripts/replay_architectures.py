@@ -30,7 +30,7 @@ from lockstep.harness.records import PRESETS, Answered, Settings
 from lockstep.harness.runs.shadow import settings_for
 from lockstep.harness.shadow.batches import Work, batches_of
 from lockstep.harness.shadow.known import known_crash
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import variant_named, variants
 
 HEAD = f"{'variant':24} {'nodes':>6} {'honest':>9} {'float64':>9} {'floor':>9} {'seconds':>8}"
@@ -48,7 +48,7 @@ def main() -> int:
     settings = settings_for(work, PRESETS[given.preset], ubatch=given.ubatch)
     wrong = 0
     say(HEAD)
-    with TemporaryDirectory() as folder, opened() as namer:
+    with TemporaryDirectory() as folder, open_for_variants() as namer:
         for name in given.variants or variants():
             path = Path(folder) / f"{name}.gguf"
             make_variant(variant_named(name), path, session=namer)

@@ -35,7 +35,7 @@ from lockstep.harness.graph.segments import SegmentJudge
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.graph.wiring import Wire, wires_of
 from lockstep.harness.records import EXACT, Answered
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import variant_named
 
 ARCHITECTURES = (
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--arch", nargs="*", default=ARCHITECTURES)
     asked = parser.parse_args()
     score: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder, opened() as namer:
+    with tempfile.TemporaryDirectory() as folder, open_for_variants() as namer:
         for number, name in enumerate(asked.arch):
             path = Path(folder) / f"{name}.gguf"
             make_variant(variant_named(name), path, seed=number, quant=asked.quant, session=namer)

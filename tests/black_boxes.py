@@ -18,7 +18,7 @@ from lockstep.harness.catalogue.models import with_keys
 from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.records import Verdict
 from lockstep.harness.shadow.models import make_variant
-from lockstep.harness.shadow.models import opened as llama_cpp_opened
+from lockstep.harness.shadow.models import open_for_variants as llama_cpp_opened
 from lockstep.harness.synth.any_arch import variant_named
 from tests.harness.check.test_check import plan_for
 
@@ -63,7 +63,7 @@ def copy_with(model: Path, copy: Path, tensor: str, wrong: Wrong) -> Path:
     shutil.copy(model, copy)
     with GgufFile.open(model) as file:
         info, raw = file.tensors[tensor], file.raw(tensor).copy()
-        at, format = file.data_offset + info.offset, WeightFormat.named(info.type.name)
+        at, format = file.data_offset + info.offset, WeightFormat.member(info.type.name)
         before = format.dequantize(raw).tobytes()
     wrong(raw, format)
     assert format.dequantize(raw).tobytes() != before

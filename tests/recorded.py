@@ -22,7 +22,7 @@ from lockstep.harness.graph.ways import Honest
 from lockstep.harness.graph.wiring import Wire, wires_of
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.records import EXACT, Answered
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import variant_named
 
 BATCHES = (Batch.of([5, 42, 79, 16, 53]), Batch.of([90], start=5))
@@ -71,7 +71,7 @@ class Recorded:
 
 def variant_of(arch: str, path: Path, **how: Any) -> Path:
     """A tiny model of an architecture, with llama.cpp's names of its tensors."""
-    with opened() as namer:
+    with open_for_variants() as namer:
         make_variant(variant_named(arch), path, session=namer, **how)
     return path
 

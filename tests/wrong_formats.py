@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.compiled import compiled, source_stamp
+from lockstep.engine.kernels.compiled import compile_kernel, source_stamp
 from lockstep.engine.kernels.unpacking import SHARED_SOURCES
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.near import F64
@@ -85,7 +85,7 @@ def changed_entry(kind: Kind) -> Kind:
     # numba's cache on disk knows functions by the place of their source, and by this name
     changed.__qualname__ = f"{function.__qualname__}_with_another_entry"
     stamp = SHARED_SOURCES + source_stamp(__file__)  # the books, and what is changed in them
-    return wrong(kind, compiled(changed, stamp, nogil=True, error_model="numpy"))
+    return wrong(kind, compile_kernel(changed, stamp, nogil=True, error_model="numpy"))
 
 
 def without_sign(kind: Kind) -> Kind:
@@ -236,7 +236,7 @@ DECODER_FAULTS: dict[str, tuple[Callable[[Kind], Kind], tuple[Excuse, ...]]] = {
 
 @cache
 def wrong_format(type_name: str, fault: str) -> Kind:
-    kind = WeightFormat.named(type_name)
+    kind = WeightFormat.member(type_name)
     assert not why_not(kind, fault)
     return DECODER_FAULTS[fault][0](kind)
 

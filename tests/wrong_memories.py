@@ -127,7 +127,7 @@ def window_too_long(run: Schedule) -> None:
     memory = attention(run)
     window = memory.window
     if window:
-        memory.hidden = lambda pos, looking: looking - pos > window  # type: ignore[method-assign]
+        memory.is_hidden = lambda pos, looking: looking - pos > window  # type: ignore[method-assign]
 
 
 def near(run: Schedule) -> Attention:
@@ -138,7 +138,7 @@ def near(run: Schedule) -> Attention:
 def lets_go_too_early(run: Schedule) -> None:
     """A cell is given away while the next token still sees it."""
     memory = near(run)
-    memory.hidden = lambda pos, looking: looking - pos >= memory.window - 1  # type: ignore[method-assign]
+    memory.is_hidden = lambda pos, looking: looking - pos >= memory.window - 1  # type: ignore[method-assign]
 
 
 @dataclass
@@ -241,7 +241,7 @@ def shares_states(run: Schedule) -> None:
 
 def forgets_copied_numbers(run: Schedule) -> None:
     """A copy of a sequence into a stream of its own has the positions and not the numbers."""
-    attention(run).copied = lambda source, to: None  # type: ignore[method-assign]
+    attention(run).copy_stream = lambda source, to: None  # type: ignore[method-assign]
 
 
 def moves_no_state(run: Schedule) -> None:

@@ -47,7 +47,7 @@ class Batch:
         return cls(batch.tokens, batch.positions, batch.seq_ids, none, encoder=True)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
+def join_batches(batches: Sequence[Batch]) -> Batch:
     """All their tokens in one."""
     return Batch(
         tokens=np.concatenate([batch.tokens for batch in batches]),

@@ -28,7 +28,7 @@ LARGE = 1 << 28  # bytes of a file from which its pages are given back
 
 
 def architecture_of(file: GgufFile) -> type[Architecture]:
-    return Architecture.named(architecture_name(file.metadata))
+    return Architecture.member(architecture_name(file.metadata))
 
 
 class Model:
@@ -71,7 +71,7 @@ class Model:
         """
         graph = self.graph
         return memory_of(
-            [graph.kept(layer) for layer in range(graph.hparams.n_layer)],
+            [graph.memory_of_layer(layer) for layer in range(graph.hparams.n_layer)],
             causal=graph.causal,
             size=size or self.n_ctx,
             n_seq=n_seq,
@@ -124,7 +124,7 @@ class Model:
         if params is None:  # keys without a rotation are the same at every position
             return keys
         moved = keys.astype(np.float32)
-        part = moved[..., self.graph.turned()]
+        part = moved[..., self.graph.rotated_part()]
         # what YaRN makes larger has been made so once
         part[...] = self.ops.rope(part, deltas, replace(params, magnitude=1.0))
         return moved

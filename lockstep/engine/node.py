@@ -89,5 +89,5 @@ def wide(operand: Operand) -> F64:
     if operand.type in PLAIN:
         with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
             return operand.value.astype(np.float64)
-    rows = WeightFormat.named(operand.type).dequantize(operand.value.reshape(-1))
+    rows = WeightFormat.member(operand.type).dequantize(operand.value.reshape(-1))
     return rows.reshape(tuple(reversed(operand.ne))).astype(np.float64)

@@ -31,7 +31,7 @@ class Registered:
             cls.family[name] = cls
 
     @classmethod
-    def named(cls, name: str) -> type[Self]:
+    def member(cls, name: str) -> type[Self]:
         if name not in cls.family:
             import_members(cls.members)
         if name not in cls.family:

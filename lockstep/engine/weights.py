@@ -80,7 +80,7 @@ class Weights:
         self.found: dict[str, Weight] = {}
         for name, info in file.tensors.items():
             try:
-                self.formats[name] = WeightFormat.named(info.type.name)
+                self.formats[name] = WeightFormat.member(info.type.name)
             except Exception as error:
                 raise type(error)(f"tensor {name!r}: {error}") from None
 

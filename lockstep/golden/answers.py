@@ -70,7 +70,7 @@ def judge_answers(
         yield verdicts(FOREIGN, folder)("not-compared", text, {"foreign": foreign})
 
 
-def counted(found: Sequence[Verdict]) -> list[Verdict]:
+def counted_verdicts(found: Sequence[Verdict]) -> list[Verdict]:
     """Those that decide whether an engine conforms: it need not have every operation."""
     return [verdict for verdict in found if verdict.case not in (NOT_ANSWERED, FOREIGN)]
 

@@ -37,7 +37,7 @@ def seeded_columns(seed: int, name: str, width: int) -> NDArray[np.int32]:
     return (edges[:-1] + drawn).astype(np.int32)
 
 
-def kept(matrix: F32, columns: NDArray[np.int32]) -> Tensors:
+def compact_logits(matrix: F32, columns: NDArray[np.int32]) -> Tensors:
     """What a way of a golden has on the disk; of equal values the smaller id comes first."""
     ids = np.argsort(-matrix, axis=1, kind="stable")[:, :TOP].astype(np.int32)
     sums, moments = block_sums(matrix)

@@ -50,7 +50,7 @@ def diff(a: Path, b: Path) -> list[GoldenDifference]:
         raise BrokenGolden(f"{a} and {b} are a file and a folder: give two of a kind")
     if not a.is_dir():
         return list(between(b.name, cases_of(a), cases_of(b)))
-    ours, theirs = listed(a), listed(b)
+    ours, theirs = list_documents(a), list_documents(b)
     found: list[GoldenDifference] = []
     for name in sorted({*ours, *theirs}):
         if name not in theirs:
@@ -62,7 +62,7 @@ def diff(a: Path, b: Path) -> list[GoldenDifference]:
     return found
 
 
-def listed(root: Path) -> dict[str, Path]:
+def list_documents(root: Path) -> dict[str, Path]:
     """Documents, and tensors that have none; tensors with a document are read with it."""
     found = {
         path.relative_to(root).as_posix(): path
@@ -95,7 +95,7 @@ def cases_of(path: Path) -> Mapping[str, Any]:
     if "tensors" in document:
         payload = path.with_suffix(TENSORS)
         tensors = parse_tensors(read(payload, MAX_TENSORS), payload.name)
-    golden, vectors = Golden.named(kind)(), Vectors(document=document, tensors=tensors)
+    golden, vectors = Golden.member(kind)(), Vectors(document=document, tensors=tensors)
     try:
         return golden.cases(vectors)
     except (KeyError, ValueError) as error:

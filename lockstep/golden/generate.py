@@ -76,7 +76,7 @@ def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
             if engine not in sources:
                 session = stack.enter_context(runner.open(engine, None, EXACT))
                 sources[engine] = source_of(AskedEngine(engine=engine, session=session), progress)
-            vectors = Golden.named(golden)().make(sources[engine], kind)
+            vectors = Golden.member(golden)().make(sources[engine], kind)
             where = f"{golden}/{kind.lower()}"
             yield Made(path=where, kind=golden, vectors=vectors, model=None)
         progress("files: what parsers say")
@@ -145,7 +145,7 @@ def of_model(
         source = source_of(ask, progress, path=path, model=row, seed=seed)
         key = row["sha256"] if row["recipe"] is None else None
         for kind in ("tokens", "logits") if tokens else ("logits",):
-            vectors = Golden.named(kind)().make(source, row["name"])
+            vectors = Golden.member(kind)().make(source, row["name"])
             yield Made(path=f"{kind}/{row['name']}", kind=kind, vectors=vectors, model=key)
 
 
@@ -153,6 +153,6 @@ def of_vocabulary(path: Path, row: dict[str, Any], oracle: str, progress: Progre
     with Runner().open(oracle, path, EXACT) as session:
         ask = AskedEngine(engine=oracle, session=session, path=path)
         source = source_of(ask, progress, path=path, model=row)
-        vectors = Golden.named("vocabulary")().make(source, row["name"])
+        vectors = Golden.member("vocabulary")().make(source, row["name"])
     key = row["sha256"] if row["recipe"] is None else None
     return Made(path=f"tokens/{row['name']}", kind="vocabulary", vectors=vectors, model=key)

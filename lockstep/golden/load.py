@@ -50,7 +50,7 @@ def load_vectors(root: Path, entry: ManifestEntry, entries: dict[str, ManifestEn
         tensors = parse_tensors(checked_bytes(root, entries[name]), name)
         check_shapes(document["tensors"]["entries"], tensors, name)
     vectors = Vectors(document=document, tensors=tensors)
-    for text in Golden.named(entry.kind)().inconsistencies(vectors):
+    for text in Golden.member(entry.kind)().inconsistencies(vectors):
         raise BrokenGolden(f"{entry.path} contradicts itself: {text}")
     return vectors
 

@@ -116,7 +116,7 @@ def tokens_of(source: Source, facts: ModelFacts, name: str) -> Made:
 
 def made_of(folder: str, kind: str, source: Source, name: str) -> Made:
     assert source.model is not None
-    vectors = Golden.named(kind)().make(source, name)
+    vectors = Golden.member(kind)().make(source, name)
     return Made(path=f"{folder}/{name}", kind=kind, vectors=vectors, model=source.model["sha256"])
 
 

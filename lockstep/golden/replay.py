@@ -139,4 +139,4 @@ def one(
     verdict = replace(verdict, engine=engine)
     settings = Settings(**vectors.document["provenance"]["settings"])
     ask = AskedEngine(engine=engine, session=open_session(engine, path, settings), path=path)
-    yield from each(verdict, lambda: Golden.named(kind)().replay(vectors, ask, verdict))
+    yield from each(verdict, lambda: Golden.member(kind)().replay(vectors, ask, verdict))

@@ -67,7 +67,7 @@ def held_or_made(root: Path, old: Sequence[ManifestEntry], made: Made, progress:
         return made
     try:
         held = load_vectors(root, entry, entries)
-        why = Golden.named(made.kind)().outdated(held, made.vectors)
+        why = Golden.member(made.kind)().why_outdated(held, made.vectors)
     except BrokenGolden as error:
         why = str(error)
     if not why:
@@ -96,7 +96,7 @@ def files_of(made: Made) -> Iterator[tuple[ManifestEntry, bytes]]:
         yield entry_of(name, raw, made, "tensors", None), raw
     wrong = [
         *violations(made.kind, document),
-        *Golden.named(made.kind)().inconsistencies(made.vectors),
+        *Golden.member(made.kind)().inconsistencies(made.vectors),
     ]
     if wrong:
         raise BrokenGolden(f"the oracle's answer makes no golden {made.path}: {wrong[0]}")

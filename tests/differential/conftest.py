@@ -11,7 +11,7 @@ import pytest
 from lockstep.harness.check.check import Opened, Plan
 from lockstep.harness.context.runner import Session
 from lockstep.harness.records import Verdict
-from lockstep.harness.shadow.models import opened
+from lockstep.harness.shadow.models import open_for_variants
 from tests.differential.tokens import Ask, asking
 from tests.models import NO_STORIES, SHARED_STORIES, builtin
 from tests.plans import open_both, plan_of, verdicts_of
@@ -71,7 +71,7 @@ def checked() -> Checked:
 @pytest.fixture(scope="session")
 def namer() -> Iterator[Session]:
     """Who names the tensors of models that are made."""
-    with opened() as session:
+    with open_for_variants() as session:
         yield session
 
 

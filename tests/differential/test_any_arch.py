@@ -19,7 +19,7 @@ from lockstep.harness.known import entries
 from lockstep.harness.known.runs import excused_if_known
 from lockstep.harness.records import EXACT, Answered, Rejected, Request, Verdict
 from lockstep.harness.report.jsonl import read_report
-from lockstep.harness.shadow.models import make_variant, make_variants, opened
+from lockstep.harness.shadow.models import make_variant, make_variants, open_for_variants
 from lockstep.harness.synth.any_arch import Variant, metadata_bytes, variant_named, variants
 from lockstep.harness.synth.gguf_writer import write_gguf
 from lockstep.harness.synth.vocabularies import vocabulary_keys
@@ -29,7 +29,7 @@ from tests.recorded import variant_of
 
 
 def test_llama_cpp_names_the_tensors_of_every_variant() -> None:
-    with opened() as session:
+    with open_for_variants() as session:
         for variant in variants().values():
             outcome = session.ask("name_tensors", metadata_bytes(variant))
             assert isinstance(outcome, Answered), (variant.name, outcome)
@@ -122,7 +122,7 @@ def test_the_tensors_of_a_large_model_are_named_and_take_no_memory() -> None:
     sizes = {"n_layer": 8, "n_embd": 2048, "n_head": 16, "n_head_kv": 4, "n_ff": 1024}
     sizes |= {"n_expert": 64, "n_expert_used": 8}
     large = replace(variant_named("qwen3moe"), sizes=tuple(sizes.items()))
-    with opened() as session:
+    with open_for_variants() as session:
         outcome = session.ask("name_tensors", metadata_bytes(large))
         assert isinstance(outcome, Answered), outcome
         assert sum(tensor.n_bytes for tensor in outcome.value) > 8 << 30
@@ -131,7 +131,7 @@ def test_the_tensors_of_a_large_model_are_named_and_take_no_memory() -> None:
 
 
 def test_metadata_that_llama_cpp_refuses_is_its_refusal(tmp_path: Path) -> None:
-    with opened() as session:
+    with open_for_variants() as session:
         bad = session.ask("name_tensors", b"no file at all")
         assert isinstance(bad, Rejected)
         assert "GGUF" in bad.message

@@ -138,7 +138,7 @@ def test_a_wrong_graph_is_found_where_it_is_wrong(
     name: str, made: Callable[..., Path], stretched: Path, checked: Checked
 ) -> None:
     import_members("lockstep.harness.mutants")
-    wrong = Adapter.named(f"mutant:{name}")
+    wrong = Adapter.member(f"mutant:{name}")
     assert issubclass(wrong, Mutant)
     path = (
         stretched

@@ -33,7 +33,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialBench]:
 def test_wrong_engines_of_different_families_are_found_where_they_are_wrong(
     name: str, bench: TrialBench
 ) -> None:
-    found = try_wrong(bench, Adapter.named(name), "f32")
+    found = try_wrong(bench, Adapter.member(name), "f32")
     assert found.views["tensors"].caught
     assert found.layer_right
     assert found.op_right
@@ -41,7 +41,7 @@ def test_wrong_engines_of_different_families_are_found_where_they_are_wrong(
 
 
 def test_a_greedy_loop_that_is_wrong_shows_in_text_alone(bench: TrialBench) -> None:
-    found = try_wrong(bench, Adapter.named("mutant:greedy-second-best"), "f32")
+    found = try_wrong(bench, Adapter.member("mutant:greedy-second-best"), "f32")
     assert found.views["text"].caught
     assert found.found == "decode"
     assert all(found.passes.values())
@@ -51,7 +51,7 @@ def test_a_greedy_loop_that_is_wrong_shows_in_text_alone(bench: TrialBench) -> N
 def test_prompts_taken_for_others_show_though_logits_are_right(
     name: str, bench: TrialBench
 ) -> None:
-    found = try_wrong(bench, Adapter.named(f"mutant:prompt-{name}"), "f32")
+    found = try_wrong(bench, Adapter.member(f"mutant:prompt-{name}"), "f32")
     assert all(seen.caught for seen in found.views.values())
     assert "seeded tokens the next is" in found.views["logits"].said
     assert found.found == "decode"
@@ -60,7 +60,7 @@ def test_prompts_taken_for_others_show_though_logits_are_right(
 def test_what_moves_hardly_anything_shows_in_tensors_and_passes_every_fixed_limit(
     bench: TrialBench,
 ) -> None:
-    found = try_wrong(bench, Adapter.named("mutant:eps-outside-root"), "f32")
+    found = try_wrong(bench, Adapter.member("mutant:eps-outside-root"), "f32")
     assert found.views["tensors"].caught
     assert not found.views["text"].caught
     assert found.op_right

@@ -41,7 +41,7 @@ def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 def test_a_wrong_engine_is_found_where_it_is_wrong(
     model: str, name: str, bench_of: Callable[[str], TrialBench]
 ) -> None:
-    found = try_wrong(bench_of(model), Adapter.named(name), model)
+    found = try_wrong(bench_of(model), Adapter.member(name), model)
     assert found.views["tensors"].caught
     assert found.found == found.expected
     assert found.layer_right
@@ -53,7 +53,7 @@ def test_what_sequences_do_to_each_other_shows_beside_another_one_alone(
 ) -> None:
     """No op of it is wrong in the run that is traced first; bisect asks the others too."""
     bench = bench_of("f32")
-    found = try_wrong(bench, Adapter.named("mutant:cache-sequences-leak"), "f32")
+    found = try_wrong(bench, Adapter.member("mutant:cache-sequences-leak"), "f32")
     assert found.found == "logits"
     assert "beside another sequence" in found.views["tensors"].said
     assert locate(bench, "mutant:cache-sequences-leak").found == "kq_soft_max-0"

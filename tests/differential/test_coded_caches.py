@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.stored import STORED, stored
+from lockstep.engine.ops.ggml.stored import STORED, store_rows
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.exit_codes import exit_code
@@ -43,8 +43,8 @@ def model(tmp_path: Path) -> Path:
 def test_bytes_of_stored_rows_stand_for_their_values(kind: str) -> None:
     rows = np.random.default_rng(0).standard_normal((3, 5, 64)).astype(np.float32)
     rows[0, 0, :32] = 0
-    values, slack, raw = stored(rows, kind, Build(lanes=LANES))
-    decoded = WeightFormat.named(kind).dequantize(raw.reshape(-1)).reshape(rows.shape)
+    values, slack, raw = store_rows(rows, kind, Build(lanes=LANES))
+    decoded = WeightFormat.member(kind).dequantize(raw.reshape(-1)).reshape(rows.shape)
     assert np.array_equal(decoded, values.astype(np.float32))
     assert slack.shape == rows.shape
 

@@ -99,13 +99,13 @@ def test_each_byte_of_a_block_is_read_as_llama_cpp_reads_it(kind: type[WeightFor
 
 @pytest.mark.parametrize("name", ["F16", "BF16"])
 def test_all_patterns_of_sixteen_bits_decode_as_in_llama_cpp(name: str) -> None:
-    assert_same(WeightFormat.named(name), np.arange(65536, dtype="<u2").view(np.uint8))
+    assert_same(WeightFormat.member(name), np.arange(65536, dtype="<u2").view(np.uint8))
 
 
 @pytest.mark.parametrize("name", sorted(NO_DECODER))
 def test_where_llama_cpp_has_no_decoder_we_say_so(name: str) -> None:
     """`NO_DECODER` is what it is because of this: llama.cpp has the type, and no `to_float`."""
-    kind = WeightFormat.named(name)
+    kind = WeightFormat.member(name)
     traits = library().ggml.ggml_get_type_traits(kind.type_id).contents
     assert traits.type_name.decode().upper() == name
     assert (traits.block_weights, traits.block_bytes) == (1, kind.layout.itemsize)

@@ -21,7 +21,7 @@ from lockstep.harness.records import (
     Request,
     Settings,
 )
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import variant_named
 from lockstep.harness.synth.llama import LlamaRecipe
 from tests.differential.conftest import Checked
@@ -196,7 +196,7 @@ def test_embeddings_as_wide_as_the_vocabulary_is_long_are_no_logits(tmp_path: Pa
     """Rows of logits are known by their length where they have no name."""
     path = tmp_path / "bert.gguf"
     wide = replace(variant_named("bert"), sizes=(("n_embd", 128), ("n_vocab", 128)))
-    with opened() as session:
+    with open_for_variants() as session:
         make_variant(wide, path, session=session)
     with Runner().open("llama.cpp", path, EXACT) as session:
         outcome = session.ask("embed", (Batch.of([1, 2, 3]),))

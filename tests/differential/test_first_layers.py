@@ -20,7 +20,7 @@ from lockstep.harness.blackbox.first_layers import FirstLayers, write_first_laye
 from lockstep.harness.blackbox.slices import first_layers as recipe_of
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.records import EXACT, Answered
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.shadow.nodes import capture
 from lockstep.harness.synth.any_arch import variant_named
 from lockstep.harness.synth.gguf_writer import Typed, write_gguf
@@ -35,7 +35,7 @@ TOKENS = Batch.of([3, 14, 15, 9, 2, 6])
 def model_of(arch: str, folder: Path, **sizes: int) -> Path:
     named = variant_named(arch)
     variant = replace(named, sizes=(*dict(named.sizes).items(), *sizes.items()))
-    with opened() as session:
+    with open_for_variants() as session:
         make_variant(variant, folder / "model.gguf", session=session)
     return folder / "model.gguf"
 

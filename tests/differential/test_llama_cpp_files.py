@@ -14,7 +14,7 @@ from lockstep.harness.records import (
     Request,
     Unanswerable,
 )
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import variant_named
 from lockstep.harness.synth.llama import LlamaRecipe
 from tests.differential.test_llama_cpp_adapter import RUNNER, model_named, value
@@ -61,7 +61,7 @@ def test_llama_cpps_version_and_cpu_features_are_described(stories: Session) -> 
 def test_a_model_without_logits_has_no_next_token(tmp_path: Path) -> None:
     """llama.cpp hands out zeros for a BERT, and the largest of them is token 0."""
     variant = variant_named("bert")
-    with opened() as session:
+    with open_for_variants() as session:
         make_variant(variant, tmp_path / "bert.gguf", seed=0, quant="F32", session=session)
     with Runner().open("llama.cpp", tmp_path / "bert.gguf", EXACT) as session:
         for question, args in (

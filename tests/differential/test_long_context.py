@@ -21,7 +21,7 @@ from lockstep.harness.check.check import Opened, Plan, run_suites
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.records import Verdict
 from lockstep.harness.shadow.models import make_variant
-from lockstep.harness.shadow.models import opened as opened_for_names
+from lockstep.harness.shadow.models import open_for_variants as opened_for_names
 from lockstep.harness.synth.any_arch import variant_named, with_vocabulary
 from tests.differential.conftest import OpenPlan
 from tests.differential.test_first_layers import model_of

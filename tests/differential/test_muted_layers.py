@@ -20,7 +20,7 @@ from lockstep.harness.blackbox.rewriting import rewrite
 from lockstep.harness.blackbox.slices import ADD_OTHERWISE, mute_other_layers
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.records import Evaluation, Request
-from lockstep.harness.shadow.models import make_variant, make_variants, opened
+from lockstep.harness.shadow.models import make_variant, make_variants, open_for_variants
 from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.any_arch import variant_named
 from tests.black_boxes import asker_of, bisected, copy_with, faults
@@ -119,7 +119,7 @@ def test_what_multiplies_the_residual_is_of_its_layer_and_not_of_what_is_outside
 def test_what_is_outside_the_layers_is_asked_of_as_few_as_llama_cpp_loads(tmp_path: Path) -> None:
     """A model of any size is written otherwise."""
     path = tmp_path / "lfm2.gguf"
-    with opened() as session:
+    with open_for_variants() as session:
         variant = replace(variant_named("lfm2"), sizes=(("n_layer", 4),))
         make_variant(variant, path, quant="Q8_0", session=session)
     asker = asker_of(path, tmp_path / "made", oracle="llama.cpp")

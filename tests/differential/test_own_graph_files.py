@@ -12,7 +12,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.model import Model
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.asking.facts import facts_of_model
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import variant_named
 from lockstep.harness.synth.gguf_writer import write_gguf
 
@@ -30,7 +30,7 @@ def one_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A deepseek2 whose queries come of one matrix."""
     path = tmp_path_factory.mktemp("deepseek2") / "model.gguf"
     variant = variant_named("deepseek2")
-    with opened() as session:
+    with open_for_variants() as session:
         make_variant(
             replace(variant, changed=(("deepseek2.attention.q_lora_rank", 0),)),
             path,

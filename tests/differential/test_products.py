@@ -192,7 +192,7 @@ def test_experts_have_their_products_compared_as_well(preset: str, tmp_path: Pat
 @pytest.mark.parametrize("threads", [1, 8])
 def test_a_product_alone_has_all_the_room_that_its_threads_want(quant: str, threads: int) -> None:
     """Half a megabyte for each of them where rows make tiles, however small the matrix is."""
-    kind = WeightFormat.named(quant)
+    kind = WeightFormat.member(quant)
     one = MAKERS[quant](stream(0, quant), 1, 1.0)
     raw = np.tile(np.frombuffer(one, np.uint8), 32)
     x = np.ones((3, kind.weights), np.float32)

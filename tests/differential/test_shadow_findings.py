@@ -18,7 +18,7 @@ from lockstep.harness.runs.shadow import ShadowPlan, run_shadow
 from lockstep.harness.shadow.batches import Work, batches_of
 from lockstep.harness.shadow.judge import ShadowJudge
 from lockstep.harness.shadow.known import known_crash
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.shadow.nodes import capture
 from lockstep.harness.synth.any_arch import variant_named, variants
 from tests.recorded import variant_of
@@ -32,7 +32,7 @@ def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Pat
     changes = {"changed": tuple(known["keys"].items()), "complete": known["complete"]}
     variant = replace(variant_named(known["variant"]), **changes)
     path = tmp_path / "m.gguf"
-    with opened() as namer:
+    with open_for_variants() as namer:
         make_variant(variant, path, quant=known.get("quant", "F32"), session=namer)
     settings = PRESETS[known["settings"]]
     if "cache" in known:

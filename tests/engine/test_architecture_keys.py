@@ -30,7 +30,7 @@ def read(arch: str, **changes: Any) -> Hparams:
     keys = {key: value for key, (_, value) in metadata(variant_named(arch)).items()}
     keys |= {f"{arch}.{key}": value for key, value in changes.items()}
     kept = {key: Value(value) for key, value in keys.items() if value is not None}
-    return Architecture.named(arch).read_hparams(kept)
+    return Architecture.member(arch).read_hparams(kept)
 
 
 # what converters write besides, and what changes nothing
@@ -99,7 +99,7 @@ def test_deepseek2_says_how_experts_are_chosen_or_is_of_the_files_that_did_not()
 
 
 def test_gemma2_has_no_head_of_its_own_as_llama_cpp_has_none_for_it() -> None:
-    tables = {arch: Architecture.named(arch).table(read(arch)) for arch in ("gemma2", "gemma3")}
+    tables = {arch: Architecture.member(arch).table(read(arch)) for arch in ("gemma2", "gemma3")}
     assert {arch: "output.weight?" in table for arch, table in tables.items()} == {
         "gemma2": False,
         "gemma3": True,

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from lockstep.engine.architectures.positions import scaled
+from lockstep.engine.architectures.positions import scale_rope
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps, RopeParams
@@ -33,7 +33,7 @@ def by_hand(n_rot: int, base: float, factor: float, n_ctx: int) -> list[float]:
 def test_frequencies_and_magnitude_are_those_of_the_paper(
     n_rot: int, base: float, factor: float, n_ctx: int
 ) -> None:
-    params = scaled(RopeParams(n_rot, base, 1 / factor, None), 1.0, n_ctx)
+    params = scale_rope(RopeParams(n_rot, base, 1 / factor, None), 1.0, n_ctx)
     cos, sin = ReferenceOps().rotations(AT, params)
     angles = AT[:, None] * np.array(by_hand(n_rot, base, factor, n_ctx))
     grown = 0.1 * math.log(factor) + 1
@@ -43,21 +43,21 @@ def test_frequencies_and_magnitude_are_those_of_the_paper(
 
 
 def test_without_yarn_nothing_is_kept() -> None:
-    params = scaled(RopeParams(16, 1e4, 0.25, None), 1.5, 0)
+    params = scale_rope(RopeParams(16, 1e4, 0.25, None), 1.5, 0)
     assert (params.kept, params.magnitude) == (None, 1.5)
 
 
 @pytest.mark.parametrize(("base", "n_ctx"), [(1.0, 64), (0.0, 64), (math.inf, 64), (1e4, -1)])
 def test_a_base_without_a_logarithm_is_refused(base: float, n_ctx: int) -> None:
     with pytest.raises(InvalidModel, match="no YaRN"):
-        scaled(RopeParams(16, base, 0.25, None), 1.0, n_ctx)
+        scale_rope(RopeParams(16, base, 0.25, None), 1.0, n_ctx)
 
 
 @pytest.mark.parametrize("ops", [Mirror, InverseFrequency, Power, WideAngles])
 def test_honest_engines_know_yarn(ops: type[Mirror]) -> None:
     plain = RopeParams(64, 10000.0, 0.25, None)
     at = np.arange(40, dtype=np.int32)
-    for params in (scaled(plain, 1.0, 128), scaled(plain, 1.5, 0)):
+    for params in (scale_rope(plain, 1.0, 128), scale_rope(plain, 1.5, 0)):
         found, exact = (np.stack(o.rotations(at, params)) for o in (ops(), ReferenceOps()))
         assert np.abs(found - exact).max() < 1e-4
         assert np.abs(found - np.stack(ops().rotations(at, plain))).max() > 0.1

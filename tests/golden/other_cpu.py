@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.golden.load import load_vectors
 from lockstep.golden.manifest import read_manifest
-from lockstep.golden.ops.vectors import cases_of, operations, written
+from lockstep.golden.ops.vectors import cases_of, operations, write_case
 from lockstep.golden.store import DEFAULT_ROOT, Tensors
 from lockstep.golden.suites.base import SEED, AskedEngine, source_of
 from lockstep.golden.suites.dot import GoldenDot
@@ -44,7 +44,7 @@ def made() -> Iterator[tuple[str, Tensors]]:
     for op in OPS:
         tensors: Tensors = {}
         for case in cases_of(op, SEED):
-            tensors |= written(op, case)[1]
+            tensors |= write_case(op, case)[1]
         yield f"ops/{op.lower()}", tensors
     for kind in PRODUCTS:
         yield f"dot/{kind.lower()}", GoldenDot().make(source, kind).tensors

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from lockstep.golden.answers import counted, judge_answers
+from lockstep.golden.answers import counted_verdicts, judge_answers
 from lockstep.golden.store import BrokenGolden
 from lockstep.harness.cli import app
 from lockstep.harness.exit_codes import exit_code
@@ -72,8 +72,8 @@ def test_what_is_not_answered_is_not_compared(folder: Path) -> None:
     found = judged(folder)
     assert sorted(v.status for v in found) == ["agreed"] * len(OPS) + ["not-compared"]
     assert exit_code(found) == 3
-    assert exit_code(counted(list(judge_answers(folder)))) == 3
-    assert exit_code(counted(list(judge_answers(folder, only=["rope", "add"])))) == 3
+    assert exit_code(counted_verdicts(list(judge_answers(folder)))) == 3
+    assert exit_code(counted_verdicts(list(judge_answers(folder, only=["rope", "add"])))) == 3
 
 
 def test_an_engine_that_has_some_operations_conforms_in_those(folder: Path) -> None:
@@ -81,13 +81,13 @@ def test_an_engine_that_has_some_operations_conforms_in_those(folder: Path) -> N
     assert found[-1].status == "not-compared"
     assert "no answers to" in found[-1].summary
     assert {"add", "mul_mat"} <= set(found[-1].detail["missing"])
-    assert exit_code(counted(found)) == 0
+    assert exit_code(counted_verdicts(found)) == 0
 
 
 def test_a_folder_without_answers_never_conforms(tmp_path: Path) -> None:
-    assert exit_code(counted(list(judge_answers(tmp_path)))) == 3
+    assert exit_code(counted_verdicts(list(judge_answers(tmp_path)))) == 3
     (tmp_path / "sofmax.safetensors").write_bytes(b"")
-    assert exit_code(counted(list(judge_answers(tmp_path)))) == 3
+    assert exit_code(counted_verdicts(list(judge_answers(tmp_path)))) == 3
 
 
 def test_what_answers_nothing_is_named_and_the_rest_is_judged(folder: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_answers_nothing_is_named_and_the_rest_is_judged(folder: Path) -> N
     *_, foreign = found = list(judge_answers(folder))
     assert foreign.detail["foreign"] == ["add.safetensors", "notes.txt", "sofmax.safetensors"]
     assert [v.status for v in found[: len(OPS)]] == ["agreed"] * len(OPS)
-    assert exit_code(counted(found)) == 0
+    assert exit_code(counted_verdicts(found)) == 0
 
 
 def test_a_misspelt_case_is_named_and_its_operation_is_not_complete(folder: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_misspelt_case_is_named_and_its_operation_is_not_complete(folder: Path
     assert [v.status for v in found] == ["not-compared", "not-compared", "agreed", "agreed"]
     assert "no case has lenght-7/y" in found[0].summary
     assert "no answers to 1 of" in found[1].summary
-    assert exit_code(counted(found)) == 3
+    assert exit_code(counted_verdicts(found)) == 3
 
 
 def test_half_of_the_outputs_of_a_case_is_no_answer(folder: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_safetensors_costs_no_other_its_verdict(folder: Path) 
     found = judged(folder)
     assert sorted(v.status for v in found) == ["agreed"] * 3 + ["not-compared"]
     assert "no safetensors" in next(v.summary for v in found if v.case == "rope")
-    assert exit_code(counted(found)) == 3
+    assert exit_code(counted_verdicts(found)) == 3
 
 
 def test_the_command_names_what_is_not_answered_and_conforms(folder: Path) -> None:

@@ -8,13 +8,21 @@ import pytest
 from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32
-from lockstep.golden.compact import BLOCK, COLUMNS, TOP, Floor, HeldMatrix, kept, seeded_columns
+from lockstep.golden.compact import (
+    BLOCK,
+    COLUMNS,
+    TOP,
+    Floor,
+    HeldMatrix,
+    compact_logits,
+    seeded_columns,
+)
 
 ROWS, WIDTH = 3, 2000  # the last block is shorter than the others
 MATRIX = np.random.default_rng(3).normal(size=(ROWS, WIDTH)).astype(np.float32)
 SEEN = seeded_columns(1, "logits", WIDTH)
 ALLOWED = {"values": 1e-4, "sums": 1e-3, "moments": 1e-1}
-HELD = HeldMatrix(tensors=kept(MATRIX, SEEN), columns=SEEN, allowed=ALLOWED)
+HELD = HeldMatrix(tensors=compact_logits(MATRIX, SEEN), columns=SEEN, allowed=ALLOWED)
 # columns of the first row that are neither among its largest nor among the seeded ones
 UNSEEN = [i for i in range(WIDTH) if i not in SEEN and i not in HELD.tensors["ids"][0]]
 
@@ -105,7 +113,10 @@ def test_columns_are_ascending_and_from_everywhere_or_all() -> None:
 def test_of_equal_values_the_smaller_id_comes_first() -> None:
     flat = np.zeros((1, 40), np.float32)
     flat[0, 30] = 1
-    assert kept(flat, seeded_columns(1, "x", 40))["ids"][0].tolist() == [30, *range(30), 31][:TOP]
+    assert (
+        compact_logits(flat, seeded_columns(1, "x", 40))["ids"][0].tolist()
+        == [30, *range(30), 31][:TOP]
+    )
 
 
 def in_python(row: list[float]) -> tuple[list[float], list[float]]:

@@ -78,7 +78,7 @@ def outdated(fresh: Path, *, stories: bool) -> list[str]:
     chosen = [e for e in chosen if ("stories260K" in e.path) == stories]
     assert chosen
     found = [
-        Golden.named(entry.kind)().outdated(
+        Golden.member(entry.kind)().why_outdated(
             load_vectors(DEFAULT_ROOT, entry, old), load_vectors(fresh, new[entry.path], new)
         )
         for entry in chosen

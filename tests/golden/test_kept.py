@@ -151,9 +151,9 @@ def test_what_follows_a_tie_within_the_bound_is_not_compared() -> None:
     after[at + 1 :] += 1
     document = {**found.document, "greedy": [greedy[0], other, *greedy[2:]]}
     new = Vectors(document=document, tensors={"logits": after})
-    assert GoldenLogits().outdated(beside, new) == ""
+    assert GoldenLogits().why_outdated(beside, new) == ""
     after[at, 0] += 1
-    assert "1 of" in GoldenLogits().outdated(beside, new)
+    assert "1 of" in GoldenLogits().why_outdated(beside, new)
 
 
 def test_what_is_broken_or_not_there_is_written_anew() -> None:

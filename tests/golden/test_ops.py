@@ -218,7 +218,7 @@ def test_findings_in_vectors_are_those_that_are_written_down() -> None:
 
 def test_vectors_that_contradict_their_document_are_no_golden() -> None:
     good = vectors("GELU")
-    golden = Golden.named("ops")()
+    golden = Golden.member("ops")()
     assert list(golden.inconsistencies(good)) == []
     bound = "length-3/y.plain.allowed"
     for name, value in (
@@ -247,7 +247,7 @@ def source_of(engine: type[Reference]) -> Source:
 
 
 def test_an_oracle_that_is_out_of_bound_makes_no_vectors() -> None:
-    golden = Golden.named("ops")()
+    golden = Golden.member("ops")()
     with pytest.raises(BrokenGolden, match=r"ADD, .*: shifted is off .*which is a finding"):
         golden.make(source_of(Shifted), "ADD")
     with pytest.raises(

@@ -96,7 +96,7 @@ def test_the_example_in_c_tells_right_logits_from_wrong_ones(
 
 
 def dot(factor: float) -> Callable[[bytes, tuple[float, ...]], float]:
-    kind = WeightFormat.named("Q4_K")
+    kind = WeightFormat.member("Q4_K")
 
     def multiply(row: bytes, acts: tuple[float, ...]) -> float:
         weight = Weight("row", kind, (1, len(acts)), np.frombuffer(row, np.uint8))

@@ -126,7 +126,7 @@ def held(engine: type[Reference], path: str, models: Path) -> list[Verdict]:
     verdict = Verdicts(suite="golden", case=path, repro="again")
     with LocalSession(engine, model, EXACT) as session:
         ask = AskedEngine(engine=engine.name, session=session)
-        return list(Golden.named(path.split("/")[0])().replay(vectors, ask, verdict))
+        return list(Golden.member(path.split("/")[0])().replay(vectors, ask, verdict))
 
 
 @pytest.fixture(scope="module")

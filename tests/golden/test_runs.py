@@ -111,7 +111,7 @@ def test_an_engine_without_logits_is_still_held_to_the_greedy_ids_of_our_own_vec
     vectors = Vectors(document=document, tensors={"logits": DRAWN})
     with LocalSession(Greedy, None, EXACT) as session:
         ask = AskedEngine(engine="greedy", session=session)
-        found = list(Golden.named("logits")().replay(vectors, ask, VERDICT))
+        found = list(Golden.member("logits")().replay(vectors, ask, VERDICT))
     assert [v.status for v in found] == ["not-compared", "agreed"]
 
 

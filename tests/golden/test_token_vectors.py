@@ -53,7 +53,7 @@ def held(engine: type[Reference], kind: str, folder: Path) -> list[Verdict]:
     verdict = Verdicts(suite="golden", case=kind, repro="again")
     with LocalSession(engine, path, EXACT) as session:
         ask = AskedEngine(engine=engine.name, session=session, path=path)
-        return list(Golden.named("vocabulary")().replay(vectors, ask, verdict))
+        return list(Golden.member("vocabulary")().replay(vectors, ask, verdict))
 
 
 # --- what is in them ----------------------------------------------------------------------------

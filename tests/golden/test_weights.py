@@ -46,7 +46,7 @@ def held(engine: type[Reference], path: str) -> Verdict:
     verdict = Verdicts(suite="golden", case=path, repro="again")
     with LocalSession(engine, None, EXACT) as session:
         ask = AskedEngine(engine=engine.name, session=session)
-        golden = Golden.named(path.split("/")[0])()
+        golden = Golden.member(path.split("/")[0])()
         (found,) = golden.replay(vectors_of(path), ask, verdict)
     return found
 
@@ -177,7 +177,7 @@ def test_products_in_float32_one_term_after_the_other_pass(name: str) -> None:
     """The worst order there is, and the one of a first engine."""
 
     def multiply(self: Reference, type_name: str, raw: NDArray[np.uint8], x: F32) -> F32:
-        kind = WeightFormat.named(type_name)
+        kind = WeightFormat.member(type_name)
         weights = kind.dequantize(raw).reshape(-1, x.shape[-1])
         total = np.zeros((len(x), len(weights)), np.float32)
         for column in range(x.shape[-1]):
@@ -216,7 +216,7 @@ def test_a_result_off_by_one_part_in_100_000_does_not_pass(name: str) -> None:
 def test_activations_converted_in_another_way_do_not_pass(
     name: str, change: Callable[[F32, F64], F64]
 ) -> None:
-    kind = WeightFormat.named(name)
+    kind = WeightFormat.member(name)
     x = vectors_of(f"dot/{name.lower()}").tensors["activations"]
     acts = activation_format(kind).convert(x).values
     if np.array_equal(change(x, acts), acts):
@@ -227,7 +227,7 @@ def test_activations_converted_in_another_way_do_not_pass(
 @PER_PRODUCT
 def test_all_known_builds_convert_the_activations_to_the_bytes_that_are_given(name: str) -> None:
     vectors = vectors_of(f"dot/{name.lower()}")
-    target = activation_format(WeightFormat.named(name))
+    target = activation_format(WeightFormat.member(name))
     x = vectors.tensors["activations"]
     for variant in VARIANTS:
         made = [target.quantise(row, variant).tobytes().hex() for row in x]
@@ -236,7 +236,7 @@ def test_all_known_builds_convert_the_activations_to_the_bytes_that_are_given(na
 
 def test_a_product_that_contradicts_the_document_is_no_golden() -> None:
     good = vectors_of("dot/q4_k")
-    golden = Golden.named("dot")()
+    golden = Golden.member("dot")()
     assert list(golden.inconsistencies(good)) == []
     for name in ("llama_cpp", "expected", "allowed", "plain_allowed"):
         changed = good.tensors[name].copy()

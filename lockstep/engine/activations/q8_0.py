@@ -19,7 +19,7 @@ class Q8_0Activations(ActivationFormat, name="Q8_0"):
     def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
         whole, d = steps(cls.cut(x), variant)
         blocks = np.empty(d.shape, cls.layout)
-        blocks["d"], blocks["qs"] = half(d), packed(whole, variant)
+        blocks["d"], blocks["qs"] = half(d), pack_codes(whole, variant)
         return blocks
 
     @classmethod
@@ -55,7 +55,7 @@ def integers(whole: F32) -> NDArray[np.int32]:
     return np.where(fits, whole, np.float32(-(2.0**31))).astype(np.int32)
 
 
-def packed(whole: F32, variant: str) -> NDArray[np.int8]:
+def pack_codes(whole: F32, variant: str) -> NDArray[np.int8]:
     """Only a NaN among the activations, or 127 / max overflowing (max < 4e-37), makes more than
     fits: vector code takes the nearest byte, C the lowest of the four."""
     if fit_in_bytes(whole):

@@ -11,7 +11,7 @@ from lockstep.engine.activations.q8_0 import (
     fit_in_bytes,
     half,
     integers,
-    packed,
+    pack_codes,
     steps,
 )
 from lockstep.engine.quants.base import F32
@@ -31,7 +31,7 @@ class Q8_1Activations(ActivationFormat, name="Q8_1"):
         """
         whole, d = steps(cls.cut(x), variant)
         blocks = np.empty(d.shape, cls.layout)
-        qs = packed(whole, variant)
+        qs = pack_codes(whole, variant)
         # C adds the bytes, the vector code the integers before it packs them
         terms = qs if variant == GENERIC or fit_in_bytes(whole) else integers(whole)
         added = terms.sum(axis=-1, dtype=np.int32).astype(np.float32)

@@ -71,7 +71,7 @@ class Architecture(Registered):
         weights = [self.tensors.in_layer(layer, f"{name}.weight") for name in names]
         step.ops.compute_together(x, weights)
 
-    def biased(self, step: Step, layer: int, site: str, x: F32, name: str, summed: str) -> F32:
+    def add_bias(self, step: Step, layer: int, site: str, x: F32, name: str, summed: str) -> F32:
         """As `linear`, and plus a bias; `summed` is the name of that, "" where there is none."""
         h = self.linear(step, layer, site, x, name)
         out = step.ops.add(h, self.tensors.in_layer(layer, f"{name}.bias").values())
@@ -94,11 +94,11 @@ class Architecture(Registered):
         """How many tokens a layer sees, itself counted; 0: all before it."""
         return 0
 
-    def turned(self) -> slice:
+    def rotated_part(self) -> slice:
         """Which part of a key, as it is kept, is rotated."""
         return slice(None)
 
-    def kept(self, layer: int) -> KeysValues | States:
+    def memory_of_layer(self, layer: int) -> KeysValues | States:
         """What a layer leaves in the memory."""
         hp = self.hparams
         return KeysValues(hp.n_head_kv, hp.n_embd_head, hp.n_embd_head, self.window(layer))

@@ -102,11 +102,11 @@ class Bert(Architecture, name="bert"):
             h = self.attention(step, layer, x)
             x = self.layer_norm(step, layer, "attn_output_norm", ops.add(h, x))
             x = probe("ffn_inp", layer, x)
-            h = self.biased(step, layer, "ffn_up", x, "ffn_up", "ffn_up_b")
+            h = self.add_bias(step, layer, "ffn_up", x, "ffn_up", "ffn_up_b")
             h = probe("ffn_gelu", layer, ops.gelu(h))
-            h = self.biased(step, layer, "ffn_down", h, "ffn_down", "ffn_out")
+            h = self.add_bias(step, layer, "ffn_down", h, "ffn_down", "ffn_out")
             x = self.layer_norm(step, layer, "layer_output_norm", ops.add(h, x))
-        pooled: F32 = probe("result_embd_pooled", None, self.pooled(step, x))
+        pooled: F32 = probe("result_embd_pooled", None, self.pool_rows(step, x))
         return pooled
 
     def layer_norm(self, step: Step, layer: int, name: str, x: F32) -> F32:
@@ -117,15 +117,15 @@ class Bert(Architecture, name="bert"):
     def attention(self, step: Step, layer: int, x: F32) -> F32:
         hp = self.hparams
         q, k, v = (
-            self.biased(step, layer, f"{name}cur", x, f"attn_{name.lower()}", f"{name}cur ADD")
+            self.add_bias(step, layer, f"{name}cur", x, f"attn_{name.lower()}", f"{name}cur ADD")
             for name in "QKV"
         )
         q, k, v = (part.reshape(len(x), hp.n_head, -1) for part in (q, k, v))
         out = step.attend(layer, q, k, v, 1 / math.sqrt(hp.n_embd_head))
         summed = "kqv_out" if step.flash_attn else "kqv_out ADD"  # there are two without
-        return self.biased(step, layer, "attn_out", out, "attn_output", summed)
+        return self.add_bias(step, layer, "attn_out", out, "attn_output", summed)
 
-    def pooled(self, step: Step, x: F32) -> F32:
+    def pool_rows(self, step: Step, x: F32) -> F32:
         """Of each sequence the mean, or its first token's row."""
         if self.hparams.pooling == NONE:
             return x

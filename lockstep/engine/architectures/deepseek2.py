@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lockstep.engine.architectures.llama import EXPERTS, Llama
-from lockstep.engine.architectures.positions import scaled
-from lockstep.engine.architectures.routing import routed
+from lockstep.engine.architectures.positions import scale_rope
+from lockstep.engine.architectures.routing import route_experts
 from lockstep.engine.architectures.step import Step
 from lockstep.engine.architectures.tensors import Table, table
 from lockstep.engine.errors import InvalidModel, Unsupported
@@ -133,13 +133,13 @@ class Deepseek2(Llama, name="deepseek2"):
         """What YaRN grows is put into the factor of the scores, whole."""
         hp = self.hparams
         plain = RopeParams(hp.n_rot, hp.rope_freq_base, hp.rope_freq_scale, None)
-        return replace(scaled(plain, 1.0, hp.n_ctx_orig_yarn), magnitude=1.0)
+        return replace(scale_rope(plain, 1.0, hp.n_ctx_orig_yarn), magnitude=1.0)
 
-    def kept(self, layer: int) -> KeysValues:
+    def memory_of_layer(self, layer: int) -> KeysValues:
         """Values are a part of the keys."""
         return KeysValues(1, self.hparams.n_embd_head, 0)
 
-    def turned(self) -> slice:
+    def rotated_part(self) -> slice:
         return slice(self.hparams.n_lora_kv, None)
 
     def attention(self, step: Step, layer: int, x: F32) -> F32:
@@ -183,7 +183,7 @@ class Deepseek2(Llama, name="deepseek2"):
         if "dense" in self.kinds(layer):
             return self.feed_forward(step, layer, x)
         hp = self.hparams
-        chosen = routed(
+        chosen = route_experts(
             *(self, step, layer, x),
             sigmoid=hp.gating == SIGMOID,
             normalise=hp.norm_weights,

@@ -81,9 +81,9 @@ class Gpt2(Architecture, name="gpt2"):
                 h, x = h[batch.outputs], x[batch.outputs]
             x = probe("ffn_inp", layer, ops.add(h, x))
             h = self.layer_norm(step, layer, "ffn_norm", x)
-            h = self.biased(step, layer, "ffn_up", h, "ffn_up", "ffn_up_b")
+            h = self.add_bias(step, layer, "ffn_up", h, "ffn_up", "ffn_up_b")
             h = probe("ffn_gelu", layer, ops.gelu(h))
-            h = self.biased(step, layer, "ffn_down", h, "ffn_down", "ffn_out")
+            h = self.add_bias(step, layer, "ffn_down", h, "ffn_down", "ffn_out")
             x = probe("l_out", layer, ops.add(h, x))
         norm, bias = (w[f"output_norm.{part}"].values() for part in ("weight", "bias"))
         x = probe("result_norm", None, ops.layer_norm(x, norm, bias, hp.f_norm_eps))
@@ -99,8 +99,8 @@ class Gpt2(Architecture, name="gpt2"):
 
     def attention(self, step: Step, layer: int, x: F32) -> F32:
         hp = self.hparams
-        qkv = self.biased(step, layer, "wqkv", x, "attn_qkv", "wqkv_b")
+        qkv = self.add_bias(step, layer, "wqkv", x, "attn_qkv", "wqkv_b")
         parts = qkv.reshape(len(x), 3, hp.n_head, hp.n_embd_head)
         q, k, v = (parts[:, i] for i in range(3))
         out = step.attend(layer, q, k, v, 1 / math.sqrt(hp.n_embd_head))
-        return self.biased(step, layer, "attn_out", out, "attn_output", "")
+        return self.add_bias(step, layer, "attn_out", out, "attn_output", "")

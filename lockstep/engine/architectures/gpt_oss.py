@@ -88,12 +88,12 @@ class GptOss(Qwen2, name="gpt-oss"):
         sinks = w.in_layer(layer, "attn_sinks.weight").values()  # (heads,)
         scale = 1 / math.sqrt(hp.n_embd_head)
         out = step.attend(layer, q, k, v, scale, hp.window(layer), sinks=sinks)
-        return self.biased(step, layer, "attn_out MUL_MAT", out, "attn_output", "attn_out")
+        return self.add_bias(step, layer, "attn_out MUL_MAT", out, "attn_output", "attn_out")
 
     def experts(self, step: Step, layer: int, x: F32) -> F32:
         ops, probe = step.ops, step.probe
         # llama.cpp's name of what is chosen by, whether it is probabilities or not
-        scores = self.biased(step, layer, "ffn_moe_logits", x, "ffn_gate_inp", "ffn_moe_probs")
+        scores = self.add_bias(step, layer, "ffn_moe_logits", x, "ffn_gate_inp", "ffn_moe_probs")
         ids = probe("ffn_moe_topk", layer, ops.top_k(scores, self.hparams.n_expert_used))
         chosen = probe("ffn_moe_weights", layer, ops.pick(scores, ids))  # (tokens, used)
         weights = ops.soft_max(chosen, 1.0, None)

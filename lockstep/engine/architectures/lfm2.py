@@ -17,8 +17,8 @@ from lockstep.engine.errors import InvalidModel
 from lockstep.engine.hparams import Hparams, Keys
 from lockstep.engine.memory.recurrent import States
 from lockstep.engine.memory.store import KeysValues
-from lockstep.engine.ops.ggml.recurrent import convolved
-from lockstep.engine.ops.reference import rounded
+from lockstep.engine.ops.ggml.recurrent import convolve_windows
+from lockstep.engine.ops.reference import round_once
 from lockstep.engine.quants.base import F32
 
 TENSORS = table("""
@@ -101,10 +101,10 @@ class Lfm2(Llama, name="lfm2"):
     def attends(self, layer: int) -> bool:
         return self.hparams.attends[layer % len(self.hparams.attends)]
 
-    def kept(self, layer: int) -> KeysValues | States:
+    def memory_of_layer(self, layer: int) -> KeysValues | States:
         """Keys and values, or the last tokens that a convolution will see again."""
         if self.attends(layer):
-            return super().kept(layer)
+            return super().memory_of_layer(layer)
         return States(((self.hparams.n_embd, self.hparams.l_cache - 1),))
 
     def forward(self, step: Step) -> F32:
@@ -136,7 +136,7 @@ class Lfm2(Llama, name="lfm2"):
         bx = np.concatenate([tail, bx], axis=-1)
         memory.store(bx[..., n:])
         kernel = self.tensors.in_layer(layer, "shortconv.conv.weight").values()
-        h = rounded(convolved(bx.astype(np.float64), kernel.astype(np.float64)).v)
+        h = round_once(convolve_windows(bx.astype(np.float64), kernel.astype(np.float64)).v)
         h = step.probe(f"{name}.conv", layer, h.transpose(0, 2, 1))  # (sequences, tokens, width)
         h = ops.mul(c, h.reshape(len(x), width))
         return self.linear(step, layer, f"{name}.out_proj", h, "shortconv.out_proj")

@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from lockstep.engine.architectures.base import Architecture
-from lockstep.engine.architectures.positions import scaled
-from lockstep.engine.architectures.routing import routed
+from lockstep.engine.architectures.positions import scale_rope
+from lockstep.engine.architectures.routing import route_experts
 from lockstep.engine.architectures.step import Step
 from lockstep.engine.architectures.tensors import Table, table
 from lockstep.engine.hparams import Hparams, Keys
@@ -87,7 +87,7 @@ class Llama(Architecture, name="llama"):
         plain = RopeParams(
             hp.n_embd_head, hp.rope_freq_base, hp.rope_freq_scale, factors, self.halves
         )
-        return scaled(plain, hp.rope_attn_factor, hp.n_ctx_orig_yarn)
+        return scale_rope(plain, hp.rope_attn_factor, hp.n_ctx_orig_yarn)
 
     def forward(self, step: Step) -> F32:
         hp, ops, probe, w = self.hparams, step.ops, step.probe, self.tensors
@@ -132,4 +132,4 @@ class Llama(Architecture, name="llama"):
         return self.linear(step, layer, f"ffn{kind or '_out'}", h, f"ffn_down{kind}")
 
     def experts(self, step: Step, layer: int, x: F32) -> F32:
-        return routed(self, step, layer, x)
+        return route_experts(self, step, layer, x)

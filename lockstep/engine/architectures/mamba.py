@@ -14,9 +14,9 @@ from lockstep.engine.architectures.tensors import Table, table
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.hparams import Hparams, Keys
 from lockstep.engine.memory.recurrent import States
-from lockstep.engine.ops.ggml.recurrent import convolved, scanned
+from lockstep.engine.ops.ggml.recurrent import convolve_windows, scan_states
 from lockstep.engine.ops.near import F64, exact, near, silu
-from lockstep.engine.ops.reference import rounded
+from lockstep.engine.ops.reference import round_once
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 
@@ -90,7 +90,7 @@ class Mamba(Architecture, name="mamba"):
     def rope_params(self, layer: int = 0) -> None:
         return None
 
-    def kept(self, layer: int) -> States:
+    def memory_of_layer(self, layer: int) -> States:
         """The last tokens that a convolution will see again, and the state."""
         hp = self.hparams
         return States(((hp.d_inner, hp.d_conv - 1), (hp.d_inner, hp.d_state)))
@@ -130,16 +130,16 @@ class Mamba(Architecture, name="mamba"):
         rows = x.reshape(len(tail), n, hp.d_inner).transpose(0, 2, 1)
         rows = np.concatenate([tail, rows], axis=-1)  # (sequences, d_inner, d_conv - 1 + n)
         kernel = self.weight(layer, "ssm_conv1d.weight").values().astype(np.float64)
-        out = rounded(convolved(rows.astype(np.float64), kernel).v)
+        out = round_once(convolve_windows(rows.astype(np.float64), kernel).v)
         out = out.transpose(0, 2, 1).reshape(len(x), hp.d_inner)
         out = out + self.weight(layer, "ssm_conv1d.bias").values()
-        return rounded(near(silu(exact(out.astype(np.float64)))).v), rows[..., n:]
+        return round_once(near(silu(exact(out.astype(np.float64)))).v), rows[..., n:]
 
     def scan(self, layer: int, x: F32, dt: F32, b: F32, c: F32, state: F32) -> tuple[F32, F32]:
         """Every channel is a head of one element."""
         sets, hp = len(state), self.hparams
         decay = self.weight(layer, "ssm_a").values()
-        outs, states = scanned(
+        outs, states = scan_states(
             wide(state, sets, hp.d_inner, 1, hp.d_state),
             wide(x, sets, -1, hp.d_inner, 1),
             wide(dt, sets, -1, hp.d_inner),
@@ -147,8 +147,8 @@ class Mamba(Architecture, name="mamba"):
             wide(b, sets, -1, 1, hp.d_state),
             wide(c, sets, -1, 1, hp.d_state),
         )
-        y = rounded(np.stack([out.v[..., 0] for out in outs], axis=1))
-        return y.reshape(-1, hp.d_inner), rounded(states[-1].v[:, :, 0])
+        y = round_once(np.stack([out.v[..., 0] for out in outs], axis=1))
+        return y.reshape(-1, hp.d_inner), round_once(states[-1].v[:, :, 0])
 
     def weight(self, layer: int, name: str) -> Weight:
         return self.tensors.in_layer(layer, name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.engine.architectures.llama import Llama
-from lockstep.engine.architectures.positions import scaled
+from lockstep.engine.architectures.positions import scale_rope
 from lockstep.engine.architectures.step import Step
 from lockstep.engine.architectures.tensors import Table, table
 from lockstep.engine.errors import InvalidModel
@@ -80,7 +80,7 @@ class Phi3(Llama, name="phi3"):
         name = f"rope_factors_{'long' if self.n_ctx > hp.n_ctx_orig else 'short'}.weight"
         factors = self.tensors[name].values() if name in self.tensors else None
         plain = RopeParams(hp.n_rot, hp.rope_freq_base, hp.rope_freq_scale, factors, self.halves)
-        return scaled(plain, hp.rope_attn_factor, hp.n_ctx_orig_yarn)
+        return scale_rope(plain, hp.rope_attn_factor, hp.n_ctx_orig_yarn)
 
     def attention(self, step: Step, layer: int, x: F32) -> F32:
         hp, at, rope = self.hparams, step.batch.positions, self.rope_params(layer)

@@ -17,7 +17,7 @@ from lockstep.engine.quants.base import F32
 BETA_FAST, BETA_SLOW = 32, 1  # turns within the original context
 
 
-def scaled(plain: RopeParams, attn_factor: float, n_ctx_orig: int) -> RopeParams:
+def scale_rope(plain: RopeParams, attn_factor: float, n_ctx_orig: int) -> RopeParams:
     """n_ctx_orig: 0 for other kinds of scaling than YaRN."""
     if not n_ctx_orig:
         return plain if attn_factor == plain.magnitude else replace(plain, magnitude=attn_factor)

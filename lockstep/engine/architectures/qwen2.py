@@ -26,9 +26,9 @@ class Qwen2(Llama, name="qwen2"):
     def heads(self, step: Step, layer: int, x: F32) -> tuple[F32, F32, F32]:
         hp = self.hparams
         self.compute_together(step, layer, x, "attn_q", "attn_k", "attn_v")
-        q = self.biased(step, layer, "Qcur", x, "attn_q", "Qcur ADD")
-        k = self.biased(step, layer, "Kcur", x, "attn_k", "Kcur ADD")
-        v = self.biased(step, layer, "Vcur", x, "attn_v", "Vcur ADD")
+        q = self.add_bias(step, layer, "Qcur", x, "attn_q", "Qcur ADD")
+        k = self.add_bias(step, layer, "Kcur", x, "attn_k", "Kcur ADD")
+        v = self.add_bias(step, layer, "Vcur", x, "attn_v", "Vcur ADD")
         return (
             q.reshape(len(x), hp.n_head, -1),
             k.reshape(len(x), hp.n_head_kv, -1),

@@ -9,7 +9,7 @@ from lockstep.engine.ops.reference import I32
 from lockstep.engine.quants.base import F32
 
 
-def routed(
+def route_experts(
     arch: Architecture,
     step: Step,
     layer: int,

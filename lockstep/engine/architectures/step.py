@@ -46,8 +46,8 @@ class Step:
         memory.store(k, k[:, :, :0] if v is None else v)
         keys, values = memory.read()  # (cells, kv_heads, dim)
         visible = memory.visible(window)
-        keys = shown(probe, "k_cache", layer, keys)
-        values = keys[:, :, :within] if v is None else shown(probe, "v_cache", layer, values)
+        keys = show_cache(probe, "k_cache", layer, keys)
+        values = keys[:, :, :within] if v is None else show_cache(probe, "v_cache", layer, values)
         out: F32
         if self.flash_attn:
             # llama.cpp casts what is no half yet (build_attn_mha in llama-graph.cpp)
@@ -72,7 +72,7 @@ class Step:
         return out
 
 
-def shown(probe: Probe, name: str, layer: int, kept: NDArray[Any]) -> NDArray[Any]:
+def show_cache(probe: Probe, name: str, layer: int, kept: NDArray[Any]) -> NDArray[Any]:
     """What a cache holds, shown as float32 and given back in the cache's own type."""
     if probe is silent:
         return kept

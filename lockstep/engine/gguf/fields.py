@@ -165,7 +165,7 @@ def refuse(kind: Kind, offset: int, message: str) -> NoReturn:
     raise MalformedFile(kind, offset, message)
 
 
-def padded(n: int, alignment: int) -> int:
+def pad_to(n: int, alignment: int) -> int:
     return -(-n // alignment) * alignment
 
 
@@ -307,13 +307,13 @@ def read_array(fields: Fields, depth: int, *, keep: bool) -> Value:
         data = read_texts(fields, n, keep=keep)
     elif element is ValueType.ARR:
         inner = (read_array(fields, depth + 1, keep=keep) for _ in range(n))
-        data = gathered(inner, keep=keep)
+        data = gather_items(inner, keep=keep)
     else:
         data = read_numbers(fields, element, n, keep=keep)
     return Value(ValueType.ARR, element, data)
 
 
-def gathered(items: Iterator[Any], *, keep: bool) -> list[Any] | None:
+def gather_items(items: Iterator[Any], *, keep: bool) -> list[Any] | None:
     if keep:
         return list(items)
     deque(items, maxlen=0)

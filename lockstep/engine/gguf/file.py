@@ -35,7 +35,7 @@ from lockstep.engine.gguf.fields import (
     Value,
     ValueType,
     identifier,
-    padded,
+    pad_to,
     read_header,
     read_metadata,
     refuse,
@@ -91,7 +91,7 @@ class GgufFile:
         )
         self.header_end = self.data_offset = fields.at
         if self.tensors:
-            self.data_offset = padded(fields.at, self.alignment)
+            self.data_offset = pad_to(fields.at, self.alignment)
             check_data_is_there(fields, self.data_offset, self.tensors)
         self._buffer = buffer
         self._bytes: NDArray[np.uint8] | None = np.frombuffer(buffer, np.uint8)
@@ -155,7 +155,7 @@ def read_tensor_table(fields: Fields, n: int, alignment: int) -> Entries[TensorI
         fields.owner = f"the tensor {name!r}"
         info = read_tensor_info(fields, name)
         check_offset(fields, info, size, alignment)
-        size += padded(info.n_bytes, alignment)
+        size += pad_to(info.n_bytes, alignment)
         if size > UINT64_MAX:
             refuse("overflow", at, f"up to {fields.owner} the data has {size} bytes: over uint64")
     return tensors

@@ -17,7 +17,7 @@ def source_stamp(file: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def compiled(function: Callable[..., Any], stamp: str = "", **options: Any) -> Any:
+def compile_kernel(function: Callable[..., Any], stamp: str = "", **options: Any) -> Any:
     """The function, compiled at its first call; the result is kept on disk for the next process.
 
     It is kept until the function's own file changes (numba looks at that) or `stamp`, a hash of

@@ -5,8 +5,15 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from lockstep.engine.kernels.integers import by_name, features_of, multiplied
-from lockstep.engine.kernels.lanes import Lanes, compiled_as, floats_at, halves_at, load_of, written
+from lockstep.engine.kernels.integers import by_name, features_of, multiply_pairs
+from lockstep.engine.kernels.lanes import (
+    Lanes,
+    as_constant,
+    compiled_as,
+    floats_at,
+    halves_at,
+    load_of,
+)
 from lockstep.engine.kernels.vectors import (
     F32,
     I8,
@@ -16,9 +23,9 @@ from lockstep.engine.kernels.vectors import (
     address,
     as_it_is,
     half,
-    joined,
+    join_vectors,
     number,
-    packed,
+    pack_vector,
     same,
 )
 
@@ -66,8 +73,8 @@ def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> 
             negative = builder.icmp_signed("<", w, same(w.type, 0))
             w = builder.select(negative, builder.neg(w), w)
             return fours(context, builder, nothing, w, y)
-        found = multiplied(context, builder, *(builder.sext(v, WIDE) for v in (w, y)))
-        return added(builder, found, range(0, 16, 2), range(1, 16, 2))
+        found = multiply_pairs(context, builder, *(builder.sext(v, WIDE) for v in (w, y)))
+        return add_lanes(builder, found, range(0, 16, 2), range(1, 16, 2))
 
     return lanes(steps, x, types.intp, types.int32), codegen
 
@@ -97,7 +104,7 @@ def add_scaled_bytes(
         if has_vnni(context):  # by its name: LLVM would make one chain of sums that are kept apart
             factors = (builder.bitcast(v, args[0].type) for v in (shorts, args[5]))
             return by_name(builder, "llvm.x86.avx512.vpdpwssd.256", args[0], *factors)
-        return builder.add(args[0], multiplied(context, builder, shorts, args[5]))
+        return builder.add(args[0], multiply_pairs(context, builder, shorts, args[5]))
 
     return sums(sums, steps, more, x, types.intp, packed_lanes), codegen
 
@@ -110,9 +117,9 @@ def fours(context: Any, builder: Any, sums: Any, w: Any, y: Any) -> Any:
         return by_name(builder, "llvm.x86.avx512.vpdpbusd.256", sums, *sides)
     if "+avx2" in features_of(context):
         pairs = by_name(builder, "llvm.x86.avx2.pmadd.ub.sw", w, y, to=I16)
-        return builder.add(sums, multiplied(context, builder, pairs, same(pairs.type, 1)))
-    pairs = multiplied(context, builder, builder.zext(w, WIDE), builder.sext(y, WIDE))
-    return builder.add(sums, added(builder, pairs, range(0, 16, 2), range(1, 16, 2)))
+        return builder.add(sums, multiply_pairs(context, builder, pairs, same(pairs.type, 1)))
+    pairs = multiply_pairs(context, builder, builder.zext(w, WIDE), builder.sext(y, WIDE))
+    return builder.add(sums, add_lanes(builder, pairs, range(0, 16, 2), range(1, 16, 2)))
 
 
 @compiled_as
@@ -139,8 +146,8 @@ def twice(typing: Any, lanes: Any, first: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         short = builder.trunc(args[0], ir.VectorType(I16, lanes.count))
         places = (builder.add(args[1], ir.Constant(I64, i)) for i in range(8))
-        eight = packed(builder, [builder.extract_element(short, place) for place in places])
-        both = joined(builder, eight, eight)
+        eight = pack_vector(builder, [builder.extract_element(short, place) for place in places])
+        both = join_vectors(builder, eight, eight)
         if "+avx2" not in features_of(context):
             return both
         # an empty piece of assembly: LLVM, which would see that both halves are the same, would
@@ -159,7 +166,7 @@ def four_of(typing: Any, lanes: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
         eight = ir.Constant(I64, 8)
         places = *args[1:3], *(builder.add(place, eight) for place in args[3:])
         four = [builder.extract_element(args[0], place) for place in places]
-        return packed(builder, [value for value in four for _ in range(4)])
+        return pack_vector(builder, [value for value in four for _ in range(4)])
 
     return lanes(lanes, *[types.intp] * 4), codegen
 
@@ -174,7 +181,7 @@ def bytes_of(context: Any, builder: Any, steps: Any, x: Any, args: Any) -> tuple
 @compiled_as
 def first_lane(typing: Any, value: Any, count: Any) -> Any:
     """An integer, and zeros behind it: what sums begin with."""
-    lanes = Lanes("int", written(count))
+    lanes = Lanes("int", as_constant(count))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.insert_element(same(lanes.vector, 0), args[0], number(0))
@@ -208,14 +215,14 @@ def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
         a, b, c, d = args
         # lanes of two side by side, then of four: not neighbours, whose instruction is a slow one
         low, high = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
-        ab, cd = (added(builder, *two, low, high) for two in ((a, b), (c, d)))
+        ab, cd = (add_lanes(builder, *two, low, high) for two in ((a, b), (c, d)))
         low, high = (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)
-        return added(builder, added(builder, ab, cd, low, high), range(4), range(4, 8))
+        return add_lanes(builder, add_lanes(builder, ab, cd, low, high), range(4), range(4, 8))
 
     return Lanes("int", 4)(a, b, c, d), codegen
 
 
-def added(builder: Any, *parts: Any) -> Any:
+def add_lanes(builder: Any, *parts: Any) -> Any:
     """One vector or two side by side, and two choices of their lanes, which are added."""
     *vectors, left, right = parts
     orders = (ir.Constant(ir.VectorType(I32, len(s)), list(s)) for s in (left, right))
@@ -252,7 +259,7 @@ def four_floats(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     lanes = Lanes("float", 4)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return packed(builder, list(args))
+        return pack_vector(builder, list(args))
 
     return lanes(*[types.float32] * 4), codegen
 
@@ -269,7 +276,7 @@ def half_pairs(typing: Any, raw: Any, at: Any, apart: Any) -> Any:
             start = address(context, builder, raw, args[0], place, I32)
             words.append(builder.load(start, align=1))
             place = builder.add(place, args[2])
-        bits = builder.bitcast(packed(builder, words), ir.VectorType(I16, 8))
+        bits = builder.bitcast(pack_vector(builder, words), ir.VectorType(I16, 8))
         found = half(context, builder, bits, ir.VectorType(F32, 8))
         parts = []
         for first in (0, 1):
@@ -297,7 +304,7 @@ def add_side_by_side(typing: Any, sums: Any, a: Any, b: Any) -> Any:
 @compiled_as
 def no_sums(typing: Any, count: Any) -> Any:
     """Zeros of float64, which `add_scaled` adds to."""
-    lanes = Lanes("double", written(count))
+    lanes = Lanes("double", as_constant(count))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return same(lanes.vector, 0.0)

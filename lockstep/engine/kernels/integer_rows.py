@@ -222,7 +222,7 @@ def alone(q: Any, offset: int, x: Any, at_x: int, sums: Any, at_sums: int) -> An
 
 
 @part
-def signed(q: Any, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
+def signed_sum(q: Any, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
     found = signed_products(q, x, at_x, sums[at_sums])
     return found, found
 
@@ -235,7 +235,7 @@ def nibbles(raw: Any, at: int) -> Any:
 
 @part
 def q8_0(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
-    return signed(shorts_at(raw, at + 2, 32), x, at_x, sums, at_sums)
+    return signed_sum(shorts_at(raw, at + 2, 32), x, at_x, sums, at_sums)
 
 
 @part
@@ -262,7 +262,7 @@ def q5_1(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
 
 @part
 def iq4_nl(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
-    return signed(lookup(VALUES, nibbles(raw, at + 2)), x, at_x, sums, at_sums)
+    return signed_sum(lookup(VALUES, nibbles(raw, at + 2)), x, at_x, sums, at_sums)
 
 
 # --- blocks of 256, groups of 32 with a scale each ------------------------------------------------

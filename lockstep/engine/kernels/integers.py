@@ -22,8 +22,8 @@ from lockstep.engine.kernels.vectors import (
     I32,
     I64,
     address,
-    filled,
-    joined,
+    fill_vector,
+    join_vectors,
     same,
 )
 
@@ -74,7 +74,7 @@ def of_eight_rows(
 ) -> tuple[list[Any], list[Any]]:
     """Sums, and sums of magnitudes, if they are asked for."""
     start, _, at, columns, _, at_steps, apart, size = args
-    several = added if steps.dtype == types.int16 else added_bytes
+    several = add_pairs if steps.dtype == types.int16 else added_bytes
     # as many at once as there are registers for, beside those of what they are made of
     at_once = ROWS if "+avx512f" in features_of(context) else ROWS // (4 if sizes else 2)
     found: list[Any] = []
@@ -94,7 +94,7 @@ def of_eight_rows(
                 row = builder.mul(columns, ir.Constant(I64, len(found) + i))
                 row = builder.add(builder.add(at, row), loop.index)
                 word = builder.load(address(context, builder, words, args[1], row, I32))
-                word = filled(builder, word, TOKENS)
+                word = fill_vector(builder, word, TOKENS)
                 builder.store(several(context, builder, builder.load(place), lanes, word), place)
                 if sizes:
                     sides = magnitudes(builder, steps.dtype, lanes, word)
@@ -121,13 +121,13 @@ def magnitudes(builder: Any, dtype: Any, signed: Any, word: Any) -> tuple[Any, A
     return builder.bitcast(one, signed.type), builder.bitcast(other, signed.type)
 
 
-def added(context: Any, builder: Any, sums: Any, a: Any, b: Any) -> Any:
+def add_pairs(context: Any, builder: Any, sums: Any, a: Any, b: Any) -> Any:
     """sums + products of integers of 16 bits, the two of each lane added."""
     if sums_products(context):
         return by_name(builder, "llvm.x86.avx512.vpdpwssd.512", sums, a, b)
     wide = ir.VectorType(I16, 32)
     a, b = builder.bitcast(a, wide), builder.bitcast(b, wide)
-    return builder.add(sums, multiplied(context, builder, a, b))
+    return builder.add(sums, multiply_pairs(context, builder, a, b))
 
 
 def added_bytes(context: Any, builder: Any, sums: Any, signed: Any, unsigned: Any) -> Any:
@@ -140,7 +140,7 @@ def added_bytes(context: Any, builder: Any, sums: Any, signed: Any, unsigned: An
     even = builder.and_(unsigned, codes), builder.ashr(builder.shl(signed, eight), eight)
     odd = builder.lshr(unsigned, eight), builder.ashr(signed, eight)
     for a, b in (even, odd):
-        sums = builder.add(sums, multiplied(context, builder, a, b))
+        sums = builder.add(sums, multiply_pairs(context, builder, a, b))
     return sums
 
 
@@ -149,7 +149,7 @@ def sums_products(context: Any) -> bool:
     return triple.startswith("x86") and "+avx512vnni" in features
 
 
-def multiplied(context: Any, builder: Any, a: Any, b: Any) -> Any:
+def multiply_pairs(context: Any, builder: Any, a: Any, b: Any) -> Any:
     """Integers of 16 bits, 32 or 16 -> half as many of 32: products, the two of a pair added."""
     features, count = features_of(context), a.type.count
     if "+avx512bw" in features and count == 32:
@@ -159,7 +159,7 @@ def multiplied(context: Any, builder: Any, a: Any, b: Any) -> Any:
             by_name(builder, "llvm.x86.avx2.pmadd.wd", part(builder, a, i), part(builder, b, i))
             for i in range(count // 16)
         ]
-        return parts[0] if count == 16 else joined(builder, *parts)
+        return parts[0] if count == 16 else join_vectors(builder, *parts)
     even, odd = (
         [builder.sext(every_other(builder, v, i), ir.VectorType(I32, count // 2)) for v in (a, b)]
         for i in (0, 1)
@@ -210,7 +210,7 @@ def add_scaled(
             place = builder.add(at_by, builder.mul(by_apart, ir.Constant(I64, i)))
             factor = builder.load(address(context, builder, by, args[6], place, F32))
             factor = builder.fpext(factor, F64) if kind == F64 else factor
-            scale = builder.fmul(shared, filled(builder, factor, TOKENS))
+            scale = builder.fmul(shared, fill_vector(builder, factor, TOKENS))
             row = builder.sitofp(builder.extract_value(sums, i), wide)
             place = builder.add(at, builder.mul(apart, ir.Constant(I64, i)))
             to = address(context, builder, out, args[0], place, wide)

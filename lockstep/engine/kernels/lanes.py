@@ -38,15 +38,15 @@ from lockstep.engine.kernels.vectors import (
     address,
     as_it_is,
     brain,
-    filled,
+    fill_vector,
     half,
-    joined,
+    join_vectors,
     number,
-    packed,
+    pack_vector,
     same,
-    shuffled,
-    signed,
-    unsigned,
+    shuffle_bytes,
+    to_signed,
+    to_unsigned,
 )
 
 # --- the type ---------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def compiled_as(build: Callable[..., Any]) -> Any:
     return intrinsic(prefer_literal=True)(build)
 
 
-def written(count: Any) -> int:
+def as_constant(count: Any) -> int:
     """How many lanes: known when the kernel is compiled, so written as a number."""
     if not isinstance(count, types.IntegerLiteral):
         raise TypingError(f"a number of lanes must be written as a number, got {count}")
@@ -107,7 +107,7 @@ def load_of(stored: Any, widen: Widen, kind: str) -> Any:
     """A function (array, at, count) -> lanes, for numbers that lie there as `stored`."""
 
     def load(typing: Any, array: Any, at: Any, count: Any) -> Any:
-        lanes = Lanes(kind, written(count))
+        lanes = Lanes(kind, as_constant(count))
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             narrow = ir.VectorType(stored, lanes.count)
@@ -133,23 +133,23 @@ def scalar_of(stored: Any, widen: Widen, kind: Any, to: Any) -> Any:
 
 
 # arrays of bytes -> int lanes, little endian
-bytes_at = load_of(I8, unsigned, "int")
-signed_bytes_at = load_of(I8, signed, "int")
+bytes_at = load_of(I8, to_unsigned, "int")
+signed_bytes_at = load_of(I8, to_signed, "int")
 uint32s_at = load_of(I32, as_it_is, "int")  # beyond 2**31 the lane is negative
 # bytes as short lanes, of which twice as many fit into a register
-shorts_at = load_of(I8, unsigned, "short")
+shorts_at = load_of(I8, to_unsigned, "short")
 # arrays of bytes or of floats -> float lanes
 halves_at = load_of(I16, half, "float")
 floats_at = load_of(F32, as_it_is, "float")
 
 
 # one number: int64 (so that shifts and sums cannot overflow), float32 or float64
-byte_at = scalar_of(I8, unsigned, types.int64, I64)
-signed_byte_at = scalar_of(I8, signed, types.int64, I64)
-uint16_at = scalar_of(I16, unsigned, types.int64, I64)
-int16_at = scalar_of(I16, signed, types.int64, I64)
-uint32_at = scalar_of(I32, unsigned, types.int64, I64)
-int32_at = scalar_of(I32, signed, types.int64, I64)
+byte_at = scalar_of(I8, to_unsigned, types.int64, I64)
+signed_byte_at = scalar_of(I8, to_signed, types.int64, I64)
+uint16_at = scalar_of(I16, to_unsigned, types.int64, I64)
+int16_at = scalar_of(I16, to_signed, types.int64, I64)
+uint32_at = scalar_of(I32, to_unsigned, types.int64, I64)
+int32_at = scalar_of(I32, to_signed, types.int64, I64)
 int64_at = scalar_of(I64, as_it_is, types.int64, I64)
 half_at = scalar_of(I16, half, types.float32, F32)
 brain_float_at = scalar_of(I16, brain, types.float32, F32)
@@ -205,12 +205,12 @@ def half_of_bits(typing: Any, bits: Any) -> Any:
 @compiled_as
 def spread(typing: Any, value: Any, count: Any) -> Any:
     """A scalar in every lane; a float must be float32."""
-    lanes = Lanes("float" if value == types.float32 else "int", written(count))
+    lanes = Lanes("float" if value == types.float32 else "int", as_constant(count))
     if isinstance(value, types.Float) and value != types.float32:
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return filled(builder, args[0], lanes.count)
+        return fill_vector(builder, args[0], lanes.count)
 
     return lanes(lanes.scalar, count), codegen
 
@@ -218,7 +218,7 @@ def spread(typing: Any, value: Any, count: Any) -> Any:
 @compiled_as
 def bits_of(typing: Any, value: Any, count: Any) -> Any:
     """The lowest `count` bits of an integer (8, 16, 32 or 64), lowest first: lanes of 0 and 1."""
-    lanes = Lanes("int", written(count))
+    lanes = Lanes("int", as_constant(count))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         exact = args[0] if lanes.count == 64 else builder.trunc(args[0], ir.IntType(lanes.count))
@@ -252,7 +252,7 @@ def concat(typing: Any, a: Any, b: Any) -> Any:
     lanes = Lanes(a.kind, 2 * a.count)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return joined(builder, *args)
+        return join_vectors(builder, *args)
 
     return lanes(a, b), codegen
 
@@ -282,15 +282,17 @@ def lookup(typing: Any, table: Any, lanes: Any) -> Any:
 
 
 def in_register(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    table = packed(builder, [builder.trunc(n, I8) for n in cgutils.unpack_tuple(builder, args[0])])
+    table = pack_vector(
+        builder, [builder.trunc(n, I8) for n in cgutils.unpack_tuple(builder, args[0])]
+    )
     lanes = signature.return_type
     at = builder.trunc(args[1], ir.VectorType(I8, lanes.count))
     found = []
     for start in range(0, lanes.count, 16):
         order = [number(min(start + i, lanes.count - 1)) for i in range(16)]
         sixteen = builder.shuffle_vector(at, at, ir.Constant(ir.VectorType(I32, 16), order))
-        found += shuffled(context, builder, table, sixteen)
-    return builder.sext(packed(builder, found[: lanes.count]), lanes.vector)
+        found += shuffle_bytes(context, builder, table, sixteen)
+    return builder.sext(pack_vector(builder, found[: lanes.count]), lanes.vector)
 
 
 # --- operators --------------------------------------------------------------------------------
@@ -307,7 +309,7 @@ def fits(kind: Any, lanes: Lanes) -> bool:
 
 def as_vectors(builder: Any, kinds: Any, args: Any, lanes: Lanes) -> list[Any]:
     return [
-        value if isinstance(kind, Lanes) else filled(builder, value, lanes.count)
+        value if isinstance(kind, Lanes) else fill_vector(builder, value, lanes.count)
         for kind, value in zip(kinds, args, strict=True)
     ]
 
@@ -389,7 +391,7 @@ def crumbs_of(typing: Any, word: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         shifts = ir.Constant(lanes.vector, list(range(0, 32, 2)))
-        word = filled(builder, args[0], lanes.count)
+        word = fill_vector(builder, args[0], lanes.count)
         return builder.and_(builder.lshr(word, shifts), same(lanes.vector, 3))
 
     return lanes(types.int32), codegen

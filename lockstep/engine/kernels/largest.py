@@ -21,7 +21,7 @@ def magnitudes(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
 
 
 @kernel
-def signed(x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+def find_signed_largest(x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     """x: (rows, n) -> of each the number of largest magnitude, the first of equals; a NaN is passed
     over."""
     for r in range(len(x)):
@@ -45,7 +45,7 @@ def signed_largest(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """(..., n) -> (...)"""
     rows = np.ascontiguousarray(x, np.float32).reshape(-1, x.shape[-1])
     out = np.empty(len(rows), np.float32)
-    signed(usual(rows), out)
+    find_signed_largest(usual(rows), out)
     return out.reshape(x.shape[:-1])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.compiled import compiled
+from lockstep.engine.kernels.compiled import compile_kernel
 from lockstep.engine.kernels.lanes import half_at, kernel
 from lockstep.engine.kernels.raw_bytes import prefetch
 from lockstep.engine.kernels.unpacking import unpack_at
@@ -17,7 +17,9 @@ from lockstep.engine.kernels.unpacking import unpack_at
 
 def in_any_order(function: Any) -> Any:
     """Compiled; it adds as it likes, and BLAS promises no more."""
-    return compiled(function, nogil=True, fastmath={"reassoc", "contract"}, error_model="numpy")
+    return compile_kernel(
+        function, nogil=True, fastmath={"reassoc", "contract"}, error_model="numpy"
+    )
 
 
 @in_any_order

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from lockstep.engine.kernels.compiled import compiled
+from lockstep.engine.kernels.compiled import compile_kernel
 
 ENGINE = Path(__file__).parents[1]
 FOLDERS = ENGINE / "ops" / "fast", ENGINE / "kernels", ENGINE / "quants"
@@ -15,4 +15,4 @@ STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES))).
 
 def kernel(function: Any, **options: Any) -> Any:
     """Threads may run it side by side; a kernel may call those of the other files here."""
-    return compiled(function, STAMP, nogil=True, error_model="numpy", **options)
+    return compile_kernel(function, STAMP, nogil=True, error_model="numpy", **options)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from numba import types
 from numba.extending import intrinsic
 
-from lockstep.engine.kernels.compiled import Function, compiled
+from lockstep.engine.kernels.compiled import Function, compile_kernel
 
 HERE = Path(__file__).parent
 SHARED = ("unpacking.py", "vectors.py", "lanes.py", "scales.py", "raw_bytes.py")
@@ -34,7 +34,7 @@ def kernel(function: Function) -> Function:
     kept result is dropped when one of these changes.
     """
     options = {"nogil": True, "error_model": "numpy"}
-    return cast(Function, compiled(function, SHARED_SOURCES, **options))
+    return cast(Function, compile_kernel(function, SHARED_SOURCES, **options))
 
 
 # --- decoders as pointers, so that one kernel serves all of them ----------------------------------

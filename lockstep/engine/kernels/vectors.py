@@ -27,20 +27,20 @@ def number(index: int) -> ir.Constant:
     return ir.Constant(I32, index)
 
 
-def filled(builder: Any, value: Any, count: int) -> Any:
+def fill_vector(builder: Any, value: Any, count: int) -> Any:
     """The same LLVM scalar in every lane."""
     vector = ir.VectorType(value.type, count)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, number(0))
     return builder.shuffle_vector(one, one, same(ir.VectorType(I32, count), 0))
 
 
-def joined(builder: Any, a: Any, b: Any) -> Any:
+def join_vectors(builder: Any, a: Any, b: Any) -> Any:
     """Two LLVM vectors of the same length, one after the other."""
     order = list(range(2 * a.type.count))
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), order))
 
 
-def packed(builder: Any, values: list[Any]) -> Any:
+def pack_vector(builder: Any, values: list[Any]) -> Any:
     vector = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
     for i, value in enumerate(values):
         vector = builder.insert_element(vector, value, number(i))
@@ -63,11 +63,11 @@ def address(context: Any, builder: Any, kind: Any, array: Any, at: Any, to: Any)
 # --- (context, builder, value, wider type) -> the value in it ----------------------------------
 
 
-def unsigned(context: Any, builder: Any, value: Any, to: Any) -> Any:
+def to_unsigned(context: Any, builder: Any, value: Any, to: Any) -> Any:
     return builder.zext(value, to)
 
 
-def signed(context: Any, builder: Any, value: Any, to: Any) -> Any:
+def to_signed(context: Any, builder: Any, value: Any, to: Any) -> Any:
     return builder.sext(value, to)
 
 
@@ -112,7 +112,7 @@ def half_by_bits(builder: Any, bits: Any, to: Any) -> Any:
 # --- tables ------------------------------------------------------------------------------------
 
 
-def shuffled(context: Any, builder: Any, table: Any, at: Any) -> list[Any]:
+def shuffle_bytes(context: Any, builder: Any, table: Any, at: Any) -> list[Any]:
     """Sixteen bytes of a table of sixteen."""
     triple, _, features = context.codegen().magic_tuple()
     numbers = [number(i) for i in range(16)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lockstep.engine.kernels.lanes import compiled_as, half_at, kernel
 from lockstep.engine.kernels.raw_bytes import prefetch
 from lockstep.engine.kernels.unpacking import unpack_at
-from lockstep.engine.kernels.vectors import F32, I8, I16, I32, address, filled
+from lockstep.engine.kernels.vectors import F32, I8, I16, I32, address, fill_vector
 
 AT_ONCE = 16  # weights; rows are a multiple of 32
 ALL = np.int32((1 << AT_ONCE) - 1)
@@ -28,7 +28,7 @@ def whole_at(
         floats = ir.VectorType(F32, AT_ONCE)
         start = address(context, builder, weights, weights_at, at, floats)
         factors, bits, lowest, highest, added = (
-            filled(builder, value, AT_ONCE) for value in (factor, mask, least, most, offset)
+            fill_vector(builder, value, AT_ONCE) for value in (factor, mask, least, most, offset)
         )
         scaled = builder.fmul(builder.load(start, align=4), factors)
         found = builder.fptosi(scaled, ir.VectorType(I32, AT_ONCE))

@@ -69,7 +69,7 @@ class Attention(Memory):
     def cells(self, seq: int) -> Cells:
         return self.streams[self.stream(seq)]
 
-    def hidden(self, pos: int, looking: int) -> bool:
+    def is_hidden(self, pos: int, looking: int) -> bool:
         """Whether a token at `looking` is too far on to see `pos`."""
         return self.window > 0 and looking - pos >= self.window
 
@@ -84,13 +84,13 @@ class Attention(Memory):
     def settle(self) -> None:
         """Keys are stored rotated: those of cells that have moved are rotated further."""
         for stream, cells in enumerate(self.streams):
-            moved = [i for i in cells.used() if cells.shift[i]]
+            moved = [i for i in cells.used_cells() if cells.shift[i]]
             if moved:
                 deltas = np.array([cells.shift[i] for i in moved], np.int32)
-                self.store.turn(self.numbered(stream, moved), deltas)
+                self.store.turn(self.number_cells(stream, moved), deltas)
             cells.shift = [0] * cells.size
 
-    def numbered(self, stream: int, cells: Sequence[int]) -> Index:
+    def number_cells(self, stream: int, cells: Sequence[int]) -> Index:
         return np.array(cells, np.intp) + stream * self.size
 
     def split(self, batch: Entries, n_ubatch: int) -> list[Ubatch] | None:
@@ -131,7 +131,7 @@ class Attention(Memory):
             self.look_at(stream)
         streams = [0] if self.unified else seqs
         n = len(ubatch.order) // len(streams)
-        cells = [self.streams[s].find(n, self.hidden) for s in streams]
+        cells = [self.streams[s].find(n, self.is_hidden) for s in streams]
         if any(found is None for found in cells):
             return None
         return Placed(ubatch, streams, [found for found in cells if found is not None])
@@ -182,11 +182,11 @@ class Attention(Memory):
             target.put(i, cells.pos[i], frozenset({to}))
             target.shift[i] = cells.shift[i]
         target.head = cells.head
-        self.copied(source, to)
+        self.copy_stream(source, to)
 
-    def copied(self, source: int, to: int) -> None:
+    def copy_stream(self, source: int, to: int) -> None:
         """A stream's numbers follow."""
-        at, into = (self.numbered(stream, range(self.size)) for stream in (source, to))
+        at, into = (self.number_cells(stream, range(self.size)) for stream in (source, to))
         self.store.put(into, self.store.get(at, np.zeros(self.size, np.int32)))
 
     def seq_keep(self, seq: int) -> None:
@@ -212,9 +212,9 @@ class Attention(Memory):
     def rows(self, stream: int, seq: int) -> list[Row]:
         cells = self.streams[stream]
         if seq < 0:
-            return [(cells.pos[i], cells.seqs[i], (stream, i)) for i in cells.used()]
+            return [(cells.pos[i], cells.seqs[i], (stream, i)) for i in cells.used_cells()]
         last, one = cells.pos_max(seq), frozenset({seq})
-        kept = [i for i in cells.of(seq) if not self.hidden(cells.pos[i], last)]
+        kept = [i for i in cells.of(seq) if not self.is_hidden(cells.pos[i], last)]
         return [(cells.pos[i], one, (stream, i)) for i in kept]
 
     def load(self, seq: int, saved: SavedCells) -> bool:
@@ -227,13 +227,13 @@ class Attention(Memory):
         stream = self.stream(seq)
         cells = self.streams[stream]
         self.look_at(stream)
-        found = cells.find(len(rows), self.hidden)
+        found = cells.find(len(rows), self.is_hidden)
         if found is None:
             return False
         entries = [Entry(0, pos, frozenset({seq})) for pos, _, _ in rows]
         ubatch = Ubatch(tuple(range(len(rows))), 1, equal=True)
         self.apply(entries, Placed(ubatch, [stream], [found]))
-        self.store.put(self.numbered(stream, found), saved.numbers)
+        self.store.put(self.number_cells(stream, found), saved.numbers)
         return True
 
     def load_all(self, saved: SavedCells) -> bool:
@@ -242,7 +242,7 @@ class Attention(Memory):
         for stream, rows in enumerate(saved.streams):
             for i, (pos, seqs, _) in enumerate(rows):
                 self.streams[stream].put(i, pos, seqs)
-            at.append(self.numbered(stream, range(len(rows))))
+            at.append(self.number_cells(stream, range(len(rows))))
         self.store.put(np.concatenate(at), saved.numbers)
         return True
 
@@ -258,9 +258,9 @@ class Look:
 
     def __init__(self, memory: Attention, batch: Entries, placed: Placed) -> None:
         rows = zip(placed.streams, placed.cells, strict=True)
-        self.at = np.concatenate([memory.numbered(stream, cells) for stream, cells in rows])
+        self.at = np.concatenate([memory.number_cells(stream, cells) for stream, cells in rows])
         ends = [(s, max(memory.streams[s].live) + 1) for s in placed.streams]
-        self.cells = np.concatenate([memory.numbered(s, range(end)) for s, end in ends])
+        self.cells = np.concatenate([memory.number_cells(s, range(end)) for s, end in ends])
         held = [one for s, end in ends for one in memory.streams[s].seqs[:end]]
         pos = np.array([p for s, end in ends for p in memory.streams[s].pos[:end]], np.int32)
         entries = [batch[at] for at in placed.ubatch.order]

@@ -46,12 +46,12 @@ class Cells:
 
     # --- looking ------------------------------------------------------------------------------
 
-    def used(self) -> list[int]:
+    def used_cells(self) -> list[int]:
         return sorted(self.live)
 
     def of(self, seq: int, p0: int = 0, p1: int = END) -> list[int]:
         """The cells that a sequence has in a range of positions."""
-        return [i for i in self.used() if seq in self.seqs[i] and p0 <= self.pos[i] < p1]
+        return [i for i in self.used_cells() if seq in self.seqs[i] and p0 <= self.pos[i] < p1]
 
     def pos_min(self, seq: int) -> int:
         return min((self.pos[i] for i in self.live if seq in self.seqs[i]), default=-1)
@@ -87,7 +87,7 @@ class Cells:
         if seq >= 0:
             freed = [i for i in self.of(seq, p0, p1) if self.leave(i, seq)]
         else:
-            freed = [i for i in self.used() if p0 <= self.pos[i] < p1]
+            freed = [i for i in self.used_cells() if p0 <= self.pos[i] < p1]
             for i in freed:
                 self.free(i)
         self.search_from(freed)
@@ -97,7 +97,7 @@ class Cells:
             self.seqs[i] |= {to}
 
     def seq_keep(self, seq: int) -> None:
-        freed = [i for i in self.used() if seq not in self.seqs[i]]
+        freed = [i for i in self.used_cells() if seq not in self.seqs[i]]
         for i in freed:
             self.free(i)
         for i in self.of(seq):
@@ -152,7 +152,7 @@ class Cells:
 
     def look(self) -> tuple[int, int, int, str, str]:
         """Cells up to the last in use, how many are in use, the head, owners and positions."""
-        used = self.used()
+        used = self.used_cells()
         n = used[-1] + 1 if used else 0
         owners = "".join(owner(seqs) for seqs in self.seqs[:n]) or "-"
         positions = " ".join("." if p == EMPTY else str(p) for p in self.pos[:n]) or "-"

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.memory.sbatch import SbatchToken, sbatch_equal, sbatch_seq, sbatch_simple
-from lockstep.engine.memory.schedule import INVALID, shown
+from lockstep.engine.memory.schedule import INVALID, show_ubatch
 from lockstep.engine.memory.ubatch import Entry, Ubatch, outputs_in_order
 
 # simple: attention. equal: recurrent models. seq: recurrent models whose embeddings are pooled
@@ -35,7 +35,7 @@ class SbatchSchedule:
         ubatches = self.ubatches([SbatchToken(pos, tuple(seqs)) for _, pos, seqs, _ in rows])
         batch = [Entry(t, p, frozenset(s), out or self.all_outputs) for t, p, s, out in rows]
         return answer | {
-            "ubatches": [shown(batch, ubatch) for ubatch in ubatches],
+            "ubatches": [show_ubatch(batch, ubatch) for ubatch in ubatches],
             "order": self.order(outputs_in_order(batch, ubatches)),
         }
 

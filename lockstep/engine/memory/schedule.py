@@ -12,7 +12,7 @@ from lockstep.engine.quants.base import F32
 INVALID, NO_ROOM = -1, 1  # what llama_decode returns
 
 
-def padded(n: int) -> int:
+def pad_context(n: int) -> int:
     """A context has a multiple of 256 cells."""
     return -(-n // 256) * 256
 
@@ -40,7 +40,7 @@ class Schedule:
         return {
             "code": code,
             "pos": [[memory.pos_min(s), memory.pos_max(s)] for s in range(memory.n_seq)],
-            "ubatches": [shown(batch, ubatch) for ubatch in memory.seen.ubatches],
+            "ubatches": [show_ubatch(batch, ubatch) for ubatch in memory.seen.ubatches],
             "slots": memory.seen.slots,
             "order": outputs_in_order(batch, memory.seen.ubatches) if code == 0 else [],
             "logits": logits,
@@ -80,7 +80,7 @@ class Schedule:
         return 0
 
 
-def shown(batch: Entries, ubatch: Ubatch) -> list[Any]:
+def show_ubatch(batch: Entries, ubatch: Ubatch) -> list[Any]:
     entries = [batch[at] for at in ubatch.order]
     rows = [[e.token, e.pos, sorted(e.seqs), e.output] for e in entries]
     return [ubatch.equal, ubatch.n_seqs, rows]

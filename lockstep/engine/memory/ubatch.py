@@ -50,8 +50,8 @@ class Splitter:
 
     def simple(self, n_ubatch: int) -> Ubatch | None:
         """The next tokens as they come, whatever their sequences."""
-        left = self.unused()[:n_ubatch]
-        return self.taken(left, len(left), equal=False) if left else None
+        left = self.unused_tokens()[:n_ubatch]
+        return self.take_tokens(left, len(left), equal=False) if left else None
 
     def equal(self, n_ubatch: int, *, sequential: bool) -> Ubatch | None:
         """As many tokens of each of some sets that have no sequence in common.
@@ -68,12 +68,12 @@ class Splitter:
         # one token of each set even if that is more than fits, then as many rounds as fit
         rounds = min(min(map(len, left)), max(1, n_ubatch // len(sets)))
         chosen = [row[:rounds] for row in left]
-        return self.taken([at for row in chosen for at in row], len(chosen), equal=True)
+        return self.take_tokens([at for row in chosen for at in row], len(chosen), equal=True)
 
     def sets_of_next(self, n_ubatch: int, sequential: bool) -> list[SeqSet]:
         """The sequence sets of the next ubatch, in the order in which their tokens come."""
         sets: list[SeqSet] = []
-        for at in self.unused():
+        for at in self.unused_tokens():
             mine = self.batch[at].seqs
             if any(mine & other for other in sets):
                 continue
@@ -84,10 +84,10 @@ class Splitter:
             sets.append(mine)
         return sets
 
-    def unused(self) -> list[int]:
+    def unused_tokens(self) -> list[int]:
         return [at for at, used in enumerate(self.used) if not used]
 
-    def taken(self, order: Sequence[int], n_seqs: int, *, equal: bool) -> Ubatch:
+    def take_tokens(self, order: Sequence[int], n_seqs: int, *, equal: bool) -> Ubatch:
         for at in order:
             self.used[at] = True
         return Ubatch(tuple(order), n_seqs, equal)

@@ -30,7 +30,7 @@ class Window(Pair):
         super().__init__(n_seq)
         small = size
         if n_ubatch is not None:
-            small = padded(min(size, window * (n_seq if unified else 1) + n_ubatch))
+            small = pad_window(min(size, window * (n_seq if unified else 1) + n_ubatch))
         self.unified = unified
         layers = numbers.layers.items()
         full = numbers.of({layer: kept for layer, kept in layers if not kept.window})
@@ -82,6 +82,6 @@ class Window(Pair):
         return all(part.load(seq, one) for part, one in zip(self.both, saved, strict=True))
 
 
-def padded(n: int) -> int:
+def pad_window(n: int) -> int:
     """A window's cache is a multiple of 256 cells."""
     return -(-n // 256) * 256

@@ -18,9 +18,9 @@ from lockstep.engine.ops.near import (
     Near,
     Number,
     U,
-    arranged,
-    chosen,
+    choose,
     finite,
+    rearrange,
     tanh,
     value_of,
 )
@@ -65,7 +65,7 @@ def either_way(out: Number, p: F64, v: F64, build: Build) -> Number:
 
 def tokens_first(x: Number) -> Number:
     """(heads, tokens, dim) -> (tokens, heads * dim)"""
-    return arranged(x, lambda a: a.transpose(1, 0, 2).reshape(a.shape[1], len(a) * a.shape[2]))
+    return rearrange(x, lambda a: a.transpose(1, 0, 2).reshape(a.shape[1], len(a) * a.shape[2]))
 
 
 def flash_attn(
@@ -84,10 +84,10 @@ def flash_attn(
     added = np.where(visible, 0.0, -np.inf)
     wide = q.astype(np.float64).transpose(1, 0, 2)
     k, v = spread(k, heads), spread(v, heads)
-    return tokens_first(attended(wide, k, v, added, scale, build, softcap=cap, sinks=ends))
+    return tokens_first(attend(wide, k, v, added, scale, build, softcap=cap, sinks=ends))
 
 
-def attended(
+def attend(
     q: F64,
     k: F64,
     v: F64,
@@ -114,7 +114,7 @@ def attended(
         s = finite(s + Near(added, 4 * U * np.abs(np.where(seen, added, 0.0))))
     else:
         s = s + added
-    s = chosen(seen, s, -np.inf)
+    s = choose(seen, s, -np.inf)
     shape = value_of(s).shape
     cells = np.broadcast_to(seen | build.zeros, shape).sum(axis=-1, keepdims=True)
     times = cells if tile == 1 else np.minimum(cells, k.shape[1] / tile + 1)
@@ -127,4 +127,4 @@ def attended(
         terms = either_way(terms, powers.v, v, build)
     else:
         terms = build.multiply(powers, v)
-    return chosen(value_of(sums) == 0, 0.0, terms / sums)
+    return choose(value_of(sums) == 0, 0.0, terms / sums)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.near import Number, because, chosen, summed, value_of
+from lockstep.engine.ops.near import Number, because, choose, sum_terms, value_of
 from lockstep.engine.quants.base import F32
 
 # ggml clamps the sum of the chosen experts' weights to the smallest normal half (llama-graph.cpp)
@@ -13,8 +13,8 @@ MOE_SUM_MIN = 6.103515625e-5
 def normalise(weights: F32, build: Build) -> Number:
     """Each row divided by its sum, which is taken in any order."""
     wide = build.number(weights)
-    sums = summed(wide, weights.shape[-1])
-    sums = chosen(value_of(sums) < MOE_SUM_MIN, MOE_SUM_MIN, sums)
+    sums = sum_terms(wide, weights.shape[-1])
+    sums = choose(value_of(sums) < MOE_SUM_MIN, MOE_SUM_MIN, sums)
     return because(wide / sums, f"a sum of {weights.shape[-1]} weights and a division")
 
 
@@ -22,7 +22,7 @@ def sum_experts(x: F32, build: Build) -> Number:
     """(tokens, used, width) -> (tokens, width); ggml adds them up in the order of choice."""
     used = x.shape[1]
     if build.plain:
-        out = summed(build.number(x), used - 1, axis=1, keep=False)
+        out = sum_terms(build.number(x), used - 1, axis=1, keep=False)
         return because(out, f"a sum of {used} experts in any order")
     total = x[:, 0]
     for i in range(1, used):

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.compiled import compiled
+from lockstep.engine.kernels.compiled import compile_kernel
 from lockstep.engine.ops.functions import STAMP, one_exp
 
-kernel = partial(compiled, stamp=STAMP)  # `one_exp` is compiled in
+kernel = partial(compile_kernel, stamp=STAMP)  # `one_exp` is compiled in
 TILE = 64  # GGML_FA_TILE_Q and GGML_FA_TILE_KV
 SPLIT_KV = 512  # cells from which one token's attention is split over threads
 U = np.float64(2.0**-24)  # unit roundoff of float32

@@ -17,7 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import ArrayLike, NDArray
 
-from lockstep.engine.kernels.compiled import compiled, source_stamp
+from lockstep.engine.kernels.compiled import compile_kernel, source_stamp
 
 F64 = NDArray[np.float64]
 STAMP = source_stamp(__file__)  # for kernels of other files that these are compiled into
@@ -80,7 +80,7 @@ def each(loop: Callable[..., None], x: ArrayLike, *more: NDArray[np.int64]) -> F
     return out.reshape(wide.shape)
 
 
-@compiled
+@compile_kernel
 def series(x: float, factors: tuple[float, ...]) -> float:
     """Of rising powers of x, the last factor without one."""
     out = 0.0
@@ -89,7 +89,7 @@ def series(x: float, factors: tuple[float, ...]) -> float:
     return out
 
 
-@compiled
+@compile_kernel
 def expm1_near_zero(r: float) -> float:
     """For |r| up to log(2) / 2."""
     if r == 0.0:  # which has a sign
@@ -97,32 +97,32 @@ def expm1_near_zero(r: float) -> float:
     return float(r + r * (r * series(r, EXPM1)))
 
 
-@compiled
-def reduced(x: float) -> tuple[int, float]:
+@compile_kernel
+def reduce_argument(x: float) -> tuple[int, float]:
     """k and r with x = k log(2) + r, for x that is finite and no larger than 1000."""
     k = math.floor(x / LN2_HIGH + 0.5)
     return k, (x - k * LN2_HIGH) - k * LN2_LOW
 
 
-@compiled
+@compile_kernel
 def one_exp(x: float) -> float:
     if not abs(x) < 1000.0:
         return x if x != x else (math.inf if x > 0 else 0.0)
-    k, r = reduced(x)
+    k, r = reduce_argument(x)
     return math.ldexp(1.0 + expm1_near_zero(r), k)
 
 
-@compiled
+@compile_kernel
 def one_expm1(x: float) -> float:
     if abs(x) < LN2_HIGH / 2:
         return float(expm1_near_zero(x))
     if not abs(x) < 700.0:
         return float(one_exp(x) - 1.0)
-    k, r = reduced(x)
+    k, r = reduce_argument(x)
     return math.ldexp(expm1_near_zero(r) + (1.0 - math.ldexp(1.0, -k)), k)
 
 
-@compiled
+@compile_kernel
 def one_log(x: float) -> float:
     if not 0.0 < x < math.inf:
         return -math.inf if x == 0 else (x if x > 0 else math.nan)
@@ -136,7 +136,7 @@ def one_log(x: float) -> float:
     return float(k * LN2_HIGH + (near_one + k * LN2_LOW))
 
 
-@compiled
+@compile_kernel
 def one_tanh(x: float) -> float:
     if abs(x) > 22.0:
         return math.copysign(1.0, x)
@@ -144,7 +144,7 @@ def one_tanh(x: float) -> float:
     return math.copysign(t / (t + 2.0), x)
 
 
-@compiled
+@compile_kernel
 def one_erf(x: float) -> float:
     a = abs(x)
     if not a < 6.0:
@@ -163,7 +163,7 @@ def one_erf(x: float) -> float:
     return math.copysign(out, x)
 
 
-@compiled
+@compile_kernel
 def one_sin(quarter: int, r: float) -> float:
     """Of so many quarters of a turn, and r more, up to half a quarter to either side."""
     z = r * r
@@ -186,13 +186,13 @@ def power_of_two(typing: Any, k: Any) -> Any:
     return types.float64(types.int64), codegen
 
 
-@compiled
+@compile_kernel
 def exps(x: F64, out: F64) -> None:
     """one_exp of each to the bit, without a branch, so that several are computed at once."""
     for i in range(len(x)):
         v = x[i]
         known = abs(v) < 1000.0
-        k, r = reduced(v if known else 0.0)
+        k, r = reduce_argument(v if known else 0.0)
         # a half of k at a time: two products overflow, or round to a subnormal, as ldexp does
         first = k >> 1
         found = (1.0 + (r + r * (r * series(r, EXPM1)))) * power_of_two(first)
@@ -200,31 +200,31 @@ def exps(x: F64, out: F64) -> None:
         out[i] = found * power_of_two(k - first) if known else beyond
 
 
-@compiled
+@compile_kernel
 def expm1s(x: F64, out: F64) -> None:
     for i in range(len(x)):
         out[i] = one_expm1(x[i])
 
 
-@compiled
+@compile_kernel
 def logs(x: F64, out: F64) -> None:
     for i in range(len(x)):
         out[i] = one_log(x[i])
 
 
-@compiled
+@compile_kernel
 def tanhs(x: F64, out: F64) -> None:
     for i in range(len(x)):
         out[i] = one_tanh(x[i])
 
 
-@compiled
+@compile_kernel
 def erfs(x: F64, out: F64) -> None:
     for i in range(len(x)):
         out[i] = one_erf(x[i])
 
 
-@compiled
+@compile_kernel
 def sines(r: F64, quarter: NDArray[np.int64], out: F64) -> None:
     for i in range(len(r)):
         out[i] = one_sin(quarter[i], r[i])

@@ -19,7 +19,7 @@ from lockstep.engine.ops.near import (
     Number,
     U,
     because,
-    chosen,
+    choose,
     exp,
     near,
     silu,
@@ -64,7 +64,7 @@ def gelu(x: F32, build: Build) -> Number:
 def geglu(gate: F32, up: F32, build: Build) -> Number:
     """gelu(gate) * up"""
     wide = build.number(gate)
-    out = closed(gate <= CLOSED, gelu_of(wide, build) * build.number(up), build)
+    out = close_gate(gate <= CLOSED, gelu_of(wide, build) * build.number(up), build)
     return because(out, "GELU times the other factor")
 
 
@@ -74,9 +74,9 @@ def soft_cap(x: F32, cap: float, build: Build) -> Number:
     return because(tanh(build.number(x) / cap) * cap, "a quotient, tanh to 2 ulp, a product")
 
 
-def closed(where: NDArray[np.bool_], out: Number, build: Build) -> Number:
+def close_gate(where: NDArray[np.bool_], out: Number, build: Build) -> Number:
     """ggml writes zero there, whatever the other factor is."""
-    return out if build.plain else chosen(where, 0.0, out)
+    return out if build.plain else choose(where, 0.0, out)
 
 
 def gelu_of(x: Number, build: Build) -> Number:
@@ -85,7 +85,7 @@ def gelu_of(x: Number, build: Build) -> Number:
         return gelu_plain(x)
     v = value_of(x)
     inside = from_table(gelu_plain, x, np.clip(v, -10, 10))
-    return chosen(np.abs(v) >= 10, np.where(v > 0, v, 0.0), inside)
+    return choose(np.abs(v) >= 10, np.where(v > 0, v, 0.0), inside)
 
 
 def gelu_quick(x: Number, build: Build) -> Number:

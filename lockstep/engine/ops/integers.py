@@ -159,7 +159,7 @@ def rows_of(
 def patterns_of(name: str, blocks: int) -> tuple[Bytes, Bytes]:
     """What is left of a row of blocks, and what takes the place of the rest: a scale of one, and
     minima that are told from steps."""
-    layout = WeightFormat.named(name).layout
+    layout = WeightFormat.member(name).layout
     left, instead = np.full(layout.itemsize, 255, np.uint8), np.zeros(layout.itemsize, np.uint8)
     for field, scale in (("d", 1), ("m", 0), ("dmin", -(1 << SHIFT))):
         if field in (layout.names or ()):

@@ -58,22 +58,22 @@ class Near:
 
     def __add__(self, other: "Number | float") -> "Near":
         other = near(other)
-        return rounded(self.v + other.v, self.r + other.r)
+        return round_to_f32(self.v + other.v, self.r + other.r)
 
     def __sub__(self, other: "Number | float") -> "Near":
         other = near(other)
-        return rounded(self.v - other.v, self.r + other.r)
+        return round_to_f32(self.v - other.v, self.r + other.r)
 
     def __mul__(self, other: "Number | float") -> "Near":
         other = near(other)
-        r = scaled(other.r, self.v) + scaled(self.r, other.v) + scaled(self.r, other.r)
-        return rounded(self.v * other.v, r)
+        r = scale_by(other.r, self.v) + scale_by(self.r, other.v) + scale_by(self.r, other.r)
+        return round_to_f32(self.v * other.v, r)
 
     def __truediv__(self, other: "Number | float") -> "Near":
         other = near(other)
         v = self.v / other.v
         smaller = np.maximum(np.abs(other.v) - other.r, 0.0)
-        return rounded(v, (self.r + scaled(other.r, v)) / smaller)
+        return round_to_f32(v, (self.r + scale_by(other.r, v)) / smaller)
 
     def __radd__(self, other: F64 | float) -> "Near":
         return near(other) + self
@@ -100,7 +100,7 @@ class Near:
 
     def twice(self) -> "Near":
         """Kept in double where it was computed, then rounded once: an exact step costs nothing."""
-        return rounded(self.v, self.r)
+        return round_to_f32(self.v, self.r)
 
     def exp(self, ulp: float = EXP_ULP) -> "Near":
         v = functions.exp(self.v)
@@ -108,7 +108,7 @@ class Near:
 
     def sqrt(self) -> "Near":
         v = np.sqrt(self.v)
-        return rounded(v, v - np.sqrt(np.maximum(self.v - self.r, 0.0)))
+        return round_to_f32(v, v - np.sqrt(np.maximum(self.v - self.r, 0.0)))
 
     def tanh(self) -> "Near":
         v = functions.tanh(self.v)
@@ -121,11 +121,11 @@ class Near:
         slope = self.r / np.maximum(self.v - self.r, SMALLEST)
         return Near(v, spread(slope, v, LIBM_ULP))
 
-    def expected(self, reason: str) -> Expected:
+    def expect(self, reason: str) -> Expected:
         """With room for the rounding of the truth itself."""
-        return self.settled(f"{reason}: every operation rounded once, exp to 2 ulp")
+        return self.settle(f"{reason}: every operation rounded once, exp to 2 ulp")
 
-    def settled(self, reason: str = "") -> Expected:
+    def settle(self, reason: str = "") -> Expected:
         """The same, for reasons that need no more words."""
         allowed = np.abs(self.v)
         if not np.isfinite(allowed.max(initial=0.0)):
@@ -161,7 +161,7 @@ def because(x: Number, reason: str) -> Number:
 
 def expected_of(x: Number, reason: str) -> Expected:
     """Without a bound where none was asked for."""
-    return x.expected(reason) if isinstance(x, Near) else Expected(x, 0.0, reason)
+    return x.expect(reason) if isinstance(x, Near) else Expected(x, 0.0, reason)
 
 
 def finite(x: Near) -> Near:
@@ -173,7 +173,7 @@ def constant(value: float) -> Near:
     return Near(np.float64(value) * np.ones(1), 0.0)
 
 
-def scaled(r: F64 | float, by: F64 | float) -> F64 | float:
+def scale_by(r: F64 | float, by: F64 | float) -> F64 | float:
     """r times |by|; the two may be radii."""
     if is_zero(r) or is_zero(by):
         return 0.0
@@ -186,7 +186,7 @@ def is_zero(r: F64 | float) -> bool:
     return isinstance(r, float) and r == 0.0
 
 
-def rounded(v: F64, r: F64 | float) -> Near:
+def round_to_f32(v: F64, r: F64 | float) -> Near:
     wide = np.abs(v)  # r + U * (|v| + r), in one array: memory is most of the time
     if is_zero(r):
         return Near(v, wide * U)
@@ -229,27 +229,27 @@ def total(terms: Near, roundings: float, *, axis: int = -1, keep: bool = True) -
     return Near(v, wide.sum(axis=axis, keepdims=keep) + roundings * U * size)
 
 
-def summed(terms: Number, roundings: float, *, axis: int = -1, keep: bool = True) -> Number:
+def sum_terms(terms: Number, roundings: float, *, axis: int = -1, keep: bool = True) -> Number:
     if isinstance(terms, Near):
         return total(terms, roundings, axis=axis, keep=keep)
     return np.asarray(terms.sum(axis=axis, keepdims=keep))
 
 
-def squared(x: Number) -> Number:
+def square(x: Number) -> Number:
     """Without a rounding, which a sum of squares counts with its own."""
     if isinstance(x, Near):
         return Near(x.v * x.v, 2 * np.abs(x.v) * x.r + x.r * x.r)
     return x * x
 
 
-def chosen(condition: NDArray[np.bool_], a: "Number | float", b: "Number | float") -> Number:
+def choose(condition: NDArray[np.bool_], a: "Number | float", b: "Number | float") -> Number:
     if not (isinstance(a, Near) or isinstance(b, Near)):
         return np.where(condition, a, b)
     a, b = near(a), near(b)
     return Near(np.where(condition, a.v, b.v), np.where(condition, a.r, b.r))
 
 
-def arranged(x: Number, order: Callable[[F64], F64]) -> Number:
+def rearrange(x: Number, order: Callable[[F64], F64]) -> Number:
     """In another shape or order."""
     if isinstance(x, Near):
         r = np.broadcast_to(np.asarray(x.r), x.v.shape)
@@ -276,4 +276,4 @@ def swish(x: Number, sloped: Number) -> Number:
 
 
 def softplus(x: Near) -> Near:
-    return near(chosen(x.v > 20.0, x, (constant(1.0) + x.exp()).log()))
+    return near(choose(x.v > 20.0, x, (constant(1.0) + x.exp()).log()))

@@ -6,7 +6,7 @@ Source: ggml-cpu/ops.cpp and vec.cpp of llama.cpp in llama-cpp-python 0.3.36.
 import numpy as np
 
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.near import LARGEST, Near, Number, because, sqrt, squared, summed, twice
+from lockstep.engine.ops.near import LARGEST, Near, Number, because, sqrt, square, sum_terms, twice
 from lockstep.engine.quants.base import F32
 
 TREE = 6  # roundings of a vector's lanes added as a tree, with the square
@@ -29,14 +29,14 @@ def of_squares(x: Number, sums: Number, weight: Number | None, eps: float, build
 
 def layer_norm(x: F32, weight: F32, bias: F32, eps: float, build: Build) -> Number:
     """x: (tokens, width), each row with mean zero and variance one; times weight, plus bias."""
-    out = centred(build.number(x), build.parameter(eps), build)
+    out = centre_row(build.number(x), build.parameter(eps), build)
     reason = "mean and squares summed in float32"
     if not build.plain:
         reason = "mean in double, squares of a vector summed in float32"
     return because(out * build.number(weight) + build.number(bias), reason)
 
 
-def centred(x: Number, eps: float, build: Build) -> Number:
+def centre_row(x: Number, eps: float, build: Build) -> Number:
     """A row with mean zero and variance one."""
     n = x.shape[-1]
     off = x - sum_of(x, build) / n
@@ -46,7 +46,7 @@ def centred(x: Number, eps: float, build: Build) -> Number:
 
 def mean(x: F32, build: Build) -> Number:
     """(tokens, width) -> (width,)"""
-    out = summed(build.number(x), len(x), axis=0, keep=False) / len(x)
+    out = sum_terms(build.number(x), len(x), axis=0, keep=False) / len(x)
     return because(out, "a sum in float32, in any order, and a quotient")
 
 
@@ -54,15 +54,15 @@ def sum_of(x: Number, build: Build) -> Number:
     """The sum of a row, rounded once from double, or in float32."""
     n = x.shape[-1]
     if build.plain:
-        return summed(x, n)
-    return twice(summed(x, n * 2.0**-29))  # 2^-53 as a share of U
+        return sum_terms(x, n)
+    return twice(sum_terms(x, n * 2.0**-29))  # 2^-53 as a share of U
 
 
 def squares(x: Number, build: Build, together: float = 1) -> Number:
     """The sum of squares of a row in double: only the squares round, or a few of them together."""
     if build.plain:
-        return summed(squared(x), x.shape[-1] + 1)
-    return twice(summed(squared(x), together))
+        return sum_terms(square(x), x.shape[-1] + 1)
+    return twice(sum_terms(square(x), together))
 
 
 def in_range(x: Number, sums: Number, build: Build) -> Number:

@@ -61,7 +61,7 @@ def activation_format(kind: type[WeightFormat]) -> type[ActivationFormat]:
     """What activations are converted to before they meet weights of this kind."""
     if kind.vec_dot_type == NO_PRODUCT:
         raise Unsupported(f"llama.cpp has no product with a matrix of type {kind.name}")
-    return ActivationFormat.named(kind.vec_dot_type)
+    return ActivationFormat.member(kind.vec_dot_type)
 
 
 def convert(x: F32, kind: type[WeightFormat], generic: Collection[str] = ()) -> Converted:
@@ -128,7 +128,7 @@ def without(weight: Weight, rows: slice, *fields: str) -> F32:
     return weight.format.dequantize(blocks.view(np.uint8)).reshape(-1, weight.shape[-1])
 
 
-def multiplied(pairs: Iterable[Factors], multiply: Multiply = np.matmul) -> F64:
+def multiply_pairs(pairs: Iterable[Factors], multiply: Multiply = np.matmul) -> F64:
     """(tokens, rows), in float64."""
     with np.errstate(invalid="ignore", over="ignore"):  # activations may be infinite
         return reduce(np.add, (multiply(a, w.astype(np.float64).T) for a, w in pairs))
@@ -151,7 +151,7 @@ def linear(
     return added_up(acts, carried, weight, build)[0]
 
 
-def converted(x: F32 | F64, weight: Weight, build: Build) -> Converted:
+def convert_activations(x: F32 | F64, weight: Weight, build: Build) -> Converted:
     """Activations as the weight's `vec_dot_type` wants them, and their sums if it carries those."""
     kind = weight.format
     if build.plain and build.activations is not None and is_in_blocks(kind):
@@ -194,7 +194,7 @@ def bounded_product(
     """
     value, size = added_up(acts, sums, weight, build, dtype)
     run = 1 if build.plain else run_of(weight.format)
-    nonzero = None if build.zeros else filled(acts, run)
+    nonzero = None if build.zeros else count_filled_runs(acts, run)
     wide = value.astype(np.float64, copy=False)
     return summed_products(wide, size, weight.shape[-1], build, run, nonzero)
 
@@ -230,7 +230,7 @@ def summed_products(
     return Near(value, r, f"{reason}, {roundings.max(initial=0)} roundings")
 
 
-def filled(acts: F64, run: int) -> NDArray[Any]:
+def count_filled_runs(acts: F64, run: int) -> NDArray[Any]:
     """(tokens, inputs) -> (tokens, 1): how many runs of inputs are not all zeros."""
     runs = acts.reshape(len(acts), acts.shape[-1] // run, run)
     counts: NDArray[Any] = runs.any(axis=-1).sum(axis=-1, keepdims=True)
@@ -329,12 +329,12 @@ def by_floats(
     """Of these rows, decoded; small: magnitudes of `left`, and of the activations once more."""
     right = right_factors(weight, rows, apart=not build.plain)
     pairs = tuple(zip(left, right, strict=True))
-    value = multiplied(pairs, build.multiply)
+    value = multiply_pairs(pairs, build.multiply)
     if not build.bounds:
         return value, None
     added = (*pairs, *offsets(left[0], weight, rows, build))
     if adds_floats(weight, build):
-        return value, multiplied([(np.abs(a), np.abs(w)) for a, w in added], build.multiply)
+        return value, multiply_pairs([(np.abs(a), np.abs(w)) for a, w in added], build.multiply)
     rounded = [*small[:-1], *(small[-1] for _ in added[len(pairs) :])]
     return value, magnitude(rounded, added, build.multiply)
 
@@ -394,7 +394,7 @@ def magnitude(left: list[F32], pairs: tuple[Factors, ...], multiply: Multiply) -
         found: F32 = reduce(np.add, (multiply(a, w.T) for a, w in zip(left, right, strict=True)))
     if not np.isfinite(found).all():
         wide = [(np.abs(a), w) for (a, _), w in zip(pairs, right, strict=True)]
-        return multiplied(wide, multiply)
+        return multiply_pairs(wide, multiply)
     size = found.astype(np.float64)
     size *= 1 + 2 * (terms + 2) * U
     return size

@@ -55,20 +55,20 @@ class ReferenceOps:
 
     def activations(self, x: F32, weight: Weight) -> F64:
         """The activations as the product sees them."""
-        return self.converted(x, weight).values
+        return self.convert_once(x, weight).values
 
     def sums(self, x: F32, weight: Weight) -> F64 | None:
         """The block sums that minima are multiplied by, where they are more than sums of values."""
         if not products.carries_sums(weight.format):
             return None
-        return self.converted(x, weight).sums
+        return self.convert_once(x, weight).sums
 
-    def converted(self, x: F32, weight: Weight) -> Converted:
+    def convert_once(self, x: F32, weight: Weight) -> Converted:
         """Kept until other activations come: those of a layer meet up to three matrices."""
         kind = weight.format.vec_dot_type, products.is_for_amx(weight, self.build)
         if self.last is not None and self.last[0] == kind and np.array_equal(self.last[1], x):
             return self.last[2]
-        found = products.converted(x, weight, self.build)
+        found = products.convert_activations(x, weight, self.build)
         if self.build.tip is None:  # which is another one each time
             found.values.flags.writeable = False
             self.last = kind, np.array(x), found
@@ -210,7 +210,7 @@ class ReferenceOps:
         return self.run(experts.sum_experts, x)
 
 
-def rounded(wide: F64 | F32) -> F32:
+def round_once(wide: F64 | F32) -> F32:
     """The one rounding."""
     with np.errstate(over="ignore"):
         return wide.astype(np.float32, copy=False)

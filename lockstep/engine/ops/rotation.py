@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.compiled import compiled
+from lockstep.engine.kernels.compiled import compile_kernel
 from lockstep.engine.ops import functions
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import F64, LIBM_ULP, ULP, Near, Number, U, because, value_of
@@ -61,7 +61,7 @@ def rope(x: F32, positions: I32, params: RopeParams, rotations: Rotations, build
     """x: (tokens, heads, dim), the first `n_rot` elements of each head are turned."""
     found = (t[:, None, :] for t in rotations(positions, params))
     cos, sin = (from_library(t, positions, params) if build.bounds else t for t in found)
-    return because(turned(build.number(x), cos, sin, *params.pairs()), REASON)
+    return because(rotate(build.number(x), cos, sin, *params.pairs()), REASON)
 
 
 def from_library(v: F64, positions: I32, params: RopeParams, *, any_way: bool = False) -> Near:
@@ -87,7 +87,7 @@ def yarn_slack(positions: I32, params: RopeParams, *, any_way: bool) -> F64 | fl
     return (abs(params.magnitude) * (turns + 10 * U))[:, None, :]
 
 
-def turned(x: Number, cos: Number, sin: Number, first: Any, second: Any) -> Number:
+def rotate(x: Number, cos: Number, sin: Number, first: Any, second: Any) -> Number:
     """first, second: where in a row the elements of each pair lie; all others stay."""
     a, b = x[..., first], x[..., second]
     v = value_of(x).copy()
@@ -133,7 +133,7 @@ def by_recursion(positions: I32, params: RopeParams) -> tuple[F64, F64]:
     return functions.cos(wide) * magnitude, functions.sin(wide) * magnitude
 
 
-@compiled
+@compile_kernel
 def recursion(positions: F32, n_rot: int, base: np.float32, pairs: int) -> F32:
     """(tokens, pairs), as in ggml_rope_cache_init; powf is the C library's."""
     out = np.empty((len(positions), pairs), np.float32)

@@ -46,7 +46,7 @@ def takes(kind: type[WeightFormat]) -> bool:
 @cache
 def mask_of(name: str, blocks: int, zero: tuple[str, ...]) -> Bytes:
     """What is left of the bytes of a row of weights of that format."""
-    kind = WeightFormat.named(name)
+    kind = WeightFormat.member(name)
     one = np.full(kind.layout.itemsize, 255, np.uint8)
     for field in zero:
         one.view(kind.layout)[field] = 0

@@ -15,9 +15,9 @@ from lockstep.engine.ops.near import (
     Near,
     Number,
     because,
-    chosen,
+    choose,
     exp,
-    summed,
+    sum_terms,
     value_of,
 )
 from lockstep.engine.quants.base import F32
@@ -30,7 +30,7 @@ def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Bui
 
     A row that sees nothing is all zeros.
     """
-    out = of_scores(scaled(x, scale, visible, build), build, empty=0.0)
+    out = of_scores(scale_scores(x, scale, visible, build), build, empty=0.0)
     if not isinstance(out, Near):
         return out
     size = np.abs(x.astype(np.float64) * scale)  # of a score of minus infinity that is not hidden
@@ -42,14 +42,14 @@ def soft_max_with_sinks(
 ) -> Number:
     """As of one entry more in each row, the sink of its head: (heads,). It gives nothing."""
     ends = sinks.astype(np.float64)[:, None, None]
-    return of_scores(scaled(x, scale, visible, build), build, ends)
+    return of_scores(scale_scores(x, scale, visible, build), build, ends)
 
 
-def scaled(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Build) -> Number:
+def scale_scores(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Build) -> Number:
     s, scale = build.number(x), build.parameter(scale)
     if scale != 1.0:
         s = s * scale
-    return s if visible is None else chosen(visible, s, -np.inf)
+    return s if visible is None else choose(visible, s, -np.inf)
 
 
 def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = np.nan) -> Number:
@@ -62,7 +62,7 @@ def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = 
     out = powers * (1.0 / sums)
     nothing = value_of(sums) == 0
     if not np.isnan(empty) and nothing.any():
-        out = chosen(nothing, empty, out)
+        out = choose(nothing, empty, out)
     if not isinstance(out, Near):
         return out
     over = "in float32" if build.plain else "over the lanes of a vector"
@@ -86,7 +86,7 @@ def weights(
     powers = exp(s - top)
     if isinstance(powers, Near):
         powers = Near(powers.v, np.where(powers.v == 0, 0.0, powers.r + extra * powers.v))
-    sums = summed(powers, roundings)
+    sums = sum_terms(powers, roundings)
     return powers, sums if sinks is None else sums + exp(sinks - top)
 
 

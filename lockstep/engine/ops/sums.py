@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.compiled import compiled
+from lockstep.engine.kernels.compiled import compile_kernel
 
 TILE = 32  # columns of the right matrix that are added up side by side
 DEPTH = 256  # of their rows that are copied at a time
@@ -25,7 +25,7 @@ def in_order(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     return out
 
 
-@compiled
+@compile_kernel
 def add_products(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     """a: (rows, terms), b: (terms, columns) -> out: (rows, columns), zeros before.
 

@@ -55,8 +55,8 @@ class Tokenizer(Registered):
     def around(self) -> tuple[list[int], list[int]]:
         """What `add_special` puts before and after a text."""
         vocabulary = self.vocabulary
-        before = [required(vocabulary.bos, "bos")] if vocabulary.add_bos else []
-        after = [required(vocabulary.eos, "eos")] if vocabulary.add_eos else []
+        before = [require_token(vocabulary.bos, "bos")] if vocabulary.add_bos else []
+        after = [require_token(vocabulary.eos, "eos")] if vocabulary.add_eos else []
         return before, after
 
     def segment(self, text: bytes) -> Iterable[int]:
@@ -65,9 +65,9 @@ class Tokenizer(Registered):
 
     def piece(self, token: int, *, special: bool) -> bytes:
         """The bytes a token stands for; without `special`, none for control and unknown tokens."""
-        return self.written([token], special=special)[0]
+        return self.pieces_of([token], special=special)[0]
 
-    def written(self, ids: Sequence[int], *, special: bool) -> list[bytes]:
+    def pieces_of(self, ids: Sequence[int], *, special: bool) -> list[bytes]:
         """The pieces of many tokens."""
         pieces, hidden = self.pieces, frozenset() if special else self.hidden
         if ids and not 0 <= min(ids) <= max(ids) < len(pieces):
@@ -98,11 +98,11 @@ class Tokenizer(Registered):
             ids = ids[1:]
         if remove_special and vocabulary.add_eos and ids and ids[-1] == vocabulary.eos:
             ids = ids[:-1]
-        pieces = self.written(ids, special=unparse_special)
+        pieces = self.pieces_of(ids, special=unparse_special)
         if drop_space and pieces:
             pieces[0] = pieces[0].removeprefix(b" ")
         text = b"".join(pieces)
-        return cleaned(text) if vocabulary.clean_spaces else text
+        return clean_spaces(text) if vocabulary.clean_spaces else text
 
     def render(self, token: int) -> bytes:
         """The bytes of a token, whether it is shown or not."""
@@ -151,7 +151,7 @@ class Tokenizer(Registered):
             yield text[at:]
 
 
-def cleaned(text: bytes) -> bytes:
+def clean_spaces(text: bytes) -> bytes:
     """`text` without the spaces that word tokenizers put before punctuation and contractions.
 
     Three passes one after the other: " ' " between two spaces, for one, loses both.
@@ -161,7 +161,7 @@ def cleaned(text: bytes) -> bytes:
     return re.sub(rb" (?='(?:[sm]|re|ve))", b"", text)
 
 
-def required(token: int | None, role: str, asker: str = "") -> int:
+def require_token(token: int | None, role: str, asker: str = "") -> int:
     """`token`, which `asker` (the flag of that role if empty) needs, or InvalidModel."""
     if token is None:  # llama.cpp ends the process, or gives id -1
         asker = asker or f"tokenizer.ggml.add_{role}_token"
@@ -199,6 +199,6 @@ def tokenizer_of(metadata: Metadata) -> Tokenizer:
         raise Unsupported(f"the model has no vocabulary: {KEY} is {kind!r}")
     import_members("lockstep.engine.tokenizers")
     if kind in Tokenizer.family or kind in OTHERS:
-        return Tokenizer.named(kind)(metadata)
+        return Tokenizer.member(kind)(metadata)
     known = ", ".join(sorted({*Tokenizer.family, *OTHERS, "no_vocab", "none"}))
     raise InvalidModel(f"{KEY} must be one of {known}, got {kind!r}")

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from lockstep.engine.errors import InvalidModel
-from lockstep.engine.tokenizers.base import SPACE, Tokenizer, required
+from lockstep.engine.tokenizers.base import SPACE, Tokenizer, require_token
 from lockstep.engine.tokenizers.matcher import Matcher
 from lockstep.engine.tokenizers.unicode_data import WHITESPACE, categories
 from lockstep.engine.tokenizers.utf8 import REPLACEMENT, to_utf8, writable_code_points
@@ -41,8 +41,8 @@ class BertTokenizer(Tokenizer, name="bert"):
 
     def around(self) -> tuple[list[int], list[int]]:
         asker = "a text of a bert model"
-        before = required(self.vocabulary.bos, "bos", asker)
-        return [before], [required(self.vocabulary.sep, "seperator", asker)]
+        before = require_token(self.vocabulary.bos, "bos", asker)
+        return [before], [require_token(self.vocabulary.sep, "seperator", asker)]
 
     def segment(self, text: bytes) -> Iterator[int]:
         for word in self.words(text):
@@ -55,7 +55,9 @@ class BertTokenizer(Tokenizer, name="bert"):
         while at < len(word):
             found = self.matcher.longest(word, at)
             if found is None:
-                return [required(self.vocabulary.unk, "unknown", "a word that is in no tokens")]
+                return [
+                    require_token(self.vocabulary.unk, "unknown", "a word that is in no tokens")
+                ]
             at += found[0]
             ids.append(found[1])
         return ids
@@ -110,13 +112,13 @@ def bare(code: int) -> int:
 
     Python's tables agree with llama.cpp's, but for code points that are newer than those.
     """
-    return ord(unicodedata.normalize("NFD", chr(code))[0]) if assigned(code) else code
+    return ord(unicodedata.normalize("NFD", chr(code))[0]) if is_assigned(code) else code
 
 
 def lower(code: int) -> int:
     """Its lower-case form in one code point."""
-    return ord(chr(code).lower()[0]) if assigned(code) else code
+    return ord(chr(code).lower()[0]) if is_assigned(code) else code
 
 
-def assigned(code: int) -> bool:
+def is_assigned(code: int) -> bool:
     return bool(categories()[code] != ord("U"))

@@ -63,7 +63,7 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
         # kimi-k2 can do without merges: llama.cpp says that its words are tokens
         self.merges = read_merges(metadata, required=self.pre.kind != "KIMI_K2")
         self.splitter = TextSplitter(self.pre.expressions)
-        self.known = Remembered(self.merged)
+        self.known = Remembered(self.merge_words)
 
     def choose(self, metadata: Metadata) -> PreTokenizer:
         return pre_tokenizer_of(metadata)
@@ -74,7 +74,7 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
             text = text.replace(b" ", SPACE)
         return self.known.over(self.splitter.words(readable(text)))
 
-    def merged(self, words: Sequence[str]) -> list[list[int]]:
+    def merge_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word; a byte of what is no token and has none is lost."""
         if not self.pre.byte_level:
             refuse_spaces(words, self.pre.kind)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import InvalidModel
-from lockstep.engine.tokenizers.base import SPACE, Tokenizer, required
+from lockstep.engine.tokenizers.base import SPACE, Tokenizer, require_token
 from lockstep.engine.tokenizers.merging import Merging
 from lockstep.engine.tokenizers.tables import table_of
 from lockstep.engine.tokenizers.vocabulary import Defaults
@@ -31,7 +31,7 @@ class LlamaTokenizer(Tokenizer, name="llama"):
         vocabulary = self.vocabulary
         ids: list[int] = []
         if add_special and vocabulary.add_bos:
-            ids.append(required(vocabulary.bos, "bos"))
+            ids.append(require_token(vocabulary.bos, "bos"))
         # llama.cpp prefixes a space where the text starts and after a special token; between two
         # special tokens there is never more than one part, so that is every part
         prefix = b" " if vocabulary.add_space_prefix else b""
@@ -41,7 +41,7 @@ class LlamaTokenizer(Tokenizer, name="llama"):
             else:
                 ids.extend(self.segment((prefix + part).replace(b" ", SPACE)))
         if add_special and vocabulary.add_eos:
-            ids.append(required(vocabulary.eos, "eos"))
+            ids.append(require_token(vocabulary.eos, "eos"))
         return ids
 
     def segment(self, text: bytes) -> Iterable[int]:

@@ -19,8 +19,8 @@ from lockstep.engine.tokenizers.tables import (
     U64,
     Table,
     character_size,
-    hashed,
-    inlined,
+    hash_prefixes,
+    inline_part,
     joint,
     kernel,
     value_of,
@@ -115,7 +115,7 @@ def cut(text: U8, hashes: U64, powers: U64, joints: U8, start: int, end: int, sy
 # --- merging --------------------------------------------------------------------------------------
 
 
-@inlined
+@inline_part
 def push(heap: I64, size: int, key: int) -> int:
     at = size
     while at and key < heap[(at - 1) >> 1]:
@@ -125,7 +125,7 @@ def push(heap: I64, size: int, key: int) -> int:
     return size + 1
 
 
-@inlined
+@inline_part
 def drop_first(heap: I64, size: int) -> int:
     size -= 1
     key, at, child = heap[size], 0, 1
@@ -215,7 +215,7 @@ def merge_words(
     byte_ids: I32,
 ) -> Any:  # fmt: skip
     """The ids of all words, and where those of each word begin and end."""
-    hashes = hashed(text)
+    hashes = hash_prefixes(text)
     longest = 0  # not by numpy: its functions take ten times as long to compile as all of this
     for word in range(len(edges) - 1):
         longest = max(longest, edges[word + 1] - edges[word])

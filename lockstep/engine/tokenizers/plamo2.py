@@ -47,7 +47,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         self.tokens: dict[str, int] = {}
         for i, attr in enumerate(vocabulary.stored_attrs):
             if not attr & Attr.BYTE:
-                self.tokens[decoded(vocabulary.texts[i], i)] = i
+                self.tokens[decode_token(vocabulary.texts[i], i)] = i
             elif match := BYTE_TEXT.fullmatch(vocabulary.texts[i]):
                 self.bytes[int(match[1], 16)] = i
         for byte in range(256):
@@ -84,7 +84,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         state = ""
         for at in range(len(codes) - 1, -1, -1):
             character = chr(codes[at]) if codes[at] <= LAST else NO_CHARACTER
-            state = self.extended(character, state)
+            state = self.extend_state(character, state)
             costs[at] = WORST
             for step in self.steps(state):
                 cost = costs[at + step.size] - step.gain
@@ -93,7 +93,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
             path.append(best)
         return path[::-1]
 
-    def extended(self, character: str, state: str) -> str:
+    def extend_state(self, character: str, state: str) -> str:
         for step in self.steps(state):
             text = character + step.text
             if text in self.endings:
@@ -129,7 +129,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         return bytes([int(match[1], 16)]) if match else text
 
 
-def decoded(text: bytes, token: int) -> str:
+def decode_token(text: bytes, token: int) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError:

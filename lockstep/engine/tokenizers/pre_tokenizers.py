@@ -22,7 +22,7 @@ def either(*parts: str) -> str:
     return "|".join(parts)
 
 
-def cased(capitals: str, smalls: str, ending: str = "") -> str:
+def cased_word(capitals: str, smalls: str, ending: str = "") -> str:
     """A word that starts with capitals or ends with small letters, after one other character."""
     before = r"[^\r\n\p{L}\p{N}]?"
     return either(
@@ -79,24 +79,24 @@ KIMI_K2 = either(
 )
 
 TEKKEN = either(
-    cased(r"\p{L-ASCII}A-Z", r"\p{L-ASCII}a-z"), r"\p{N}", SYMBOLS_AND_SLASHES, LINES, SPACES
+    cased_word(r"\p{L-ASCII}A-Z", r"\p{L-ASCII}a-z"), r"\p{N}", SYMBOLS_AND_SLASHES, LINES, SPACES
 )
 GPT4O = either(
-    cased(r"\p{L-ASCII}A-Z", r"\p{L-ASCII}a-z", ENDING),
+    cased_word(r"\p{L-ASCII}A-Z", r"\p{L-ASCII}a-z", ENDING),
     r"\p{N}{1,3}",
     SYMBOLS_AND_SLASHES,
     LINES,
     SPACES,
 )
 GRANITE_EMB_MULTI = either(
-    cased(r"\p{M}\p{L-ASCII}A-Z", r"\p{M}\p{L-ASCII}a-z", ENDING),
+    cased_word(r"\p{M}\p{L-ASCII}A-Z", r"\p{M}\p{L-ASCII}a-z", ENDING),
     r"\p{N}{1,3}",
     SYMBOLS_AND_SLASHES,
     LINES,
     SPACES,
 )
 # upper and lower case are told apart in the tokenizers that these two imitate
-CASED = cased(r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}", ENDING)
+CASED = cased_word(r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}", ENDING)
 YOUTU = either(CASED, r"\p{N}", SYMBOLS_AND_SLASHES, LINES, SPACES)
 TINY_AYA = either(CASED, r"\p{N}{1,3}", SYMBOLS_AND_SLASHES, LINES, SPACES)
 

@@ -10,7 +10,7 @@ llama-cpp-python 0.3.36.
 from collections.abc import Iterator
 
 from lockstep.engine.errors import InvalidModel
-from lockstep.engine.tokenizers.base import Tokenizer, required
+from lockstep.engine.tokenizers.base import Tokenizer, require_token
 from lockstep.engine.tokenizers.matcher import Matcher
 from lockstep.engine.tokenizers.vocabulary import Defaults, Metadata
 
@@ -40,7 +40,7 @@ class RwkvTokenizer(Tokenizer, name="rwkv"):
             if found:
                 size, token = found
             elif text[at] not in self.first_bytes:
-                size, token = 1, required(self.vocabulary.unk, "unknown", "a byte in no token")
+                size, token = 1, require_token(self.vocabulary.unk, "unknown", "a byte in no token")
             else:  # llama.cpp never comes to an end: it starts again where the text starts
                 raise InvalidModel(
                     f"tokenizer.ggml.tokens must have byte 0x{text[at]:02X} as a token: "
@@ -50,10 +50,10 @@ class RwkvTokenizer(Tokenizer, name="rwkv"):
             at += size
 
     def render(self, token: int) -> bytes:
-        return unescaped(self.vocabulary.texts[token])
+        return unescape(self.vocabulary.texts[token])
 
 
-def unescaped(text: bytes) -> bytes:
+def unescape(text: bytes) -> bytes:
     """Anything passes for a hexadecimal digit, and an escape that is cut off is dropped."""
     found = bytearray()
     at = 0

@@ -8,7 +8,7 @@ from sys import float_info
 
 import numpy as np
 
-from lockstep.engine.tokenizers.base import SPACE, Tokenizer, required
+from lockstep.engine.tokenizers.base import SPACE, Tokenizer, require_token
 from lockstep.engine.tokenizers.charsmap import KEY, Charsmap
 from lockstep.engine.tokenizers.matcher import Matcher
 from lockstep.engine.tokenizers.utf8 import LENGTHS, REPLACEMENT, sequence_size, to_utf8
@@ -70,7 +70,7 @@ class T5Tokenizer(Tokenizer, name="t5"):
 
     def normal_form(self, text: bytes, at: int) -> tuple[bytes, int]:
         """What stands for the characters at `at`, and how many bytes these are."""
-        size = self.verbatim.shared(text, at)
+        size = self.verbatim.shared_length(text, at)
         if not size and self.charsmap and (found := self.charsmap.longest(text, at)):
             return found
         size = size or sequence_size(text, at)
@@ -108,7 +108,7 @@ class T5Tokenizer(Tokenizer, name="t5"):
                 break
             at, after = starts[at], tokens[at]
         if NO_UNKNOWN in ids:
-            required(None, "unknown", "a character that is in no token")
+            require_token(None, "unknown", "a character that is in no token")
         return ids[::-1]
 
 
@@ -124,7 +124,7 @@ class Beginnings:
         self.firsts = frozenset(text[0] for text in texts)
         self.longest = max(map(len, texts), default=0)
 
-    def shared(self, text: bytes, at: int) -> int:
+    def shared_length(self, text: bytes, at: int) -> int:
         """How many bytes from `at` are the beginning of one of the texts."""
         if text[at] not in self.firsts:
             return 0

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.compiled import Function, compiled, source_stamp
+from lockstep.engine.kernels.compiled import Function, compile_kernel, source_stamp
 
 U8 = NDArray[np.uint8]
 I32 = NDArray[np.int32]
@@ -35,10 +35,10 @@ STAMP = source_stamp(__file__)
 
 def kernel(function: Function) -> Function:
     """Compile at the first call; what is kept holds until the function's file or this changes."""
-    return cast(Function, compiled(function, STAMP, nogil=True))
+    return cast(Function, compile_kernel(function, STAMP, nogil=True))
 
 
-def inlined(function: Function) -> Function:
+def inline_part(function: Function) -> Function:
     """A part of kernels: a call would cost more than what it does."""
     return cast(Function, njit(inline="always")(function))
 
@@ -56,23 +56,23 @@ class Table(NamedTuple):
 def table_of(texts: Iterable[bytes], values: Iterable[int]) -> Table:
     """Of texts in one part; of those that are alike the first counts."""
     numbers = np.fromiter(values, np.int32)
-    blob, starts = joined(list(texts))
-    return filled(blob, starts, np.zeros_like(numbers), numbers)
+    blob, starts = join_texts(list(texts))
+    return fill_table(blob, starts, np.zeros_like(numbers), numbers)
 
 
 def table_of_merges(merges: Sequence[bytes]) -> Table:
     """Of `left right`, each with its rank; what is not two texts and one space is left out."""
-    blob, starts, splits = halves(*joined(merges))
-    return filled(blob, starts, splits, np.arange(len(merges), dtype=np.int32))
+    blob, starts, splits = halves(*join_texts(merges))
+    return fill_table(blob, starts, splits, np.arange(len(merges), dtype=np.int32))
 
 
-def joined(texts: Sequence[bytes]) -> tuple[U8, I64]:
+def join_texts(texts: Sequence[bytes]) -> tuple[U8, I64]:
     """Texts one after the other, where each begins, and where the last one ends."""
     starts = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
     return np.frombuffer(b"".join(texts) or b"\0", np.uint8), starts
 
 
-def filled(blob: U8, starts: I64, splits: I32, values: I32) -> Table:
+def fill_table(blob: U8, starts: I64, splits: I32, values: I32) -> Table:
     longest = int(np.diff(starts).max(initial=0))
     n_slots = 1 << (2 * len(values)).bit_length()
     tags, rows = np.full(n_slots, FREE, np.uint8), np.zeros((n_slots, 4), np.int64)
@@ -108,7 +108,7 @@ class Needles:
 
 
 @kernel
-def hashed(text: U8) -> U64:
+def hash_prefixes(text: U8) -> U64:
     """Of each prefix, the empty one first."""
     found = np.empty(len(text) + 1, np.uint64)
     found[0] = value = np.uint64(0)
@@ -118,13 +118,13 @@ def hashed(text: U8) -> U64:
     return found
 
 
-@inlined
+@inline_part
 def key_of(value: Any, split: int) -> Any:
     key = (value + np.uint64(split) * BASE) * SPREAD
     return (key ^ (key >> HALF)) * SPREAD
 
 
-@inlined
+@inline_part
 def slot_of(
     tags: U8, rows: I64, blob: U8, key: Any, text: U8, start: int, size: int, split: int
 ) -> Any:
@@ -143,7 +143,7 @@ def slot_of(
     return at
 
 
-@inlined
+@inline_part
 def value_of(
     tags: U8, rows: I64, blob: U8, powers: U64, text: U8, hashes: U64, start: int, end: int,
     split: int,
@@ -199,7 +199,7 @@ def halves(blob: U8, starts: I64) -> Any:
 def look_for(
     text: U8, tags: U8, rows: I64, blob: U8, powers: U64, sizes: I64, edges: I64, found: Any
 ) -> None:
-    hashes = hashed(text)
+    hashes = hash_prefixes(text)
     for start in range(len(text)):
         for j in range(edges[text[start]], edges[text[start] + 1]):
             end = start + sizes[j]
@@ -212,7 +212,7 @@ def look_for(
 # --- characters -----------------------------------------------------------------------------------
 
 
-@inlined
+@inline_part
 def character_size(first: int) -> int:
     """By the first byte alone: what follows it is not looked at."""
     if first < 0xC0:
@@ -220,7 +220,7 @@ def character_size(first: int) -> int:
     return 2 + (first >= 0xE0) + (first >= 0xF0)
 
 
-@inlined
+@inline_part
 def joint(value: Any) -> Any:
     """The byte and the bit of two characters with that hash."""
     at = np.int64(key_of(value, 0) >> TOP)

@@ -75,7 +75,7 @@ def inside(one: Expected, other: Expected) -> bool:
     return bool((apart | (same & ~np.isfinite(one.value.astype(np.float64)))).all())
 
 
-def written(op: str, case: Case) -> tuple[dict[str, Any], Tensors]:
+def write_case(op: str, case: Case) -> tuple[dict[str, Any], Tensors]:
     """A row of the document and its tensors."""
     tensors: Tensors = {}
     row: dict[str, Any] = {"id": case.id, "params": dict(case.params)}

@@ -112,7 +112,7 @@ class Golden(Registered):
         """What no schema can say, each as a sentence; the document is valid by its schema."""
         return iter(())
 
-    def outdated(self, held: Vectors, made: Vectors) -> str:
+    def why_outdated(self, held: Vectors, made: Vectors) -> str:
         """Why `held`, on the disk, cannot stay in place of `made`, in words; empty if it can.
 
         Any difference is a reason, where the CPU decides no bit of the answer.

@@ -23,7 +23,7 @@ class GoldenDequant(Golden, name="dequant"):
     def make(self, source: Source, what: str) -> Vectors:
         source.progress(f"{what}: decoded blocks")
         kind = type_by_name(what)
-        named = named_blocks(WeightFormat.named(what), source.seed)
+        named = named_blocks(WeightFormat.member(what), source.seed)
         raw = np.frombuffer(b"".join(named.values()), np.uint8)
         values = source.ask("dequantize", what, raw).reshape(-1, kind.block)
         values = with_one_nan(values)

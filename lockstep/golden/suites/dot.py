@@ -52,7 +52,7 @@ COMPARE = (
 class GoldenDot(Golden, name="dot"):
     def make(self, source: Source, what: str) -> Vectors:
         source.progress(f"{what}: products")
-        kind = WeightFormat.named(what)
+        kind = WeightFormat.member(what)
         columns = FEW_COLUMNS if kind.weights == 1 else COLUMNS
         bits = stream(source.seed, f"golden.dot.{what}")
         raw = np.frombuffer(b"".join(tensor_bytes(bits, what, ROWS * columns, SIGMA)), np.uint8)
@@ -94,7 +94,7 @@ class GoldenDot(Golden, name="dot"):
         if wrong is not None:
             yield f"the oracle's own product is out of bound at {list(wrong.index)}"
 
-    def outdated(self, held: Vectors, made: Vectors) -> str:
+    def why_outdated(self, held: Vectors, made: Vectors) -> str:
         """What the oracle computed may be any product within the bound: it is there to look at."""
         wrong = mismatch_between(
             held.tensors["expected"], made.tensors["llama_cpp"], held.tensors["allowed"]

@@ -86,7 +86,7 @@ class GoldenLogits(Golden, name="logits"):
         if document["tolerance"] != tolerance_of(document["tolerance"]["noise"], logits):
             yield "the tolerance does not follow from its noise and the largest logit"
 
-    def outdated(self, held: Vectors, made: Vectors) -> str:
+    def why_outdated(self, held: Vectors, made: Vectors) -> str:
         """Another CPU's logits may be any within the bound, and its ids others after a tie."""
         found = difference(held, made, but=("greedy", "logits", "tolerance"))
         noise, was = (v.document["tolerance"]["noise"] for v in (made, held))

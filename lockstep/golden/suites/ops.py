@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.engine.ops.ggml.base import has_meaning
 from lockstep.golden.ops.form import Case, node_of
 from lockstep.golden.ops.judge import Array, JudgedCase, judge
-from lockstep.golden.ops.vectors import RESULT, case_of, cases_of, written
+from lockstep.golden.ops.vectors import RESULT, case_of, cases_of, write_case
 from lockstep.golden.store import BrokenGolden, Tensors
 from lockstep.golden.suites.base import AskedEngine, Golden, Source, Vectors, Verdicts
 from lockstep.harness.records import Mismatch, Verdict
@@ -32,7 +32,7 @@ class GoldenOps(Golden, name="ops"):
         source.progress(f"{what}: cases of an operation")
         rows, tensors = [], Tensors()
         for case in cases_of(what, source.seed):
-            row, more = written(what, case)
+            row, more = write_case(what, case)
             rows.append(row)
             tensors |= more
             check_oracle(what, case, row, more, source.ask)

@@ -112,7 +112,7 @@ def pieces_of(
         kind = type_by_name(name)
         every = [t for t in file.tensors.values() if t.type.name == name and t.n_elements]
         most = max(LONGEST // kind.block, 1)
-        for info, draw in drawn(every, source.seed, name):
+        for info, draw in draw_tensors(every, source.seed, name):
             n_blocks = info.n_bytes // kind.bytes
             first = draw % max(n_blocks - most + 1, 1)
             n = min(most, n_blocks - first)
@@ -125,7 +125,9 @@ def pieces_of(
     return rows, values
 
 
-def drawn(every: Sequence[TensorInfo], seed: int, name: str) -> Iterator[tuple[TensorInfo, int]]:
+def draw_tensors(
+    every: Sequence[TensorInfo], seed: int, name: str
+) -> Iterator[tuple[TensorInfo, int]]:
     """As many tensors of a type as there are pieces of it, in order, some of them several times."""
     bits_of_type = stream(seed, f"golden.weights {name}")
     which = np.sort(integers(bits_of_type, PIECES, max(len(every), 1)))

@@ -60,7 +60,7 @@ def decode(kind: str, rows: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 def format_named(kind: str) -> type[WeightFormat]:
     import_members("lockstep.engine.quants")
-    return WeightFormat.named(kind)
+    return WeightFormat.member(kind)
 
 
 def small(plain: Mapping[str, float | tuple[int, ...]], **parts: VaryingPart) -> Coded:

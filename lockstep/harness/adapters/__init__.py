@@ -59,4 +59,4 @@ def adapter_class(name: str) -> type[Adapter]:
         known = choices(name, sorted({*Adapter.family, *registered_names()}))
         more = f"{NAMES}, those of lockstep engine list, or a program: ./{name}"
         raise Unsupported(f"no engine named {name!r} {known}; {more}")
-    return Adapter.named(name)
+    return Adapter.member(name)

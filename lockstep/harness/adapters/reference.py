@@ -13,13 +13,13 @@ from lockstep.engine.errors import InvalidModel, NotInModel, Unsupported
 from lockstep.engine.gguf.file import GgufFile, Value
 from lockstep.engine.memory.none import NoMemory
 from lockstep.engine.memory.sbatch_schedule import SbatchSchedule
-from lockstep.engine.memory.schedule import Schedule, padded
+from lockstep.engine.memory.schedule import Schedule, pad_context
 from lockstep.engine.memory.window import Window
 from lockstep.engine.model import Model
 from lockstep.engine.node import Node
 from lockstep.engine.ops.build import ANY_ENGINE
 from lockstep.engine.ops.fused.base import Call, operate
-from lockstep.engine.ops.ggml.base import expect, settled
+from lockstep.engine.ops.ggml.base import expect, round_to_type
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32, WeightFormat
@@ -122,12 +122,12 @@ class Reference(Adapter, name="reference"):
         ]
 
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-        return WeightFormat.named(type_name).dequantize(raw)
+        return WeightFormat.member(type_name).dequantize(raw)
 
     def multiply(
         self, type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        kind, columns = WeightFormat.named(type_name), x.shape[-1]
+        kind, columns = WeightFormat.member(type_name), x.shape[-1]
         weights = kind.whole_blocks(raw) * kind.weights
         if not columns or columns % kind.weights or weights % columns:
             raise InvalidModel(
@@ -139,7 +139,7 @@ class Reference(Adapter, name="reference"):
     def time_dequantize(
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
-        kind = WeightFormat.named(type_name)
+        kind = WeightFormat.member(type_name)
         pieces = pieces_of(raw, (kind.layout.itemsize, kind.weights), threads)
         return seconds_each(lambda piece: kind.dequantize_into(*piece), pieces, seconds)
 
@@ -168,7 +168,7 @@ class Reference(Adapter, name="reference"):
         found = expect(node, ANY_ENGINE)
         if found.answer is not None:
             return found.answer
-        return settled(found.value, node.type)
+        return round_to_type(found.value, node.type)
 
     def operate(
         self, op: str, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, int | float | str]
@@ -200,7 +200,7 @@ class Reference(Adapter, name="reference"):
 
     def make_schedule(self, plan: Mapping[str, Any]) -> Schedule:
         n_seq, unified, n_ubatch = plan["n_seq"], plan["unified"], plan["n_ubatch"]
-        size = padded(plan["n_ctx"] if unified else plan["n_ctx"] // n_seq)
+        size = pad_context(plan["n_ctx"] if unified else plan["n_ctx"] // n_seq)
         memory = self.loaded.new_memory(size=size, n_seq=n_seq, unified=unified, n_ubatch=n_ubatch)
         return Schedule(memory, self.loaded.compute, self.loaded.graph.hparams.n_vocab, n_ubatch)
 

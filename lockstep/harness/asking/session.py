@@ -107,7 +107,7 @@ class Session:
         self.check_model()
         if question not in QUESTIONS:
             raise ValueError(f"no question named {question!r} (known: {', '.join(QUESTIONS)})")
-        if known := self.in_vain.known(question, args):
+        if known := self.in_vain.known_wait(question, args):
             return known
         return self._checked(question, args, kwargs, self._ask(question, args, kwargs))
 

@@ -41,7 +41,7 @@ class InVain:
 
     late: dict[Run, list[TimedOut]] = field(default_factory=dict)
 
-    def known(self, question: str, args: Sequence[Any]) -> TimedOut | None:
+    def known_wait(self, question: str, args: Sequence[Any]) -> TimedOut | None:
         """What the next wait would come to; None: nobody knows."""
         found = self.late.get(run_of(args[0].batches), []) if question == "evaluate" else []
         return replace(found[-1], note=AGAIN) if len(found) >= MOST else None

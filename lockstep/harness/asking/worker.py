@@ -73,7 +73,7 @@ def serve(channel: Channel) -> None:
                 continue
             given, args = watch_values(call["args"]) if users else (PutIn(), call["args"])
             try:
-                adapter = adapter or made(cls, model, opening["settings"])
+                adapter = adapter or make_adapter(cls, model, opening["settings"])
                 extra = {"emit": piece_by_piece(channel)} if call["question"] in STREAMS else {}
                 value = getattr(adapter, call["question"])(*args, **call["kwargs"], **extra)
                 seconds = time.perf_counter() - started
@@ -96,7 +96,7 @@ def refuse_ignored_values(cls: type[Adapter]) -> dict[str, Any]:
     return {"kind": "unanswerable", "message": text, "of_model": False, "declared": True}
 
 
-def made(cls: type[Adapter], model: Path | None, settings: Any) -> Adapter:
+def make_adapter(cls: type[Adapter], model: Path | None, settings: Any) -> Adapter:
     """Who writes an __init__ of their own may have left ours out."""
     adapter = cls(model, settings)
     for name, value in (("model", model), ("settings", settings)):

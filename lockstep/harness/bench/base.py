@@ -84,7 +84,7 @@ class Bench(Registered):
 
 
 def bench_named(name: str) -> Bench:
-    return Bench.named(name)()
+    return Bench.member(name)()
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -50,7 +50,7 @@ class QuantsBench(Bench, name="quants"):
         self, target: str, plan: BenchPlan, sessions: dict[str, Session], progress: Progress
     ) -> dict[tuple[str, int], float]:
         """The best of all rounds: whatever else runs on the machine only ever makes it slower."""
-        raw = blocks_of(WeightFormat.named(target), plan.size, plan.seed)
+        raw = blocks_of(WeightFormat.member(target), plan.size, plan.seed)
         best: dict[tuple[str, int], float] = {}
         turns = [(name, threads) for threads in self.threads for name in self.engines]
         for i in range(plan.rounds):
@@ -104,7 +104,7 @@ def blocks_of(kind: type[WeightFormat], weights: int, seed: int) -> Bytes:
 
 
 def weights_in(target: str, raw: Bytes) -> int:
-    kind = WeightFormat.named(target)
+    kind = WeightFormat.member(target)
     return kind.whole_blocks(raw) * kind.weights
 
 

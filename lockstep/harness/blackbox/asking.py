@@ -133,7 +133,7 @@ class SliceAsker:
 
     # --- models made of the user's ------------------------------------------------------------
 
-    def made(self, make: Make) -> Plan:
+    def plan_for_made(self, make: Make) -> Plan:
         """The plan for what `make` makes of the oracle's file and of the subject's."""
         ours = self.folder / "oracle.gguf"
         rewrite(self.file, make(self.file), ours)
@@ -171,12 +171,12 @@ class SliceAsker:
 
     def ask(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
         """given: these batches, of an engine that shows logits."""
-        return self.answered(self.made(make), given)
+        return self.answer_to(self.plan_for_made(make), given)
 
     def open(self, plan: Plan) -> Opened:
         return self.opening(plan, self.progress)
 
-    def answered(self, plan: Plan, given: Sequence[Batch] = ()) -> SliceAnswer:
+    def answer_to(self, plan: Plan, given: Sequence[Batch] = ()) -> SliceAnswer:
         """An engine that cannot be started says no more than one that does not answer."""
         try:
             opened = self.open(plan)

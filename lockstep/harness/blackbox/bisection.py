@@ -134,7 +134,7 @@ def bisect_steady(asker: SliceAsker) -> BlackBoxBisection:
         lenses = [each for each in lenses if each.answer.differs]
         unseen = [NOT_WEIGHTS, *unseen]
     asker.progress("the whole model")
-    whole = asker.answered(asker.plan)
+    whole = asker.answer_to(asker.plan)
     answers = [*(row.answer for row in rows), *(look.answer for look in lenses)]
     found = BlackBoxBisection(
         rows=tuple(rows),

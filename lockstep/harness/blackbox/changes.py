@@ -123,13 +123,13 @@ def signs(size: float) -> Change:
     of such a row is the row, also one that subtracts the mean."""
 
     def change(rows: F32, start: int) -> F32:
-        found = [size * balanced(start + i, rows.shape[1]) for i in range(len(rows))]
+        found = [size * draw_balanced(start + i, rows.shape[1]) for i in range(len(rows))]
         return np.stack(found).astype(np.float32)
 
     return change
 
 
-def balanced(key: int, n: int) -> F32:
+def draw_balanced(key: int, n: int) -> F32:
     half = -(-n // 2)
     found = np.where(Philox(key=key).random_raw(half) >> np.uint64(63), 1, -1)
     found[0] = 1
@@ -154,7 +154,7 @@ def sparse_signs(size: float, *, centred: bool) -> Change:
         found, every = np.zeros(n, np.float32), 4 << number % 2 * 2
         found[::every] = np.where(Philox(key=number).random_raw(-(-n // every)) >> HALF, 1, -1)
         found[0] = 1
-        own = balanced(number, n) + 1 if centred else found
+        own = draw_balanced(number, n) + 1 if centred else found
         return np.float32(size * 2.0 ** (number % 3)) * own
 
     def change(rows: F32, start: int) -> F32:

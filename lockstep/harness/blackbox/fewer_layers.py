@@ -37,7 +37,7 @@ ENOUGH = ("agreed", "not-applicable", "timed-out")
 def check_fewer_layers(plan: Plan, context: Context) -> Iterator[Verdict]:
     """Nothing where the whole model has to be asked: it is small, or the engine takes no other."""
     if is_asked(context):
-        yield from on_made_models(plan, context, SUITE, partial(asked, context))
+        yield from on_made_models(plan, context, SUITE, partial(ask_first_layers, context))
 
 
 def is_asked(context: Context) -> bool:
@@ -48,7 +48,7 @@ def is_asked(context: Context) -> bool:
     return not why_not_asked(context.subject.name, info.levels, (SUITE,))
 
 
-def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
+def ask_first_layers(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     opened, words = opened_with(asker)
     if opened is None:
         return

@@ -180,7 +180,7 @@ def power(factor: float) -> float:
 def size_of(file: GgufFile, name: str) -> float:
     """A root of a mean square; of a large tensor a few megabytes are decoded at a time."""
     info, raw = file.tensors[name], file.raw(name)
-    format, step, total = WeightFormat.named(info.type.name), CHUNK // info.type.block, 0.0
+    format, step, total = WeightFormat.member(info.type.name), CHUNK // info.type.block, 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(raw), step * info.type.bytes):
             part = format.dequantize(raw[start : start + step * info.type.bytes])

@@ -82,7 +82,7 @@ class Lens:
 
 
 def row_bytes(lens: Lens) -> int:
-    format = WeightFormat.named(lens.type)
+    format = WeightFormat.member(lens.type)
     return lens.width // format.weights * format.layout.itemsize
 
 

@@ -165,7 +165,7 @@ def last_norm(lens: Lens) -> Change:
 def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
     """As the bytes lie in the file; what fills the last row of a tensor, and the last rows of all,
     is bytes of zeros, which are zeros in every type."""
-    format, size, used = WeightFormat.named(lens.type), row_bytes(lens), 0
+    format, size, used = WeightFormat.member(lens.type), row_bytes(lens), 0
     step, each = max(1, CHUNK // size) * size, 4 * lens.width if lens.decoded else size
     for stretch in lens.stretches:
         raw, left = bytes_of(file, lens, stretch), stretch.rows * each
@@ -188,7 +188,7 @@ def expected_of(
     Every term of a sum is rounded at most once in each of its parts, and added to the others in
     some order; the inputs are off by the roundings of the last norm, a sum of as many squares.
     """
-    format, size = WeightFormat.named(lens.type), row_bytes(lens)
+    format, size = WeightFormat.member(lens.type), row_bytes(lens)
     roundings = (2 * lens.hot + MORE) * U
     for stretch in lens.stretches:
         raw = bytes_of(file, lens, stretch)

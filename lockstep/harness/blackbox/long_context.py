@@ -68,7 +68,7 @@ def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
         text += f"{reason}: {cut} makes a model to check"
         yield context.verdict(SUITE, "not-applicable", text)
         return
-    yield from on_made_models(plan, context, SUITE, partial(asked, context, every))
+    yield from on_made_models(plan, context, SUITE, partial(ask_beyond_context, context, every))
 
 
 def unseen(context: Context) -> list[OnlyInLong]:
@@ -78,7 +78,9 @@ def unseen(context: Context) -> list[OnlyInLong]:
     return [each for each in every if each.length >= (cells if each.of_cells else usual)]
 
 
-def asked(context: Context, every: Sequence[OnlyInLong], asker: SliceAsker) -> Iterator[Verdict]:
+def ask_beyond_context(
+    context: Context, every: Sequence[OnlyInLong], asker: SliceAsker
+) -> Iterator[Verdict]:
     n, layers = layers_to_ask(asker)
     try:
         for way in ways_to_make(asker, n):
@@ -166,7 +168,7 @@ def open_shown(
 
 def plan_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> Plan:
     keys = merge_keys(each.short for each in every)
-    return replace(asker.made(lambda file: way(file, keys)), n_tokens=TOKENS)
+    return replace(asker.plan_for_made(lambda file: way(file, keys)), n_tokens=TOKENS)
 
 
 def bisect_long_context(plan: Plan, context: Context) -> Bisection | None:
@@ -225,7 +227,7 @@ def layers_to_ask(
     masks = [mask for _, mask in every]
     n = min(total, max(least(every), 2 + max(map(masks.index, masks))))
     if n < total:
-        made = asker.made(lambda file: asker.with_few_tokens(file, first_layers(file, n)))
+        made = asker.plan_for_made(lambda file: asker.with_few_tokens(file, first_layers(file, n)))
         check_alike(every, roles_in(made.model, n))
     return n, f"its first {n} of {total} layers"
 

@@ -66,7 +66,7 @@ def check_long_prompt(plan: Plan, context: Context) -> Iterator[Verdict]:
     engines is a small one, and has positions that no other run reaches."""
     quick = is_small(context.file) and context.subject.pid is None
     if tokens_of(context) > LEAST and (context.named or not quick):
-        yield from on_made_models(plan, context, SUITE, partial(asked, context))
+        yield from on_made_models(plan, context, SUITE, partial(ask_long_prompt, context))
 
 
 def tokens_of(context: Context) -> int:
@@ -81,7 +81,7 @@ def tokens_of(context: Context) -> int:
     return int(min([PROMPT + STEPS, *(limit for limit in limits if limit)])) - STEPS
 
 
-def asked(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
+def ask_long_prompt(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     n, of = tokens_of(context), n_layers(asker.file)
     layers = f"its first {min(LAYERS, of)} of {of} layers"
     if weights_of(asker) > LARGEST:
@@ -134,7 +134,7 @@ def opened_with(
 ) -> Found | None:
     """On the first model that both take; None: there is none, or it has no logits."""
     for way in ways_to_make(asker, min(LAYERS, n_layers(asker.file))):
-        made = asker.made(lambda file, way=way: way(file, {}))  # type: ignore[misc]
+        made = asker.plan_for_made(lambda file, way=way: way(file, {}))  # type: ignore[misc]
         try:
             opened = asker.open(replace(made, settings=settings))
         except (NoAnswer, BadInput):

@@ -83,7 +83,7 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
     found, unseen, untold = [], [], []
     for number, look in enumerate(LOOKS, 1):
         asker.progress(f"matrices at their places, {number} of {len(LOOKS)}: {look.words}")
-        each = seen(asker, layout, look)
+        each = see_one(asker, layout, look)
         if each.answer.status == "not-applicable":  # of the others as well
             return [], f"matrices are not looked at in their places: {each.answer.summary}"
         if each.other_eps:
@@ -122,7 +122,7 @@ def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPl
     return replace(each, tensors=rest, in_f32=", ".join(every) if rest else each.look.words)
 
 
-def seen(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPlace:
+def see_one(asker: SliceAsker, layout: Layout, look: LookInPlace) -> SeenInPlace:
     found = seen_once(asker, layout, look)
     return seen_once(asker, layout, look) if asker.wants_all_tokens(found.answer) else found
 

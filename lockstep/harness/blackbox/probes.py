@@ -81,7 +81,7 @@ def open_first(
 ) -> Opened | None:
     """Both engines on the first of such models that both take; None: there is none."""
     for make in makes:
-        made = asker.made(make)
+        made = asker.plan_for_made(make)
         with suppress(NoAnswer, BadInput):
             return asker.open(replace(made, settings=settings or made.settings))
     return None
@@ -96,7 +96,7 @@ def judge_logits(
     """What `judge` says of both engines on such a model; left: of a model that cannot be made, or
     that one of them has no answer on."""
     try:
-        opened = asker.open(replace(asker.made(make), suites=("logits",)))
+        opened = asker.open(replace(asker.plan_for_made(make), suites=("logits",)))
     except NoAnswer as error:
         return left(left_unanswered(error, asker.plan.oracle))
     except (BadInput, Unsupported) as error:

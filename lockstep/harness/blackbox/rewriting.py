@@ -109,7 +109,7 @@ def decoded_chunks(
     chosen: NDArray[np.int64] | None,
 ) -> Iterator[bytes]:
     """Whole rows at a time. What was read of the source is let go of, or all of it piles up."""
-    format, first = WeightFormat.named(info.type.name), 0
+    format, first = WeightFormat.member(info.type.name), 0
     width = ne[0] if ne else ROW
     row_bytes = max(1, width // info.type.block * info.type.bytes)
     step = max(1, CHUNK // max(width, 1))

@@ -55,7 +55,7 @@ def split(
 
 def of_embeddings(lens: Lens, weight: Weight) -> NDArray[np.float64]:
     """(rows,): what embeddings add to logits, at most."""
-    kept = WeightFormat.named(lens.type).dequantize(weight.raw).reshape(weight.shape)
+    kept = WeightFormat.member(lens.type).dequantize(weight.raw).reshape(weight.shape)
     found: NDArray[np.float64] = np.abs(kept, dtype=np.float64).sum(axis=1)
     return found * (COLD * LARGEST_STEP)
 
@@ -84,7 +84,7 @@ def are_apart(x: NDArray[np.float64]) -> bool:
 
 def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float64]:
     """(tokens, width): rows of the lens."""
-    format, size = WeightFormat.named(lens.type), row_bytes(lens)
+    format, size = WeightFormat.member(lens.type), row_bytes(lens)
     found = np.zeros((len(ids), lens.width))
     for stretch in lens.stretches:
         raw = bytes_of(file, lens, stretch)

@@ -90,7 +90,7 @@ def words_of(layers: range) -> str:
 def twin(asker: SliceAsker) -> SliceAnswer:
     """Both engines on the whole model in F32."""
     with twin_of(asker) as plan:
-        return asker.answered(plan)
+        return asker.answer_to(plan)
 
 
 @contextmanager

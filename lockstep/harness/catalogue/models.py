@@ -15,7 +15,7 @@ from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.blackbox.long_texts import LONGER, growth_of_rotations
 from lockstep.harness.runs.run import builtin_model
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import Variant, variant_named
 from lockstep.harness.synth.builtin import BUILTIN, BUILTIN_VOCABULARIES
 from lockstep.harness.synth.gguf_writer import Tensor, write_gguf
@@ -113,7 +113,7 @@ def model_for(shows_on: str, folder: Path) -> Path:
     elif shows_on.startswith(OWN):
         write_llama(long_rows(shows_on.removeprefix(OWN)), path)
     elif shows_on in DEEPER or shows_on.startswith(ARCH):
-        with opened() as session:
+        with open_for_variants() as session:
             make_variant(variant_of(shows_on), path, session=session)
     else:
         write_llama(BUILTIN_VOCABULARIES[shows_on], path)
@@ -142,7 +142,7 @@ def rewrite(path: Path, tensor: str, change: Callable[[Rows], None]) -> None:
             if info.name == tensor or (not tensor and info.type.block > 1)
         ]
     for offset, info in found:
-        layout = WeightFormat.named(info.type.name).layout
+        layout = WeightFormat.member(info.type.name).layout
         rows = np.memmap(path, layout, "r+", offset, (info.n_bytes // layout.itemsize,))
         change(rows.reshape(info.shape[0], -1))
         rows.flush()

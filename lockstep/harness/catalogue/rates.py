@@ -14,7 +14,7 @@ BEGIN, END = "<!-- catalogue: begin -->\n", "<!-- catalogue: end -->\n"
 PAGES = {"README.md": summary, "reports/TRUST.md": lines}  # what of it stands in each
 
 
-def written(found: Sequence[Trial]) -> str:
+def write_rates(found: Sequence[Trial]) -> str:
     """JSON, a line for each engine and model; of an honest one, for all seeds that end alike."""
     rows: dict[str, dict[str, Any]] = {}
     for trial in sorted(found, key=lambda t: (t.honest, t.family, t.engine, t.model, t.preset)):

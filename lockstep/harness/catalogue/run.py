@@ -96,7 +96,7 @@ def try_part(part: CataloguePart, through: Sequence[View] = VIEWS) -> list[Trial
         try:
             found = []
             for name in part.engines:
-                cls: Any = Adapter.named(name)
+                cls: Any = Adapter.member(name)
                 if issubclass(cls, HonestEngine):
                     found.append(try_honest(bench, cls, part.model))
                 else:

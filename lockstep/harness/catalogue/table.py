@@ -53,11 +53,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def by_family(wrong: Sequence[Trial]) -> Iterator[str]:
     families = sorted({trial.family for trial in wrong})
-    rows = [counted(name, [t for t in wrong if t.family == name]) for name in families]
+    rows = [count_family(name, [t for t in wrong if t.family == name]) for name in families]
     yield from table(HEAD, [*rows, shares(wrong)])
 
 
-def counted(family: str, same: Sequence[Trial]) -> list[str]:
+def count_family(family: str, same: Sequence[Trial]) -> list[str]:
     seen = ["{}/{}".format(*caught(same, name)) for name in SHOWN]
     return [family, str(len(same)), *seen, *map(str, count_placed(same))]
 

@@ -109,7 +109,7 @@ def bench_for(shows_on: str, folder: Path, settings: Settings = EXACT, seed: int
     make = context.make_honest
     both = [remembering(make(each)) for each in (context, context.for_embeddings())]
     context.make_honest = lambda each: both[each.embeddings]
-    embeds = Architecture.named(context.facts.architecture).embeds
+    embeds = Architecture.member(context.facts.architecture).embeds
     if not embeds:
         context.noise_on(context.batches)
     return TrialBench(opened=opened, truth=truth_of(context, embeds=embeds))
@@ -119,7 +119,7 @@ def bench_for(shows_on: str, folder: Path, settings: Settings = EXACT, seed: int
 
 
 def opened_anew(bench: TrialBench, name: str) -> LocalSession:
-    return LocalSession(Adapter.named(name), bench.context.subject_model, bench.context.settings)
+    return LocalSession(Adapter.member(name), bench.context.subject_model, bench.context.settings)
 
 
 def show_through(bench: TrialBench, name: str, view: View) -> Context:
@@ -157,7 +157,7 @@ def look(bench: TrialBench, cls: type[Reference], view: View) -> SeenInView:
         caught=first is not None,
         compared=any(blames(v) or v.status in ("agreed", "excused") for v in verdicts),
         suite=first.suite if first else "",
-        said=(first.summary if first else unfinished(verdicts))[:300],
+        said=(first.summary if first else why_unfinished(verdicts))[:300],
         seconds=round(time.process_time() - started, 2),
     )
 
@@ -167,7 +167,7 @@ def blames(verdict: Verdict) -> bool:
     return verdict.status in ("diverged", "crashed", "malformed", "timed-out")
 
 
-def unfinished(verdicts: Sequence[Verdict]) -> str:
+def why_unfinished(verdicts: Sequence[Verdict]) -> str:
     lacking = [v for v in verdicts if v.status in ("not-compared", "internal")]
     return "; ".join(f"{v.suite}: {v.status}: {v.summary}" for v in lacking)
 

@@ -64,7 +64,7 @@ class Narrow(Session):
         consume: Callable[[Any], None] | None = None,
     ) -> Outcome:
         if question == "describe":
-            return self.described()
+            return self.describe_view()
         request = args[0] if question == "evaluate" else None
         shown = isinstance(request, Request) and request.capture and not self.view.shows
         put_in = isinstance(request, Request) and bool(request.replace)
@@ -73,9 +73,9 @@ class Narrow(Session):
         if question == "logprobs":
             return self.lists(*args)
         outcome = self.inner._ask(question, args, kwargs, consume)
-        return self.narrowed(outcome) if question == "evaluate" else outcome
+        return self.narrow(outcome) if question == "evaluate" else outcome
 
-    def narrowed(self, outcome: Outcome) -> Outcome:
+    def narrow(self, outcome: Outcome) -> Outcome:
         """With the tensors of the view alone."""
         if not isinstance(outcome, Answered) or outcome.value.trace is None:
             return outcome
@@ -100,7 +100,7 @@ class Narrow(Session):
             rows.append([(int(token), float(values[token])) for token in likeliest])
         return Answered(value=rows, seconds=0.0)
 
-    def described(self) -> Outcome:
+    def describe_view(self) -> Outcome:
         outcome = self.inner.ask("describe")
         if not isinstance(outcome, Answered):
             return outcome

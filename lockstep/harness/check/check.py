@@ -94,7 +94,7 @@ class Plan:
 def suites_named(names: Sequence[str]) -> list[type[Suite]]:
     """In the order of a run; all of them if none is named."""
     import_members("lockstep.harness.suites")
-    chosen = [Suite.named(name) for name in names] or list(Suite.family.values())
+    chosen = [Suite.member(name) for name in names] or list(Suite.family.values())
     return sorted(set(chosen), key=lambda suite: suite.order)
 
 

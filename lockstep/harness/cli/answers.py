@@ -28,7 +28,7 @@ def ops(
     \b
       lockstep golden ops --answers answers/
     """
-    from lockstep.golden.answers import counted, judge_answers
+    from lockstep.golden.answers import counted_verdicts, judge_answers
     from lockstep.golden.store import DEFAULT_ROOT
     from lockstep.harness.cli.terminal import Terminal
     from lockstep.harness.exit_codes import exit_code
@@ -47,4 +47,4 @@ def ops(
             len({v.case for v in found if v.status == status}) for status in ("agreed", "diverged")
         )
         out.line(f"{right} operations agree, {wrong} do not")
-    raise typer.Exit(exit_code(counted(found)))
+    raise typer.Exit(exit_code(counted_verdicts(found)))

@@ -136,7 +136,7 @@ def speeds_of(bench: "Bench", rows: "Sequence[BenchRow]") -> "Table":
     for row in rows:
         rates = (row.rates[name, threads] for name in bench.engines)
         ratio = row.ratio((ours, threads), (theirs, threads))
-        table.add_row(row.target, *(f"{rate:.1f}" for rate in rates), shown(ratio))
+        table.add_row(row.target, *(f"{rate:.1f}" for rate in rates), format_number(ratio))
     return table
 
 
@@ -231,14 +231,14 @@ def table_of(bench: "Bench", rows: "Sequence[BenchRow]") -> "Table":
         cells = []
         for threads in bench.threads:
             rates = [row.rates.get((name, threads)) for name in bench.engines]
-            cells += [shown(None if rate is None else rate / 1e9) for rate in rates]
-            cells.append(shown(row.ratio((ours, threads), (theirs, threads))))
-        cells.append(shown(row.ratio((ours, bench.threads[1]), (ours, bench.threads[0]))))
+            cells += [format_number(None if rate is None else rate / 1e9) for rate in rates]
+            cells.append(format_number(row.ratio((ours, threads), (theirs, threads))))
+        cells.append(format_number(row.ratio((ours, bench.threads[1]), (ours, bench.threads[0]))))
         table.add_row(row.target, *cells)
     return table
 
 
-def shown(number: float | None) -> str:
+def format_number(number: float | None) -> str:
     return "-" if number is None else f"{number:.2f}"
 
 

@@ -141,7 +141,7 @@ def check(
             for name, path, suites, optional in files
         ]
         listener = Listener(
-            progress=out.progress, verdict=out.verdict, remark=out.remark, opened=out.opened
+            progress=out.progress, verdict=out.verdict, remark=out.remark, opened=out.open_report
         )
         listed = read_known(known) if known else KnownFailures()
         command = ["lockstep", *sys.argv[1:]]

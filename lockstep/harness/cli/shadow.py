@@ -135,7 +135,7 @@ def shadow(
         )
         if faults:
             plans = with_trials(plans, range(start, start + faults))
-        listener = Listener(progress=out.progress, verdict=out.verdict, opened=out.opened)
+        listener = Listener(progress=out.progress, verdict=out.verdict, opened=out.open_report)
         result = run_shadow(plans, report, ["lockstep", *sys.argv[1:]], executor, listener)
         if not as_json:
             out.quieten()

@@ -137,12 +137,12 @@ def write_any(
     none."""
     from dataclasses import replace
 
-    from lockstep.harness.shadow.models import make_variant, opened
+    from lockstep.harness.shadow.models import make_variant, open_for_variants
     from lockstep.harness.synth.any_arch import variant_named, with_vocabulary
 
     variant = replace(variant_named(arch), sizes=tuple(sizes.items()))
     variant = with_vocabulary(variant, vocabulary)
-    with opened() as session:
+    with open_for_variants() as session:
         return make_variant(variant, output, seed=seed, quant=quant, insist=True, session=session)
 
 

@@ -68,7 +68,7 @@ class Terminal:
             self.err.print(f"lockstep: {printable(sentence_of(error))}")
             raise typer.Exit(2) from error
         if isinstance(error, KeyboardInterrupt):
-            self.err.print(f"lockstep: interrupted; {self.kept()}")
+            self.err.print(f"lockstep: interrupted; {self.note_kept_report()}")
             raise typer.Exit(130) from error
         if isinstance(error, NoAnswer):
             self.err.print(f"lockstep: {printable(error.summary)}")
@@ -81,11 +81,11 @@ class Terminal:
                 traceback.print_exception(error)
             raise typer.Exit(2) from error
 
-    def opened(self, folder: Path) -> None:
+    def open_report(self, folder: Path) -> None:
         """Of the report, into which each verdict is written at once."""
         self.folder = folder
 
-    def kept(self) -> str:
+    def note_kept_report(self) -> str:
         """Of an interrupted run."""
         if self.folder is None:
             at = ": ".join(filter(None, self.last))

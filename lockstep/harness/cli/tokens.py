@@ -87,7 +87,7 @@ def bench_tokens(
     from lockstep.harness.cli.terminal import Terminal
 
     with Terminal(quiet=quiet, as_json=as_json) as out:
-        chosen = targets_of(vocab) if vocab else fetched(MEASURED)
+        chosen = targets_of(vocab) if vocab else fetched_files(MEASURED)
         bench = bench_named("tokens")
         plan = BenchPlan(targets=chosen, size=size, rounds=rounds)
         rows = list(bench.run(plan, out.progress))
@@ -145,7 +145,7 @@ def targets_of(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(targets)
 
 
-def fetched(names: Sequence[str]) -> tuple[str, ...]:
+def fetched_files(names: Sequence[str]) -> tuple[str, ...]:
     """The files of these names, none if the cache is empty."""
     from lockstep.golden.fetch import vocabularies, vocabulary
 
@@ -157,7 +157,7 @@ def all_targets() -> tuple[str, ...]:
     from lockstep.golden.fetch import NAMES
     from lockstep.harness.fuzzers.base import fuzzer_named
 
-    return (*fuzzer_named("tokens").targets(), *fetched(NAMES))
+    return (*fuzzer_named("tokens").targets(), *fetched_files(NAMES))
 
 
 def table_of(rows: "Sequence[BenchRow]", engines: "dict[str, str]") -> "Table":
@@ -169,6 +169,8 @@ def table_of(rows: "Sequence[BenchRow]", engines: "dict[str, str]") -> "Table":
         table.add_column(name, justify="left" if name == "text" else "right")
     for row in rows:
         rates = [row.rates.get((engine, 1)) for engine in engines]
-        cells = [bench_cli.shown(None if rate is None else rate / 1e6) for rate in rates]
-        table.add_row(row.target, *cells, bench_cli.shown(row.ratio((ours, 1), (theirs, 1))))
+        cells = [bench_cli.format_number(None if rate is None else rate / 1e6) for rate in rates]
+        table.add_row(
+            row.target, *cells, bench_cli.format_number(row.ratio((ours, 1), (theirs, 1)))
+        )
     return table

@@ -76,7 +76,7 @@ class HonestRuns(Protocol):
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """(outputs, vocabulary) each: as llama.cpp rounds, and in float64 without conversions."""
 
-    def converted(
+    def converted_runs(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
         """As engines of other designs compute, one by one: with another format for activations, or
@@ -190,7 +190,7 @@ class Context:
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
         self.progress("a difference: our own runs of other designs")
-        return self.honest.converted(batches, only=only)
+        return self.honest.converted_runs(batches, only=only)
 
     def asked_on_made_models(self, name: str) -> Iterator[Verdict]:
         """Nothing where no models are made for it."""

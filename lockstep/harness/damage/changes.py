@@ -55,9 +55,9 @@ def damage(file: GgufFile, name: str, bits: Philox) -> Damage:
     tensor, raw = file.tensors[name], file.raw(name)
     start = file.data_offset + tensor.offset
     if tensor.type.name != "F32":
-        return one_bit(WeightFormat.named(tensor.type.name), name, raw, start, bits)
+        return one_bit(WeightFormat.member(tensor.type.name), name, raw, start, bits)
     values = raw.view(np.float32)
-    element, kind = drawn(bits, values.size), KINDS[drawn(bits, len(KINDS))]
+    element, kind = draw_number(bits, values.size), KINDS[draw_number(bits, len(KINDS))]
     before = values[element]
     rms = np.float32(np.sqrt(np.square(values, dtype=np.float64).mean())) or np.float32(1)
     after = {"sign": -before, "double": 2 * before, "rms": before + rms}[kind]
@@ -80,7 +80,7 @@ def one_bit(
     """Raises EngineError for a tensor in which no bit matters."""
     size = kind.layout.itemsize
     for _ in range(TRIES):
-        at, bit = drawn(bits, raw.size), drawn(bits, 8)
+        at, bit = draw_number(bits, raw.size), draw_number(bits, 8)
         block = raw[at // size * size :][:size]
         other = block.copy()
         other[at % size] ^= 1 << bit
@@ -99,7 +99,7 @@ def one_bit(
     raise EngineError(f"none of {TRIES} bits of {name!r} matters")
 
 
-def drawn(bits: Philox, n: int) -> int:
+def draw_number(bits: Philox, n: int) -> int:
     return int(bits.random_raw(1)[0] >> np.uint64(33)) % n
 
 

@@ -17,7 +17,7 @@ from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import ReportWriter
 from lockstep.harness.runs.output import Output
 from lockstep.harness.runs.run import run_folder
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import variant_named
 
 Progress = Callable[[str], None]
@@ -74,7 +74,7 @@ def results(
 
 def make_models(plans: Sequence[DamagePlan], folder: Path) -> None:
     """One engine names the tensors of all: to start it takes longer than to ask it."""
-    with opened() as session:
+    with open_for_variants() as session:
         for plan in plans:
             variant, path = variant_named(plan.variant), model_path(plan, folder)
             make_variant(variant, path, seed=plan.seed, quant=plan.quant, session=session)

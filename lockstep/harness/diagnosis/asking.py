@@ -59,7 +59,7 @@ class AskedQuestion:
 Missing = dict[str, list[str]]  # questions without an answer, by what became of them
 
 
-def asked(
+def ask_questions(
     context: Context,
     questions: Sequence[MistakeQuestion],
     missing: Missing,
@@ -116,7 +116,7 @@ def questions_for(context: Context) -> Iterator[MistakeQuestion]:
 def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[MistakeQuestion]:
     """An engine that shows logits shows all that its lists and texts could."""
     more = context.subject_info.levels is not None  # than is asked of engines that do not say
-    if Architecture.named(context.facts.architecture).embeds:
+    if Architecture.member(context.facts.architecture).embeds:
         if offers("embed"):
             yield from of_embeddings(context)
     elif offers("logits"):

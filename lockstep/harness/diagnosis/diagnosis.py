@@ -21,7 +21,7 @@ from lockstep.harness.context.suite import Context
 from lockstep.harness.diagnosis.asking import (
     AskedQuestion,
     Missing,
-    asked,
+    ask_questions,
     questions_for,
     readable,
 )
@@ -183,7 +183,7 @@ def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: 
     for aspect, questions in groupby(questions_for(context), key=lambda question: question.aspect):
         both = bench.rounding, bench.plain
         seen = FirstDifference(context=context, engines=both, aspect=aspect, tell=tell)
-        if every := asked(context, list(questions), unanswered, seen=seen, tell=tell):
+        if every := ask_questions(context, list(questions), unanswered, seen=seen, tell=tell):
             found.append(of_aspect(context, bench, aspect, every))
             tell(found[-1])
     missing = [f"{', '.join(words)}: {why}" for why, words in unanswered.items()]

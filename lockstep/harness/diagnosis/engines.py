@@ -34,7 +34,7 @@ class Engines:
     sessions: dict[type[Any], LocalSession] = field(default_factory=dict)
 
     @contextmanager
-    def opened(self, cls: type[Any]) -> Iterator[None]:
+    def open(self, cls: type[Any]) -> Iterator[None]:
         """What it holds is given back behind this, unless it is to be kept."""
         try:
             yield

@@ -263,7 +263,7 @@ class Greedy(MistakeQuestion):
             return Compared.exactly(equal[:first], len(equal) - first)
         return Compared.exactly(i < first for i in range(len(equal)))
 
-    def shortened(self, n: int) -> "Greedy":
+    def shorten(self, n: int) -> "Greedy":
         return replace(self, words=f"the first {n} of {self.words}", n=n)
 
     def beginning(self, said: list[int], n: int) -> list[int]:
@@ -360,7 +360,7 @@ class Continued(MistakeQuestion):
         free, rows, text = answer
         if text is not None:
             return Compared.exactly([said.strip().startswith(text.strip())] * len(free))
-        free = free[: self.pieces.shown(free)]
+        free = free[: self.pieces.count_shown(free)]
         if not free:
             return Compared.exactly([not said])
         best = max(readings(said, free, self.pieces), key=lambda r: (r.end, -len(r.rest)))
@@ -380,7 +380,7 @@ class Continued(MistakeQuestion):
         others = (int(token) for token in likely if token != free[best.end])
         return any(fits(self.pieces[token], best.rest, self.pieces) for token in others)
 
-    def shortened(self, n: int) -> "Continued":
+    def shorten(self, n: int) -> "Continued":
         return replace(self, words=f"the first {n} tokens of {self.words}", n=n)
 
     def beginning(self, said: bytes, n: int) -> bytes:

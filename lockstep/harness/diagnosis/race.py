@@ -79,7 +79,7 @@ def beginning(one: AskedQuestion, right: Compared) -> AskedQuestion | None:
     question, n = one.question, int(right.same.sum()) + 1
     if not isinstance(question, Greedy | Continued) or right.same.all() or 2 * n > question.n:
         return None
-    return AskedQuestion(question=question.shortened(n), said=question.beginning(one.said, n))
+    return AskedQuestion(question=question.shorten(n), said=question.beginning(one.said, n))
 
 
 def is_text(one: AskedQuestion) -> bool:
@@ -170,7 +170,7 @@ def so_far(best: TriedMistake | None) -> str:
 
 
 def try_mistake(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
-    with engines.opened(cls):
+    with engines.open(cls):
         remembers = getattr(cls, "remembers", False)
         return (tried_in_turn if remembers else tried_in_any_order)(engines, cls, of)
 

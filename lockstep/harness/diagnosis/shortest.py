@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lockstep.engine.batch import Batch, joined
+from lockstep.engine.batch import Batch, join_batches
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.context.suite import Context
 from lockstep.harness.diagnosis.asking import AskedQuestion
@@ -28,7 +28,7 @@ def shortest(context: Context, engines: Engines, of: HeldAnswers) -> AskedQuesti
         question = one.question
         if type(question) is not RunQuestion or right.same.all():
             continue
-        every = joined(question.batches)
+        every = join_batches(question.batches)
         n = int(np.flatnonzero(every.outputs)[np.flatnonzero(~right.same)[0]]) + 1
         if n * SHARE > len(every) or len(set(every.seq_ids[:n].tolist())) > 1:
             continue

@@ -18,7 +18,7 @@ from lockstep.harness.catalogue.trial import TrialBench as Tried
 from lockstep.harness.catalogue.trial import bench_for
 from lockstep.harness.catalogue.views import ALL, LOGITS, TEXT, Narrow, View
 from lockstep.harness.check.check import describe_engine
-from lockstep.harness.diagnosis.asking import AskedQuestion, asked, questions_for
+from lockstep.harness.diagnosis.asking import AskedQuestion, ask_questions, questions_for
 from lockstep.harness.diagnosis.diagnosis import ASPECTS, Diagnosis, DiagnosisBench, of_aspect
 from lockstep.harness.diagnosis.engines import without_roundings
 from lockstep.harness.judging.compare import largest
@@ -70,26 +70,26 @@ class Shown(Narrow):
         consume: Callable[[Any], None] | None = None,
     ) -> Outcome:
         if question == "generate" and question in self.view.questions:
-            return self.generated(*args)
+            return self.generate_outcome(*args)
         if self.view.levels is None:
             outcome = self.inner._ask(question, args, kwargs, consume)
         else:
             outcome = super()._ask(question, args, kwargs, consume)
         if isinstance(outcome, Answered) and isinstance(outcome.value, Evaluation):
-            moved = tuple(map(self.moved, outcome.value.logits))
+            moved = tuple(map(self.move_logits, outcome.value.logits))
             return replace(outcome, value=replace(outcome.value, logits=moved))
         if isinstance(outcome, Answered) and question == "embed":
-            return replace(outcome, value=tuple(map(self.moved, outcome.value)))
+            return replace(outcome, value=tuple(map(self.move_logits, outcome.value)))
         return outcome
 
-    def moved(self, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def move_logits(self, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         self.asked += 1
         share = random_shares(Philox(key=self.asked).random_raw(logits.size))
         return (logits + share.reshape(logits.shape) * self.noise * largest(logits)).astype(
             np.float32
         )
 
-    def generated(self, prompt: bytes, n: int) -> Outcome:
+    def generate_outcome(self, prompt: bytes, n: int) -> Outcome:
         ids = self.inner.ask("tokenize", [prompt])
         free = self.inner.ask("greedy", ids.value[0], n) if isinstance(ids, Answered) else ids
         if not isinstance(free, Answered):
@@ -110,7 +110,7 @@ def tries(part: CataloguePart) -> list[TrialRow]:
         tried = bench_for(part.model, Path(folder))
         bench = DiagnosisBench.of(tried.context, keep=True)
         try:
-            classes: list[Any] = [Adapter.named(name) for name in part.engines]
+            classes: list[Any] = [Adapter.member(name) for name in part.engines]
             return [one(tried, bench, cls, view) for cls in classes for view in views(cls)]
         finally:
             bench.close()
@@ -129,7 +129,7 @@ def one(tried: Tried, bench: DiagnosisBench, cls: Any, view: View) -> TrialRow:
             subject.inner.ask("greedy", [1, 2, 3], 2)
         info = describe_engine(subject, under_test=True)
         context = own.with_subject(subject, base.subject_model, info)
-        every = asked(context, list(questions_for(context)), {})
+        every = ask_questions(context, list(questions_for(context)), {})
         for aspect in ASPECTS:
             some = [each for each in every if each.question.aspect == aspect]
             found = of_aspect(context, bench, aspect, some) if some else None

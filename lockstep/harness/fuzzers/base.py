@@ -116,7 +116,7 @@ def fuzzer_named(name: str) -> Fuzzer:
     packages = [each.name for each in pkgutil.iter_modules(fuzzers.__path__) if each.ispkg]
     for each in [name] if name in packages else packages:
         importlib.import_module(f"{fuzzers.__name__}.{each}.fuzzer")
-    return Fuzzer.named(name)()
+    return Fuzzer.member(name)()
 
 
 def run_campaign(
@@ -136,10 +136,10 @@ def run_campaign(
     about = header(shlex.join(command), plan.seed, (), engines)
     writer = ReportWriter(folder, {**about, "campaign": campaign_row(fuzzer, plan)})
     each = [replace(plan, targets=(target,)) for target in plan.targets or fuzzer.targets()]
-    return written(fuzzer, each, writer, engines, executor, listener)
+    return write_run(fuzzer, each, writer, engines, executor, listener)
 
 
-def written(
+def write_run(
     fuzzer: Fuzzer,
     plans: Sequence[FuzzPlan],
     writer: ReportWriter,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.harness.check.check import BadInput
-from lockstep.harness.fuzzers.base import FuzzPlan, engines_of, fuzzer_named, rest_of, written
+from lockstep.harness.fuzzers.base import FuzzPlan, engines_of, fuzzer_named, rest_of, write_run
 from lockstep.harness.parallel.works import Executor
 from lockstep.harness.records import PRESETS, EngineInfo, Verdict
 from lockstep.harness.report.jsonl import BrokenReport, ReportWriter, read_unfinished
@@ -42,7 +42,7 @@ def resume_campaign(
     left = [rest for target in plan.targets if (rest := left_of(plan, target, rows)).cases > 0]
     before = [verdict_of(row) for row in rows if row["kind"] == "verdict"]
     writer = ReportWriter.go_on(path, rows)
-    return written(fuzzer, left, writer, engines, executor, listener or Listener(), before=before)
+    return write_run(fuzzer, left, writer, engines, executor, listener or Listener(), before=before)
 
 
 def check_engines(folder: Path, then: Rows, now: Sequence[EngineInfo]) -> None:

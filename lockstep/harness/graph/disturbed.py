@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.kernels.compiled import compiled
+from lockstep.engine.kernels.compiled import compile_kernel
 from lockstep.engine.ops.near import F64
 
 WHOLE = 2.0**24  # beyond it every float32 is a whole number
@@ -18,7 +18,7 @@ def disturb_values(value: F64, allowed: F64, drawn: NDArray[Any]) -> F64:
     return out
 
 
-@compiled
+@compile_kernel
 def disturb(out: F64, allowed: F64, drawn: NDArray[Any]) -> None:
     """Whole numbers come of whole numbers, such as indices computed in floats: those are exact. No
     share of what is infinite is zero, and nothing is moved by it."""

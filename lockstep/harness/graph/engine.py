@@ -125,9 +125,9 @@ class ReplayEngine(Reference, name="replay"):
     # --- the graph ----------------------------------------------------------------------------
 
     def ask(self, question: str, *args: Any) -> Any:
-        return value_of_outcome(self.opened().ask(question, *args), question)
+        return value_of_outcome(self.open_session().ask(question, *args), question)
 
-    def opened(self) -> Session:
+    def open_session(self) -> Session:
         if self.model is None:
             raise InvalidModel(f"{self.name} was opened without a model file")
         if self.session is None:
@@ -135,7 +135,7 @@ class ReplayEngine(Reference, name="replay"):
         return self.session
 
     def program_of(self, batches: Sequence[Batch], *, embeddings: bool = False) -> Program:
-        found = record(self.opened(), batches, embeddings=embeddings)
+        found = record(self.open_session(), batches, embeddings=embeddings)
         if not isinstance(found, Program):
             value_of_outcome(found, "capture")
         assert isinstance(found, Program)

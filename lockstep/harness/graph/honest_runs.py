@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.batch import Batch, joined
+from lockstep.engine.batch import Batch, join_batches
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
 from lockstep.engine.quants.base import F32
@@ -59,7 +59,7 @@ class AlongLlamaCpp:
         the next, each stands alone."""
         apart = str(self.file.metadata["general.architecture"].data) in NOT_IN_ONE
         apart |= self.flash_attn or self.embeddings or any(b.encoder for b in batches)
-        program = self.recording(batches if apart else (joined(batches),))
+        program = self.recording(batches if apart else (join_batches(batches),))
         if not apart and len(batches) > 1 and not program.caches:
             program = self.recording(batches)
         if not program.has_result:
@@ -110,7 +110,7 @@ class AlongLlamaCpp:
                 yield from found
             done += len(some)
 
-    def converted(
+    def converted_runs(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
         every = list(self.other_designs())

@@ -41,12 +41,12 @@ class GraphMemory:
         self.roots, self.inputs, self.held, self.known = graph.roots, graph.inputs, {}, {}
 
     def empty(self, root: Root) -> Bytes:
-        return np.zeros(root.size * (WIDER if self.widened(root.type, root) else 1), np.uint8)
+        return np.zeros(root.size * (WIDER if self.is_widened(root.type, root) else 1), np.uint8)
 
-    def widened(self, kind: str, root: Root) -> bool:
+    def is_widened(self, kind: str, root: Root) -> bool:
         return self.wide and kind == "F32" and root.kind != "weight"
 
-    def seen(self, view: TensorView) -> Operand:
+    def operand_of(self, view: TensorView) -> Operand:
         """The tensor without its value, as wide as it is here."""
         if view not in self.known:
             self.known[view] = self.first_seen(view)
@@ -55,7 +55,7 @@ class GraphMemory:
     def first_seen(self, view: TensorView) -> Operand:
         root = self.roots[view.root]
         kind, nb, offset = view.type, view.nb, view.offset
-        if self.widened(kind, root):
+        if self.is_widened(kind, root):
             kind, nb, offset = "F64", tuple(WIDER * n for n in nb), WIDER * offset
         weight = root.name if root.kind == "weight" else ""
         return Operand(
@@ -66,7 +66,7 @@ class GraphMemory:
         """Raises Unknown for what was not computed, EngineError for what lies outside."""
         if view.root < 0:
             return Operand(name=view.name, type=view.type, ne=view.ne, value=None, nb=view.nb)
-        operand = self.seen(view)
+        operand = self.operand_of(view)
         value = view_of(self.bytes_of(view.root), operand)
         if not operand.weight:
             value = np.array(value, order="C")  # an op may run in place
@@ -85,7 +85,7 @@ class GraphMemory:
         root = self.roots[view.root]
         if root.kind == "computed" and view.root not in self.held:
             self.held[view.root] = self.empty(root)
-        target = view_of(self.bytes_of(view.root), self.seen(view))
+        target = view_of(self.bytes_of(view.root), self.operand_of(view))
         target[...] = value.reshape(target.shape)
 
     def has(self, view: TensorView) -> bool:
@@ -98,10 +98,10 @@ class GraphMemory:
                 raise Unknown(f"{root.name} holds what was not computed")
             return self.caches[root.cache]
         if number not in self.held:
-            self.held[number] = self.given(root, number)
+            self.held[number] = self.bytes_given(root, number)
         return self.held[number]
 
-    def given(self, root: Root, number: int) -> Bytes:
+    def bytes_given(self, root: Root, number: int) -> Bytes:
         """What a graph starts with."""
         if root.kind == "weight":
             if root.name not in self.file.tensors:
@@ -114,7 +114,7 @@ class GraphMemory:
         if root.kind == "computed" or number not in self.inputs:
             raise Unknown(f"{root.name} was not computed")
         raw = self.inputs[number].copy()
-        if self.widened(root.type, root):
+        if self.is_widened(root.type, root):
             return raw.view(np.float32).astype(np.float64).view(np.uint8)
         return raw
 

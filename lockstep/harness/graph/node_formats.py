@@ -61,7 +61,7 @@ class ProductFormats:
         known[site] = found
         return True
 
-    def accepted(self) -> set[Site]:
+    def accept_format(self) -> set[Site]:
         """Those that the one format gives which gives most."""
         return {site for kernel in self.given for site in self.accepted_of(kernel)}
 

@@ -97,7 +97,7 @@ class NodeJudge:
     def accept_formats(self) -> None:
         """Once all nodes were judged: products are right if one other format of activations is
         that of all of them."""
-        accepted = {site: self.otherwise[site] for site in self.formats.accepted()}
+        accepted = {site: self.otherwise[site] for site in self.formats.accept_format()}
         self.findings = [accepted.get(found.site, found) for found in self.findings]
 
     def judge(self, node: Node, place: Place) -> None:
@@ -151,7 +151,7 @@ class NodeJudge:
             self.hidden.append(wire.site)
             if found.mismatch is None:
                 return None
-            return self.described(node, wire, replace(found, at_fault="oracle"))
+            return self.describe_finding(node, wire, replace(found, at_fault="oracle"))
         self.formats.count(node)
         if found.mismatch is None:
             found = self.with_own_file(node, wire, theirs, found)
@@ -162,17 +162,17 @@ class NodeJudge:
                 right = self.with_own_file(node, wire, theirs, right)
                 if found.at_fault == "both":
                     right = replace(found, at_fault="oracle")
-                self.otherwise[wire.site] = self.described(node, wire, right)
-        return self.described(node, wire, found)
+                self.otherwise[wire.site] = self.describe_finding(node, wire, right)
+        return self.describe_finding(node, wire, found)
 
-    def described(self, node: Node, wire: Wire, found: SiteFinding) -> SiteFinding:
+    def describe_finding(self, node: Node, wire: Wire, found: SiteFinding) -> SiteFinding:
         own = self.own_parameters(node)
         return replace(
             found,
             layer=wire.layer,
             axes=axes_of(found.mismatch),
             inputs=wire.inputs,
-            weight=", ".join(self.blamed(wire.weights)),
+            weight=", ".join(self.weights_to_blame(wire.weights)),
             parameters="" if own is None else parameters_in_words(node.params, own),
         )
 
@@ -262,7 +262,7 @@ class NodeJudge:
             outputs=affected_indices(right, theirs, np.zeros(right.shape)),
         )
 
-    def blamed(self, weights: tuple[str, ...]) -> tuple[str, ...]:
+    def weights_to_blame(self, weights: tuple[str, ...]) -> tuple[str, ...]:
         """Of several weights those that are known to differ."""
         return tuple(name for name in weights if name in self.changed) or weights
 

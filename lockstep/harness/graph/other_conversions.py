@@ -37,7 +37,7 @@ class JudgeOfSegments(Protocol):
 
     def finding_for(self, held: HeldSegment) -> SiteFinding: ...
 
-    def quantised(self, segments: Iterable[Segment]) -> set[str]: ...
+    def quantised_weights(self, segments: Iterable[Segment]) -> set[str]: ...
 
 
 def of_other_builds(
@@ -56,23 +56,25 @@ def converted_otherwise(
 ) -> dict[Place, SiteFinding]:
     """What agrees with the format that most agrees with, if that is enough."""
     wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
-    left = [segment for segment in wrong if judge.quantised([segment])]  # no other one changes
-    every = judge.quantised(segment for segment, _ in found)
-    most = 2 * len(judge.quantised(left)) > len(every)
+    left = [
+        segment for segment in wrong if judge.quantised_weights([segment])
+    ]  # no other one changes
+    every = judge.quantised_weights(segment for segment, _ in found)
+    most = 2 * len(judge.quantised_weights(left)) > len(every)
     if not left or not (most or len(left) == len(wrong)):
         return {}
     first, rest = enough_to_refute(judge, left, len(every))
     best: dict[Place, SiteFinding] = {}
     of_best: Sequence[Build] = ()
     for family in families_of_builds(judge.build):
-        fine = given(judge, first, family, noises)
+        fine = findings_given(judge, first, family, noises)
         if fine:
-            fine |= given(judge, rest, family, noises)
+            fine |= findings_given(judge, rest, family, noises)
         if len(fine) > len(best):
             best, of_best = fine, family
         if len(best) == len(left):
             break
-    explained = judge.quantised(segment for segment in left if segment.place in best)
+    explained = judge.quantised_weights(segment for segment in left if segment.place in best)
     if 2 * len(explained) > len(every):
         others = [segment for segment in left if segment.place not in best]
         return best | by_own_format(judge, others, of_best[0], known, noises)
@@ -81,9 +83,9 @@ def converted_otherwise(
     if any(segment.rounds for segment in left):
         return best
     # one op shows what long segments hide: these must at least agree with that format as well
-    others = [s for s, _ in found if s not in wrong and judge.quantised([s])]
-    fine = given(judge, others, of_best, noises)
-    explained |= judge.quantised(segment for segment in others if segment.place in fine)
+    others = [s for s, _ in found if s not in wrong and judge.quantised_weights([s])]
+    fine = findings_given(judge, others, of_best, noises)
+    explained |= judge.quantised_weights(segment for segment in others if segment.place in fine)
     return best if 2 * len(explained) > len(every) else {}
 
 
@@ -114,14 +116,14 @@ def enough_to_refute(
 ) -> tuple[list[Segment], list[Segment]]:
     """A format that none of the first agrees with is not the engine's: the rest has at most half
     of so many weights."""
-    by_weight = sorted(left, key=lambda segment: sorted(judge.quantised([segment])))
+    by_weight = sorted(left, key=lambda segment: sorted(judge.quantised_weights([segment])))
     n = 1
-    while 2 * len(judge.quantised(by_weight[n:])) > weights:
+    while 2 * len(judge.quantised_weights(by_weight[n:])) > weights:
         n += 1
     return by_weight[:n], by_weight[n:]
 
 
-def given(
+def findings_given(
     judge: JudgeOfSegments, segments: Sequence[Segment], family: Sequence[Build], noises: Noises
 ) -> dict[Place, SiteFinding]:
     """Those of them that an engine would show which goes to one of two steps in any of these ways.

@@ -146,7 +146,7 @@ class ProgramRecorder:
     def add(self, piece: Nodes, node: Node, first: int, end: int) -> None:
         self.seen += 1
         draft = self.draft_of(node)
-        planned = self.planned(draft, piece, node, first, end)
+        planned = self.plan_node(draft, piece, node, first, end)
         draft.nodes.append(planned)
         for used in (*planned.sources, planned.result):
             if used is not None:
@@ -164,7 +164,7 @@ class ProgramRecorder:
         """A copy; of what has none there is nothing to copy."""
         return node.value.copy() if self.values or node.name == self.result else node.value
 
-    def planned(
+    def plan_node(
         self, draft: ProgramDraft, piece: Nodes, node: Node, first: int, end: int
     ) -> PlannedNode:
         own = int(piece.address[first])
@@ -185,7 +185,7 @@ class ProgramRecorder:
             sources=tuple(sources),
             result=self.view(draft, piece, first, own),
         )
-        found: PlannedNode = self.shared(made)
+        found: PlannedNode = self.share_part(made)
         return found
 
     def draft_of(self, node: Node) -> ProgramDraft:
@@ -207,7 +207,7 @@ class ProgramRecorder:
             root=number,
             offset=int(piece.offset[row]),
         )
-        found: TensorView = self.shared(view)
+        found: TensorView = self.share_part(view)
         return found
 
     def root(self, draft: ProgramDraft, piece: Nodes, row: int, own: int) -> int:
@@ -229,18 +229,18 @@ class ProgramRecorder:
             cache=self.cache_number(address) if kind == "cache" else -1,
         )
         if kind == "input" and name == FROM_THE_ENCODER:
-            root = self.carried(root, piece, row)
+            root = self.carry_root(root, piece, row)
         if kind == "cache":
             self.caches[address] = root
         draft.numbers[address] = len(draft.roots)
-        draft.roots.append(self.shared(root))
+        draft.roots.append(self.share_part(root))
         return draft.numbers[address]
 
     def cache_number(self, address: int) -> int:
         known = self.caches.get(address)
         return known.cache if known is not None else len(self.caches)
 
-    def carried(self, root: Root, piece: Nodes, row: int) -> Root:
+    def carry_root(self, root: Root, piece: Nodes, row: int) -> Root:
         """Raises EngineError if it is not what a graph has come to."""
         at = int(piece.at[row])
         for draft in reversed(self.drafts[:-1]):
@@ -265,7 +265,7 @@ class ProgramRecorder:
         if operand.value.size:
             view_of(raw, operand)[...] = operand.value
 
-    def shared(self, part: Any) -> Any:
+    def share_part(self, part: Any) -> Any:
         return self.same.setdefault(part, part)
 
     def program(

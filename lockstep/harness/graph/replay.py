@@ -125,7 +125,7 @@ class ReplayRun:
         """What later nodes read; None if there is nothing of ours."""
         place = graph.place(planned)
         if self.only is not None and place not in self.only:
-            return self.given(planned, place)
+            return self.value_given(planned, place)
         try:
             value = self.compute(graph, planned)
         except Unknown:
@@ -139,11 +139,11 @@ class ReplayRun:
             return value
         return put_in(value, cast(self.values[place], value.dtype), planned.name)
 
-    def given(self, planned: PlannedNode, place: Place) -> NDArray[Any] | None:
+    def value_given(self, planned: PlannedNode, place: Place) -> NDArray[Any] | None:
         """Of a node that is not computed."""
         if place not in self.values or planned.result.root < 0:
             return None
-        seen = self.memory.seen(planned.result)
+        seen = self.memory.operand_of(planned.result)
         dtype, shape, _ = layout(seen.type, seen.ne)
         return put_in(np.zeros(shape, dtype), cast(self.values[place], dtype), planned.name)
 
@@ -157,7 +157,7 @@ class ReplayRun:
 
     def node_of(self, graph: Graph, planned: PlannedNode) -> Node:
         own = planned.result
-        seen = self.memory.seen(own)
+        seen = self.memory.operand_of(own)
         blank = blank_of(seen.type, seen.ne)
         params = np.frombuffer(planned.params, np.int32)
         if planned.op == "SET" and seen.type == "F64":  # strides and offset in bytes of F32

@@ -84,11 +84,13 @@ def segments_of(
                 rounds=not exact.issuperset(inside),
                 sorts=tuple(at[s] for s in inside if ops[s] == "ARGSORT"),
                 formula=nodes if len(nodes) == 1 or has_designs(formula) else (),
-                numbered={site: what_is(wires[at[site]], ops[site]) for site in numbered(inside)},
+                numbered={
+                    site: what_is(wires[at[site]], ops[site]) for site in number_sites(inside)
+                },
             )
 
 
-def numbered(sites: Iterable[Site]) -> Iterator[Site]:
+def number_sites(sites: Iterable[Site]) -> Iterator[Site]:
     return (site for site in sites if NUMBERED.fullmatch(PART.sub("", site.name)))
 
 

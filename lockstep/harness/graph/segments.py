@@ -131,7 +131,7 @@ class SegmentJudge:
                 return False
             noisy.discard(place)  # a run may be made again
             found.pop(place, None)
-            held = self.held(segment, seen, nothing, alone=rounded)
+            held = self.hold_segment(segment, seen, nothing, alone=rounded)
             # what is within the last op's bound is so with noise as well
             if rounded or (segment.rounds and (held.mismatch or segment.wire.site in self.limits)):
                 noisy.add(place)
@@ -144,7 +144,9 @@ class SegmentJudge:
         asked = [segment for segment in every if segment.place in noisy]
         noise = self.noise(honest, range(RUNS), asked, jitter=rounded)
         for s in asked:
-            found[s.place] = self.finding_for(self.held(s, honest[s.place], noise, alone=rounded))
+            found[s.place] = self.finding_for(
+                self.hold_segment(s, honest[s.place], noise, alone=rounded)
+            )
         self.unjudged_ids = tuple(s.wire.site for s in every if s.place in ids)
         return honest, noise, [(s, found[s.place]) for s in every if s.place not in ids]
 
@@ -226,12 +228,12 @@ class SegmentJudge:
             return False
 
         for i in seeds if of else ():
-            values = self.jittered(i) if jitter else None
+            values = self.jitter_values(i) if jitter else None
             self.run(Noisy(seed=self.seed + i), values=values, of=of, keep=keep)
             found |= {place: found[place] | latest[place] for place in ends}
         return found
 
-    def jittered(self, number: int) -> dict[Place, NDArray[Any]]:
+    def jitter_values(self, number: int) -> dict[Place, NDArray[Any]]:
         """What is shown, each number a step larger, a step smaller or as it is."""
         found: dict[Place, NDArray[Any]] = {}
         for place, value in self.usable.items():
@@ -250,7 +252,7 @@ class SegmentJudge:
 
     # --- verdicts -------------------------------------------------------------------------------
 
-    def held(
+    def hold_segment(
         self, segment: Segment, seen: Seen, noise: Mapping[Place, Noise], *, alone: bool = False
     ) -> HeldSegment:
         """alone: noise is for single ops as well."""
@@ -322,7 +324,7 @@ class SegmentJudge:
             self.run(Honest(), look=look, of=suspects)
         return found
 
-    def quantised(self, segments: Iterable[Segment]) -> set[str]:
+    def quantised_weights(self, segments: Iterable[Segment]) -> set[str]:
         """Weights that activations are converted for."""
         sites = (site for s in segments for site in (s.wire.site, *s.inside))
         weights = {name for site in sites for name in self.wires[self.place_of[site]].weights}
@@ -362,10 +364,10 @@ class SegmentJudge:
         may_be_wider = segment.rounds or self.put_in.isdisjoint(segment.starts)
         tried = []
         for seen, (noise, wider) in ways:
-            one = self.held(segment, seen, noise, alone=bool(self.stored))
+            one = self.hold_segment(segment, seen, noise, alone=bool(self.stored))
             tried.append(one)
             if one.mismatch is not None and may_be_wider:
-                one = self.held(segment, seen, wider, alone=True)
+                one = self.hold_segment(segment, seen, wider, alone=True)
             if one.mismatch is None:
                 return one
         return nearest(tried)

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from lockstep.engine.node import PLAIN, Node
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import expect, settled
+from lockstep.engine.ops.ggml.base import expect, round_to_type
 from lockstep.engine.ops.near import F64, Expected
 from lockstep.harness.graph.disturbed import disturb_values
 from lockstep.harness.graph.norm_sums import NORMS, error_of_rows
 from lockstep.harness.graph.probable import PRODUCTS, error_of_product
 from lockstep.harness.judging.compare import pieces
 from lockstep.harness.judging.noise import random_shares, tip_activation
-from lockstep.harness.synth.draws import begun, raw, stream
+from lockstep.harness.synth.draws import begin_stream, raw, stream
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Honest:
             return found.answer
         if found.value.dtype == PLAIN.get(node.type, np.uint8):
             return found.value
-        return settled(found.value, node.type)
+        return round_to_type(found.value, node.type)
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Noisy(Honest):
             return super().result(node, found)
         if node.op in NORMS:
             found = replace(found, value=self.scaled_rows(node, found.value))
-        drawn = begun(self.seed, name_of(node, "error"))
-        out = settled(np.zeros(found.value.shape), node.type)
+        drawn = begin_stream(self.seed, name_of(node, "error"))
+        out = round_to_type(np.zeros(found.value.shape), node.type)
         flat = out.reshape(-1)
         with np.errstate(over="ignore"):
             for start, (value, allowed) in pieces(found.value, bound):
@@ -103,7 +103,7 @@ class Noisy(Honest):
     def scaled_rows(self, node: Node, value: F64) -> F64:
         """Each as a sum in float32 may have it."""
         error = error_of_rows(node)
-        drawn = begun(self.seed, name_of(node, "rows")).random_raw(error.size)
+        drawn = begin_stream(self.seed, name_of(node, "rows")).random_raw(error.size)
         return value * (1 + random_shares(drawn).reshape(error.shape) * error)
 
 

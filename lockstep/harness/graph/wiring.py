@@ -114,10 +114,10 @@ class Dependencies:
         they read, with their own. A judge asks for the same again and again."""
         key = frozenset(wanted), frozenset(given)
         if key not in self.known:
-            self.known[key] = self.found(*key)
+            self.known[key] = self.find(*key)
         return self.known[key]
 
-    def found(self, wanted: Set[Place], given: Set[Place]) -> tuple[set[Place], set[Place]]:
+    def find(self, wanted: Set[Place], given: Set[Place]) -> tuple[set[Place], set[Place]]:
         needed, read, waiting = set(wanted), set(wanted), list(wanted)
         while waiting:
             before = set(self.before(*self.at[waiting.pop()]))

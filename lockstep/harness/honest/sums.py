@@ -26,7 +26,7 @@ class Float64(HonestEngine, name="honest:float64"):
         return Ops()
 
 
-def summed(terms: F32) -> F32:
+def sum_in_order(terms: F32) -> F32:
     """Over the last axis, one float32 addition after the other."""
     return np.cumsum(terms, axis=-1, dtype=np.float32)[..., -1]
 
@@ -38,18 +38,18 @@ class OneByOne(Mirror):
         out = np.empty((len(x), weight.shape[0]), np.float32)
         values = weight.values()
         for row, token in zip(out, x, strict=True):
-            row[:] = summed(token * values)
+            row[:] = sum_in_order(token * values)
         return out
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
-        mean = summed(x * x)[..., None] / np.float32(x.shape[-1])
+        mean = sum_in_order(x * x)[..., None] / np.float32(x.shape[-1])
         out: F32 = ONE / np.sqrt(mean + np.float32(eps)) * x * weight
         return out
 
     def kq(self, q: F32, k: NDArray[Any]) -> F32:
         keys = self.spread(k, q.shape[1]).astype(np.float32)  # (heads, cells, dim)
         queries = like(q, k).transpose(1, 0, 2)
-        return np.stack([summed(queries[:, t, None] * keys) for t in range(len(q))], axis=1)
+        return np.stack([sum_in_order(queries[:, t, None] * keys) for t in range(len(q))], axis=1)
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
         scores = x * np.float32(scale)
@@ -57,14 +57,14 @@ class OneByOne(Mirror):
             scores = np.where(visible, scores, np.float32(-np.inf))
         largest = scores.max(axis=-1, keepdims=True)
         powers = np.exp(scores - np.where(np.isneginf(largest), 0, largest))
-        total = summed(powers)[..., None]
+        total = sum_in_order(powers)[..., None]
         out: F32 = powers / np.where(total == 0, ONE, total)
         return out
 
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
         values = self.spread(v, p.shape[0]).astype(np.float32).transpose(0, 2, 1)
         rows = like(p, v).transpose(1, 0, 2)  # (tokens, heads, cells)
-        return np.stack([summed(row[:, None] * values).reshape(-1) for row in rows])
+        return np.stack([sum_in_order(row[:, None] * values).reshape(-1) for row in rows])
 
 
 # llama2.c, and every first version of an engine.
@@ -84,7 +84,7 @@ class CodesAndOffsets(Mirror):
         above = weight.values() - below
         out = np.empty((len(x), weight.shape[0]), np.float32)
         for row, token in zip(out, x, strict=True):
-            row[:] = summed(token * above) + summed(token * below)
+            row[:] = sum_in_order(token * above) + sum_in_order(token * below)
         return out
 
 

@@ -89,7 +89,7 @@ class LlamaServer:
 
     def likeliest(self, ask: Ask, prefix: Sequence[int], *, ended: bool) -> int:
         """ended: the server says that an end of text comes here."""
-        rows = self.listed(ask, prefix, 1)
+        rows = self.list_likeliest(ask, prefix, 1)
         if not rows and ended and len(ends := self.ends()) == 1:
             return min(ends)
         if not rows or type(rows[0][0]) is not int:
@@ -100,9 +100,11 @@ class LlamaServer:
         self, ask: Ask, prefixes: Sequence[Sequence[int]], k: int
     ) -> list[list[tuple[int | bytes, float]]]:
         self.check_room(max(map(len, prefixes), default=0) + 1)
-        return [self.listed(ask, prefix, k) for prefix in prefixes]
+        return [self.list_likeliest(ask, prefix, k) for prefix in prefixes]
 
-    def listed(self, ask: Ask, prefix: Sequence[int], k: int) -> list[tuple[int | bytes, float]]:
+    def list_likeliest(
+        self, ask: Ask, prefix: Sequence[int], k: int
+    ) -> list[tuple[int | bytes, float]]:
         """Of the raw logits, whatever the sampler does with them. The server sends no list with a
         token that ends the text or begins a character, so that it is made to choose a letter. One
         that takes no bias, or refuses it, sends an empty one there, which is not compared."""

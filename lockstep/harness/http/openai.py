@@ -64,7 +64,7 @@ class OpenAi:
         self, ask: Ask, prefixes: Sequence[Sequence[int] | bytes], k: int
     ) -> list[list[tuple[int | bytes, float]]]:
         return [
-            listed(self.complete(ask, in_json(prefix), 1, logprobs=min(k, self.most)))
+            list_of_choice(self.complete(ask, in_json(prefix), 1, logprobs=min(k, self.most)))
             for prefix in prefixes
         ]
 
@@ -109,7 +109,7 @@ class OpenAi:
     def lists(self, ask: Ask, k: int) -> bool:
         """Whether it answers with a list where k candidates are asked for."""
         try:
-            return bool(listed(self.complete(ask, self.probe, 1, logprobs=k)))
+            return bool(list_of_choice(self.complete(ask, self.probe, 1, logprobs=k)))
         except StatusRefused:
             return False
 
@@ -127,7 +127,7 @@ def in_json(prefix: Sequence[int] | bytes) -> list[int] | str:
     return prefix.decode() if isinstance(prefix, bytes) else list(map(int, prefix))
 
 
-def listed(choice: Any) -> list[tuple[int | bytes, float]]:
+def list_of_choice(choice: Any) -> list[tuple[int | bytes, float]]:
     """Of the first token, in the newer form (`content`) or the older (`top_logprobs`). Neither
     promises an order: members of an object have none, and some put the sampled token last."""
     return sorted(in_any_order(choice), key=lambda row: (isnan(row[1]), -row[1]))

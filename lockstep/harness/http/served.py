@@ -136,7 +136,7 @@ class ServedSession(HttpSession):
         self.end()  # it may have broken off anywhere
         return found
 
-    def closed(self, error: Closed) -> Outcome:
+    def outcome_of_closing(self, error: Closed) -> Outcome:
         """The kernel closes the connections of who dies before it tells its parent; who lives on is
         started anew, as it may have broken off anywhere."""
         return self.death(f"during {in_words(self.question)}")
@@ -151,7 +151,7 @@ class ServedSession(HttpSession):
         model = "" if self.model is None else str(self.model.resolve())
         parts = {MODEL: model, PORT: str(port)}
         words = [PARTS.sub(lambda found: parts[found[0]], word) for word in self.words]
-        self.process = started(words, self.memory_limit)
+        self.process = start_server(words, self.memory_limit)
         self.to(f"http://{HOST}:{port}")
         while not listens(port):
             if has_ended(self.process.process):
@@ -180,7 +180,7 @@ class ServedSession(HttpSession):
         self.end()
 
 
-def started(words: Sequence[str], memory_limit: int | None) -> EngineProcess:
+def start_server(words: Sequence[str], memory_limit: int | None) -> EngineProcess:
     process = KeptProcess(
         words,
         memory_limit,

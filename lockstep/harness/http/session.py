@@ -106,11 +106,11 @@ class HttpSession(Session):
         consume: Callable[[Any], None] | None = None,
     ) -> Outcome:
         try:
-            return self.asked(question, args, kwargs)
+            return self.ask_server(question, args, kwargs)
         except Closed as error:
-            return self.closed(error)
+            return self.outcome_of_closing(error)
 
-    def asked(
+    def ask_server(
         self,
         question: str,
         args: tuple[Any, ...],
@@ -120,7 +120,7 @@ class HttpSession(Session):
         """Raises Closed."""
         limit = self.start_limit
         try:
-            info = self.started(monotonic() + limit)
+            info = self.start_session(monotonic() + limit)
             if question == "describe":
                 return Answered(value=info, seconds=0.0)
             if question not in (info.levels or ()):
@@ -155,7 +155,7 @@ class HttpSession(Session):
 
         def one(args: tuple[Any, ...]) -> Outcome:
             try:
-                outcome = self.asked(question, args, {}, more_seconds)
+                outcome = self.ask_server(question, args, {}, more_seconds)
             except Closed as error:
                 return Busy(message=str(error))
             if isinstance(outcome, Crashed) or (isinstance(outcome, Malformed) and outcome.said):
@@ -182,7 +182,7 @@ class HttpSession(Session):
 
         return ask
 
-    def closed(self, error: Closed) -> Outcome:
+    def outcome_of_closing(self, error: Closed) -> Outcome:
         if self.said is not None:
             return Crashed(message=str(error))
         text = f"{error}; start the server with the same model, and wait until it listens"
@@ -213,16 +213,16 @@ class HttpSession(Session):
 
     # --- the start --------------------------------------------------------------------------------
 
-    def started(self, deadline: float) -> EngineInfo:
+    def start_session(self, deadline: float) -> EngineInfo:
         """Who it is, looked at once. Raises Unsupported where it has another model."""
         if self.said is None:
-            self.server, about = self.found(deadline)
+            self.server, about = self.find_server(deadline)
             if difference := other_model(about, self.model):
                 raise Unsupported(f"the server has another model than MODEL: {difference}")
             self.said = info_of(self.name, about, settings=self.settings)
         return self.said
 
-    def found(self, deadline: float) -> tuple[Server, About]:
+    def find_server(self, deadline: float) -> tuple[Server, About]:
         """The first kind of server whose pages are there. Raises StatusRefused."""
         self.lacking.clear()
         ask = self.asking(self.address, deadline)

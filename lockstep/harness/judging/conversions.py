@@ -118,6 +118,6 @@ def is_quantised(file: GgufFile) -> bool:
 
 def is_type_in_blocks(name: str) -> bool:
     try:
-        return is_in_blocks(WeightFormat.named(name))
+        return is_in_blocks(WeightFormat.member(name))
     except Unsupported:  # of no weights
         return False

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.ops.near import F64, near
 from lockstep.engine.ops.rotation import I32, POW, RopeParams, from_library, from_powers, rope
-from lockstep.engine.ops.rotation import turned as turned_pairs
+from lockstep.engine.ops.rotation import rotate as turned_pairs
 from lockstep.engine.quants.base import F32
 from lockstep.harness.judging.compare import mismatch_between
 from lockstep.harness.judging.designs import GGML, Other
@@ -32,13 +32,13 @@ def ways_to_turn(x: F32, positions: I32, params: RopeParams, *_: Any) -> Iterato
     """None where an angle would be no number: there is no other way to compute it."""
     numbers = (params.base, params.scale, *factors_of(params))
     if params.kept is not None:
-        yield partial(mixed, x, positions, params)
+        yield partial(mix_yarn, x, positions, params)
     elif params.base > 0 and all(math.isfinite(n) and n != 0 for n in numbers):
         for angles_for in ways(positions, params):
-            yield partial(turned, x, params, angles_for)
+            yield partial(rotate_by, x, params, angles_for)
 
 
-def turned(
+def rotate_by(
     x: F32, params: RopeParams, angles_for: AnglesFor, shown: NDArray[Any]
 ) -> tuple[F32, Bound]:
     def rotations(*_: Any) -> tuple[F64, F64]:
@@ -48,7 +48,7 @@ def turned(
     return value_and_bound(rope, x, (), params, rotations, build=GGML)
 
 
-def mixed(x: F32, positions: I32, params: RopeParams, shown: NDArray[Any]) -> tuple[F32, Bound]:
+def mix_yarn(x: F32, positions: I32, params: RopeParams, shown: NDArray[Any]) -> tuple[F32, Bound]:
     """YaRN's angles in float64."""
     found = (t[:, None, :] for t in from_powers(positions, params))
     cos, sin = (from_library(t, positions, params, any_way=True) for t in found)
@@ -60,11 +60,11 @@ def ways(positions: I32, params: RopeParams) -> Iterator[AnglesFor]:
     at = positions.astype(np.float64)[:, None]
     for scale in dict.fromkeys((params.scale, float(np.float32(params.scale)))):
         wide = at * (exact_frequencies(params) * scale / factors_of(params))
-        yield partial(given, wide)
-        yield partial(given, wide.astype(np.float32))
+        yield partial(angles_given, wide)
+        yield partial(angles_given, wide.astype(np.float32))
     for stretch, angle_of in formulas(positions, params):
         for centre, radius in frequencies(params):
-            yield partial(fitted, params, centre * stretch, radius, angle_of)
+            yield partial(fit_frequencies, params, centre * stretch, radius, angle_of)
 
 
 def factors_of(params: RopeParams) -> F64:
@@ -93,7 +93,7 @@ def frequencies(params: RopeParams) -> Iterator[tuple[F64, NDArray[np.int64]]]:
     step = np.float32(params.base ** float(np.float32(-2) / np.float32(params.n_rot)))
     for steps in range(-POW - 1, POW + 2):
         yield (
-            moved(step, steps).astype(np.float64) ** pairs,
+            move_steps(step, steps).astype(np.float64) ** pairs,
             np.where(pairs > 0, POW + 1, 0) + products,
         )
 
@@ -122,16 +122,16 @@ def formulas(positions: I32, params: RopeParams) -> Iterator[tuple[F64, AngleOf]
         yield 1 / factors, partial(np.multiply, short)
 
 
-def moved(x: NDArray[np.float32] | np.float32, steps: int) -> F32:
+def move_steps(x: NDArray[np.float32] | np.float32, steps: int) -> F32:
     """The float32 value that is so many steps further from zero."""
     return (np.asarray(x).view(np.int32) + np.int32(steps)).view(np.float32)
 
 
-def given(angles: NDArray[Any], x: F32, shown: NDArray[Any]) -> NDArray[Any]:
+def angles_given(angles: NDArray[Any], x: F32, shown: NDArray[Any]) -> NDArray[Any]:
     return angles
 
 
-def fitted(
+def fit_frequencies(
     params: RopeParams,
     centre: F64,
     radius: NDArray[np.int64],
@@ -141,13 +141,15 @@ def fitted(
 ) -> F32:
     """For each pair the angles of the nearest frequency that gives what is shown, if any does."""
     narrow, most = centre.astype(np.float32), int(radius.max())
-    nearby = {n: angle_of(moved(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
+    nearby = {n: angle_of(move_steps(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
     best = nearby[0].copy()
     places = np.stack([np.arange(params.n_rot)[part] for part in params.pairs()], axis=-1)
     alone = replace(params, n_rot=2, halves=False)
     for at, pair, reach in zip(places, range(len(radius)), radius, strict=True):
         for angles in (nearby[n][:, pair : pair + 1] for n in nearby if abs(n) <= reach):
-            value, bound = turned(x[..., at], alone, partial(given, angles), shown[..., at])
+            value, bound = rotate_by(
+                x[..., at], alone, partial(angles_given, angles), shown[..., at]
+            )
             if mismatch_between(value, shown[..., at], bound.allowed) is None:
                 best[:, pair : pair + 1] = angles
                 break

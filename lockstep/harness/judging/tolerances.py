@@ -39,7 +39,7 @@ def value_and_bound(formula: Formula, *args: Any, build: Build) -> tuple[F32, Bo
 def limit_overflow(found: Near) -> tuple[F32, Bound]:
     """Without a limit where a value is beyond float32, in which one engine overflows and another
     computes in double. Of what is no number every honest result is none, if it has a limit."""
-    truth = found.settled()
+    truth = found.settle()
     with np.errstate(all="ignore"):
         allowed = np.where(np.abs(truth.value) > LARGEST, np.inf, truth.allowed)
         instead = np.where(np.isnan(truth.value), 0.0, np.inf)

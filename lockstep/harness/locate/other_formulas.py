@@ -86,12 +86,12 @@ class OtherFormulas:
 
     def look(self, node: Node) -> None:
         if node.place in self.near and node.place <= self.place:
-            self.made[node.place] = made = {**of_node(node), **self.carried(node)}
+            self.made[node.place] = made = {**of_node(node), **self.carry(node)}
             if node.place == self.place:
                 found = find_nearest(node, self.shown, made)
                 self.text = found.describe() + as_published(self.file, found) if found else ""
 
-    def carried(self, node: Node) -> Made:
+    def carry(self, node: Node) -> Made:
         """What comes of another formula before, times weights and plus a bias."""
         found: dict[OtherFormula, NDArray[Any]] = {}
         for i, source in enumerate(node.sources if node.op in CARRIED_BY else ()):

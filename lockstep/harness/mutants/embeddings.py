@@ -68,7 +68,7 @@ WrongEmbeddings.add_fault(
 )
 
 
-def dropped(self: Mistake, right: Op, weight: Weight, ids: I32) -> F32:
+def drop_row(self: Mistake, right: Op, weight: Weight, ids: I32) -> F32:
     rows = right(weight, ids)
     return np.zeros_like(rows) if weight.format.weights > 1 else rows
 
@@ -79,7 +79,7 @@ WrongEmbeddings.add_fault(
     "the same logits for every token",
     source="sglang #38363",
     shows_on="q8_0",
-    get_rows=dropped,
+    get_rows=drop_row,
 )
 WrongEmbeddings.add_fault(
     "embeddings-scaled-for-llama",

@@ -97,7 +97,7 @@ class SplitByHead(WrongHeads, name="mutant:qkv-split-by-head"):
     shows_on = "arch:gpt2"
     site = "kq"
 
-    def graph_biased(
+    def graph_add_bias(
         self, right: Op, step: Step, layer: int, site: str, x: F32, *names: str
     ) -> F32:
         out = right(step, layer, site, x, *names)
@@ -116,7 +116,7 @@ class HeadBiasMissing(WrongHeads):
     shows_on = "arch:qwen2"
     missing: str
 
-    def graph_biased(
+    def graph_add_bias(
         self, right: Op, step: Step, layer: int, site: str, x: F32, name: str, summed: str
     ) -> F32:
         if name != self.missing:
@@ -157,7 +157,7 @@ class BiasesOverwrite(WrongHeads, name="mutant:biases-by-order-of-loading"):
     shows_on = "arch:qwen2"
     site = "Qcur ADD"
 
-    def graph_biased(
+    def graph_add_bias(
         self, right: Op, step: Step, layer: int, site: str, x: F32, name: str, summed: str
     ) -> F32:
         if name != "attn_q":

@@ -34,7 +34,7 @@ class Mask(WrongMask):
         raise NotImplementedError
 
 
-def shifted(visible: Bools, by: int) -> Bools:
+def shift_rows(visible: Bools, by: int) -> Bools:
     """Each row sees as the one `by` rows behind it does."""
     cells = visible.shape[1]
     last = np.where(visible.any(axis=1), cells - 1 - visible[:, ::-1].argmax(axis=1), -1) + by
@@ -46,13 +46,13 @@ Mask.add_fault(
     "mask-not-itself",
     "a token sees what is before it and not itself",
     NONSENSE,
-    mask=lambda self, visible: shifted(visible, -1),
+    mask=lambda self, visible: shift_rows(visible, -1),
 )
 Mask.add_fault(
     "mask-sees-the-next",
     "a token of the prompt sees the one behind it",
     "fine to read, but scores of a text are far too good",
-    mask=lambda self, visible: shifted(visible, 1),
+    mask=lambda self, visible: shift_rows(visible, 1),
 )
 Mask.add_fault(
     "mask-missing",

@@ -11,7 +11,7 @@ F16 = np.float16
 OTHER_NORM = {"attn_q_norm": "attn_k_norm", "attn_k_norm": "attn_q_norm"}
 
 
-def normed(x: F32, weight: F32, mean_square: Any, eps: float = 0.0) -> F32:
+def normalise(x: F32, weight: F32, mean_square: Any, eps: float = 0.0) -> F32:
     wide = x.astype(np.float64)
     out: F32 = (wide / np.sqrt(mean_square + eps) * weight).astype(np.float32)
     return out
@@ -21,7 +21,7 @@ def square(x: F32) -> Any:
     return (x.astype(np.float64) ** 2).mean(axis=-1, keepdims=True)
 
 
-def centred(x: F32) -> Any:
+def centre(x: F32) -> Any:
     wide = x.astype(np.float64)
     return wide - wide.mean(axis=-1, keepdims=True)
 
@@ -35,20 +35,20 @@ WrongNorm.add_fault(
     "eps-outside-root",
     "eps is added to the root of the mean square",
     "nothing that a reader sees; small activations are off",
-    rms_norm=lambda self, right, x, w, eps: normed(x, w, (np.sqrt(square(x)) + eps) ** 2),
+    rms_norm=lambda self, right, x, w, eps: normalise(x, w, (np.sqrt(square(x)) + eps) ** 2),
 )
 WrongNorm.add_fault(
     "eps-missing",
     "no eps at all",
     "NaN for rows of zeros, nothing else",
-    rms_norm=lambda self, right, x, w, eps: normed(x, w, square(x)),
+    rms_norm=lambda self, right, x, w, eps: normalise(x, w, square(x)),
 )
 WrongNorm.add_fault(
     "rms-norm-centred",
     "the mean is subtracted in an RMS norm",
     "text slightly off, worse in deep models",
-    rms_norm=lambda self, right, x, w, eps: normed(
-        centred(x), w, (centred(x) ** 2).mean(-1)[..., None], eps
+    rms_norm=lambda self, right, x, w, eps: normalise(
+        centre(x), w, (centre(x) ** 2).mean(-1)[..., None], eps
     ),
 )
 WrongNorm.add_fault(
@@ -69,7 +69,7 @@ WrongNorm.add_fault(
     "norm-by-sum",
     "the sum of squares in place of their mean",
     "everything a norm passes on is too small",
-    rms_norm=lambda self, right, x, w, eps: normed(x, w, square(x) * x.shape[-1], eps),
+    rms_norm=lambda self, right, x, w, eps: normalise(x, w, square(x) * x.shape[-1], eps),
 )
 WrongNorm.add_fault(
     "weight-before-norm",
@@ -81,7 +81,9 @@ WrongNorm.add_fault(
     "squares-in-half",
     "the mean square is kept in half precision",
     "rows off by up to 5e-4; infinite for large activations",
-    rms_norm=lambda self, right, x, w, eps: normed(x, w, square(x).astype(F16).astype(float), eps),
+    rms_norm=lambda self, right, x, w, eps: normalise(
+        x, w, square(x).astype(F16).astype(float), eps
+    ),
 )
 WrongNorm.add_fault(
     "norm-in-half",
@@ -93,7 +95,7 @@ WrongNorm.add_fault(
     "norm-of-first-row",
     "all tokens of a batch are scaled by the first one's mean square",
     "prompts are read wrongly, single tokens rightly",
-    rms_norm=lambda self, right, x, w, eps: normed(x, w, square(x)[:1], eps),
+    rms_norm=lambda self, right, x, w, eps: normalise(x, w, square(x)[:1], eps),
 )
 WrongNorm.add_fault(
     "heads-normed-together",
@@ -102,7 +104,7 @@ WrongNorm.add_fault(
     shows_on="arch:qwen3",
     site="Qcur_normed",
     rms_norm=lambda self, right, x, w, eps: (
-        normed(x, w, square(x).mean(axis=1, keepdims=True), eps)
+        normalise(x, w, square(x).mean(axis=1, keepdims=True), eps)
         if x.ndim == 3
         else right(x, w, eps)
     ),
@@ -173,7 +175,7 @@ WrongNorm.add_fault(
     "nothing that a reader sees: off by 1 / 2n",
     shows_on="arch:gpt2",
     layer_norm=lambda self, right, x, w, b, eps: (
-        normed(centred(x), w, (centred(x) ** 2).sum(-1)[..., None] / (x.shape[-1] - 1), eps) + b
+        normalise(centre(x), w, (centre(x) ** 2).sum(-1)[..., None] / (x.shape[-1] - 1), eps) + b
     ),
 )
 WrongNorm.add_fault(
@@ -183,6 +185,6 @@ WrongNorm.add_fault(
     shows_on="arch:bert",
     site="inp_norm",
     layer_norm=lambda self, right, x, w, b, eps: (
-        normed(centred(x), w, (np.sqrt(square(centred(x))) + eps) ** 2) + b
+        normalise(centre(x), w, (np.sqrt(square(centre(x))) + eps) ** 2) + b
     ),
 )

@@ -20,9 +20,9 @@ class WrongPooling(Mistake):
     layer = None
 
     def change(self, model: Model) -> None:
-        put(model.graph, "pooled", self.pooled)
+        put(model.graph, "pool_rows", self.pool_rows)
 
-    def pooled(self, right: Op, step: Step, x: F32) -> F32:
+    def pool_rows(self, right: Op, step: Step, x: F32) -> F32:
         """Of each sequence, its rows in the order of their positions."""
         x, batch = step.probe("result_embd", None, x), step.batch
         rows = []

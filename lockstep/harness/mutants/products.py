@@ -213,7 +213,7 @@ class WrongBiases(WrongProduct):
     shows_on = "arch:qwen2"
     site = "Qcur ADD"
 
-    def graph_biased(
+    def graph_add_bias(
         self, right: Op, step: Any, layer: int, site: str, x: F32, name: str, summed: str
     ) -> F32:
         graph = self.loaded.graph

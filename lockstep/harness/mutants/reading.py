@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.engine.gguf.fields import DEFAULT_ALIGNMENT, padded
+from lockstep.engine.gguf.fields import DEFAULT_ALIGNMENT, pad_to
 from lockstep.engine.model import Model
 from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.parts.mistakes import Mistake, Read, as_weight
@@ -162,7 +162,7 @@ class AlignmentIgnored(Misread, name="mutant:alignment-ignored"):
     layer = None
 
     def change(self, model: Model) -> None:
-        model.file.data_offset = padded(model.file.header_end, DEFAULT_ALIGNMENT)
+        model.file.data_offset = pad_to(model.file.header_end, DEFAULT_ALIGNMENT)
         model.graph.tensors.weights.found.clear()  # looked up where the data really begins
 
 

@@ -12,7 +12,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.memory.recurrent import Recurrent, StateView
 from lockstep.engine.model import Model
 from lockstep.engine.ops.near import F64
-from lockstep.engine.ops.reference import rounded
+from lockstep.engine.ops.reference import round_once
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
@@ -154,7 +154,7 @@ class NotActive(WrongState, name="mutant:conv-silu-missing"):
         kernel = weight(layer, "ssm_conv1d.weight").values()
         seen = [rows[..., i : i + n] * kernel[:, i, None] for i in range(kernel.shape[1])]
         out = np.sum(seen, axis=0).transpose(0, 2, 1).reshape(x.shape)
-        return rounded(out + weight(layer, "ssm_conv1d.bias").values()), kept
+        return round_once(out + weight(layer, "ssm_conv1d.bias").values()), kept
 
 
 class Kernel(WrongState):
@@ -282,7 +282,7 @@ class Scan(WrongState):
             after = self.next(state, a, x_t, self.step(dt_t), b_t)
             outs.append((self.seen(state, after) * c_t[:, None, :]).sum(axis=-1))
             state = after
-        return rounded(np.stack(outs, axis=1).reshape(x.shape)), rounded(state)
+        return round_once(np.stack(outs, axis=1).reshape(x.shape)), round_once(state)
 
     def step(self, dt: F64) -> F64:
         return np.logaddexp(0, dt)

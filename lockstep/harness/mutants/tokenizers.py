@@ -222,7 +222,7 @@ class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
             raw = (word.encode("utf-8", "surrogatepass").decode("latin-1") for word in words)
             spelled = ([c.encode() for c in word.translate(CHARACTER_OF_BYTE)] for word in raw)
             known = tokenizer.vocabulary.ids
-            parts = (slow_merges.merged(word, rank) for word in spelled)
+            parts = (slow_merges.merge_parts(word, rank) for word in spelled)
             return [[known[part] for part in word if part in known] for word in parts]
 
         tokenizer.known = Remembered(merged)

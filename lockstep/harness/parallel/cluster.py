@@ -121,13 +121,13 @@ class DaskCluster:
         self.open: dict[int, Progress] = {}
         try:
             for number, work in enumerate(works):
-                self.open[number] = self.submitted(number, work)
+                self.open[number] = self.submit(number, work)
             while self.open:
                 came = queue.get(batch=True)
                 for message in came:
-                    yield from self.taken(*pickle.loads(message))
+                    yield from self.take_event(*pickle.loads(message))
                 if not came:
-                    yield from self.broken()
+                    yield from self.note_broken()
                     time.sleep(LOOK)
         finally:
             self.client.cancel([progress.future for progress in self.open.values()])
@@ -135,13 +135,13 @@ class DaskCluster:
                 self.client.run(end_processes, self.name)
             queue.close()
 
-    def submitted(self, number: int, work: Work) -> Progress:
+    def submit(self, number: int, work: Work) -> Progress:
         attempt = uuid4().hex
         task = Task(run=self.name, number=number, attempt=attempt, work=work, needs=self.needs)
         future = self.client.submit(do_task, task, key=task.key, pure=False)
         return Progress(work=work, future=future, attempt=attempt)
 
-    def taken(
+    def take_event(
         self, number: int, attempt: str, execution: str, count: int, event: Event | Begun
     ) -> Iterator[tuple[int, Event]]:
         """A message, with its number among those of this execution."""
@@ -149,7 +149,7 @@ class DaskCluster:
         if progress is None or progress.attempt != attempt:
             return  # of somebody who was given up
         if isinstance(event, Begun):
-            yield from self.begun(number, progress, execution)
+            yield from self.begin_again(number, progress, execution)
             return
         if progress.execution != execution:
             return
@@ -163,14 +163,18 @@ class DaskCluster:
         yield from ((number, Said(value)) for value in progress.release())
         yield number, event
 
-    def begun(self, number: int, progress: Progress, execution: str) -> Iterator[tuple[int, Event]]:
+    def begin_again(
+        self, number: int, progress: Progress, execution: str
+    ) -> Iterator[tuple[int, Event]]:
         """A second time, because the machine of the first was lost: from the last checkpoint."""
         again = bool(progress.execution)
         progress.execution, progress.next_message = execution, 0
         if again:
-            yield from self.lost(number, progress, goes_on=True)
+            yield from self.note_lost(number, progress, goes_on=True)
 
-    def lost(self, number: int, progress: Progress, goes_on: bool) -> Iterator[tuple[int, Event]]:
+    def note_lost(
+        self, number: int, progress: Progress, goes_on: bool
+    ) -> Iterator[tuple[int, Event]]:
         """goes_on: Dask does the same again, from its beginning."""
         progress.held.clear()
         progress.losses += 1
@@ -183,11 +187,11 @@ class DaskCluster:
             work = progress.work
             if isinstance(work, Resumable) and progress.released:
                 work = work.behind(progress.released)
-            rest = self.submitted(number, work)
+            rest = self.submit(number, work)
             rest.losses = progress.losses
             self.open[number] = rest
 
-    def broken(self) -> Iterator[tuple[int, Event]]:
+    def note_broken(self) -> Iterator[tuple[int, Event]]:
         """Of tasks that Dask gives up: with a worker too many, or because they cannot run there."""
         from distributed import KilledWorker
 
@@ -196,11 +200,11 @@ class DaskCluster:
             if status == "cancelled":
                 raise BadInput("the scheduler was lost, or the run was cancelled there")
             if status == "finished" and progress.is_over:  # what it said last would be here
-                yield from self.lost(number, progress, goes_on=False)
+                yield from self.note_lost(number, progress, goes_on=False)
             elif status == "error":
                 error = progress.future.exception()
                 if isinstance(error, KilledWorker):
-                    yield from self.lost(number, progress, goes_on=False)
+                    yield from self.note_lost(number, progress, goes_on=False)
                 else:
                     del self.open[number]
                     yield number, Refused(f"a worker of the cluster cannot work: {error}")

@@ -225,7 +225,9 @@ def encode(value: Any, arrays: list[NDArray[Any]]) -> Any:
         return encode(value.item(), arrays)
     if isinstance(value, np.ndarray):
         if value.dtype.name not in DTYPES:
-            raise WireError(f"an array of {value.dtype} may not cross (known: {known(DTYPES)})")
+            raise WireError(
+                f"an array of {value.dtype} may not cross (known: {list_known(DTYPES)})"
+            )
         arrays.append(np.asarray(value, DTYPES[value.dtype.name], order="C"))
         return {"$": "array", "v": len(arrays) - 1}
     if isinstance(value, bytes):
@@ -255,7 +257,7 @@ def encode_list(value: list[Any], arrays: list[NDArray[Any]]) -> Any:
 def encode_record(value: Any, arrays: list[NDArray[Any]]) -> Any:
     name = type(value).__name__
     if not is_dataclass(value) or RECORDS.get(name) is not type(value):
-        raise WireError(f"a {name} may not cross (known records: {known(RECORDS)})")
+        raise WireError(f"a {name} may not cross (known records: {list_known(RECORDS)})")
     held = {field.name: encode(getattr(value, field.name), arrays) for field in fields(value)}
     return {"$": name, "v": held}
 
@@ -298,10 +300,10 @@ def row_of(what: str, dtype: type[np.generic], array: NDArray[Any]) -> NDArray[A
 
 def build_record(tag: Any, held: Any, arrays: Sequence[NDArray[Any]]) -> Any:
     if tag not in RECORDS:
-        raise WireError(f"no record named {tag!r:.80} (known: {known(RECORDS)})")
+        raise WireError(f"no record named {tag!r:.80} (known: {list_known(RECORDS)})")
     hints = HINTS[tag]
     if set(held) != set(hints):
-        raise WireError(f"a {tag} has the fields {known(hints)}, got {known(held)[:200]}")
+        raise WireError(f"a {tag} has the fields {list_known(hints)}, got {list_known(held)[:200]}")
     values = {name: build(value, arrays) for name, value in held.items()}
     for name, value in values.items():
         if not fits(value, hints[name]):
@@ -364,5 +366,5 @@ def fits(value: Any, hint: Any) -> bool:
     return type(value) is hint
 
 
-def known(names: Any) -> str:
+def list_known(names: Any) -> str:
     return ", ".join(sorted(map(str, names)))

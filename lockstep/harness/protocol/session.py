@@ -133,7 +133,7 @@ class ProgramSession(Session):
     ) -> Outcome:
         limit = self.start_limit
         try:
-            program = self.started(time.monotonic() + limit)
+            program = self.start_program(time.monotonic() + limit)
             assert self.said is not None
             if question == "describe":
                 return Answered(value=self.said.info, seconds=0.0)
@@ -224,7 +224,7 @@ class ProgramSession(Session):
         assert self.program is not None
         return Crashed(message=words, log=tuple(self.program.tail), said=True)
 
-    def started(self, deadline: float) -> EngineProgram:
+    def start_program(self, deadline: float) -> EngineProgram:
         if self.program is None:
             begin = partial(EngineProgram, self.command, self.memory_limit)
             self.program = SPARE.take((self.command, self.memory_limit), begin)

@@ -24,7 +24,7 @@ class FileState:
         found = os.stat(path)
         return cls(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
 
-    def hashed(self, path: Path) -> "FileState":
+    def with_hash(self, path: Path) -> "FileState":
         """With the hash, unless the file has changed by the time that it was read."""
         try:
             sha256 = sha256_of(path)

@@ -90,7 +90,7 @@ class KnownFailures:
             met=self.met | other.met,
         )
 
-    def excused(self, verdict: Verdict) -> Verdict:
+    def excuse(self, verdict: Verdict) -> Verdict:
         """The same, or excused if it is listed."""
         name = name_of(verdict)
         if verdict.status != "diverged" or name not in self.reasons:

@@ -43,7 +43,7 @@ def value_of(session: Session, question: str, outcome: Outcome) -> Any:
     raise BadInput(no_answer(session.name, question, outcome).summary)
 
 
-def opened(path: Path, engine: str, settings: Settings) -> Session:
+def open_session(path: Path, engine: str, settings: Settings) -> Session:
     return Runner().open(engine, check_file(path), settings)
 
 
@@ -83,14 +83,14 @@ def generate(
     facts = facts_to_run(path)
     name, why = who_runs(engine, facts)
     try:
-        return generated(path, facts, (name, why), preset, prompt, n, progress)
+        return generate_texts(path, facts, (name, why), preset, prompt, n, progress)
     except BadInput as error:
         if not why:
             raise
         raise BadInput(f"{error}; {why}") from error
 
 
-def generated(
+def generate_texts(
     path: Path,
     facts: ModelFacts,
     runner: tuple[str, str],
@@ -107,7 +107,7 @@ def generated(
     # a token is at least a byte, but for BOS and the space before
     room = max(len(raw) + 2, len(prompt)) + n
     settings = replace(settings, n_ctx=max(settings.n_ctx, -(-room // 256) * 256))
-    with opened(path, name, settings) as session:
+    with open_session(path, name, settings) as session:
         progress("tokenising")
         by_us: list[str] = []
         ids = ids_in(session, path, raw, by_us) if isinstance(prompt, str) else list(prompt)
@@ -197,7 +197,7 @@ def encode_texts(
     path: Path, engine: str, inputs: Sequence[bytes], special: bool, parse_special: bool
 ) -> Iterator[str]:
     check_vocabulary(path)
-    with opened(path, engine, PRESETS["exact"]) as session:
+    with open_session(path, engine, PRESETS["exact"]) as session:
         flags = {"add_special": special, "parse_special": parse_special}
         for ids in answer(session, "tokenize", inputs, **flags):
             yield json.dumps(ids)
@@ -209,7 +209,7 @@ def decode_ids(
     """The inputs are JSON lists of ids. Bytes that are no UTF-8 come out as \\xNN."""
     rows = [ids_of(raw) for raw in inputs]
     check_vocabulary(path)
-    with opened(path, engine, PRESETS["exact"]) as session:
+    with open_session(path, engine, PRESETS["exact"]) as session:
         flags = {"remove_special": special, "unparse_special": parse_special}
         for text in answer(session, "detokenize", rows, **flags):
             yield text.decode("utf-8", "backslashreplace")

@@ -161,7 +161,7 @@ def load_what_checks_need(plans: Sequence[Plan]) -> None:
     suites_named(())
     for package in OF_CHECKS:
         import_members(package)
-    WeightFormat.named("F32").dequantize(np.zeros(4, np.uint8))  # the first of all kernels is slow
+    WeightFormat.member("F32").dequantize(np.zeros(4, np.uint8))  # the first of all kernels is slow
     for name in {REPLAY, *(name for plan in plans for name in (plan.engine, plan.oracle))}:
         with suppress(EngineError):
             if not is_outside(name):
@@ -216,7 +216,7 @@ class CheckRun:
 
     def open(self, engines: tuple[EngineInfo, ...]) -> ReportWriter:
         """The report, once there is something to report."""
-        self.files = {path: state.hashed(path) for path, state in self.files.items()}
+        self.files = {path: state.with_hash(path) for path, state in self.files.items()}
         rows = [row for plan in self.plans for row in model_rows(plan, self.files)]
         head = header(self.command, self.plans[0].seed, rows, engines)
         folder = run_folder(self.reports, "check")
@@ -235,7 +235,7 @@ class CheckRun:
         return False
 
     def write(self, verdict: Verdict) -> None:
-        verdict = self.known.excused(verdict)
+        verdict = self.known.excuse(verdict)
         self.writer = self.writer or self.open(())
         self.verdicts.append(verdict)
         self.writer.verdict(verdict)

@@ -275,12 +275,12 @@ def results(
 
     work = here if executor is None else partial(judge_model, folder=folder)
     files = [path_of(plan, folder) for plan in plans]
-    for result in as_done(work, plans, executor, files, died):
+    for result in as_done(work, plans, executor, files, verdict_of_death):
         progress(result.case, StageText("done"))
         yield result
 
 
-def died(plan: ShadowPlan, how: str) -> Judged:
+def verdict_of_death(plan: ShadowPlan, how: str) -> Judged:
     text = f"{plan.case}: the process in which it was judged {how}"
     return Judged(case=plan.case, verdicts=[verdict_of(plan, "crashed", text)], row={})
 

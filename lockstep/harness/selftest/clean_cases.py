@@ -19,7 +19,7 @@ from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.parallel.row_files import add_rows, make_row, read_rows
 from lockstep.harness.parallel.works import Executor, as_done
 from lockstep.harness.records import DEFAULT, EXACT
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import Variant, variant_named, with_vocabulary
 from lockstep.harness.synth.generator import MAKERS, stream
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
@@ -141,7 +141,7 @@ def write_model(seed: int, path: Path) -> str:
         write_llama(random_recipe(seed), path)
         return arch
     variant, quant = random_variant(arch, seed)
-    with opened() as session:
+    with open_for_variants() as session:
         make_variant(variant, path, seed=seed, quant=quant, session=session)
     return arch
 

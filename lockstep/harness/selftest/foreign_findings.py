@@ -11,7 +11,7 @@ from lockstep.harness.check.check import Plan, open_plan, run_suites
 from lockstep.harness.foreign.engines import ENGINES
 from lockstep.harness.known.foreign import Finding
 from lockstep.harness.records import EXACT, Verdict
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import variant_named, with_vocabulary
 from lockstep.harness.synth.gguf_writer import write_gguf
 from lockstep.harness.synth.llama import LlamaRecipe, check, metadata, tensors
@@ -43,7 +43,7 @@ def write_any(
 ) -> None:
     """changed: keys, which begin with a dot, that are another number."""
     found = replace(variant_named(arch), sizes=tuple(sizes.items()), changed=tuple(changed.items()))
-    with opened() as session:
+    with open_for_variants() as session:
         make_variant(with_vocabulary(found, N_VOCAB), path, session=session)
 
 

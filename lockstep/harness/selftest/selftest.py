@@ -24,7 +24,7 @@ def mutants() -> list[type[Mutant]]:
 
 def is_confirmed(trial: Trial) -> bool:
     """Whether patching the culprits heals the run, where there is anything to heal."""
-    cls: Any = Adapter.named(trial.engine)
+    cls: Any = Adapter.member(trial.engine)
     return trial.confirmed is bool(cls.moves_logits)
 
 

@@ -106,14 +106,14 @@ class Trials:
         bits = stream(self.seed, f"fault {number}")
         while done.injected is None and len(done.again) < TRIES:
             place, fault = draw_fault(places, done.kind, bits)
-            match self.injected(place, fault):
+            match self.inject(place, fault):
                 case Injected() as injected:
                     done.injected = injected
                 case why:
                     done.again.append((place.op, why))
         return done
 
-    def injected(self, place: FaultPlace, fault: Fault) -> Injected | Again:
+    def inject(self, place: FaultPlace, fault: Fault) -> Injected | Again:
         judge = self.judge()
         struck: list[Node] = []
 
@@ -162,8 +162,8 @@ def draw_fault(
 
 def size_of(judge: ShadowJudge, struck: Node, honest: NDArray[Any]) -> float:
     """The largest change of what is compared, in bounds; infinite where every bit is determined."""
-    expected, after = judge.expected(struck)
-    _, before = judge.expected(replace(struck, value=honest))
+    expected, after = judge.expect(struck)
+    _, before = judge.expect(replace(struck, value=honest))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         a, b = before.astype(np.float64), after.astype(np.float64)
         same = (a == b) | (np.isnan(a) & np.isnan(b))

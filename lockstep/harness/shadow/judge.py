@@ -100,16 +100,16 @@ class ShadowJudge:
         tally = self.tallies.setdefault((node.op, node.layer), Tally())
         tally.nodes += 1
         try:
-            expected, actual = self.expected(node)
+            expected, actual = self.expect(node)
         except (EngineError, *SENSELESS) as error:
             known = isinstance(error, EngineError)
             tally.skip(str(error) if known else f"the node makes no sense: {error!r:.200}")
             return
         self.compare(node, expected, actual, tally)
 
-    def expected(self, node: Node) -> tuple[Expected, NDArray[Any]]:
+    def expect(self, node: Node) -> tuple[Expected, NDArray[Any]]:
         """What a node should hold, and what is compared with it. Raises EngineError, SENSELESS."""
-        sources = tuple(s if s is None else self.resolved(s) for s in node.sources)
+        sources = tuple(s if s is None else self.resolve(s) for s in node.sources)
         expected = expect(replace(node, sources=sources), self.build)
         return expected, node.value if expected.actual is None else expected.actual
 
@@ -160,7 +160,7 @@ class ShadowJudge:
             return False
         return True
 
-    def resolved(self, source: Operand) -> Operand:
+    def resolve(self, source: Operand) -> Operand:
         """With its value; a weight is read from the model's file, as it lies there."""
         if not source.weight:
             return source

@@ -43,13 +43,13 @@ def make_variants(
     vocabulary: as of `with_vocabulary`.
     """
     paths = [folder / f"{name}.gguf" for name in names]
-    with opened() as session:
+    with open_for_variants() as session:
         for name, path in zip(names, paths, strict=True):
             variant = with_vocabulary(variant_named(name), vocabulary)
             make_variant(variant, path, seed=seed, quant=quant, session=session)
     return paths
 
 
-def opened() -> Session:
+def open_for_variants() -> Session:
     """A session that `make_variant` can ask for any number of variants."""
     return Runner(memory_limit=ROOM).open(NAMES_TENSORS, None, EXACT)

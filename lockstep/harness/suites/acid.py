@@ -104,7 +104,7 @@ class Found:
     def answers(self, test: Measurement) -> list[Read]:
         return [a for reading in self.readings for a in reading.answers if a.test == test.name]
 
-    def unanswered(self, test: Measurement) -> bool:
+    def is_unanswered(self, test: Measurement) -> bool:
         """Whether it is in no report, or not in one that ends: what an engine leaves out there may
         be a NO, whatever it writes behind another prompt."""
         whole = (each for each in self.readings if each.ended)
@@ -175,7 +175,7 @@ def of_subject(
         elif test.name in noes:
             no = said_no_of_given_ids if found.given_ids(test) else said_no
             yield no(context, report, noes, test)
-        elif not found.unanswered(test):
+        elif not found.is_unanswered(test):
             detail = {"test": test.name, "file": report.quant}
             of = " (of ids that it was given, not of a tokenizer)" if found.given_ids(test) else ""
             yield context.verdict(SUITE, "agreed", f"{test.name} ok{of}", detail)
@@ -236,7 +236,7 @@ def no_report(context: Context, report: Report, found: Found) -> Verdict:
 
 def left_out(context: Context, report: Report, found: Found) -> Iterator[Verdict]:
     noes = {no.test for no in found.noes(report)}
-    left = (test.name for test in report.tests if found.unanswered(test))
+    left = (test.name for test in report.tests if found.is_unanswered(test))
     missing = [name for name in left if name not in noes]
     if not missing:
         return

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.engine.batch import Batch, joined, steps_of
+from lockstep.engine.batch import Batch, join_batches, steps_of
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import (
@@ -203,7 +203,7 @@ def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ..
         some = tuple(islice(rest, size))
         if not some:
             return tuple(found)
-        found.append(joined(some))
+        found.append(join_batches(some))
     raise AssertionError("a cycle has no end")
 
 

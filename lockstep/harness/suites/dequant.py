@@ -117,7 +117,7 @@ class Side:
         path, data_offset = self.places[name]
         return np.fromfile(path, np.uint8, count=end - at, offset=data_offset + tensor.offset + at)
 
-    def decoded(self, context: Context, name: str, start: int, stop: int) -> NDArray[np.float32]:
+    def decode(self, context: Context, name: str, start: int, stop: int) -> NDArray[np.float32]:
         raw, kind = self.blocks(name, start, stop), self.listed[name].type
         values: NDArray[np.float32] = context.ask(self.session, "dequantize", kind, raw)
         return values
@@ -211,7 +211,7 @@ class FilePair:
         for start in range(0, n_weights, CHUNK):
             stop = min(start + CHUNK, n_weights)
             sides = {"oracle": self.oracle, "subject": self.subject}
-            values = {k: s.decoded(self.context, name, start, stop) for k, s in sides.items()}
+            values = {k: s.decode(self.context, name, start, stop) for k, s in sides.items()}
             expected, actual = values.values()
             if not same_bits(expected, actual):
                 found = divergence(self.context, tensor, start, expected, actual)

@@ -42,7 +42,7 @@ class Products(TensorSuite, name="products"):
         yield from super().run(context)
 
     def ask(self, context: Context) -> SparseRun:
-        return sparse_run(context, kept)
+        return sparse_run(context, keep_run)
 
     def judge(self, context: Context, shown: SparseRun) -> Findings:
         return judge_sparse_run(context, shown)
@@ -118,11 +118,11 @@ def on_sparse_inputs(context: Context) -> Findings:
     if context.subject_info.computes_nodes:
         return products_along_nodes(context)
     if shows_tensors(context):
-        return judge_sparse_run(context, sparse_run(context, kept))
+        return judge_sparse_run(context, sparse_run(context, keep_run))
     raise no_tensors(context)
 
 
-def kept(value: NDArray[Any], seed: int) -> NDArray[Any]:
+def keep_run(value: NDArray[Any], seed: int) -> NDArray[Any]:
     """(tokens, ..., width) with a run of `KEPT` values in each token, spread over the width."""
     runs = -(-value.shape[-1] // KEPT)
     out = np.zeros_like(value)

@@ -280,7 +280,7 @@ def behind(
         yield context.verdict("text", "not-compared", WRONG_ORACLE)
         return
     pieces = Pieces.of(context)
-    free = free[: pieces.shown(free)]
+    free = free[: pieces.count_shown(free)]
     if not free:
         raise NothingToAsk("the oracle begins with a token of no text, and engines may end there")
     own = without_prompt(said_text, prompt, b"".join(pieces[token] for token in free))

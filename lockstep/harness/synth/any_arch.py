@@ -22,7 +22,7 @@ from lockstep.harness.records import TensorSummary
 from lockstep.harness.synth.generator import stream, tensor_bytes
 from lockstep.harness.synth.gguf_writer import gguf_bytes, write_gguf
 from lockstep.harness.synth.llama import Lazy, TensorRow
-from lockstep.harness.synth.published import Draw, published
+from lockstep.harness.synth.published import Draw, published_draw
 from lockstep.harness.synth.variant_extras import (
     BOTH,
     DENSE_ONLY,
@@ -224,7 +224,7 @@ def embedding_size(arch: str, tensors: Sequence[TensorSummary]) -> float:
 
 def row(tensor: TensorSummary, arch: str, seed: int, quant: str, embedded: float) -> TensorRow:
     """embedded: the deviation of embeddings."""
-    kind, draw = type_of(tensor, quant), published(tensor.name, arch)
+    kind, draw = type_of(tensor, quant), published_draw(tensor.name, arch)
     bits = partial(stream, seed, tensor.name)
     return tensor.name, tensor.ne, kind, Lazy(lambda: weights(tensor, kind, bits(), draw, embedded))
 

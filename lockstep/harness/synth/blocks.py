@@ -31,14 +31,14 @@ TERNARY, IQ1_M, MXFP4, NVFP4 = 0.62, 5.48, 5.85, 4.28  # of those that are made 
 MINIMA = {"Q4_1": -7.5, "Q5_1": -15.5, "Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
 
 
-def drawn(name: str, bits: Philox, n: int) -> NDArray[Any]:
-    layout = WeightFormat.named(name).layout
+def draw_weights(name: str, bits: Philox, n: int) -> NDArray[Any]:
+    layout = WeightFormat.member(name).layout
     return octets(bits, n * layout.itemsize).view(layout)
 
 
-def scaled(name: str, bits: Philox, n: int, sigma: float) -> bytes:
+def scale_blocks(name: str, bits: Philox, n: int, sigma: float) -> bytes:
     """Types with a half-precision scale `d`, and perhaps one for minima."""
-    blocks = drawn(name, bits, n)
+    blocks = draw_weights(name, bits, n)
     largest = sigma / SPREAD[name]
     blocks["d"] = scales(bits, n, largest)
     if name in MINIMA:
@@ -49,7 +49,7 @@ def scaled(name: str, bits: Philox, n: int, sigma: float) -> bytes:
 
 def ternary(name: str, bits: Philox, n: int, sigma: float) -> bytes:
     """TQ1_0 and TQ2_0: only the codes of -1, 0 and 1."""
-    blocks = drawn(name, bits, n)
+    blocks = draw_weights(name, bits, n)
     blocks["d"] = scales(bits, n, sigma / TERNARY)
     if name == "TQ2_0":
         digits = integers(bits, n * 256, 3).reshape(n, 64, 4)
@@ -64,7 +64,7 @@ def ternary(name: str, bits: Philox, n: int, sigma: float) -> bytes:
 
 def iq1_m(bits: Philox, n: int, sigma: float) -> bytes:
     """The scale's four nibbles are the top ones of four 16-bit words of sub-scales."""
-    blocks = drawn("IQ1_M", bits, n)
+    blocks = draw_weights("IQ1_M", bits, n)
     d = scales(bits, n, sigma / IQ1_M).view("<u2")
     nibbles = (d[:, None] >> np.array([0, 4, 8, 12], np.uint16)) & 15
     blocks["scales"] = (blocks["scales"] & 0x0FFF) | (nibbles << 12)
@@ -73,7 +73,7 @@ def iq1_m(bits: Philox, n: int, sigma: float) -> bytes:
 
 def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
     """Scales are powers of two: two neighbours, in the shares that give the size."""
-    blocks = drawn("MXFP4", bits, n)
+    blocks = draw_weights("MXFP4", bits, n)
     mantissa, exponent = math.frexp(sigma / MXFP4)  # mantissa: 0.5 to 1
     upper = ((2 * mantissa) ** 2 - 1) / 3
     blocks["e"] = 127 + exponent + (integers(bits, n, 1 << 16) < upper * (1 << 16))
@@ -82,7 +82,7 @@ def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
 
 def nvfp4(bits: Philox, n: int, sigma: float) -> bytes:
     """Four 8-bit float scales a block: the nearest ones to what is drawn."""
-    blocks = drawn("NVFP4", bits, n)
+    blocks = draw_weights("NVFP4", bits, n)
     wanted = between(bits, 4 * n, sigma / NVFP4)
     middles = (UE4M3[1:] + UE4M3[:-1]) / 2
     blocks["d"] = np.searchsorted(middles, wanted).reshape(n, 4)
@@ -100,7 +100,7 @@ def ue4m3(code: int) -> float:
 UE4M3 = np.array([ue4m3(code) for code in range(0x7F)], np.float32)  # 0x7F is NaN
 
 MAKERS: dict[str, Maker] = {
-    **{name: partial(scaled, name) for name in SPREAD},
+    **{name: partial(scale_blocks, name) for name in SPREAD},
     **{name: partial(ternary, name) for name in ("TQ1_0", "TQ2_0")},
     "IQ1_M": iq1_m,
     "MXFP4": mxfp4,

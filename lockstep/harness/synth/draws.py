@@ -21,11 +21,11 @@ def key_of(seed: int, name: str) -> int:
 
 def raw(seed: int, name: str, n: int) -> NDArray[np.uint64]:
     """The first n numbers of such a stream."""
-    found: NDArray[np.uint64] = begun(seed, name).random_raw(n)
+    found: NDArray[np.uint64] = begin_stream(seed, name).random_raw(n)
     return found
 
 
-def begun(seed: int, name: str) -> Philox:
+def begin_stream(seed: int, name: str) -> Philox:
     """Such a stream, until this thread begins another one. Each new generator asks the system for
     randomness that a key makes needless, which takes longer than a thousand numbers: here one
     begins again."""

@@ -65,7 +65,7 @@ OTHERWISE: Mapping[str, tuple[tuple[str, Draw | None], ...]] = MappingProxyType(
 )
 
 
-def published(name: str, arch: str) -> Draw | None:
+def published_draw(name: str, arch: str) -> Draw | None:
     """How a tensor is drawn that has its own range; None: like a matrix."""
     rules = (*OTHERWISE.get(arch, ()), *PUBLISHED)
     return next((draw for pattern, draw in rules if re.search(pattern, name)), None)

@@ -33,7 +33,7 @@ def write_twin(model: Path, output: Path, progress: Progress = lambda _: None) -
     with open_model(model) as file:
         check_output(output, model)
         formats = {
-            name: WeightFormat.named(info.type.name)
+            name: WeightFormat.member(info.type.name)
             for name, info in file.tensors.items()
             if info.type.name not in KEPT
         }

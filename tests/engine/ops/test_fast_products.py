@@ -61,7 +61,7 @@ def test_linear_is_within_bound_for_any_shape(
 
 def block_of(type_name: str) -> int:
     """Columns that a row has at least: whole blocks of weights and of activations."""
-    return max(32, WeightFormat.named(type_name).weights)
+    return max(32, WeightFormat.member(type_name).weights)
 
 
 @pytest.mark.parametrize("type_name", FLOATS)
@@ -112,7 +112,7 @@ def test_infinite_and_nan_weights_and_every_other_bit_pattern_are_multiplied_as_
     type_name: str,
 ) -> None:
     """One weight or block per output: the sum has one term, and what it is must match exactly."""
-    kind = WeightFormat.named(type_name)
+    kind = WeightFormat.member(type_name)
     codes = np.arange(65536, dtype=np.uint16)
     blocks = np.zeros(65536, kind.layout if kind.weights > 1 else Q4_0.layout)
     blocks["d"], blocks["qs"] = codes.view(np.float16), 1
@@ -131,7 +131,7 @@ def test_infinite_and_nan_weights_and_every_other_bit_pattern_are_multiplied_as_
 
 
 def test_a_decoder_that_is_wrong_on_purpose_is_not_replaced_by_a_kernel() -> None:
-    class Unsigned(WeightFormat.named("Q8_0")):  # type: ignore[misc]
+    class Unsigned(WeightFormat.member("Q8_0")):  # type: ignore[misc]
         @staticmethod
         def unpack(raw: Any, out: Any) -> None:
             blocks = raw.view(right.format.layout)
@@ -218,7 +218,7 @@ EXTREMES = (*K_FORMATS, "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS")
 
 def largest(type_name: str, rows: int, columns: int) -> Weight:
     """Every step is the largest that there is, and so are the scales of groups."""
-    kind = WeightFormat.named(type_name)
+    kind = WeightFormat.member(type_name)
     blocks = np.zeros(rows * columns // kind.weights, kind.layout)
     blocks.view(np.uint8)[:] = 128 if type_name == "Q8_0" else 255  # -128, which has no opposite
     for name in kind.layout.names or ():
@@ -303,7 +303,7 @@ def test_activations_are_converted_to_the_bytes_of_their_format(
         at = np.random.default_rng(seed).integers(0, max(1, x.size), 5)
         x.reshape(-1)[at[: x.size]] = special[at[: x.size] % len(special)]
     with np.errstate(all="ignore"):
-        expected = ActivationFormat.named(type_name).quantise(x)
+        expected = ActivationFormat.member(type_name).quantise(x)
     found = CONVERTED[type_name](x)
     assert np.array_equal(found.x.reshape(expected["qs"].shape), expected["qs"])
     assert np.array_equal(found.dx, expected["d"].astype(np.float32), equal_nan=True)

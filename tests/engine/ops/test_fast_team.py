@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.engine.kernels.compiled import compiled
+from lockstep.engine.kernels.compiled import compile_kernel
 from lockstep.engine.ops.fast.team import Team, team
 
 
-@compiled
+@compile_kernel
 def mark(seen: Any, start: int, stop: int) -> None:
     for i in range(start, stop):
         seen[i] += 1
 
 
-@compiled
+@compile_kernel
 def fail(seen: Any, start: int, stop: int) -> None:
     if start > 0:
         raise ValueError("no")

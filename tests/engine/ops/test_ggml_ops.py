@@ -153,6 +153,6 @@ def test_nothing_limits_what_blocks_make_of_what_is_no_number(
     x = normal(3, 3, 64)
     x[1, 7] = value
     found = in_parts(x, weight_of(kind, (5, 64)), BUILD)
-    limits = np.concatenate([part.settled().allowed for _, part in found], axis=-1)
+    limits = np.concatenate([part.settle().allowed for _, part in found], axis=-1)
     assert np.isfinite(limits[[0, 2]]).all()
     assert np.isposinf(limits[1]).all() == free

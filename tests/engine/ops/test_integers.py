@@ -61,7 +61,7 @@ def test_all_formats_but_those_with_other_scales_are_multiplied_by_integers() ->
 def test_a_decoder_that_is_wrong_is_not_replaced_by_a_right_one() -> None:
     """This one takes the scale of the block before, which is no mistake where all are one."""
 
-    class Late(WeightFormat.named("Q8_0")):  # type: ignore[misc]
+    class Late(WeightFormat.member("Q8_0")):  # type: ignore[misc]
         @classmethod
         def dequantize_into(cls, raw: NDArray[np.uint8], out: F32) -> None:
             blocks = raw.copy().view(cls.layout)

@@ -28,12 +28,12 @@ def weight_of(type_name: str, shape: tuple[int, ...], seed: int = 0) -> Weight:
     import_members("lockstep.engine.quants")
     n = math.prod(shape)
     raw = b"".join(tensor_bytes(stream(seed, type_name), type_name, n, shape[-1] ** -0.5))
-    return Weight("w", WeightFormat.named(type_name), shape, np.frombuffer(raw, np.uint8))
+    return Weight("w", WeightFormat.member(type_name), shape, np.frombuffer(raw, np.uint8))
 
 
 def f32_weight(values: F32) -> Weight:
     raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
-    return Weight("w", WeightFormat.named("F32"), values.shape, raw)
+    return Weight("w", WeightFormat.member("F32"), values.shape, raw)
 
 
 def test_a_product_beyond_float32_is_infinite() -> None:

@@ -83,7 +83,7 @@ def test_a_product_of_halves_that_is_rounded_before_it_is_added_does_not_fit() -
 
 def matrix(name: str, rows: int = 32, columns: int = 64) -> Weight:
     raw = normal(4, rows, columns).astype(np.float16)
-    return Weight(name, WeightFormat.named("F16"), raw.shape, raw.reshape(-1).view(np.uint8))
+    return Weight(name, WeightFormat.member("F16"), raw.shape, raw.reshape(-1).view(np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,11 @@ def test_activations_stay_as_they_are_before_matrices_that_are_laid_out_for_amx(
 ) -> None:
     x = normal(5, 3, weight.shape[1])
     halved = x.astype(np.float16).astype(np.float64)
-    found = products.converted(x, weight, Build(lanes=16, generic=(AMX,))).values
+    found = products.convert_activations(x, weight, Build(lanes=16, generic=(AMX,))).values
     np.testing.assert_array_equal(found, x if whole else halved)
-    np.testing.assert_array_equal(products.converted(x, weight, Build(lanes=16)).values, halved)
+    np.testing.assert_array_equal(
+        products.convert_activations(x, weight, Build(lanes=16)).values, halved
+    )
 
 
 def test_a_matrix_that_the_build_names_is_not_laid_out() -> None:
@@ -114,9 +116,9 @@ def test_a_matrix_that_the_build_names_is_not_laid_out() -> None:
     weight, x = matrix("token_embd.weight"), normal(5, 3, 64)
     named = Build(lanes=16, generic=(AMX, "token_embd.weight"))
     halved = x.astype(np.float16).astype(np.float64)
-    np.testing.assert_array_equal(products.converted(x, weight, named).values, halved)
+    np.testing.assert_array_equal(products.convert_activations(x, weight, named).values, halved)
     np.testing.assert_array_equal(
-        products.converted(x, weight, Build(lanes=16, generic=(AMX,))).values, x
+        products.convert_activations(x, weight, Build(lanes=16, generic=(AMX,))).values, x
     )
 
 

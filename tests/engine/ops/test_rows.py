@@ -22,7 +22,7 @@ Found = tuple[NDArray[np.float64], NDArray[np.float64]]  # the product and its s
 
 
 def found(x: F32, weight: Weight, build: Build) -> Found:
-    seen = products.converted(x, weight, build)
+    seen = products.convert_activations(x, weight, build)
     with np.errstate(all="ignore"):
         value, size = products.added_up(seen.values, seen.sums, weight, build, np.float64)
     return value, size
@@ -60,7 +60,7 @@ def test_a_product_of_integers_as_they_lie_in_the_file_is_that_of_decoded_weight
 ) -> None:
     """21 rows in pieces of four; the last blocks of a row are no four, where they are small."""
     monkeypatch.setattr(few_integers, "PIECE", 4 * COLUMNS)
-    kind = WeightFormat.named(name)
+    kind = WeightFormat.member(name)
     columns = COLUMNS + kind.weights
     weight, x = weight_of(name, (21, columns), seed=5), floats(tokens, tokens, columns)
     asked: list[str] = []
@@ -162,7 +162,7 @@ def test_an_honest_engine_whose_activations_carry_no_sums_has_those_of_its_value
 def test_a_decoder_that_is_wrong_decodes_itself() -> None:
     """What it does to the weights after they are unpacked would be left out."""
 
-    class Doubled(WeightFormat.named("Q8_0")):  # type: ignore[misc]
+    class Doubled(WeightFormat.member("Q8_0")):  # type: ignore[misc]
         @classmethod
         def dequantize_into(cls, raw: NDArray[np.uint8], out: F32) -> None:
             super().dequantize_into(raw, out)

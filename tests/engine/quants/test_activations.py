@@ -219,7 +219,7 @@ def test_part_of_a_block_is_refused(kind: type[ActivationFormat]) -> None:
 
 def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
     with pytest.raises(Unsupported, match=r"no activation format named 'Q9_9' \(known: .*Q8_K"):
-        ActivationFormat.named("Q9_9")
+        ActivationFormat.member("Q9_9")
 
 
 def values(kind: type[ActivationFormat], *first: float) -> list[float]:

@@ -20,7 +20,7 @@ from tests.all_types import same
 import_members("lockstep.engine.quants")
 FOLDER = Path(codebooks.__file__).parent
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_codebooks.py"
-IQ = [WeightFormat.named(name) for name in sorted(WeightFormat.family) if name.startswith("IQ")]
+IQ = [WeightFormat.member(name) for name in sorted(WeightFormat.family) if name.startswith("IQ")]
 
 
 def values(name: str, length: int) -> NDArray[np.int8]:

@@ -37,7 +37,7 @@ def test_every_type_that_a_file_can_have_is_here() -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_numbers_become_the_nearest_float32(name: str) -> None:
-    kind = WeightFormat.named(name)
+    kind = WeightFormat.member(name)
     raw = random_bytes(kind, 4001)
     ties = np.array([2**24 + 1, 2**24 + 3, -(2**24) - 1, 2**25 + 2]) if "4" in name else [1, -1]
     raw = np.concatenate([raw, np.array(ties).astype(kind.layout["x"]).view(np.uint8)])
@@ -128,4 +128,4 @@ def test_an_array_that_cannot_be_filled_is_refused(out: Any) -> None:
 
 def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
     with pytest.raises(Unsupported, match=r"no weight format named 'Q9_9' \(near: "):
-        WeightFormat.named("Q9_9")
+        WeightFormat.member("Q9_9")

@@ -11,7 +11,7 @@ from lockstep.engine.tokenizers import merging
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.tokenizers.llama import LlamaTokenizer
 from lockstep.engine.tokenizers.splitting import Remembered
-from lockstep.engine.tokenizers.tables import Needles, hashed, table_of, table_of_merges
+from lockstep.engine.tokenizers.tables import Needles, hash_prefixes, table_of, table_of_merges
 from lockstep.harness.mutants.parts import slow_merges as slow
 from tests.engine.tokenizers import test_tokenizer_gpt2 as gpt2
 from tests.engine.tokenizers import test_tokenizer_llama as llama
@@ -72,7 +72,7 @@ def test_merging_by_rank_is_that_of_plain_python(alphabet: str) -> None:
     assert len(ranks) > 30
     given = [text.decode(errors="ignore").encode() for text in texts(7, alphabet)]
     expected = [
-        [ids[s] for s in slow.merged(slow.characters(text), lambda a, b: ranks.get((a, b)))]
+        [ids[s] for s in slow.merge_parts(slow.characters(text), lambda a, b: ranks.get((a, b)))]
         for text in given
     ]
     sizes = [len(text.decode()) for text in given]
@@ -140,7 +140,7 @@ def is_cut(tokenizer: Tokenizer, pair: bytes) -> bool:
     assert isinstance(tokenizer, LlamaTokenizer)
     table, raw = tokenizer.merging.pairs, np.frombuffer(pair, np.uint8)
     symbols = np.empty((len(raw) + 1, 4), np.int32)
-    hashes = hashed(raw)
+    hashes = hash_prefixes(raw)
     return merging.cut(raw, hashes, table.powers, table.joints, 0, len(raw), symbols) == 1
 
 

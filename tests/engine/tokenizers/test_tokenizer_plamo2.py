@@ -147,9 +147,9 @@ class EveryState(Plamo2Tokenizer):
 
     looked = 0
 
-    def extended(self, character: str, state: str) -> str:
+    def extend_state(self, character: str, state: str) -> str:
         self.looked += len(self.known_steps.get(state, ())) + len(state)
-        return super().extended(character, state)
+        return super().extend_state(character, state)
 
 
 def test_the_work_for_a_character_does_not_grow_with_the_text() -> None:

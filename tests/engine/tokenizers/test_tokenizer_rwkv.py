@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.tokenizers.base import tokenizer_of
-from lockstep.engine.tokenizers.rwkv import RwkvTokenizer, unescaped
+from lockstep.engine.tokenizers.rwkv import RwkvTokenizer, unescape
 from tests.tokenizer_cases import (
     CONTROL,
     NORMAL,
@@ -84,7 +84,7 @@ def test_every_rule_holds() -> None:
     ],
 )
 def test_escapes_are_read_as_llama_cpp_reads_them(text: bytes, expected: bytes) -> None:
-    assert unescaped(text) == expected
+    assert unescape(text) == expected
 
 
 def test_a_byte_without_a_token_needs_an_unknown_token() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.engine.errors import InvalidModel, Unsupported
-from lockstep.engine.tokenizers.base import cleaned, tokenizer_of
+from lockstep.engine.tokenizers.base import clean_spaces, tokenizer_of
 from lockstep.engine.tokenizers.vocabulary import Attr
 from tests.engine.tokenizers.test_tokenizer_llama import FIRST_BYTE, TEXTS, ids, renamed, tiny
 
@@ -171,4 +171,4 @@ def test_types_are_kept_as_stored_beside_the_repaired_ones() -> None:
     ],
 )
 def test_cleaning_drops_the_spaces_before_punctuation(text: bytes, expected: bytes) -> None:
-    assert cleaned(text) == expected
+    assert clean_spaces(text) == expected

@@ -142,7 +142,7 @@ def test_the_calls_of_all_threads_count(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_each_thread_decodes_all_blocks_into_room_of_its_own(threads: int) -> None:
-    kind = WeightFormat.named("Q4_0")
+    kind = WeightFormat.member("Q4_0")
     raw = np.arange(7 * kind.layout.itemsize, dtype=np.uint8)
     pieces = pieces_of(raw, (kind.layout.itemsize, kind.weights), threads)
     assert len(pieces) == threads

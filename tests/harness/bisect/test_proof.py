@@ -13,7 +13,7 @@ from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.cli.bisection import confirmation
 from lockstep.harness.locate.proof import Patched
 from lockstep.harness.records import EngineInfo
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import variant_named
 from tests.contexts import context_of
 from tests.models import written
@@ -49,7 +49,7 @@ class Float64AndTwoFaults(Reference, name="test:float64-and-two-faults"):
 @pytest.fixture(scope="module")
 def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "gemma2.gguf"
-    with opened() as namer:
+    with open_for_variants() as namer:
         make_variant(variant_named("gemma2"), path, session=namer)
     return path
 

@@ -149,7 +149,7 @@ def test_an_engine_that_opens_no_f32_model_is_not_accused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = SliceAnswer(status="not-compared", summary="it takes no F32")
-    monkeypatch.setattr(SliceAsker, "answered", lambda *_: refused)
+    monkeypatch.setattr(SliceAsker, "answer_to", lambda *_: refused)
     twin, *_ = verdicts(plan_of(model))
     assert (twin.status, twin.summary) == ("not-applicable", "the F32 twin: it takes no F32")
 
@@ -170,7 +170,7 @@ def test_a_listed_divergence_excuses_no_other_of_the_same_question(tmp_path: Pat
     assert all(extent_of(v).size for v in (*eps, *heads, *tokens))
     write_known(listed, eps, KnownFailures())
     known = read_known(listed)
-    assert [known.excused(v).status for v in (*eps, *heads)] == ["excused", "diverged"]
+    assert [known.excuse(v).status for v in (*eps, *heads)] == ["excused", "diverged"]
 
 
 def test_a_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path
     write_known(tmp_path / "known.json", found[:1], KnownFailures())
     known = read_known(tmp_path / "known.json")
     tried = (*found, replace(found[0], detail=elsewhere))
-    assert [known.excused(v).status for v in tried] == ["excused", "diverged", "diverged"]
+    assert [known.excuse(v).status for v in tried] == ["excused", "diverged", "diverged"]
 
 
 def test_of_a_made_model_that_llama_cpp_refuses_nobody_is_said_to_be_wrong() -> None:

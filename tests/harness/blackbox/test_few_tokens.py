@@ -13,7 +13,7 @@ from lockstep.harness.blackbox.few_tokens import KEPT, cut, few_tokens_of
 from lockstep.harness.blackbox.rewriting import rewrite
 from lockstep.harness.blackbox.slices import slice_of
 from lockstep.harness.records import Evaluation, Request
-from lockstep.harness.shadow.models import make_variant, opened
+from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.any_arch import variant_named, with_vocabulary
 from lockstep.harness.synth.llama import LlamaRecipe
 from tests.black_boxes import asker_of, bisected, faults
@@ -28,7 +28,7 @@ def large(folder: Path, arch: str) -> Path:
         recipe = LlamaRecipe(n_vocab=LARGE, n_layer=2, tied=True, quant="Q4_0")
         with_metadata(path, recipe, tokenizer__ggml__eos_token_id=("U32", LAST))
         return path
-    with opened() as namer:
+    with open_for_variants() as namer:
         make_variant(with_vocabulary(variant_named(arch), LARGE), path, session=namer)
     return path
 

@@ -27,7 +27,7 @@ from lockstep.harness.check.check import open_plan
 from lockstep.harness.records import Evaluation, Request, Verdict
 from lockstep.harness.runs.known_failures import place_of
 from lockstep.harness.shadow.models import make_variant
-from lockstep.harness.shadow.models import opened as llama_cpp_opened
+from lockstep.harness.shadow.models import open_for_variants as llama_cpp_opened
 from lockstep.harness.sites import IN_A_LAYER
 from lockstep.harness.synth.any_arch import variant_named
 from tests.black_boxes import with_made_models

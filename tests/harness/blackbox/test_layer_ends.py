@@ -25,7 +25,7 @@ from lockstep.harness.mutants.parts.mistakes import as_weight, change_weights
 from lockstep.harness.records import EngineInfo, Evaluation, Request
 from lockstep.harness.runs.run import bisect_one
 from lockstep.harness.shadow.models import make_variant
-from lockstep.harness.shadow.models import opened as llama_cpp_opened
+from lockstep.harness.shadow.models import open_for_variants as llama_cpp_opened
 from lockstep.harness.synth.any_arch import variant_named
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for

@@ -16,7 +16,7 @@ from lockstep.harness.blackbox.asking import SliceAnswer
 from lockstep.harness.blackbox.lenses import lenses_of
 from lockstep.harness.blackbox.looking import through
 from lockstep.harness.shadow.models import make_variant
-from lockstep.harness.shadow.models import opened as llama_cpp_opened
+from lockstep.harness.shadow.models import open_for_variants as llama_cpp_opened
 from lockstep.harness.synth.any_arch import variant_named
 from tests.black_boxes import asker_of, copy_with, one_nibble
 

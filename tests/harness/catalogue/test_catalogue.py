@@ -16,7 +16,7 @@ from lockstep.harness.catalogue import run
 from lockstep.harness.catalogue.fixed_limits import COSINE, LIMITS, TOP, WIDE, nmse, on_short
 from lockstep.harness.catalogue.memory import once
 from lockstep.harness.catalogue.models import model_for
-from lockstep.harness.catalogue.rates import BEGIN, END, read, with_tables, written
+from lockstep.harness.catalogue.rates import BEGIN, END, read, with_tables, write_rates
 from lockstep.harness.catalogue.run import (
     CataloguePart,
     honest_engines,
@@ -121,7 +121,7 @@ def test_a_table_counts_what_is_caught_and_says_what_is_not() -> None:
 def test_what_is_kept_of_a_catalogue_gives_the_same_tables() -> None:
     found = [trial("one"), trial("two", caught=False, found="nowhere")]
     found.append(trial("fine", family=HONEST, found="nowhere"))
-    assert list(lines(read(written(found)))) == list(lines(found))
+    assert list(lines(read(write_rates(found)))) == list(lines(found))
 
 
 def test_tables_take_the_place_of_those_that_were_there() -> None:

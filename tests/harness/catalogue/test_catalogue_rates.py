@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.harness.catalogue.rates import BEGIN, END, PAGES, read, with_tables, written
+from lockstep.harness.catalogue.rates import BEGIN, END, PAGES, read, with_tables, write_rates
 from lockstep.harness.catalogue.run import honest_engines, wrong_engines
 from lockstep.harness.catalogue.trial import Trial
 
@@ -32,11 +32,11 @@ def test_every_engine_has_been_run(found: list[Trial]) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_rate_that_is_changed_by_hand_is_seen(page: str, found: list[Trial]) -> None:
     text = (HOME / page).read_text(encoding="utf-8")
-    found = read(written(found))
+    found = read(write_rates(found))
     wrong = [trial for trial in found if not trial.honest]
     wrong[0].views["tensors"].__dict__["caught"] = not wrong[0].views["tensors"].caught
     assert text != with_tables(page, text, found)
 
 
 def test_rates_come_back_as_they_were_written(found: list[Trial]) -> None:
-    assert written(read(written(found))) == written(found)
+    assert write_rates(read(write_rates(found))) == write_rates(found)

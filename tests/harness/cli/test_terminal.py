@@ -122,7 +122,7 @@ def test_who_is_interrupted_is_shown_where_what_was_found_is(
 ) -> None:
     folder = tmp_path / "a run"
     out = Terminal(quiet=False)
-    out.opened(folder)
+    out.open_report(folder)
     with pytest.raises(typer.Exit) as ended, out:
         raise KeyboardInterrupt
     assert ended.value.exit_code == 130

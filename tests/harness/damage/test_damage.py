@@ -23,7 +23,7 @@ from tests.models import written
 def decoded(path: Path, name: str) -> Any:
     import_members("lockstep.engine.quants")
     with GgufFile.open(path) as file:
-        return WeightFormat.named(file.tensors[name].type.name).dequantize(file.raw(name)).copy()
+        return WeightFormat.member(file.tensors[name].type.name).dequantize(file.raw(name)).copy()
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q4_0", "Q8_0", "Q4_K"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.engine.gguf.fields import DEFAULT_ALIGNMENT, padded
+from lockstep.engine.gguf.fields import DEFAULT_ALIGNMENT, pad_to
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.catalogue.models import architecture_of, model_for
 from lockstep.harness.catalogue.views import LOGITS, TEXT, View
@@ -15,7 +15,7 @@ ALIGNMENT = "mutant:alignment-ignored"
 
 def test_aligned_model_has_data_behind_the_default_alignment(tmp_path: Path) -> None:
     with GgufFile.open(model_for("aligned", tmp_path)) as file:
-        assert file.data_offset > padded(file.header_end, DEFAULT_ALIGNMENT)
+        assert file.data_offset > pad_to(file.header_end, DEFAULT_ALIGNMENT)
 
 
 @pytest.mark.parametrize("view", [LOGITS, TEXT], ids=lambda view: view.name)

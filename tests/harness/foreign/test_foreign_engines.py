@@ -196,7 +196,7 @@ def test_a_program_knows_nothing_of_lockstep(path: Path) -> None:
 
 ON_ANSWERING = """
 import numpy as np
-from answering import Refused, Unsupported, encoded, greedy_ids, later, rows_of, serve, texts
+from answering import Refused, Unsupported, encode_answer, greedy_ids, later, rows_of, serve, texts
 
 class Model:
     def __init__(self, path):
@@ -214,7 +214,7 @@ class Model:
             raise Unsupported("no special tokens")
         return {"ids": [[len(text)] for text in texts(question)]}, {}
     def detokenize(self, question, _):
-        return encoded("".join(map(str, ids)) for ids in question["ids"])
+        return encode_answer("".join(map(str, ids)) for ids in question["ids"])
 
 def start(path, settings):
     names = ("greedy", "logits", "tokenize", "detokenize")
@@ -342,8 +342,8 @@ def test_an_engine_in_javascript_answers_on_the_shared_loop(tmp_path: Path) -> N
 def test_texts_cross_as_bytes() -> None:
     sys.path.insert(0, str(PROGRAMS))
     try:
-        from answering import encoded  # type: ignore[import-not-found]
+        from answering import encode_answer  # type: ignore[import-not-found]
     finally:
         sys.path.remove(str(PROGRAMS))
-    answer, _ = encoded([b"\xff", "ä"])
+    answer, _ = encode_answer([b"\xff", "ä"])
     assert [base64.b64decode(text) for text in answer["texts"]] == [b"\xff", "ä".encode()]

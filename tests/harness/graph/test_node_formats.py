@@ -48,7 +48,7 @@ def accepted(numbers: list[int | None], kinds: list[str] | None = None) -> list[
         given = product(i, (kinds or ["Q8_0"] * len(numbers))[i])
         formats.count(given)
         formats.is_given(site, given, shown(given, number))
-    found = formats.accepted()
+    found = formats.accept_format()
     return [site in found for site in sites]
 
 
@@ -72,7 +72,7 @@ def test_a_stray_format_beside_products_of_llama_cpps_own_is_a_fault() -> None:
     given, site = product(9), Site(step=0, layer=0, name="x")
     formats.count(given)
     assert formats.is_given(site, given, shown(given, BF16))
-    assert not formats.accepted()
+    assert not formats.accept_format()
 
 
 def test_one_row_and_many_may_have_formats_of_their_own() -> None:
@@ -84,7 +84,7 @@ def test_one_row_and_many_may_have_formats_of_their_own() -> None:
             formats.count(given)
             assert formats.is_given(site, given, shown(given, number))
             sites.append(site)
-    assert formats.accepted() == set(sites)
+    assert formats.accept_format() == set(sites)
 
 
 def test_each_type_of_weights_may_have_a_format_of_its_own() -> None:

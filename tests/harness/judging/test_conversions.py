@@ -9,7 +9,7 @@ from lockstep.engine.activations.base import GENERIC, X86
 from lockstep.engine.activations.q8_0 import Q8_0Activations
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.near import F64
-from lockstep.engine.ops.products import converted
+from lockstep.engine.ops.products import convert_activations
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
 from lockstep.harness.honest.conversions import Bf16, Int8Blocks, Int8Rows
@@ -19,7 +19,7 @@ from lockstep.harness.synth.generator import MAKERS, stream
 
 
 def weight_of(quant: str, rows: int, width: int) -> Weight:
-    kind = WeightFormat.named(quant)
+    kind = WeightFormat.member(quant)
     raw = MAKERS[quant](stream(0, quant), rows * width // kind.weights, 1.0)
     return Weight("w", kind, (rows, width), np.frombuffer(raw, np.uint8))
 
@@ -131,9 +131,9 @@ def test_only_activations_that_meet_blocks_are_converted() -> None:
     x = normal(3, 256)
     build = next(builds(Build(lanes=16)))
     for quant in ("F32", "F16", "BF16"):
-        assert np.array_equal(converted(x, weight_of(quant, 2, 256), build).values, x)
+        assert np.array_equal(convert_activations(x, weight_of(quant, 2, 256), build).values, x)
         assert not is_type_in_blocks(quant)
     for quant in ("Q8_0", "Q4_K", "IQ2_XXS", "TQ1_0"):
-        assert not np.array_equal(converted(x, weight_of(quant, 2, 256), build).values, x)
+        assert not np.array_equal(convert_activations(x, weight_of(quant, 2, 256), build).values, x)
         assert is_type_in_blocks(quant)
     assert not is_type_in_blocks("I32")

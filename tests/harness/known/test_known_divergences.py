@@ -42,7 +42,7 @@ def test_no_two_entries_have_an_id_or_a_matter_in_common() -> None:
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
 def test_an_entry_says_what_where_and_whether_it_was_reported(known: Known) -> None:
     assert adapter_class(known.component).name == known.component
-    assert len(bytes.fromhex(known.case)) == WeightFormat.named(known.type).layout.itemsize
+    assert len(bytes.fromhex(known.case)) == WeightFormat.member(known.type).layout.itemsize
     assert known.symptom in {*WORDS, "unsupported"}
     assert known.sentence.endswith(".")
     assert known.status.startswith(("reported", "not reported: "))

@@ -63,7 +63,7 @@ def q6_k(block: Block) -> list[float]:
 
 def blocks(kind: str) -> NDArray[Any]:
     """Random bytes, with scales that are powers of two: float32 holds all that comes of them."""
-    layout = WeightFormat.named(kind).layout
+    layout = WeightFormat.member(kind).layout
     rng = np.random.default_rng(7)
     made = rng.integers(0, 256, 6 * layout.itemsize, dtype=np.uint8).view(layout)
     for name in {"d", "dmin"} & set(layout.names or ()):
@@ -90,7 +90,7 @@ def test_the_wrong_engine_reads_what_a_loop_over_signed_bytes_reads(
     expected = np.array([loop(block) for block in raw])
     size = expected.size
     right, wrong = np.empty(size, np.float32), np.empty(size, np.float32)
-    WeightFormat.named(mutant.kind).unpack(raw.view(np.uint8), right)
+    WeightFormat.member(mutant.kind).unpack(raw.view(np.uint8), right)
     mutant.wrong().unpack(raw.view(np.uint8), wrong)
     np.testing.assert_array_equal(wrong, expected.reshape(-1))
     assert (wrong != right).mean() > 0.1

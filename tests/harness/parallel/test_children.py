@@ -149,7 +149,7 @@ def test_a_hash_taken_of_a_file_that_changed_before_is_not_that_of_the_first(
     path.write_bytes(b"one")
     state = FileState.of(path)
     path.write_bytes(b"three")
-    assert state.hashed(path).sha256 == ""
+    assert state.with_hash(path).sha256 == ""
     assert "it had 3 bytes" in state.change(path)
     assert "now 5 bytes" in state.change(path)
 

@@ -40,16 +40,16 @@ def known(*keys: str) -> KnownFailures:
 
 def test_a_listed_divergence_is_excused_with_its_reason_and_another_is_not() -> None:
     listed = known("rope")
-    first, second = (listed.excused(verdict(key)) for key in ("rope", "norm"))
+    first, second = (listed.excuse(verdict(key)) for key in ("rope", "norm"))
     assert (first.status, second.status) == ("excused", "diverged")
     assert first.summary == "known (issue 12): rope is off"
     assert first.detail["known"] == "issue 12"
-    other_suite = listed.excused(verdict("rope", suite="products"))
+    other_suite = listed.excuse(verdict("rope", suite="products"))
     assert other_suite.status == "diverged"
 
 
 def test_where_all_that_differs_is_listed_the_run_conforms() -> None:
-    listed = known("rope").excused(verdict("rope"))
+    listed = known("rope").excuse(verdict("rope"))
     assert exit_code([listed]) == 0
     assert exit_code([listed, verdict("", "not-applicable")]) == 0
     assert exit_code([listed, verdict("", "not-compared")]) == 3
@@ -75,7 +75,7 @@ def test_another_fault_at_the_same_node_is_not_excused(
     (row,) = json.loads(path.read_text())["known"]
     assert row["at"] == {"": [{"kind": "value", "size": 4.0}]}
     listed = read_known(path)
-    seen = listed.excused(found)
+    seen = listed.excuse(found)
     assert seen.status == ("diverged" if words else "excused")
     assert words in seen.summary
     assert list(listed.gone([seen], "again")) == []
@@ -125,12 +125,12 @@ def test_another_key_or_another_refusal_is_not_excused(
 ) -> None:
     path = tmp_path / "known.json"
     write_known(path, [listed], known())
-    assert read_known(path).excused(listed).status == "excused"
-    assert read_known(path).excused(found).status == "diverged"
+    assert read_known(path).excuse(listed).status == "excused"
+    assert read_known(path).excuse(found).status == "diverged"
 
 
 def test_a_refusal_that_is_listed_is_no_comparison() -> None:
-    listed = known("logits/diverged").excused(refuses("no such thing"))
+    listed = known("logits/diverged").excuse(refuses("no such thing"))
     assert listed.status == "excused"
     assert exit_code([listed]) == 3
 
@@ -152,7 +152,7 @@ def test_another_answer_to_a_test_of_an_acid_model_is_not_excused(
 ) -> None:
     path = tmp_path / "known.json"
     write_known(path, [acid("rope-base", "10000 taken for 1000?")], known())
-    seen = read_known(path).excused(found)
+    seen = read_known(path).excuse(found)
     assert seen.status == ("diverged" if words else "excused")
     assert words in seen.summary
 
@@ -164,7 +164,7 @@ def test_a_list_that_is_written_anew_takes_what_is_another_and_keeps_what_is_the
     write_known(path, [off_by(4.0)], known())
     for size, then in ((5.0, 4.0), (3.0, 4.0), (41.0, 41.0)):
         listed = read_known(path)
-        write_known(path, [listed.excused(off_by(size))], listed)
+        write_known(path, [listed.excuse(off_by(size))], listed)
         (one,) = read_known(path).places[("m", "trace", "rope")][""]
         assert one.size == then
 
@@ -186,7 +186,7 @@ def weight(tensor: str, column: int = 0, n: int = 1) -> Verdict:
 def test_another_weight_is_not_excused(found: Verdict, words: str, tmp_path: Path) -> None:
     path = tmp_path / "known.json"
     write_known(path, [weight("blk.3.ffn_down.weight")], known())
-    seen = read_known(path).excused(found)
+    seen = read_known(path).excuse(found)
     assert seen.status == ("diverged" if words else "excused")
     assert words in seen.summary
 
@@ -196,7 +196,7 @@ def test_two_of_one_key_at_one_place_are_both_excused(tmp_path: Path) -> None:
     write_known(path, [off_by(4.0), off_by(400.0)], known())
     listed = read_known(path)
     sizes = {4.0: "excused", 400.0: "excused", 100.0: "diverged"}
-    assert {size: listed.excused(off_by(size)).status for size in sizes} == sizes
+    assert {size: listed.excuse(off_by(size)).status for size in sizes} == sizes
 
 
 def test_an_entry_of_an_older_list_has_a_size_and_no_places(tmp_path: Path) -> None:
@@ -204,21 +204,21 @@ def test_an_entry_of_an_older_list_has_a_size_and_no_places(tmp_path: Path) -> N
     row = {"case": "m", "suite": "trace", "key": "rope", "reason": "r", "kind": "value", "size": 4}
     path.write_text(json.dumps({"known": [row]}))
     listed = read_known(path)
-    assert [listed.excused(off_by(size)).status for size in (39, 41)] == ["excused", "diverged"]
+    assert [listed.excuse(off_by(size)).status for size in (39, 41)] == ["excused", "diverged"]
 
 
 def test_an_entry_without_kind_and_size_excuses_any() -> None:
-    assert known("rope").excused(off_by(1e9, "shape")).status == "excused"
+    assert known("rope").excuse(off_by(1e9, "shape")).status == "excused"
 
 
 def test_only_divergences_are_excused() -> None:
-    crashed = known("rope").excused(verdict("rope", "crashed"))
+    crashed = known("rope").excuse(verdict("rope", "crashed"))
     assert crashed.status == "crashed"
 
 
 def test_one_that_differs_no_more_is_an_error() -> None:
     listed = known("rope", "norm")
-    seen = [listed.excused(verdict("rope")), verdict("", "agreed")]
+    seen = [listed.excuse(verdict("rope")), verdict("", "agreed")]
     (gone,) = listed.gone(seen, "lockstep check m --known k")
     assert gone.status == "diverged"
     assert "norm is listed as known (issue 12) and differs no more: take it out" in gone.summary
@@ -242,7 +242,7 @@ def test_a_list_is_written_and_read_again_and_reasons_stay(tmp_path: Path) -> No
     )
     assert read_known(path).reasons == {("m", "trace", "rope"): UNKNOWN}
     listed = known("rope")
-    seen = [listed.excused(verdict("rope")), verdict("norm")]
+    seen = [listed.excuse(verdict("rope")), verdict("norm")]
     assert write_known(path, seen, listed) == 2
     assert read_known(path).reasons == {
         ("m", "trace", "norm"): UNKNOWN,

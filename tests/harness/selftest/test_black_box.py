@@ -97,7 +97,7 @@ def test_a_damaged_file_is_wrong_in_one_tensor(change: str, model: str, tmp_path
     with GgufFile.open(path) as right, GgufFile.open(other) as wrong:
         same = [n for n in right.tensors if np.array_equal(right.raw(n), wrong.raw(n))]
         assert set(right.tensors) - set(same) == {fault.tensor}
-        format = WeightFormat.named(right.tensors[fault.tensor].type.name)
+        format = WeightFormat.member(right.tensors[fault.tensor].type.name)
         assert np.isfinite(format.dequantize(wrong.raw(fault.tensor))).all()
 
 

@@ -141,7 +141,7 @@ def test_a_bound_that_is_infinite_compares_nothing(judge: ShadowJudge) -> None:
     def unbounded(asked: Node) -> tuple[Expected, Any]:
         return Expected(asked.value, np.full(asked.value.shape, np.inf), "nothing"), asked.value
 
-    judge.expected = unbounded  # type: ignore[method-assign]
+    judge.expect = unbounded  # type: ignore[method-assign]
     judge(node("ADD", X + X, X, X))
     (verdict,) = verdicts(judge)
     assert "every element is without a finite bound" in verdict.summary

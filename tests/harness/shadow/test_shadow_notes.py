@@ -31,8 +31,8 @@ def in_float32(op: str) -> Node:
 class Inflated(ShadowJudge):
     """Counts a thousand times the roundings."""
 
-    def expected(self, node: Node) -> tuple[Expected, Any]:
-        expected, actual = super().expected(node)
+    def expect(self, node: Node) -> tuple[Expected, Any]:
+        expected, actual = super().expect(node)
         return replace(expected, allowed=np.asarray(expected.allowed) * 1000), actual
 
 

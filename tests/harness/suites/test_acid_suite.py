@@ -113,7 +113,7 @@ def test_an_engine_that_is_given_ids_has_no_tokenizer_to_blame(model: Path, own:
 @pytest.mark.parametrize("level", ["logprobs", "greedy", "generate"])
 def test_a_wrong_engine_is_named_at_any_level(model: Path, level: str) -> None:
     engine = wrong(f"acid: wrong {level}", RopeHalfSplit)
-    made(f"acid: wrong {level} alone", Reference.named(engine), levels=(level,))
+    made(f"acid: wrong {level} alone", Reference.member(engine), levels=(level,))
     found = checked(model, f"acid: wrong {level} alone")
     (pairing,) = [v for v in found if v.detail.get("test") == "rope-pairing"]
     assert pairing.status == "diverged"

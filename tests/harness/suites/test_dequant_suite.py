@@ -107,7 +107,7 @@ def test_shown_tensors_of_signalling_nans_are_differences_and_no_warnings(tmp_pa
 
 class FlushesHalves(Reference, name="small scales: subnormal halves are zero"):
     def dequantize(self, type_name: str, raw: Any) -> F32:
-        layout = WeightFormat.named(type_name).layout
+        layout = WeightFormat.member(type_name).layout
         if "d" in (layout.names or ()):
             blocks = np.array(raw).view(layout)
             blocks["d"][np.abs(blocks["d"]) < 2.0**-14] = 0
@@ -128,7 +128,7 @@ def test_a_file_without_small_scales_does_not_hide_who_reads_them_as_zero(
 
 
 def test_every_half_of_a_block_is_a_small_one_and_the_rest_stays() -> None:
-    kind = WeightFormat.named("Q4_K")
+    kind = WeightFormat.member("Q4_K")
     raw = np.arange(40 * kind.layout.itemsize, dtype=np.uint8)
     found = with_small_scales("Q4_K", raw)
     assert found is not None

@@ -21,7 +21,7 @@ from lockstep.harness.suites.parts.sparse_products import (
     sparse_run,
     up_to_one_token,
 )
-from lockstep.harness.suites.products import kept, products_in, visible_in_some_batch
+from lockstep.harness.suites.products import keep_run, products_in, visible_in_some_batch
 from tests.contexts import check_engine, context_of, diverged, statuses
 from tests.models import builtin
 from tests.quiet_engines import showing
@@ -81,7 +81,7 @@ def test_what_shows_of_a_weight_is_no_more_for_a_token_of_which_less_is_left(
     tmp_path: Path,
 ) -> None:
     with context_of(builtin("q8_0", tmp_path)) as context:
-        found = products_in(judge_sparse_run(context, sparse_run(context, kept)))
+        found = products_in(judge_sparse_run(context, sparse_run(context, keep_run)))
     prompt, one = ([f for f in found if f.site.step == step] for step in (0, 1))
     assert len(prompt) == len(one) > 0
     assert max(f.sees for f in one) > max(f.sees for f in prompt)

@@ -54,7 +54,7 @@ def made(type_name: str, n: int, sigma: float, seed: int = 3) -> bytes:
 
 def decoded(type_name: str, n: int, sigma: float) -> np.ndarray:  # type: ignore[type-arg]
     raw = np.frombuffer(made(type_name, n, sigma), np.uint8)
-    return WeightFormat.named(type_name).dequantize(raw).astype(np.float64)
+    return WeightFormat.member(type_name).dequantize(raw).astype(np.float64)
 
 
 @pytest.mark.parametrize("type_name", MAKERS)
@@ -96,7 +96,7 @@ def test_integers_are_refused_with_the_reason(type_name: str) -> None:
 
 def fields_of(type_name: str) -> np.ndarray:  # type: ignore[type-arg]
     raw = np.frombuffer(made(type_name, N, 0.125), np.uint8)
-    return raw.view(WeightFormat.named(type_name).layout)
+    return raw.view(WeightFormat.member(type_name).layout)
 
 
 def test_two_bits_of_tq2_0_hold_three_codes() -> None:

@@ -29,7 +29,7 @@ def dequant(model: Path, other: Path) -> tuple[int, list[tuple[str, str]]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_twin_has_the_weights_of_its_model_bit_for_bit(kind: str, tmp_path: Path) -> None:
-    format = WeightFormat.named(kind)
+    format = WeightFormat.member(kind)
     n_blocks = 3 * 256 // format.weights
     raw = np.random.default_rng(7).integers(0, 256, n_blocks * format.layout.itemsize, np.uint8)
     model, copy = tmp_path / "model.gguf", tmp_path / "twin.gguf"
@@ -74,7 +74,7 @@ def test_a_tensor_of_many_chunks_is_whole_and_never_held_at_once(
     raw = np.random.default_rng(7).integers(0, 120, (4096 + 32) * 34, np.uint8)
     model, copy = tmp_path / "model.gguf", tmp_path / "twin.gguf"
     write_gguf(model, {}, [("a", (32, 4096 + 32), "Q8_0", raw)])
-    WeightFormat.named("Q8_0").dequantize(raw[:34])
+    WeightFormat.member("Q8_0").dequantize(raw[:34])
     tracemalloc.start()
     try:
         write_twin(model, copy)
@@ -83,7 +83,7 @@ def test_a_tensor_of_many_chunks_is_whole_and_never_held_at_once(
         tracemalloc.stop()
     assert peak < 1 << 18  # the twin has twice that
     with GgufFile.open(copy) as made:
-        assert made.raw("a").tobytes() == WeightFormat.named("Q8_0").dequantize(raw).tobytes()
+        assert made.raw("a").tobytes() == WeightFormat.member("Q8_0").dequantize(raw).tobytes()
 
 
 def test_a_model_without_anything_quantised_is_its_own_twin(tmp_path: Path) -> None:

@@ -41,19 +41,19 @@ class ActivationSteps:
     @cached_property
     def tiles(self) -> tuple[I16, F32]:
         """x and dx as `panels` takes them."""
-        return tiled_pairs(self.x.astype(np.int16)), tiled(self.dx)
+        return tiled_pairs(self.x.astype(np.int16)), tile_tokens(self.dx)
 
     @cached_property
     def tiles_of_minima(self) -> tuple[I16, F32]:
         """What minima are multiplied by."""
         if not self.lows.shape[1]:
-            return tiled_pairs(self.sums.astype(np.int16)), tiled(self.dx)
+            return tiled_pairs(self.sums.astype(np.int16)), tile_tokens(self.dx)
         ones = np.zeros((*self.lows.shape, 2), np.int16)
         ones[..., 0] = 1
-        return tiled_pairs(ones.reshape(len(ones), -1)), tiled(self.lows)
+        return tiled_pairs(ones.reshape(len(ones), -1)), tile_tokens(self.lows)
 
 
-def tiled(x: NDArray[Any]) -> NDArray[Any]:
+def tile_tokens(x: NDArray[Any]) -> NDArray[Any]:
     """(tokens, n) -> (tiles, n, tokens of a tile), the last ones filled up with zeros."""
     tiles = -(-len(x) // TOKENS)
     filled = np.zeros((tiles * TOKENS, x.shape[1]), x.dtype)
@@ -63,7 +63,7 @@ def tiled(x: NDArray[Any]) -> NDArray[Any]:
 
 def tiled_pairs(x: I16) -> I16:
     """(tokens, n) -> (tiles, n / 2, tokens of a tile, 2)"""
-    pairs = tiled(np.ascontiguousarray(x).view(np.int32))
+    pairs = tile_tokens(np.ascontiguousarray(x).view(np.int32))
     return pairs.view(np.int16).reshape(*pairs.shape, 2)
 
 
@@ -140,13 +140,13 @@ def to_q8_k(x: F32, steps: I8, scales: F32, sums: I32, pairs: I32) -> None:
 
 def q8_0(x: F32) -> ActivationSteps:
     steps, scales, sums, _ = of_32(x)
-    return ActivationSteps(steps, halved(scales), sums, sums[:, :0], scales[:, :0])
+    return ActivationSteps(steps, round_to_halves(scales), sums, sums[:, :0], scales[:, :0])
 
 
 def q8_1(x: F32) -> ActivationSteps:
     steps, scales, sums, wide = of_32(x)
-    lows = halved(scales * wide.astype(np.float32))
-    return ActivationSteps(steps, halved(scales), sums, sums[:, :0], lows)
+    lows = round_to_halves(scales * wide.astype(np.float32))
+    return ActivationSteps(steps, round_to_halves(scales), sums, sums[:, :0], lows)
 
 
 def q8_k(x: F32) -> ActivationSteps:
@@ -165,7 +165,7 @@ def of_32(x: F32) -> tuple[I8, F32, I32, I32]:
     return *found, *sums
 
 
-def halved(x: F32) -> F32:
+def round_to_halves(x: F32) -> F32:
     """Rounded to halves."""
     with np.errstate(all="ignore"):
         return x.astype(np.float16).astype(np.float32)

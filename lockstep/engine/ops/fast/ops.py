@@ -138,21 +138,21 @@ class Fast(Mirror):
     def kq(self, q: F32, k: NDArray[Any]) -> F32:
         q = like(q, k)
         out = np.empty((q.shape[1], len(q), len(k)), np.float32)
-        self.share(kernels.kq, len(out), q.size * len(k), plain(q), kept(k), out)
+        self.share(kernels.kq, len(out), q.size * len(k), plain(q), as_cached(k), out)
         return out
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
         if visible is None:  # a router's few logits
             return super().soft_max(x, scale, None)
         out = np.empty(x.shape, np.float32)
-        args = plain(x), np.float32(scale), shown(visible)
+        args = plain(x), np.float32(scale), visible_cells(visible)
         self.share(kernels.soft_max, len(x), 8 * x.size, *args, out)
         return out
 
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
         p = like(p, v)
         out = np.empty((p.shape[1], len(p), v.shape[2]), np.float32)
-        self.share(kernels.kqv, len(p), p.size * v.shape[2], plain(p), kept(v), out)
+        self.share(kernels.kqv, len(p), p.size * v.shape[2], plain(p), as_cached(v), out)
         return out.reshape(len(out), len(p) * v.shape[2])
 
     def flash_attn(
@@ -170,7 +170,7 @@ class Fast(Mirror):
         tokens, heads = q.shape[:2]
         room = np.empty((2, heads, tokens, len(k)), np.float32)
         out = np.empty((tokens, heads, v.shape[2]), np.float32)
-        args = plain(q), kept(k), kept(v), np.float32(scale), shown(visible), room
+        args = plain(q), as_cached(k), as_cached(v), np.float32(scale), visible_cells(visible), room
         work = 2 * q.size * len(k)
         self.share(kernels.attend, heads, work, *args, out)
         return out.reshape(tokens, heads * v.shape[2])
@@ -180,14 +180,14 @@ def plain(x: NDArray[Any]) -> F32:
     return as_compiled(x, SINGLE)
 
 
-def kept(x: NDArray[Any]) -> NDArray[Any]:
+def as_cached(x: NDArray[Any]) -> NDArray[Any]:
     """Keys or values as they lie in a cache: halves as their bits."""
     if x.dtype == np.float16:
         return as_compiled(x.view(HALF_BITS), HALF_BITS)
     return plain(x)
 
 
-def shown(visible: Bools) -> Bools:
+def visible_cells(visible: Bools) -> Bools:
     return as_compiled(visible, BOOL)
 
 

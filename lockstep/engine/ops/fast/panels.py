@@ -37,7 +37,7 @@ TABLES = {"MXFP4": (1, 128, mxfp4.SCALES), "NVFP4": (4, 64, nvfp4.SCALES)}
 def format_of(name: str) -> tuple[int, I64, F32]:
     """What the kernels have to know of a format: its decoder's address, numbers, what its scales
     are multiplied by, or mean."""
-    kind = WeightFormat.named(name)
+    kind = WeightFormat.member(name)
     fields: Any = kind.layout.fields
     minimum = minimum_of(kind)
     if kind.name in TABLES:

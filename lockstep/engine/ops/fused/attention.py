@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lockstep.engine.ops.attention import attended
+from lockstep.engine.ops.attention import attend
 from lockstep.engine.ops.build import ANY_ENGINE
 from lockstep.engine.ops.fused.base import Call, Result, operation
 from lockstep.engine.ops.near import F64, Expected, Near, near
@@ -17,11 +17,11 @@ def causal(tokens: int, cells: int, offset: int, window: int) -> F64:
     return np.where(seen, 0.0, -np.inf)
 
 
-def expected(found: Near) -> Expected:
-    return found.expected(REASON)
+def expect_halves(found: Near) -> Expected:
+    return found.expect(REASON)
 
 
-def stacked(found: list[Near]) -> Near:
+def stack_heads(found: list[Near]) -> Near:
     return Near(np.stack([n.v for n in found]), np.stack([np.asarray(n.r) for n in found]))
 
 
@@ -36,14 +36,14 @@ def flash_attention(call: Call) -> dict[str, Result]:
     added = np.zeros((1, 1))
     if call.number("causal"):
         added = causal(tokens, cells, call.number("pos_offset"), call.number("window"))
-    found = [seen(q[i], k[i], v[i], added, call.real("scale")) for i in range(len(q))]
-    return {"y": expected(stacked(found))}
+    found = [attend_heads(q[i], k[i], v[i], added, call.real("scale")) for i in range(len(q))]
+    return {"y": expect_halves(stack_heads(found))}
 
 
-def seen(q: F64, k: F64, v: F64, added: F64, scale: float) -> Near:
+def attend_heads(q: F64, k: F64, v: F64, added: F64, scale: float) -> Near:
     """q: (heads, tokens, dim), k and v: (kv_heads, cells, dim)."""
     k, v = (np.repeat(x, len(q) // len(x), axis=0) for x in (k, v))
-    return near(attended(q, k, v, added, scale, ANY_ENGINE))
+    return near(attend(q, k, v, added, scale, ANY_ENGINE))
 
 
 @operation("paged_decode_attention")
@@ -60,9 +60,9 @@ def paged_decode_attention(call: Call) -> dict[str, Result]:
         k, v = (cells_of(call, f"{name}_pool", i, int(length)) for name in "kv")
         tokens = q.shape[2]
         added = causal(tokens, int(length), int(length) - tokens, 0)
-        found.append(seen(q[i], k, v, added, call.real("scale")))
-    all_of_them = stacked(found)
-    return {"y": expected(all_of_them[:, :, 0] if single else all_of_them[0])}
+        found.append(attend_heads(q[i], k, v, added, call.real("scale")))
+    all_of_them = stack_heads(found)
+    return {"y": expect_halves(all_of_them[:, :, 0] if single else all_of_them[0])}
 
 
 def cells_of(call: Call, pool: str, sequence: int, length: int) -> F64:
@@ -83,6 +83,7 @@ def mla_attention(call: Call) -> dict[str, Result]:
     added = causal(q.shape[2], latent.shape[1], call.number("pos_offset"), 0)
     keys = np.concatenate([latent, turned], axis=-1)
     found = [
-        seen(q[i], keys[i, None], latent[i, None], added, call.real("scale")) for i in range(len(q))
+        attend_heads(q[i], keys[i, None], latent[i, None], added, call.real("scale"))
+        for i in range(len(q))
     ]
-    return {"y": expected(stacked(found))}
+    return {"y": expect_halves(stack_heads(found))}

@@ -76,5 +76,5 @@ def product(a: F64, b: F64) -> Near:
     return near(of_floats(a, b, ANY_ENGINE))
 
 
-def copied(value: NDArray[Any]) -> Expected:
+def expect_copy(value: NDArray[Any]) -> Expected:
     return Expected(value, 0.0, EXACT)

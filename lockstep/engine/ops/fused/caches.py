@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lockstep.engine.ops.fused.base import Call, Result, copied, operation
+from lockstep.engine.ops.fused.base import Call, Result, expect_copy, operation
 from lockstep.engine.ops.fused.heads import split_and_prepared
 from lockstep.engine.ops.near import F64, Expected
 
@@ -20,7 +20,7 @@ def put(cache: F64, new: Result, write: Write) -> Expected:
     return Expected(value, allowed, new.reason)
 
 
-def appended(call: Call) -> Write:
+def append_cells(call: Call) -> Write:
     """(heads, capacity, dim), from `cache_len` on."""
     at = call.number("cache_len")
 
@@ -30,7 +30,7 @@ def appended(call: Call) -> Write:
     return write
 
 
-def paged(call: Call) -> Write:
+def page_cells(call: Call) -> Write:
     """(blocks, heads, block_size, dim): cell c is cell c % block_size of block table[c / size]."""
     table = call.inputs["block_table"]
 
@@ -42,7 +42,7 @@ def paged(call: Call) -> Write:
     return write
 
 
-def stored(call: Call, write: Write) -> dict[str, Result]:
+def store_caches(call: Call, write: Write) -> dict[str, Result]:
     found = split_and_prepared(call)
     return {
         "q": found["q"],
@@ -53,24 +53,24 @@ def stored(call: Call, write: Write) -> dict[str, Result]:
 
 @operation("kv_cache_append_head_major")
 def kv_cache_append_head_major(call: Call) -> dict[str, Result]:
-    write = appended(call)
+    write = append_cells(call)
     return {
-        f"cache_{name}": put(call[f"cache_{name}"], copied(call[f"new_{name}"]), write)
+        f"cache_{name}": put(call[f"cache_{name}"], expect_copy(call[f"new_{name}"]), write)
         for name in "kv"
     }
 
 
 @operation("split_qkv_norm_rope_into_cache")
 def split_qkv_norm_rope_into_cache(call: Call) -> dict[str, Result]:
-    return stored(call, appended(call))
+    return store_caches(call, append_cells(call))
 
 
 @operation("split_qkv_norm_rope_into_paged_cache")
 def split_qkv_norm_rope_into_paged_cache(call: Call) -> dict[str, Result]:
-    return stored(call, paged(call))
+    return store_caches(call, page_cells(call))
 
 
 @operation("transpose_head_to_token")
 def transpose_head_to_token(call: Call) -> dict[str, Result]:
     """(heads, tokens, dim) -> (tokens, heads, dim)"""
-    return {"y": copied(call.inputs["x"].transpose(1, 0, 2))}
+    return {"y": expect_copy(call.inputs["x"].transpose(1, 0, 2))}

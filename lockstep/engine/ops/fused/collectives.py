@@ -6,23 +6,23 @@ A sum over ranks may be taken in any order, but every rank must end with a sum w
 import numpy as np
 
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.ops.fused.base import Call, Result, copied, operation
+from lockstep.engine.ops.fused.base import Call, Result, expect_copy, operation
 from lockstep.engine.ops.near import Expected, constant, exact, total
 
 EXACT_ONES = {"max": np.max, "min": np.min}
 
 
-def reduced(call: Call) -> Expected:
+def reduce_ranks(call: Call) -> Expected:
     """(length): over ranks"""
     x, op = call["x"], str(call.params["reduce"])
     if op in EXACT_ONES:
-        return copied(EXACT_ONES[op](call.inputs["x"], axis=0))
+        return expect_copy(EXACT_ONES[op](call.inputs["x"], axis=0))
     if op not in ("sum", "mean"):
         raise Unsupported(f"reduce {op!r} (known: sum, mean, max, min)")
     near = total(exact(x), len(x) - 1, axis=0, keep=False)
     if op == "mean":
         near = near / constant(len(x))
-    return near.expected("summed over ranks in any order")
+    return near.expect("summed over ranks in any order")
 
 
 def for_all(found: Expected, ranks: int) -> Expected:
@@ -32,13 +32,13 @@ def for_all(found: Expected, ranks: int) -> Expected:
 
 @operation("all_reduce")
 def all_reduce(call: Call) -> dict[str, Result]:
-    return {"y": for_all(reduced(call), len(call.inputs["x"]))}
+    return {"y": for_all(reduce_ranks(call), len(call.inputs["x"]))}
 
 
 @operation("reduce_scatter")
 def reduce_scatter(call: Call) -> dict[str, Result]:
     """Rank r keeps part r of the result: (ranks, length / ranks)"""
-    found, ranks = reduced(call), len(call.inputs["x"])
+    found, ranks = reduce_ranks(call), len(call.inputs["x"])
     value = found.value.reshape(ranks, -1)
     allowed = np.broadcast_to(np.asarray(found.allowed), found.value.shape)
     return {"y": Expected(value, allowed.reshape(value.shape), found.reason)}
@@ -48,25 +48,25 @@ def reduce_scatter(call: Call) -> dict[str, Result]:
 def all_gather(call: Call) -> dict[str, Result]:
     """Every rank gets the parts of all, in the order of ranks: (ranks, ranks * length)"""
     x = call.inputs["x"]
-    return {"y": copied(np.repeat(x.reshape(1, -1), len(x), axis=0))}
+    return {"y": expect_copy(np.repeat(x.reshape(1, -1), len(x), axis=0))}
 
 
 @operation("broadcast")
 def broadcast(call: Call) -> dict[str, Result]:
     x = call.inputs["x"]
-    return {"y": copied(np.repeat(x[None, call.number("src_rank")], len(x), axis=0))}
+    return {"y": expect_copy(np.repeat(x[None, call.number("src_rank")], len(x), axis=0))}
 
 
 @operation("all_to_all")
 def all_to_all(call: Call) -> dict[str, Result]:
     """Part j of rank i becomes part i of rank j: (ranks, ranks, length)"""
-    return {"y": copied(call.inputs["x"].swapaxes(0, 1))}
+    return {"y": expect_copy(call.inputs["x"].swapaxes(0, 1))}
 
 
 @operation("send_recv")
 def send_recv(call: Call) -> dict[str, Result]:
     """Each rank sends to the rank `shift` further on, round the ring."""
-    return {"y": copied(np.roll(call.inputs["x"], call.number("shift"), axis=0))}
+    return {"y": expect_copy(np.roll(call.inputs["x"], call.number("shift"), axis=0))}
 
 
 @operation("gather_to_rank")
@@ -74,11 +74,11 @@ def gather_to_rank(call: Call) -> dict[str, Result]:
     """One rank gets the parts of all; the buffers of the others stay: (ranks, ranks * length)"""
     x, out = call.inputs["x"], call.inputs["before"].copy()
     out[call.number("dst_rank")] = x.reshape(-1)
-    return {"y": copied(out)}
+    return {"y": expect_copy(out)}
 
 
 @operation("scatter_from_rank")
 def scatter_from_rank(call: Call) -> dict[str, Result]:
     """Rank r gets part r of what one rank has: x (ranks, ranks * length) -> (ranks, length)"""
     x = call.inputs["x"]
-    return {"y": copied(x[call.number("src_rank")].reshape(len(x), -1))}
+    return {"y": expect_copy(x[call.number("src_rank")].reshape(len(x), -1))}

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.ops import softmax
 from lockstep.engine.ops.build import ANY_ENGINE
-from lockstep.engine.ops.fused.base import Call, Result, copied, operation, product
+from lockstep.engine.ops.fused.base import Call, Result, expect_copy, operation, product
 from lockstep.engine.ops.near import Expected, constant, exact, near, total
 
 F32 = np.float32
@@ -14,25 +14,25 @@ F32 = np.float32
 @operation("matmul")
 def matmul(call: Call) -> dict[str, Result]:
     """a: (m, k), b: (k, n), both by rows -> (m, n)."""
-    return {"y": product(call["a"], call["b"]).expected("products summed in any order")}
+    return {"y": product(call["a"], call["b"]).expect("products summed in any order")}
 
 
 @operation("add_scalar")
 def add_scalar(call: Call) -> dict[str, Result]:
-    return {"y": copied((call["x"] + call.real("s")).astype(F32))}
+    return {"y": expect_copy((call["x"] + call.real("s")).astype(F32))}
 
 
 @operation("scaled_add")
 def scaled_add(call: Call) -> dict[str, Result]:
     """y + scale * x"""
     near = call.exact("y") + call.exact("x") * constant(call.real("scale"))
-    return {"y": near.expected("a product and a sum")}
+    return {"y": near.expect("a product and a sum")}
 
 
 @operation("rsqrt_elem")
 def rsqrt_elem(call: Call) -> dict[str, Result]:
     """1 / sqrt(x), or an instruction that is as good."""
-    return {"y": (constant(1.0) / call.exact("x").sqrt()).expected("a root and a quotient")}
+    return {"y": (constant(1.0) / call.exact("x").sqrt()).expect("a root and a quotient")}
 
 
 @operation("sum_squares_axis")
@@ -40,24 +40,24 @@ def sum_squares_axis(call: Call) -> dict[str, Result]:
     """x: (rows, columns) -> a sum for each row (axis 1) or each column (axis 0)."""
     x, axis = call["x"], call.number("axis")
     near = total(exact(x * x), x.shape[axis] + 1, axis=axis, keep=False)
-    return {"y": near.expected("squares summed in any order")}
+    return {"y": near.expect("squares summed in any order")}
 
 
 @operation("broadcast_row_scalars")
 def broadcast_row_scalars(call: Call) -> dict[str, Result]:
     """x: (rows) -> (rows, width)"""
     x = call.inputs["x"]
-    return {"y": copied(np.repeat(x[:, None], call.number("width"), axis=1))}
+    return {"y": expect_copy(np.repeat(x[:, None], call.number("width"), axis=1))}
 
 
 @operation("transpose_2d")
 def transpose_2d(call: Call) -> dict[str, Result]:
-    return {"y": copied(np.ascontiguousarray(call.inputs["x"].T))}
+    return {"y": expect_copy(np.ascontiguousarray(call.inputs["x"].T))}
 
 
 @operation("slice_cols")
 def slice_cols(call: Call) -> dict[str, Result]:
-    return {"y": copied(call.inputs["x"][:, call.number("start") : call.number("end")])}
+    return {"y": expect_copy(call.inputs["x"][:, call.number("start") : call.number("end")])}
 
 
 @operation("copy_slice")
@@ -66,7 +66,7 @@ def copy_slice(call: Call) -> dict[str, Result]:
     out, n = call.inputs["dst"].copy(), call.number("len")
     at, to = call.number("src_offset"), call.number("dst_offset")
     out[to : to + n] = call.inputs["src"][at : at + n]
-    return {"dst": copied(out)}
+    return {"dst": expect_copy(out)}
 
 
 @operation("softmax_rows")
@@ -75,17 +75,17 @@ def softmax_rows(call: Call) -> dict[str, Result]:
     x = call["x"]
     hidden = np.asarray(np.isneginf(x).all(axis=-1, keepdims=True))
     powers, sums = softmax.weights(exact(x), ANY_ENGINE, None, x.shape[-1])
-    found = near(powers / sums).expected("powers summed in any order")
+    found = near(powers / sums).expect("powers summed in any order")
     if not hidden.any():
         return {"y": found}
     return {
         "y": {
-            "zeros": filled(found, hidden, 0.0),
-            "uniform": filled(found, hidden, float(F32(1) / F32(x.shape[-1]))),
+            "zeros": fill_hidden(found, hidden, 0.0),
+            "uniform": fill_hidden(found, hidden, float(F32(1) / F32(x.shape[-1]))),
         }
     }
 
 
-def filled(found: Expected, hidden: NDArray[np.bool_], value: float) -> Expected:
+def fill_hidden(found: Expected, hidden: NDArray[np.bool_], value: float) -> Expected:
     allowed = np.where(hidden, 0.0, found.allowed)
     return Expected(np.where(hidden, value, found.value), allowed, found.reason)

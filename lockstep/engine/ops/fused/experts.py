@@ -4,9 +4,9 @@ import numpy as np
 
 from lockstep.engine.ops import softmax
 from lockstep.engine.ops.build import ANY_ENGINE
-from lockstep.engine.ops.fused.base import Call, Result, copied, operation, product
+from lockstep.engine.ops.fused.base import Call, Result, expect_copy, operation, product
 from lockstep.engine.ops.fused.norms import rms_normed
-from lockstep.engine.ops.near import F64, Near, arranged, exact, near, silu, total
+from lockstep.engine.ops.near import F64, Near, exact, near, rearrange, silu, total
 
 REASON = "products summed in any order"
 
@@ -21,10 +21,10 @@ def route_topk_softmax(call: Call) -> dict[str, Result]:
     ids = np.argsort(-logits, axis=-1, kind="stable")[:, :k].astype(np.int32)
     powers, sums = softmax.weights(exact(logits), ANY_ENGINE, None, logits.shape[-1])
     shares = powers / sums
-    chosen = near(arranged(shares, lambda x: np.take_along_axis(x, ids.astype(np.int64), axis=-1)))
+    chosen = near(rearrange(shares, lambda x: np.take_along_axis(x, ids.astype(np.int64), axis=-1)))
     if call.number("norm_topk_prob"):
         chosen = chosen / total(chosen, k)
-    return {"ids": copied(ids), "weights": chosen.expected("powers summed in any order")}
+    return {"ids": expect_copy(ids), "weights": chosen.expect("powers summed in any order")}
 
 
 @operation("moe_buckets")
@@ -39,10 +39,10 @@ def moe_buckets(call: Call) -> dict[str, Result]:
     tpe = np.bincount(selected, minlength=experts).astype(np.int32)
     for expert in range(experts):
         ids[expert, : tpe[expert]] = np.flatnonzero(selected == expert)
-    return {"tpe": copied(tpe), "ids": copied(ids)}
+    return {"tpe": expect_copy(tpe), "ids": expect_copy(ids)}
 
 
-def weighted(slots: F64, weights: F64) -> Near:
+def weigh_slots(slots: F64, weights: F64) -> Near:
     """(.., slots, width) and (.., slots) -> (.., width)"""
     terms = exact(slots) * exact(weights[..., None])
     return total(terms, slots.shape[-2], axis=-2, keep=False)
@@ -51,13 +51,13 @@ def weighted(slots: F64, weights: F64) -> Near:
 @operation("weighted_sum_stacked")
 def weighted_sum_stacked(call: Call) -> dict[str, Result]:
     """slots: (n, hidden), weights: (n) -> (hidden)"""
-    return {"y": weighted(call["slots"], call["weights"]).expected(REASON)}
+    return {"y": weigh_slots(call["slots"], call["weights"]).expect(REASON)}
 
 
 @operation("weighted_sum_batched")
 def weighted_sum_batched(call: Call) -> dict[str, Result]:
     """slots: (tokens, top_k, hidden), weights: (tokens, top_k) -> (tokens, hidden)"""
-    return {"y": weighted(call["slots"], call["weights"]).expected(REASON)}
+    return {"y": weigh_slots(call["slots"], call["weights"]).expect(REASON)}
 
 
 @operation("weighted_sum_batched_offset")
@@ -65,7 +65,7 @@ def weighted_sum_batched_offset(call: Call) -> dict[str, Result]:
     """Weights from an offset on, the result at an offset of `out`; the rest of `out` stays."""
     slots, at, to = call["slots"], call.number("weights_offset"), call.number("out_offset")
     weights = call["weights"][at : at + slots.shape[0] * slots.shape[1]].reshape(slots.shape[:2])
-    found = weighted(slots, weights).expected(REASON)
+    found = weigh_slots(slots, weights).expect(REASON)
     value, allowed = call["out"].copy(), np.zeros(call["out"].shape)
     part = slice(to, to + found.value.size)
     value[part], allowed[part] = found.value.reshape(-1), np.asarray(found.allowed).reshape(-1)
@@ -74,7 +74,7 @@ def weighted_sum_batched_offset(call: Call) -> dict[str, Result]:
 
 def added_to_residual(call: Call) -> Near:
     """As one sum: the residual may come first, last or be rounded in between."""
-    found = weighted(call["slots"], call["weights"])
+    found = weigh_slots(call["slots"], call["weights"])
     n = call["slots"].shape[-2]
     wide = np.abs(call["residual"]) + (
         np.abs(call["slots"]) * np.abs(call["weights"][:, None])
@@ -85,14 +85,14 @@ def added_to_residual(call: Call) -> Near:
 
 @operation("weighted_sum_residual_stacked")
 def weighted_sum_residual_stacked(call: Call) -> dict[str, Result]:
-    return {"residual": added_to_residual(call).expected(REASON)}
+    return {"residual": added_to_residual(call).expect(REASON)}
 
 
 @operation("weighted_sum_residual_norm_stacked")
 def weighted_sum_residual_norm_stacked(call: Call) -> dict[str, Result]:
     residual = added_to_residual(call)
     near = rms_normed(residual, call.exact("weight"), call.real("eps"))
-    return {"residual": residual.expected(REASON), "y": near.expected(REASON)}
+    return {"residual": residual.expect(REASON), "y": near.expect(REASON)}
 
 
 @operation("moe_gate_up_silu")
@@ -102,4 +102,4 @@ def moe_gate_up_silu(call: Call) -> dict[str, Result]:
     x, ids = call["x"], call.inputs["ids"]
     both = [product(call[name][ids], x[:, None, :, None]) for name in ("gate", "up")]
     gate, up = (Near(n.v[..., 0], np.asarray(n.r)[..., 0]) for n in both)
-    return {"y": near(silu(gate) * up).expected(REASON)}
+    return {"y": near(silu(gate) * up).expect(REASON)}

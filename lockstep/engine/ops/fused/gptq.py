@@ -13,7 +13,7 @@ from lockstep.engine.ops.near import F64, Near, U
 from lockstep.engine.ops.sums import in_order
 
 
-def unpacked(words: NDArray[np.int32], bits: int, axis: int) -> NDArray[np.int64]:
+def unpack_words(words: NDArray[np.int32], bits: int, axis: int) -> NDArray[np.int64]:
     """Along an axis, 32 / bits numbers from each word."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     wide = np.moveaxis(words, axis, -1).view(np.uint32)[..., None]
@@ -25,8 +25,8 @@ def unpacked(words: NDArray[np.int32], bits: int, axis: int) -> NDArray[np.int64
 def weights(call: Call) -> F64:
     """(k, n)"""
     bits = call.number("bits")
-    q = unpacked(np.ascontiguousarray(call.inputs["qweight"].T), bits, 1).T
-    zeros = unpacked(np.ascontiguousarray(call.inputs["qzeros"]), bits, 1)
+    q = unpack_words(np.ascontiguousarray(call.inputs["qweight"].T), bits, 1).T
+    zeros = unpack_words(np.ascontiguousarray(call.inputs["qzeros"]), bits, 1)
     group = np.arange(len(q)) // call.number("group_size")
     if "g_idx" in call.inputs:
         group = call.inputs["g_idx"]
@@ -42,4 +42,4 @@ def gemm_gptq(call: Call) -> dict[str, Result]:
     # a decoded weight is rounded, or the scale is applied
     once_more = U * in_order(np.abs(x), np.abs(w))
     out = Near(near.v, near.r + once_more)
-    return {"y": out.expected("weights decoded and products summed in any order")}
+    return {"y": out.expect("weights decoded and products summed in any order")}

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
-from lockstep.engine.ops.fused.base import Call, Result, copied, operation
+from lockstep.engine.ops.fused.base import Call, Result, expect_copy, operation
 from lockstep.engine.ops.fused.norms import rms_normed
 from lockstep.engine.ops.near import Near, exact, near
-from lockstep.engine.ops.rotation import turned
+from lockstep.engine.ops.rotation import rotate
 
 TRANSPOSE, NORM_AND_ROTATE, ROTATE = 0, 1, 2  # modes of qk_norm_rope
 PAIRS: dict[str, Callable[[int], tuple[slice, slice]]] = {
@@ -23,11 +23,11 @@ PAIRS: dict[str, Callable[[int], tuple[slice, slice]]] = {
 }
 
 
-def rotated(x: Near, cos: Near, sin: Near, pairs: str) -> Near:
+def rotate_pairs(x: Near, cos: Near, sin: Near, pairs: str) -> Near:
     """x: (tokens, heads, dim); cos, sin: (tokens, 1, dim / 2)."""
     if pairs not in PAIRS:
         raise Unsupported(f"pairs {pairs!r} (known: {', '.join(PAIRS)})")
-    return near(turned(x, cos, sin, *PAIRS[pairs](x.v.shape[-1])))
+    return near(rotate(x, cos, sin, *PAIRS[pairs](x.v.shape[-1])))
 
 
 def tables(call: Call, tokens: int) -> tuple[Near, Near]:
@@ -42,12 +42,12 @@ def heads_first(x: Near) -> Near:
     return Near(x.v.transpose(1, 0, 2), wide.transpose(1, 0, 2))
 
 
-def prepared(call: Call, x: Near, weight: str, mode: int) -> Near:
+def prepare_heads(call: Call, x: Near, weight: str, mode: int) -> Near:
     """(tokens, heads, dim) -> (heads, tokens, dim), after what the mode asks for."""
     if mode == NORM_AND_ROTATE:
         x = rms_normed(x, call.exact(weight), call.real("eps"))
     if mode in (NORM_AND_ROTATE, ROTATE):
-        x = rotated(x, *tables(call, len(x.v)), str(call.params["pairs"]))
+        x = rotate_pairs(x, *tables(call, len(x.v)), str(call.params["pairs"]))
     elif mode != TRANSPOSE:
         raise Unsupported(f"mode {mode} (known: 0, 1, 2)")
     return heads_first(x)
@@ -57,17 +57,17 @@ def prepared(call: Call, x: Near, weight: str, mode: int) -> Near:
 def apply_rotary_emb(call: Call) -> dict[str, Result]:
     """x: (tokens, heads, dim) -> the same."""
     x = call.exact("x")
-    found = rotated(x, *tables(call, len(x.v)), str(call.params["pairs"]))
-    return {"y": found.expected("two products and their sum")}
+    found = rotate_pairs(x, *tables(call, len(x.v)), str(call.params["pairs"]))
+    return {"y": found.expect("two products and their sum")}
 
 
 @operation("qk_norm_rope")
 def qk_norm_rope(call: Call) -> dict[str, Result]:
     mode = call.number("mode")
     if mode == TRANSPOSE:
-        return {"y": copied(call.inputs["x"].transpose(1, 0, 2))}
-    found = prepared(call, call.exact("x"), "weight", mode)
-    return {"y": found.expected("a norm and a rotation")}
+        return {"y": expect_copy(call.inputs["x"].transpose(1, 0, 2))}
+    found = prepare_heads(call, call.exact("x"), "weight", mode)
+    return {"y": found.expect("a norm and a rotation")}
 
 
 def parts(call: Call) -> dict[str, NDArray[np.float32]]:
@@ -81,15 +81,17 @@ def parts(call: Call) -> dict[str, NDArray[np.float32]]:
 @operation("split_qkv")
 def split_qkv(call: Call) -> dict[str, Result]:
     """Rows of q, k and v: (tokens, heads * dim) each."""
-    return {name: copied(part.reshape(len(part), -1)) for name, part in parts(call).items()}
+    return {name: expect_copy(part.reshape(len(part), -1)) for name, part in parts(call).items()}
 
 
 def split_and_prepared(call: Call) -> dict[str, Result]:
     found, mode = parts(call), call.number("qk_mode")
-    out: dict[str, Result] = {"v": copied(found["v"].transpose(1, 0, 2))}
+    out: dict[str, Result] = {"v": expect_copy(found["v"].transpose(1, 0, 2))}
     for name in "qk":
-        turned_heads = prepared(call, exact(found[name].astype(np.float64)), f"{name}_weight", mode)
-        out[name] = turned_heads.expected("a norm and a rotation")
+        turned_heads = prepare_heads(
+            call, exact(found[name].astype(np.float64)), f"{name}_weight", mode
+        )
+        out[name] = turned_heads.expect("a norm and a rotation")
     return out
 
 

@@ -16,14 +16,14 @@ def rms_normed(x: Near, weight: Near, eps: float) -> Near:
 @operation("weighted_rms_norm")
 def weighted_rms_norm(call: Call) -> dict[str, Result]:
     found = rms_normed(call.exact("x"), call.exact("weight"), call.real("eps"))
-    return {"y": found.expected(REASON)}
+    return {"y": found.expect(REASON)}
 
 
 @operation("affine_layer_norm")
 def affine_layer_norm(call: Call) -> dict[str, Result]:
     """((x - mean) / sqrt(variance + eps)) * gamma + beta"""
-    found = near(norms.centred(call.exact("x"), call.real("eps"), ANY_ENGINE))
-    return {"y": (found * call.exact("gamma") + call.exact("beta")).expected(REASON)}
+    found = near(norms.centre_row(call.exact("x"), call.real("eps"), ANY_ENGINE))
+    return {"y": (found * call.exact("gamma") + call.exact("beta")).expect(REASON)}
 
 
 @operation("fused_add_rms_norm")
@@ -31,4 +31,4 @@ def fused_add_rms_norm(call: Call) -> dict[str, Result]:
     """residual + x goes on, and its norm besides."""
     residual = call.exact("residual") + call.exact("x")
     found = rms_normed(residual, call.exact("weight"), call.real("eps"))
-    return {"residual": residual.expected("one sum"), "y": found.expected(REASON)}
+    return {"residual": residual.expect("one sum"), "y": found.expect(REASON)}

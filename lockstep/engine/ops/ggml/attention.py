@@ -15,14 +15,24 @@ from numpy.typing import NDArray
 from lockstep.engine.activations.base import HALVES
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.node import PLAIN, Node, Operand
-from lockstep.engine.ops.attention import attended
+from lockstep.engine.ops.attention import attend
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.flash_mirror import LANES_UP, NO_SINK, STEP, TILE, FlashMirror, one_by_one
 from lockstep.engine.ops.functions import tanh
 from lockstep.engine.ops.ggml.base import meaning
-from lockstep.engine.ops.ggml.products import matrix, multiplied
+from lockstep.engine.ops.ggml.products import matrix, multiply_exactly
 from lockstep.engine.ops.ggml.soft_max import slopes
-from lockstep.engine.ops.near import F64, SMALLEST, TANH_ULP, ULP, Expected, Near, U, arranged, near
+from lockstep.engine.ops.near import (
+    F64,
+    SMALLEST,
+    TANH_ULP,
+    ULP,
+    Expected,
+    Near,
+    U,
+    near,
+    rearrange,
+)
 
 REASON = "a running bound through the mirrored online softmax"
 
@@ -120,7 +130,7 @@ def in_any_order(node: Node, form: Form, build: Build, tile: int = 1) -> Expecte
     added = np.zeros((1, 1, 1)) if form.mask is None else slopes(heads, form.max_bias) * form.mask
     sinks = None if form.sinks is None else form.sinks[:, None, None]
     found = near(
-        attended(
+        attend(
             q,
             k,
             v,
@@ -133,8 +143,8 @@ def in_any_order(node: Node, form: Form, build: Build, tile: int = 1) -> Expecte
             tile=tile,
         )
     )
-    tokens_first = near(arranged(found, lambda x: x.transpose(1, 0, 2)[None]))
-    return tokens_first.expected("attention in float32, in any order")
+    tokens_first = near(rearrange(found, lambda x: x.transpose(1, 0, 2)[None]))
+    return tokens_first.expect("attention in float32, in any order")
 
 
 def form_of(node: Node) -> Form:
@@ -195,9 +205,9 @@ def dots(node: Node, build: Build) -> tuple[F64, F64]:
     group = len(q) // keys.ne[2]
     if keys.type not in PLAIN:
         parts = [
-            multiplied(
+            multiply_exactly(
                 np.ascontiguousarray(x, np.float32), matrix(keys, 0, head // group), build
-            ).settled()
+            ).settle()
             for head, x in enumerate(q)
         ]
         return np.stack([p.value for p in parts]), np.stack([p.allowed for p in parts])

@@ -62,7 +62,7 @@ def single(value: F64, kind: str) -> NDArray[Any]:
     return value if kind == "F64" else value.astype(np.float32)
 
 
-def settled(value: NDArray[Any], kind: str) -> NDArray[Any]:
+def round_to_type(value: NDArray[Any], kind: str) -> NDArray[Any]:
     """Rounded to the node's type, as every result is in the end."""
     if kind not in PLAIN:
         raise Unsupported(f"a result of type {kind}")

@@ -13,7 +13,7 @@ from lockstep.engine.errors import Unsupported
 from lockstep.engine.node import PLAIN, Node, Operand, wide
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import EXACT, like, meaning
-from lockstep.engine.ops.ggml.stored import stored
+from lockstep.engine.ops.ggml.stored import store_rows
 from lockstep.engine.ops.near import Expected
 from lockstep.engine.quants.base import WeightFormat
 
@@ -25,7 +25,7 @@ def plain(operand: Operand) -> NDArray[np.generic]:
     return operand.value
 
 
-def converted(values: NDArray[np.generic], kind: str) -> NDArray[np.generic]:
+def convert_type(values: NDArray[np.generic], kind: str) -> NDArray[np.generic]:
     if kind not in PLAIN:
         raise Unsupported(f"a copy to {kind}")
     return values.astype(PLAIN[kind])
@@ -38,7 +38,7 @@ def copy(node: Node, _: Build) -> Expected:
     if source.type == node.type and source.value is not None:
         return Expected(source.value.reshape(node.value.shape), 0.0, EXACT)
     values = plain(source) if source.type in PLAIN else wide(source)
-    return Expected(converted(values, node.type).reshape(node.value.shape), 0.0, EXACT)
+    return Expected(convert_type(values, node.type).reshape(node.value.shape), 0.0, EXACT)
 
 
 @meaning("CONCAT")
@@ -83,9 +83,9 @@ def get_rows(node: Node, _: Build) -> Expected:
     at3, at2 = np.indices(ids.shape[1:3])[..., None]
     rows = table.value[at3, at2, ids[0]]
     if table.type not in PLAIN:
-        flat = WeightFormat.named(table.type).dequantize(np.ascontiguousarray(rows).reshape(-1))
+        flat = WeightFormat.member(table.type).dequantize(np.ascontiguousarray(rows).reshape(-1))
         rows = flat.reshape(node.value.shape)
-    return Expected(converted(rows, node.type), 0.0, EXACT)
+    return Expected(convert_type(rows, node.type), 0.0, EXACT)
 
 
 @meaning("SET_ROWS")
@@ -97,7 +97,7 @@ def set_rows(node: Node, build: Build) -> Expected:
         return set_coded_rows(node, ids, build)
     out = plain(node.source(2)).copy()
     with np.errstate(over="ignore"):
-        values = converted(plain(rows), node.type)
+        values = convert_type(plain(rows), node.type)
     for i3, i2 in np.ndindex(values.shape[:2]):
         out[i3, i2, ids[0, i3 % ids.shape[1], i2 % ids.shape[2]]] = values[i3, i2]
     return Expected(out.reshape(node.value.shape), 0.0, EXACT)
@@ -106,7 +106,7 @@ def set_rows(node: Node, build: Build) -> Expected:
 def set_coded_rows(node: Node, ids: NDArray[np.generic], build: Build) -> Expected:
     """Compared by what the codes stand for; what reads the rows later is given the codes."""
     rows, before = plain(node.source(0)).astype(np.float32), node.source(2)
-    values, slack, raw = stored(rows, node.type, build)
+    values, slack, raw = store_rows(rows, node.type, build)
     if before.value is None:
         raise Unsupported("SET_ROWS into what was not captured")
     out, codes = wide(before), before.value.copy()
@@ -135,4 +135,4 @@ def im2col(node: Node, _: Build) -> Expected:
     x = np.arange(node.ne[1])[:, None] * stride + np.arange(width) * step
     windows = data[:, :, y[:, :, None, None], x]  # (batch, channels, rows, height, columns, width)
     flat = windows.transpose(0, 2, 4, 1, 3, 5).reshape(node.value.shape)
-    return Expected(converted(flat, node.type), 0.0, EXACT)
+    return Expected(convert_type(flat, node.type), 0.0, EXACT)

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.engine.node import Node
 from lockstep.engine.ops import functions
 from lockstep.engine.ops.build import Build
-from lockstep.engine.ops.ggml.base import EXACT, like, meaning, relative, settled, single
+from lockstep.engine.ops.ggml.base import EXACT, like, meaning, relative, round_to_type, single
 from lockstep.engine.ops.near import (
     F64,
     LIBM_ULP,
@@ -19,7 +19,7 @@ from lockstep.engine.ops.near import (
     Expected,
     Near,
     U,
-    chosen,
+    choose,
     constant,
     exact,
     finite,
@@ -62,7 +62,7 @@ def binary(node: Node, _: Build) -> Expected:
     """float64 holds the result closely enough that rounding it again is rounding it once."""
     a, b = node.wide(0), node.wide(1)
     value = BINARY[node.op](a, like(b, a.shape))
-    return Expected(settled(single(value, node.type), node.type), 0.0, EXACT)
+    return Expected(round_to_type(single(value, node.type), node.type), 0.0, EXACT)
 
 
 @meaning("ADD_ID")
@@ -71,16 +71,16 @@ def add_id(node: Node, _: Build) -> Expected:
     a, rows = node.wide(0), node.wide(1)[0, 0]
     ids = node.source(2).value
     assert ids is not None
-    return Expected(settled(a + rows[ids[0, 0]][None], node.type), 0.0, EXACT)
+    return Expected(round_to_type(a + rows[ids[0, 0]][None], node.type), 0.0, EXACT)
 
 
 @meaning(*DETERMINED)
-def determined(node: Node, build: Build) -> Expected:
+def expect_elements(node: Node, build: Build) -> Expected:
     x = node.wide(0)
     value = DETERMINED[node.op](x)
     if build.plain and node.op in ("RELU", "SGN"):  # ggml compares, and NaN is not above zero
         value = np.where(np.isnan(x), x, value)
-    return Expected(settled(single(value, node.type), node.type), 0.0, EXACT)
+    return Expected(round_to_type(single(value, node.type), node.type), 0.0, EXACT)
 
 
 @meaning(*LIBM)
@@ -96,10 +96,10 @@ def scale(node: Node, _: Build) -> Expected:
     factor, bias = (float(f) for f in node.floats()[:2])
     x = node.wide(0)
     if bias == 0.0:
-        return Expected(settled(x * factor, node.type), 0.0, EXACT)
+        return Expected(round_to_type(x * factor, node.type), 0.0, EXACT)
     near = exact(x) * constant(factor) + constant(bias)
     near = near if np.isfinite(bias) else finite(near)  # which hides all, as a mask does
-    return near.expected("a product and a sum")
+    return near.expect("a product and a sum")
 
 
 @meaning("CLAMP")
@@ -108,24 +108,24 @@ def clamp(node: Node, build: Build) -> Expected:
     low, high = (float(f) for f in node.floats()[:2])
     x = node.wide(0)
     if build.plain:
-        return Expected(settled(np.clip(x, low, high), node.type), 0.0, EXACT)
+        return Expected(round_to_type(np.clip(x, low, high), node.type), 0.0, EXACT)
     below = np.where(x < high, x, high)
-    return Expected(settled(np.where(below > low, below, low), node.type), 0.0, EXACT)
+    return Expected(round_to_type(np.where(below > low, below, low), node.type), 0.0, EXACT)
 
 
 @meaning("SIGMOID")
 def sigmoid_of(node: Node, _: Build) -> Expected:
-    return sigmoid(exact(node.wide(0))).expected("1 / (1 + exp(-x))")
+    return sigmoid(exact(node.wide(0))).expect("1 / (1 + exp(-x))")
 
 
 @meaning("SILU")
 def silu_of(node: Node, _: Build) -> Expected:
-    return near(silu(exact(node.wide(0)))).expected("x / (1 + exp(-x))")
+    return near(silu(exact(node.wide(0)))).expect("x / (1 + exp(-x))")
 
 
 @meaning("SOFTPLUS")
 def softplus_of(node: Node, _: Build) -> Expected:
-    return softplus(exact(node.wide(0))).expected("log(1 + exp(x))")
+    return softplus(exact(node.wide(0))).expect("log(1 + exp(x))")
 
 
 @meaning("XIELU")
@@ -136,13 +136,13 @@ def xielu(node: Node, _: Build) -> Expected:
     above = constant(alpha_p) * x * x + constant(beta) * x
     v = functions.expm1(np.minimum(x.v, eps))
     below = (Near(v, 2 * LIBM_ULP * U * np.abs(v)) - x) * constant(alpha_n) + constant(beta) * x
-    return near(chosen(x.v > 0, above, below)).expected("xIELU by its two branches")
+    return near(choose(x.v > 0, above, below)).expect("xIELU by its two branches")
 
 
 @meaning("FILL")
 def fill(node: Node, _: Build) -> Expected:
     value = np.full(node.value.shape, float(node.floats()[0]))
-    return Expected(settled(value, node.type), 0.0, EXACT)
+    return Expected(round_to_type(value, node.type), 0.0, EXACT)
 
 
 @meaning("ARANGE")

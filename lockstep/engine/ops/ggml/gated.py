@@ -60,18 +60,18 @@ def gate_and_up(node: Node) -> tuple[F64, F64]:
 def gelus(node: Node, build: Build) -> Expected:
     found = near(UNARY[node.op](exact(node.wide(0)), build))
     if build.plain:
-        return found.expected("tanh, exp or erf")
+        return found.expect("tanh, exp or erf")
     allowed = found.r + U * np.abs(found.v) + SMALLEST
     by = "erf by the C library" if node.op == "GELU_ERF" else "looked up in a table of halves"
     return Expected(found.v, allowed, by)
 
 
 @meaning(*GATES)
-def gated(node: Node, build: Build) -> Expected:
+def expect_gated(node: Node, build: Build) -> Expected:
     gate, up = gate_and_up(node)
     found: Number = GATES[node.op](build.number(gate), build) * build.number(up)
     if node.op in CLOSED:
-        found = gates.closed(CLOSED[node.op](gate), found, build)
+        found = gates.close_gate(CLOSED[node.op](gate), found, build)
     return expected_of(found, "the gate times the other factor")
 
 
@@ -81,7 +81,7 @@ def swiglu_oai(node: Node, _: Build) -> Expected:
     gate, up = gate_and_up(node)
     x, y = exact(np.minimum(gate, limit)), exact(np.clip(up, -limit, limit))
     found = swish(x, constant(alpha) * x) * (y + constant(1.0))
-    return near(found).expected("clamped, alpha in the exponent")
+    return near(found).expect("clamped, alpha in the exponent")
 
 
 @meaning("SWIGLU_CLAMP")
@@ -89,4 +89,4 @@ def swiglu_clamp(node: Node, _: Build) -> Expected:
     limit = float(node.floats()[3])
     gate, up = gate_and_up(node)
     found = silu(exact(np.minimum(gate, limit))) * exact(np.clip(up, -limit, limit))
-    return near(found).expected("SwiGLU of clamped factors")
+    return near(found).expect("SwiGLU of clamped factors")

@@ -14,7 +14,7 @@ from lockstep.engine.ops.near import Expected, Near, constant, exact, near, sigm
 HC = 4  # streams; ggml has no other number
 
 
-def normalised(comb: Near, eps: float, axis: int) -> Near:
+def normalise_comb(comb: Near, eps: float, axis: int) -> Near:
     sums = total(comb, HC, axis=axis) + constant(eps)
     return comb * (constant(1.0) / sums)
 
@@ -28,10 +28,10 @@ def comb(node: Node, _: Build) -> Expected:
     base = node.wide(2).reshape(-1)[2 * HC :].reshape(HC, HC)
     s = exact(mixes) * constant(float(node.wide(1).reshape(-1)[2])) + exact(base)
     powers, sums = softmax.weights(s, ANY_ENGINE, None, HC)
-    out = normalised(near(powers * (1.0 / sums)) + constant(eps), eps, -2)
+    out = normalise_comb(near(powers * (1.0 / sums)) + constant(eps), eps, -2)
     for _round in range(1, rounds):
-        out = normalised(normalised(out, eps, -1), eps, -2)
-    return Near(out.v[None], np.asarray(out.r)[None]).expected(f"softmax, {rounds} times Sinkhorn")
+        out = normalise_comb(normalise_comb(out, eps, -1), eps, -2)
+    return Near(out.v[None], np.asarray(out.r)[None]).expect(f"softmax, {rounds} times Sinkhorn")
 
 
 @meaning("DSV4_HC_PRE")
@@ -41,7 +41,7 @@ def pre(node: Node, _: Build) -> Expected:
     x = node.wide(0)[0]  # (tokens, streams, width)
     weights = sigmoid(exact(node.wide(1)[0])) if gated else exact(node.wide(1)[0, 0][..., None])
     near = total(exact(x) * weights, HC, axis=1, keep=False) * constant(scale)
-    return Near(near.v[None, None], np.asarray(near.r)[None, None]).expected("a sum of streams")
+    return Near(near.v[None, None], np.asarray(near.r)[None, None]).expect("a sum of streams")
 
 
 @meaning("DSV4_HC_POST")
@@ -55,4 +55,4 @@ def post(node: Node, _: Build) -> Expected:
         mix = node.wide(3)[0]  # (tokens, source, target)
         for source in range(residual.v.shape[1]):
             out = out + residual[:, source, None] * exact(mix[:, source, :, None])
-    return Near(out.v[None], np.asarray(out.r)[None]).expected("a sum of streams")
+    return Near(out.v[None], np.asarray(out.r)[None]).expect("a sum of streams")

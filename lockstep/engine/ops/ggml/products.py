@@ -30,15 +30,15 @@ def matrix(operand: Operand, i3: int, i2: int) -> Weight:
     assert operand.value is not None
     raw = np.ascontiguousarray(operand.value[i3, i2]).reshape(-1).view(np.uint8)
     shape = (operand.ne[1], operand.ne[0])
-    return Weight(operand.name, WeightFormat.named(operand.type), shape, raw)
+    return Weight(operand.name, WeightFormat.member(operand.type), shape, raw)
 
 
-def multiplied(x: F32 | F64, weight: Weight, build: Build) -> Near:
+def multiply_exactly(x: F32 | F64, weight: Weight, build: Build) -> Near:
     """x: (tokens, columns) -> (tokens, rows); exact, as if nothing were rounded, without sizes."""
     if weight.format.name == "F64":  # decoding would round to float32
         right = weight.raw.view(np.float64).reshape(weight.shape).T
         return near(products.of_floats(x.astype(np.float64), right, build))
-    return of_converted(products.converted(x, weight, build), weight, build, x.dtype)
+    return of_converted(products.convert_activations(x, weight, build), weight, build, x.dtype)
 
 
 def of_converted(acts: Converted, weight: Weight, build: Build, dtype: Any) -> Near:
@@ -57,9 +57,9 @@ def in_parts(x: F32 | F64, weight: Weight, build: Build) -> Iterator[tuple[slice
     x86 has -128 for it, of which ggml's AVX2 code, moving signs, makes -128 again, and C has none.
     """
     if weight.format.name == "F64":
-        yield slice(None), multiplied(x, weight, build)
+        yield slice(None), multiply_exactly(x, weight, build)
         return
-    acts = products.converted(x, weight, build)
+    acts = products.convert_activations(x, weight, build)
     blocks = is_sized(build) and not build.plain and products.is_in_blocks(weight.format)
     free = blocks & ~np.isfinite(x).all(axis=-1, keepdims=True)
     for rows in weight.runs(max(1, AT_ONCE // max(1, len(x))) * weight.shape[1]):
@@ -73,7 +73,7 @@ def is_sized(build: Build) -> bool:
 
 
 def reason_of(operand: Operand, build: Build) -> str:
-    kind = WeightFormat.named(operand.type)
+    kind = WeightFormat.member(operand.type)
     run = 1 if build.plain or kind.name == "F64" else products.run_of(kind)
     roundings = product_roundings(operand.ne[0], build.lanes, run)
     return f"{operand.ne[0]} products summed in float32, {roundings} roundings"
@@ -99,14 +99,14 @@ def mul_mat(node: Node, build: Build) -> Expected:
             to = (*part, slice(None), rows)
             value[to] = found.v.reshape(value[to].shape)
             if is_sized(build):
-                room = found.settled().allowed
+                room = found.settle().allowed
                 if a.type in PLAIN and np.isnan(found.v).any():
-                    room = np.where(hidden(x, node, i3, i2, build)[:, rows], np.inf, room)
+                    room = np.where(hidden_products(x, node, i3, i2, build)[:, rows], np.inf, room)
                 allowed[to] = np.reshape(room, value[to].shape)
     return Expected(value, allowed if is_sized(build) else 0.0, reason_of(a, build))
 
 
-def hidden(x: F32 | F64, node: Node, i3: int, i2: int, build: Build) -> NDArray[np.bool_]:
+def hidden_products(x: F32 | F64, node: Node, i3: int, i2: int, build: Build) -> NDArray[np.bool_]:
     """Which products have a zero beside what is no number: the weight of a hidden cell. Who leaves
     that out has a number."""
     wrong = ~np.isfinite(node.wide(0)[i3, i2])
@@ -128,7 +128,7 @@ def mul_mat_id(node: Node, build: Build) -> Expected:
         at = chosen == expert
         weight = matrix(experts, 0, int(expert))
         for rows, some in in_parts(x[at], weight, build):
-            found = some.settled()
+            found = some.settle()
             value[at, rows], allowed[at, rows] = found.value, found.allowed
     return Expected(value[None], allowed[None], reason_of(experts, build))
 
@@ -146,4 +146,4 @@ def lightning_indexer(node: Node, build: Build) -> Expected:
     scores = total(Near(shown, off) * exact(w[:, 0][:, :, None, :]), heads + 1, keep=False)
     per = np.repeat(mask[:, 0], len(q) // len(mask), axis=0)
     out = finite(scores + exact(per))[:, None]
-    return out.expected(f"{terms} products, {heads} heads added one after the other")
+    return out.expect(f"{terms} products, {heads} heads added one after the other")

@@ -25,19 +25,19 @@ from lockstep.engine.ops.near import (
 REASON = "a running bound through the recursion: every operation rounded once, exp to 2 ulp"
 
 
-def joined(*parts: Near) -> Expected:
+def join_results(*parts: Near) -> Expected:
     """Results that ggml puts one behind the other in a single tensor: flat."""
     flat = [np.broadcast_to(np.asarray(p.r), p.v.shape).reshape(-1) for p in parts]
     value = np.concatenate([p.v.reshape(-1) for p in parts])
     return Expected(value, np.concatenate(flat) + U * np.abs(value) + SMALLEST, REASON)
 
 
-def shaped(expected: Expected, node: Node) -> Expected:
+def reshape_result(expected: Expected, node: Node) -> Expected:
     allowed = np.asarray(expected.allowed).reshape(node.value.shape)
     return Expected(expected.value.reshape(node.value.shape), allowed, expected.reason)
 
 
-def stacked(items: list[Near], axis: int) -> Near:
+def stack_steps(items: list[Near], axis: int) -> Near:
     wide = [np.broadcast_to(np.asarray(i.r), i.v.shape) for i in items]
     return Near(np.stack([i.v for i in items], axis), np.stack(wide, axis))
 
@@ -51,7 +51,7 @@ def latest(states: list[Near], node: Node) -> list[Near]:
     return states[::-1][:keep]
 
 
-def convolved(x: F64, kernel: F64) -> Near:
+def convolve_windows(x: F64, kernel: F64) -> Near:
     """Sliding windows times a kernel. x: (sequences, channels, width), kernel: (channels, d_conv)
     -> (sequences, channels, width - d_conv + 1)"""
     d_conv = kernel.shape[-1]
@@ -63,13 +63,13 @@ def convolved(x: F64, kernel: F64) -> Near:
 def ssm_conv(node: Node, _: Build) -> Expected:
     """(sequences, tokens, channels)"""
     kernel = node.wide(1)[0, 0]
-    near = convolved(node.wide(0)[0], kernel)
-    out = near.expected(f"{kernel.shape[-1]} products summed")
+    near = convolve_windows(node.wide(0)[0], kernel)
+    out = near.expect(f"{kernel.shape[-1]} products summed")
     allowed = np.asarray(out.allowed).transpose(0, 2, 1).reshape(node.value.shape)
     return Expected(out.value.transpose(0, 2, 1).reshape(node.value.shape), allowed, out.reason)
 
 
-def scanned(
+def scan_states(
     state: F64, x: F64, dt: F64, decay: F64, b: F64, c: F64
 ) -> tuple[list[Near], list[Near]]:
     """state = state * exp(dt * A) + B * x * dt; y = state . C. The step dt is a softplus.
@@ -98,10 +98,10 @@ def ssm_scan(node: Node, _: Build) -> Expected:
     assert ids is not None
     heads, groups = x.shape[2], b.shape[2]
     group = np.arange(heads) // (heads // groups)
-    outs, states = scanned(
+    outs, states = scan_states(
         s[ids.reshape(-1)], x, dt[0], a[0, 0][:, None, :], b[:, :, group], c[:, :, group]
     )
-    return shaped(joined(stacked(outs, 1), *latest(states, node)), node)
+    return reshape_result(join_results(stack_steps(outs, 1), *latest(states, node)), node)
 
 
 @meaning("GATED_DELTA_NET")
@@ -123,7 +123,7 @@ def gated_delta_net(node: Node, _: Build) -> Expected:
         query = exact(q[:, t][:, head % q.shape[2]][:, :, None, :])
         outs.append(total(state * query, size, keep=False) * scale)
         states.append(state)
-    return shaped(joined(stacked(outs, 1), *latest(states, node)), node)
+    return reshape_result(join_results(stack_steps(outs, 1), *latest(states, node)), node)
 
 
 def by_sequence(node: Node, i: int, seqs: int) -> F64:
@@ -147,7 +147,7 @@ def rwkv_wkv6(node: Node, _: Build) -> Expected:
         mixed = (kv * first + state) * exact(r[:, t][..., None])
         outs.append(total(mixed, size, axis=-2, keep=False))
         state = state * exact(decay[:, t][..., None]) + kv
-    return shaped(joined(stacked(outs, 1), state), node)
+    return reshape_result(join_results(stack_steps(outs, 1), state), node)
 
 
 @meaning("GATED_LINEAR_ATTN")
@@ -164,7 +164,7 @@ def gated_linear_attn(node: Node, _: Build) -> Expected:
         state = state * exact(gate[:, t][..., None]) + kv
         terms = state * (exact(q[:, t][..., None]) * scale)
         outs.append(total(terms, size, axis=-2, keep=False))
-    return shaped(joined(stacked(outs, 1), state), node)
+    return reshape_result(join_results(stack_steps(outs, 1), state), node)
 
 
 @meaning("RWKV_WKV7")
@@ -181,4 +181,4 @@ def rwkv_wkv7(node: Node, _: Build) -> Expected:
         kv = exact(v[:, t][..., None]) * row[2]
         state = state * row[1] + kv + sa * row[4]
         outs.append(total(state * row[0], size, keep=False))
-    return shaped(joined(stacked(outs, 1), state), node)
+    return reshape_result(join_results(stack_steps(outs, 1), state), node)

@@ -16,7 +16,7 @@ from lockstep.engine.ops import functions
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import meaning
 from lockstep.engine.ops.near import F64, LIBM_ULP, Expected, Near, U, exact, near, value_of
-from lockstep.engine.ops.rotation import recursion, turned
+from lockstep.engine.ops.rotation import recursion, rotate
 
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40  # GGML_ROPE_TYPE_*
 one = np.float32
@@ -145,7 +145,7 @@ def rope(node: Node, build: Build) -> Expected:
     if node.op == "ROPE_BACK":
         sin = Near(-sin.v, sin.r)
     if not build.bounds:
-        return Expected(value_of(turned(x, cos.v, sin.v, first, second)), 0.0, "")
-    found = near(turned(exact(x), cos, sin, first, second))
+        return Expected(value_of(rotate(x, cos.v, sin.v, first, second)), 0.0, "")
+    found = near(rotate(exact(x), cos, sin, first, second))
     angle = "in any way" if build.plain else "by ggml's recursion"
-    return found.settled(f"cosine, sine, two products and their sum; the angle {angle}")
+    return found.settle(f"cosine, sine, two products and their sum; the angle {angle}")

@@ -78,7 +78,7 @@ def soft_max(node: Node, build: Build) -> Expected:
         found = softmax.of_scores(scores(of_rows(node, rows), build), build, sinks)
         value[:, :, rows] = value_of(found)
         if isinstance(found, Near):
-            some = found.expected(found.reason)
+            some = found.expect(found.reason)
             allowed[:, :, rows], reasons[0] = some.allowed, some.reason
 
     step = max(1, PIECE // max(1, math.prod(shape) // max(1, shape[2])))

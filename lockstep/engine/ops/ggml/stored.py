@@ -26,22 +26,22 @@ FROM_MINIMUM = {"Q4_1": 15, "Q5_1": 31}  # codes above zero
 STORED = (*ACTIVATIONS, *CENTRED, *FROM_MINIMUM)
 
 
-def stored(rows: F32, kind: str, build: Build) -> tuple[F64, F64, NDArray[np.uint8]]:
+def store_rows(rows: F32, kind: str, build: Build) -> tuple[F64, F64, NDArray[np.uint8]]:
     """(..., n) -> what its codes stand for, how far an honest build may be from that, and the bytes
     of the codes: (..., bytes of a row)."""
     if kind not in STORED:
         raise Unsupported(f"storing rows as {kind}")
     if kind in ACTIVATIONS:
-        target = activation_format(WeightFormat.named(kind))
+        target = activation_format(WeightFormat.member(kind))
         raw = target.quantise(rows, GENERIC if kind in build.generic else X86)
         values = target.read(raw).values
         return values, np.zeros(values.shape), bytes_of_rows(raw)
     blocks = rows.reshape(*rows.shape[:-1], -1, BLOCK)
     if kind in CENTRED:
-        values, slack, fields = centred(blocks, CENTRED[kind])
+        values, slack, fields = centre_blocks(blocks, CENTRED[kind])
     else:
         values, slack, fields = from_minimum(blocks, FROM_MINIMUM[kind])
-    raw = np.zeros(blocks.shape[:-1], WeightFormat.named(kind).layout)
+    raw = np.zeros(blocks.shape[:-1], WeightFormat.member(kind).layout)
     q = fields.pop("q").astype(np.uint8)
     raw["qs"] = (q[..., : BLOCK // 2] & 15) | (q[..., BLOCK // 2 :] & 15) << 4
     if "qh" in (raw.dtype.names or ()):
@@ -56,7 +56,7 @@ def bytes_of_rows(raw: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(raw).view(np.uint8).reshape(*raw.shape[:-1], -1)
 
 
-def centred(blocks: F32, below: int) -> tuple[F64, F64, dict[str, F64]]:
+def centre_blocks(blocks: F32, below: int) -> tuple[F64, F64, dict[str, F64]]:
     """The first value of the largest magnitude decides scale and sign."""
     at = np.abs(blocks).argmax(axis=-1)[..., None]
     scale = np.take_along_axis(blocks, at, axis=-1) / np.float32(-below)

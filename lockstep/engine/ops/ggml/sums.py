@@ -35,15 +35,15 @@ def l2_norm(node: Node, build: Build) -> Expected:
     squared = near(norms.squares(x, build))
     root = squared.sqrt()
     scale = constant(1.0) / Near(np.maximum(root.v, float(node.floats()[0])), root.r)
-    return near(norms.in_range(x * scale, squared, build)).expected(norms.how_summed(build))
+    return near(norms.in_range(x * scale, squared, build)).expect(norms.how_summed(build))
 
 
 @meaning("NORM")
 def norm(node: Node, build: Build) -> Expected:
-    found = near(norms.centred(exact(node.wide(0)), float(node.floats()[0]), build))
+    found = near(norms.centre_row(exact(node.wide(0)), float(node.floats()[0]), build))
     if build.plain:
-        return found.expected("mean and squares summed in float32")
-    return found.expected("mean in double, squares of a vector summed in float32")
+        return found.expect("mean and squares summed in float32")
+    return found.expect("mean in double, squares of a vector summed in float32")
 
 
 @meaning("GROUP_NORM")
@@ -56,7 +56,7 @@ def group_norm(node: Node, build: Build) -> Expected:
     for start in range(0, x.shape[1], each):
         part = slice(start, start + each)
         flat = x[:, part].reshape(len(x), -1)
-        found = near(norms.centred(exact(flat), eps, build))
+        found = near(norms.centre_row(exact(flat), eps, build))
         value[:, part] = found.v.reshape(x[:, part].shape)
         allowed[:, part] = np.broadcast_to(found.r, flat.shape).reshape(x[:, part].shape)
     return Expected(value, allowed + U * np.abs(value) + SMALLEST, "as NORM, of a group")

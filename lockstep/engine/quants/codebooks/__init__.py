@@ -23,7 +23,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from lockstep.engine.kernels.lanes import Lanes, compiled_as, kernel
-from lockstep.engine.kernels.vectors import I8, I64, element_pointer, number, packed
+from lockstep.engine.kernels.vectors import I8, I64, element_pointer, number, pack_vector
 
 
 def codebook(name: str) -> NDArray[Any]:
@@ -57,7 +57,7 @@ def entries(typing: Any, book: Any, indices: Any) -> Any:
                 index = builder.extract_value(args[1], i)
             entry = element_pointer(context, builder, book, args[0], index)
             found.append(builder.load(entry))
-        values = builder.bitcast(packed(builder, found), ir.VectorType(I8, lanes.count))
+        values = builder.bitcast(pack_vector(builder, found), ir.VectorType(I8, lanes.count))
         return builder.sext(values, lanes.vector)
 
     exact = indices if in_lanes else types.UniTuple(types.int64, count)

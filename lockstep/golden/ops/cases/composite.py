@@ -37,7 +37,7 @@ def attention(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("paged_decode_attention")
-def paged(op: str, draw: SeededInputs) -> Iterator[Case]:
+def paged_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     """What lies behind the context in the pool is large, and must not be seen."""
     tables = np.array([[4, 1, 5], [2, 0, 0], [3, 6, 0]], np.int32)
     for name, lengths, tokens in (
@@ -100,7 +100,7 @@ def buckets(op: str, draw: SeededInputs) -> Iterator[Case]:
 @cases(
     "weighted_sum_stacked", "weighted_sum_residual_stacked", "weighted_sum_residual_norm_stacked"
 )
-def weighted(op: str, draw: SeededInputs) -> Iterator[Case]:
+def weighted_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     for slots, hidden in ((1, 7), (3, 33), (8, 16)):
         tag = f"{slots}-slots"
         inputs = {"slots": draw(tag, slots, hidden), "weights": draw(f"{tag}-weights", slots)}
@@ -127,7 +127,7 @@ def weighted_rows(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("moe_gate_up_silu")
-def gated(op: str, draw: SeededInputs) -> Iterator[Case]:
+def gated_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     for tokens, ids in (("one", [[2, 0]]), ("several", [[0, 1], [3, 3], [2, 1]])):
         inputs = {
             "x": draw(f"{tokens}-x", len(ids), 24),

@@ -36,7 +36,7 @@ def conversions(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("CONCAT")
-def joined(op: str, draw: SeededInputs) -> Iterator[Case]:
+def concat_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     for dim in range(4):
         shape = [2, 3, 2, 5]
         longer = list(shape)
@@ -50,7 +50,7 @@ def joined(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("REPEAT")
-def repeated(op: str, draw: SeededInputs) -> Iterator[Case]:
+def repeat_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     for name, shape in (("rows", (1, 5)), ("elements", (3, 1)), ("both", (1, 1))):
         yield Case(id=name, inputs={"x": draw(name, *shape)}, shape=(3, 10))
     x, nb = draw("permuted", 2, 3, 5), {"x": (4, 40, 20, 120)}
@@ -58,7 +58,7 @@ def repeated(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("PAD")
-def padded(op: str, draw: SeededInputs) -> Iterator[Case]:
+def pad_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = draw("x", 2, 3, 5)
     yield Case(id="behind", inputs={"x": x}, params={"after0": 3, "after1": 1}, shape=(2, 4, 8))
     params = {"before0": 2, "before2": 1, "after0": 1}
@@ -68,14 +68,14 @@ def padded(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("SET")
-def written(op: str, draw: SeededInputs) -> Iterator[Case]:
+def set_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     inputs = {"a": draw("a", 4, 6), "part": draw("part", 2, 3)}
     params = {"nb1": 24, "nb2": 96, "nb3": 96, "offset": 32}
     yield Case(id="a-part-in-the-middle", inputs=inputs, params=params, shape=(4, 6))
 
 
 @cases("GET_ROWS")
-def gathered(op: str, draw: SeededInputs) -> Iterator[Case]:
+def get_rows_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     ids = np.array([4, 0, 4, 2], np.int32)
     tables = {
         "floats": draw("floats", 5, 7),
@@ -99,7 +99,7 @@ def gathered(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("SET_ROWS")
-def scattered(op: str, draw: SeededInputs) -> Iterator[Case]:
+def set_rows_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     for kind, name in ((np.float32, "F32"), (np.float16, "F16")):
         inputs = {
             "rows": draw(f"{name}-rows", 3, 6, size=10.0),

@@ -75,7 +75,7 @@ def rows_added(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("SCALE")
-def scaled(op: str, draw: SeededInputs) -> Iterator[Case]:
+def scale_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = np.r_[draw("values", 20, size=3.0), LARGE, ODD].reshape(2, -1)
     for name, scale, bias in (
         *(("plain", 0.3, 0.0), ("zero", 0.0, 0.0), ("with-bias", -1.7, 0.25)),
@@ -86,21 +86,21 @@ def scaled(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("CLAMP")
-def clamped(op: str, draw: SeededInputs) -> Iterator[Case]:
+def clamp_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = np.r_[draw("values", 20, size=3.0), LARGE, ODD].astype(np.float32)
     for name, low, high in (("both", -1.0, 2.0), ("point", 0.5, 0.5), ("wide", -3e38, 3e38)):
         yield Case(id=name, inputs={"x": x}, params={"min": low, "max": high}, shape=x.shape)
 
 
 @cases("FILL")
-def filled(op: str, draw: SeededInputs) -> Iterator[Case]:
+def fill_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     for name, value in (("zero", 0.0), ("third", 1 / 3), ("tiny", 1e-45)):
         x = draw(name, 3, 7)
         yield Case(id=name, inputs={"x": x}, params={"value": value}, shape=x.shape)
 
 
 @cases("ARANGE")
-def counted(op: str, draw: SeededInputs) -> Iterator[Case]:
+def arange_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     for name, start, step, n in (
         ("ones", 0.0, 1.0, 17),
         ("tenths", -2.0, 0.1, 31),

@@ -147,13 +147,13 @@ def splits(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("split_qkv_norm_rope")
-def prepared(op: str, draw: SeededInputs) -> Iterator[Case]:
+def prepared_heads_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     for row in QKV:
         yield fused_qkv(draw, *row)
 
 
 @cases("split_qkv_norm_rope_into_cache", "split_qkv_norm_rope_into_paged_cache")
-def stored(op: str, draw: SeededInputs) -> Iterator[Case]:
+def stored_heads_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     """The tokens go behind those that are there; in blocks, out of order and over an edge."""
     paged = op.endswith("paged_cache")
     for tag, tokens, at, mode, pairs in QKV:
@@ -167,7 +167,7 @@ def stored(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("kv_cache_append_head_major")
-def appended(op: str, draw: SeededInputs) -> Iterator[Case]:
+def append_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     for at, tokens in ((0, 3), (4, 1), (6, 2), (8, 0)):
         tag = f"{tokens}-behind-{at}"
         inputs = {f"cache_{n}": draw(f"{tag}-cache-{n}", 2, 8, 5) for n in "kv"}
@@ -176,7 +176,7 @@ def appended(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("transpose_head_to_token")
-def turned(op: str, draw: SeededInputs) -> Iterator[Case]:
+def transpose_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     for heads, tokens, dim in ((2, 3, 5), (1, 4, 3), (4, 1, 3), (2, 0, 3)):
         tag = f"{heads}-{tokens}-{dim}"
         yield Case(id=tag, inputs={"x": draw(tag, heads, tokens, dim)})

@@ -159,7 +159,7 @@ def products(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 def converted_alike(kind: str, columns: int, draw: SeededInputs) -> F32:
     """(4, columns), which every known build of ggml converts to the same bytes."""
-    return activations(WeightFormat.named(kind), columns, draw.seed)
+    return activations(WeightFormat.member(kind), columns, draw.seed)
 
 
 @cases("MUL_MAT_ID")

@@ -99,7 +99,7 @@ def mixing(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 @cases("DSV4_HC_PRE")
-def gathered(op: str, draw: SeededInputs) -> Iterator[Case]:
+def hyper_pre_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
     x = draw("x", 3, 4, 16)
     inputs = {"x": x, "weights": draw("weights", 3, 4)}
     params = {"scale": 1.0, "gated": 0}

@@ -34,7 +34,7 @@ LONG_INDEX: dict[str, tuple[str, str, list[int]]] = {
 
 def named_blocks(kind: type[WeightFormat], seed: int) -> dict[str, bytes]:
     """64 or more, each name once; the same bytes wherever they are made."""
-    make = numbers if kind.weights == 1 else quantised
+    make = numbers if kind.weights == 1 else quantise_normals
     found: dict[str, bytes] = {}
     for name, block in make(kind, seed):
         if name in found:
@@ -46,9 +46,9 @@ def named_blocks(kind: type[WeightFormat], seed: int) -> dict[str, bytes]:
 # --- types with blocks ----------------------------------------------------------------------
 
 
-def quantised(kind: type[WeightFormat], seed: int) -> Named:
+def quantise_normals(kind: type[WeightFormat], seed: int) -> Named:
     scales = scales_of(kind)
-    chance = drawn(kind, seed, "random", 2 * CHANCE)
+    chance = draw_blocks(kind, seed, "random", 2 * CHANCE)
     yield from odd_scales(kind, scales)
     yield from filled_fields(kind, scales, chance[0])
     yield from every_value(kind, scales)
@@ -90,7 +90,7 @@ def filled_fields(kind: type[WeightFormat], scales: list[OddScale], chance: Bloc
         for value in range(0, 256, 0x11) if short else FILLS:
             block = with_ones(scales, chance)
             block[at : at + dtype.itemsize] = value
-            yield f"{name}-all-{value:02x}", restored(kind, scales, name, block)
+            yield f"{name}-all-{value:02x}", restore_scales(kind, scales, name, block)
 
 
 def every_value(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
@@ -160,7 +160,7 @@ def numbers(kind: type[WeightFormat], seed: int) -> Named:
         top = 1 << (8 * n - 1)
         for name, bits in {"zero": 0, "largest": top - 1, "minus-one": 2 * top - 1}.items():
             yield f"value-{name}", block_of(bits, n)
-    chance = drawn(kind, seed, "random", NUMBERS)
+    chance = draw_blocks(kind, seed, "random", NUMBERS)
     for i, block in enumerate(chance):
         yield f"random-{i:02d}", block
     if n > 2 and kind.name != "F32":
@@ -171,7 +171,7 @@ def numbers(kind: type[WeightFormat], seed: int) -> Named:
 # --- parts ----------------------------------------------------------------------------------
 
 
-def drawn(kind: type[WeightFormat], seed: int, what: str, count: int) -> Block:
+def draw_blocks(kind: type[WeightFormat], seed: int, what: str, count: int) -> Block:
     """(count, bytes of a block)"""
     size = kind.layout.itemsize
     raw = octets(stream(seed, f"golden.dequant.{kind.name}.{what}"), count * size)
@@ -190,7 +190,9 @@ def with_ones(scales: list[OddScale], block: Block) -> Block:
     return changed
 
 
-def restored(kind: type[WeightFormat], scales: list[OddScale], name: str, block: Block) -> Block:
+def restore_scales(
+    kind: type[WeightFormat], scales: list[OddScale], name: str, block: Block
+) -> Block:
     """A scale of 1 again, where a fill has gone over one that is spread over a field."""
     return with_ones(scales, block) if kind.name == "IQ1_M" and name == "scales" else block
 

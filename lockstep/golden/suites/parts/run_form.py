@@ -7,7 +7,7 @@ import numpy as np
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.golden.compact import BLOCK, RULE, Floor, kept, seeded_columns
+from lockstep.golden.compact import BLOCK, RULE, Floor, compact_logits, seeded_columns
 from lockstep.golden.honest import LOGITS, Matrices
 from lockstep.golden.store import Tensors
 from lockstep.golden.suites.logits import rounded_up
@@ -115,7 +115,7 @@ def tensors_of(name: str, seed: int, ways: Mapping[str, F32]) -> Tensors:
     columns = seeded_columns(seed, name, ways["ggml"].shape[1])
     found: Tensors = {f"{name}/columns": columns}
     for way, matrix in ways.items():
-        found |= {f"{name}/{way}.{part}": x for part, x in kept(matrix, columns).items()}
+        found |= {f"{name}/{way}.{part}": x for part, x in compact_logits(matrix, columns).items()}
     return found
 
 

@@ -6,12 +6,12 @@ None of them writes a code point beyond U+10FFFF: some of llama.cpp's tokenizers
 from collections.abc import Iterator
 
 
-def numbered(group: str, *texts: str | bytes) -> Iterator[tuple[str, bytes]]:
+def number_texts(group: str, *texts: str | bytes) -> Iterator[tuple[str, bytes]]:
     for i, text in enumerate(texts):
         yield f"{group}-{i:02d}", text if isinstance(text, bytes) else text.encode()
 
 
-def counted(group: str, unit: str, *counts: int) -> Iterator[tuple[str, bytes]]:
+def count_units(group: str, unit: str, *counts: int) -> Iterator[tuple[str, bytes]]:
     for n in counts:
         yield f"{group}-{n}", (unit * n).encode()
 
@@ -23,10 +23,10 @@ def name_texts(group: str, *texts: tuple[str, str | bytes]) -> Iterator[tuple[st
 
 def white_space() -> Iterator[tuple[str, bytes]]:
     yield "empty", b""
-    yield from counted("spaces", " ", 1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 17, 31, 32, 40, 64, 200)
-    yield from counted("newlines", "\n", 1, 2, 3, 4, 5, 8, 16, 100)
-    yield from counted("tabs", "\t", 1, 2, 3, 4, 8)
-    yield from counted("crlf", "\r\n", 1, 2, 3)
+    yield from count_units("spaces", " ", 1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 17, 31, 32, 40, 64, 200)
+    yield from count_units("newlines", "\n", 1, 2, 3, 4, 5, 8, 16, 100)
+    yield from count_units("tabs", "\t", 1, 2, 3, 4, 8)
+    yield from count_units("crlf", "\r\n", 1, 2, 3)
     yield from name_texts(
         "space",
         *(("cr", "\r"), ("vt", "\v"), ("ff", "\f"), ("nel", "\u0085"), ("line", "\u2028")),
@@ -34,7 +34,7 @@ def white_space() -> Iterator[tuple[str, bytes]]:
         *(("ideographic", "a\u3000b"), ("zero-width", "a\u200bb"), ("en", "a\u2002b")),
         *(("joiner", "a\u2060b"), ("bom", "\ufeffa"), ("ogham", "a\u1680b")),
     )
-    yield from numbered(
+    yield from number_texts(
         "spaced",
         *(
             " a",
@@ -66,7 +66,7 @@ def white_space() -> Iterator[tuple[str, bytes]]:
 
 
 def words() -> Iterator[tuple[str, bytes]]:
-    yield from numbered(
+    yield from number_texts(
         "word",
         *(
             "a",
@@ -82,7 +82,7 @@ def words() -> Iterator[tuple[str, bytes]]:
         *("kebab-case-word", "SCREAMING_CASE", " the", "The quick brown fox", "e.g.", "U.S.A."),
         *("Once upon a time, there was a small town.", "supercalifragilisticexpialidocious"),
     )
-    yield from numbered(
+    yield from number_texts(
         "contraction",
         *("it's", "don't", "we're", "I've", "I'm", "she'll", "they'd", "IT'S", "DON'T", "WE'RE"),
         *(
@@ -99,14 +99,14 @@ def words() -> Iterator[tuple[str, bytes]]:
         ),
         *("l'été", "'s", " 's", "''s", "o'clock's", "'", "''", "'Quoted'", "a'lL", "x 'Re y"),
     )
-    yield from counted("digit", "7", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20)
-    yield from numbered(
+    yield from count_units("digit", "7", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20)
+    yield from number_texts(
         "number",
         *("3.14159", "1,000,000", "+1 (555) 010-9999", "0xDEADBEEF", "6.02e23", "127.0.0.1"),
         *("2024-02-29", "23:59:59", "a1b2c3", "v1.2.3-rc4", "x²+y²", "1½", "٠١٢٣٤٥٦٧٨٩", "०१२३"),
         *("１２３４", "ⅣⅧ", "①②③", "1st 2nd 3rd", " 1 22 333 4444", "007", "-5", "5%", "12:34pm"),
     )
-    yield from numbered(
+    yield from number_texts(
         "punctuation",
         *(
             "!",
@@ -217,7 +217,7 @@ def symbols() -> Iterator[tuple[str, bytes]]:
         *(("doctor", "👩🏾\u200d⚕\ufe0f"), ("joiner-alone", "\u200d")),
         ("selector-alone", "\ufe0f"),
     )
-    yield from numbered(
+    yield from number_texts(
         "symbol",
         *(
             "∑∫√∞≠≤",
@@ -232,7 +232,7 @@ def symbols() -> Iterator[tuple[str, bytes]]:
         ),
         *("Ⓐⓑ㈠㊀", "♔♞♠♥", "𝄞♪♫", "℃℉№™®©", "½⅓¾", "†‡§¶", "ﷺ", "㎏㎡㏒", "°±×÷", "‰‱", "″′‴"),
     )
-    yield from numbered(
+    yield from number_texts(
         "private", "\ue000", "\uf8ff", "\U000f0000", "\U0010fffd", "a\ue000b", "\ue000\ue001 \ue002"
     )
     yield from name_texts(
@@ -246,7 +246,7 @@ def symbols() -> Iterator[tuple[str, bytes]]:
     )
 
 
-def broken() -> Iterator[tuple[str, bytes]]:
+def broken_texts() -> Iterator[tuple[str, bytes]]:
     yield from name_texts(
         "bytes",
         *(("continuation", b"\x80"), ("continuations", b"\x80\xbf\x80\xbf"), ("ff", b"\xff")),
@@ -267,7 +267,7 @@ def broken() -> Iterator[tuple[str, bytes]]:
 
 
 def special_like() -> Iterator[tuple[str, bytes]]:
-    yield from numbered(
+    yield from number_texts(
         "special",
         *("<s>", "</s>", "<unk>", "<pad>", "<mask>", "<bos>", "<eos>", "[CLS]", "[SEP]", "[MASK]"),
         *("[PAD]", "[UNK]", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"),
@@ -322,9 +322,9 @@ def long_texts() -> Iterator[tuple[str, bytes]]:
     )
 
 
-def noted() -> Iterator[tuple[str, bytes]]:
+def known_texts() -> Iterator[tuple[str, bytes]]:
     """Texts whose ids under Gemma 4's vocabulary are known from elsewhere."""
-    yield from numbered(
+    yield from number_texts(
         "noted",
         *(
             "Derinkuyu is an underground city.",
@@ -341,8 +341,8 @@ def noted() -> Iterator[tuple[str, bytes]]:
 def token_cases() -> dict[str, bytes]:
     """By name; no text twice, but where two names make a point of their own."""
     groups = (
-        *(white_space(), words(), code(), letters(), symbols(), broken(), special_like()),
-        *(long_texts(), noted()),
+        *(white_space(), words(), code(), letters(), symbols(), broken_texts(), special_like()),
+        *(long_texts(), known_texts()),
     )
     found: dict[str, bytes] = {}
     for group in groups:

@@ -48,7 +48,7 @@ class GgufPy(Adapter, name="gguf-py"):
             raise EngineError(
                 f"{raw.size} bytes are no whole number of {type_name} blocks of {block}"
             )
-        return np.array(decoded(kind, raw), np.float32).reshape(-1)
+        return np.array(decode_value(kind, raw), np.float32).reshape(-1)
 
     def time_dequantize(
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
@@ -58,7 +58,7 @@ class GgufPy(Adapter, name="gguf-py"):
         if type_name == "F32":
             raise Unsupported("gguf-py reads F32 as it is: there is nothing to time")
         pieces = pieces_of(raw, sizes, threads)
-        return seconds_each(lambda piece: decoded(kind, piece[0]), pieces, seconds)
+        return seconds_each(lambda piece: decode_value(kind, piece[0]), pieces, seconds)
 
 
 def known_type(name: str) -> tuple[Any, tuple[int, int]]:
@@ -72,7 +72,7 @@ def known_type(name: str) -> tuple[Any, tuple[int, int]]:
     return kind, (size, weights)
 
 
-def decoded(kind: Any, raw: NDArray[np.uint8]) -> Any:
+def decode_value(kind: Any, raw: NDArray[np.uint8]) -> Any:
     from gguf import quants
 
     try:

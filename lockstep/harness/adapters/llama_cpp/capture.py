@@ -111,7 +111,7 @@ class NodeWatch:
             elif what == BEFORE:
                 self.injector.before(self.memory(argument))
             else:
-                self.injector.strike(self.strided(argument), self.memory(argument))
+                self.injector.strike(self.strided_view(argument), self.memory(argument))
         except BaseException as error:
             self.error = error
             self.set(stop=1)
@@ -163,7 +163,7 @@ class NodeWatch:
         size = self.ggml.ggml_nbytes(address)
         return (ctypes.c_ubyte * size).from_address(GgmlTensor.from_address(address).data)
 
-    def strided(self, address: int) -> NDArray[Any]:
+    def strided_view(self, address: int) -> NDArray[Any]:
         """A view of a tensor's memory: of its values, or of the bytes of its rows."""
         tensor = GgmlTensor.from_address(address)
         dtype, shape, strides = layout(self.types[tensor.type], tuple(tensor.ne), tuple(tensor.nb))

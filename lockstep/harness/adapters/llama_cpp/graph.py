@@ -57,7 +57,7 @@ class LiveNode:
         blocks, as a cache may have them, what ggml decodes, which no change of it changes."""
         dtype = DTYPES.get(self.tensor.type)
         if dtype is None:
-            return self.decoded()
+            return self.decode()
         return self.memory(dtype, tuple(reversed(self.tensor.ne)), self.tensor.nb[0])
 
     def memory(self, dtype: np.dtype[Any], shape: tuple[int, ...], stride: int) -> Array:
@@ -70,7 +70,7 @@ class LiveNode:
         strides = (*reversed(self.tensor.nb[1:]), stride)
         return np.ndarray(shape, dtype, buffer=memory, strides=strides)
 
-    def decoded(self) -> Array:
+    def decode(self) -> Array:
         traits = self.ggml.ggml_get_type_traits(self.tensor.type).contents
         whole = self.tensor.nb[0] == traits.block_bytes
         if not (traits.to_float and whole):

@@ -48,7 +48,9 @@ def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
     if not context:
         raise MemoryError("ggml_init gave no context")
     try:
-        tensors = iter([made(lib, context, *pair) for pair in zip(operands, laid, strict=True)])
+        tensors = iter(
+            [make_tensor(lib, context, *pair) for pair in zip(operands, laid, strict=True)]
+        )
         sources = [None if source is None else next(tensors) for source in node.sources]
         out = sources[IN_PLACE[node.op]] if node.op in IN_PLACE else None
         address = lib.ggml.ggml_new_tensor_4d(context, type_by_name(node.type).id, *node.ne)
@@ -98,7 +100,7 @@ def op_count(lib: Library) -> int:
     return count + 1
 
 
-def made(lib: Library, context: int, source: Operand, raw: NDArray[np.uint8]) -> int:
+def make_tensor(lib: Library, context: int, source: Operand, raw: NDArray[np.uint8]) -> int:
     """A tensor with these bytes and the strides of the operand."""
     kind = type_by_name(source.type)
     address: int = lib.ggml.ggml_new_tensor_4d(context, kind.id, *source.ne)

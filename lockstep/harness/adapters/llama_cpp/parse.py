@@ -70,7 +70,7 @@ def quiet(lib: Library) -> Iterator[list[str]]:
 
 
 def reader(lib: Library, way: str, file: MemoryFile, said: list[str]) -> Read:
-    ggml, openers = lib.ggml, {"buffer": opened, "file": opened_file, "data": opened_data}
+    ggml, openers = lib.ggml, {"buffer": open_file, "file": opened_file, "data": opened_data}
     if way not in openers:
         return lambda raw: load_model(lib, way == "vocab", file.holding(raw), said)
     open_way: Callable[[Any, bytes, MemoryFile], Any] = openers[way]
@@ -88,7 +88,7 @@ def reader(lib: Library, way: str, file: MemoryFile, said: list[str]) -> Read:
     return read
 
 
-def opened(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
+def open_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
     return ggml.gguf_init_from_buffer(raw, len(raw), GgufInitParams(True, None))
 
 

@@ -127,7 +127,7 @@ class ScheduleRun:
         return {
             "code": code,
             "pos": [self.span(seq) for seq in range(self.n_seq)],
-            "ubatches": log.read_ubatches() if self.graphs is None else self.graphs.shown(),
+            "ubatches": log.read_ubatches() if self.graphs is None else self.graphs.as_answer(),
             "slots": log.slots if self.graphs is None else None,
             "order": order,
             "logits": logits,

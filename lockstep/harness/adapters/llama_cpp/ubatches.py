@@ -46,7 +46,7 @@ class Ubatches:
         values = LiveNode.at(self.ggml, address).values()[0, 0]
         self.computed += list(values.astype(np.float32))
 
-    def shown(self) -> list[list[Any]]:
+    def as_answer(self) -> list[list[Any]]:
         """As `Adapter.schedule` answers them."""
         return [self.one(*graph) for graph in zip(self.graphs, self.n_seqs, strict=True)]
 

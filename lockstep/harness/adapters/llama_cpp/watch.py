@@ -286,7 +286,7 @@ def add_destination(s: Any, address: int, index: int, place: int) -> None:
 
 
 @njit
-def needed(s: Any, t: Any) -> Any:
+def needed_bytes(s: Any, t: Any) -> Any:
     """Bytes of the node, of its sources and of what it writes into."""
     total = 2 * (n_bytes(s, t) + ALIGNED)
     for i in range(10):
@@ -303,7 +303,7 @@ def have_computed(t: Any, idle: bool) -> None:
 
 
 @njit
-def asked(s: Any, address: int) -> Any:
+def note_sources(s: Any, address: int) -> Any:
     """Note the sources; whether to show the node once it is computed."""
     if index_of(s, address) >= 0:  # the next graph, in the memory of the last one
         s.ubatch, s.index, s.generation = s.ubatch + 1, 0, s.generation + 1
@@ -316,7 +316,7 @@ def asked(s: Any, address: int) -> Any:
     if s.is_view[t.op]:
         s.views += 1
         return False
-    more = needed(s, t)
+    more = needed_bytes(s, t)
     if s.n_rows + MOST_ROWS > s.room or s.used + more > s.size or index >= MOST_NODES:
         call(s.hook, FULL, more)
         if s.stop:
@@ -335,7 +335,7 @@ def asked(s: Any, address: int) -> Any:
 
 
 @njit
-def shown(s: Any, address: int) -> Any:
+def show_node(s: Any, address: int) -> Any:
     at = s.n_whole
     row = carray(pointer(s.rows), s.room, ROW)[at]
     if s.due_ubatch == row.ubatch and s.due_index == row.index:
@@ -352,4 +352,4 @@ def on_node(address: int, asking: int, user: int) -> Any:
     s = carray(pointer(user), 1, STATE)[0]
     if s.stop:
         return asking  # so that there is a node to stop at
-    return asked(s, address) if asking else shown(s, address)
+    return note_sources(s, address) if asking else show_node(s, address)

@@ -233,7 +233,10 @@ def sentencepiece_model(data: Data) -> bytes:
     types[unk] = UNKNOWN
     pieces = b"".join(
         field(
-            1, field(1, token.encode("utf-8", "surrogateescape")) + fixed(2, score) + varint(3, t)
+            1,
+            field(1, token.encode("utf-8", "surrogateescape"))
+            + fixed_field(2, score)
+            + varint(3, t),
         )
         for token, score, t in zip(tokens, scores, types, strict=True)
     )
@@ -270,7 +273,7 @@ def field(at: int, raw: bytes) -> bytes:
     return base128(at << 3 | 2) + base128(len(raw)) + raw
 
 
-def fixed(at: int, value: float) -> bytes:
+def fixed_field(at: int, value: float) -> bytes:
     import struct
 
     return base128(at << 3 | 5) + struct.pack("<f", value)

@@ -54,7 +54,7 @@ def parse(open_file: Open, files: Sequence[bytes], limits: CostLimits = LIMITS) 
 
 def parse_one(open_file: Open, raw: bytes) -> tuple[Row, str]:
     try:
-        file, peak = opened(open_file, raw)
+        file, peak = open_or_reason(open_file, raw)
         if isinstance(file, MalformedFile):
             return (file.kind, 0, peak), str(file)
         return (ACCEPTED, digest_of(file), peak), ""
@@ -64,7 +64,7 @@ def parse_one(open_file: Open, raw: bytes) -> tuple[Row, str]:
         return (CRASHED, 0, -1), f"{type(error).__name__}: {error}"
 
 
-def opened(open_file: Open, raw: bytes) -> tuple[GgufFile | MalformedFile, int]:
+def open_or_reason(open_file: Open, raw: bytes) -> tuple[GgufFile | MalformedFile, int]:
     """The file or why it is none, and the most memory that was taken."""
     least = -1
     for _ in range(AGAIN):
@@ -103,7 +103,7 @@ def stopwatch() -> Iterator[Callable[[float], None]]:
 def digest_of(file: GgufFile) -> int:
     return digest(
         (file.version, file.alignment, file.data_offset),
-        [(to_c(bytes_of(key)), *typed(value)) for key, value in file.metadata.items()],
+        [(to_c(bytes_of(key)), *typed_value(value)) for key, value in file.metadata.items()],
         [
             (to_c(bytes_of(t.name)), extents(t.ne), t.type.id, t.offset, t.n_bytes)
             for t in file.tensors.values()
@@ -115,7 +115,7 @@ def bytes_of(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def typed(value: Value) -> tuple[int, int, Any]:
+def typed_value(value: Value) -> tuple[int, int, Any]:
     if value.element is None:
         data = value.data
         return int(value.type), -1, to_c(bytes_of(data)) if isinstance(data, str) else plain(data)
@@ -126,5 +126,5 @@ def items(value: Value) -> Any:
     if value.element is ValueType.STR:
         return tuple(to_c(bytes_of(text)) for text in value.data)
     if value.element is ValueType.ARR:
-        return tuple(typed(item) for item in value.data)
+        return tuple(typed_value(item) for item in value.data)
     return value.data.tobytes()

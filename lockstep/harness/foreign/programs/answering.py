@@ -131,7 +131,7 @@ def texts(question):
     return [base64.b64decode(text).decode() for text in question["texts"]]
 
 
-def encoded(pieces):
+def encode_answer(pieces):
     """The answer to `detokenize`, of texts or of bytes."""
     raw = (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
     return {"texts": [base64.b64encode(piece).decode() for piece in raw]}, {}

@@ -3,7 +3,7 @@
 import importlib.metadata
 
 import numpy as np
-from answering import Unsupported, encoded, greedy_ids, later, rows_of, serve, texts
+from answering import Unsupported, encode_answer, greedy_ids, later, rows_of, serve, texts
 from ctransformers import LLM, Config
 
 LIBRARY = "basic"  # of the three in the wheel the one that runs on every CPU
@@ -44,7 +44,7 @@ class Model:
     def detokenize(self, question, _):
         if question["remove_special"] or not question["unparse_special"]:
             raise Unsupported("special tokens are shown as their text, always")
-        return encoded(self.llm.detokenize(ids, decode=False) for ids in question["ids"])
+        return encode_answer(self.llm.detokenize(ids, decode=False) for ids in question["ids"])
 
 
 def start(path, settings):

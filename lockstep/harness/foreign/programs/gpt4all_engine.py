@@ -4,7 +4,7 @@ import base64
 import importlib.metadata
 from pathlib import Path
 
-from answering import encoded, later, serve
+from answering import encode_answer, later, serve
 from gpt4all import GPT4All
 
 
@@ -19,7 +19,7 @@ class Model:
         prompt = base64.b64decode(question["prompt"]).decode()
         greedy = {"temp": 0, "top_k": 1, "repeat_penalty": 1.0}
         text = self.model.generate(prompt, max_tokens=question["n"], **greedy)
-        return {"text": encoded([text])[0]["texts"][0]}, {}
+        return {"text": encode_answer([text])[0]["texts"][0]}, {}
 
 
 def start(path, settings):

@@ -5,7 +5,7 @@ import importlib.metadata
 from pathlib import Path
 
 import mistralrs
-from answering import Unsupported, encoded, later, serve, texts
+from answering import Unsupported, encode_answer, later, serve, texts
 
 
 class Model:
@@ -28,7 +28,7 @@ class Model:
     def detokenize(self, question, _):
         if question["remove_special"] or not question["unparse_special"]:
             raise Unsupported("special tokens are all left out or all shown")
-        return encoded(self.runner.detokenize_text(ids, False) for ids in question["ids"])
+        return encode_answer(self.runner.detokenize_text(ids, False) for ids in question["ids"])
 
     def generate(self, question, _):
         """It begins a text in front of which it has put no BOS, whatever the file says."""

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from answering import Unsupported, encoded, greedy_ids, later, serve, steps, texts, wanted_rows
+from answering import (
+    Unsupported,
+    encode_answer,
+    greedy_ids,
+    later,
+    serve,
+    steps,
+    texts,
+    wanted_rows,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.integrations.gguf import dequant
 
@@ -132,7 +141,7 @@ class Tokenizer:
         if question["remove_special"] or not question["unparse_special"]:
             raise Unsupported("special tokens are all left out or all shown")
         options = {"clean_up_tokenization_spaces": False}
-        return encoded(self.tokenizer.decode(ids, **options) for ids in question["ids"])
+        return encode_answer(self.tokenizer.decode(ids, **options) for ids in question["ids"])
 
 
 def dequantize(question, arrays):

@@ -64,7 +64,7 @@ class Watch:
         answer = self.machine.step(step)
         if answer["code"] != INVALID:
             self.queued, self.cleared = set(), False
-        if crowded(batch, memory.seen.ubatches, self.machine.n_ubatch):
+        if is_crowded(batch, memory.seen.ubatches, self.machine.n_ubatch):
             found.add("crowded")
         if answer["code"] == NO_ROOM and any(map(heads_misplaced, caches(memory), heads)):
             found.add("heads")
@@ -135,7 +135,7 @@ def twice(memory: Memory, batch: Entries) -> bool:
     return len(set(places)) < len(places) and broken_rule(memory, batch) is None
 
 
-def parted(memory: Memory, batch: Entries) -> bool:
+def is_parted(memory: Memory, batch: Entries) -> bool:
     """Sequences that see different cells share a token: of the past, or of its own position, which
     one of them may be given once more later in the batch."""
     if broken_rule(memory, batch) is not None:
@@ -161,13 +161,13 @@ BEFORE_DECODE: dict[str, Callable[[Memory, Entries], bool]] = {
     "nobody": nobody,
     "minus one": minus_one,
     "twice": twice,
-    "parted": parted,
+    "parted": is_parted,
 }
 
 # --- after a batch ------------------------------------------------------------------------------
 
 
-def crowded(batch: Entries, ubatches: Sequence[Ubatch], n_ubatch: int) -> bool:
+def is_crowded(batch: Entries, ubatches: Sequence[Ubatch], n_ubatch: int) -> bool:
     """An equal split has as many sets as an ubatch has tokens, and another set is waiting."""
     left = set(range(len(batch)))
     for ubatch in ubatches:
@@ -194,14 +194,14 @@ def heads_misplaced(cache: Attention, before: Sequence[int]) -> bool:
 # --- before an operation ------------------------------------------------------------------------
 
 
-def kept(watch: Watch, seq: int) -> bool:
+def is_kept(watch: Watch, seq: int) -> bool:
     """Another sequence has cells in a stream of its own."""
     memory = watch.machine.memory
     others = (memory.pos_max(s) >= 0 for s in range(memory.n_seq) if s != seq)
     return in_streams(memory) and any(others)
 
 
-def divided(watch: Watch, seq: int, p0: int, p1: int, d: int) -> bool:
+def is_divided(watch: Watch, seq: int, p0: int, p1: int, d: int) -> bool:
     """A position is divided, and its key is to be turned."""
     for cache in caches(watch.machine.memory):
         cells = cache.cells(seq).copy()
@@ -211,7 +211,7 @@ def divided(watch: Watch, seq: int, p0: int, p1: int, d: int) -> bool:
     return False
 
 
-def grown(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
+def is_grown(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
     """A key that YaRN has made larger is to be turned."""
     if watch.kind != "yarn":
         return False
@@ -230,7 +230,7 @@ def part_of_a_stream(watch: Watch, source: int, to: int, p0: int, p1: int) -> bo
     return any(0 < p < size - 1 for p in (p0, p1))
 
 
-def unshifted(watch: Watch, seq: int) -> bool:
+def is_unshifted(watch: Watch, seq: int) -> bool:
     """A cell that is saved has moved since the last batch."""
     return any(cells.shift[i] for cells, i in cells_saved(watch.machine.memory, seq))
 
@@ -241,7 +241,7 @@ def cells_saved(memory: Memory, seq: int) -> Iterator[tuple[Cells, int]]:
             yield from ((cache.streams[stream], i) for _, _, (stream, i) in rows)
 
 
-def uncopied(watch: Watch, seq: int) -> bool:
+def is_uncopied(watch: Watch, seq: int) -> bool:
     """What is saved has yet to be copied."""
     return bool(watch.queued) if seq < 0 else seq in watch.queued
 
@@ -253,7 +253,7 @@ def nothing(watch: Watch, seq: int, k: int) -> bool:
     return bool(caches(memory)) and seq >= 0 and not rows
 
 
-def emptied(watch: Watch, seq: int, k: int) -> bool:
+def is_emptied(watch: Watch, seq: int, k: int) -> bool:
     """Nothing is restored over something."""
     return nothing(watch, seq, k) and watch.machine.memory.pos_max(seq) >= 0
 
@@ -289,13 +289,13 @@ def below_zero(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
 BEFORE: dict[str, dict[str, Callable[..., bool]]] = {
     "rm": {"any sequence": any_sequence, "before the last": before_the_last},
     "cp": {"part of a stream": part_of_a_stream},
-    "keep": {"kept": kept},
-    "add": {"below zero": below_zero, "grown": grown},
-    "div": {"divided": divided},
-    "save": {"unshifted": unshifted, "uncopied": uncopied},
+    "keep": {"kept": is_kept},
+    "add": {"below zero": below_zero, "grown": is_grown},
+    "div": {"divided": is_divided},
+    "save": {"unshifted": is_unshifted, "uncopied": is_uncopied},
     "load": {
         "nothing": nothing,
-        "emptied": emptied,
+        "emptied": is_emptied,
         "late copy": late_copy,
         "late copy after clear": late_copy_after_clear,
     },

@@ -137,12 +137,12 @@ class ScheduleCampaign:
             yield from map(schedule_from, self.plan.given)
             return
         for numbers in self.numbers:
-            yield from map(self.numbered, numbers)
+            yield from map(self.case_at, numbers)
             if numbers.stop % 50 == 0:
                 differ = sum(self.seen.values())
                 self.say(self.kind, self.numbers.pace(numbers.stop, "schedules", differ))
 
-    def numbered(self, number: int) -> ScheduleCase:
+    def case_at(self, number: int) -> ScheduleCase:
         plan = self.plan
         if self.sbatch:
             return sbatch_schedule(plan.seed, number, self.kind)

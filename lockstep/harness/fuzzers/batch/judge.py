@@ -64,7 +64,7 @@ class Judge:
         assert not isinstance(first, ScheduleDifference)
         assert not isinstance(second, ScheduleDifference)
         self.counts["schedules"] += 1
-        found = self.compared(case, first, second)
+        found = self.compare(case, first, second)
         if found is not None or not self.relations:
             return found
         pairs = [(self.oracle, first)]
@@ -91,7 +91,7 @@ class Judge:
 
     # --- engine against engine ------------------------------------------------------------------
 
-    def compared(
+    def compare(
         self, case: ScheduleCase, first: Answers, second: Answers
     ) -> ScheduleDifference | None:
         for at, (step, want, got) in enumerate(zip(case.steps, first, second, strict=True)):

@@ -81,7 +81,7 @@ class SbatchMaker:
         below = self.draw.below
         sets = {self.sequences() for _ in range(1 + below(MOST_SETS))}
         runs = [self.run(seqs, 1 + below((3, 9)[below(2)])) for seqs in sorted(sets)]
-        rows = self.mixed(runs)[: N_VOCAB - 1]
+        rows = self.mix_runs(runs)[: N_VOCAB - 1]
         if len(rows) < SORTED_STABLY and below(3) == 0:  # the same place twice
             at = below(len(rows))
             rows.insert(below(len(rows)), rows[at])
@@ -95,21 +95,21 @@ class SbatchMaker:
         below = self.draw.below
         if self.kind == "pooled":
             rest = [s for s in range(1, self.n_seq) if below(3) == 0]
-            return (0, *self.shuffled(rest))
+            return (0, *self.shuffle(rest))
         if below(3):
             return (below(self.n_seq),)
-        return tuple(self.shuffled([s for s in range(self.n_seq) if below(2)])) or (0,)
+        return tuple(self.shuffle([s for s in range(self.n_seq) if below(2)])) or (0,)
 
     def run(self, seqs: tuple[int, ...], n: int) -> list[Row]:
         start = 1 + max(self.last[seq] for seq in seqs)
         self.last.update(dict.fromkeys(seqs, start + n - 1))
         return [(0, start + i, seqs, False) for i in range(n)]
 
-    def mixed(self, runs: list[list[Row]]) -> list[Row]:
+    def mix_runs(self, runs: list[list[Row]]) -> list[Row]:
         """One run after the other, in turns, or in no order at all."""
         style = self.draw.below(3)
         if style == 2:
-            return self.shuffled([row for run in runs for row in run])
+            return self.shuffle([row for run in runs for row in run])
         rows: list[Row] = []
         while any(runs):
             for run in filter(None, runs):
@@ -123,6 +123,6 @@ class SbatchMaker:
         asked[-1] |= style == 2
         return [(*row[:3], out) for row, out in zip(rows, asked, strict=True)]
 
-    def shuffled(self, items: list[T]) -> list[T]:
+    def shuffle(self, items: list[T]) -> list[T]:
         left = list(items)
         return [left.pop(self.draw.below(len(left))) for _ in range(len(left))]

@@ -45,7 +45,7 @@ class ScheduleCase:
             "n_ubatch": self.n_ubatch,
             "n_seq": self.n_seq,
             "unified": self.unified,
-            "steps": [listed(step) for step in self.steps],
+            "steps": [as_lists(step) for step in self.steps],
             **older,
         }
 
@@ -56,8 +56,8 @@ class ScheduleCase:
         return replace(self, steps=tuple(steps))
 
 
-def listed(value: Any) -> Any:
-    return [listed(item) for item in value] if isinstance(value, tuple | list) else value
+def as_lists(value: Any) -> Any:
+    return [as_lists(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def schedule_from(text: bytes | str) -> ScheduleCase:

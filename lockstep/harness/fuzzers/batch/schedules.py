@@ -18,7 +18,9 @@ TIGHT = 8  # one in so many fills its cache first
 
 
 def schedule(seed: int, number: int, kind: str) -> ScheduleCase:
-    return Maker(Counter(seed, f"fuzz.batch.{kind}.{number}"), kind, odd=number % ODD == 0).made()
+    return Maker(
+        Counter(seed, f"fuzz.batch.{kind}.{number}"), kind, odd=number % ODD == 0
+    ).make_case()
 
 
 class Maker:
@@ -40,7 +42,7 @@ class Maker:
         self.saved: list[tuple[int, dict[int, tuple[Any, ...]]]] = []
         self.unsettled = False  # positions have moved or streams were copied since the last decode
 
-    def made(self) -> ScheduleCase:
+    def make_case(self) -> ScheduleCase:
         if self.tight:
             self.crowd()
         for _ in range(3 + self.draw.below(8)):
@@ -130,7 +132,7 @@ class Maker:
 
     def rows(self, longest: int) -> list[Row]:
         chosen = [s for s in range(self.shape.n_seq) if self.draw.below(2)] or [self.seq()]
-        shared = self.shared(chosen)
+        shared = self.share_tokens(chosen)
         runs = [self.tokens(s, 1 + self.draw.below(longest), len(shared)) for s in chosen]
         style = self.draw.below(3)
         rows: list[Row] = []
@@ -144,7 +146,7 @@ class Maker:
         start = self.last(seq) + 1 + after
         return [(1 + self.draw.below(N_VOCAB - 1), start + i, (seq,), False) for i in range(n)]
 
-    def shared(self, chosen: list[int]) -> list[Row]:
+    def share_tokens(self, chosen: list[int]) -> list[Row]:
         """Tokens of all chosen sequences, if those have been the same so far."""
         same = len({self.history.get(s, ()) for s in chosen}) == 1
         spans = {(self.machine.memory.pos_min(s), self.last(s)) for s in chosen}

@@ -97,7 +97,7 @@ def smaller_shapes(case: ScheduleCase) -> Iterator[ScheduleCase]:
 
 
 def simpler_batches(rows: tuple[Row, ...]) -> Iterator[Step]:
-    yield "decode", tuple(numbered(rows))
+    yield "decode", tuple(number_tokens(rows))
     for i, row in enumerate(rows):
         if row[3] and i + 1 < len(rows):
             yield "decode", (*rows[:i], (*row[:3], False), *rows[i + 1 :])
@@ -113,7 +113,7 @@ def simpler_numbers(step: Step) -> Iterator[Step]:
                 yield *step[:i], m, *step[i + 1 :]
 
 
-def numbered(rows: tuple[Row, ...]) -> Iterator[Row]:
+def number_tokens(rows: tuple[Row, ...]) -> Iterator[Row]:
     """Tokens that tell themselves apart, and no more."""
     for i, row in enumerate(rows):
         legal = 0 < row[0] < 60

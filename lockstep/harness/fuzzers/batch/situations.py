@@ -48,7 +48,7 @@ class Tour:
         if step[0] == "decode" and code == NO_ROOM:
             self.refusal(cache)
         elif step[0] == "decode" and code == 0:
-            self.placed(cache, tops)
+            self.place_tokens(cache, tops)
             self.found |= {"window"} if sum(each.purged for each in every) > purged else set()
         elif step[0] == "save":
             self.in_use.append(sum(before))
@@ -66,7 +66,7 @@ class Tour:
         if needed == free[0] + 1 and len(free) == 1:
             self.found.add("one too many")
 
-    def placed(self, cache: Attention, tops: list[int]) -> None:
+    def place_tokens(self, cache: Attention, tops: list[int]) -> None:
         for placed in cache.tried:
             for stream, found in zip(placed.streams, placed.cells, strict=True):
                 self.found |= {"hole"} if found[0] < tops[stream] else set()

@@ -95,7 +95,7 @@ class FileCampaign:
         yield self.about(begun, done)
         yield Checkpoint(target=self.family, done=done)
 
-    def given(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
+    def judge_given(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
         """Files of the user's own, to every parser: each has its verdicts, whatever others have."""
         for stage in self.stages:
             stage.every = 1
@@ -104,24 +104,24 @@ class FileCampaign:
             self.told.clear()
             self.shrinks.clear()
             self.say(self.family, f"{at:,} of {len(made):,} files, now {case.name}")
-            yield from self.judge_batch(self.asked([case]))
+            yield from self.judge_batch(self.ask_parsers([case]))
             yield self.about(case.number, case.number + 1, case)
 
-    def kept(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
+    def judge_kept(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
         """Files of a guided run, to every parser; findings fold."""
         for stage in self.stages:
             stage.every = 1
         for first in range(0, len(made), BATCH):
-            yield from self.judge_batch(self.asked(list(made[first : first + BATCH])))
+            yield from self.judge_batch(self.ask_parsers(list(made[first : first + BATCH])))
         yield self.about(0, len(made))
 
     def batch(self, numbers: range) -> FileBatch:
         first, n = numbers.start, len(numbers)
         if self.family == MODELS:
-            return self.asked(model_cases(self.plan.seed, first, n, self.corpus))
-        return self.asked(cases(self.plan.seed, self.family, first, n, self.corpus))
+            return self.ask_parsers(model_cases(self.plan.seed, first, n, self.corpus))
+        return self.ask_parsers(cases(self.plan.seed, self.family, first, n, self.corpus))
 
-    def asked(self, made: list[FileCase]) -> FileBatch:
+    def ask_parsers(self, made: list[FileCase]) -> FileBatch:
         """Others are asked first: they think while our reader does."""
         pending = []
         for stage in self.stages:
@@ -154,18 +154,18 @@ class FileCampaign:
             if cause is None and self.family in ("valid", "broken"):
                 cause = table_cause(subject.ending(i), case.faults)
             if cause is not None:
-                yield from self.noted(cause, case, None)
+                yield from self.note_finding(cause, case, None)
         parted: set[int] = set()
         for stage, some, future in batch.pending:
-            odd = yield from self.compared(stage, batch, some, future.result())
+            odd = yield from self.compare_stage(stage, batch, some, future.result())
             parted.update(() if stage.witness else odd)
         for stage in self.stages:
             if stage.witness:
                 some = sorted(i for i in parted if made[i].number % stage.every)
                 other = stage.ask([made[i].raw for i in some]).result()
-                yield from self.compared(stage, batch, some, other)
+                yield from self.compare_stage(stage, batch, some, other)
 
-    def compared(
+    def compare_stage(
         self, stage: Stage, batch: FileBatch, some: list[int], other: Parsed
     ) -> Generator[Verdict, None, list[int]]:
         """some: files of the batch that were asked about. Returns those about which they part."""
@@ -176,7 +176,7 @@ class FileCampaign:
         for i in odd:
             cause = cause_of(stage.session.name, stage.way, subject, other, i, made[i].raw)
             if cause is not None:
-                yield from self.noted(cause, made[i], stage)
+                yield from self.note_finding(cause, made[i], stage)
         return [some[i] for i in odd]
 
     def count(self, stage: Stage, subject: Parsed, other: Parsed) -> None:
@@ -192,7 +192,9 @@ class FileCampaign:
         same = subject.endings == other.endings
         stage.counts["for the same reason"] += int((~mine & ~theirs & same).sum())
 
-    def noted(self, cause: FileCause, case: FileCase, stage: Stage | None) -> Iterator[Verdict]:
+    def note_finding(
+        self, cause: FileCause, case: FileCase, stage: Stage | None
+    ) -> Iterator[Verdict]:
         """One example of each cause is made small and told; the others are counted."""
         for same in self.explanations(cause, case.raw):
             self.found[same] += 1
@@ -280,7 +282,7 @@ class FileCampaign:
         """The options that show a finding again. What the table says is said of its files alone."""
         if len(small) <= 2048 and cause.stage != TABLE:
             return ["--hex", small.hex()]
-        return list(case.again) or self.numbered(case.number, 1)
+        return list(case.again) or self.number_files(case.number, 1)
 
     def answers(self, raw: bytes) -> dict[str, str]:
         """What every parser says of one file, with its words."""
@@ -313,7 +315,7 @@ class FileCampaign:
             stage.counts.clear()
         return self.verdict("agreed" if n else "not-compared", text, detail)
 
-    def numbered(self, first: int, n: int) -> list[str]:
+    def number_files(self, first: int, n: int) -> list[str]:
         words = ["--family", self.family, "--seed", str(self.plan.seed)]
         words += ["--corpus", str(self.plan.corpus)] if self.family == CORPUS else []
         return [*words, "--start", str(first), "--cases", str(n)]
@@ -332,7 +334,7 @@ class FileCampaign:
                 "--cases",
                 str(plan.cases),
             ]
-        return self.numbered(plan.start, plan.cases)
+        return self.number_files(plan.start, plan.cases)
 
     def verdict(
         self,

@@ -7,7 +7,7 @@ What is set says what it is set to, and nothing else changes with it.
 from dataclasses import dataclass, field
 from struct import Struct, pack
 
-from lockstep.engine.gguf.fields import DEFAULT_ALIGNMENT, padded
+from lockstep.engine.gguf.fields import DEFAULT_ALIGNMENT, pad_to
 
 U32, U64 = Struct("<I"), Struct("<Q")
 HEADER = Struct("<4sIQQ")
@@ -89,7 +89,7 @@ class FileDraft:
         offset = 0
         for row in self.rows:
             parts.append(row.raw(offset))
-            offset += padded(row.n_bytes, self.alignment)
+            offset += pad_to(row.n_bytes, self.alignment)
         return b"".join(parts)
 
     def raw(self) -> bytes:
@@ -110,4 +110,4 @@ class FileDraft:
         """Zeros, with the padding after the last tensor that llama.cpp wants when it reads data."""
         if self.data is not None:
             return self.data
-        return bytes(sum(min(padded(row.n_bytes, self.alignment), MOST_DATA) for row in self.rows))
+        return bytes(sum(min(pad_to(row.n_bytes, self.alignment), MOST_DATA) for row in self.rows))

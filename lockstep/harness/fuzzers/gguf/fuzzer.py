@@ -66,7 +66,7 @@ class GgufFuzzer(Fuzzer, name="gguf"):
                     if target == GUIDED:
                         yield from run_guided(plan, campaign)
                     elif target == GIVEN:
-                        yield from campaign.given(given_cases(plan))
+                        yield from campaign.judge_given(given_cases(plan))
                     else:
                         yield from campaign.run()
                 except NoAnswer as error:

@@ -54,9 +54,9 @@ def run_guided(plan: FuzzPlan, campaign: FileCampaign) -> Iterator[Verdict | Che
     for done in rounds(plan, folder, lambda text: campaign.say(campaign.family, text)):
         yield about_round(done, campaign)
     files = [FileCase(i, path.read_bytes(), again=("--file", str(path)))
-             for i, path in enumerate(kept(folder))]  # fmt: skip
+             for i, path in enumerate(files_kept(folder))]  # fmt: skip
     yield about_lines(find_reached(case.raw for case in files), len(files), campaign)
-    yield from campaign.kept(files)
+    yield from campaign.judge_kept(files)
 
 
 def rounds(plan: FuzzPlan, folder: Path, say: Say) -> Iterator["Round"]:
@@ -101,7 +101,7 @@ def seed_folder(folder: Path, corpus: Sequence[bytes], seed: int) -> None:
         (folder / f"seed-{at}.gguf").write_bytes(raw)
 
 
-def kept(folder: Path) -> list[Path]:
+def files_kept(folder: Path) -> list[Path]:
     """The files. libFuzzer names its own without the suffix by which a corpus is recognised;
     whatever else lies there is somebody's."""
     for path in folder.iterdir():
@@ -137,7 +137,7 @@ def guided_round(
 ) -> Round:
     """files: beside those that the folder has. seconds: stop after that long."""
     started = time.perf_counter()
-    runs = len(kept(folder)) + files
+    runs = len(files_kept(folder)) + files
     options = [f"-runs={runs}", f"-seed={1 + seed % (2**32 - 1)}", f"-max_len={LONGEST}"]
     options += ["-mutate_depth=1", "-timeout=0", f"-artifact_prefix={folder}{os.sep}"]
     options += [] if seconds is None else [f"-max_total_time={int(seconds)}"]

@@ -75,11 +75,11 @@ def without_a_pair(draft: FileDraft, draw: DrawnNumbers) -> None:
     del draft.pairs[draw.below(len(draft.pairs))]
 
 
-def renamed(draft: FileDraft, draw: DrawnNumbers) -> None:
+def rename_tensor(draft: FileDraft, draw: DrawnNumbers) -> None:
     draft.rows[draw.below(len(draft.rows))].name += b"x"
 
 
-def transposed(draft: FileDraft, draw: DrawnNumbers) -> None:
+def transpose_tensor(draft: FileDraft, draw: DrawnNumbers) -> None:
     row = draft.rows[draw.below(len(draft.rows))]
     row.ne = row.ne[::-1]
 
@@ -91,5 +91,5 @@ def of_other_type(draft: FileDraft, draw: DrawnNumbers) -> None:
 
 CHANGES: tuple[Callable[[FileDraft, DrawnNumbers], None], ...] = (
     *(other_number, other_number, other_number, other_number, other_type, without_a_pair),
-    *(renamed, transposed, of_other_type),
+    *(rename_tensor, transpose_tensor, of_other_type),
 )

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Iterator
 from struct import error, unpack_from
 
-from lockstep.engine.gguf.fields import SCALARS, ValueType, padded
+from lockstep.engine.gguf.fields import SCALARS, ValueType, pad_to
 from lockstep.engine.gguf.types import TYPES
 from lockstep.harness.fuzzers.gguf.draft import (
     HEADER,
@@ -73,7 +73,7 @@ def draft_of(raw: bytes) -> FileDraft | None:
         while len(draft.rows) < n_rows:
             row, at = row_at(raw, at, offset)
             draft.rows.append(row)
-            offset += padded(row.n_bytes, draft.alignment)
+            offset += pad_to(row.n_bytes, draft.alignment)
         if draft.rows:
             end = min(len(raw), at + min(-at % draft.alignment, MOST_DATA))
             draft.padding, draft.data, at = raw[at:end], raw[end:], len(raw)

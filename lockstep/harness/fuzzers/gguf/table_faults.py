@@ -19,7 +19,7 @@ from lockstep.harness.fuzzers.gguf.faults import (
 # --- alignment --------------------------------------------------------------------------------
 
 
-def aligned(n: int) -> Apply:
+def set_alignment(n: int) -> Apply:
     def apply(draft: FileDraft, draw: Draw) -> None:
         draft.put(ALIGNMENT, V.U32, U32.pack(n))
         draft.alignment = max(n, 1)
@@ -30,25 +30,26 @@ def aligned(n: int) -> Apply:
 
 
 each(
-    {f"alignment-{n}": aligned(n) for n in (8, 16, 64, 4096)},
+    {f"alignment-{n}": set_alignment(n) for n in (8, 16, 64, 4096)},
     "valid",
     "",
     "The alignment is a multiple of 8 by the format, and a power of two to every reader.",
 )
 each(
-    {f"alignment-{n}": aligned(n) for n in (1, 2, 4)},
+    {f"alignment-{n}": set_alignment(n) for n in (1, 2, 4)},
     "implementation-defined",
     "",
     "The format wants a multiple of 8; readers want a power of two.",
 )
 each(
-    {f"alignment-{n}": aligned(n) for n in (24, 40)},
+    {f"alignment-{n}": set_alignment(n) for n in (24, 40)},
     "implementation-defined",
     "alignment",
     "A multiple of 8, as the format wants; readers want a power of two.",
 )
 each(
-    {f"alignment-{n}": aligned(n) for n in (0, 3, 33)} | {"alignment-max": aligned(2**32 - 1)},
+    {f"alignment-{n}": set_alignment(n) for n in (0, 3, 33)}
+    | {"alignment-max": set_alignment(2**32 - 1)},
     "invalid",
     "alignment",
     "Neither a multiple of 8 nor a power of two; 0 divides by zero.",
@@ -133,7 +134,7 @@ def _(draft: FileDraft, draw: Draw) -> None:
     draft.add(b"twice\0b", (8,), F32, 32)
 
 
-def shaped(ne: tuple[int, ...], type: int = F32, n_bytes: int = 0) -> Apply:
+def add_row(ne: tuple[int, ...], type: int = F32, n_bytes: int = 0) -> Apply:
     def apply(draft: FileDraft, draw: Draw) -> None:
         draft.add(b"s", ne, type, n_bytes)
 
@@ -147,7 +148,7 @@ def dims(n: int, ne: tuple[int, ...] = (1,)) -> Apply:
     return apply
 
 
-fault("dims-0", "valid", "", "A tensor without dimensions is one number.")(shaped((), F32, 4))
+fault("dims-0", "valid", "", "A tensor without dimensions is one number.")(add_row((), F32, 4))
 each(
     {"dims-5": dims(5, (1, 1, 1, 1, 1)), "dims-2-31": dims(2**31), "dims-max": dims(2**32 - 1)},
     "invalid",
@@ -155,22 +156,26 @@ each(
     "ggml has at most four dimensions.",
 )
 each(
-    {"dim-zero": shaped((0,)), "dim-zero-second": shaped((4, 0)), "dims-all-zero": shaped((0,) * 4)}
-    | {"dim-zero-first": shaped((0, 4))},
+    {
+        "dim-zero": add_row((0,)),
+        "dim-zero-second": add_row((4, 0)),
+        "dims-all-zero": add_row((0,) * 4),
+    }
+    | {"dim-zero-first": add_row((0, 4))},
     "implementation-defined",
     "",
     "A tensor without elements has no bytes; the readers let it be, and no model can use it.",
 )
 each(
-    {"dim-negative": shaped((-1,)), "dim-negative-second": shaped((4, -4))}
-    | {"dim-2-63": shaped((2**63,)), "dims-two-negative": shaped((-4, -4))},
+    {"dim-negative": add_row((-1,)), "dim-negative-second": add_row((4, -4))}
+    | {"dim-2-63": add_row((2**63,)), "dims-two-negative": add_row((-4, -4))},
     "invalid",
     "dims",
     "ggml counts in int64, where these are negative.",
 )
 each(
-    {"product-2-64": shaped((2**32, 2**32)), "product-2-66": shaped((2**33, 2**33, 1))}
-    | {"product-wraps-to-4": shaped((2**62, 4, 4)), "product-max": shaped((2**48 - 1,) * 4)},
+    {"product-2-64": add_row((2**32, 2**32)), "product-2-66": add_row((2**33, 2**33, 1))}
+    | {"product-wraps-to-4": add_row((2**62, 4, 4)), "product-max": add_row((2**48 - 1,) * 4)},
     "invalid",
     "overflow",
     "More elements than an int64 counts.",
@@ -180,26 +185,26 @@ fault(
     "implementation-defined",
     "overflow",
     "The product of the first two is over int64, then a zero makes it 0.",
-)(shaped((2**40, 2**40, 0)))
+)(add_row((2**40, 2**40, 0)))
 fault("product-after-zero", "implementation-defined", "", "A zero, then extents of any size.")(
-    shaped((0, 2**40, 2**40))
+    add_row((0, 2**40, 2**40))
 )
 fault(
     "product-around-zero",
     "implementation-defined",
     "",
     "A zero makes the product 0, but the other extents alone are over int64.",
-)(shaped((2**40, 0, 2**40)))
+)(add_row((2**40, 0, 2**40)))
 each(
-    {"bytes-f64-2-61": shaped((2**61,), 28), "bytes-f32-2-62": shaped((2**62,), F32)}
-    | {"bytes-i64-2-62": shaped((2**62,), 27), "bytes-padded-2-64": shaped((2**62 - 1,), F32)},
+    {"bytes-f64-2-61": add_row((2**61,), 28), "bytes-f32-2-62": add_row((2**62,), F32)}
+    | {"bytes-i64-2-62": add_row((2**62,), 27), "bytes-padded-2-64": add_row((2**62 - 1,), F32)},
     "invalid",
     "overflow",
     "More bytes than a uint64 counts; one of them only with its padding.",
 )
 each(
-    {"bytes-i8-max": shaped((2**63 - 1,), I8), "bytes-f32-2-61": shaped((2**61,), F32)}
-    | {"bytes-2-40": shaped((2**38,), F32), "bytes-2-31": shaped((2**29,), F32)},
+    {"bytes-i8-max": add_row((2**63 - 1,), I8), "bytes-f32-2-61": add_row((2**61,), F32)}
+    | {"bytes-2-40": add_row((2**38,), F32), "bytes-2-31": add_row((2**29,), F32)},
     "invalid",
     "data",
     "The tensor would be longer than the file.",
@@ -221,16 +226,16 @@ def _(draft: FileDraft, draw: Draw) -> None:
 
 
 each(
-    {f"type-{n}": shaped((256,), n, 32) for n in (4, 5, 31, 32, 33, 36, 37, 38, 43, 100)}
-    | {"type-2-31": shaped((256,), 2**31, 32), "type-max": shaped((256,), 2**32 - 1, 32)},
+    {f"type-{n}": add_row((256,), n, 32) for n in (4, 5, 31, 32, 33, 36, 37, 38, 43, 100)}
+    | {"type-2-31": add_row((256,), 2**31, 32), "type-max": add_row((256,), 2**32 - 1, 32)},
     "invalid",
     "type",
     "No such type of tensor, or one that was removed from ggml.",
 )
 each(
-    {"block-partial": shaped((31,), Q8_0, Q8_0_BYTES), "block-33": shaped((33,), Q8_0, 68)}
-    | {"block-rows": shaped((16, 2), Q8_0, Q8_0_BYTES), "block-scalar": shaped((), Q8_0, 34)}
-    | {"block-k-128": shaped((128,), Q4_K, 144)},
+    {"block-partial": add_row((31,), Q8_0, Q8_0_BYTES), "block-33": add_row((33,), Q8_0, 68)}
+    | {"block-rows": add_row((16, 2), Q8_0, Q8_0_BYTES), "block-scalar": add_row((), Q8_0, 34)}
+    | {"block-k-128": add_row((128,), Q4_K, 144)},
     "invalid",
     "block",
     "A row is a whole number of blocks.",

@@ -64,12 +64,12 @@ class BlockCampaign:
             self.choose_oracle()
             self.compare_all()
         except NoAnswer as error:
-            yield self.unanswered(error)
+            yield self.verdict_for_unanswered(error)
         try:
             yield from self.divergences()
             yield from self.of_the_witness()
         except NoAnswer as error:
-            yield self.unanswered(error)
+            yield self.verdict_for_unanswered(error)
         if self.subject.blocks and not self.subject.differing:
             yield self.agreement()
 
@@ -110,7 +110,7 @@ class BlockCampaign:
         expected = pending.result() if isinstance(pending, Future) else pending
         blocks = raw.reshape(-1, self.kind.layout.itemsize)
         rows = expected.reshape(-1, self.kind.weights)
-        found = self.compared(self.subject, first, blocks, rows, actual)
+        found = self.compare_blocks(self.subject, first, blocks, rows, actual)
         if self.lacks:
             return
         sample = np.arange(0, len(blocks), SAMPLE)
@@ -118,7 +118,7 @@ class BlockCampaign:
             sample = np.unique(np.concatenate([sample, found.values[:1000]]))
         with self.witness_may_fail():
             theirs = decoded_by(self.witness.other, self.kind, blocks[sample].reshape(-1))
-            self.compared(self.witness, first + sample, blocks[sample], rows[sample], theirs)
+            self.compare_blocks(self.witness, first + sample, blocks[sample], rows[sample], theirs)
 
     @contextmanager
     def witness_may_fail(self) -> Iterator[None]:
@@ -128,7 +128,7 @@ class BlockCampaign:
         except NoAnswer as error:
             self.lacks = error.summary
 
-    def compared(
+    def compare_blocks(
         self,
         pair: TwoDecoders,
         numbers: int | NDArray[np.int64],
@@ -189,7 +189,7 @@ class BlockCampaign:
             text += f"; in {self.subject.nan_sign:,} a NaN has another sign, which is no difference"
         return self.verdict("agreed", text, counts)
 
-    def unanswered(self, error: NoAnswer) -> Verdict:
+    def verdict_for_unanswered(self, error: NoAnswer) -> Verdict:
         """A crash or a lie is narrowed down to one block, if one block alone is enough."""
         options = ["--seed", str(self.plan.seed), "--start", str(self.numbers.done)]
         options += ["--cases", str(self.numbers.size)]

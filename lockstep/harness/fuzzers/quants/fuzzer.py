@@ -26,7 +26,7 @@ class QuantsFuzzer(Fuzzer, name="quants"):
         if plan.given and len(plan.targets) != 1:
             raise BadInput("a block of your own needs its type: give one --type")
         for block in plan.given:
-            size = WeightFormat.named(plan.targets[0]).layout.itemsize
+            size = WeightFormat.member(plan.targets[0]).layout.itemsize
             if len(block) != size:
                 raise BadInput(
                     f"a block of {plan.targets[0]} has {size} bytes, the one given {len(block)}"
@@ -41,6 +41,6 @@ class QuantsFuzzer(Fuzzer, name="quants"):
                 plan.open(name, stack) for name in (plan.oracle, plan.engine, witness, NUMBERS)
             )
             for name in targets:
-                kind = WeightFormat.named(name)
+                kind = WeightFormat.member(name)
                 campaign = BlockCampaign(plan, kind, subject, oracle, third, numbers, progress)
                 yield from campaign.verdicts()

@@ -102,7 +102,7 @@ def few(draw: Draw, most: int) -> int:
     return 1 + min(draw.below(most), draw.below(most))
 
 
-def glued(draw: Draw, m: Material) -> bytes:
+def glue_tokens(draw: Draw, m: Material) -> bytes:
     return b"".join(of(draw, m.shown) for _ in range(few(draw, 10)))
 
 
@@ -140,13 +140,13 @@ def merge_neighbours(draw: Draw, m: Material) -> bytes:
 def tied_scores(draw: Draw, m: Material) -> bytes:
     """Pieces whose scores are equal, side by side, where the order of merges shows."""
     if not m.tied:
-        return repeated(draw, m)
+        return repeat_text(draw, m)
     group = of(draw, m.tied)
     a, b = m.pieces[of(draw, group)], m.pieces[of(draw, group)]
     return (a + b) * few(draw, 4) + (a if draw.below(2) else b[:1])
 
 
-def repeated(draw: Draw, m: Material) -> bytes:
+def repeat_text(draw: Draw, m: Material) -> bytes:
     return of(draw, m.shown) * few(draw, 40) + cut(draw, m)
 
 
@@ -194,12 +194,12 @@ def special_like(draw: Draw, m: Material) -> bytes:
     return b"".join(parts)
 
 
-def stored(draw: Draw, m: Material) -> bytes:
+def stored_text(draw: Draw, m: Material) -> bytes:
     """Texts of tokens as the file has them: `▁` and byte-level characters in the input."""
     return b"".join(of(draw, (of(draw, m.texts), SPACE, b" ")) for _ in range(few(draw, 6)))
 
 
-def broken(draw: Draw, m: Material) -> bytes:
+def broken_bytes(draw: Draw, m: Material) -> bytes:
     """Bytes that are no UTF-8: overlong, cut, stray, surrogates, beyond U+10FFFF."""
     parts = []
     for _ in range(few(draw, 5)):
@@ -208,7 +208,7 @@ def broken(draw: Draw, m: Material) -> bytes:
     return b"".join(parts)
 
 
-def edited(draw: Draw, m: Material) -> bytes:
+def edit_text(draw: Draw, m: Material) -> bytes:
     """Another text with a few bytes put in, left out, doubled or exchanged."""
     text = bytearray(PLAINER[draw.below(len(PLAINER))](draw, m))
     for _ in range(few(draw, 3)):
@@ -224,10 +224,19 @@ def edited(draw: Draw, m: Material) -> bytes:
 
 Strategy = Callable[[Draw, Material], bytes]
 STRATEGIES: tuple[Strategy, ...] = (
-    *(glued, cut, overlapping, merge_neighbours, tied_scores, repeated, one_character, words),
-    *(characters, traps, special_like, stored, broken, edited),
+    *(
+        glue_tokens,
+        cut,
+        overlapping,
+        merge_neighbours,
+        tied_scores,
+        repeat_text,
+        one_character,
+        words,
+    ),
+    *(characters, traps, special_like, stored_text, broken_bytes, edit_text),
 )
-PLAINER = tuple(strategy for strategy in STRATEGIES if strategy is not edited)
+PLAINER = tuple(strategy for strategy in STRATEGIES if strategy is not edit_text)
 
 
 def text(draw: Draw, m: Material) -> bytes:

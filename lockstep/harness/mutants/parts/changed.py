@@ -31,7 +31,7 @@ class WrongFormat(Mistake):
 
     @classmethod
     def wrong(cls) -> type[WeightFormat]:
-        right = WeightFormat.named(cls.kind)
+        right = WeightFormat.member(cls.kind)
 
         def unpack(raw: Bytes, out: F32) -> None:
             blocks = raw.copy().view(right.layout)

@@ -109,4 +109,4 @@ def change_weights(model: Model, change: Callable[[Read, str], Weight]) -> None:
 def as_weight(weight: Weight, values: F32) -> Weight:
     """Other numbers in its place, unquantised."""
     raw = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
-    return Weight(weight.name, WeightFormat.named("F32"), values.shape, raw)
+    return Weight(weight.name, WeightFormat.member("F32"), values.shape, raw)

@@ -13,7 +13,7 @@ from lockstep.engine.tokenizers.utf8 import LENGTHS
 Rank = Callable[[bytes, bytes], float | None]
 
 
-def merged(
+def merge_parts(
     parts: list[bytes], rank: Rank, *, from_the_right: bool = False, careless: bool = False
 ) -> list[bytes]:
     """Joins neighbours, the lowest rank first, and among equals the leftmost, if it is not told
@@ -67,10 +67,10 @@ def ids(
         token = known.get(left + right)
         return None if token is None else -scores[token]
 
-    parts = merged(characters(text), rank, from_the_right=from_the_right, careless=careless)
-    return [token for part in parts for token in spelled(tokenizer, part)]
+    parts = merge_parts(characters(text), rank, from_the_right=from_the_right, careless=careless)
+    return [token for part in parts for token in spell_symbol(tokenizer, part)]
 
 
-def spelled(tokenizer: LlamaTokenizer, symbol: bytes) -> list[int]:
+def spell_symbol(tokenizer: LlamaTokenizer, symbol: bytes) -> list[int]:
     token = tokenizer.vocabulary.ids.get(symbol)
     return [tokenizer.byte_token(byte) for byte in symbol] if token is None else [token]

@@ -15,7 +15,7 @@ PATH = re.compile(r"[MVHhz0-9. -]*")
 NAME = 120  # of what stands in a line with others
 
 
-def shown(value: Any, longest: int = LONGEST) -> str:
+def show_value(value: Any, longest: int = LONGEST) -> str:
     """What a reader sees of any value: control and bidirectional characters are written out."""
     if isinstance(value, float):
         return number(value)
@@ -33,11 +33,11 @@ def finalize(value: Any) -> Any:
     """Of every expression of a template, before it is escaped. Markup is what macros made."""
     if value is None:
         return ""
-    return value if isinstance(value, Markup) else shown(value)
+    return value if isinstance(value, Markup) else show_value(value)
 
 
 def short_name(value: Any) -> str:
-    return shown(value, NAME)
+    return show_value(value, NAME)
 
 
 def paths(text: str) -> Markup:
@@ -49,7 +49,7 @@ def paths(text: str) -> Markup:
 
 def long(text: Any) -> Markup:
     """A text that is as long as it is on purpose, escaped."""
-    return escape(shown(text, LONGEST_BLOCK))
+    return escape(show_value(text, LONGEST_BLOCK))
 
 
 def whole(text: str) -> Markup:
@@ -60,19 +60,19 @@ def whole(text: str) -> Markup:
 def number(value: Any) -> str:
     """Three digits; "inf" and "nan" as the report has them."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return shown(value, NAME)
+        return show_value(value, NAME)
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def exact(value: Any) -> str:
     """Every digit of a float32."""
-    return f"{value:.9g}" if isinstance(value, float) else shown(value, NAME)
+    return f"{value:.9g}" if isinstance(value, float) else show_value(value, NAME)
 
 
 def of_limit(share: Any, limit: str = "its limit") -> str:
     """How far an error went, as `17% of its limit`, or `3e+05 times its limit`."""
     if not isinstance(share, int | float):
-        return f"{shown(share, NAME)} times {limit}"
+        return f"{show_value(share, NAME)} times {limit}"
     return f"{share:.0%} of {limit}" if share < 100 else f"{share:.2g} times {limit}"
 
 
@@ -89,4 +89,4 @@ def plain(value: Any) -> Any:
         return {short_name(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
-    return shown(value) if isinstance(value, str) else value
+    return show_value(value) if isinstance(value, str) else value

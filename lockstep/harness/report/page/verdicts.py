@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.harness.records import BOTH
-from lockstep.harness.report.page.texts import shown
+from lockstep.harness.report.page.texts import show_value
 from lockstep.harness.report.text import MARKS, place_in, where_to_look
 
 Row = Mapping[str, Any]  # a verdict of report.jsonl
@@ -73,7 +73,9 @@ class Cause:
         if "aspect" in d:
             return f"its {d['aspect']}: {mistake_of(d)}"
         if "column" in d and "tensor" in d:
-            return f"{shown(d['tensor'], IN_SENTENCE)}, row {d.get('row')}, column {d['column']}"
+            return (
+                f"{show_value(d['tensor'], IN_SENTENCE)}, row {d.get('row')}, column {d['column']}"
+            )
         if "by_position" in d and d.get("index"):
             return f"position {d['index'][0]}"
         if "margin" in d and "step" in d:
@@ -173,10 +175,12 @@ def sentence_if_diverged(run: RowsOfRun, causes: Sequence[Cause]) -> str:
         text += f"; the first weight that differs is {weights[0].title}"
     if ops:
         first = ops[0].first
-        text += f"; the first op that is wrong by itself is {shown(place_of(first), IN_SENTENCE)}"
-        text += f" ({shown(first['detail'].get('op', ''), IN_SENTENCE)})"
+        text += (
+            f"; the first op that is wrong by itself is {show_value(place_of(first), IN_SENTENCE)}"
+        )
+        text += f" ({show_value(first['detail'].get('op', ''), IN_SENTENCE)})"
     elif wrong and not weights:
-        text += f"; the first is {shown(wrong[0].title, 2 * IN_SENTENCE)}"
+        text += f"; the first is {show_value(wrong[0].title, 2 * IN_SENTENCE)}"
         named = "aspect" in wrong[0].first["detail"]  # the sentence says whose command it is
         text += "" if named else f" in {wrong[0].first['suite']}"
     return f"{text}."

@@ -58,7 +58,7 @@ def fault_named(engine: str) -> OneLayerFault:
 # --- what is done to a tensor -------------------------------------------------------------------
 
 
-def scaled(rows: Rows, format: type[WeightFormat], head: int) -> None:
+def scale_rows(rows: Rows, format: type[WeightFormat], head: int) -> None:
     """All of it, by a thousandth; scales that are halves are rounded."""
     blocks = rows.reshape(-1).view(format.layout)
     for name in {"x", "d", "m", "dmin"} & set(format.layout.names or ()):
@@ -92,7 +92,7 @@ def head_permuted(rows: Rows, format: type[WeightFormat], head: int) -> None:
 
 CHANGES: Mapping[str, Callable[[Rows, type[WeightFormat], int], None]] = MappingProxyType(
     {
-        SCALED: scaled,
+        SCALED: scale_rows,
         "one-sign": one_sign,
         "rows-swapped": rows_swapped,
         "head-permuted": head_permuted,
@@ -212,7 +212,7 @@ def damaged_file(fault: OneLayerFault, model: Path, folder: Path) -> Path:
     shutil.copy(model, path)
     with GgufFile.open(model) as file:
         info = file.tensors[fault.tensor]
-        format = WeightFormat.named(info.type.name)
+        format = WeightFormat.member(info.type.name)
         weight = Weight(fault.tensor, format, info.shape, file.raw(fault.tensor))
         raw = wrong_bytes(fault, weight, heads_in(file, fault.where))
         with path.open("r+b") as out:

@@ -45,12 +45,12 @@ class KnownModels:
         def open_one(plan: Plan, progress: Progress) -> Opened:
             self.asked += 1
             small = plan.model.stat().st_size <= LARGEST
-            base = self.kept(plan, progress) if small else opened_alone(plan, progress)
+            base = self.keep_open(plan, progress) if small else opened_alone(plan, progress)
             return with_engine(base, start, plan, OpenedForOne if small else Opened)
 
         return open_one
 
-    def kept(self, plan: Plan, progress: Progress) -> Opened:
+    def keep_open(self, plan: Plan, progress: Progress) -> Opened:
         key = hashlib.sha256(plan.model.read_bytes()).hexdigest()
         if key not in self.known:
             copy = self.folder / f"{key}.gguf"  # the caller's file is gone when this is asked again
@@ -65,7 +65,7 @@ class KnownModels:
 
     def whole(self, plan: Plan) -> Context:
         """What is known of the model itself, which was asked before."""
-        return self.kept(plan, lambda _: None).context
+        return self.keep_open(plan, lambda _: None).context
 
     def close(self) -> None:
         for opened in self.known.values():

@@ -109,7 +109,7 @@ def chosen_of(pairs: Sequence[Pair], only: str) -> list[Pair]:
 
 
 def family_of(engine: str) -> str:
-    cls: Any = Reference if engine.startswith(PREFIX) else Adapter.named(engine)
+    cls: Any = Reference if engine.startswith(PREFIX) else Adapter.member(engine)
     return PREFIX if cls is Reference else str(cls.group)
 
 

@@ -146,7 +146,7 @@ def one(bench: BlackBoxBench, name: str) -> BlackBoxRow:
 def engine_of(bench: BlackBoxBench, name: str) -> tuple[type[Reference], str, Path]:
     """Its class, its family, and the file that it is given."""
     if not name.startswith(PREFIX):
-        cls: Any = Adapter.named(name)
+        cls: Any = Adapter.member(name)
         return cls, cls.group, bench.model
     fault = fault_named(name)
     if fault.way == IN_THE_FILE:
@@ -157,7 +157,7 @@ def engine_of(bench: BlackBoxBench, name: str) -> tuple[type[Reference], str, Pa
 def said_of(asker: SliceAsker, *, always: bool) -> tuple[str, BlackBoxBisection | None]:
     """always: also where the whole model's logits do not differ."""
     if not always:
-        whole = asker.answered(asker.plan)
+        whole = asker.answer_to(asker.plan)
         if not whole.differs:
             return whole.status, None
     found = bisect_black_box(asker)

@@ -38,7 +38,9 @@ def text_behind(context: Context, session: Session, prompt: str, n: int) -> Writ
     raise NoAnswer("not-compared", text, {})
 
 
-def offered(context: Context, session: Session, question: str, *args: Any, **flags: Any) -> Any:
+def ask_if_offered(
+    context: Context, session: Session, question: str, *args: Any, **flags: Any
+) -> Any:
     """The answer; None where the engine does not have the question."""
     outcome = session.ask(question, *args, **flags)
     if isinstance(outcome, Answered):
@@ -47,13 +49,13 @@ def offered(context: Context, session: Session, question: str, *args: Any, **fla
 
 
 def by_text(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
-    said = offered(context, session, "generate", prompt.encode(), n)
+    said = ask_if_offered(context, session, "generate", prompt.encode(), n)
     return None if said is None else WrittenText(said.decode("utf-8", "replace"))
 
 
 def by_tokens(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
     ids, given = ids_of(context, session, prompt)
-    new = offered(context, session, "greedy", ids, n)
+    new = ask_if_offered(context, session, "greedy", ids, n)
     return None if new is None else WrittenText(text_of(context, session, new), given)
 
 
@@ -64,7 +66,7 @@ def by_logits(context: Context, session: Session, prompt: str, n: int) -> Writte
         return None
     ids, given = ids_of(context, session, prompt)
     new = context.ask(context.oracle, "greedy", ids, n)
-    run = offered(context, session, "evaluate", Request(batches=steps_of(ids, new, None)))
+    run = ask_if_offered(context, session, "evaluate", Request(batches=steps_of(ids, new, None)))
     if run is None:
         return None
     likeliest = np.concatenate(run.logits)[-n:].argmax(axis=1).tolist()
@@ -75,7 +77,7 @@ def by_lists(context: Context, session: Session, prompt: str, n: int) -> Written
     """The first candidate behind each of the oracle's tokens: an id, or its text."""
     ids, given = ids_of(context, session, prompt)
     new = context.ask(context.oracle, "greedy", ids, n)
-    lists = offered(context, session, "logprobs", [[*ids, *new[:i]] for i in range(n)], 1)
+    lists = ask_if_offered(context, session, "logprobs", [[*ids, *new[:i]] for i in range(n)], 1)
     if lists is None:
         return None
     first = [row[0][0] for row in lists if row]
@@ -95,13 +97,13 @@ def may_have(context: Context, session: Session, level: str) -> bool:
 
 def ids_of(context: Context, session: Session, prompt: str) -> tuple[list[int], bool]:
     """By its own tokenizer, if it has one; and whether they are the oracle's instead."""
-    own = offered(context, session, "tokenize", [prompt.encode()])
+    own = ask_if_offered(context, session, "tokenize", [prompt.encode()])
     found = own or context.ask(context.oracle, "tokenize", [prompt.encode()])
     return found[0], not own
 
 
 def text_of(context: Context, session: Session, ids: Sequence[int]) -> str:
-    found = offered(context, session, "detokenize", [list(ids)], **FLAGS)
+    found = ask_if_offered(context, session, "detokenize", [list(ids)], **FLAGS)
     found = found or context.ask(context.oracle, "detokenize", [list(ids)], **FLAGS)
     text: bytes = found[0]
     return text.decode("utf-8", "replace")

@@ -62,13 +62,13 @@ def find_scale(listed: Sequence[Listed], logits: F32, allowed: float) -> ListSca
     """Return what makes all values right at once: their logarithms, or one factor."""
     values = [c.value for each in listed for c in each.candidates]
     if min(values, default=0.0) > 0 and max(values) <= 1:
-        logs = [changed(each, lambda value: ln(value)) for each in listed]
+        logs = [change_list(each, lambda value: ln(value)) for each in listed]
         right = first_off(logs, logits, allowed) is None
         return ListScale(kind=ScaleKind.PROBABILITIES) if right else None
     by = factor(listed, logits)
     if not 1 / MOST_FACTOR < by < MOST_FACTOR:
         return None
-    divided = [changed(each, lambda value: value / by) for each in listed]
+    divided = [change_list(each, lambda value: value / by) for each in listed]
     if first_off(divided, logits, allowed) is not None:
         return None
     base = next((base for base, value in BASES.items() if abs(by / value - 1) < NEAR), "")
@@ -76,7 +76,7 @@ def find_scale(listed: Sequence[Listed], logits: F32, allowed: float) -> ListSca
     return ListScale(kind=kind, by=by, base=base)
 
 
-def changed(listed: Listed, change: Callable[[float], float]) -> Listed:
+def change_list(listed: Listed, change: Callable[[float], float]) -> Listed:
     found = (replace(each, value=change(each.value)) for each in listed.candidates)
     return replace(listed, candidates=tuple(found))
 

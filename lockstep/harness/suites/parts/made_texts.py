@@ -45,7 +45,7 @@ def special_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
     """Return UTF-8 texts without repeats: tokens of each kind in each place, and side by side."""
     kinds = {name: tokens_of_kind(tokenizer, kind) for name, kind in KINDS.items()}
     tokens = {name: texts_of(tokenizer, own) for name, own in kinds.items()}
-    found = [text for name, own in tokens.items() for text in placed(own, seed, name)]
+    found = [text for name, own in tokens.items() for text in place_tokens(own, seed, name)]
     found += [text for own in tokens.values() for text in together(own)]
     some = [text for own in tokens.values() for text in ends_of(own)]
     found += [a + b for a, b in itertools.permutations(dict.fromkeys(some), 2)]
@@ -53,7 +53,7 @@ def special_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
     return [text for text in every if encodes(tokenizer, text)]
 
 
-def placed(tokens: list[str], seed: int, name: str) -> Iterator[str]:
+def place_tokens(tokens: list[str], seed: int, name: str) -> Iterator[str]:
     """Yield some tokens in each place, with their first character twice and in other case."""
     for number, place in enumerate(PLACES):
         chosen = spread(tokens, seed, f"{name} in place {number}")[:TOKENS_PER_PLACE]

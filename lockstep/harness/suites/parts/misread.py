@@ -109,10 +109,10 @@ class Behind:
     def row(self, prompt: bytes) -> F32 | None:
         """The oracle's logits; None: it does not answer, or they are no numbers."""
         if prompt not in self.rows:
-            self.rows[prompt] = self.computed(prompt)
+            self.rows[prompt] = self.compute(prompt)
         return self.rows[prompt]
 
-    def computed(self, prompt: bytes) -> F32 | None:
+    def compute(self, prompt: bytes) -> F32 | None:
         if not (ids := self.ids_of(prompt)):
             return None
         batches = steps_of(ids, [0], self.context.facts.decoder_start)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lockstep.engine.batch import Batch, joined
+from lockstep.engine.batch import Batch, join_batches
 from lockstep.harness.asking.facts import what_it_keeps
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
@@ -36,7 +36,7 @@ def with_one_batch(
     if any(batch.encoder or batch.seq_ids.any() for batch in batches):
         return verdict
     context.progress("the subject's logits in one batch")
-    request = Request(batches=(joined(batches),))
+    request = Request(batches=(join_batches(batches),))
     outcome = context.subject.ask("evaluate", request)
     if not isinstance(outcome, Answered) or part(
         context, np.concatenate(expected.logits), outcome.value
@@ -65,7 +65,7 @@ def by_size_or_place(
     place = f"what a batch behind the first {first} tokens gets: {what_it_keeps(context.file)}"
     if not wrong:
         return f"so look at what is done with {n} tokens at once: {size}", True
-    whole = joined(batches)
+    whole = join_batches(batches)
     alone = Batch.of(whole.tokens[:n].tolist())
     request = Request(batches=(alone,))
     outcomes = context.oracle.ask("evaluate", request), context.subject.ask("evaluate", request)

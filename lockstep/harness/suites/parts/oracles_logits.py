@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.batch import Batch, joined
+from lockstep.engine.batch import Batch, join_batches
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.suite import NOT_IN_ONE, Context
 from lockstep.harness.judging.tolerances import between_two_in_rows
@@ -57,7 +57,7 @@ def in_one(context: Context, batches: Sequence[Batch]) -> tuple[Batch, ...]:
     if context.facts.architecture in NOT_IN_ONE:
         return tuple(batches)
     encoded = [batch for batch in batches if batch.encoder]
-    return (*encoded, joined([batch for batch in batches if not batch.encoder]))
+    return (*encoded, join_batches([batch for batch in batches if not batch.encoder]))
 
 
 def honest_runs(

@@ -18,7 +18,7 @@ LARGEST = 0x3FF  # of the subnormal ones, as bits: 6.1e-5
 
 def with_small_scales(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
     """The first of these blocks with such scales, of all sizes; None: the type has no halves."""
-    layout = WeightFormat.named(kind).layout
+    layout = WeightFormat.member(kind).layout
     blocks: NDArray[Any] = raw[: BLOCKS * layout.itemsize].view(layout).copy()
     names = [name for name in layout.names or () if layout[name].base == HALF]
     parts = [blocks[name] for name in names] if layout.names else [blocks]

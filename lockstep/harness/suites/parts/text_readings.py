@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.engine.errors import EngineError
-from lockstep.engine.tokenizers.base import Tokenizer, cleaned
+from lockstep.engine.tokenizers.base import Tokenizer, clean_spaces
 from lockstep.harness.context.suite import Context, NoAnswer
 
 FIRST = (0xC0, 0xE0, 0xF0)  # the least byte that asks for one more, for two, for three
@@ -32,7 +32,7 @@ class Pieces:
             return b""  # a model may have more logits than tokens
         return self.tokenizer.piece(token, special=False)
 
-    def shown(self, ids: Sequence[int]) -> int:
+    def count_shown(self, ids: Sequence[int]) -> int:
         """So many come before the first without a text: there engines may end, or show a name."""
         return next((i for i, token in enumerate(ids) if not self[token]), len(ids))
 
@@ -66,7 +66,7 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
         note = f"but for the space{'' if spaces == b' ' else 's'} that it begins with"
         yield replace(reading(spaces + said.lstrip(), free, pieces, bytes), note=note)
     if pieces.cleans:
-        yield reading(cleaned(said), free, pieces, cleaned)
+        yield reading(clean_spaces(said), free, pieces, clean_spaces)
     if REPLACED in said:
         note = "but for bytes that are no characters"
         yield replace(reading(in_characters(said), free, pieces, in_characters), note=note)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.batch import Batch, joined
+from lockstep.engine.batch import Batch, join_batches
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest, mismatch_between
@@ -101,7 +101,7 @@ def place_of(batches: Sequence[Batch], off: Mismatch, all_rows: int) -> str:
     there are several sequences. all_rows: as of `tokens_that_differ`."""
     if off.kind != "value":
         return ""
-    row, whole = off.index[0], joined(batches)
+    row, whole = off.index[0], join_batches(batches)
     asked = np.flatnonzero(whole.outputs)
     if len(asked) != all_rows:
         return f"row {row}"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.harness.synth.vocabularies.glue import CONTROL, NORMAL, glued
+from lockstep.harness.synth.vocabularies.glue import CONTROL, NORMAL, glue_letters
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # lower-case and without accents, as normalised text is; capitals are never met
@@ -16,7 +16,7 @@ SMALLEST = len(SPECIAL) + 2 * len(LETTERS) + 8
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
     """`▁` marks a beginning, as GGUF has it in place of `##` for all else."""
     letters = [*LETTERS, *(f"▁{letter}" for letter in LETTERS)]
-    pieces = glued(letters, n_vocab - len(SPECIAL), seed, one_word)
+    pieces = glue_letters(letters, n_vocab - len(SPECIAL), seed, one_word)
     types = [CONTROL] * len(SPECIAL) + [NORMAL] * len(pieces)
     return {
         "tokenizer.ggml.model": ("STR", "bert"),

@@ -42,7 +42,7 @@ def merges_of(
     raise ValueError(f"{len(letters)} letters do not make {n} pieces of at most {LONGEST}")
 
 
-def glued(
+def glue_letters(
     letters: Sequence[str],
     n: int,
     seed: int,

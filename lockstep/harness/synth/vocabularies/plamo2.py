@@ -13,7 +13,7 @@ from lockstep.harness.synth.vocabularies.glue import (
     NORMAL,
     UNKNOWN,
     bytes_as_tokens,
-    glued,
+    glue_letters,
 )
 
 SPECIAL = ("<|plamo:unk|>", "<|plamo:bos|>", "<|plamo:eos|>", "<|plamo:pad|>")
@@ -22,7 +22,7 @@ SMALLEST = len(SPECIAL) + 256 + len(LETTERS) + 8
 
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
-    pieces = glued(LETTERS, n_vocab - len(SPECIAL) - 256, seed)
+    pieces = glue_letters(LETTERS, n_vocab - len(SPECIAL) - 256, seed)
     # in steps of a quarter, so that many sums are equal; bytes have no score
     steps = integers(stream(seed, "tokenizer.ggml.scores"), len(pieces), 40)
     scores = [0.0] * (len(SPECIAL) + 256) + (-1 - steps / 4).tolist()

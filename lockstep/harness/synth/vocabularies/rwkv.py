@@ -16,7 +16,7 @@ SMALLEST = 1 + 256 + len(WIDE) + 8
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
     merges = merges_of(LETTERS, n_vocab - 1 - 256 - len(WIDE), seed)
     pieces = [*WIDE, *(a + b for a, b in merges)]
-    tokens = [FIRST, *(rf"\x{byte:02x}" for byte in range(256)), *map(escaped, pieces)]
+    tokens = [FIRST, *(rf"\x{byte:02x}" for byte in range(256)), *map(escape, pieces)]
     types = [CONTROL] + [NORMAL] * (len(tokens) - 1)
     return {
         "tokenizer.ggml.model": ("STR", "rwkv"),
@@ -25,5 +25,5 @@ def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
     }
 
 
-def escaped(piece: str) -> str:
+def escape(piece: str) -> str:
     return piece.translate({ord("\\"): r"\\", ord("\n"): r"\n", ord("\t"): r"\t"})

@@ -14,7 +14,7 @@ from lockstep.harness.synth.vocabularies.glue import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    glued,
+    glue_letters,
     words_only,
 )
 
@@ -36,7 +36,7 @@ REPLACED = dict(
 
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
-    pieces = glued(LETTERS, n_vocab - len(SPECIAL + SHOWN + DEAD), seed, words_only)
+    pieces = glue_letters(LETTERS, n_vocab - len(SPECIAL + SHOWN + DEAD), seed, words_only)
     # in steps of an eighth, so that sums are exact and many are equal
     steps = integers(stream(seed, "tokenizer.ggml.scores"), len(pieces), 64)
     scores = [0.0] * 3 + (-2 - steps / 8).tolist() + [0.0] * len(SHOWN + DEAD)

@@ -68,7 +68,7 @@ def verdicts(paths: Sequence[Path]) -> list[Verdict]:
         subject = stack.enter_context(Runner().open("reference", None, EXACT))
         stages = opened_stages(stack, {Another(): {"buffer": 1}})
         campaign = FileCampaign(plan, "given", subject, stages, lambda *_: None)
-        return list(campaign.given(given_cases(plan)))
+        return list(campaign.judge_given(given_cases(plan)))
 
 
 def test_a_file_that_takes_too_long_is_a_verdict_that_names_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from lockstep.harness.fuzzers.gguf import guided as _gguf_guided
 from lockstep.harness.fuzzers.gguf.faults import FAULTS
 from lockstep.harness.fuzzers.gguf.fuzzer import GgufFuzzer
 from lockstep.harness.fuzzers.gguf.grammar import alone, cases
-from lockstep.harness.fuzzers.gguf.guided import complaint, guided_round, kept, seed_folder
+from lockstep.harness.fuzzers.gguf.guided import complaint, files_kept, guided_round, seed_folder
 from lockstep.harness.fuzzers.gguf.guided_reader import guard_reader
 from lockstep.harness.fuzzers.gguf.reached import MODULES, find_reached
 from lockstep.harness.report.jsonl import read_report
@@ -78,15 +78,15 @@ def test_a_line_that_no_file_reaches_is_named() -> None:
 
 
 def test_a_folder_starts_with_each_fault_and_takes_what_libfuzzer_names(folder: Path) -> None:
-    files = [path.read_bytes() for path in kept(folder)]
+    files = [path.read_bytes() for path in files_kept(folder)]
     assert {*map(alone, FAULTS), b"a corpus file"} <= set(files)
     (folder / ("0" * 40)).write_bytes(b"GGUF")
-    assert b"GGUF" in [path.read_bytes() for path in kept(folder)]
+    assert b"GGUF" in [path.read_bytes() for path in files_kept(folder)]
 
 
 def test_other_files_of_the_folder_keep_their_names(folder: Path) -> None:
     (folder / "LICENSE").write_bytes(b"of somebody")
-    assert b"of somebody" not in [path.read_bytes() for path in kept(folder)]
+    assert b"of somebody" not in [path.read_bytes() for path in files_kept(folder)]
     assert (folder / "LICENSE").is_file()
 
 
@@ -116,7 +116,7 @@ def test_a_file_that_breaks_the_reader_ends_a_round_and_is_kept(one: Path) -> No
     modules = ["tests.breaking_reader", *MODULES]
     done = guided_round(one, 1000, 1, None, lambda text: None, modules)
     assert done.ended == f"KeyError: {WORDS!r}"
-    (crash,) = (path for path in kept(one) if path.name.startswith("crash-"))
+    (crash,) = (path for path in files_kept(one) if path.name.startswith("crash-"))
     with pytest.raises(KeyError, match=WORDS):
         Breaking.from_bytes(crash.read_bytes())
 
@@ -126,7 +126,7 @@ def test_guidance_reaches_what_as_many_changes_by_chance_do_not(one: Path) -> No
     done = guided_round(one, 3000, 1, None, lambda text: None)
     assert done.branches > 2 * done.branches_before > 0
     by_chance = [case.raw for case in cases(0, "corpus", 0, 3000, [FIRST])]
-    guided = [path.read_bytes() for path in kept(one)]
+    guided = [path.read_bytes() for path in files_kept(one)]
     assert len(guided) < 500
     assert lines(guided) > lines(by_chance) + 20
 

@@ -43,7 +43,7 @@ def test_half_of_the_first_cases_are_directed_and_each_of_them_comes_once(
 def test_directed_cases_have_every_value_of_every_scale_and_every_byte_in_every_place(
     name: str,
 ) -> None:
-    kind = WeightFormat.named(name)
+    kind = WeightFormat.member(name)
     cases = Cases(kind, seed=0)
     every = cases.directed_blocks(np.arange(cases.n_directed))
     for place in range(kind.layout.itemsize):
@@ -71,7 +71,7 @@ def test_the_corners_of_a_half_are_what_they_are_called() -> None:
 
 @pytest.mark.parametrize("name", ["F64", "I32", "I64"])
 def test_numbers_half_way_between_two_floats_are_met(name: str) -> None:
-    kind = WeightFormat.named(name)
+    kind = WeightFormat.member(name)
     raw = Cases(kind, seed=1).blocks(0, 4000)
     values = raw.view(kind.layout).view(kind.layout[0])
     rounded = kind.dequantize(raw)
@@ -126,7 +126,7 @@ def test_a_finite_difference_is_never_shrunk_into_one_about_nan() -> None:
 
 
 def test_shrinking_ends_where_no_byte_can_be_spared() -> None:
-    kind = WeightFormat.named("Q6_K")
+    kind = WeightFormat.member("Q6_K")
     block = Cases(kind, 0).blocks(1, 2)
 
     def shows(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -28,7 +28,7 @@ from tests.wrong_formats import mistaken
 
 import_members("lockstep.engine.quants")
 FORMATS = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
-SOME = [WeightFormat.named(name) for name in ("Q4_K", "IQ2_S", "Q5_1", "Q8_0", "MXFP4", "IQ1_M")]
+SOME = [WeightFormat.member(name) for name in ("Q4_K", "IQ2_S", "Q5_1", "Q8_0", "MXFP4", "IQ1_M")]
 PER_FORMAT = pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 Decode = Callable[[type[WeightFormat], Bytes], Any]
 INF, NAN = np.inf, np.nan
@@ -41,7 +41,7 @@ class Other(Reference):
     decode: Decode
 
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> F32:
-        answer: F32 = type(self).decode(WeightFormat.named(type_name), raw)
+        answer: F32 = type(self).decode(WeightFormat.member(type_name), raw)
         return answer
 
 
@@ -117,7 +117,7 @@ def test_one_wrong_entry_of_a_code_book_is_found_and_named() -> None:
         blocks["qs"][blocks["qs"] == 0x37] = 0x36
         return kind.dequantize(blocks.view(np.uint8))
 
-    found = campaign(WeightFormat.named("IQ2_S"), entry_changed)
+    found = campaign(WeightFormat.member("IQ2_S"), entry_changed)
     assert {v.detail["field"] for v in found} == {"qs"}
     assert all("= 0x37" in v.summary for v in found)
 
@@ -140,7 +140,7 @@ def test_each_kind_of_mistake_has_its_name(change: Callable[[F32], F32], symptom
         with np.errstate(all="ignore"):
             return change(kind.dequantize(raw))
 
-    found = campaign(WeightFormat.named("Q4_0"), wrong, cases=20_000)
+    found = campaign(WeightFormat.member("Q4_0"), wrong, cases=20_000)
     assert symptom in {verdict.detail["symptom"] for verdict in found}
 
 
@@ -149,7 +149,7 @@ def test_another_sign_of_nan_is_no_difference_and_is_counted() -> None:
         values = kind.dequantize(raw)
         return np.where(np.isnan(values), -values, values)
 
-    (verdict,) = campaign(WeightFormat.named("Q8_0"), flipped)
+    (verdict,) = campaign(WeightFormat.member("Q8_0"), flipped)
     assert verdict.status == "agreed"
     assert verdict.detail["nan_sign"] > 50
     assert "NaN has another sign" in verdict.summary
@@ -169,7 +169,7 @@ def failing(error: Exception, when: Callable[[Bytes], bool] = lambda raw: True) 
 
 
 def test_a_crash_is_narrowed_down_to_one_block_and_the_run_is_incomplete() -> None:
-    kind = WeightFormat.named("TQ1_0")
+    kind = WeightFormat.member("TQ1_0")
     decode = failing(ZeroDivisionError("boom"), lambda blocks: bool((blocks[:, 3] == 0x17).any()))
     (verdict,) = campaign(kind, decode)
     assert verdict.status == "crashed"
@@ -189,14 +189,14 @@ def test_a_crash_is_narrowed_down_to_one_block_and_the_run_is_incomplete() -> No
 def test_an_engine_that_refuses_is_not_passed_over(
     error: Exception, status: str, code: int
 ) -> None:
-    found = campaign(WeightFormat.named("Q4_0"), failing(error))
+    found = campaign(WeightFormat.member("Q4_0"), failing(error))
     assert statuses(found) == [status]
     assert exit_code(found) == code
     assert str(error) in found[0].summary
 
 
 def test_too_few_weights_are_no_answer_and_one_block_shows_it() -> None:
-    (verdict,) = campaign(WeightFormat.named("Q4_0"), lambda kind, raw: kind.dequantize(raw)[:-1])
+    (verdict,) = campaign(WeightFormat.member("Q4_0"), lambda kind, raw: kind.dequantize(raw)[:-1])
     assert verdict.status == "malformed"
     assert verdict.key
     assert "expected float32 of shape (" in verdict.summary
@@ -211,7 +211,7 @@ def test_plain_numbers_that_the_oracle_cannot_decode_are_held_against_the_standa
             raise Unsupported("not decoded")
 
     found = {
-        name: campaign(WeightFormat.named(name), right, oracle=NoDecoder, cases=100)
+        name: campaign(WeightFormat.member(name), right, oracle=NoDecoder, cases=100)
         for name in ("F64", "I16", "Q4_0")
     }
     assert statuses(found["F64"]) == statuses(found["I16"]) == ["agreed"]
@@ -226,7 +226,7 @@ def test_a_witness_that_stands_alone_is_excused_by_name() -> None:
     def negative(kind: type[WeightFormat], raw: Bytes) -> F32:
         return -kind.dequantize(raw)
 
-    found = campaign(WeightFormat.named("Q8_0"), right, witness=negative)
+    found = campaign(WeightFormat.member("Q8_0"), right, witness=negative)
     assert set(statuses(found)) == {"excused", "agreed"}
     assert "witness differs from reference and" in found[0].summary
     assert "not among the known divergences" in found[0].summary
@@ -237,7 +237,7 @@ def test_a_witness_with_the_same_mistake_puts_the_oracle_alone() -> None:
     def doubled(kind: type[WeightFormat], raw: Bytes) -> F32:
         return 2 * kind.dequantize(raw)
 
-    found = campaign(WeightFormat.named("Q4_0"), doubled, witness=doubled)
+    found = campaign(WeightFormat.member("Q4_0"), doubled, witness=doubled)
     assert set(statuses(found)) == {"diverged"}
     assert any("witness agrees with other" in v.summary for v in found)
 
@@ -245,13 +245,13 @@ def test_a_witness_with_the_same_mistake_puts_the_oracle_alone() -> None:
 @pytest.mark.parametrize("error", [ZeroDivisionError("boom"), EngineError("boom")])
 def test_a_witness_that_fails_on_some_block_is_no_fault_of_the_subject(error: Exception) -> None:
     witness = failing(error, lambda blocks: len(blocks) > 10)
-    found = campaign(WeightFormat.named("Q4_0"), right, witness=witness)
+    found = campaign(WeightFormat.member("Q4_0"), right, witness=witness)
     assert statuses(found) == ["excused", "agreed"]
     assert "boom" in found[0].summary
 
 
 def test_a_witness_without_a_decoder_is_said_to_have_none() -> None:
-    found = campaign(WeightFormat.named("Q1_0"), right, witness=failing(Unsupported("mute")))
+    found = campaign(WeightFormat.member("Q1_0"), right, witness=failing(Unsupported("mute")))
     assert statuses(found) == ["excused", "agreed"]
     assert "mute" in found[0].summary
 
