@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.suite import Suite
 from lockstep.harness.processes.ahead import Ahead, may_fork
 from lockstep.harness.records import Evaluation, Request, Verdict
@@ -55,8 +56,8 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[object]:
             given.append(super().result())
             return given[-1]
 
+    monkeypatch.setattr(ModelFacts, "is_small", False)
     for module in BEGINNERS:
-        monkeypatch.setattr(module, "is_small", lambda _: False)
         monkeypatch.setattr(module, "Ahead", Seen)
     return given
 

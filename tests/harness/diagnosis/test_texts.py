@@ -23,7 +23,7 @@ class Words(dict[int, bytes]):
     def __getitem__(self, token: int) -> bytes:
         return self.get(token, b"")
 
-    def shown(self, ids: list[int]) -> int:
+    def count_shown(self, ids: list[int]) -> int:
         return next((i for i, token in enumerate(ids) if not self[token]), len(ids))
 
 

@@ -319,7 +319,8 @@ def test_other_lists_of_what_is_known_are_another_version(
     name: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They excuse what differs; what is compiled anew on each machine says nothing."""
-    monkeypatch.setattr("lockstep.__file__", str(tmp_path / "__init__.py"))
+    here = str(tmp_path / "harness" / "parallel" / "cluster_worker.py")
+    monkeypatch.setattr("lockstep.harness.parallel.cluster_worker.__file__", here)
     found = []
     for text in ("one", "two"):
         path = tmp_path / "harness" / name

@@ -16,7 +16,7 @@ from tests.schedule_machine import Parted, examples, machine_for
 from tests.wrong_memories import WRONG, Wrong
 
 EXAMPLES = 600
-CAUGHT = ("drops-last", "reuses-live-cell", "forgets-to-shift", "ignores-the-window-blind")
+CAUGHT = ("drops-last", "reuses-live-cell", "forgets-to-shift", "window-without-oneself-blind")
 OpenJudge = Callable[[str, str], Judge]
 
 
