@@ -31,17 +31,17 @@ AFTER_ONE_MEMBER = {  # each in a process that has loaded nothing else
     "a type is named": (
         "import lockstep.engine.quants.f32\n"
         "from lockstep.engine.quants.base import WeightFormat\n"
-        "assert WeightFormat.named('Q6_K')"
+        "assert WeightFormat.member('Q6_K')"
     ),
     "a suite is named": (
         "import lockstep.harness.suites.metadata\n"
         "from lockstep.harness.context.suite import Suite\n"
-        "assert Suite.named('logits')"
+        "assert Suite.member('logits')"
     ),
     "a golden is named": (
         "import lockstep.golden.suites.ops\n"
         "from lockstep.golden.suites.base import Golden\n"
-        "assert Golden.named('dequant')"
+        "assert Golden.member('dequant')"
     ),
     "the vectors of an op are ggml's": (
         "import lockstep.golden.ops.vectors as vectors\n"

@@ -113,14 +113,14 @@ def test_members_say_what_they_are() -> None:
 def test_no_family_is_empty_and_every_member_is_found_by_its_name(package: str) -> None:
     found = [cls for module in members(package) for cls in registered(package, module)]
     assert found
-    assert all(FAMILIES[package].named(cls.name) is cls for cls in found)
+    assert all(FAMILIES[package].member(cls.name) is cls for cls in found)
 
 
 @pytest.mark.parametrize("package", FAMILIES)
 def test_an_unknown_name_lists_the_known_ones_or_says_how_many(package: str) -> None:
     base = FAMILIES[package]
     with pytest.raises(Exception, match=r"no .* named 'Q9_9'") as refusal:
-        base.named("Q9_9")
+        base.member("Q9_9")
     said = str(refusal.value)
     many = f"{len(base.family)} in all" in said and "(near: " in said
     assert many or all(name in said for name in base.family)

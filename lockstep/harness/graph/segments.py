@@ -131,7 +131,7 @@ class SegmentJudge:
                 return False
             noisy.discard(place)  # a run may be made again
             found.pop(place, None)
-            held = self.hold_segment(segment, seen, nothing, alone=rounded)
+            held = self.hold(segment, seen, nothing, alone=rounded)
             # what is within the last op's bound is so with noise as well
             if rounded or (segment.rounds and (held.mismatch or segment.wire.site in self.limits)):
                 noisy.add(place)
@@ -144,9 +144,7 @@ class SegmentJudge:
         asked = [segment for segment in every if segment.place in noisy]
         noise = self.noise(honest, range(RUNS), asked, jitter=rounded)
         for s in asked:
-            found[s.place] = self.finding_for(
-                self.hold_segment(s, honest[s.place], noise, alone=rounded)
-            )
+            found[s.place] = self.finding_for(self.hold(s, honest[s.place], noise, alone=rounded))
         self.unjudged_ids = tuple(s.wire.site for s in every if s.place in ids)
         return honest, noise, [(s, found[s.place]) for s in every if s.place not in ids]
 
@@ -252,7 +250,7 @@ class SegmentJudge:
 
     # --- verdicts -------------------------------------------------------------------------------
 
-    def hold_segment(
+    def hold(
         self, segment: Segment, seen: Seen, noise: Mapping[Place, Noise], *, alone: bool = False
     ) -> HeldSegment:
         """alone: noise is for single ops as well."""
@@ -364,10 +362,10 @@ class SegmentJudge:
         may_be_wider = segment.rounds or self.put_in.isdisjoint(segment.starts)
         tried = []
         for seen, (noise, wider) in ways:
-            one = self.hold_segment(segment, seen, noise, alone=bool(self.stored))
+            one = self.hold(segment, seen, noise, alone=bool(self.stored))
             tried.append(one)
             if one.mismatch is not None and may_be_wider:
-                one = self.hold_segment(segment, seen, wider, alone=True)
+                one = self.hold(segment, seen, wider, alone=True)
             if one.mismatch is None:
                 return one
         return nearest(tried)

@@ -96,7 +96,7 @@ from lockstep.engine.registry import import_members
 import_members("lockstep.engine.quants")
 found = {}
 for name in sys.argv[1:]:
-    kind = WeightFormat.named(name)
+    kind = WeightFormat.member(name)
     raw = np.arange(60 * kind.layout.itemsize, dtype=np.uint32) * 2654435761 >> 24
     out = kind.dequantize(raw.astype(np.uint8))
     out[np.isnan(out)] = 0
