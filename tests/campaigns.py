@@ -6,8 +6,28 @@ tests that stay: a change is seen there first.
 
 CAMPAIGNS = {
     "differential/test_all_types.py": "a whole check of a model of every weight type",
-    "harness/acid/test_acid_catalogue.py": "the report of every mistake that acid models name",
+    "differential/test_any_arch.py": "a check of a made model of many architectures",
+    "differential/test_catalogue.py": "wrong engines of each family, found where they are wrong",
+    "differential/test_catalogue_of_graphs.py": "wrong graphs of each architecture, likewise",
+    "differential/test_check.py::test_a_random_clean_case_raises_no_alarm": "random right models",
+    "differential/test_clean_cases.py": "random right models that were accused once",
+    "differential/test_designs.py::test_no_honest_design_is_accused": "each design and preset",
+    "differential/test_diffusion_models.py": "models that attend to what follows",
+    "differential/test_honest_designs.py": "a whole check of engines of other designs",
+    "differential/test_known_schedules.py": "short campaigns of schedules",
+    "differential/test_original_tokenizers.py": "texts on which llama.cpp differs from originals",
+    "differential/test_tokens.py::test_every_answer_on_a_real_vocabulary_is_that_of_llama_cpp": (
+        "real vocabularies"
+    ),
+    "differential/test_tokens_bpe.py": "606 texts under every pre-tokenizer",
+    "differential/test_vocabularies.py": "our tokenizer and wrong ones on llama.cpp's vocabularies",
+    "differential/test_wrong_weights.py": "every wrong decoder in a whole check",
+    "engine/ops/test_fast_products.py::test_other_processors_multiply_the_same": "other processors",
+    "golden/test_other_cpus.py": "vectors made on other processors",
+    "harness/acid/test_acid.py::test_every_type_is_ok_in_our_engine": "every weight type",
     "harness/acid/test_acid_architectures.py": "every honest engine on every acid model",
+    "harness/acid/test_acid_catalogue.py": "the report of every mistake that acid models name",
+    "harness/check/test_degenerate.py": "right and wrong engines on models without sense",
 }
 
 
