@@ -50,7 +50,7 @@ READERS: dict[str, tuple[Change, ...]] = {
         replaced(gguf_fields, "Fields", TrustingFields),
         replaced(gguf_file, "Fields", TrustingFields),
     ),
-    "ignores the alignment": (replaced(gguf_file, "padded", lambda n, alignment: n),),
+    "ignores the alignment": (replaced(gguf_file, "pad_to", lambda n, alignment: n),),
     "lets tensors overlap": (replaced(gguf_file, "check_offset", overlapping),),
     "reads u64 lengths as u32": (as_u32(gguf_fields), as_u32(gguf_file)),
     "stops at the first NUL": (

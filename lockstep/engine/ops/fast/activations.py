@@ -145,7 +145,8 @@ def q8_0(x: F32) -> ActivationSteps:
 
 def q8_1(x: F32) -> ActivationSteps:
     steps, scales, sums, wide = of_32(x)
-    lows = round_to_halves(scales * wide.astype(np.float32))
+    with np.errstate(over="ignore", invalid="ignore"):  # large sums are infinite, as in ggml
+        lows = round_to_halves(scales * wide.astype(np.float32))
     return ActivationSteps(steps, round_to_halves(scales), sums, sums[:, :0], lows)
 
 
