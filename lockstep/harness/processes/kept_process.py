@@ -29,17 +29,17 @@ class KeptProcess(subprocess.Popen[bytes]):
 
     def kill(self) -> None:
         """End it with all that it has started, and wait for that."""
-        if self.poll() == -signal.SIGKILL:  # an engine may kill its keeper, or itself
-            kill_marked(self.mark)
-            return
         self.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 2 * limits.KILL_SECONDS  # the keeper's own time, and a spare
         while time.monotonic() < deadline:
             self.send_signal(signal.SIGCONT)  # an engine may stop its keeper, at any time
             with suppress(subprocess.TimeoutExpired):
                 self.wait(0.05)
-                return
-        super().kill()
+                break
+        else:
+            super().kill()
+        if self.returncode != 0:  # an engine may kill its keeper, which ends none of them then
+            kill_marked(self.mark)
 
 
 def kill_marked(mark: str) -> None:
