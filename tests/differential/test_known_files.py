@@ -55,9 +55,11 @@ def test_what_is_known_is_still_true(
     cause = cause_of(known.component, way, ours, theirs, 0, known.raw)
     over = f"{stage} no longer does so: take {known.id} out of lockstep/harness/known"
     assert cause is not None, over
-    if (known.symptom, cause.symptom) == ("memory", "hangs"):
-        return  # a slow machine comes to the limit of time first
-    assert refine_cause(cause, known.raw) in known.causes, over
+    causes = known.causes
+    if known.symptom == "memory":  # a slow machine comes to the limit of time first
+        same = (other for other in KNOWN if other.component == known.component)
+        causes = causes + [c for other in same for c in other.causes if c.symptom == "hangs"]
+    assert refine_cause(cause, known.raw) in causes, over
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)

@@ -152,7 +152,9 @@ def test_every_answer_on_an_odd_vocabulary_is_that_of_llama_cpp(
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_we_refuse_llama_cpp_does_not_load(name: str, ask: Ask, tmp_path: Path) -> None:
+def test_vocabulary_that_we_refuse_is_not_loaded_by_llama_cpp(
+    name: str, ask: Ask, tmp_path: Path
+) -> None:
     path = written(tmp_path / "bad.gguf", REFUSED[name])
     with pytest.raises(EngineError, match=r"tokenizer\.ggml\.(pre|merges|tokens)"):
         opened(path)

@@ -93,8 +93,8 @@ def judge_logits(
     judge: Callable[[Opened], Found],
     left: Callable[[SliceAnswer], Found],
 ) -> Found:
-    """What `judge` says of both engines on such a model; left: of a model that cannot be made, or
-    that one of them has no answer on."""
+    """Return what `judge` says of both engines on such a model. left: what is returned where the
+    model cannot be made, or one engine has no answer on it."""
     try:
         opened = asker.open(replace(asker.plan_for_made(make), suites=("logits",)))
     except NoAnswer as error:

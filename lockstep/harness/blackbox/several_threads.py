@@ -64,7 +64,7 @@ class Answers:
 
 
 def check_several_threads(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Of logits."""
+    """Compare logits with several threads, unless a long prompt is asked for with them."""
     long_prompt = tokens_of(context) > LEAST and not is_small(context.file)
     if not (context.given or long_prompt):
         yield from check_threads(LOGITS, plan, context)
@@ -81,8 +81,8 @@ def check_threads(answers: Answers, plan: Plan, context: Context) -> Iterator[Ve
 def asked_with_threads(
     plan: Plan, context: Context, suite: str, said: Callable[[Context], Iterator[Verdict]]
 ) -> Iterator[Verdict]:
-    """What `said` says of the program with several; that it does not start so is said as well, and
-    no fault: one of it runs already."""
+    """Return what `said` says of the program with several threads. A program that does not start
+    so is named, and not at fault: one of it runs already."""
     with with_threads(plan, context) as asked:
         if isinstance(asked, Context):
             yield from said(asked)
@@ -109,7 +109,7 @@ def with_threads(plan: Plan, context: Context) -> Iterator[Context | str]:
 
 
 def rounds() -> Iterator[int]:
-    """Of the same question, as many as there is time for."""
+    """Yield answers to the same question, as many as there is time for."""
     began = time.perf_counter()
     for n in range(MOST):
         if n >= TIMES and time.perf_counter() - began > SECONDS:
@@ -212,7 +212,7 @@ TEXTS = Answers(suite="text", what="a text", prepare=texts)
 
 
 def bisect_threads(plan: Plan, context: Context) -> Bisection | None:
-    """Where no op is wrong with one thread: of runs with several, until one shows where."""
+    """Bisect runs with several threads until one shows a place; with one thread no op is wrong."""
     context.progress(f"the same {WORDS}")
     # what was found is true whatever becomes of this
     with with_threads(plan, context) as asked, suppress(BadInput, NoAnswer):

@@ -10,12 +10,12 @@ OF_TEXTS = ("--steps", "--prompt")  # options that bisect has not: it generates 
 
 
 def bisect_command(plan: "Plan") -> str:
-    """That looks for the place where the engines of this plan part."""
+    """Return the command that looks for the place where the engines of this plan differ."""
     return f"lockstep bisect {without(plan.command, *OF_TEXTS)}"
 
 
 def diagnose_command(plan: "Plan") -> str:
-    """That names the known mistake; it always holds llama.cpp against the engine."""
+    """Return the command that names the known mistake; it always compares with llama.cpp."""
     return f"lockstep diagnose {without(plan.command, '--oracle')}"
 
 

@@ -28,13 +28,13 @@ def run_diagnosis(plan: "Plan", out: "Terminal") -> "Diagnosed":
 def diagnose_run(
     plans: "Sequence[Plan]", result: "RunResult", out: "Terminal"
 ) -> "list[tuple[Plan, Diagnosed]]":
-    """Of the models of which something diverged."""
+    """Diagnose each model on which something diverged."""
     wrong = {verdict.case for verdict in result.verdicts if verdict.status == "diverged"}
     return [(plan, run_diagnosis(plan, out)) for plan in plans if plan.case in wrong]
 
 
 def where_no_op_is_found(plan: "Plan", result: "Bisection", out: "Terminal") -> "Diagnosed | None":
-    """Of an engine that is wrong, and does not show where."""
+    """Diagnose an engine that is wrong and does not show where; None: another one."""
     from lockstep.harness.bisect.bisection import NO_OP
 
     parts = result.first is None and result.exit_code in (1, NO_OP)

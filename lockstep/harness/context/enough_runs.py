@@ -36,8 +36,8 @@ def noise_beside(
 
 
 def may_jump(context: Context) -> bool:
-    """Whether a small error may lead to a large one: to another expert, or to the next step of a
-    block of converted activations."""
+    """Return True if a small error may lead to a large one: to another expert, or to the next step
+    of a block of converted activations."""
     return chooses_experts(context) or is_quantised(context.file)
 
 
@@ -55,8 +55,8 @@ def by_chance(
     *,
     rows: NDArray[np.intp] | None = None,
 ) -> bool:
-    """Whether each row in which one of these is off is what some honest run gives. Of two experts
-    whose scores nearly tie few runs choose the other, and then a row is another altogether.
+    """Return True if some honest run gives each row in which one of these is off. Few runs choose
+    the other of two experts whose scores nearly tie, and then a row is another altogether.
 
     rows: which outputs of the batches these are of, if not of all.
     """
@@ -76,7 +76,7 @@ def by_chance(
 
 
 def near(a: F32, b: F32, allowed: float) -> NDArray[np.bool_]:
-    """Of each row."""
+    """Return for each row whether all its numbers are close."""
     with np.errstate(invalid="ignore"):
         close = np.abs(a.astype(np.float64) - b) <= allowed
     return np.asarray(close.all(axis=1))

@@ -52,7 +52,7 @@ def kill_marked(mark: str) -> None:
         for pid in found:
             with suppress(OSError):  # it has ended
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.001)
+        time.sleep(0.001)  # until the kernel has ended them, without a busy processor
 
 
 def processes_marked(mark: str) -> list[int]:

@@ -278,7 +278,7 @@ def test_a_broken_map_is_refused_by_its_key(changes: dict[str, Any], message: st
         (TO_LEAF, 2**31 - 1, b"abc\0", "ends with NUL at 2147483647"),
     ],
 )
-def test_what_is_broken_further_in_is_refused_when_a_text_leads_there(
+def test_map_that_is_broken_inside_is_refused_by_a_text_that_leads_there(
     word: int, leaf: int, replacements: bytes, message: str
 ) -> None:
     tokenizer = tokenizer_of(tiny(precompiled_charsmap=one_child(word, leaf, replacements)))

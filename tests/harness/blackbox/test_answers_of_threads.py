@@ -106,14 +106,14 @@ def test_other_answers_with_several_threads_are_found_in_every_one_or_in_one(
     assert wrong.summary.startswith(f"started with n_threads 3: {ANSWERS[suite][-1]}")
 
 
-def test_who_dies_with_several_threads_is_said_to(suite: str, asked: Asked) -> None:
+def test_engine_that_dies_with_several_threads_is_named(suite: str, asked: Asked) -> None:
     *fine, wrong = asked("threads == 3", "sys.exit(7)")
     assert "crashed" not in {verdict.status for verdict in fine}
     assert (wrong.status, wrong.key) == ("crashed", f"{suite}/crashed/threads")
 
 
 @pytest.mark.parametrize("suite", ["decode"])
-def test_of_who_does_not_start_with_several_threads_that_is_said(asked: Asked) -> None:
+def test_engine_that_does_not_start_with_several_threads_is_named(asked: Asked) -> None:
     dies = FOLLOWED.replace("        can", "        assert threads != 3\n        can")
     *fine, last = asked(start=dies)
     assert "agreed" in {verdict.status for verdict in fine}
@@ -121,7 +121,7 @@ def test_of_who_does_not_start_with_several_threads_that_is_said(asked: Asked) -
     assert last.summary.startswith("started with n_threads 3: it does not start: ")
 
 
-def test_who_answers_the_same_with_several_threads_agrees(suite: str, asked: Asked) -> None:
+def test_same_answers_with_several_threads_agree(suite: str, asked: Asked) -> None:
     *_, last = asked()
     assert last.status == "agreed"
     more = "8 greedy tokens are the same" if suite == "decode" else ""

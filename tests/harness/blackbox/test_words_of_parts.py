@@ -29,7 +29,7 @@ LATER = "with all tokens in one batch: of batches behind the first it is wrong"
         ("cache-batch-sees-itself-alone", MASK, True),
     ],
 )
-def test_where_one_batch_agrees_it_is_said_that_later_ones_are_wrong(
+def test_report_says_later_batches_are_wrong_where_the_first_agrees(
     mistake: str, part: str, later: bool, tmp_path: Path
 ) -> None:
     path = builtin("f32", tmp_path)
@@ -60,7 +60,7 @@ def test_a_router_that_is_wrong_in_every_layer_is_asked_about_once_in_the_others
     assert all(list(row.asked or ()) == [ALL_ALIKE] for row in others)
 
 
-def test_what_else_is_wrong_in_a_layer_is_not_taken_for_the_router_of_those_before(
+def test_fault_in_a_layer_is_not_taken_for_the_router_of_earlier_layers(
     tmp_path: Path,
 ) -> None:
     path = model_of_arch("qwen3moe", tmp_path, {})
@@ -86,14 +86,14 @@ class WithOneBuffer(Reference, name="test:the end of up is the gate's"):
     ops = OneBuffer
 
 
-def test_what_was_not_looked_at_of_the_activation_is_said(tmp_path: Path) -> None:
+def test_report_says_which_part_of_the_activation_was_not_compared(tmp_path: Path) -> None:
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=WithOneBuffer.name)
     assert {row.layer for row in found.guilty} == {0, 1}
     assert all(part.name.startswith("FFN") for row in found.guilty for part in row.parts)
     assert all(HALF in part.words for row in found.guilty for part in row.parts)
 
 
-def test_of_a_matrix_that_is_named_nothing_is_said_of_it(tmp_path: Path) -> None:
+def test_report_says_nothing_of_a_named_matrix(tmp_path: Path) -> None:
     engine = "mutant:gate-and-up-exchanged"
     found = bisected(builtin("f32", tmp_path), tmp_path / "made", engine=engine)
     assert found.guilty
@@ -129,7 +129,7 @@ def test_whose_bias_is_wrong_is_said_once(
     assert set(others) <= {ZERO_BIASES}
 
 
-def test_of_several_wrong_biases_none_is_named_alone(tmp_path: Path) -> None:
+def test_several_wrong_biases_are_not_named_alone(tmp_path: Path) -> None:
     path = model_of_arch("qwen2", tmp_path, {})
     words = words_of(path, tmp_path / "made", "mutant:biases-by-order-of-loading")
     assert set(words) == {ZERO_BIASES}

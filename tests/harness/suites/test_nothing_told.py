@@ -14,7 +14,7 @@ from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.check.check import run_suites
-from lockstep.harness.check.halves_told import halves_told
+from lockstep.harness.check.halves_told import halves_told, is_within
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import EngineInfo, Evaluation, Request, Verdict
 from lockstep.harness.suites.parts.hidden import hidden_tokens
@@ -259,3 +259,11 @@ def test_an_agreement_says_of_how_many_tokens_nothing_is_known(
     assert (first.status, rest <= {"agreed", "not-compared"}) == ("agreed", True)
     assert ("not-compared" in rest) == (factor > 1)
     assert first.detail.get("hidden_tokens") == (383 if factor > 1 else None)
+
+
+@pytest.mark.parametrize("allowed", [np.inf, np.nan])
+def test_half_is_not_judged_without_a_limit(allowed: float) -> None:
+    rows = np.zeros((2, 3), np.float32)
+    assert not is_within(rows, rows, allowed)
+    assert is_within(rows, rows, 0.0)
+    assert not is_within(rows, rows * np.float32(np.nan), 1.0)
