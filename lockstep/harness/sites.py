@@ -75,7 +75,7 @@ def is_one_of(name: str, parts: Sequence[str]) -> bool:
     return name.rsplit(".", 1)[0] in parts
 
 
-def is_in_layers(tensor: str, parts: Sequence[str]) -> bool:
-    """Return True for a layer's tensor (`blk.0.attn_output.bias`) with one of these names."""
+def is_matrix_of(tensor: str, parts: Sequence[str]) -> bool:
+    """Return True for a layer's matrix (`blk.0.attn_output.weight`) with one of these names."""
     inside = IN_A_LAYER.fullmatch(tensor)
-    return bool(inside and is_one_of(inside[2], parts))
+    return bool(inside and inside[2].endswith(".weight") and is_one_of(inside[2], parts))

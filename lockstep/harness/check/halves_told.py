@@ -13,22 +13,25 @@ from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Verdict
 from lockstep.harness.sites import ATTENTION_OUT, FFN_OUT
+from lockstep.harness.suites.decode import shows_no_logits
 
 HALVES = {
     "attention": ("attention, or the scan in its place,", ATTENTION_OUT),
     "ffn": ("the feed-forward network", FFN_OUT),
 }
-SUITES = ("logits", "logprobs", "decode", "text")  # answers that come of logits
+BY_LOGITS = ("logits", "logprobs")  # suites
+BY_CHOICE = ("decode", "text")  # they see no more than which token is the likeliest
 
 
 def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
-    """Yield a verdict for each half of the layers that moves no logit beyond the limit.
+    """Yield a verdict for each half of the layers whose products move no answer beyond the limit:
+    no logit, or of an engine of tokens or text alone no choice of a token.
 
     Engines that show tensors are compared by these. A large model is not run twice more for it: a
     half that moves nothing was made so, and models made for tests are small.
     """
     agreed = {verdict.suite for verdict in verdicts if verdict.status == "agreed"}
-    suites = [suite for suite in SUITES if suite in agreed]
+    suites = [suite for suite in (*BY_LOGITS, *BY_CHOICE) if suite in agreed]
     if not suites or "trace" in agreed or not context.facts.is_small:
         return
     with suppress(NoAnswer, EngineError):  # of a graph that we cannot compute nothing is known
@@ -36,8 +39,13 @@ def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdi
         allowed = float(whole_run(context.noise.relative, largest(truth)).allowed)
         for half, (words, tensors) in HALVES.items():
             without = context.honest.without(context.batches, tensors)
-            if without is not None and is_within(truth, without, allowed):
-                text = f"no logit depends on {words} beyond the limit: nothing was compared of it"
+            if without is None:
+                continue
+            what, same = "logit", is_within(truth, without, allowed)
+            if not agreed & {*BY_LOGITS} and shows_no_logits(context):
+                what, same = "likeliest token", chooses_alike(truth, without)
+            if same:
+                text = f"no {what} depends on {words} beyond the limit: nothing was compared of it"
                 yield context.verdict(suites[0], "not-compared", text, {"half": half})
 
 
@@ -45,3 +53,8 @@ def is_within(truth: F32, without: F32, allowed: float) -> bool:
     """Return True if no logit differs by more; False where the limit, or a logit, is no number."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(allowed) and (np.abs(truth - without) <= allowed).all())
+
+
+def chooses_alike(truth: F32, without: F32) -> bool:
+    """Return True if the likeliest token of each row is the same."""
+    return bool((truth.argmax(axis=-1) == without.argmax(axis=-1)).all())

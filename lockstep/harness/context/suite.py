@@ -83,8 +83,8 @@ class HonestRuns(Protocol):
         for keys and values. only: the designs with these numbers, in this order."""
 
     def without(self, batches: Sequence[Batch], tensors: Sequence[str]) -> F32 | None:
-        """(outputs, vocabulary), where all that reads tensors of layers with these names, such as
-        `attn_output`, gives zeros; None where nothing reads one."""
+        """(outputs, vocabulary), where the products with matrices of layers with these names,
+        such as `attn_output`, are zero; None where there is none."""
 
 
 @dataclass(kw_only=True)

@@ -26,7 +26,7 @@ from lockstep.harness.judging.other_builds import other_builds
 from lockstep.harness.processes.ahead import Ahead, in_shares, may_fork
 from lockstep.harness.processes.wire import digest
 from lockstep.harness.records import Rejected
-from lockstep.harness.sites import is_in_layers
+from lockstep.harness.sites import is_matrix_of
 
 HELD = 1 << 28  # bytes of outputs of runs that are made at once, of which forks hold a copy
 
@@ -149,7 +149,7 @@ class AlongLlamaCpp:
             graph.place(node): np.zeros(node.result.ne[::-1], np.float32)
             for graph in program.graphs
             for node in graph.nodes
-            if any(is_in_layers(name, tensors) for name in weights_of(graph, node))
+            if any(is_matrix_of(name, tensors) for name in weights_of(graph, node))
         }
         if not zeros:
             return None
