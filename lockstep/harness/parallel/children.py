@@ -21,6 +21,7 @@ from lockstep.engine.errors import EngineError
 from lockstep.harness.check.check import BadInput
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.processes.engine_process import end_all
+from lockstep.harness.processes.kept_process import kill_marked
 from lockstep.harness.processes.side_by_side import (
     TEMPORARY,
     interrupts_later,
@@ -87,7 +88,10 @@ def side_by_side(works: Sequence[Work], jobs: int) -> Iterator[tuple[int, Event]
     temporary folders, models of gigabytes among it, lies in one of ours, and goes with them.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as folder:
-        yield from beside(works, jobs, folder)
+        try:
+            yield from beside(works, jobs, folder)
+        finally:  # an engine may have killed the child, or stopped its keeper, which ends it else
+            kill_marked(TEMPORARY, folder)
 
 
 def beside(works: Sequence[Work], jobs: int, folder: str) -> Iterator[tuple[int, Event]]:

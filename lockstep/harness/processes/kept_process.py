@@ -39,25 +39,26 @@ class KeptProcess(subprocess.Popen[bytes]):
         else:
             super().kill()
         if self.returncode != 0:  # an engine may kill its keeper, which ends none of them then
-            kill_marked(self.mark)
+            kill_marked(MARK, self.mark)
 
 
-def kill_marked(mark: str) -> None:
-    """Kill each process with this mark until none is left: those killed may have started others.
+def kill_marked(variable: str, mark: str) -> None:
+    """Kill each process whose variable has this mark, until none is left: those killed may have
+    started others.
 
     A process that another program starts with variables of its own has no mark and stays.
     """
     deadline = time.monotonic() + limits.KILL_SECONDS
-    while time.monotonic() < deadline and (found := processes_marked(mark)):
+    while time.monotonic() < deadline and (found := processes_marked(variable, mark)):
         for pid in found:
             with suppress(OSError):  # it has ended
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)  # until the kernel has ended them, without a busy processor
 
 
-def processes_marked(mark: str) -> list[int]:
+def processes_marked(variable: str, mark: str) -> list[int]:
     """Return the ids of our own user's processes that run with this mark; none without /proc."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+    wanted, found = f"{variable}={mark}".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if wanted in path.read_bytes().split(b"\0"):

@@ -203,8 +203,10 @@ def test_fork_that_ends_has_ended_its_engines(
     assert [p.read_text() for p in folder.iterdir() if runs(int(p.name))] == []
 
 
-def test_fork_that_is_killed_leaves_no_engine(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(STARTS.format(folder=str(folder)) + ADAPTER)
+@pytest.mark.parametrize("to_keeper", ["signal.SIGCONT", "signal.SIGSTOP"])
+def test_fork_that_is_killed_leaves_no_engine(to_keeper: str, folder: Path, tmp_path: Path) -> None:
+    code = STARTS.format(folder=str(folder)) + ADAPTER
+    (tmp_path / "mine.py").write_text(f"{code}\nos.kill(os.getppid(), {to_keeper})\n")
     adapter, model = f"adapter:{tmp_path / 'mine.py'}", builtin("f32", tmp_path)
 
     def work(say: Say) -> None:
