@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/ready
 
 # What the newest x86 processors have besides. Of AMX GCC 12 leaves out what sets it up, and llama.cpp
-# dies at its first product by it: "gcc-amx-tiles" in lockstep/harness/known/divergences.toml. Without
+# dies at its first product by it: "gcc-amx-tiles" in harness/known/divergences.toml. Without
 # these llama.cpp computes alike wherever the tests run. pip's cache does not know what a wheel was
 # built with.
 AMX := $(if $(shell grep -sw amx_tile /proc/cpuinfo),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)

@@ -3,14 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from lockstep.harness.cli import app
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 OURSELVES = ("--oracle", "reference")  # no llama.cpp needed
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.models import builtin
+from tests.places import PYTHONPATH
 
-ROOT = Path(__file__).resolve().parents[1]
 VECTORS = ("dequant/q4_0", "dot/q4_k", "ops/rope", "logits/f32", "tokens/f32", "files/alignment-3")
 ABSENT = "raise ModuleNotFoundError(\"No module named 'llama_cpp'\", name='llama_cpp')\n"
 Alone = Callable[..., subprocess.CompletedProcess[str]]
@@ -23,7 +23,7 @@ def alone(tmp_path: Path) -> Alone:
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "llama_cpp.py").write_text(ABSENT)
-    paths = os.pathsep.join([str(hidden), str(ROOT)])
+    paths = os.pathsep.join([str(hidden), PYTHONPATH])
 
     def run(*args: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -81,6 +81,6 @@ def test_a_matrix_without_a_product_ends_llama_cpp_and_is_reported_as_a_crash(
     path = folder / f"retyped-{name}.gguf"
     with_tensor_type(model_of(made_as, folder), path, "token_embd.weight", type_by_name(name).id)
     verdicts = checked(path, EXACT, suites=("logits", "trace"))
-    over = f"llama.cpp survives {name}: take it out of {KNOWN['id']} in lockstep/harness/known"
+    over = f"llama.cpp survives {name}: take it out of {KNOWN['id']} in harness/known"
     assert {v.status for v in verdicts if v.suite == "logits"} == {"crashed"}, over
     assert exit_code(verdicts) == 3

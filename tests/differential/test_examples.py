@@ -1,4 +1,4 @@
-"""The engines of `lockstep/examples/` are honest, and a wrong one of them is found at its op."""
+"""The engines of `harness/examples/` are honest, and a wrong one of them is found at its op."""
 
 import json
 import shlex
@@ -21,9 +21,8 @@ from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.protocol.smoke import smoke
 from lockstep.harness.records import EXACT, Request
 from lockstep.harness.runs.run import Listener, RunResult, builtin_model, run_plans
+from tests.places import EXAMPLES
 from tests.plans import bisection_of, plan_of
-
-EXAMPLES = Path(__file__).parents[2] / "lockstep" / "examples"
 
 
 def needs(program: str) -> pytest.MarkDecorator:

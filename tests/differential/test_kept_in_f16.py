@@ -11,9 +11,10 @@ from lockstep.harness.bisect.bisection import Bisection
 from lockstep.harness.check.check import Plan
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.runs.run import Listener, builtin_model, run_plans
+from tests.places import EXAMPLES
 from tests.plans import bisection_of, plan_of
 
-EXAMPLE = Path(__file__).parents[2] / "lockstep" / "examples" / "engine.py"
+EXAMPLE = EXAMPLES / "engine.py"
 SAY = '"settings":{"type_k":"F16","type_v":"F16"}'
 CACHE = ("new = (k, v, positions", "new = (halves(k), halves(v), positions")
 SAID = ('"can": can,', '"can": can, "settings": {"type_k": "F16", "type_v": "F16"},')

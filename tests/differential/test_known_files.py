@@ -53,7 +53,7 @@ def test_what_is_known_is_still_true(
     theirs = ask(sessions[known.component], known.raw, way)
     stage = f"{known.component} {way}"
     cause = cause_of(known.component, way, ours, theirs, 0, known.raw)
-    over = f"{stage} no longer does so: take {known.id} out of lockstep/harness/known"
+    over = f"{stage} no longer does so: take {known.id} out of harness/known"
     assert cause is not None, over
     causes = known.causes
     if known.symptom == "memory":  # a slow machine comes to the limit of time first

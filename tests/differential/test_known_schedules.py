@@ -47,7 +47,7 @@ def test_what_is_known_to_differ_still_does(
     except NotBuilt as error:
         pytest.skip(f"not asked whether {known.id} still holds: {error}")
     found = judge(known.schedule)
-    over = f"{known.component} no longer differs: take {known.id} out of lockstep/harness/known"
+    over = f"{known.component} no longer differs: take {known.id} out of harness/known"
     assert found is not None, over
     assert found.symptom == known.symptom, f"{known.id} now shows otherwise: {found}"
     assert entry_for(KNOWN, (known.component,), kind, found, known.schedule) == known

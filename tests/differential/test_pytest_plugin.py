@@ -13,8 +13,8 @@ from lockstep.harness.check.check import suites_named
 from lockstep.harness.runs.pytest_plugin import SUITES
 from lockstep.harness.runs.run import builtin_model
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
+from tests.places import EXAMPLES
 
-EXAMPLES = Path(__file__).parents[2] / "lockstep" / "examples"
 PASSES = "def test_of_theirs():\n    assert True\n"
 
 

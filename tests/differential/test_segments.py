@@ -22,10 +22,10 @@ from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.records import Site
 from lockstep.harness.runs.dump import dump_trace
 from lockstep.harness.runs.run import builtin_model
+from tests.places import EXAMPLES
 from tests.plans import bisection_of, plan_of
 from tests.recorded import BATCHES, LAYERS, Recorded, recorded, variant_of
 
-EXAMPLES = Path(__file__).parents[2] / "lockstep" / "examples"
 TAKES = '"trace", "replace"'
 
 

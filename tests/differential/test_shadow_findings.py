@@ -28,7 +28,7 @@ KNOWN = entries("shadow")
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: str(known["id"]))
 def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Path) -> None:
-    over = f"llama.cpp is right by now: take {known['id']} out of lockstep/harness/known"
+    over = f"llama.cpp is right by now: take {known['id']} out of harness/known"
     changes = {"changed": tuple(known["keys"].items()), "complete": known["complete"]}
     variant = replace(variant_named(known["variant"]), **changes)
     path = tmp_path / "m.gguf"

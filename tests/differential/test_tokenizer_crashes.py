@@ -30,7 +30,7 @@ def asked(engine: str, known: Mapping[str, Any], pre: str, folder: Path, times: 
 def test_what_is_known_to_end_the_process_still_does(
     known: Mapping[str, Any], pre: str, tmp_path: Path
 ) -> None:
-    over = f"llama.cpp survives it: take {known['id']} ({pre}) out of lockstep/harness/known"
+    over = f"llama.cpp survives it: take {known['id']} ({pre}) out of harness/known"
     assert isinstance(asked("llama.cpp", known, pre, tmp_path, known["times"]), Crashed), over
     assert not isinstance(asked("reference", known, pre, tmp_path, known["times"]), Crashed)
 

@@ -20,8 +20,8 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.tokenizers.vocabulary import ROLE_TEXTS
 from tests.differential.texts import FLAGS, SPECIAL, id_lists
+from tests.places import ROOT
 
-REPO = Path(__file__).resolve().parents[2]
 Ask = Callable[..., Any]
 ROLES = ("bos", "eos", "eot", "sep", "pad", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad",
          "fim_rep", "fim_sep")  # fmt: skip
@@ -149,7 +149,7 @@ def asking() -> Iterator[Ask]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        cwd=REPO,
+        cwd=ROOT,
         env=os.environ | {"GGML_NO_BACKTRACE": "1"},
     )
     assert server.stdin is not None

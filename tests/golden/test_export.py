@@ -17,8 +17,8 @@ from lockstep.golden.export.literals import floating, string
 from lockstep.golden.export.write import FORMS, LEVELS, WITH_TENSORS, export
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden, sha256
 from lockstep.harness.report.header import sha256_of
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 ENGINES = Path(__file__).parent / "export_engines"
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 FEW = {  # documents of each level that together have all that a runner must know
@@ -154,7 +154,7 @@ def test_an_export_says_what_it_is_and_hashes_all_that_it_holds(tmp_path: Path, 
 def test_the_licence_of_an_export_is_that_of_the_project() -> None:
     if not (ROOT / "LICENSE").exists():
         pytest.skip("no checkout: the two copies of the licence were not compared")
-    assert (ROOT / "LICENSE").read_bytes() == (ROOT / "lockstep/golden/export/LICENSE").read_bytes()
+    assert (ROOT / "LICENSE").read_bytes() == (ROOT / "golden/export/LICENSE").read_bytes()
 
 
 @pytest.mark.parametrize(

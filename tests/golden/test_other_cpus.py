@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.golden.other_cpu import features
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # how BLAS, numba and glibc are told; on machines of another kind these say nothing
 CPUS = {
     "AVX2": ("AVX512 X86_V4", {"OPENBLAS_CORETYPE": "Haswell", "NUMBA_CPU_NAME": "haswell"}),

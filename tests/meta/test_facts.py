@@ -2,13 +2,11 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import lockstep
+from tests.places import LOCKSTEP, package_files
 
-SOURCE = Path(lockstep.__file__).parent
 NOT_OURS = {"suites/metadata.py": "gguf-py's own refusal of a type that it lacks"}
 WORDS = {"summary", "message"}  # of verdicts, answers and refusals
 READS = {
@@ -35,8 +33,8 @@ def is_words(node: ast.AST) -> bool:
 
 def test_no_decision_is_taken_on_our_own_words() -> None:
     found = [
-        f"{path.relative_to(SOURCE.parent)}:{line}"
-        for path in sorted(SOURCE.rglob("*.py"))
+        f"{path.relative_to(LOCKSTEP.parent)}:{line}"
+        for path in package_files()
         if "/".join(path.parts[-2:]) not in NOT_OURS
         for line in reads_words(ast.parse(path.read_text()))
     ]

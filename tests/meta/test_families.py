@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import lockstep
 from lockstep.engine.activations.base import ActivationFormat
 from lockstep.engine.architectures.base import Architecture
 from lockstep.engine.errors import Unsupported
@@ -29,8 +28,8 @@ from lockstep.harness.mutants.base import Mutant
 from lockstep.harness.sites import SITES
 from lockstep.harness.synth.any_arch import variants
 from lockstep.harness.synth.builtin import BUILTIN
+from tests.places import LOCKSTEP
 
-PACKAGES = Path(lockstep.__file__).parents[1]  # of a checkout, or where it is installed
 FAMILIES: dict[str, type[Any]] = {
     "lockstep.engine.activations": ActivationFormat,
     "lockstep.engine.quants": WeightFormat,
@@ -50,7 +49,7 @@ SHARED = ("__init__", "base", "resume")  # no members
 
 def members(package: str) -> list[str]:
     """Every file of the folder, and of a folder in it the file that is named after the family."""
-    folder = PACKAGES / package.replace(".", "/")
+    folder = LOCKSTEP.parent / package.replace(".", "/")
     names = [path.stem for path in sorted(folder.glob("*.py")) if path.stem not in SHARED]
     names += [f"{path.parent.name}.{path.stem}" for path in sorted(folder.glob("*/adapter.py"))]
     names += [f"{path.parent.name}.{path.stem}" for path in sorted(folder.glob("*/fuzzer.py"))]
@@ -77,7 +76,7 @@ def defined(package: str, module: str) -> list[type[Any]]:
 
 def is_shared(package: str, module: str) -> bool:
     """Does another file of the folder, or of those in it, import from it?"""
-    folder = PACKAGES / package.replace(".", "/")
+    folder = LOCKSTEP.parent / package.replace(".", "/")
     nodes = (
         node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
+
 LONGEST = 400
 # Whoever clones the repository has none of these. Joined here, or this file would hold them too.
 PLACES = b"|".join([b"work", b"root", b"home", b"Users", b"mnt"])
@@ -109,7 +110,7 @@ def test_the_architecture_can_be_read_in_one_sitting() -> None:
 
 def test_no_two_classes_have_one_name(files: tuple[Path, ...]) -> None:
     """Programs that run apart from us, and examples, are no rooms of this house."""
-    apart = ("lockstep/harness/foreign/programs/", "lockstep/examples/", "tests/")
+    apart = ("harness/foreign/programs/", "harness/examples/", "tests/")
     names = Counter(
         node.name
         for path in python_files(files)

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import lockstep
+from tests.places import LOCKSTEP, ROOT, package_files
 
-PACKAGES = Path(lockstep.__file__).parents[1]  # of a checkout, or where it is installed
-TESTS = Path(__file__).resolve().parents[1]
-FOLDERS = {"lockstep": PACKAGES / "lockstep", "tests": TESTS}
+FOLDERS = {"lockstep": LOCKSTEP, "tests": ROOT / "tests"}
 OURS = tuple(FOLDERS)
 IMPORTS = (ast.Import, ast.ImportFrom)
 
@@ -22,7 +20,7 @@ IMPORTS = (ast.Import, ast.ImportFrom)
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("lockstep.engine",),
     ("lockstep", "lockstep.harness"),  # the packages themselves are empty
-    ("lockstep.examples",),  # programs that nobody imports
+    ("lockstep.harness.examples",),  # programs that nobody imports
     ("lockstep.harness.redaction",),
     ("lockstep.harness.records", "lockstep.harness.sites"),
     (
@@ -79,7 +77,7 @@ def module_name(path: Path) -> str:
 
 
 def sources() -> list[Path]:
-    return sorted(path for folder in FOLDERS.values() for path in folder.rglob("*.py"))
+    return [*package_files(), *sorted((ROOT / "tests").rglob("*.py"))]
 
 
 MODULES = {module_name(path) for path in sources()}
@@ -133,10 +131,10 @@ def violations(module: str, source: str, *, package: bool = False) -> list[str]:
         if own == "lockstep.engine" and root not in ENGINE_MAY | sys.stdlib_module_names:
             found.append(f"{module} imports {root}; the engine uses {sorted(ENGINE_MAY)} only")
         if top != "tests" and root in ONLY_ADAPTERS and own != "lockstep.harness.adapters":
-            found.append(f"{module} imports {root}; only lockstep/harness/adapters does")
+            found.append(f"{module} imports {root}; only harness/adapters does")
         if top != "tests" and root in ONLY_CLI and own != "lockstep.harness.cli":
-            found.append(f"{module} imports {root}; only lockstep/harness/cli talks to a terminal")
-    if top != "tests" and own not in ("lockstep.harness.cli", "lockstep.examples"):
+            found.append(f"{module} imports {root}; only harness/cli talks to a terminal")
+    if top != "tests" and own not in ("lockstep.harness.cli", "lockstep.harness.examples"):
         found += [f"{module} prints in line {line}" for line in printing(tree)]
     return found
 
@@ -199,12 +197,12 @@ def test_circle_is_found() -> None:
 
 @pytest.mark.parametrize("row", [unit for row in LAYERS for unit in row])
 def test_every_layer_exists(row: str) -> None:
-    assert (PACKAGES / row.replace(".", "/")).is_dir() or row in MODULES
+    assert (LOCKSTEP.parent / row.replace(".", "/")).is_dir() or row in MODULES
 
 
 @pytest.mark.parametrize(("a", "b"), DISCOVERIES)
 def test_every_excuse_is_still_needed(a: str, b: str) -> None:
-    path = PACKAGES / a.replace(".", "/")
+    path = LOCKSTEP.parent / a.replace(".", "/")
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     assert f"{a} imports {b}, which is not below it" in violations(a, path.read_text())
 
@@ -249,13 +247,13 @@ def full_name(module: str) -> str:
             "for p in ('lockstep.harness.suites',): import_members(p)",
             "not below",
         ),
-        ("harness.judging.judge", "import llama_cpp", "only lockstep/harness/adapters"),
+        ("harness.judging.judge", "import llama_cpp", "only harness/adapters"),
         (
             "harness.suites.metadata",
             "from gguf import GGUFReader",
-            "only lockstep/harness/adapters",
+            "only harness/adapters",
         ),
-        ("golden.diff", "from rich.table import Table", "only lockstep/harness/cli"),
+        ("golden.diff", "from rich.table import Table", "only harness/cli"),
         ("harness.check.check", "def f():\n    print('x')", "prints in line 2"),
         ("harness.check.check", "import sys\nsys.stdout.write('x')", "prints in line 2"),
         ("engine.weights", "import sys\nw = sys.stderr", "prints in line 2"),

@@ -1,14 +1,12 @@
 """Functions are named by what they do: a bare participle (`said`, `checked`) names nothing."""
 
 import ast
-from pathlib import Path
 
-import lockstep
+from tests.places import LOCKSTEP, package_files
 
-ROOT = Path(lockstep.__file__).parent
 # hooks of wrong engines are named by what they put in another's place, as keywords of rows
-HOOKS = ROOT / "harness" / "mutants"
-SOURCES = [each for each in sorted(ROOT.rglob("*.py")) if HOOKS not in each.parents]
+HOOKS = LOCKSTEP / "harness" / "mutants"
+SOURCES = [each for each in package_files() if HOOKS not in each.parents]
 # verbs and nouns that end like a participle
 OTHERS = {"embed", "need", "seed", "feed", "speed"}
 IRREGULAR = {

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-TOP = ("lockstep",)
+from tests.places import LOCKSTEP, ROOT, package_files
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def settings() -> dict[str, Any]:
 def packaged(patterns: dict[str, list[str]]) -> set[Path]:
     found = set()
     for package, names in patterns.items():
-        folder = ROOT / package.replace(".", "/")
+        folder = LOCKSTEP.parent / package.replace(".", "/")
         for name in names:
             matching = {path for path in folder.glob(name) if path.is_file()}
             assert matching, f"{package} has no {name}"
@@ -34,7 +33,7 @@ def test_every_file_of_a_package_that_is_no_source_is_in_the_wheel(
     settings: dict[str, Any],
 ) -> None:
     data = packaged(settings["setuptools"]["package-data"])
-    there = {path for top in TOP for path in (ROOT / top).rglob("*") if path.is_file()}
+    there = set(package_files("*"))
     compiled = {path for path in there if "__pycache__" in path.parts}
     sources = {path for path in there if path.suffix == ".py"}
     assert there - compiled - sources - data == set()

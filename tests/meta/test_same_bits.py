@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import lockstep
+from tests.places import LOCKSTEP
 
-ROOT = Path(lockstep.__file__).resolve().parent  # of a checkout or of a wheel
 BLAS = ("dot", "vdot", "inner", "outer", "matmul", "einsum", "tensordot", "linalg", "vecdot")
 FUNCTIONS = (
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "logaddexp", "power", "float_power"),
@@ -30,7 +29,7 @@ EXCEPTIONS = {
 
 
 def files() -> list[Path]:
-    found = [p for place in PLACES for p in [ROOT / place, *(ROOT / place).rglob("*.py")]]
+    found = [p for place in PLACES for p in [LOCKSTEP / place, *(LOCKSTEP / place).rglob("*.py")]]
     return [path for path in found if path.suffix == ".py"]
 
 
@@ -55,7 +54,7 @@ def is_constant(node: ast.AST) -> bool:
 def test_no_truth_is_summed_by_blas_or_computed_by_the_c_library() -> None:
     assert len(files()) > 30
     found = {
-        f"{path.relative_to(ROOT).as_posix()}: {what}"
+        f"{path.relative_to(LOCKSTEP).as_posix()}: {what}"
         for path in files()
         for what in offences(ast.parse(path.read_text()))
     }

@@ -19,7 +19,7 @@ from tests.all_types import same
 
 import_members("lockstep.engine.quants")
 FOLDER = Path(codebooks.__file__).parent
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_codebooks.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_codebooks.py"
 IQ = [WeightFormat.member(name) for name in sorted(WeightFormat.family) if name.startswith("IQ")]
 
 
@@ -103,7 +103,7 @@ def library() -> Any:
 @pytest.fixture
 def script(library: Any) -> Any:
     if not SCRIPT.is_file():
-        pytest.skip("no checkout: scripts/make_codebooks.py was not run")
+        pytest.skip("no checkout: tests/scripts/make_codebooks.py was not run")
     spec = importlib.util.spec_from_file_location("make_codebooks", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

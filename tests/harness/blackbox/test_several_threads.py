@@ -12,8 +12,9 @@ from lockstep.harness.runs.run import bisect_one
 from tests.black_boxes import with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin, written
+from tests.places import EXAMPLES
 
-EXAMPLE = Path(__file__).parents[3] / "lockstep" / "examples" / "engine.py"
+EXAMPLE = EXAMPLES / "engine.py"
 START = 'if question["ask"] == "start":\n        can'
 
 

@@ -1,25 +1,23 @@
 """The tables of README.md and reports/TRUST.md say what was found of the engines that there are."""
 
-from pathlib import Path
-
 import pytest
 
 from lockstep.harness.catalogue.rates import BEGIN, END, PAGES, read, with_tables, write_rates
 from lockstep.harness.catalogue.run import honest_engines, wrong_engines
 from lockstep.harness.catalogue.trial import Trial
+from tests.places import ROOT
 
-HOME = Path(__file__).parents[3]
-AGAIN = "run what is at the head of scripts/make_rates.py"
+AGAIN = "run what is at the head of tests/scripts/make_rates.py"
 
 
 @pytest.fixture(scope="module")
 def found() -> list[Trial]:
-    return read((HOME / "tests" / "catalogue_rates.json").read_text(encoding="utf-8"))
+    return read((ROOT / "tests" / "catalogue_rates.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_tables_are_those_of_the_rates(page: str, found: list[Trial]) -> None:
-    text = (HOME / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     assert text == with_tables(page, text, found), AGAIN
     assert text.split(BEGIN)[1].split(END)[0].count("|") > 20
 
@@ -31,7 +29,7 @@ def test_every_engine_has_been_run(found: list[Trial]) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_rate_that_is_changed_by_hand_is_seen(page: str, found: list[Trial]) -> None:
-    text = (HOME / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     found = read(write_rates(found))
     wrong = [trial for trial in found if not trial.honest]
     wrong[0].views["tensors"].__dict__["caught"] = not wrong[0].views["tensors"].caught

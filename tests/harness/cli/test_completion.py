@@ -10,8 +10,8 @@ import pytest
 
 from lockstep.harness.cli.formats import COMPLETIONS
 from lockstep.harness.report.formats import FORMATS
+from tests.places import PYTHONPATH
 
-ROOT = Path(__file__).resolve().parents[3]
 MAIN = "import sys; sys.argv[0] = 'lockstep'; from lockstep.harness.cli import main; main()"
 
 
@@ -21,7 +21,7 @@ def lockstep(folder: Path) -> dict[str, str]:
     program.write_text(f"#!{sys.executable}\n{MAIN}\n")
     program.chmod(0o755)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PATH": path, "PYTHONPATH": PYTHONPATH}
 
 
 @pytest.mark.parametrize(

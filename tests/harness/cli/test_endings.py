@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.places import PYTHONPATH
+
 LOCKSTEP = [sys.executable, "-m", "lockstep.harness.cli"]
 PATIENCE = 120.0  # seconds: for a machine that does much else
 
@@ -20,7 +21,7 @@ def ended_by(number: int, args: Sequence[str], folder: Path, pattern: str) -> tu
     """Sends the signal once a temporary file of that pattern is there; exit code and words."""
     temporary = folder / "tmp"
     temporary.mkdir()
-    variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": PYTHONPATH}
     process = subprocess.Popen(
         [*LOCKSTEP, *args], cwd=folder, env=variables, stderr=subprocess.PIPE, text=True
     )
@@ -65,7 +66,7 @@ lockstep.harness.cli.main()
 def test_who_is_asked_to_end_in_the_middle_of_an_import_ends_with_that_code(tmp_path: Path) -> None:
     """Dataclasses are made by exec(), and Python once ended by SIGINT after an interrupt in it."""
     (tmp_path / "asked.py").write_text(ASKED_WHILE_A_CLASS_IS_MADE)
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join((PYTHONPATH, str(tmp_path)))}
     command = [sys.executable, "-m", "asked"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "lockstep: interrupted\n")
@@ -84,7 +85,7 @@ def test_a_folder_that_has_been_deleted_is_no_divergence(tmp_path: Path) -> None
     folder = tmp_path / "gone"
     folder.mkdir()
     command = [sys.executable, "-c", GONE, "check", "builtin:f32", "--report", str(tmp_path)]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, check=False
     )
@@ -106,7 +107,7 @@ lockstep.harness.cli.main()
 
 
 def test_where_no_template_can_be_started_workers_start_by_themselves(tmp_path: Path) -> None:
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "PYTHONPATH": PYTHONPATH}
     command = [sys.executable, "-c", NO_TEMPLATE, "check", "builtin:f32", "--suite", "dequant"]
     done = subprocess.run(
         command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
@@ -120,7 +121,7 @@ def test_command_that_may_open_few_files_leaves_nothing_behind(most: int, tmp_pa
     """A temporary folder is removed with more open files than were left."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": PYTHONPATH}
     command = shlex.join([*LOCKSTEP, "check", "builtin:f32", "--suite", "metadata"])
     done = subprocess.run(
         ["bash", "-c", f"ulimit -n {most}; {command}"],

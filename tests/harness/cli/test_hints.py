@@ -28,9 +28,10 @@ from lockstep.harness.records import (
 )
 from lockstep.harness.runs.run import RunResult
 from tests.models import builtin, written
+from tests.places import EXAMPLES
 from tests.split_files import write_parts
 
-EXAMPLE = Path(__file__).parents[3] / "lockstep" / "examples" / "engine.py"
+EXAMPLE = EXAMPLES / "engine.py"
 SHOWN = '"logits", "trace", "replace"'
 LAYER, MISTAKE = "the layer, and the part of it: ", "which mistake it is, if it is a known one: "
 PLACE = "the place, and the proof: "

@@ -1,23 +1,22 @@
 """What README.md and the other pages name is there: commands, their options, and files."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
 from lockstep.harness.cli import app
+from tests.places import ROOT
 
-HOME = Path(__file__).parents[3]
 PAGES = (
     *(
         "README.md",
-        "lockstep/examples/README.md",
-        "lockstep/harness/cli/README.md",
-        "lockstep/harness/acid/README.md",
+        "harness/examples/README.md",
+        "harness/cli/README.md",
+        "harness/acid/README.md",
     ),
-    *("reports/README.md", "reports/TRUST.md", "reports/CAMPAIGNS.md", "lockstep/golden/README.md"),
+    *("reports/README.md", "reports/TRUST.md", "reports/CAMPAIGNS.md", "golden/README.md"),
     *("ARCHITECTURE.md", "CONTRIBUTING.md"),
 )
 COMMAND = re.compile(r"(?<![\w./-])lockstep ([a-z][a-z-]*(?: [a-z][a-z-]*)?)([^`\n|#]*)")
@@ -59,7 +58,7 @@ def problems(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_and_options_of_a_page_are_there(page: str) -> None:
-    assert problems((HOME / page).read_text(encoding="utf-8")) == []
+    assert problems((ROOT / page).read_text(encoding="utf-8")) == []
 
 
 def test_a_command_or_an_option_that_is_not_there_is_noticed() -> None:
@@ -70,10 +69,10 @@ def test_a_command_or_an_option_that_is_not_there_is_noticed() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_a_page_links_to_are_there(page: str) -> None:
-    text = (HOME / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in link]
-    assert [link for link in links if not (HOME / page).parent.joinpath(link).exists()] == []
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
 
 
 def test_readme_is_soon_read() -> None:
-    assert len((HOME / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.places import PYTHONPATH
+
 CHECK = "check builtin:f32 --oracle reference --suite metadata --engine fast"
 BROKEN = """
 import lockstep.harness.cli
@@ -31,7 +32,7 @@ main()
 def run_in_shell(command: str, folder: Path, *, code: str = "") -> tuple[int, str]:
     """The exit code, and what is printed on standard error."""
     start = f"{sys.executable} -c '{code}'" if code else f"{sys.executable} -m lockstep"
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "LOCKSTEP_TRACEBACK": "1"}
+    variables = {**os.environ, "PYTHONPATH": PYTHONPATH, "LOCKSTEP_TRACEBACK": "1"}
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {start} {command}"],
         cwd=folder,

@@ -32,8 +32,8 @@ from lockstep.harness.records import (
     TimedOut,
     Unanswerable,
 )
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 MODULES = ("tests.fake_engines",)
 PATIENT = Runner(time_limit=60, memory_limit=1 << 30, modules=MODULES)
 HASTY = Runner(time_limit=0.5, modules=MODULES)

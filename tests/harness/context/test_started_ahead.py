@@ -15,8 +15,9 @@ from lockstep.harness.processes.spare import SPARE
 from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import EXACT, Answered, Unanswerable
 from tests.models import builtin
+from tests.places import EXAMPLES
 
-EXAMPLE = Path(__file__).parents[3] / "lockstep" / "examples" / "engine.py"
+EXAMPLE = EXAMPLES / "engine.py"
 ENGINE = """
 import os
 from pathlib import Path

@@ -18,9 +18,9 @@ from lockstep.harness.fuzzers.resume import resume_campaign
 from lockstep.harness.parallel.works import Processes
 from lockstep.harness.records import Verdict
 from lockstep.harness.report.jsonl import read_report, read_unfinished
+from tests.places import ROOT
 
 WORK_PROCESS = b"lockstep.harness.parallel.work_process"
-ROOT = Path(__file__).resolve().parents[3]
 PLAN = FuzzPlan(targets=("odd", "even"), cases=10, seed=4, oracle="reference")
 
 

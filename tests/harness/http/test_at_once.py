@@ -14,6 +14,7 @@ from lockstep.harness.records import EXACT, Answered, TimedOut, Verdict
 from lockstep.harness.suites.parts.at_once import AT_ONCE
 from tests.fake_server import Busy, serving
 from tests.harness.check.test_check import plan_for, verdicts_of
+from tests.places import PYTHONPATH
 
 SERVED = """
 import os, sys, time
@@ -25,7 +26,6 @@ changes = {"dies": lambda said: os._exit(3), "mixes": with_more, "honest": lambd
 with serving(Path(model), Together(changes[how]), port=int(port)):
     time.sleep(600)
 """
-ROOT = Path(__file__).parents[3]
 
 
 def at_once(model: Path, engine: str) -> list[Verdict]:
@@ -203,7 +203,7 @@ def test_a_program_is_asked_for_one_thing_at_a_time(model: Path) -> None:
 def test_a_server_that_is_started_for_the_model_is_asked_as_well(
     how: str, status: str, words: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     (tmp_path / "server.py").write_text(SERVED)
     engine = f"serve:{sys.executable} {tmp_path / 'server.py'} {{model}} {{port}} {how}"
     last = verdicts_of(plan_for(model, engine=engine, suites=("text",), n_steps=6))[-1]

@@ -23,6 +23,7 @@ from lockstep.harness.processes.engine_process import has_ended
 from lockstep.harness.records import EXACT, Answered, Crashed, TimedOut
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin
+from tests.places import PYTHONPATH
 
 SERVER = """
 import sys, time
@@ -37,7 +38,6 @@ if how == "sleeps":
 with serving(Path(model), port=int(port)):
     time.sleep(600)
 """
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
 
 
 def engine(folder: Path, how: str = "") -> str:

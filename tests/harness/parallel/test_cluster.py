@@ -35,8 +35,8 @@ from tests.parallel_works import (
     check_death,
     check_executor,
 )
+from tests.places import PYTHONPATH, ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 WORKER = ("--no-nanny", "--nthreads", "1", "--memory-limit", "0", "--no-dashboard")
 
@@ -64,7 +64,7 @@ class Nodes:
 
 
 def node(folder: Path, *words: str) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, **ALONE, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **ALONE, "PYTHONPATH": PYTHONPATH}
     with (folder / f"{words[0]}.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "dask", *words],

@@ -20,6 +20,7 @@ from lockstep.harness.processes.spare import SPARE
 from lockstep.harness.records import EXACT
 from tests.harness.http.test_served import runs
 from tests.models import builtin
+from tests.places import EXAMPLES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -172,7 +173,7 @@ sys.argv = [{example!r}]
 start_all()
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-EXAMPLE = Path(__file__).parents[3] / "lockstep" / "examples" / "engine.py"
+EXAMPLE = EXAMPLES / "engine.py"
 
 
 def open_twice(adapter: str, model: Path, *, close: bool, say: Say) -> None:

@@ -10,8 +10,9 @@ from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import EXACT, Answered, Malformed, Outcome
 from tests.command_line import in_a_process
 from tests.models import builtin
+from tests.places import EXAMPLES
 
-EXAMPLE = Path(__file__).parents[3] / "lockstep" / "examples" / "engine.py"
+EXAMPLE = EXAMPLES / "engine.py"
 PRINTS = """
 import runpy, sys
 sys.stdout.write({banner!r})

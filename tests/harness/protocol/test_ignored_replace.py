@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-import lockstep
 from lockstep.harness.records import Verdict
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin
+from tests.places import EXAMPLES
 from tests.plans import verdicts_of
 
-EXAMPLE = Path(lockstep.__file__).parent / "examples" / "engine.py"
+EXAMPLE = EXAMPLES / "engine.py"
 HEEDS = "return given.get(node, value)"
 WRONG = 'x = show(f"ffn_inp-{i}", h + x)'
 

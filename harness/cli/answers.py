@@ -21,7 +21,7 @@ def ops(
     quiet: QuietOpt = False,
 ) -> None:
     """Judge the results that an engine wrote into files: tensors CASE/OUTPUT, as
-    lockstep/golden/README.md describes. An engine need not have every operation: those without a
+    golden/README.md describes. An engine need not have every operation: those without a
     file are named, as are files that answer none. Of an operation that it has, every case: else the
     exit code is 3. It is 1 if anything is wrong, and 3 if nothing was answered. Example:
 

@@ -1,7 +1,7 @@
 """Write the code books of the IQ formats into engine/quants/codebooks, by asking llama.cpp.
 
-    python scripts/make_codebooks.py          # writes the files and SHA256SUMS
-    python scripts/make_codebooks.py --check  # writes nothing, fails if they would differ
+    python tests/scripts/make_codebooks.py          # writes the files and SHA256SUMS
+    python tests/scripts/make_codebooks.py --check  # writes nothing, fails if they would differ
 
 No table is copied from anywhere. Each entry of a code book is seen by decoding a block that names
 this entry, has scale 1, no sign bit set and nothing else, with the library's own `to_float`. The
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lockstep.harness.adapters.llama_cpp.lib import library
 
-HERE = Path(__file__).resolve().parents[1] / "engine" / "quants" / "codebooks"
+HERE = Path(__file__).resolve().parents[2] / "engine" / "quants" / "codebooks"
 Floats = NDArray[np.float32]
 
 IDS = {

@@ -3,7 +3,7 @@
 
 lockstep selftest --catalogue --json found.jsonl -j 2
 lockstep selftest --honest 100 --json honest.jsonl -j 2
-python scripts/make_rates.py found.jsonl honest.jsonl
+python tests/scripts/make_rates.py found.jsonl honest.jsonl
 
 What is in none of these files keeps its rows. Where there is none of an engine it writes
 nothing: shares of some say nothing of all.
@@ -17,7 +17,7 @@ from lockstep.harness.catalogue.run import honest_engines, wrong_engines
 from lockstep.harness.catalogue.trial import trial_of
 from lockstep.harness.parallel.row_files import read_rows
 
-HOME = Path(__file__).parent.parent
+HOME = Path(__file__).parents[2]
 RATES = HOME / "tests" / "catalogue_rates.json"
 
 

@@ -47,5 +47,10 @@ def protocol(
         raise typer.BadParameter("take --example or --guide, not both")
     path = files("lockstep") / "harness" / "protocol" / "PROTOCOL.md"
     if example or guide:
-        path = files("lockstep") / "examples" / (FILES[example] if example else "README.md")
+        path = (
+            files("lockstep")
+            / "harness"
+            / "examples"
+            / (FILES[example] if example else "README.md")
+        )
     typer.echo(path.read_text(encoding="utf-8"), nl=False)

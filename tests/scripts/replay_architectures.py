@@ -1,7 +1,7 @@
 """Replay a small model of every architecture, and hold its outputs against llama.cpp's.
 
-    python scripts/replay_architectures.py                  # all variants, preset exact
-    python scripts/replay_architectures.py -p default t5 bert
+    python tests/scripts/replay_architectures.py                  # all variants, preset exact
+    python tests/scripts/replay_architectures.py -p default t5 bert
 
 Each model is recorded once and run five times: honestly, in float64, and three times with random
 errors, which gives its noise floor. Two honest runs may be two floors apart. The exit code is 1 if

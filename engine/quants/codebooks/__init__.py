@@ -1,8 +1,9 @@
 """The code books of the IQ formats: tables of short vectors that the bytes of a block point into.
 
-They are facts, measured by scripts/make_codebooks.py from llama.cpp (llama-cpp-python 0.3.36) and
-stored here as `<name>.hex`: an entry per line, two hexadecimal digits per value, lowest index
-first. `sha256sum -c SHA256SUMS` in this folder tells whether they are as that script left them.
+They are facts, measured by tests/scripts/make_codebooks.py from llama.cpp (llama-cpp-python
+0.3.36) and stored here as `<name>.hex`: an entry per line, two hexadecimal digits per value,
+lowest index first. `sha256sum -c SHA256SUMS` in this folder tells whether they are as that script
+left them.
 
     iq1      2048 x 8  -1, 0 or 1; a weight is d * (value + 1/8) or d * (value - 1/8)
     iq2_xxs   256 x 8  8, 25 or 43: magnitudes in eighths of d, signs are stored apart

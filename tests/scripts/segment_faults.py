@@ -1,6 +1,6 @@
 """Measures what judging by segments finds: engines that are wrong in one op, and honest ones.
 
-    python scripts/segment_faults.py --faults 100 --honest 100
+    python tests/scripts/segment_faults.py --faults 100 --honest 100
 
 Each is a replay of llama.cpp's graph of a tiny model, of which only tensors are shown: every op,
 the layers' outputs, or the logits. A wrong one has one op of one layer wrong; an honest one makes

@@ -1,0 +1,18 @@
+"""Where the files lie: folders of a checkout are linked, those of an installed package are real."""
+
+import os
+from pathlib import Path
+
+import lockstep
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCKSTEP = Path(lockstep.__file__).parent
+EXAMPLES = LOCKSTEP / "harness" / "examples"
+PYTHONPATH = os.pathsep.join([str(LOCKSTEP.parent), str(ROOT)])
+FOLDERS = ("engine", "harness", "golden")
+
+
+def package_files(pattern: str = "*.py") -> list[Path]:
+    """Return the files of `lockstep`: pathlib goes into no linked folder by itself."""
+    below = (path for folder in FOLDERS for path in (LOCKSTEP / folder).rglob(pattern))
+    return sorted(path for path in [*LOCKSTEP.glob(pattern), *below] if path.is_file())
