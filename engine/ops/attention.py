@@ -5,6 +5,7 @@ Shapes are those of the published graph: heads of queries share heads of keys in
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,8 @@ def attend(
     rescaled = times * (EXP_ULP * ULP + 2 * U)
     powers, sums = weights(s, build, sinks, cells if tile == 1 else times + TREE, rescaled)
     if isinstance(powers, Near):
+        if build.factors is not None:  # rounded before the largest score is known: nobody sees how
+            powers = replace(powers, r=powers.r + build.factors.loss * powers.v)
         r = build.multiply(np.asarray(powers.r), np.abs(v))
         size = build.multiply(powers.v, np.abs(v))
         terms: Number = Near(build.multiply(powers.v, v), r + cells * U * size)

@@ -11,6 +11,43 @@ from lockstep.engine.ops.near import F64, Number, exact
 from lockstep.engine.ops.sums import in_order
 
 Multiply = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]  # of matrices, or stacks of them
+Convert = Callable[[NDArray[np.float32]], F64]
+Tip = Callable[[NDArray[Any], F64], F64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factors:
+    """What an engine rounds the factors of its products to; None: they stay as they are.
+
+    rows: of a table, such as embeddings; weights, inputs: of products with weights; queries, keys,
+    chances, values: of attention, whose chances are what the softmax gives. loss: by this share of
+    itself a chance may be off: of who rounds it before its row is divided by the sum, by a largest
+    score that nobody sees.
+    """
+
+    rows: Convert | None = None
+    weights: Convert | None = None
+    inputs: Convert | None = None
+    queries: Convert | None = None
+    keys: Convert | None = None
+    chances: Convert | None = None
+    values: Convert | None = None
+    loss: float = 0.0
+
+    def rounds(self, factor: str) -> bool:
+        return getattr(self, factor) is not None
+
+    def loss_of(self, factor: str) -> float:
+        """Return by which share such a factor may be off, beside what it is rounded to."""
+        return self.loss if factor == "chances" and self.chances is None else 0.0
+
+    def round(self, factor: str, x: NDArray[Any], tip: Tip | None = None) -> NDArray[Any]:
+        """x: of any shape -> the same in float64, if such factors are rounded."""
+        to: Convert | None = getattr(self, factor)
+        if to is None:
+            return x
+        found = to(np.asarray(x, np.float32))
+        return found if tip is None or not x.size else tip(x, found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +69,7 @@ class Build:
     half of their time, and for nothing where the bound is not looked at or known.
     activations: what those that meet weights quantised in blocks are converted to if plain, by an
     engine that has a format of its own for them; None: they stay as they are.
+    factors: if plain, what the factors of all products are rounded to; None: they are not.
     offsets_apart: if plain, whether quantised weights' codes are multiplied as they are, and their
     offsets and minima by sums of activations: d * (sum of q * x - 8 * sum of x), as in Metal.
     tip: what becomes of a product's activations and of what they were converted to; ties: so many
@@ -46,9 +84,10 @@ class Build:
     zeros: bool = False
     bounds: bool = True
     sizes: bool = True
-    activations: "Callable[[NDArray[np.float32]], F64] | None" = None
+    activations: Convert | None = None
+    factors: Factors | None = None
     offsets_apart: bool = False
-    tip: "Callable[[NDArray[Any], F64], F64] | None" = None
+    tip: Tip | None = None
     ties: "Callable[[int], NDArray[Any]] | None" = None
 
     def number(self, x: NDArray[Any]) -> Number:

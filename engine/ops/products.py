@@ -155,7 +155,8 @@ def convert_activations(x: F32 | F64, weight: Weight, build: Build) -> Converted
     """Activations as the weight's `vec_dot_type` wants them, and their sums if it carries those."""
     kind = weight.format
     if build.plain and build.activations is not None and is_in_blocks(kind):
-        return Converted(build.activations(np.asarray(x, np.float32)))
+        converted = build.activations(np.asarray(x, np.float32))
+        return Converted(converted if build.tip is None else build.tip(x, converted))
     if build.plain:
         return Converted(x.astype(np.float64))
     if is_for_amx(weight, build):

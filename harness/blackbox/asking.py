@@ -48,6 +48,7 @@ from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.graph.program import Graph
+from lockstep.harness.judging.factor_designs import FactorDesign
 from lockstep.harness.records import (
     ENGINE,
     REFUSED,
@@ -111,6 +112,7 @@ class SliceAsker:
     folder: Path
     progress: Callable[[str], None]
     opening: Callable[[Plan, Callable[[str], None]], Opened] = open_plan
+    rounding: list[FactorDesign] = field(default_factory=list)  # see Context: of all models alike
     # of the oracle's file, and of the subject's if it is another: reading a vocabulary takes long
     few: dict[bool, FewTokens | None] = field(default_factory=dict)
     whole_vocabulary: bool = False  # of slices of one layer as well
@@ -174,7 +176,9 @@ class SliceAsker:
         return self.answer_to(self.plan_for_made(make), given)
 
     def open(self, plan: Plan) -> Opened:
-        return self.opening(plan, self.progress)
+        opened = self.opening(plan, self.progress)
+        opened.context.rounding = self.rounding
+        return opened
 
     def answer_to(self, plan: Plan, given: Sequence[Batch] = ()) -> SliceAnswer:
         """An engine that cannot be started says no more than one that does not answer."""

@@ -25,7 +25,6 @@ from lockstep.harness.blackbox.offers import why_not_asked
 from lockstep.harness.blackbox.probes import bisect_on_made, on_made_models
 from lockstep.harness.blackbox.slices import first_layers, n_layers, number
 from lockstep.harness.check.check import BadInput, Opened, Plan
-from lockstep.harness.context.further_runs import is_small
 from lockstep.harness.context.repeats import unsteady
 from lockstep.harness.context.runs import Run
 from lockstep.harness.context.suite import Context, NoAnswer
@@ -61,11 +60,9 @@ def long_texts(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def check_long_prompt(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Of a small model, which is checked in two or three seconds, it takes one more: of an engine
-    that is no process of its own, as ours are, it is asked by name alone. The first model of many
-    engines is a small one, and has positions that no other run reaches."""
-    quick = is_small(context.file) and context.subject.pid is None
-    if tokens_of(context) > LEAST and (context.named or not quick):
+    """Ask for positions that no other run reaches, also of small models, which are the first ones
+    of many engines."""
+    if tokens_of(context) > LEAST:
         yield from on_made_models(plan, context, SUITE, partial(ask_long_prompt, context))
 
 

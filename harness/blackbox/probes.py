@@ -36,10 +36,12 @@ WHOLE_TABLES = 1 << 25  # in all tables of one that can be, and is not where ids
 
 
 @contextmanager
-def asking_about(plan: Plan, progress: Callable[[str], None]) -> Iterator[SliceAsker]:
+def asking_about(plan: Plan, context: Context) -> Iterator[SliceAsker]:
     """Models made of the plan's lie in a folder that is gone behind this."""
     with TemporaryDirectory(prefix="lockstep-") as folder:
-        asker = SliceAsker(plan=plan, folder=Path(folder), progress=progress)
+        asker = SliceAsker(
+            plan=plan, folder=Path(folder), progress=context.progress, rounding=context.rounding
+        )
         with closing(asker):
             yield asker
 
@@ -49,7 +51,7 @@ def bisect_on_made(
 ) -> Bisection | None:
     """Return what is found along models made of the user's; None: there, neither, or that no such
     model can be made or is taken."""
-    with suppress(BadInput, NoAnswer, EngineError), asking_about(plan, context.progress) as asker:
+    with suppress(BadInput, NoAnswer, EngineError), asking_about(plan, context) as asker:
         return work(asker)
     return None
 
@@ -59,7 +61,7 @@ def on_made_models(
 ) -> Iterator[Verdict]:
     """The work's verdicts; where models cannot be made, or not asked about, it is said."""
     inner = replace(plan, suites=(), by_name=False)
-    with asking_about(inner, context.progress) as asker:
+    with asking_about(inner, context) as asker:
         try:
             yield from work(asker)
         except NotSteady as error:

@@ -89,7 +89,7 @@ def compare_way(
     bound = whole_run(context.noise.relative, largest(before))
     if mismatch_between(before, after, bound.allowed) is None:
         return way.words
-    noise = context.noise_on(context.batches)
+    noise = context.noise_of_subject(context.batches)
     bound = whole_run(noise, largest(before))
     off = mismatch_between(before, after, bound.allowed)
     allowed = float(bound.allowed)

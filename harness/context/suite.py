@@ -22,6 +22,7 @@ from lockstep.harness.asking.session import in_words
 from lockstep.harness.asking.waits import option_for_less
 from lockstep.harness.context.beside import asked_beside
 from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.judging.factor_designs import FactorDesign
 from lockstep.harness.judging.noise import MORE_RUNS, RUNS, NoiseFloor
 from lockstep.harness.processes.engine_process import Closable
 from lockstep.harness.records import (
@@ -82,6 +83,11 @@ class HonestRuns(Protocol):
         """As engines of other designs compute, one by one: with another format for activations, or
         for keys and values. only: the designs with these numbers, in this order."""
 
+    def rounded_run(
+        self, batches: Sequence[Batch], design: FactorDesign, *, seed: int, runs: int
+    ) -> NoiseFloor:
+        """Return the run of an engine that rounds factors so, and the noise of so many runs."""
+
     def without(self, batches: Sequence[Batch], tensors: Sequence[str]) -> F32 | None:
         """(outputs, vocabulary), where the products with matrices of layers with these names,
         such as `attn_output`, are zero; None where there is none."""
@@ -123,6 +129,8 @@ class Context:
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
     # what engines read in their files, asked once: a large vocabulary takes each of them seconds
     read: dict[Session, FileSummary] = field(default_factory=dict)
+    # the designs that came to all of the subject's logits so far, where float32 does not
+    rounding: list[FactorDesign] = field(default_factory=list)
     # what is not waited for yet, by suite
     begun: dict[str, Closable] = field(default_factory=dict)
 
@@ -180,6 +188,16 @@ class Context:
             self.noise_measured = (batches, max(more.relative, self.noise.relative))
         return self.noise_measured[1]
 
+    def noise_of_subject(self, batches: Sequence[Batch]) -> float:
+        """The same of the subject's design, if one is known that is noisier."""
+        noise = self.noise_on(batches)
+        if not self.rounding:
+            return noise
+        of_design = self.honest.rounded_run(
+            batches, self.rounding[0], seed=self.seed, runs=MORE_RUNS
+        )
+        return max(noise, of_design.relative)
+
     def honest_runs(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """Logits of the oracle's file by our ops, (outputs, vocabulary) each: with llama.cpp's
         conversions of activations, and in float64 without any."""
@@ -200,6 +218,7 @@ class Context:
     def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
         """The same with another subject: all that is known so far is of the oracle."""
         other = copy(self)
+        other.rounding = []
         other.subject, other.subject_model, other.subject_info = subject, path, info
         return other
 

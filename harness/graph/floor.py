@@ -21,6 +21,7 @@ from lockstep.harness.judging.compare import largest, worst_distance
 from lockstep.harness.processes.ahead import in_shares
 
 RUNS = 3
+HONEST = Honest(sizes=False)
 AT_ONCE = 4  # forks of a large model's runs: each holds what it computes
 
 
@@ -31,11 +32,17 @@ class ReplayFloor:
 
 
 def replay_floor(
-    program: Program, file: GgufFile, build: Build, *, seed: int, runs: int = RUNS
+    program: Program,
+    file: GgufFile,
+    build: Build,
+    *,
+    seed: int,
+    runs: int = RUNS,
+    way: Honest = HONEST,
 ) -> ReplayFloor:
     """Runs the program once without errors and `runs` times with. Raises Unsupported if a node
     cannot be computed."""
-    honest = whole(replay(program, file, build, Honest(sizes=False)))
+    honest = whole(replay(program, file, build, way))
 
     def worst_of(seeds: Iterable[int]) -> NDArray[Any]:
         runs = (whole(replay(program, file, build, Noisy(seed=s))) for s in seeds)

@@ -21,6 +21,7 @@ from lockstep.harness.graph.replay import replay
 from lockstep.harness.graph.ways import Honest, Noisy, RoundedToHalves, Wide
 from lockstep.harness.graph.wiring import weights_of
 from lockstep.harness.judging.conversions import builds, in_bf16, in_halves, is_quantised
+from lockstep.harness.judging.factor_designs import FactorDesign
 from lockstep.harness.judging.noise import NoiseFloor
 from lockstep.harness.judging.other_builds import other_builds
 from lockstep.harness.processes.ahead import Ahead, in_shares, may_fork
@@ -43,6 +44,7 @@ class AlongLlamaCpp:
     # llama.cpp on the same file with keys and values in F32: of a subject that may keep them so
     in_full: Session | None = None
     begun: dict[bytes, Ahead] = field(default_factory=dict)  # floors that forks compute
+    rounded: tuple[bytes, Program] | None = None  # that runs with rounded factors were last of
 
     def recording(self, batches: Sequence[Batch]) -> Program:
         found = record(self.llama_cpp, batches, embeddings=self.embeddings)
@@ -142,6 +144,17 @@ class AlongLlamaCpp:
         way = RoundedToHalves(keep={"F16": in_halves, "BF16": in_bf16}[kind], sizes=False)
         found = whole(replay(self.program(batches), self.file, self.build, way))
         return np.concatenate(found).astype(np.float32)
+
+    def rounded_run(
+        self, batches: Sequence[Batch], design: FactorDesign, *, seed: int, runs: int
+    ) -> NoiseFloor:
+        key = digest(batches, 0, 0)
+        if self.rounded is None or self.rounded[0] != key:
+            self.rounded = key, self.program(batches)
+        program, build = self.rounded[1], design.build(self.build)
+        way = Wide(sizes=False)
+        found = replay_floor(program, self.file, build, seed=seed, runs=runs, way=way)
+        return NoiseFloor(logits=found.outputs, relative=found.relative)
 
     def without(self, batches: Sequence[Batch], tensors: Sequence[str]) -> F32 | None:
         program = self.program(batches)

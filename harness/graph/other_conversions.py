@@ -6,6 +6,7 @@ Such an engine computes so with most weights, or it is the reason of all that is
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
 from lockstep.harness.graph.held_segment import HeldSegment
 from lockstep.harness.graph.program import Place
@@ -13,7 +14,8 @@ from lockstep.harness.graph.row_noise import Noises
 from lockstep.harness.graph.segment import Found, Segment, is_wrong
 from lockstep.harness.graph.watched import Seen
 from lockstep.harness.graph.ways import Honest, Wide
-from lockstep.harness.judging.conversions import families_of_builds
+from lockstep.harness.graph.wiring import Wire
+from lockstep.harness.judging.conversions import families_of_builds, is_type_in_blocks
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.judging.other_builds import other_builds
 from lockstep.harness.records import Site
@@ -25,6 +27,8 @@ class JudgeOfSegments(Protocol):
     """What of a SegmentJudge is used here."""
 
     build: Build
+    wires: Mapping[Place, Wire]
+    file: GgufFile
 
     @property
     def op_of(self) -> Mapping[Site, str]: ...
@@ -37,7 +41,8 @@ class JudgeOfSegments(Protocol):
 
     def finding_for(self, held: HeldSegment) -> SiteFinding: ...
 
-    def quantised_weights(self, segments: Iterable[Segment]) -> set[str]: ...
+    @property
+    def place_of(self) -> Mapping[Site, Place]: ...
 
 
 def of_other_builds(
@@ -57,10 +62,10 @@ def converted_otherwise(
     """What agrees with the format that most agrees with, if that is enough."""
     wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
     left = [
-        segment for segment in wrong if judge.quantised_weights([segment])
+        segment for segment in wrong if quantised_weights(judge, [segment])
     ]  # no other one changes
-    every = judge.quantised_weights(segment for segment, _ in found)
-    most = 2 * len(judge.quantised_weights(left)) > len(every)
+    every = quantised_weights(judge, (segment for segment, _ in found))
+    most = 2 * len(quantised_weights(judge, left)) > len(every)
     if not left or not (most or len(left) == len(wrong)):
         return {}
     first, rest = enough_to_refute(judge, left, len(every))
@@ -74,7 +79,7 @@ def converted_otherwise(
             best, of_best = fine, family
         if len(best) == len(left):
             break
-    explained = judge.quantised_weights(segment for segment in left if segment.place in best)
+    explained = quantised_weights(judge, (segment for segment in left if segment.place in best))
     if 2 * len(explained) > len(every):
         others = [segment for segment in left if segment.place not in best]
         return best | by_own_format(judge, others, of_best[0], known, noises)
@@ -83,10 +88,17 @@ def converted_otherwise(
     if any(segment.rounds for segment in left):
         return best
     # one op shows what long segments hide: these must at least agree with that format as well
-    others = [s for s, _ in found if s not in wrong and judge.quantised_weights([s])]
+    others = [s for s, _ in found if s not in wrong and quantised_weights(judge, [s])]
     fine = findings_given(judge, others, of_best, noises)
-    explained |= judge.quantised_weights(segment for segment in others if segment.place in fine)
+    explained |= quantised_weights(judge, (segment for segment in others if segment.place in fine))
     return best if 2 * len(explained) > len(every) else {}
+
+
+def quantised_weights(judge: JudgeOfSegments, segments: Iterable[Segment]) -> set[str]:
+    """Return weights that activations are converted for."""
+    sites = (site for s in segments for site in (s.wire.site, *s.inside))
+    weights = {name for site in sites for name in judge.wires[judge.place_of[site]].weights}
+    return {n for n in weights if is_type_in_blocks(judge.file.tensors[n].type.name)}
 
 
 def by_own_format(
@@ -116,9 +128,9 @@ def enough_to_refute(
 ) -> tuple[list[Segment], list[Segment]]:
     """A format that none of the first agrees with is not the engine's: the rest has at most half
     of so many weights."""
-    by_weight = sorted(left, key=lambda segment: sorted(judge.quantised_weights([segment])))
+    by_weight = sorted(left, key=lambda segment: sorted(quantised_weights(judge, [segment])))
     n = 1
-    while 2 * len(judge.quantised_weights(by_weight[n:])) > weights:
+    while 2 * len(quantised_weights(judge, by_weight[n:])) > weights:
         n += 1
     return by_weight[:n], by_weight[n:]
 

@@ -30,6 +30,7 @@ from lockstep.harness.graph.other_conversions import converted_otherwise, of_oth
 from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program
 from lockstep.harness.graph.rare_choices import explained_places
 from lockstep.harness.graph.replay import replay
+from lockstep.harness.graph.rounded_factors import multiplied_otherwise
 from lockstep.harness.graph.row_noise import Noise, Noises, beyond, noise_between
 from lockstep.harness.graph.segment import IDS, Found, Segment, is_wrong, segments_of, wrong
 from lockstep.harness.graph.shown import leaves_out, part_shown
@@ -37,7 +38,6 @@ from lockstep.harness.graph.watched import Keep, Look, Seen, Watched, every_one
 from lockstep.harness.graph.ways import Honest, Noisy, Wide
 from lockstep.harness.graph.wiring import Dependencies, Wire
 from lockstep.harness.judging.compare import mismatch_between
-from lockstep.harness.judging.conversions import is_type_in_blocks
 from lockstep.harness.judging.designs import Other
 from lockstep.harness.judging.judge import SiteFinding, without_fault
 from lockstep.harness.judging.stored import half_step, step_of
@@ -107,6 +107,7 @@ class SegmentJudge:
                 rare = explained_places(self, left, honest, noise, is_small=is_small(self.file))
                 known |= {place: without_fault(known[place]) for place in rare}
                 known |= converted_otherwise(self, found, known, noises)
+                known |= multiplied_otherwise(self, found, known)
             found = [(segment, known.get(segment.place, one)) for segment, one in found]
         yield from (finding for _, finding in found)
 
@@ -139,8 +140,7 @@ class SegmentJudge:
             found[place] = self.finding_for(held)
             return held.mismatch is not None
 
-        only = None if self.only is None else every
-        honest = self.run(Honest(), of=only, keep=keep)
+        honest = self.run(Honest(), of=None if self.only is None else every, keep=keep)
         asked = [segment for segment in every if segment.place in noisy]
         noise = self.noise(honest, range(RUNS), asked, jitter=rounded)
         for s in asked:
@@ -206,7 +206,13 @@ class SegmentJudge:
         return watched.seen
 
     def noise(
-        self, honest: Run, seeds: range, of: Sequence[Segment], *, jitter: bool = False
+        self,
+        honest: Run,
+        seeds: range,
+        of: Sequence[Segment],
+        *,
+        jitter: bool = False,
+        build: Build | None = None,
     ) -> dict[Place, Noise]:
         """Of these, in runs with random honest errors.
 
@@ -227,7 +233,7 @@ class SegmentJudge:
 
         for i in seeds if of else ():
             values = self.jitter_values(i) if jitter else None
-            self.run(Noisy(seed=self.seed + i), values=values, of=of, keep=keep)
+            self.run(Noisy(seed=self.seed + i), build, values, of=of, keep=keep)
             found |= {place: found[place] | latest[place] for place in ends}
         return found
 
@@ -322,12 +328,6 @@ class SegmentJudge:
             self.run(Honest(), look=look, of=suspects)
         return found
 
-    def quantised_weights(self, segments: Iterable[Segment]) -> set[str]:
-        """Weights that activations are converted for."""
-        sites = (site for s in segments for site in (s.wire.site, *s.inside))
-        weights = {name for site in sites for name in self.wires[self.place_of[site]].weights}
-        return {n for n in weights if is_type_in_blocks(self.file.tensors[n].type.name)}
-
     def seen_by(self, segment: Segment, node: Node, design: Other) -> Seen:
         """What a design gives that takes its choices from what is shown."""
         shown = self.shown[segment.place]
@@ -374,7 +374,7 @@ class SegmentJudge:
         if not segment.inside:
             return segment.op
         ops = [self.op_of[site] for site in segment.inside]
-        shown = " ".join(ops[:LONGEST]) + (" ..." if len(ops) > LONGEST else "")
+        shown = " ".join(ops[:LONGEST]) + " ..." * (len(ops) > LONGEST)
         return f"{len(ops) + 1} ops: {shown} {segment.op}"
 
     @cached_property
@@ -391,8 +391,8 @@ class SegmentJudge:
 
     def weights_of(self, segment: Segment) -> tuple[str, ...]:
         """Of several ops any could be meant, also one that the engine does not read at all."""
-        sites = (*segment.inside, segment.wire.site)
-        read = (name for site in sites for name in self.wires[self.place_of[site]].weights)
+        places = (self.place_of[site] for site in (*segment.inside, segment.wire.site))
+        read = (name for place in places for name in self.wires[place].weights)
         return tuple(dict.fromkeys(read))
 
     def stored_as(self, segment: Segment) -> str:

@@ -77,9 +77,14 @@ class Noisy(Honest):
         return stream(self.seed, name_of(node, what))
 
     def build(self, build: Build, node: Node) -> Build:
+        factors = build.factors
+        if factors is not None and factors.loss_of("chances"):
+            lose = Lose(partial(self.bits, node, "loss"), factors.loss)
+            factors = replace(factors, chances=lose)
         return replace(
             build,
             sizes=False,
+            factors=factors,
             tip=Tip(partial(self.bits, node, "tip")),
             ties=lambda n: raw(self.seed, name_of(node, "ties"), n),
         )
@@ -110,6 +115,18 @@ class Noisy(Honest):
 def name_of(node: Node, what: str) -> str:
     """Of a node's own stream of random numbers."""
     return f"{what} {node.step} {node.ubatch} {node.index}"
+
+
+@dataclass(frozen=True, eq=False)
+class Lose:
+    """Makes each number larger or smaller by a random share of itself."""
+
+    begin: Callable[[], Philox]
+    share: float
+
+    def __call__(self, x: NDArray[Any]) -> F64:
+        drawn = random_shares(self.begin().random_raw(x.size)).reshape(x.shape)
+        return x * (1 + self.share * drawn)
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,6 +49,7 @@ class SiteFinding:
     worst: tuple[float, tuple[int, ...]] = (0.0, ())
     # of several ops, within what the last one alone may be off: how far all may be was not measured
     measured: bool = True
+    design: str = ""  # how the engine computes, in words, where it is held against such a design
 
 
 def finding_of(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 from typing import Any
 
 from lockstep.harness.context.suite import Context
@@ -40,12 +41,20 @@ class TraceSuite(TensorSuite, name="trace"):
         fine = [f for f in found.all if f.mismatch is None and f.compared]
         if not fine:
             return
-        yield context.verdict(
-            "trace",
-            "agreed",
-            f"{found.rest}; of these {closest([f for f in fine if f.measured])}",
-            {"sites": len(found.all), "agreed": len(fine), "by_node": by_node(found)},
-        )
+        text = f"{found.rest}; of these {closest([f for f in fine if f.measured])}"
+        by_design = {f.design: [each for each in fine if each.design == f.design] for f in fine}
+        designs = {name: each for name, each in by_design.items() if name}
+        detail = {"sites": len(found.all), "agreed": len(fine), "by_node": by_node(found)}
+        if designs:
+            detail["designs"] = {name: len(each) for name, each in designs.items()}
+            text = "; ".join([text, *starmap(in_design, designs.items())])
+        yield context.verdict("trace", "agreed", text, detail)
+
+
+def in_design(name: str, findings: Sequence[SiteFinding]) -> str:
+    """Return what is said of ops that a known design other than llama.cpp's gives."""
+    sees = max(finding.sees for finding in findings)
+    return f"{len(findings)} have {name}, and a scale that is {sees:.1e} off is still seen there"
 
 
 def closest(findings: Sequence[SiteFinding]) -> str:

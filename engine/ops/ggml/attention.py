@@ -125,6 +125,9 @@ def as_operand(x: NDArray[Any]) -> Operand:
 def in_any_order(node: Node, form: Form, build: Build, tile: int = 1) -> Expected:
     """Without halves: all scores first, or a running softmax; tiles are one of its ways."""
     q, k, v = (node.wide(i)[0] for i in range(3))
+    if build.factors is not None:
+        q = build.factors.round("queries", q, build.tip)
+        k, v = build.factors.round("keys", k), build.factors.round("values", v)
     heads = len(q)
     k, v = (np.repeat(x, heads // len(x), axis=0) for x in (k, v))
     added = np.zeros((1, 1, 1)) if form.mask is None else slopes(heads, form.max_bias) * form.mask

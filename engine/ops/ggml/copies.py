@@ -75,7 +75,7 @@ def put(node: Node, _: Build) -> Expected:
 
 
 @meaning("GET_ROWS")
-def get_rows(node: Node, _: Build) -> Expected:
+def get_rows(node: Node, build: Build) -> Expected:
     """source 0: (ne3, ne2, rows, columns); source 1: ids, (1, ne3, ne2, n)."""
     table, ids = node.source(0), node.source(1).value
     assert ids is not None
@@ -85,6 +85,8 @@ def get_rows(node: Node, _: Build) -> Expected:
     if table.type not in PLAIN:
         flat = WeightFormat.member(table.type).dequantize(np.ascontiguousarray(rows).reshape(-1))
         rows = flat.reshape(node.value.shape)
+    if build.factors is not None and table.producer < 0 and rows.dtype.kind == "f":
+        rows = build.factors.round("rows", rows)
     return Expected(convert_type(rows, node.type), 0.0, EXACT)
 
 

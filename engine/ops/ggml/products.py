@@ -49,21 +49,22 @@ def of_converted(acts: Converted, weight: Weight, build: Build, dtype: Any) -> N
     return exact(value.astype(np.float64, copy=False))
 
 
-def in_parts(x: F32 | F64, weight: Weight, build: Build) -> Iterator[tuple[slice, Near]]:
+def in_parts(x: F32 | F64, weight: Weight, build: Build, name: str) -> Iterator[tuple[slice, Near]]:
     """The same of some rows after the others: of a large vocabulary value and bound are finished
-    while they are in the cache.
+    while they are in the cache. name: of the weight, in `Factors`.
 
     Nothing limits what comes of a token with a NaN or an infinity that becomes a step of a block:
     x86 has -128 for it, of which ggml's AVX2 code, moving signs, makes -128 again, and C has none.
     """
-    if weight.format.name == "F64":
-        yield slice(None), multiply_exactly(x, weight, build)
+    if weight.format.name == "F64":  # of a cache, in a run without roundings
+        yield slice(None), multiply_exactly(x, rounded_left(weight, name, build), build)
         return
     acts = products.convert_activations(x, weight, build)
     blocks = is_sized(build) and not build.plain and products.is_in_blocks(weight.format)
     free = blocks & ~np.isfinite(x).all(axis=-1, keepdims=True)
     for rows in weight.runs(max(1, AT_ONCE // max(1, len(x))) * weight.shape[1]):
-        found = of_converted(acts, weight.between(rows), build, x.dtype)
+        some = rounded_left(weight.between(rows), name, build)
+        found = of_converted(acts, some, build, x.dtype)
         yield rows, replace(found, r=np.where(free, np.inf, found.r)) if free.any() else found
 
 
@@ -85,21 +86,55 @@ def factor(operand: Operand) -> F32 | F64:
     return single(operand.value, operand.type)
 
 
+CHANCES = "kq_soft_max"  # what llama.cpp calls the weights of attention
+
+
+def factors_of(node: Node) -> tuple[str, str]:
+    """Return what a product's sources are, by their names in `Factors`."""
+    if node.source(0).producer < 0:
+        return "weights", "inputs"
+    if node.source(1).name.startswith(CHANCES):
+        return "values", "chances"
+    return "keys", "queries"
+
+
+def rounded_right(node: Node, build: Build) -> F32 | F64:
+    """Return a product's second factor, in what the build rounds it to."""
+    x = factor(node.source(1))
+    return x if build.factors is None else build.factors.round(factors_of(node)[1], x, build.tip)
+
+
+def rounded_left(weight: Weight, name: str, build: Build) -> Weight:
+    """Return rows of a product's first factor, in what the build rounds them to."""
+    if build.factors is None or not build.factors.rounds(name):
+        return weight
+    tip = None if name == "weights" else build.tip
+    double = weight.format.name == "F64"
+    values = weight.raw.view(np.float64).reshape(weight.shape) if double else weight.values()
+    found = build.factors.round(name, values, tip)
+    raw = np.ascontiguousarray(found, np.float32).reshape(-1).view(np.uint8)
+    return Weight(weight.name, WeightFormat.member("F32"), weight.shape, raw)
+
+
 @meaning("MUL_MAT")
 def mul_mat(node: Node, build: Build) -> Expected:
     """(.., rows, k) and (.., tokens, k) -> (.., tokens, rows); the first one repeats."""
-    a, b = node.source(0), factor(node.source(1))
+    a, b = node.source(0), rounded_right(node, build)
+    left, right = factors_of(node)
+    loss = 0.0 if build.factors is None else build.factors.loss_of(right)
     value = np.empty(node.value.shape)
     allowed = np.empty(value.shape if is_sized(build) else 0)
     per3, per2 = b.shape[0] // a.ne[3], b.shape[1] // a.ne[2]
     for i3, i2 in np.ndindex(a.ne[3], a.ne[2]):
         part = slice(i3 * per3, (i3 + 1) * per3), slice(i2 * per2, (i2 + 1) * per2)
         x = b[part].reshape(-1, b.shape[-1])
-        for rows, found in in_parts(x, matrix(a, i3, i2), build):
+        for rows, found in in_parts(x, matrix(a, i3, i2), build, left):
             to = (*part, slice(None), rows)
             value[to] = found.v.reshape(value[to].shape)
             if is_sized(build):
                 room = found.settle().allowed
+                if loss:
+                    room = room + loss * (np.abs(x) @ np.abs(node.wide(0)[i3, i2, rows]).T)
                 if a.type in PLAIN and np.isnan(found.v).any():
                     room = np.where(hidden_products(x, node, i3, i2, build)[:, rows], np.inf, room)
                 allowed[to] = np.reshape(room, value[to].shape)
@@ -117,7 +152,7 @@ def hidden_products(x: F32 | F64, node: Node, i3: int, i2: int, build: Build) ->
 @meaning("MUL_MAT_ID")
 def mul_mat_id(node: Node, build: Build) -> Expected:
     """Each row times the matrix of the expert chosen for it: (tokens, used, rows)."""
-    experts, b = node.source(0), factor(node.source(1))[0]  # (tokens, used or 1, k)
+    experts, b = node.source(0), rounded_right(node, build)[0]  # (tokens, used or 1, k)
     ids = node.source(2).value
     assert ids is not None
     chosen = ids[0, 0]  # (tokens, used)
@@ -127,7 +162,7 @@ def mul_mat_id(node: Node, build: Build) -> Expected:
     for expert in np.unique(chosen):
         at = chosen == expert
         weight = matrix(experts, 0, int(expert))
-        for rows, some in in_parts(x[at], weight, build):
+        for rows, some in in_parts(x[at], weight, build, "weights"):
             found = some.settle()
             value[at, rows], allowed[at, rows] = found.value, found.allowed
     return Expected(value[None], allowed[None], reason_of(experts, build))

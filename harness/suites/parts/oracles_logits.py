@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch, join_batches
 from lockstep.engine.quants.base import F32
 from lockstep.harness.context.suite import NOT_IN_ONE, Context
+from lockstep.harness.judging.noise import MORE_RUNS
 from lockstep.harness.judging.tolerances import between_two_in_rows
 from lockstep.harness.records import Request
 from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
@@ -22,6 +23,7 @@ ALL_TIE = "every token ties with every other one, so that any choice agrees"
 WRONG_ORACLE = "greedy tokens are held against the oracle's logits, and these are wrong"
 # none of these runs need choose it: the limit is a share of the largest logit there
 AS_NEAR = "as near the largest logit of an honest run of ours as two such runs may part"
+FIRST_ROUNDED = 1 << 16  # the number of the first design that rounds the factors of products
 # of such a run, (outputs, vocabulary), and how far honest ones may be from it in each row
 Fits = Callable[[F32, NDArray[np.float64]], bool]
 
@@ -68,7 +70,7 @@ def honest_runs(
     numbers = range(2) if among is None else [n for n in among if n < 2]
     first = context.honest_runs(batches) if numbers else ()
     yield from ((n, first[n]) for n in numbers)
-    formats = None if among is None else [n - 2 for n in among if n >= 2]
+    formats = None if among is None else [n - 2 for n in among if 2 <= n < FIRST_ROUNDED]
     if formats != []:
         places = count() if formats is None else iter(formats)
         yield from ((2 + next(places), run) for run in context.converted_runs(batches, formats))
@@ -83,6 +85,12 @@ def designs_that_say(
     for number, run in honest_runs(context, batches, among):
         if fits(run, between_two_in_rows(noise, run)):
             yield number
+    for number, design in enumerate(context.rounding, FIRST_ROUNDED):
+        if among is None or number in among:
+            floor = context.honest.rounded_run(batches, design, seed=context.seed, runs=MORE_RUNS)
+            run = np.concatenate(floor.logits)
+            if fits(run, between_two_in_rows(floor.relative, run)):
+                yield number
 
 
 def is_honest(context: Context, batches: Sequence[Batch], fits: Fits) -> bool:

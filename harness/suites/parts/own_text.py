@@ -37,7 +37,7 @@ def held_to_its_own(
     # each of its logits may be off by what honest runs are, from one way to ask to the other
     bound = whole_run(context.noise.relative, size)
     if margins.max() > 2 * bound.allowed:
-        bound = whole_run(context.noise_on(batches), size)
+        bound = whole_run(context.noise_of_subject(batches), size)
     allowed = float(bound.allowed)
     if not np.isfinite(allowed):
         return add_words(tie, "its own text behind it was not compared: no limit can be given")

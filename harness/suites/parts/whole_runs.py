@@ -1,6 +1,6 @@
 """Whole runs of both engines compared, and who is wrong where they differ."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from lockstep.harness.suites.parts.hidden import (
     in_words,
 )
 from lockstep.harness.suites.parts.kept_in_f16 import with_f16_cache
+from lockstep.harness.suites.parts.rounded_factors import explain_by_factors
 from lockstep.harness.suites.parts.which_tokens import (
     NOTHING,
     ids_that_differ,
@@ -41,6 +42,7 @@ from lockstep.harness.suites.parts.which_tokens import (
 )
 
 AS_HONEST = "each agrees with an honest run, which may round activations as llama.cpp does or not"
+BY_FACTORS = "a run of ours comes to the subject's logits with"
 BY_CHANCE = "where they part, an honest run in some dozens chooses the same other experts"
 
 
@@ -89,10 +91,8 @@ def compare_runs(
         detail["hidden_tokens"], detail["vocabulary"] = hidden, expected.shape[-1]
     text, at_fault = agreement(detail, what), ""
     if off is not None:
-        text, at_fault = AS_HONEST, who_is_wrong(context, batches, (expected, got), rounded)
-    runs = {"oracle": [expected], "subject": [got], "both": [expected, got]}
-    if at_fault and by_chance(context, batches, truth, runs[at_fault], float(bound.allowed)):
-        text, at_fault = BY_CHANCE, ""
+        sides = {"oracle": expected, "subject": got}
+        text, at_fault = who_is_at_fault(context, batches, sides, truth, rounded, bound, detail)
     if off is None or not at_fault:
         most = float(bound.allowed) + float(rounded.max())
         why = why_nothing_is_told(expected, got, most, what, rows_differ=rows_differ)
@@ -118,6 +118,32 @@ def compare_runs(
     text += in_other_byte_order(expected, got, float(bound.allowed))
     text += with_f16_cache(context, batches, got, detail, what)
     return context.verdict(suite, "diverged", text, detail, key=(suite, off.kind, at_fault))
+
+
+def who_is_at_fault(
+    context: Context,
+    batches: Sequence[Batch],
+    sides: Mapping[str, F32],
+    truth: F32,
+    rounded: NDArray[np.float64],
+    bound: Bound,
+    detail: dict[str, Any],
+) -> tuple[str, str]:
+    """Return why runs that differ are right nevertheless, and who is wrong: "" if neither.
+
+    sides: logits of the oracle and of the subject; detail: what a design is written into.
+    """
+    expected, got = sides["oracle"], sides["subject"]
+    at_fault = who_is_wrong(context, batches, (expected, got), rounded)
+    if at_fault == "subject":
+        float32 = (expected, *context.honest_runs(batches))
+        if design := explain_by_factors(context, batches, got, float32, rounded):
+            detail["design"] = design.words
+            return f"{BY_FACTORS} {design.words}", ""
+    accused = [each for side, each in sides.items() if at_fault in (side, "both")]
+    if accused and by_chance(context, batches, truth, accused, float(bound.allowed)):
+        return BY_CHANCE, ""
+    return AS_HONEST, at_fault
 
 
 def difference(

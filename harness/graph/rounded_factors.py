@@ -1,0 +1,145 @@
+"""Segments of an engine that rounds the factors of its products, as graphics cards do.
+
+One design must give most of the segments with products of its part: then it is the engine's, and
+what it does not give is wrong.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.ggml.products import CHANCES
+from lockstep.harness.graph.held_segment import HeldSegment
+from lockstep.harness.graph.probable import PRODUCTS
+from lockstep.harness.graph.program import Graph, Place, PlannedNode
+from lockstep.harness.graph.row_noise import Noise, Noises
+from lockstep.harness.graph.segment import Found, Segment, is_wrong
+from lockstep.harness.graph.watched import Seen
+from lockstep.harness.graph.ways import Honest, Wide
+from lockstep.harness.graph.wiring import Wire
+from lockstep.harness.judging.factor_designs import (
+    ATTENTION,
+    DESIGNS,
+    WEIGHTS,
+    FactorDesign,
+    Parts,
+    designs_throughout,
+    merge,
+)
+from lockstep.harness.judging.judge import SiteFinding
+from lockstep.harness.records import Site
+
+ATTENTION_OP = "FLASH_ATTN_EXT"
+RUNS = range(12)  # with random errors: a factor that is tipped to the next step is rare
+FEW = 3  # segments by which most designs are refuted
+Findings = dict[Place, SiteFinding]
+
+
+class JudgeOfProducts(Protocol):
+    """What of a SegmentJudge is used here."""
+
+    build: Build
+    wires: Mapping[Place, Wire]
+
+    @property
+    def nodes(self) -> Mapping[Place, tuple[Graph, PlannedNode]]: ...
+
+    @property
+    def place_of(self) -> Mapping[Site, Place]: ...
+
+    def run(
+        self, way: Honest, build: Build | None = None, *, of: Sequence[Segment]
+    ) -> Mapping[Place, Seen]: ...
+
+    def noise(
+        self,
+        honest: Mapping[Place, Seen],
+        seeds: range,
+        of: Sequence[Segment],
+        *,
+        jitter: bool = False,
+        build: Build | None = None,
+    ) -> dict[Place, Noise]: ...
+
+    def again(self, segment: Segment, ways: Iterable[tuple[Seen, Noises]]) -> HeldSegment: ...
+
+    def finding_for(self, held: HeldSegment) -> SiteFinding: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The design of an engine, and what of its segments it gives."""
+
+    design: FactorDesign | None
+    fine: Findings
+
+
+def multiplied_otherwise(
+    judge: JudgeOfProducts, found: Sequence[Found], known: Mapping[Place, SiteFinding]
+) -> Findings:
+    """Return findings of wrong segments by the design that the engine has: in agreement with it,
+    or still wrong."""
+    factors = {segment.place: factors_in(judge, segment) for segment, _ in found}
+    wrong = {segment.place for segment, _ in found if is_wrong(known.get(segment.place))}
+
+    def choose(those: frozenset[str] | None, designs: Iterable[FactorDesign]) -> Chosen:
+        """those: the factors that segments have and no others; None: of both parts."""
+        some = [s for s, _ in found if those is None or factors[s.place] <= those]
+        best = Chosen(design=None, fine={})
+        for design in designs:
+            every = [s for s in some if design.names & factors[s.place]]
+            left = [s for s in every if s.place in wrong]
+            first = left[:: max(1, len(left) // FEW)]
+            if all(is_wrong(one) for one in findings_by(judge, first, design).values()):
+                continue
+            given = findings_by(judge, every, design)
+            fine = {place: one for place, one in given.items() if not is_wrong(one)}
+            explained = {place: one for place, one in fine.items() if place in wrong}
+            if 2 * len(fine) > len(every) and len(explained) > len(best.fine):
+                best = Chosen(design=design, fine=explained)
+        return best
+
+    out: Findings = {}
+    chosen: Parts = {}
+    for part, designs in DESIGNS.items():
+        best = choose(part, designs)
+        out |= best.fine
+        chosen |= {part: best.design} if best.design else {}
+    wrong -= out.keys()
+    together = [chosen] if chosen else designs_throughout()
+    return out | choose(None, map(merge, together)).fine
+
+
+def factors_in(judge: JudgeOfProducts, segment: Segment) -> frozenset[str]:
+    """Return the names of the factors of all products of a segment."""
+    found: set[str] = set()
+    for site in (*segment.inside, segment.wire.site):
+        place = judge.place_of[site]
+        node = judge.nodes[place][1]
+        if node.op == ATTENTION_OP:
+            found |= ATTENTION
+        elif node.op == "GET_ROWS" and judge.wires[place].weights:
+            found.add("rows")
+        elif node.op in PRODUCTS and judge.wires[place].weights:
+            found |= WEIGHTS
+        elif node.op in PRODUCTS:
+            second = node.sources[1]
+            chances = second is not None and second.name.startswith(CHANCES)
+            found |= {"values", "chances"} if chances else {"keys", "queries"}
+    return frozenset(found)
+
+
+def findings_by(
+    judge: JudgeOfProducts, segments: Sequence[Segment], design: FactorDesign
+) -> Findings:
+    """Return what is found of these, held against an engine of this design."""
+    build = design.build(judge.build)
+    run = judge.run(Wide(), build, of=segments)
+    noise = judge.noise(run, RUNS, segments, build=build)
+    found: Findings = {}
+    for segment in segments:
+        place = segment.place
+        one = judge.finding_for(judge.again(segment, ((run[place], (noise, noise)),)))
+        found[place] = replace(one, reason=f"{design.words}: {one.reason}", design=design.words)
+    return found

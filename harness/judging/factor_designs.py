@@ -1,0 +1,144 @@
+"""Honest engines that round the factors of their products, as graphics cards do.
+
+A row says in words what is rounded, and to what. Products with weights and attention have rows of
+their own: an engine has one of each, and both together where nothing is shown between.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial, reduce
+from itertools import islice
+from operator import or_
+from typing import Any
+
+from lockstep.engine.ops.build import Build, Convert, Factors
+from lockstep.harness.judging.conversions import in_bf16, in_bytes, in_halves
+from lockstep.harness.judging.small_floats import (
+    in_e4m3,
+    in_e5m2,
+    in_mxfp4,
+    in_nvfp4,
+    in_tf32,
+)
+
+ROWS = frozenset({"rows"})
+WEIGHTS = frozenset({"weights", "inputs"})
+ATTENTION = frozenset({"queries", "keys", "chances", "values"})
+
+
+in_row_bytes = partial(in_bytes, size=0)
+# Who cuts off to TF32 is not among them: on weights in F16 that is a half that is not rounded,
+# which is a mistake that engines have made.
+HALVES: dict[str, Convert] = {"F16": in_halves, "BF16": in_bf16, "TF32": in_tf32}
+LOSS = {"F16": 2.0**-11, "BF16": 2.0**-8, "TF32": 2.0**-11}  # half a step, of the number itself
+EIGHT_BITS: dict[str, Convert] = {"E4M3": in_e4m3, "E5M2": in_e5m2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactorDesign:
+    """words: what a report says that the engine multiplies.
+
+    activations: what those become that meet weights in blocks; few_bits: some have eight, or less.
+    """
+
+    words: str
+    factors: Factors
+    activations: Convert | None = None
+    few_bits: bool = False
+
+    def build(self, build: Build) -> Build:
+        return replace(build, plain=True, factors=self.factors, activations=self.activations)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return those factors that are others than float32 would have."""
+        more = {"chances"} if self.factors.loss else set()
+        more |= {"inputs"} if self.activations else set()
+        return frozenset(name for name, _ in changed(self.factors) if name != "loss") | more
+
+    def __or__(self, other: "FactorDesign") -> "FactorDesign":
+        """Return the engine that has both, one of each part."""
+        words = f"{self.words}, {other.words}"
+        given: dict[str, Any] = dict(changed(self.factors)) | dict(changed(other.factors))
+        return FactorDesign(
+            words=words,
+            factors=Factors(**given),
+            activations=self.activations or other.activations,
+            few_bits=self.few_bits or other.few_bits,
+        )
+
+
+def changed(factors: Factors) -> Iterator[tuple[str, Convert | float]]:
+    for each in fields(factors):
+        value = getattr(factors, each.name)
+        if value != each.default:
+            yield each.name, value
+
+
+Part = frozenset[str]  # names of factors that an engine rounds alike or not at all
+Parts = dict[Part, FactorDesign]  # what one engine has
+
+
+def of_rows(kind: str) -> FactorDesign:
+    return FactorDesign(words=f"embeddings in {kind}", factors=Factors(rows=HALVES[kind]))
+
+
+def of_weights(kind: str) -> Iterator[FactorDesign]:
+    to = HALVES[kind]
+    both = Factors(weights=to, inputs=to)
+    yield FactorDesign(words=f"weights and activations in {kind}", factors=both)
+    yield FactorDesign(words=f"weights in {kind}", factors=Factors(weights=to))
+
+
+def of_attention(kind: str) -> Iterator[FactorDesign]:
+    """Attention weights may be rounded behind the division by their sum or before it."""
+    to, loss = HALVES[kind], LOSS[kind]
+    rest = Factors(queries=to, keys=to, values=to, loss=loss)
+    for factors in (replace(rest, chances=to), rest):
+        yield FactorDesign(words=f"attention in {kind}", factors=factors)
+    for factors in (Factors(chances=to, loss=loss), Factors(loss=loss)):
+        yield FactorDesign(words=f"attention weights in {kind}", factors=factors)
+    yield FactorDesign(words=f"keys and values in {kind}", factors=Factors(keys=to, values=to))
+
+
+def of_attention_in_bytes() -> Iterator[FactorDesign]:
+    for kind, to in EIGHT_BITS.items():
+        cache = Factors(keys=to, values=to)
+        yield FactorDesign(words=f"keys and values in {kind}", factors=cache, few_bits=True)
+    words = "queries and keys in bytes, attention weights and values in F16"
+    rest = Factors(queries=in_row_bytes, keys=in_row_bytes, values=in_halves, loss=LOSS["F16"])
+    for factors in (replace(rest, chances=in_halves), rest):
+        yield FactorDesign(words=words, factors=factors, few_bits=True)
+
+
+def of_activations_in_four_bits() -> Iterator[FactorDesign]:
+    for name, to in (("MXFP4", in_mxfp4), ("NVFP4", in_nvfp4)):
+        words = f"activations in {name}"
+        yield FactorDesign(words=words, factors=Factors(), activations=to, few_bits=True)
+
+
+DESIGNS: dict[Part, tuple[FactorDesign, ...]] = {
+    ROWS: tuple(map(of_rows, HALVES)),
+    WEIGHTS: (
+        *(each for kind in HALVES for each in of_weights(kind)),
+        *of_activations_in_four_bits(),
+    ),
+    ATTENTION: (
+        *(each for kind in HALVES for each in of_attention(kind)),
+        *of_attention_in_bytes(),
+    ),
+}
+
+
+def designs_throughout() -> Iterator[Parts]:
+    """Yield engines that have one format for all products, and perhaps for embeddings."""
+    for kind in HALVES:
+        both, _ = of_weights(kind)
+        for attention in islice(of_attention(kind), 2):
+            yield {WEIGHTS: both, ATTENTION: attention}
+            yield {ROWS: of_rows(kind), WEIGHTS: both, ATTENTION: attention}
+
+
+def merge(parts: Parts) -> FactorDesign:
+    """Return the design of an engine that has all of these."""
+    return reduce(or_, parts.values())

@@ -1,0 +1,110 @@
+"""Whole runs of an engine that rounds the factors of its products, as graphics cards do.
+
+Its logits are much farther from those of float32 than honest ones in float32 are. It is known by
+its own numbers: they are near a run of its design, and nearer to it than to any in float32.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.context.suite import Context
+from lockstep.harness.judging.compare import largest, mismatch_between
+from lockstep.harness.judging.conversions import is_quantised
+from lockstep.harness.judging.factor_designs import (
+    ATTENTION,
+    DESIGNS,
+    WEIGHTS,
+    FactorDesign,
+    Part,
+    designs_throughout,
+    merge,
+)
+from lockstep.harness.judging.noise import MORE_RUNS
+from lockstep.harness.judging.tolerances import whole_run
+
+# Of the distance so far. Errors that have nothing to do with a design are farther from its run than
+# from float32: 1.4 times where both are of one size. Of some thousand logits that share is known to
+# a few percent. Honest engines whose every product rounds were at 0.0 to 0.99, half of them at 0.4.
+NEARER = 0.95
+FARTHEST = 0.7  # of the size of logits: no design here moves them so far, four bits half as far
+
+
+def explain_by_factors(
+    context: Context,
+    batches: Sequence[Batch],
+    logits: F32,
+    float32: Sequence[F32],
+    rounded: NDArray[np.float64],
+) -> FactorDesign | None:
+    """Return the design that gives the subject's logits, (outputs, vocabulary).
+
+    float32: honest runs in float32, of which none gives them; rounded: how far logits may be off
+    besides. An engine has one design for all runs: once some gave its logits, others are not tried.
+    """
+    if context.rounding:
+        stages: Iterator[Sequence[FactorDesign]] = iter([context.rounding])
+    else:
+        stages = nearer_designs(context, batches, logits, float32)
+    for designs in stages:
+        if found := [each for each in designs if gives(context, batches, each, logits, rounded)]:
+            context.rounding[:] = found
+            return found[0]
+    return None
+
+
+def gives(
+    context: Context,
+    batches: Sequence[Batch],
+    design: FactorDesign,
+    logits: F32,
+    rounded: NDArray[np.float64],
+) -> bool:
+    floor = context.honest.rounded_run(batches, design, seed=context.seed, runs=MORE_RUNS)
+    run = np.concatenate(floor.logits)
+    bound = whole_run(floor.relative, largest(run))
+    return mismatch_between(run, logits, bound.allowed + rounded) is None
+
+
+def nearer_designs(
+    context: Context, batches: Sequence[Batch], logits: F32, float32: Sequence[F32]
+) -> Iterator[Sequence[FactorDesign]]:
+    """Yield designs whose runs are nearer than float32: of one part, or one format throughout, and
+    then of several parts in formats of their own.
+
+    The nearest need not be the engine's: where one rounding that goes the other way moves all that
+    follow, a run that leaves them out is nearer than one that draws them anew.
+    """
+    far = min(size_of(run, logits) for run in float32)
+    if not far <= FARTHEST * size_of(logits, np.zeros_like(logits)):
+        return
+    context.progress("a difference: our own runs with factors of fewer bits")
+
+    def is_nearer(design: FactorDesign) -> bool:
+        floor = context.honest.rounded_run(batches, design, seed=context.seed, runs=0)
+        return size_of(np.concatenate(floor.logits), logits) <= NEARER * far
+
+    parts = designs_for(context)
+    near = {part: list(filter(is_nearer, designs)) for part, designs in parts.items()}
+    yield [each for designs in near.values() for each in designs]
+    if not is_quantised(context.file):
+        yield list(filter(is_nearer, map(merge, designs_throughout())))
+    some = near[WEIGHTS] or near[ATTENTION]
+    rest = parts[ATTENTION] if near[WEIGHTS] else parts[WEIGHTS]
+    yield list(filter(is_nearer, (first | second for first in some for second in rest)))
+
+
+def size_of(a: F32, b: F32) -> float:
+    """Return the root of the mean square of their difference."""
+    return float(np.sqrt(np.square(a.astype(np.float64) - b).mean()))
+
+
+def designs_for(context: Context) -> Mapping[Part, Sequence[FactorDesign]]:
+    """Return designs by the part that they are of. Activations that are converted for quantised
+    weights move logits farther than 16 bits do."""
+    if not is_quantised(context.file):
+        return DESIGNS
+    return {part: [each for each in designs if each.few_bits] for part, designs in DESIGNS.items()}
