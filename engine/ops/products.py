@@ -157,9 +157,7 @@ def convert_activations(x: F32 | F64, weight: Weight, build: Build) -> Converted
     if build.plain and build.activations is not None and is_in_blocks(kind):
         converted = build.activations(np.asarray(x, np.float32))
         return Converted(converted if build.tip is None else build.tip(x, converted))
-    if build.plain:
-        return Converted(x.astype(np.float64))
-    if is_for_amx(weight, build):
+    if build.plain or is_for_amx(weight, build):
         return Converted(x.astype(np.float64))
     found = convert(np.asarray(x, np.float32), kind, build.generic)
     values = found.values if build.tip is None else build.tip(x, found.values)

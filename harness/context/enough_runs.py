@@ -35,6 +35,16 @@ def noise_beside(
     return few if clear else context.noise_on(batches)
 
 
+def noise_of_subject(context: Context, batches: Sequence[Batch]) -> float:
+    """Return the noise of the subject's design, if one is known that is noisier than float32."""
+    noise = context.noise_on(batches)
+    if not context.rounding:
+        return noise
+    design = context.rounding[0]
+    run = context.honest.rounded_run(batches, design, seed=context.seed, runs=MORE_RUNS)
+    return max(noise, run.relative)
+
+
 def may_jump(context: Context) -> bool:
     """Return True if a small error may lead to a large one: to another expert, or to the next step
     of a block of converted activations."""

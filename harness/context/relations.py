@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
-from lockstep.harness.context.enough_runs import by_chance
+from lockstep.harness.context.enough_runs import by_chance, noise_of_subject
 from lockstep.harness.context.runs import Run, SameRows
 from lockstep.harness.context.suite import FIRST_ROW, Context
 from lockstep.harness.judging.compare import largest, mismatch_between, worst_distance
@@ -89,7 +89,7 @@ def compare_way(
     bound = whole_run(context.noise.relative, largest(before))
     if mismatch_between(before, after, bound.allowed) is None:
         return way.words
-    noise = context.noise_of_subject(context.batches)
+    noise = noise_of_subject(context, context.batches)
     bound = whole_run(noise, largest(before))
     off = mismatch_between(before, after, bound.allowed)
     allowed = float(bound.allowed)

@@ -188,16 +188,6 @@ class Context:
             self.noise_measured = (batches, max(more.relative, self.noise.relative))
         return self.noise_measured[1]
 
-    def noise_of_subject(self, batches: Sequence[Batch]) -> float:
-        """The same of the subject's design, if one is known that is noisier."""
-        noise = self.noise_on(batches)
-        if not self.rounding:
-            return noise
-        of_design = self.honest.rounded_run(
-            batches, self.rounding[0], seed=self.seed, runs=MORE_RUNS
-        )
-        return max(noise, of_design.relative)
-
     def honest_runs(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """Logits of the oracle's file by our ops, (outputs, vocabulary) each: with llama.cpp's
         conversions of activations, and in float64 without any."""
@@ -324,18 +314,6 @@ class Context:
         for name in ("file", "honest"):
             if name in self.__dict__ and hasattr(self.__dict__[name], "close"):
                 self.__dict__[name].close()
-
-
-def not_offered(context: Context, level: str, suite: str) -> list[Verdict] | None:
-    """What is said of a level that engines with logits need not have; None: the engine has it."""
-    levels = context.subject_info.levels
-    if levels is not None and level in levels:
-        return None
-    if not context.named and (levels is None or "logits" in levels):
-        return []  # its logits say more
-    text = f"{context.subject.name} does not offer {level}"
-    status: Status = "not-compared" if context.named else "not-applicable"  # somebody wants it
-    return [context.verdict(suite, status, text)]
 
 
 def lacks(outcome: Outcome) -> bool:

@@ -6,7 +6,9 @@ what it does not give is wrong.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.products import CHANCES
@@ -18,9 +20,11 @@ from lockstep.harness.graph.segment import Found, Segment, is_wrong
 from lockstep.harness.graph.watched import Seen
 from lockstep.harness.graph.ways import Honest, Wide
 from lockstep.harness.graph.wiring import Wire
+from lockstep.harness.judging.compare import worst_distance
 from lockstep.harness.judging.factor_designs import (
     ATTENTION,
     DESIGNS,
+    NEARER,
     WEIGHTS,
     FactorDesign,
     Parts,
@@ -31,8 +35,9 @@ from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.records import Site
 
 ATTENTION_OP = "FLASH_ATTN_EXT"
-RUNS = range(12)  # with random errors: a factor that is tipped to the next step is rare
-FEW = 3  # segments by which most designs are refuted
+SHOWS = 4  # of so many segments one shows a design, or more: bounds hide it in the others
+RUNS = 12  # with random errors: a factor that is tipped to the next step is rare
+FEW = 3  # segments, and runs, by which most designs are refuted
 Findings = dict[Place, SiteFinding]
 
 
@@ -41,6 +46,7 @@ class JudgeOfProducts(Protocol):
 
     build: Build
     wires: Mapping[Place, Wire]
+    shown: Mapping[Place, NDArray[Any]]
 
     @property
     def nodes(self) -> Mapping[Place, tuple[Graph, PlannedNode]]: ...
@@ -90,10 +96,14 @@ def multiplied_otherwise(
         for design in designs:
             every = [s for s in some if design.names & factors[s.place]]
             left = [s for s in every if s.place in wrong]
-            first = left[:: max(1, len(left) // FEW)]
-            if all(is_wrong(one) for one in findings_by(judge, first, design).values()):
+            if SHOWS * len(left) < len(every):
                 continue
-            given = findings_by(judge, every, design)
+            first = left[:: max(1, len(left) // FEW)]
+            if not is_nearer(judge, first, design, known):
+                continue
+            if all(map(is_wrong, findings_by(judge, first, design, FEW).values())):
+                continue
+            given = findings_by(judge, every, design, RUNS)
             fine = {place: one for place, one in given.items() if not is_wrong(one)}
             explained = {place: one for place, one in fine.items() if place in wrong}
             if 2 * len(fine) > len(every) and len(explained) > len(best.fine):
@@ -109,6 +119,18 @@ def multiplied_otherwise(
     wrong -= out.keys()
     together = [chosen] if chosen else designs_throughout()
     return out | choose(None, map(merge, together)).fine
+
+
+def is_nearer(
+    judge: JudgeOfProducts,
+    segments: Sequence[Segment],
+    design: FactorDesign,
+    known: Mapping[Place, SiteFinding],
+) -> bool:
+    """Return whether any of these is nearer to what the design gives than to what is known."""
+    run = judge.run(Wide(), design.build(judge.build), of=segments)
+    far = {s.place: worst_distance(run[s.place].truth, judge.shown[s.place]) for s in segments}
+    return any(each <= NEARER * known[place].err_local for place, each in far.items())
 
 
 def factors_in(judge: JudgeOfProducts, segment: Segment) -> frozenset[str]:
@@ -131,12 +153,15 @@ def factors_in(judge: JudgeOfProducts, segment: Segment) -> frozenset[str]:
 
 
 def findings_by(
-    judge: JudgeOfProducts, segments: Sequence[Segment], design: FactorDesign
+    judge: JudgeOfProducts, segments: Sequence[Segment], design: FactorDesign, runs: int
 ) -> Findings:
-    """Return what is found of these, held against an engine of this design."""
+    """Return what is found of these, held against an engine of this design.
+
+    runs: with random errors, by which its noise is measured.
+    """
     build = design.build(judge.build)
     run = judge.run(Wide(), build, of=segments)
-    noise = judge.noise(run, RUNS, segments, build=build)
+    noise = judge.noise(run, range(runs), segments, build=build)
     found: Findings = {}
     for segment in segments:
         place = segment.place

@@ -16,7 +16,7 @@ from lockstep.engine.tokenizers.vocabulary import Attr
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.further_runs import LeftOut, batches_behind, longer
 from lockstep.harness.context.repeats import asked_again
-from lockstep.harness.context.suite import Context, NoAnswer, Suite, not_offered
+from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.judging.candidates import (
     Listed,
     Off,
@@ -38,6 +38,7 @@ from lockstep.harness.suites.parts.lists import (
     first_off,
     left_open,
 )
+from lockstep.harness.suites.parts.offered import not_offered
 from lockstep.harness.suites.parts.oracles_logits import honest_runs
 from lockstep.harness.suites.parts.prompts_read import counted_otherwise
 from lockstep.harness.suites.parts.threads import several_threads

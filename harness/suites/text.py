@@ -17,7 +17,7 @@ from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.context.chat_template import prompt_ids
 from lockstep.harness.context.further_runs import n_cells
 from lockstep.harness.context.repeats import asked_again
-from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite, not_offered
+from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite
 from lockstep.harness.records import Status, Verdict
 from lockstep.harness.suites.parts.at_once import asked_at_once
 from lockstep.harness.suites.parts.misread import misread_prompts
@@ -30,6 +30,7 @@ from lockstep.harness.suites.parts.next_tokens import (
     texts_of,
 )
 from lockstep.harness.suites.parts.no_text import no_text_at_all
+from lockstep.harness.suites.parts.offered import not_offered
 from lockstep.harness.suites.parts.oracles_logits import (
     WRONG_ORACLE,
     designs_that_say,

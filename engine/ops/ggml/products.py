@@ -134,7 +134,8 @@ def mul_mat(node: Node, build: Build) -> Expected:
             if is_sized(build):
                 room = found.settle().allowed
                 if loss:
-                    room = room + loss * (np.abs(x) @ np.abs(node.wide(0)[i3, i2, rows]).T)
+                    sizes = np.abs(node.wide(0)[i3, i2, rows]).T
+                    room = room + loss * build.multiply(np.abs(x), sizes)
                 if a.type in PLAIN and np.isnan(found.v).any():
                     room = np.where(hidden_products(x, node, i3, i2, build)[:, rows], np.inf, room)
                 allowed[to] = np.reshape(room, value[to].shape)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.batch import Batch
-from lockstep.harness.context.enough_runs import chooses_experts
+from lockstep.harness.context.enough_runs import chooses_experts, noise_of_subject
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.tolerances import whole_run
@@ -37,7 +37,7 @@ def held_to_its_own(
     # each of its logits may be off by what honest runs are, from one way to ask to the other
     bound = whole_run(context.noise.relative, size)
     if margins.max() > 2 * bound.allowed:
-        bound = whole_run(context.noise_of_subject(batches), size)
+        bound = whole_run(noise_of_subject(context, batches), size)
     allowed = float(bound.allowed)
     if not np.isfinite(allowed):
         return add_words(tie, "its own text behind it was not compared: no limit can be given")

@@ -17,19 +17,16 @@ from lockstep.harness.judging.conversions import is_quantised
 from lockstep.harness.judging.factor_designs import (
     ATTENTION,
     DESIGNS,
+    NEARER,
     WEIGHTS,
     FactorDesign,
     Part,
     designs_throughout,
     merge,
 )
-from lockstep.harness.judging.noise import MORE_RUNS
+from lockstep.harness.judging.noise import MORE_RUNS, RUNS
 from lockstep.harness.judging.tolerances import whole_run
 
-# Of the distance so far. Errors that have nothing to do with a design are farther from its run than
-# from float32: 1.4 times where both are of one size. Of some thousand logits that share is known to
-# a few percent. Honest engines whose every product rounds were at 0.0 to 0.99, half of them at 0.4.
-NEARER = 0.95
 FARTHEST = 0.7  # of the size of logits: no design here moves them so far, four bits half as far
 
 
@@ -45,11 +42,12 @@ def explain_by_factors(
     float32: honest runs in float32, of which none gives them; rounded: how far logits may be off
     besides. An engine has one design for all runs: once some gave its logits, others are not tried.
     """
+    for design in context.rounding:
+        if gives(context, batches, design, logits, rounded):
+            return design
     if context.rounding:
-        stages: Iterator[Sequence[FactorDesign]] = iter([context.rounding])
-    else:
-        stages = nearer_designs(context, batches, logits, float32)
-    for designs in stages:
+        return None
+    for designs in nearer_designs(context, batches, logits, float32):
         if found := [each for each in designs if gives(context, batches, each, logits, rounded)]:
             context.rounding[:] = found
             return found[0]
@@ -63,10 +61,13 @@ def gives(
     logits: F32,
     rounded: NDArray[np.float64],
 ) -> bool:
-    floor = context.honest.rounded_run(batches, design, seed=context.seed, runs=MORE_RUNS)
-    run = np.concatenate(floor.logits)
-    bound = whole_run(floor.relative, largest(run))
-    return mismatch_between(run, logits, bound.allowed + rounded) is None
+    for runs in (RUNS, MORE_RUNS):
+        floor = context.honest.rounded_run(batches, design, seed=context.seed, runs=runs)
+        run = np.concatenate(floor.logits)
+        bound = whole_run(floor.relative, largest(run))
+        if mismatch_between(run, logits, bound.allowed + rounded) is None:
+            return True
+    return False
 
 
 def nearer_designs(
