@@ -21,9 +21,9 @@ from lockstep.harness.judging.small_floats import (
     in_tf32,
 )
 
-# Of the distance from float32. Errors that have nothing to do with a design are farther from its run
-# than from float32: 1.4 times where both are of one size. Of some thousand logits that share is
-# known to a few percent. Honest engines whose every product rounds were at 0.0 to 0.95.
+# Of the distance from float32. Errors that have nothing to do with a design are farther from its
+# run than from float32: 1.4 times where both are of one size. Of some thousand logits that share
+# is known to a few percent. Honest engines whose every product rounds were at 0.0 to 0.95.
 NEARER = 0.95
 ROWS = frozenset({"rows"})
 WEIGHTS = frozenset({"weights", "inputs"})
