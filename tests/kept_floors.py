@@ -18,8 +18,9 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.base import MEANINGS
 from lockstep.harness.graph import honest_runs
-from lockstep.harness.graph.floor import ReplayFloor, replay_floor
+from lockstep.harness.graph.floor import HONEST, ReplayFloor, replay_floor
 from lockstep.harness.graph.program import Program
+from lockstep.harness.graph.ways import Honest
 
 
 @contextmanager
@@ -27,13 +28,19 @@ def floors_kept_in(folder: Path) -> Iterator[None]:
     folder.mkdir(exist_ok=True)
 
     def floor(
-        program: Program, file: GgufFile, build: Build, *, seed: int, runs: int
+        program: Program,
+        file: GgufFile,
+        build: Build,
+        *,
+        seed: int,
+        runs: int,
+        way: Honest = HONEST,
     ) -> ReplayFloor:
-        path = folder / name_of(program, file, build, seed, runs)
+        path = folder / name_of(program, file, build, seed, runs, way)
         if path.exists():
             found: ReplayFloor = pickle.loads(path.read_bytes())
             return found
-        found = replay_floor(program, file, build, seed=seed, runs=runs)
+        found = replay_floor(program, file, build, seed=seed, runs=runs, way=way)
         new = path.with_suffix(f".{os.getpid()}")
         new.write_bytes(pickle.dumps(found))
         new.rename(path)  # whole, whoever else writes the same
@@ -44,12 +51,14 @@ def floors_kept_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def name_of(program: Program, file: GgufFile, build: Build, seed: int, runs: int) -> str:
+def name_of(
+    program: Program, file: GgufFile, build: Build, seed: int, runs: int, way: Honest
+) -> str:
     """Of the same recorded run, weights, roundings and random numbers; and of the same meanings of
     ops: a test may put in a wrong one."""
     weights = {root.name for g in program.graphs for root in g.roots if root.kind == "weight"}
     meanings = [(op, meaning.__module__, meaning.__qualname__) for op, meaning in MEANINGS.items()]
-    found = hashlib.sha256(pickle.dumps((program, build, seed, runs, sorted(meanings))))
+    found = hashlib.sha256(pickle.dumps((program, build, seed, runs, way, sorted(meanings))))
     for weight in sorted(weights & set(file.tensors)):
         found.update(pickle.dumps((weight, file.tensors[weight])))
         found.update(file.raw(weight))

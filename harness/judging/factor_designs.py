@@ -7,7 +7,6 @@ their own: an engine has one of each, and both together where nothing is shown b
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
-from itertools import islice
 from operator import or_
 from typing import Any
 
@@ -97,14 +96,15 @@ def of_weights(kind: str) -> Iterator[FactorDesign]:
 
 
 def of_attention(kind: str) -> Iterator[FactorDesign]:
-    """Attention weights may be rounded behind the division by their sum or before it."""
+    """Attention weights may be rounded behind the division by their sum or before it. What rounds
+    least comes first: of designs that explain as much the first is taken."""
     to, loss = HALVES[kind], LOSS[kind]
-    rest = Factors(queries=to, keys=to, values=to, loss=loss)
-    for factors in (replace(rest, chances=to), rest):
-        yield FactorDesign(words=f"attention in {kind}", factors=factors)
     for factors in (Factors(chances=to, loss=loss), Factors(loss=loss)):
         yield FactorDesign(words=f"attention weights in {kind}", factors=factors)
     yield FactorDesign(words=f"keys and values in {kind}", factors=Factors(keys=to, values=to))
+    rest = Factors(queries=to, keys=to, values=to, loss=loss)
+    for factors in (replace(rest, chances=to), rest):
+        yield FactorDesign(words=f"attention in {kind}", factors=factors)
 
 
 def of_attention_in_bytes() -> Iterator[FactorDesign]:
@@ -140,7 +140,7 @@ def designs_throughout() -> Iterator[Parts]:
     """Yield engines that have one format for all products, and perhaps for embeddings."""
     for kind in HALVES:
         both, _ = of_weights(kind)
-        for attention in islice(of_attention(kind), 2):
+        for attention in list(of_attention(kind))[-2:]:
             yield {WEIGHTS: both, ATTENTION: attention}
             yield {ROWS: of_rows(kind), WEIGHTS: both, ATTENTION: attention}
 

@@ -146,8 +146,17 @@ def test_our_engines_say_ok(arch: str, model: Path, engine: str, preset: str) ->
     assert (reading.code, reading.complete, reading.prompted) == (0, True, True)
 
 
-@pytest.mark.parametrize("cls", honest_engines(), ids=lambda cls: cls.name)
+# acid models of gemma3 have weights beyond F16, and none leaves room for caches in eight bits
+BEYOND_F16 = {("gemma3", "honest:f16"), ("gemma3", "honest:weights-f16")}
+TOO_COARSE = {f"honest:{name}" for name in ("cache-e4m3", "cache-e5m2", "attention-int8")}
+FINE = [cls for cls in honest_engines() if cls.name not in TOO_COARSE]
+
+
+@pytest.mark.parametrize("cls", FINE, ids=lambda cls: cls.name)
 def test_no_honest_engine_says_no(arch: str, model: Path, cls: type[HonestEngine]) -> None:
+    if (arch, cls.name) in BEYOND_F16:
+        assert not try_engine(cls.name, model, report_for(arch, "F32")).complete
+        return
     seen = try_engine(cls.name, model, report_for(arch, "F32"))
     assert seen.said_no == ()
     assert seen.complete
