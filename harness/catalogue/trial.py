@@ -240,7 +240,12 @@ def try_honest(bench: TrialBench, cls: type[HonestEngine], model: str) -> Trial:
         preset=bench.context.settings.name,
         seed=bench.context.seed,
         expected="nowhere",
-        views={view.name: look(bench, cls, view) for view in VIEWS},
+        views={
+            view.name: look(bench, cls, view)
+            if view.name in cls.views
+            else SeenInView(caught=False, compared=False)
+            for view in VIEWS
+        },
         found=locate(bench, cls.name).found,
         passes=passed_by(bench.truth, opened_anew(bench, cls.name)),
         seconds=round(time.process_time() - started, 2),

@@ -4,7 +4,7 @@ One design must give most of the segments with products of its part: then it is 
 what it does not give is wrong.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -117,8 +117,19 @@ def multiplied_otherwise(
         out |= best.fine
         chosen |= {part: best.design} if best.design else {}
     wrong -= out.keys()
-    together = [chosen] if chosen else designs_throughout()
-    return out | choose(None, map(merge, together)).fine
+    return out | choose(None, map(merge, together(chosen))).fine
+
+
+def together(chosen: Parts) -> Iterator[Parts]:
+    """Yield engines of which a segment with products of both parts may be.
+
+    chosen: the designs that segments of one part have shown.
+    """
+    yield from [chosen] if chosen else ()
+    for part in (WEIGHTS, ATTENTION):
+        if part not in chosen:
+            yield from (chosen | {part: design} for design in DESIGNS[part])
+    yield from () if chosen else designs_throughout()
 
 
 def is_nearer(

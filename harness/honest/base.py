@@ -6,11 +6,13 @@ from lockstep.harness.adapters.reference import Reference
 
 
 class HonestEngine(Reference):
-    """`shows_on` names a built-in model with the op that it computes otherwise."""
+    """`shows_on` names a built-in model with the op that it computes otherwise; `views` are the
+    ways to show itself in which it is known as honest."""
 
     group: ClassVar[str] = "honest"
     design: ClassVar[str]
     shows_on: ClassVar[str] = "f32"
+    views: ClassVar[tuple[str, ...]] = ("tensors", "layers", "logits", "top-k", "text")
 
     @classmethod
     def add_design(cls, name: str, design: str, **changed: Any) -> type[Self]:

@@ -13,6 +13,8 @@ from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
 from lockstep.harness.honest.base import HonestEngine
 
+# lists and text are held to float32: they tell too little of which factors are rounded
+WITH_LOGITS = ("tensors", "layers", "logits")
 Round = Callable[[F32], F32]
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # magnitudes of four bits
 
@@ -153,7 +155,7 @@ def add_rounded(name: str, design: str, rounds: dict[str, Round], on: str = "f32
     """Register a row: which factors are rounded to what."""
     kept = {factor: staticmethod(to) for factor, to in rounds.items()}
     ops = type("RoundedOps", (Rounded,), {"__module__": __name__, **kept})
-    HonestEngine.add_design(name, design, ops=ops, shows_on=on)
+    HonestEngine.add_design(name, design, ops=ops, shows_on=on, views=WITH_LOGITS)
 
 
 def all_of(to: Round) -> dict[str, Round]:
