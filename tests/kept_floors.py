@@ -52,7 +52,12 @@ def floors_kept_in(folder: Path) -> Iterator[None]:
 
 
 def name_of(
-    program: Program, file: GgufFile, build: Build, seed: int, runs: int, way: Honest
+    program: Program,
+    file: GgufFile,
+    build: Build,
+    seed: int,
+    runs: int,
+    way: Honest = HONEST,
 ) -> str:
     """Of the same recorded run, weights, roundings and random numbers; and of the same meanings of
     ops: a test may put in a wrong one."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.ops.build import Build
 from lockstep.engine.ops.ggml.products import CHANCES
 from lockstep.harness.graph.held_segment import HeldSegment
@@ -21,6 +22,7 @@ from lockstep.harness.graph.watched import Seen
 from lockstep.harness.graph.ways import Honest, Wide
 from lockstep.harness.graph.wiring import Wire
 from lockstep.harness.judging.compare import worst_distance
+from lockstep.harness.judging.conversions import is_quantised
 from lockstep.harness.judging.factor_designs import (
     ATTENTION,
     DESIGNS,
@@ -45,6 +47,7 @@ class JudgeOfProducts(Protocol):
     """What of a SegmentJudge is used here."""
 
     build: Build
+    file: GgufFile
     wires: Mapping[Place, Wire]
     shown: Mapping[Place, NDArray[Any]]
 
@@ -117,6 +120,8 @@ def multiplied_otherwise(
         out |= best.fine
         chosen |= {part: best.design} if best.design else {}
     wrong -= out.keys()
+    if not chosen and is_quantised(judge.file):
+        return out  # what a whole layer of quantised weights may be off hides what rounds less
     return out | choose(None, map(merge, together(chosen))).fine
 
 

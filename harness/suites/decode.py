@@ -170,9 +170,9 @@ def until_wrong(*questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
 
 
 def own_choices(context: Context) -> Iterator[Verdict]:
-    """An engine whose logits are right may choose by others: rounded, sorted, or not all of them.
+    """A program whose logits are right may choose by others: rounded, sorted, or not all of them.
     What it chooses by is alike in models of any size."""
-    if context.facts.is_small:
+    if context.subject_info.levels is not None and context.facts.is_small:
         yield from close_calls(context)
 
 

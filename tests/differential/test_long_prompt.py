@@ -273,16 +273,16 @@ def test_a_difference_is_one_though_the_engine_dies_where_its_beginning_is_looke
     assert "; from which length on is not known: " in found.summary
 
 
-@pytest.mark.parametrize(("engine", "asked"), [("reference", False), ("llama.cpp", True)])
-def test_of_a_small_model_engines_that_are_other_processes_are_asked_though_nobody_names_it(
-    engine: str, asked: bool, model: Path, plan_for: Callable[..., Plan], open_for: OpenPlan
+@pytest.mark.parametrize("engine", ["reference", "llama.cpp"])
+def test_engines_of_small_models_are_asked_though_nobody_names_it(
+    engine: str, model: Path, plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
     """The first model of many engines is small: with a table of 1,024 positions they passed."""
     plan = plan_for(model, engine=engine)
     with open_for(plan) as opened:
         assert not opened.context.named
         found = list(long_prompt.check_long_prompt(plan, opened.context))
-    assert [verdict.status for verdict in found] == ["agreed"] * asked
+    assert [verdict.status for verdict in found] == ["agreed"]
 
 
 @pytest.mark.parametrize(("named", "status"), [(False, "not-applicable"), (True, "agreed")])
@@ -295,7 +295,6 @@ def test_a_slow_engine_is_asked_by_name_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(long_prompt, "PATIENCE", 0.0)
-    monkeypatch.setattr(long_prompt, "is_small", lambda file: False)
     plan = plan_for(model)
     with open_for(plan) as opened:
         opened.context.named = named

@@ -15,13 +15,14 @@ from lockstep.engine.errors import EngineError
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.engine.tokenizers.vocabulary import Attr
 from tests.differential.texts import NASTY, TRAPPED, glued
-from tests.differential.tokens import REPO, Ask, answer, check, differences, opened
+from tests.differential.tokens import Ask, answer, check, differences, opened
 from tests.engine.tokenizers import test_tokenizer_bert as bert
 from tests.engine.tokenizers import test_tokenizer_gemma4 as gemma4
 from tests.engine.tokenizers import test_tokenizer_llama as llama
 from tests.engine.tokenizers import test_tokenizer_plamo2 as plamo2
 from tests.engine.tokenizers import test_tokenizer_rwkv as rwkv
 from tests.engine.tokenizers import test_tokenizer_t5 as t5
+from tests.places import ROOT
 from tests.tokenizer_cases import (
     BYTE,
     NORMAL,
@@ -37,7 +38,7 @@ from tests.tokenizer_cases import (
 )
 from tests.vocabularies import vocabulary_file
 
-SHARED = REPO.parent / "shared"
+SHARED = ROOT.parent / "shared"
 FILES = (
     "models/stories260K.gguf",
     "corpora/gguf/gridcore/vocab/vocab-spm.gguf",
@@ -339,7 +340,7 @@ def test_an_rwkv_token_that_is_begun_and_not_completed_fills_all_memory_in_llama
         input=json.dumps(request),
         capture_output=True,
         text=True,
-        cwd=REPO,
+        cwd=ROOT,
         timeout=300,
         check=False,
     )

@@ -16,7 +16,8 @@ from lockstep.engine.tokenizers.pre_tokenizers import KINDS, PRE_TOKENIZERS
 from lockstep.engine.tokenizers.unicode_data import WHITESPACE, categories
 from tests.differential import tokens
 from tests.differential.texts import BYTE_PAIRS, ENGLISH, glued, scripts
-from tests.differential.tokens import REPO, Ask, check, opened, refuses
+from tests.differential.tokens import Ask, check, opened, refuses
+from tests.places import ROOT
 from tests.tokenizer_cases import Value, Word, vocabulary, written
 from tests.vocabularies import vocabulary_file
 
@@ -188,7 +189,7 @@ def test_texts_that_we_refuse_llama_cpp_dies_of(
 
 def test_llama_cpp_has_our_category_for_every_code_point() -> None:
     code = f"from {tokens.__name__} import flags_of_code_points as ask; ask()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
     if b"AttributeError" in done.stderr:
         pytest.skip("libllama does not export its flags: categories were not compared with it")
     assert done.returncode == 0, done.stderr.decode()

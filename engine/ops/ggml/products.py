@@ -49,7 +49,9 @@ def of_converted(acts: Converted, weight: Weight, build: Build, dtype: Any) -> N
     return exact(value.astype(np.float64, copy=False))
 
 
-def in_parts(x: F32 | F64, weight: Weight, build: Build, name: str) -> Iterator[tuple[slice, Near]]:
+def in_parts(
+    x: F32 | F64, weight: Weight, build: Build, name: str = "weights"
+) -> Iterator[tuple[slice, Near]]:
     """The same of some rows after the others: of a large vocabulary value and bound are finished
     while they are in the cache. name: of the weight, in `Factors`.
 

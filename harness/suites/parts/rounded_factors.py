@@ -100,7 +100,8 @@ def nearer_designs(
 
 def size_of(a: F32, b: F32) -> float:
     """Return the root of the mean square of their difference."""
-    return float(np.sqrt(np.square(a.astype(np.float64) - b).mean()))
+    with np.errstate(all="ignore"):  # of numbers beyond all bounds it is none, and no limit is kept
+        return float(np.sqrt(np.square(a.astype(np.float64) - b).mean()))
 
 
 def designs_for(context: Context) -> Mapping[Part, Sequence[FactorDesign]]:

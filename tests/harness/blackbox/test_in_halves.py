@@ -204,13 +204,16 @@ def test_a_fault_that_is_larger_than_halves_make_is_seen(model: Path) -> None:
     assert of_twin(found).status == "diverged"
 
 
-@pytest.mark.parametrize("engine", [LogitsInF32.name, WeightsInBF16.name])
-def test_nor_is_who_shows_no_halves_and_does_not_tell_apart_what_they_do_not(
-    engine: str, model: Path
-) -> None:
-    found = verdicts(model, engine)
+def test_nor_is_who_shows_no_halves_and_does_not_tell_apart_what_they_do_not(model: Path) -> None:
+    found = verdicts(model, LogitsInF32.name)
     assert not [each.summary for each in found if each.status == "diverged"]
     assert of_twin(found).detail["computed_in"] == "BF16"
+
+
+def test_weights_in_halves_are_named_on_the_twin(model: Path) -> None:
+    found = verdicts(model, WeightsInBF16.name)
+    assert not [each.summary for each in found if each.status == "diverged"]
+    assert "weights in BF16" in of_twin(found).summary
 
 
 def test_who_rounds_logits_alone_is_held_to_half_a_step(model: Path) -> None:
