@@ -112,7 +112,7 @@ class SliceAsker:
     folder: Path
     progress: Callable[[str], None]
     opening: Callable[[Plan, Callable[[str], None]], Opened] = open_plan
-    rounding: list[FactorDesign] = field(default_factory=list)  # see Context: of all models alike
+    rounding: list[FactorDesign] | None = None  # see Context: of all models alike
     # of the oracle's file, and of the subject's if it is another: reading a vocabulary takes long
     few: dict[bool, FewTokens | None] = field(default_factory=dict)
     whole_vocabulary: bool = False  # of slices of one layer as well

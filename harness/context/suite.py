@@ -129,8 +129,9 @@ class Context:
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`
     # what engines read in their files, asked once: a large vocabulary takes each of them seconds
     read: dict[Session, FileSummary] = field(default_factory=dict)
-    # the designs that came to all of the subject's logits so far, where float32 does not
-    rounding: list[FactorDesign] = field(default_factory=list)
+    # the designs that came to all of the subject's logits so far, where float32 does not; None:
+    # none is looked for, as where each model tells of one part alone
+    rounding: list[FactorDesign] | None = field(default_factory=list)
     # what is not waited for yet, by suite
     begun: dict[str, Closable] = field(default_factory=dict)
 

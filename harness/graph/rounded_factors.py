@@ -27,6 +27,8 @@ from lockstep.harness.judging.factor_designs import (
     ATTENTION,
     DESIGNS,
     NEARER,
+    ROW_DESIGNS,
+    ROWS,
     WEIGHTS,
     FactorDesign,
     Parts,
@@ -119,6 +121,8 @@ def multiplied_otherwise(
         best = choose(part, designs)
         out |= best.fine
         chosen |= {part: best.design} if best.design else {}
+    if WEIGHTS in chosen:
+        out |= choose(ROWS, ROW_DESIGNS).fine
     wrong -= out.keys()
     if not chosen and is_quantised(judge.file):
         return out  # what a whole layer of quantised weights may be off hides what rounds less

@@ -85,7 +85,7 @@ def designs_that_say(
     for number, run in honest_runs(context, batches, among):
         if fits(run, between_two_in_rows(noise, run)):
             yield number
-    for number, design in enumerate(context.rounding, FIRST_ROUNDED):
+    for number, design in enumerate(context.rounding or (), FIRST_ROUNDED):
         if among is None or number in among:
             floor = context.honest.rounded_run(batches, design, seed=context.seed, runs=MORE_RUNS)
             run = np.concatenate(floor.logits)

@@ -42,6 +42,8 @@ def explain_by_factors(
     float32: honest runs in float32, of which none gives them; rounded: how far logits may be off
     besides. An engine has one design for all runs: once some gave its logits, others are not tried.
     """
+    if context.rounding is None:
+        return None
     for design in context.rounding:
         if gives(context, batches, design, logits, rounded):
             return design
