@@ -1,4 +1,4 @@
-"""Where the files lie: folders of a checkout are linked, those of an installed package are real."""
+"""Paths of the package: its folders are links in a checkout and real where it is installed."""
 
 import os
 from pathlib import Path

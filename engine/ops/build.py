@@ -17,7 +17,7 @@ Tip = Callable[[NDArray[Any], F64], F64]
 
 @dataclass(frozen=True, kw_only=True)
 class Factors:
-    """What an engine rounds the factors of its products to; None: they stay as they are.
+    """The formats that an engine rounds factors of products to; None: they stay as they are.
 
     rows: of a table, such as embeddings; weights, inputs: of products with weights; queries, keys,
     chances, values: of attention, whose chances are what the softmax gives. loss: by this share of

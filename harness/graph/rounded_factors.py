@@ -46,7 +46,7 @@ Findings = dict[Place, SiteFinding]
 
 
 class JudgeOfProducts(Protocol):
-    """What of a SegmentJudge is used here."""
+    """The part of a SegmentJudge that is used here."""
 
     build: Build
     file: GgufFile
@@ -186,5 +186,5 @@ def findings_by(
     for segment in segments:
         place = segment.place
         one = judge.finding_for(judge.again(segment, ((run[place], (noise, noise)),)))
-        found[place] = replace(one, reason=f"{design.words}: {one.reason}", design=design.words)
+        found[place] = replace(one, reason=f"{design.words}: {one.reason}", design=design)
     return found

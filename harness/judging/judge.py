@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lockstep.harness.judging.comparable import incomparable
 from lockstep.harness.judging.compare import mismatch_between, share_of_limit, worst_distance
 from lockstep.harness.judging.designs import Other, agrees
+from lockstep.harness.judging.factor_designs import FactorDesign
 from lockstep.harness.judging.tolerances import Bound, where_limited
 from lockstep.harness.records import Mismatch, Site
 
@@ -49,7 +50,7 @@ class SiteFinding:
     worst: tuple[float, tuple[int, ...]] = (0.0, ())
     # of several ops, within what the last one alone may be off: how far all may be was not measured
     measured: bool = True
-    design: str = ""  # how the engine computes, in words, where it is held against such a design
+    design: FactorDesign | None = None  # that the engine is held against, where float32 is not it
 
 
 def finding_of(

@@ -42,8 +42,10 @@ class TraceSuite(TensorSuite, name="trace"):
         if not fine:
             return
         text = f"{found.rest}; of these {closest([f for f in fine if f.measured])}"
-        by_design = {f.design: [each for each in fine if each.design == f.design] for f in fine}
-        designs = {name: each for name, each in by_design.items() if name}
+        designs: dict[str, list[SiteFinding]] = {}
+        for each in fine:
+            if each.design is not None:
+                designs.setdefault(each.design.words, []).append(each)
         detail = {"sites": len(found.all), "agreed": len(fine), "by_node": by_node(found)}
         if designs:
             detail["designs"] = {name: len(each) for name, each in designs.items()}

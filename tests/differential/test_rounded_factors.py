@@ -82,11 +82,12 @@ def test_fault_of_an_engine_in_halves_is_found_at_its_op(
     assert {v.detail["site"] for v in verdicts if v.status == "diverged"} == sites
 
 
-def test_logits_show_a_fault_of_an_engine_in_halves(model: Path) -> None:
-    class TwiceAsFar(Reference, name="test: in halves, and positions twice as far"):
-        class ops(ops_of("f16")):  # type: ignore[misc]
-            def rope(self, x: F32, positions: Any, params: RopeParams) -> F32:
-                return np.asarray(super().rope(x, positions * 2, params), np.float32)
+class TwentiethMore(Reference, name="test: in halves, and one product a twentieth too large"):
+    class ops(ops_of("f16")):  # type: ignore[misc]
+        def linear(self, x: F32, weight: Any) -> F32:
+            scale = np.float32(1.05 if weight.name == "blk.1.ffn_up.weight" else 1)
+            return np.asarray(super().linear(x, weight) * scale, np.float32)
 
-    verdicts = verdicts_of(plan_of(model, TwiceAsFar.name), "logits")
-    assert exit_code(verdicts) == 1
+
+def test_logits_show_a_fault_of_an_engine_in_halves(model: Path) -> None:
+    assert exit_code(verdicts_of(plan_of(model, TwentiethMore.name), "logits")) == 1

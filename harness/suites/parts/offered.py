@@ -1,11 +1,11 @@
-"""What is said of a question that an engine does not offer."""
+"""Verdicts on questions that an engine does not offer."""
 
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Status, Verdict
 
 
 def not_offered(context: Context, level: str, suite: str) -> list[Verdict] | None:
-    """What is said of a level that engines with logits need not have; None: the engine has it."""
+    """Return the verdicts on a level that the engine lacks; None: the engine has it."""
     levels = context.subject_info.levels
     if levels is not None and level in levels:
         return None

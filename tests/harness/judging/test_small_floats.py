@@ -1,4 +1,4 @@
-"""What is left of float32 in formats of few bits, held against lists of all their numbers."""
+"""Formats of few bits, held against lists of all their numbers."""
 
 import numpy as np
 import pytest
