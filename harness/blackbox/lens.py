@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import WeightFormat
+from lockstep.harness.suites.parts.small_scales import with_small_scales
 
 LARGEST_STEP = 127.0 * 2.0**-6  # what an activation is behind the last norm, or its negative
 SIZE = 2.0**10  # of embeddings: eps beside their squares is less than a rounding
 BLOCK = 32
+UNEVEN = 8  # tokens
+# of each half of a row: of more, the roundings of their sum hide how each is rounded
+UNEVEN_COLUMNS = 64
+EIGHTHS = np.array([1, 2, 3, 5, 6, 7]) / 8  # of a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +29,11 @@ class Stretch:
     start: int  # row of the lens
     rows: int
     first: int  # number of the first weight in the tensor
+    small: bool = False  # blocks of the tensor, but with scales that are subnormal halves
+
+    @property
+    def words(self) -> str:
+        return f"{self.tensor} with subnormal scales" if self.small else self.tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +70,34 @@ class Lens:
             numbers = range(self.first + start, self.first + start + len(some))
             yield Batch.of(list(some)), self.inputs(numbers) * LARGEST_STEP
 
+    @property
+    def uneven(self) -> range:
+        """Return the tokens whose inputs conversions round; none of a table that is the head."""
+        last = self.period + UNEVEN
+        return range(self.period, last if last <= self.vocabulary and not self.ids else self.period)
+
+    def embeddings(self, start: int, stop: int) -> NDArray[np.float64]:
+        """Return the rows of the first tokens from `start` on, (rows, width): all others are zero.
+
+        The norm makes of them what the head meets.
+        """
+        even = range(start, min(stop, self.period))
+        uneven = [self.uneven_row(i) for i in self.uneven if start <= i < stop]
+        return np.concatenate([self.inputs(even), np.reshape(uneven, (-1, self.width))])
+
+    def uneven_row(self, number: int) -> NDArray[np.float64]:
+        """Return 127 steps in every block, and others that lie between two steps, whatever the
+        size of a block: eighths, of which one half comes again with the other sign."""
+        half = self.width // 2
+        raw = Philox(key=number).random_raw(half)
+        eighths = EIGHTHS[(raw & np.uint64(7)).astype(np.int64) % len(EIGHTHS)]
+        steps = (raw >> np.uint64(40)).astype(np.int64) % 125 + eighths
+        steps[number % 8 :: 8] = 127.0
+        steps *= np.where(raw >> np.uint64(63), 1.0, -1.0)
+        steps *= 2.0 ** (np.arange(half) // BLOCK % 3)
+        steps[UNEVEN_COLUMNS:] = 0.0
+        return np.concatenate([steps, -steps])[: self.width] / 2.0**7
+
     def inputs(self, numbers: Sequence[int]) -> NDArray[np.float64]:
         """Those of the tokens, less than `period`, that show other weights each."""
         found = np.zeros((len(numbers), self.width))
@@ -77,7 +115,7 @@ class Lens:
         """The tensor, and the number of the weight in it."""
         for s in self.stretches:
             if s.start <= row < s.start + s.rows:
-                return s.tensor, s.first + (row - s.start) * self.width + column
+                return s.words, s.first + (row - s.start) * self.width + column
         return "", 0  # a row of zeros
 
 
@@ -89,4 +127,6 @@ def row_bytes(lens: Lens) -> int:
 def bytes_of(file: GgufFile, lens: Lens, stretch: Stretch) -> NDArray[np.uint8]:
     info, size = file.tensors[stretch.tensor], row_bytes(lens)
     start = stretch.first // info.type.block * info.type.bytes
-    return file.raw(info.name)[start : start + stretch.rows * size]
+    raw = file.raw(info.name)[start : start + stretch.rows * size]
+    small = with_small_scales(lens.type, raw, len(raw)) if stretch.small else None
+    return raw if small is None else small

@@ -44,6 +44,7 @@ from lockstep.harness.blackbox.parts import EMBEDDING, OUTPUT, OUTPUT_SCALE
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import SCALES, first_layers
 from lockstep.harness.sites import ENDS_OF_HALVES, IN_A_LAYER, is_one_of
+from lockstep.harness.suites.parts.small_scales import BLOCKS, has_half_scales
 from lockstep.harness.synth.twin import CHUNK, KEPT
 
 SUPERBLOCK = 256
@@ -80,10 +81,8 @@ def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
     made: list[Lens] = []
     for (name, whole), same in by_type.items():
         period = period_of(same[0], whole)
-        made += fill_lenses(
-            same,
-            of_file(type=name, width=whole, vocabulary=vocabulary, period=period, stretches=()),
-        )
+        empty = of_file(type=name, width=whole, vocabulary=vocabulary, period=period, stretches=())
+        made += fill_lenses(same, empty, small=not tied.is_tied(file))
     unseen = [f"{shorten_names(names)}: {why}" for why, names in left_out.items()]
     return tied.split(file, made, unseen) if tied.is_tied(file) else (made, unseen)
 
@@ -99,14 +98,21 @@ def period_of(info: TensorInfo, width: int) -> int:
     return next(n for n in (BLOCK, 16, 8, 4, 2, 1) if width % n == 0)
 
 
-def fill_lenses(tensors: Sequence[TensorInfo], empty: Lens) -> Iterator[Lens]:
-    """Rows of one type, in as few lenses as they fit in."""
+def fill_lenses(
+    tensors: Sequence[TensorInfo], empty: Lens, *, small: bool = False
+) -> Iterator[Lens]:
+    """Yield lenses with the rows of one type, as few as they fit in. small: before them some of the
+    blocks with scales that are subnormal halves, if the type has any halves."""
     lens, used = empty, 0
-    for info in tensors:
-        left, first = -(-info.n_elements // empty.width), 0
+    parts = [(info, -(-info.n_elements // empty.width), False) for info in tensors]
+    if small and has_half_scales(empty.type):
+        largest = max(parts, key=lambda part: part[1])
+        parts.insert(0, (largest[0], min(largest[1], rows_of_blocks(empty)), True))
+    for info, left, of_small in parts:
+        first = 0
         while left:
             rows = min(left, empty.vocabulary - used)
-            stretch = Stretch(tensor=info.name, start=used, rows=rows, first=first)
+            stretch = Stretch(tensor=info.name, start=used, rows=rows, first=first, small=of_small)
             lens = replace(lens, stretches=(*lens.stretches, stretch))
             left, first, used = left - rows, first + rows * empty.width, used + rows
             if used == empty.vocabulary:
@@ -114,6 +120,11 @@ def fill_lenses(tensors: Sequence[TensorInfo], empty: Lens) -> Iterator[Lens]:
                 lens, used = empty, 0
     if used:
         yield lens
+
+
+def rows_of_blocks(lens: Lens) -> int:
+    """Return how many rows hold as many blocks as are made with small scales."""
+    return -(-BLOCKS * WeightFormat.member(lens.type).weights // lens.width)
 
 
 def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
@@ -149,9 +160,8 @@ def last_norm_of(file: GgufFile) -> str:
 def embeddings(lens: Lens) -> Change:
     def change(rows: F32, start: int) -> F32:
         found = np.zeros_like(rows)
-        ids = range(start, min(start + len(rows), lens.period))
-        if ids:
-            found[: len(ids)] = SIZE * lens.inputs(ids)
+        some = lens.embeddings(start, start + len(rows))
+        found[: len(some)] = SIZE * some
         return found
 
     return change

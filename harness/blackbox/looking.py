@@ -17,12 +17,14 @@ from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.behind_the_head import hidden_by
 from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS, Kept
 from lockstep.harness.blackbox.lens import Lens
+from lockstep.harness.blackbox.lens_conversions import conversions_seen
 from lockstep.harness.blackbox.lenses import expected_of, lenses_of, recipe_of, shorten_names
 from lockstep.harness.blackbox.probes import judge_logits
 from lockstep.harness.blackbox.wide_lenses import is_wide
 from lockstep.harness.check.check import Opened
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.compare import mismatch_between
+from lockstep.harness.judging.conversions import Convert
 from lockstep.harness.judging.stored import ROUNDED, half_step, looks_like
 from lockstep.harness.records import Request
 
@@ -97,24 +99,32 @@ def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked
     if levels is not None and "logits" not in levels:
         text = f"{context.subject.name} shows no logits"
         return Looked(lens=lens, answer=SliceAnswer(status="not-applicable", summary=text))
-    oracle, subject = seen_by_both(context, file, lens)
+    conversions = conversions_seen(context, file, lens)
+    converted = conversions[1].convert if conversions else None
+    oracle, subject = seen_by_both(context, file, lens, converted=converted)
     if oracle.wrong:
         text = f"{context.oracle.name} does more to logits than a product: {oracle.sentence}"
         return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
     if subject.wrong and (more := allowed_in_halves(subject.stored, kept, lens)):
-        _, subject = seen_by_both(context, file, lens, more)
+        _, subject = seen_by_both(context, file, lens, more, converted)
         if not subject.wrong:
             return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=NOT_WEIGHTS))
     if not subject.wrong and subject.hidden:
         text = f"the cap of logits, {lens.cap:g}, hides {subject.hidden:,} of {subject.logits:,}"
         return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
+    if not subject.wrong and conversions and conversions[0].known and not conversions[1].known:
+        seen = conversions[1]
+        extent = {"kind": "value", "mismatched": seen.mismatched, "actual": seen.actual}
+        extent |= {"expected": seen.expected, "allowed": seen.allowed}
+        answer = SliceAnswer(status="diverged", summary=seen.sentence, extent=extent)
+        return Looked(lens=lens, answer=answer)
     if not subject.wrong:
         text = f"{subject.logits:,} logits show each weight once, within {subject.worst:.2g} of the"
         answer = SliceAnswer(status="agreed", summary=f"{text} limit")
         return Looked(lens=lens, answer=answer)
     tensors = tuple(name for name, _ in subject.wrong.most_common())
     text = f"{shorten_names(tensors)}: {subject.sentence}"
-    if 1 < len(tensors) == len({stretch.tensor for stretch in lens.stretches}):
+    if 1 < len(tensors) == len({stretch.words for stretch in lens.stretches}):
         text += f"; {AS_A_HEAD}"
     extent = {"kind": subject.kind, "mismatched": subject.wrong.total()}
     answer = SliceAnswer(status="diverged", summary=text, extent=extent)
@@ -137,14 +147,21 @@ def allowed_in_halves(stored: Collection[str], kept: Kept, lens: Lens) -> More |
 
 
 def seen_by_both(
-    context: Context, file: GgufFile, lens: Lens, more: More | None = None
+    context: Context,
+    file: GgufFile,
+    lens: Lens,
+    more: More | None = None,
+    converted: Convert | None = None,
 ) -> tuple[SeenThroughLens, SeenThroughLens]:
-    """more: of what is allowed, what the engine under test is."""
+    """Return what both engines show. more: from the usual limit to that of the engine under test;
+    converted: what that engine makes of activations, if not what all engines make of these."""
     both = SeenThroughLens(), SeenThroughLens()
     for batch, inputs in lens.batches:
         runs = context.ask_both("evaluate", Request(batches=(batch,)))
-        expected = list(expected_of(file, lens, inputs, context.lanes))
-        for seen, run in zip(both, runs, strict=True):
+        theirs = inputs if converted is None else converted(inputs.astype(np.float32))
+        met = [inputs] if np.array_equal(theirs, inputs) else [inputs, theirs]
+        each = [list(expected_of(file, lens, some, context.lanes)) for some in met]
+        for seen, run, expected in zip(both, runs, (each[0], each[-1]), strict=True):
             seen.stored.add(looks_like(run.logits))
             for rows, value, allowed in expected:
                 got = run.logits[0][:, rows]

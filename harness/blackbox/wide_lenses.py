@@ -76,9 +76,10 @@ def of_ones(name: str, width: int, value: float = 1.0) -> Tensor:
 
 def embeddings(lens: Lens) -> Tensor:
     def chunks() -> Iterator[bytes]:
-        for start in range(0, lens.period, BLOCK):
-            ids: Sequence[int] = range(start, min(start + BLOCK, lens.period))
-            yield (SIZE * lens.inputs(ids)).astype("<f4").tobytes()
-        yield from zeros((lens.width, lens.vocabulary - lens.period))
+        last = lens.uneven.stop
+        for start in range(0, last, BLOCK):
+            some = lens.embeddings(start, min(start + BLOCK, last))
+            yield (SIZE * some).astype("<f4").tobytes()
+        yield from zeros((lens.width, lens.vocabulary - last))
 
     return EMBEDDING, (lens.width, lens.vocabulary), "F32", chunks()

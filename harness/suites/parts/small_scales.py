@@ -16,10 +16,19 @@ HALF = np.dtype("<f2")
 LARGEST = 0x3FF  # of the subnormal ones, as bits: 6.1e-5
 
 
-def with_small_scales(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
-    """The first of these blocks with such scales, of all sizes; None: the type has no halves."""
+def has_half_scales(kind: str) -> bool:
     layout = WeightFormat.member(kind).layout
-    blocks: NDArray[Any] = raw[: BLOCKS * layout.itemsize].view(layout).copy()
+    names = layout.names
+    return HALF in ({layout[name].base for name in names} if names else {layout})
+
+
+def with_small_scales(
+    kind: str, raw: NDArray[np.uint8], n: int = BLOCKS
+) -> NDArray[np.uint8] | None:
+    """Return the first n of these blocks with such scales, of all sizes; None: the type has no
+    halves."""
+    layout = WeightFormat.member(kind).layout
+    blocks: NDArray[Any] = raw[: n * layout.itemsize].view(layout).copy()
     names = [name for name in layout.names or () if layout[name].base == HALF]
     parts = [blocks[name] for name in names] if layout.names else [blocks]
     parts = [part for part in parts if part.dtype == HALF and part.size]

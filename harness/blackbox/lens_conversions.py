@@ -1,0 +1,172 @@
+"""Activations between two steps, seen through a lens: which conversion makes the logits?
+
+The other tokens of a lens have activations that every conversion represents exactly, so that
+weights are seen and no rounding. These have none such. An honest engine leaves them as they are, or
+converts all of them in one of the known ways (judging/conversions.py); one that cuts off, has fewer
+steps or keeps scales in fewer bits gives what none of these gives.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.activations.base import GENERIC, X86, Converted
+from lockstep.engine.batch import Batch
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.near import SMALLEST, U
+from lockstep.engine.ops.products import activation_format, added_up, carries_sums
+from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.weights import Weight
+from lockstep.harness.blackbox.behind_the_head import as_logits
+from lockstep.harness.blackbox.lens import LARGEST_STEP, Lens, bytes_of, row_bytes
+from lockstep.harness.context.suite import Context
+from lockstep.harness.judging.conversions import Convert, families, is_type_in_blocks
+from lockstep.harness.judging.factor_designs import of_activations_in_four_bits
+from lockstep.harness.judging.stored import half_step, looks_like
+from lockstep.harness.records import Request
+
+MORE = 24  # roundings: of the norm and of a product's end, as in lenses.py
+MOST_WEIGHTS = 1 << 18  # of the lens: what becomes of activations is the same for all rows
+Known = tuple[NDArray[np.float64], NDArray[np.float64]]  # logits, and how far off an honest one is
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionSeen:
+    """What the logits of the uneven tokens say of one engine.
+
+    known: whether a known conversion gives all of them; convert: that one, None where activations
+    stay as they are or become what llama.cpp makes of them; the rest: the worst logit beside the
+    conversion that comes nearest.
+    """
+
+    known: bool
+    convert: Convert | None = None
+    actual: float = 0.0
+    expected: float = 0.0
+    allowed: float = 0.0
+    mismatched: int = 0
+
+    @property
+    def sentence(self) -> str:
+        return (
+            "no known conversion of activations explains its logits: "
+            f"one is {self.actual:.9g}, the nearest conversion gives {self.expected:.9g} "
+            f"(allowed {self.allowed:.1e})"
+        )
+
+
+def conversions_seen(
+    context: Context, file: GgufFile, lens: Lens
+) -> tuple[ConversionSeen, ConversionSeen] | None:
+    """Ask both engines for the uneven tokens of a lens. None: its weights meet activations as they
+    are, or there is no room for the tokens. Raises NoAnswer."""
+    if not (lens.uneven and is_type_in_blocks(lens.type)):
+        return None
+    batch = Batch.of(list(lens.uneven))
+    runs = context.ask_both("evaluate", Request(batches=(batch,)))
+    weight, rows = some_rows(file, lens)
+    generic = context.settings.generic
+    candidates = [
+        (convert, logits_of(lens, weight, converted, radius))
+        for convert, converted, radius in candidates_for(lens, weight.format, generic)
+    ]
+    oracle, subject = (seen_of(run.logits[0][:, rows], candidates) for run in runs)
+    return oracle, subject
+
+
+def some_rows(file: GgufFile, lens: Lens) -> tuple[Weight, slice]:
+    """Return rows of the lens as a matrix, and which they are."""
+    stretch = next(each for each in lens.stretches if not each.small)
+    n = max(1, min(stretch.rows, MOST_WEIGHTS // lens.width))
+    size = row_bytes(lens)
+    raw = bytes_of(file, lens, stretch)[: n * size]
+    n = len(raw) // size  # the last row may be filled with zeros
+    weight = Weight(
+        stretch.tensor, WeightFormat.member(lens.type), (n, lens.width), raw[: n * size]
+    )
+    return weight, slice(stretch.start, stretch.start + n)
+
+
+def met_by_head(lens: Lens) -> F32:
+    """Return the uneven rows behind the last norm, (tokens, width)."""
+    rows = lens.embeddings(lens.uneven.start, lens.uneven.stop)
+    roots = np.sqrt(np.mean(rows**2, axis=1, keepdims=True))
+    found: F32 = (rows / roots * (LARGEST_STEP / lens.period**0.5)).astype(np.float32)
+    return found
+
+
+def candidates_for(
+    lens: Lens, kind: type[WeightFormat], generic: Collection[str]
+) -> Iterator[tuple[Convert | None, Converted, NDArray[np.float64]]]:
+    """Yield each way to convert, what it makes of the activations, and how far an honest engine's
+    may lie from that: the norm's roundings, and a step where these tip one over."""
+    x = met_by_head(lens)
+    share = np.float32((lens.width + MORE) * U)
+    around = x * (1 - share), x, x * (1 + share)
+
+    def candidate(
+        make: Callable[[F32], Converted],
+    ) -> tuple[Converted, NDArray[np.float64]]:
+        low, found, high = map(make, around)
+        ends = np.abs(low.values - found.values), np.abs(high.values - found.values)
+        return found, np.maximum(*ends)
+
+    yield None, *candidate(lambda some: Converted(some.astype(np.float64)))
+    target, sums = activation_format(kind), carries_sums(kind)
+    for variant in (GENERIC if target.name in generic else X86, GENERIC, X86):
+
+        def own(some: F32, variant: str = variant) -> Converted:
+            made = target.convert(some, variant)
+            return Converted(made.values, made.sums if sums else None)
+
+        yield None, *candidate(own)
+    ways = [family[0] for family in families(every=True)]
+    ways += [each.activations for each in of_activations_in_four_bits() if each.activations]
+    for convert in ways:
+
+        def other(some: F32, convert: Convert = convert) -> Converted:
+            return Converted(convert(some))
+
+        yield convert, *candidate(other)
+
+
+def logits_of(
+    lens: Lens, weight: Weight, converted: Converted, radius: NDArray[np.float64]
+) -> Known:
+    """Return the logits of such activations, and their bounds, (tokens, rows): each term is rounded
+    in each of its parts and added up in some order, as in lenses.py."""
+    build = Build(lanes=1, plain=converted.sums is None)
+    with np.errstate(all="ignore"):
+        value, sizes = added_up(converted.values, converted.sums, weight, build, np.float64)
+        hot = np.count_nonzero(converted.values, axis=1)[:, None]
+        allowed = (2 * hot + MORE) * U * sizes + hot * SMALLEST
+        allowed += radius @ np.abs(weight.values()).astype(np.float64).T
+    return as_logits(lens.scale, lens.cap, value, allowed)
+
+
+def seen_of(got: F32, candidates: Sequence[tuple[Convert | None, Known]]) -> ConversionSeen:
+    """Return the first conversion that gives all these logits, (tokens, rows), or the nearest."""
+    rounded = half_step(got, looks_like([got]))
+    nearest, share = ConversionSeen(known=False), np.inf
+    for convert, (value, allowed) in candidates:
+        limit = allowed + rounded
+        with np.errstate(invalid="ignore", divide="ignore"):
+            off = np.nan_to_num(np.abs(got - value) / limit, nan=np.inf, posinf=np.inf)
+        worst = float(off.max(initial=0.0))
+        if worst <= 1:
+            return ConversionSeen(known=True, convert=convert)
+        if worst < share or not isfinite(share):
+            at = np.unravel_index(int(off.argmax()), off.shape)
+            share = worst
+            nearest = ConversionSeen(
+                known=False,
+                actual=float(got[at]),
+                expected=float(value[at]),
+                allowed=float(limit[at]),
+                mismatched=int(np.count_nonzero(off > 1)),
+            )
+    return nearest
