@@ -123,8 +123,8 @@ def n_bytes(file: GgufFile, recipe: Recipe) -> int:
 
 
 def bisect_fewer_layers(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect what `check_fewer_layers` asks, for a model whose usual run has no wrong op. None: no op is wrong
-    here either, or nothing is asked."""
+    """Bisect what `check_fewer_layers` asks, if no op is wrong in the usual run of the whole model.
+    None: no op is wrong here either, or nothing is asked."""
     if not is_asked(context):
         return None
     return bisect_on_made(plan, context, bisect_first_layers)

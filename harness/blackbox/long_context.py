@@ -172,8 +172,8 @@ def plan_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> Plan:
 
 
 def bisect_long_context(plan: Plan, context: Context) -> Bisection | None:
-    """Bisect the run that `check_long_context` asks for, if no op is wrong in the usual ones. None: no op is
-    wrong here either, or the engine takes no such model."""
+    """Bisect the run that `check_long_context` asks for, if no op is wrong in the usual ones. None:
+    no op is wrong here either, or the engine takes no such model."""
     every = unseen(context)
     if not every:
         return None
@@ -220,7 +220,7 @@ def layers_to_ask(
     asker: SliceAsker, least: Callable[[list[Layer]], int] = lambda every: 0
 ) -> tuple[int, str]:
     """Return the number of layers, and in words which they are. Each mask is among them, and one
-    layer more: an engine that lets a model's last layer see all may be right by chance. least: the
+    layer more. An engine that lets a model's last layer see all may be right by chance. least: the
     number of the model's layers that are wanted. Raises Unsupported."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
@@ -297,8 +297,9 @@ def changed_by(
     every: Sequence[OnlyInLong],
     who: Session | None = None,
 ) -> float:
-    """Return how far outputs are from the oracle's with these keys in the place of one's, as a
-    share of the largest. who: the engine of the outputs; the oracle by default. Raises NoAnswer."""
+    """Return the distance of outputs from the oracle's with these keys in the place of one's. It
+    is a share of the largest. who: the engine of the outputs; the oracle by default. Raises
+    NoAnswer."""
     context, path = opened.context, asker.folder / "other.gguf"
     others = merge_keys(keys if each is one else each.short for each in every)
     rewrite(asker.file, way(asker.file, others), path)

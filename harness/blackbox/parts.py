@@ -281,8 +281,8 @@ def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) 
 
 
 def simple(file: GgufFile, source: TensorInfo, period: int, key: int, few: bool) -> Change:
-    """Return a simple change to a matrix: the same for each expert, and for queries, keys and
-    values in one matrix only to the values. key: seeds the numbers of a gate."""
+    """Return a simple change to a matrix, the same for each expert. In a matrix of queries, keys
+    and values it changes the values. key: seeds the numbers of a gate."""
     stem, ne = source.name.split(".")[2], source.ne
     if few and stem in FFN_OUT:
         return each_expert(one_of(ne[0] // 2), ne)
