@@ -3,7 +3,7 @@ user's.
 
 Whole runs of a quantised model are allowed a few percents: honest engines convert activations
 otherwise. The F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on, behind
-thirty layers from 3e-5. Of a large model slices of layers are asked instead. Lenses show each
+thirty layers from 3e-5. For a large model slices of layers are asked instead. Lenses show each
 weight as the engine decodes it, and each layer's matrices are looked at in their places
 (in_place.py). For any model, small activations show a small error of its norms' eps.
 """

@@ -147,9 +147,9 @@ def batch_sizes(n: int) -> list[int]:
 
 
 def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
-    """Return batches that fill the cache. Of FILLED tokens two are outputs that are neither the
-    first nor the last, of SILENT none. With large vocabularies long batches have one output, the
-    last."""
+    """Return batches that fill the cache. In the batch of FILLED tokens two are outputs, neither
+    the first nor the last. In the batch of SILENT tokens none is. With large vocabularies long
+    batches have one output, the last."""
     ids, at, batches = many_ids(context, sum(sizes)), 0, []
     silent = None
     if context.facts.architecture not in FIRST_ROW:

@@ -237,7 +237,7 @@ def outputs_alone(
     batches: Sequence[Batch], program: Program, places: Mapping[Site, Place], values: Values
 ) -> Values:
     """Return the rows with outputs of values shown for all tokens, if llama.cpp's node has those
-    alone: its last layer drops the others behind attention, and an engine need not."""
+    alone. Its last layer drops the others behind attention; an engine need not."""
     ne = {g.place(node): node.result.ne for g in program.graphs for node in g.nodes}
     found = Values()
     for site, value in values.items():

@@ -181,8 +181,8 @@ class ProgramSession(Session):
         self, program: EngineProgram, request: Request, found: Outcome, limit: float
     ) -> bool:
         """Return True if the engine answers the same with replaced values as without. The values
-        behind them would be held against others, and an honest engine accused. It is asked until it
-        heeds them."""
+        behind them would be held against others, and an honest engine accused. The question is
+        repeated until the engine heeds them."""
         assert self.said is not None
         if self.heeds or not (request.replace and isinstance(found, Answered)):
             return False
