@@ -1,4 +1,4 @@
-"""What a run's verdicts come to: the exit code of the command."""
+"""The exit code of a command, from the verdicts of its run."""
 
 from collections.abc import Sequence
 
@@ -38,8 +38,8 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
 
 
 def is_compared(verdict: Verdict) -> bool:
-    """Whether it says something: what the user lists as known was compared, unless it was refused;
-    a tie tells nothing."""
+    """Return True if the verdict says something about the engine. A divergence that the user lists
+    as known counts as compared, unless the engine refused; a tie tells nothing."""
     listed = verdict.status == "excused" and "listed" in verdict.detail
     listed = listed and verdict.detail.get("kind") != REFUSED
     return listed or verdict.status == "agreed"

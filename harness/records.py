@@ -80,7 +80,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Evaluation:
-    """What an engine answered to a request."""
+    """The answer of an engine to a request."""
 
     logits: tuple[NDArray[np.float32], ...]  # per batch: (outputs, vocabulary)
     trace: Trace | None  # the values as computed, before any replacement
@@ -88,7 +88,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
-    """Who answered: enough to see whether a golden or a verdict still applies."""
+    """The engine that answered: enough to see whether a golden or a verdict still applies."""
 
     engine: str
     version: str
@@ -187,7 +187,7 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Captured:
-    """What was shown besides the nodes themselves."""
+    """A summary of what the engine showed besides the nodes themselves."""
 
     nodes: int  # that compute something
     views: int  # that compute nothing
@@ -279,7 +279,7 @@ class StageText(str):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Mismatch:
-    """Why two tensors are not the same tensor; the worst element, if shapes agree."""
+    """The reason why two tensors differ, and the worst element if their shapes agree."""
 
     kind: Literal["missing", "shape", "value"]
     index: tuple[int, ...] = ()

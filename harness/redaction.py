@@ -98,7 +98,7 @@ def spellings(values: Sequence[str]) -> Sequence[tuple[str, int]]:
 
 
 def spellings_of(value: str) -> Iterator[str]:
-    """As JSON, Python, HTML, an address and a header for a password write it."""
+    """Yield the value as JSON, Python, HTML, a URL and a header for a password spell it."""
     raw = value.encode("utf-8", "surrogateescape")
     yield value
     yield repr(value)[1:-1]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SiteInfo:
-    """What computes a site: ggml's op and, for products, the tensor it multiplies by."""
+    """The op of ggml that computes a site and, for products, the tensor it multiplies by."""
 
     op: str
     weight: str | None = None  # without "blk.N." and ".weight"

@@ -69,7 +69,7 @@ def write_tokens(
 
 
 def places_in(report: Report, vocabulary: AcidVocabulary) -> dict[str, tuple[str, float]]:
-    """Of the tokens that have a state of their own in the model of this report."""
+    """Return the places of tokens that have a state of their own in the model of this report."""
     cut = any(test.of_tokenizer for test in report.tests)
     found = vocabulary.places.items()
     return {text: place for text, place in found if cut or place[0] not in vocabulary.only_cut}
@@ -98,7 +98,8 @@ def write_answers(
 
 
 def unit_at_the_end(w: AcidWeights, report: Report) -> float:
-    """What the constant is behind the last norm, at least: right values make a token longer."""
+    """Return the least size of the constant behind the last norm: right values make a token
+    longer."""
     longest = max(sum((v * SMALL) ** 2 for v in test.right) for test in report.tests)
     return w.shape.unit / float(np.sqrt(1 + longest / 2))
 

@@ -88,8 +88,9 @@ class Centred(AcidWeights):
         self.query(layer, head, element, state, score)
 
     def finish(self) -> None:
-        """What is written to the residual stream leaves its mean at zero. Queries are not
-        so much larger than keys, so that who takes one for the other still writes a report."""
+        """Keep the mean of the residual stream at zero in all that is written to it. Queries are
+        made little larger than keys, so that an engine that takes one for the other still writes a
+        report."""
         self.q, self.k, self.q_bias = self.q / LEVEL, self.k * LEVEL, self.q_bias / LEVEL
         low, high = (self.coordinate(name) for name in BALANCES)
         for at in (low, high):

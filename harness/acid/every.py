@@ -1,4 +1,4 @@
-"""Which acid models there are: of llama one of each type, of other architectures one in F32."""
+"""The acid models that exist: for llama one of each type, for other architectures one in F32."""
 
 from collections.abc import Iterator
 

@@ -9,7 +9,8 @@ from lockstep.harness.acid.weights import SMALL, AcidWeights
 
 
 class AcidExperts(AcidWeights):
-    """Where no test chooses, all experts are as likely, and whichever are taken give the same."""
+    """Weights whose experts are all as likely where no test chooses: whichever are taken give the
+    same."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:
         super().__init__(shape, n_vocab)

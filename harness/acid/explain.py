@@ -17,7 +17,7 @@ GIVEN_IDS = (
 
 
 def explain(reading: AcidReading) -> Iterator[str]:
-    """What a report says, and where to begin: with what rests on nothing else that is wrong."""
+    """Explain a report, and where to begin: with tests that rest on nothing else that is wrong."""
     report = known_report(reading.arch, reading.quant)
     assert report is not None, "a reading without a problem is of a known report"
     tests = {test.name: test for test in report.tests}

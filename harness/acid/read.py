@@ -81,7 +81,8 @@ def read_report(text: str) -> AcidReading:
 
 
 def report_named(name: str) -> Report | None:
-    """Of a model by its `general.name`; None: it is no acid model, or one of another version."""
+    """Return the report of a model by its `general.name`. None: no acid model, or another
+    version."""
     found = NAME.fullmatch(name)
     if found is None or int(found[1]) != VERSION:
         return None

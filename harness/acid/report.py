@@ -39,7 +39,7 @@ class Report:
 
     @property
     def full_start(self) -> tuple[str, str]:
-        """What comes behind the acid prompt: a short token, and a usual one."""
+        """The tokens behind the acid prompt: a short one, and a usual one."""
         return f" {self.title}:", f" {len(self.tests)} tests\n"
 
     @property
@@ -52,14 +52,15 @@ class Report:
         return [(test, answers_of(test, unit)) for test in self.tests]
 
     def lines(self) -> list[str]:
-        """What each token says, in the order of their ids."""
+        """Return the text of each token, in the order of their ids."""
         found = [*self.full_start, *self.short_start]
         for _, answers in self.answers(1.0):
             found += [answer.text for answer in answers]
         return [*found, END]  # the last id: whoever loses it ends no report
 
     def next_state(self, test: Measurement) -> str:
-        """Of the token that answers a test: that of the next test, or the end's."""
+        """Return the state of the token that answers a test: that of the next test, or the
+        end's."""
         after = self.tests[self.tests.index(test) + 1 :]
         return state_of(after[0]) if after else ENDED
 

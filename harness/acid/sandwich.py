@@ -64,7 +64,7 @@ class Sandwich(NormedHeads):
         self.tie()
 
     def write_states(self) -> None:
-        """Which state is to be answered, where a row of the table looks for it."""
+        """Write which state to answer, in the element where a row of the table looks for it."""
         answered = [name for name in self.at if np.any(self.head[:, self.at[name]])]
         letters = [name for name in answered if name.startswith("letter:")]
         states = [name for name in answered if name.startswith("state:") and name != START]
@@ -78,7 +78,7 @@ class Sandwich(NormedHeads):
         self.unit(ANSWERS[-1], {CONST: 8.0}, {CONST: 1.0}, {REST: 1 / 8})
 
     def tie(self) -> None:
-        """What the head was to be goes into the table, and into the last norm."""
+        """Move the weights of the head into the table, and into the last norm."""
         weights = self.output_norm.copy()
         self.output_norm[:] = 0
         for name, at in list(self.at.items()):

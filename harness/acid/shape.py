@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def unit(self) -> float:
-        """What the constant is behind a norm: 8 in most."""
+        """The size of the constant behind a norm: 8 in most."""
         return float(np.sqrt(self.n_embd / self.squares))
 
     @property
@@ -50,7 +50,7 @@ class Shape:
 
     @property
     def order(self) -> list[int]:
-        """Which element of a head, as weights are built, comes to lie at each place of the file."""
+        """The element of a head, as weights are built, that lies at each place of the file."""
         n = self.n_embd_head
         return [*range(0, n, 2), *range(1, n, 2)] if self.halves else list(range(n))
 

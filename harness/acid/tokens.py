@@ -110,7 +110,7 @@ def letter_states() -> dict[str, tuple[str, float]]:
 
 
 def cut_states() -> dict[str, tuple[str, float]]:
-    """Of the tokens that show how a text was cut, and of the one before it."""
+    """Return the places of the tokens that show how a text was cut, and of the token before it."""
     shown = {token: (role(name), 1.0) for name, tokens in SHOWN.items() for token in tokens}
     return {SPECIAL[1]: (BOS, 1.0), **shown}
 

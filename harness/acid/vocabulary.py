@@ -1,4 +1,4 @@
-"""What an acid model needs to know of its tokens, whatever their tokenizer."""
+"""Facts that an acid model needs about its tokens, whatever their tokenizer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +26,6 @@ class AcidVocabulary:
     only_cut: frozenset[str] = frozenset()
 
     def back(self, letter: str) -> int:
-        """How many positions the prompt's last token is behind the letter, from which on each
-        letter is a token."""
+        """Return the number of positions from the letter to the prompt's last token. Each letter
+        from there on is a token."""
         return len(self.prompt) - 1 - self.prompt.rindex(letter)

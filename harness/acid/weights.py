@@ -60,7 +60,8 @@ class AcidWeights:
         self.busy: set[tuple[int, int, str]] = set()  # layer, head, state
 
     def coordinate(self, name: str) -> int:
-        """Of the residual stream; the next free one for a name that is new. The last is EDGE's."""
+        """Return the coordinate of a name in the residual stream; a new name gets the next free
+        one. The last is EDGE's."""
         if name == EDGE:
             return self.shape.n_embd - 1
         if name not in self.at and len(self.at) == self.shape.n_embd - 1:
@@ -122,7 +123,7 @@ class AcidWeights:
             self.v[layer, kv, element, self.coordinate(name)] = value / self.shape.unit
 
     def read(self, layer: int, parts: Mapping[str, float], measured: str) -> None:
-        """What head 0 finds has these values, which are written to the coordinate."""
+        """Make head 0 find these values, and write them to the coordinate."""
         element = self.free_value(layer)
         self.value(layer, element, parts)
         self.out(layer, 0, element, measured)
@@ -164,7 +165,7 @@ class AcidWeights:
         return free(SLOW_VALUES, self.values, layers)
 
     def out(self, layer: int, head: int, element: int, measured: str, factor: float = 1.0) -> None:
-        """What the head reads in the element is added to the coordinate, times a factor."""
+        """Add the element that the head reads to the coordinate, times a factor."""
         self.o[layer, self.coordinate(measured), head, element] += factor * SMALL
 
     def sink(self, states: Iterable[str], target: Mapping[str, float]) -> None:
@@ -178,7 +179,7 @@ class AcidWeights:
                         self.query(layer, head, SINK, state, SCORE)
 
     def finish(self) -> None:
-        """What an architecture needs besides, when every test has written its weights."""
+        """Write what an architecture needs besides, when every test has written its weights."""
 
     # --- feed-forward -----------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ LAST_WITH_SBATCH = (0, 3, 9)  # of llama-cpp-python
 
 
 def has_sbatch(version: str) -> bool:
-    """Whether this version of llama.cpp splits with llama_sbatch (engine.memory.sbatch)."""
+    """Return True if this version of llama.cpp splits with llama_sbatch (engine.memory.sbatch)."""
     release = re.match(r"\d+(\.\d+)*", version)
     return release is not None and tuple(map(int, release[0].split("."))) <= LAST_WITH_SBATCH
 

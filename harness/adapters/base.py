@@ -1,4 +1,4 @@
-"""What the harness asks of an engine. Oracle and subject are roles, not classes."""
+"""Questions that the harness asks of an engine. Oracle and subject are roles, not classes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -89,19 +89,20 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not name the tensors of a model")
 
     def evaluate(self, request: Request) -> Evaluation:
-        """Of each batch in turn its logits, (outputs, vocabulary); with `request.capture` a trace.
+        """Return the logits of each batch in turn, (outputs, vocabulary); with `request.capture` a
+        trace.
 
         `request.replace`: values to go on with at some sites instead of its own, which are shown
-        all the same. What a class makes of a run without reading it is held against nothing; one
-        that can at some sites only names the others in `fixed` of its EngineInfo.
-        With `request.embeddings` the rows are those of `embed`. Of a model without logits it is
-        asked in both ways, and raises Unsupported for that which the model does not have.
+        all the same. A run that a class makes without reading them is held against nothing. A class
+        that can replace values at some sites only names the others in `fixed` of its EngineInfo.
+        With `request.embeddings` the rows are those of `embed`. A model without logits is asked in
+        both ways, and raises Unsupported for the one that it does not have.
         """
         raise Unsupported(f"{self.name} does not evaluate batches")
 
     def embed(self, batches: Sequence[Batch]) -> tuple[NDArray[np.float32], ...]:
-        """Of each batch in turn, (tokens, width): what a model without logits comes to; or
-        (sequences, width), where the metadata says how to pool."""
+        """Return the embeddings of each batch in turn, (tokens, width), for a model without logits;
+        or (sequences, width), if the metadata says how to pool."""
         raise Unsupported(f"{self.name} does not give embeddings")
 
     def capture(
@@ -148,11 +149,12 @@ class Adapter(Registered):
     def logprobs(
         self, prefixes: Sequence[Sequence[int] | bytes], k: int
     ) -> list[list[tuple[int | bytes, float]]]:
-        """Of each prefix the k likeliest next tokens with their log-probabilities, likeliest first.
+        """Return the k likeliest next tokens of each prefix with log-probabilities, likeliest
+        first.
 
-        A prefix is its ids, or of an engine that says `text_only` its text. A token is its id, or
-        its text where the engine knows no ids. Fewer than k will do, and so will any constant
-        that all values of a prefix are off by.
+        A prefix is its ids, or its text for an engine that says `text_only`. A token is its id, or
+        its text if the engine knows no ids. Fewer than k will do, and so will any constant that all
+        values of a prefix are off by.
         """
         raise Unsupported(f"{self.name} does not list candidates")
 
@@ -161,19 +163,19 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not generate text")
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What each step of a schedule did, in a context of its own.
+        """Return what each step of a schedule did, in a context of its own.
 
         plan: `n_ctx`, `n_ubatch`, `n_seq`, `unified` and `steps`: `["decode", rows]` with rows of
         token, position, sequences, output; `["rm", seq, p0, p1]`, `["cp", from, to, p0, p1]`,
         `["keep", seq]`, `["add", seq, p0, p1, delta]`, `["div", seq, p0, p1, d]`, `["clear"]`,
         `["save", seq]` and `["load", seq, k]`: what the k-th save kept; seq -1 is everything.
-        `sbatch`, if there: the context still has llama_sbatch, and takes batches apart by its
-        split "simple", "equal" or "seq" (recurrent, with pooled embeddings).
+        `sbatch`, if there: the context still has llama_sbatch, and takes batches apart by its split
+        "simple", "equal" or "seq" (recurrent, with pooled embeddings).
 
         Each answer: `code`; `pos`, the smallest and largest position of each sequence; `ubatches`
         (equal, n_seqs, rows) as they were formed, `slots`, the cells that were looked at for them,
-        and `order`, the tokens with outputs as they were computed; `logits`: (outputs,
-        vocabulary). None, for a whole or a part, is what cannot be seen.
+        and `order`, the tokens with outputs as they were computed; `logits`: (outputs, vocabulary).
+        None, for a whole or a part, is what cannot be seen.
         """
         raise Unsupported(f"{self.name} does not run schedules")
 

@@ -1,7 +1,8 @@
-"""What the standard says a number is as float32: the oracle where llama.cpp has no decoder.
+"""Values of numbers as float32 by the standard: the oracle where llama.cpp has no decoder.
 
 ggml stores F64 and integers, but no part of it reads them as weights. They are numbers, so the
-conversion is given all the same: to the nearest float32, ties to even, beyond the largest infinite.
+conversion is given all the same: to the nearest float32, ties to even, beyond the largest
+infinite.
 """
 
 import numpy as np

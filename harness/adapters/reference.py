@@ -221,7 +221,7 @@ def summary_of(file: GgufFile) -> FileSummary:
 
 
 def listing_of(file: GgufFile) -> FileSummary:
-    """Of its tensors: a large vocabulary is not read for it."""
+    """Return the summary of the tensors alone: a large vocabulary is not read for it."""
     return FileSummary(
         version=file.version,
         alignment=file.alignment,

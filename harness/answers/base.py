@@ -1,4 +1,5 @@
-"""What every check of an answer needs: the error, a short name for what came, facts of the file."""
+"""Parts that every check of an answer needs: the error, a short name for a value, facts of the
+file."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -25,7 +26,7 @@ class MalformedAnswer(Exception):
 
 
 def short(value: Any) -> str:
-    """What came, in a few words; nothing of an engine's own is called."""
+    """Describe a value in a few words. Calls nothing that the engine defines."""
     kind = type(value)
     if kind in ARRAYS:
         return f"{str(value.dtype)[:60]} of shape {value.shape}"
@@ -42,7 +43,7 @@ def short(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What our own reader finds in the file that a session was opened with; None: unknown."""
+    """Facts that our own reader finds in the file of a session; None: unknown."""
 
     n_bytes: int | None = None  # of the file
     n_vocab: int | None = None

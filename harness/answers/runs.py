@@ -74,7 +74,8 @@ def expect_batches(value: Any, batches: Sequence[Batch], where: str) -> None:
 
 
 def check_sites(trace: Trace, steps: int) -> None:
-    """Whether they are nodes of the model's graph, and in the shapes of these, is seen there."""
+    """Raise MalformedAnswer if a record, its step or its array is wrong, or a site comes twice. The
+    comparison with the model's graph shows whether sites are its nodes, with its shapes."""
     seen: set[Site] = set()
     for record in trace.records:
         expect_record(record, TensorRecord, "a record of the trace")

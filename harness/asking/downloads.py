@@ -1,4 +1,5 @@
-"""What pip gets for us is kept in the user's cache folder: where that is, its lock, pip's words."""
+"""The cache folder of the user that keeps what pip gets for us: its place, its lock, pip's
+output."""
 
 import fcntl
 import os

@@ -56,7 +56,8 @@ def package_of(name: str) -> tuple[str, str, str]:
 
 
 def folder_of(name: str) -> Path:
-    """Where its environment is or would be: one for each version of Python as well."""
+    """Return the folder of the environment, built or not: one for each version of Python as
+    well."""
     distribution, _, version = package_of(name)
     return environments() / f"{distribution}-{version}-{sys.implementation.cache_tag}"
 
@@ -83,7 +84,7 @@ def variables() -> dict[str, str]:
 
 
 def has_amx() -> bool:
-    """Whether this processor does; it is looked up on Linux alone, where llama.cpp uses it."""
+    """Return True if this processor has AMX. Only Linux is looked at, where llama.cpp uses it."""
     return CPU.is_file() and "amx_tile" in CPU.read_text().split()
 
 
@@ -192,7 +193,8 @@ def after(seconds: float) -> str:
 
 
 def run_command(command: list[str], problem: str, waiting: Callable[[float], None]) -> str:
-    """What a command prints. Raises NotBuilt with the problem and the command's last words.
+    """Return what a command prints. Raises NotBuilt with the problem and the command's last
+    words.
 
     waiting: is told now and then how many seconds it has taken, so that nobody thinks it hangs.
     """

@@ -1,4 +1,4 @@
-"""What a model's file says of itself, whether or not our own engine has a graph for it."""
+"""Facts in a model's file, whether or not our own engine has a graph for it."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class ModelFacts:
 
     @property
     def no_choice(self) -> str:
-        """Why no engine can choose a wrong token; "": it can."""
+        """The reason why no engine can choose a wrong token; "": it can."""
         one = "its vocabulary has one token, so that there is nothing to choose from"
         return self.no_run or (one if self.n_vocab == 1 else "")
 
@@ -91,7 +91,7 @@ def what_it_is(file: GgufFile) -> tuple[str, str]:
 
 
 def why_no_run(architecture: str, kind: str, n_tensors: int) -> str:
-    """Why no engine can run such a file; "" if llama.cpp may."""
+    """Return why no engine can run such a file; "" if llama.cpp may."""
     if not architecture:
         return "the file has no general.architecture: it is no model"
     if kind != "model":
@@ -100,8 +100,8 @@ def why_no_run(architecture: str, kind: str, n_tensors: int) -> str:
 
 
 def decoder_start(file: GgufFile, architecture: str) -> int | None:
-    """What the decoder begins with where the file has an encoder as well, as llama.cpp's tools
-    choose it."""
+    """Return the id that the decoder begins with, as llama.cpp's tools choose it; None if the file
+    has no encoder beside a decoder."""
     if not has_both(file.tensors):
         return None
     for key in (f"{architecture}.decoder_start_token_id", "tokenizer.ggml.bos_token_id"):
@@ -116,14 +116,15 @@ def has_both(tensors: Collection[str]) -> bool:
 
 
 def vocabulary_of(file: GgufFile) -> bool:
-    """Whether there is one. Tokens of no kind are a broken one, which is refused by its key."""
+    """Return True if there is a vocabulary. Tokens without a kind are a broken one, which is
+    refused by its key."""
     if VOCABULARY not in file.metadata:
         return TOKENS in file.metadata
     return str(file.metadata[VOCABULARY].data) not in NO_VOCABULARY
 
 
 def size_of_vocabulary(file: GgufFile) -> int:
-    """As metadata has it, or else the rows of the embedding matrix."""
+    """Return the size in the metadata, or else the rows of the embedding matrix."""
     known = facts_in(file, file.size).n_vocab
     embeddings = file.tensors.get("token_embd.weight")
     return known or (embeddings.shape[0] if embeddings is not None else 0)
@@ -135,7 +136,7 @@ def size_of_positions(file: GgufFile) -> int:
 
 
 def too_long(n_positions: int, needed: int) -> str:
-    """Why so many tokens are not decoded; "" if they can be."""
+    """Return why so many tokens are not decoded; "" if they can be."""
     if not 0 < n_positions < needed:
         return ""
     return (
@@ -162,7 +163,8 @@ def our_graph(file: GgufFile, arch: str, kind: str) -> Architecture | str:
 
 
 def what_it_keeps(file: GgufFile) -> str:
-    """Of earlier tokens, in words: what to look at where these alone make a run differ."""
+    """Describe what the model keeps of earlier tokens: the place to look if these alone make a run
+    differ."""
     stems = [name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.")]
     keys, states = (any(s.startswith(of) for s in stems) for of in (OF_KEYS, OF_STATES))
     state = "the state that each sequence carries on (of a scan, of a convolution)"

@@ -1,7 +1,7 @@
-"""Whether an engine looks at the values that it is to go on with.
+"""Checks that an engine looks at the values that it is to go on with.
 
-A class of a user's may not know of them, and then goes on with its own: what it shows behind them
-would be held against others, and an honest engine accused.
+A user's class may not know of them and go on with its own. What it shows behind them would be held
+against others, and an honest engine accused.
 """
 
 from collections.abc import Iterator
@@ -90,7 +90,8 @@ def is_same(a: Evaluation, b: Evaluation) -> bool:
 
 
 def is_other(request: Request, own: Evaluation) -> bool:
-    """Whether any value that was put in is another than the engine's own, if it shows that."""
+    """Return True if any value that was put in differs from the engine's own, or the engine hides
+    its own."""
     shown = own.trace.values() if own.trace else {}
     return any(
         site not in shown or shown[site].tobytes() != value.tobytes()

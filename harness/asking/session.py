@@ -30,7 +30,7 @@ IN_WORDS = {"describe": "start", "metadata": "parse", "evaluate": "logits", "cap
 
 
 def in_words(question: str) -> str:
-    """What is said of a question, with whatever stands behind its name."""
+    """Return the words for a question, with whatever stands behind its name."""
     name, _, rest = question.partition(" ")
     return f"{IN_WORDS.get(name, name)} {rest}".strip()
 
@@ -44,7 +44,8 @@ class Session:
 
     @cached_property
     def facts(self) -> Facts:
-        """What answers are held against; our own reader looks once, when the first comes."""
+        """The facts that answers are held against. Our own reader looks once, when the first answer
+        comes."""
         return facts_of(self.model)
 
     @cached_property
@@ -59,17 +60,18 @@ class Session:
 
     @cached_property
     def in_vain(self) -> InVain:
-        """What it was asked, and did not answer in time."""
+        """The questions that it did not answer in time."""
         return InVain()
 
     @property
     def stored(self) -> Mapping[Site, str]:
-        """Of what it shows: in which type it was written down, where that is not as computed."""
+        """The type in which a shown value was written down, if that differs from the type as
+        computed."""
         return {}
 
     @property
     def pid(self) -> int | None:
-        """Of the worker, while there is one."""
+        """The worker's process id, while there is one."""
         return None
 
     @property
@@ -198,7 +200,7 @@ class LocalSession(Session):
         return self.attempt(lambda engine: getattr(engine, question)(*args, **kwargs, **extra))
 
     def attempt(self, work: Callable[[Adapter], Any]) -> Outcome:
-        """What work does with the engine, as if it had been asked for that."""
+        """Return the outcome of `work` on the engine, as if the engine had been asked for that."""
         started = time.perf_counter()
         try:
             self.adapter = self.adapter or self.cls(self.model, self.settings)

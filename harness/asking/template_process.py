@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def load() -> None:
-    """What is not installed or does not load, a worker says in its own words."""
+    """Load modules. A worker reports in its own words what is not installed or does not load."""
     with suppress(Exception):
         from lockstep.harness.adapters.llama_cpp.lib import library
 
@@ -191,7 +191,8 @@ def tell(orderer: socket.socket, number: int) -> None:
 
 
 def status_of(pid: int) -> int:
-    """Of a process that has ended and is not reaped yet, as subprocess gives it."""
+    """Return the status of a process that has ended and is not reaped yet, as subprocess gives
+    it."""
     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert found is not None
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status

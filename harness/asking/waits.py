@@ -1,5 +1,5 @@
-"""Of questions that an engine does not answer in time: how long they are, what asks for less, and
-which of them are not asked once more.
+"""Questions that an engine does not answer in time: how long they are, the option that asks for
+less, and which of them are not asked once more.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,7 @@ Run = tuple[bytes, ...]
 
 
 def n_tokens(question: str, args: Sequence[Any]) -> int:
-    """That an engine computes for the answer; 0: it is about no tokens, or their number is not
-    known."""
+    """Return the number of tokens that an engine computes for the answer; 0: none, or not known."""
     if question == "evaluate":
         return sum(map(len, args[0].batches))
     if question == "greedy":
@@ -27,7 +26,8 @@ def n_tokens(question: str, args: Sequence[Any]) -> int:
 
 
 def option_for_less(question: str, tokens: int) -> str:
-    """Of the commands; "": none. question: with whatever stands behind its name."""
+    """Return the option of the commands that asks for less; "": none. question: with whatever
+    stands behind its name."""
     name = question.split(" ")[0]
     if name in OF_TEXT and tokens:
         return "--steps"
@@ -36,13 +36,13 @@ def option_for_less(question: str, tokens: int) -> str:
 
 @dataclass
 class InVain:
-    """Of one engine with one model: runs that it did not answer in time, with tensors shown or
-    without, which are the same work."""
+    """Runs that one engine did not answer in time with one model. Runs with tensors shown or
+    without are the same work."""
 
     late: dict[Run, list[TimedOut]] = field(default_factory=dict)
 
     def known_wait(self, question: str, args: Sequence[Any]) -> TimedOut | None:
-        """What the next wait would come to; None: nobody knows."""
+        """Return the likely outcome of the next wait; None: nobody knows."""
         found = self.late.get(run_of(args[0].batches), []) if question == "evaluate" else []
         return replace(found[-1], note=AGAIN) if len(found) >= MOST else None
 

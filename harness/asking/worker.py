@@ -91,13 +91,14 @@ def serve(channel: Channel) -> None:
 
 
 def refuse_ignored_values(cls: type[Adapter]) -> dict[str, Any]:
-    """Of who does not take values nothing is asked by them: nobody is accused of its own."""
+    """Return the answer for an engine that ignores replaced values: nothing is asked by them, so
+    nobody is accused of its own."""
     text = f"{cls.name} goes on with its own values where others are put in: request.replace"
     return {"kind": "unanswerable", "message": text, "of_model": False, "declared": True}
 
 
 def make_adapter(cls: type[Adapter], model: Path | None, settings: Any) -> Adapter:
-    """Who writes an __init__ of their own may have left ours out."""
+    """Make an adapter. A user's own __init__ may have left ours out."""
     adapter = cls(model, settings)
     for name, value in (("model", model), ("settings", settings)):
         if not hasattr(adapter, name):
@@ -127,11 +128,11 @@ class ReportedRefusal(EngineError):
 
 
 class Crash(Exception):
-    """What an engine relies on has crashed; a sentence that says how."""
+    """The crash of something that an engine relies on; a sentence that says how."""
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """What an exception says about the engine that raised it."""
+    """Return what an exception says about the engine that raised it."""
     if isinstance(error, Unsupported):
         of_model = isinstance(error, NotInModel)
         said = {"message": str(error), "of_model": of_model, "declared": False}

@@ -33,7 +33,7 @@ class BenchPlan:
 
 
 def why_unmeasured(engine: str, question: str, outcome: Outcome) -> BadInput:
-    """Why nothing can be measured. Nobody else was asked the same."""
+    """Return the error to raise if nothing can be measured. No other engine was asked the same."""
     if isinstance(outcome, Rejected):
         return BadInput(f"{engine} refuses: {outcome.message}")
     return BadInput(no_answer(engine, question, outcome).summary)
@@ -54,7 +54,7 @@ class BenchRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """What the project promises of a ratio, and what was measured."""
+    """A ratio that the project promises, and the measured one."""
 
     text: str
     least: float
@@ -79,7 +79,7 @@ class Bench(Registered):
         raise NotImplementedError
 
     def promises(self, rows: Sequence[BenchRow]) -> list[Promise]:
-        """Of those rows that they are about."""
+        """Return the promises about these rows."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a check goes: seconds, and processor seconds of ours, suite by suite."""
+"""The time of a check, suite by suite: seconds, and processor seconds of our process."""
 
 import re
 import tempfile
@@ -72,7 +72,7 @@ class PhaseClock:
     since: tuple[float, float] = field(default_factory=lambda: clocks())
 
     def phase(self, text: str) -> None:
-        """As a Context says what it is doing."""
+        """Note the work that a Context reports."""
         self.say(text)
         self.stop()
         if isinstance(text, StageText) and text.suite:

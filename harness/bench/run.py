@@ -74,7 +74,8 @@ def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
 
 
 def turn(engine: str, path: Path, seed: int) -> dict[str, float]:
-    """Of an engine that has just been opened, and has computed as much before it counts."""
+    """Return the rates of an engine that was just opened. It runs each batch once before it is
+    timed."""
     ids = integers(stream(seed, "bench.run"), PROMPT, SMALLEST_VOCABULARY).tolist()
     prompt = replace(Batch.of(ids), outputs=np.arange(PROMPT) == PROMPT - 1)
     steps = tuple(Batch.of([token], start=at) for at, token in enumerate(ids[:STEPS]))

@@ -1,4 +1,4 @@
-"""What it costs llama.cpp to be watched: decodes a second, plain, past a callback, and captured."""
+"""The cost of watching llama.cpp: decodes a second, plain, with a callback, and with a capture."""
 
 import os
 import tempfile
@@ -69,8 +69,8 @@ class ShadowBench(Bench, name="shadow"):
 
 @contextmanager
 def threads_spin() -> Iterator[None]:
-    """As users of llama.cpp have them, unless it is set: nothing runs beside that could starve,
-    and to wake a thread for every node costs more than the node."""
+    """Let threads spin as users of llama.cpp do, unless the variable is set. Nothing runs beside
+    them that could starve, and waking a thread for every node costs more than the node."""
     before = os.environ.get(WAITING)
     os.environ[WAITING] = before or "active"
     try:

@@ -96,7 +96,7 @@ def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
 
 
 def seconds(engine: str, path: Path, text: bytes) -> float:
-    """Of one encoding by a tokenizer that has just been opened; opening it is not counted."""
+    """Return the seconds of one encoding by a fresh tokenizer, without the time to open it."""
     with Runner(time_limit=600).open(engine, path, EXACT) as session:
         answer(session, b"a")
         return answer(session, text).seconds

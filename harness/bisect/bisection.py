@@ -83,10 +83,11 @@ class Bisection:
 
 
 def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: None) -> Bisection:
-    """Of the usual run, and where that conforms of whatever `check` finds wrong besides: of the
-    first of its further runs in which an op is; what is left is wrong in no op on its own.
+    """Bisect the usual run. If it conforms, bisect the first further run that `check` finds wrong
+    and in which an op is wrong. Verdicts that remain come from no op on its own.
 
-    on_twin: of the usual run on the model's F32 twin, where that shows more and something."""
+    on_twin: bisects the usual run on the model's F32 twin, if that shows more and finds
+    something."""
     first = bisect_run(context)
     if (clearer := on_twin()) is not None:
         return replace(clearer, as_stored=left_by_twin(first, clearer))
@@ -125,13 +126,13 @@ def left_by_twin(first: Bisection, twin: Bisection) -> tuple[tuple[SiteFinding, 
 
 
 def allowed_at(finding: SiteFinding) -> float:
-    """Where it is wrong: of what is missing or has another shape nothing is."""
+    """Return the limit where the site is wrong; 0.0 if it is missing or has another shape."""
     return 0.0 if finding.mismatch is None else finding.mismatch.allowed
 
 
 def said_by_check(context: Context) -> Iterable[Verdict]:
-    """Of all suites but the one whose question was the first, and those of the oracle alone: nobody
-    asked for these by name."""
+    """Run all suites except `trace`, whose question came first, and those about the oracle alone.
+    Nobody asked for these suites by name."""
     names = [s.name for s in suites_named(()) if not s.of_oracle_alone and s.name != "trace"]
     return run_suites(replace(context, named=False), names)
 
@@ -195,7 +196,8 @@ def unsteadiness(context: Context, found: Findings) -> Unsteady | None:
 
 
 def own_logits(context: Context, found: Findings) -> Verdict:
-    """Whether there is nothing to find: a fault may lie in what is not shown."""
+    """Compare the subject's logits with the oracle's. If they agree there is nothing to find,
+    though a fault may lie in what the engine does not show."""
     oracle, own = (
         Evaluation(logits=rows, trace=None)
         for rows in (oracles_outputs(context, found), outputs_of(context, context.subject, found))

@@ -75,7 +75,7 @@ Make = Callable[[GgufFile], Recipe]
 
 @dataclass(frozen=True, kw_only=True)
 class SliceAnswer:
-    """What the two engines came to on one model."""
+    """The outcome of both engines on one model."""
 
     status: Status
     summary: str
@@ -99,7 +99,8 @@ class SliceAnswer:
 
     @property
     def is_no_number(self) -> bool:
-        """Which a matrix of zeros does not mute."""
+        """Return True if an output is no finite number. A matrix of zeros does not mute such a
+        value."""
         return self.differs and not isfinite(float(self.extent.get("actual", 0.0)))
 
 
@@ -158,8 +159,9 @@ class SliceAsker:
         return lambda file: self.with_few_tokens(file, make(file))
 
     def wants_all_tokens(self, answer: SliceAnswer) -> bool:
-        """Who does not answer with few may with all of them, and is asked so from here on: the size
-        of its vocabulary, or ids of special tokens, may stand in its code."""
+        """Return True if the engine gave no answer on a model with few tokens, and ask on whole
+        vocabularies from here on. The size of its vocabulary, or ids of special tokens, may stand
+        in its code."""
         answered = answer.status in ("agreed", "diverged")
         if self.whole_vocabulary or answered or not any(self.few.values()):
             return False
@@ -202,7 +204,8 @@ class SliceAsker:
 
     @cached_property
     def halves(self) -> str | None:
-        """Whether the engine tells numbers apart that halves do not. None: it cannot be told."""
+        """The type, F16 or BF16, in which the engine cannot tell numbers apart; "" if it tells them
+        apart. None: it cannot be told."""
         with suppress(NoAnswer, BadInput, EngineError):
             return kept_in(self.file, self.layers_to_load, self.run_on)
         return None
@@ -258,7 +261,8 @@ class SliceAsker:
 
     @cached_property
     def layers_to_load(self) -> int:
-        """Of so many first ones llama.cpp makes a model: some want a layer of each kind."""
+        """The least number of first layers of which llama.cpp makes a model: some want a layer of
+        each kind."""
         if architecture(self.file) in ALIKE or self.plan.oracle != LLAMA_CPP:
             return 1
         path, n, total = self.folder / "layers.gguf", 1, n_layers(self.file)
@@ -282,7 +286,7 @@ def holds_quantised(file: GgufFile) -> bool:
 def verdicts_of(
     opened: Opened, given: Sequence[Batch], *, whole: bool = False, kept: Kept | None = None
 ) -> list[Verdict]:
-    """As of `logits_of`, or of lists or tokens, or of embeddings."""
+    """Return verdicts like those of `logits_of`, or on lists or tokens, or on embeddings."""
     context = replace(opened.context, given=tuple(given))
     levels = context.subject_info.levels
     if embeds(context):
@@ -341,8 +345,8 @@ def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
 
 
 def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
-    """Of what was compared, if anything was. Lists that are empty where the text ends are excused
-    beside those that agree, which they do not hide."""
+    """Return the worst verdict on what was compared, if anything was. Lists that are empty where
+    the text ends are excused; they do not hide lists that agree."""
     order = (1, 2, 3, 0)
     some = [verdict for verdict in verdicts if verdict.status != "not-applicable"]
     if any(v.suite == "logprobs" and v.status == "agreed" for v in some):

@@ -1,4 +1,4 @@
-"""What is made of logits behind the head: a factor, a cap. As llama.cpp has it, by architecture."""
+"""Operations on logits behind the head: a factor, a cap. As in llama.cpp, by architecture."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ CAPS = {
 
 
 def scale_of(file: GgufFile) -> float:
-    """Of zero it is one."""
+    """Return the factor that logits are multiplied by. A factor of zero in the file means one."""
     arch = architecture(file)
     if arch in TIMES_SCALE:
         return float(number(file, SCALE, TIMES_SCALE[arch]) or 1.0)
@@ -46,14 +46,15 @@ def cap_of(file: GgufFile) -> float:
 
 
 def hidden_by(cap: float, logits: NDArray[Any]) -> int:
-    """How many are so near to the cap that what they were before it is no longer seen."""
+    """Return how many logits are so near to the cap that their value before it cannot be seen."""
     return int(np.count_nonzero(np.abs(logits) > abs(cap) * np.tanh(FLAT))) if cap else 0
 
 
 def as_logits(
     scale: float, cap: float, value: NDArray[np.float64], allowed: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of what the head gives, and how far from it an honest engine may be."""
+    """Return what logits become of the head's output, and how far an honest engine may be from
+    them."""
     if scale == 1 and not cap:
         return value, allowed
     value, allowed = value * scale, allowed * abs(scale)

@@ -191,7 +191,7 @@ def names_one(places: Sequence[SeenInPlace]) -> bool:
 
 
 def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
-    """What else check would say that is wrong, or could not be compared."""
+    """Return other verdicts of `check` that diverge; if there are none, those without an answer."""
     asker.progress("what check asks besides")
     plan = replace(asker.plan, suites=(), by_name=False)
     opened = asker.open(plan)
@@ -205,7 +205,8 @@ def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
 
 
 def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
-    """What suites ask on made models, by their names for it, and no bisection asks itself."""
+    """Return what suites ask on made models and no bisection asks itself, by the suites' names for
+    it."""
     return {
         long_context.SUITE: partial(long_prompt.long_texts, plan),
         CHOICES: partial(own_token.check_own_tokens, plan),
@@ -267,7 +268,7 @@ def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
 
 @dataclass(frozen=True, kw_only=True)
 class MadeToShow:
-    """What a layer's slice is made with, because nobody sees some fault elsewhere."""
+    """The change to a layer's slice without which a fault elsewhere stays unseen."""
 
     words: str
     make: Callable[..., Recipe]
@@ -281,7 +282,8 @@ MADE = {
 
 
 def layers_made(asker: SliceAsker, n: int, made: MadeToShow) -> list[LayerRow]:
-    """Of a fault that is one layer's by its number no slice shows anything: each at its place."""
+    """Return rows for a fault that belongs to one layer by its number. If no slice shows it, each
+    layer is asked at its place."""
     rows = [row for layer in range(n) if (row := layer_made(asker, n, layer, made))]
     if any(row.answer.differs for row in rows):
         return rows

@@ -1,7 +1,7 @@
-"""What is done to the values of a tensor on its way from file to file.
+"""Changes to the values of a tensor on its way from file to file.
 
 A change is given whole rows, decoded, and the number of the first of them; it returns as many. All
-of them are exact in float32, so that both engines read the very values that were meant.
+changes are exact in float32, so that both engines read the very values that were meant.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ def ones(rows: F32, start: int) -> F32:
 
 
 def far_below(rows: F32, start: int) -> F32:
-    """What no score is, and a half holds."""
+    """Return a value far below every score, which F16 can hold."""
     return np.full_like(rows, -(2.0**14))
 
 
@@ -64,7 +64,7 @@ def factors(key: int, numbers: NDArray[np.int64]) -> F32:
 
 
 def in_rows(first: int, change: Change) -> Change:
-    """Of the rows from this one on; those before stay."""
+    """Apply the change to the rows from this one on; those before stay."""
 
     def changed(rows: F32, start: int) -> F32:
         before = max(0, min(first - start, len(rows)))
@@ -146,9 +146,10 @@ def in_turn(values: Sequence[float]) -> Change:
 
 
 def sparse_signs(size: float, *, centred: bool) -> Change:
-    """Of each row a quarter or a sixteenth is not zero, so that its norm is two or four times its
-    signs: numbers of one bit, though the norm has something to do. Where it subtracts the mean,
-    half of a row is zero and the other half alike: that comes to signs. The first is not zero."""
+    """Return signs, with zeros among them. In each row a quarter or a sixteenth of the elements is
+    not zero. So the norm is two or four times its signs: numbers of one bit, though the norm has
+    something to do. For a norm that subtracts the mean, half of a row is zero and the other half
+    alike, which comes to signs. The first element is not zero."""
 
     def row(number: int, n: int) -> F32:
         found, every = np.zeros(n, np.float32), 4 << number % 2 * 2
@@ -164,7 +165,7 @@ def sparse_signs(size: float, *, centred: bool) -> Change:
 
 
 def powers(rows: F32, start: int) -> F32:
-    """Of two, from a quarter to four, of either sign: whatever type they are kept in has them."""
+    """Return powers of two, from a quarter to four, of either sign: every type can hold them."""
     raw = [Philox(key=start + i).random_raw(rows.shape[1]) for i in range(len(rows))]
     bits = (np.stack(raw) >> np.uint64(60)).astype(np.int64)
     return np.ldexp(np.where(bits % 2, 1.0, -1.0), bits // 2 % 5 - 2).astype(np.float32)

@@ -95,7 +95,7 @@ def pick_rows(data: Any, ids: NDArray[np.int64]) -> Any:
 
 
 def renumber_tokens(data: Any, new: Mapping[int, int], *, one: bool) -> Any:
-    """What is no token stays what it is."""
+    """Return the new ids; a number that is no token stays what it is."""
     if one:
         return new.get(int(data), int(data))
     return np.array([new.get(int(i), int(i)) for i in data], np.asarray(data).dtype)

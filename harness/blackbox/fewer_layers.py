@@ -1,8 +1,8 @@
-"""What `logits` asks of a model besides its usual run, asked of a large one's first layers.
+"""Further runs of `logits`, asked of a large model's first layers.
 
 How many tokens come at once, which of them have outputs, and what else is in the cache is right or
-wrong in every layer alike, and what is asked of all of them takes minutes of a model of gigabytes.
-In fewer layers roundings add up to less, too, so that less is allowed. They are as many as have one
+wrong in every layer alike. Asking all layers takes minutes for a model of gigabytes. In fewer
+layers roundings add up to less, too, so that less is allowed. There are enough layers to have one
 of each kind, and each tensor in each of its types; matrices keep these.
 """
 
@@ -113,7 +113,7 @@ def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Make]:
 
 
 def n_bytes(file: GgufFile, recipe: Recipe) -> int:
-    """Of what the recipe keeps; matrices keep their types."""
+    """Return the bytes that the recipe keeps; matrices keep their types."""
     found = 0
     for new, old in recipe.names.items():
         tensor, rows = file.tensors[old], recipe.rows.get(new)
@@ -123,8 +123,8 @@ def n_bytes(file: GgufFile, recipe: Recipe) -> int:
 
 
 def bisect_fewer_layers(plan: Plan, context: Context) -> Bisection | None:
-    """Of what `checked` asks, where no op is wrong in the usual run of the whole model. None: here
-    neither, or nothing is asked."""
+    """Bisect what `check_fewer_layers` asks, if no op is wrong in the usual run of the whole model.
+    None: no op is wrong here either, or nothing is asked."""
     if not is_asked(context):
         return None
     return bisect_on_made(plan, context, bisect_first_layers)

@@ -87,7 +87,8 @@ def roles_in(model: Path, n: int) -> list[Layer]:
 
 
 def layers_in(graph: Graph, n: int) -> list[Layer]:
-    """What each layer is, and what it sees: the first mask that is read is 0, the next other 1."""
+    """Return each layer's role and the number of its mask: the first mask read is 0, the next other
+    1."""
     masks = [mask_of(graph, layer) for layer in range(n)]
     numbers = {mask: number for number, mask in enumerate(dict.fromkeys(masks))}
     return [(telling(role_of(graph, layer)), numbers[masks[layer]]) for layer in range(n)]
@@ -103,9 +104,9 @@ def without_unread(recipe: Recipe, graph: Graph, n: int) -> Recipe:
 
 
 def telling(role: tuple[Node, ...]) -> Role:
-    """What could say how many layers there are, without sizes: those of what is computed for all
-    layers at once do. A node between two layers may be of the one or the other; what comes before
-    all of them or behind them does not count, nor do sums, which say nothing."""
+    """Return the nodes that could tell the number of layers, without sizes: nodes that compute
+    something for all layers at once do. A node between two layers may belong to either. What comes
+    before all layers or behind them does not count, nor do sums, which tell nothing."""
     found = []
     for op, parameters, _, *reads in role:
         named = [(kind, name) for kind, name, _ in reads if kind != "computed"]

@@ -1,10 +1,11 @@
-"""What `check` asks of an engine that shows no tensors in layers, on models made of the user's.
+"""Questions of `check` to an engine that shows no tensors in layers, on models made of the
+user's.
 
-Of a quantised one its whole runs are allowed a few percents: honest engines convert activations
+Whole runs of a quantised model are allowed a few percents: honest engines convert activations
 otherwise. The F32 twin converts nothing, and shows a fault of the graph from some 1e-5 on, behind
-thirty layers from 3e-5; of a large model slices of layers are asked instead. Lenses show each
+thirty layers from 3e-5. For a large model slices of layers are asked instead. Lenses show each
 weight as the engine decodes it, and each layer's matrices are looked at in their places
-(in_place.py). Of any model a small error of its norms' eps is seen where activations are small.
+(in_place.py). For any model, small activations show a small error of its norms' eps.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +62,7 @@ def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
 
 
 def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisection | None:
-    """Of what is wrong on made models, where no op is in the runs of the model itself."""
+    """Bisect what is wrong on made models, if no op is wrong in the runs of the model itself."""
     diverged = [verdict for verdict in wrong if verdict.status == "diverged"]
     asks: list[Callable[[Plan, Context], Bisection | None]] = []
     if any("n_threads" in verdict.detail for verdict in diverged):
@@ -74,8 +75,8 @@ def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -
 
 
 def on_twin(plan: Plan, context: Context) -> Bisection | None:
-    """What the F32 twin shows of an engine that shows tensors, but layers as a whole: each that is
-    wrong, where in the model as it is the largest errors alone stand out."""
+    """Bisect the F32 twin for an engine that shows tensors, but layers as a whole. It shows each
+    wrong layer; on the model as it is only the largest errors stand out."""
     return None if not_asked(context) else whole.bisect_twin(plan, context)
 
 
@@ -117,7 +118,7 @@ def not_asked(context: Context) -> str:
 
 
 def says_more(context: Context) -> bool:
-    """Whether what the engine shows of the model as it is tells more than models made of it."""
+    """Return True if tensors that the engine shows tell more than models made of the user's."""
     info, unseen = context.subject_info, holds_quantised(context.file) or has_steps(context.file)
     return not shows_no_tensors(info) and not (unseen and shows_ends_alone(info))
 
@@ -137,7 +138,8 @@ def of_steps(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
 
 
 def of_embeddings(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
-    """Of a model that comes to these, of which no slices are made, nor lenses: both read logits."""
+    """Yield verdicts on a model that gives embeddings. It has neither slices nor lenses, as both
+    read logits."""
     if not is_small_enough(asker):
         text = "in F32 the model takes too much room, and no slices are made of one without logits"
         yield context.verdict(SUITE, "not-applicable", text)
@@ -168,7 +170,7 @@ def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
 
 
 def spread(n: int) -> list[int]:
-    """Of so many layers some, from the first to the last."""
+    """Return some of n layers, from the first to the last."""
     return sorted({round(i * (n - 1) / (SLICES - 1)) for i in range(SLICES)})
 
 

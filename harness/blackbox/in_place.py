@@ -87,7 +87,7 @@ LOOKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Which elements of the residual are what."""
+    """The use of each element of the residual."""
 
     width: int
     layers: int
@@ -130,7 +130,7 @@ class Layout:
         return [f"blk.{layer}.{matrix}.weight" for layer in range(self.layers)]
 
     def tensor(self, look: LookInPlace, token: int, logit: int) -> str:
-        """What is as stored and decides this logit; "" where nothing is."""
+        """Return the tensor that is as stored and decides this logit; "" if there is none."""
         if look is EMBEDDINGS:
             return EMBEDDING
         number = token if look.by_token else logit % len(self.free) % (2 * self.layers)
@@ -190,7 +190,7 @@ def size_of(file: GgufFile, name: str) -> float:
 
 
 def scale_of(file: GgufFile, name: str) -> float:
-    """What the products of a matrix are multiplied by: of NVFP4 a factor lies beside it."""
+    """Return the factor for a matrix's products: in NVFP4 it lies beside the matrix."""
     beside = f"{name.removesuffix('.weight')}.scale"
     return size_of(file, beside) if beside in file.tensors else 1.0
 
@@ -231,7 +231,7 @@ def file_head(file: GgufFile) -> str:
 
 
 def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Change]:
-    """What is not as stored."""
+    """Return the changes to those tensors of attention that are not as stored."""
     if look.by_token:
         return one_token_sees_itself(layout, layer)
     if not look.attention:
@@ -252,7 +252,8 @@ def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Cha
 
 
 def one_token_sees_itself(layout: Layout, layer: int) -> Mapping[str, Change]:
-    """That of this layer; the others see all but it, and they have no values."""
+    """Make the token of this layer see itself; the others see all but it, and they have no
+    values."""
     switch, heads = layout.switch(layer, 0), layout.inside // layout.head
     strong = CHOSEN * layout.head**0.5 / (2 * LARGEST_STEP**2)
     value = layout.times(SIZE, layer, "attn_output", (2 * LARGEST_STEP) ** 2 * heads)
@@ -352,7 +353,7 @@ def reads(columns: Mapping[int, float]) -> Change:
 
 
 def only(numbers: Sequence[int], columns: Mapping[int, float]) -> Change:
-    """Of these rows; the others read nothing."""
+    """Read the columns in these rows; the others read nothing."""
 
     def change(rows: F32, start: int) -> F32:
         at = np.isin(start + np.arange(len(rows)), numbers)

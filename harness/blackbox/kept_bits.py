@@ -1,9 +1,9 @@
-"""Whether an engine tells numbers apart that are the same in F16 or BF16.
+"""Tests that tell whether an engine keeps numbers apart that are the same in F16 or BF16.
 
-It is asked on a few layers in F32 whose embeddings are powers of two, and on the same with every
-other a little larger, by less than half a step of F16; then so of matrices. Who keeps them in
-halves answers with the same bits: it has rounded that away. Who rounds nothing but its logits does
-not: of thousands some are rounded otherwise.
+The engine runs a few layers in F32 whose embeddings are powers of two. It runs the same with every
+other one a little larger, by less than half a step of F16; then so with matrices. An engine that
+keeps them in halves answers with the same bits: it has rounded that away. An engine that rounds
+only its logits does not: of thousands some are rounded otherwise.
 """
 
 from collections.abc import Callable, Collection

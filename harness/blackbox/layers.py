@@ -96,8 +96,9 @@ def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()
 
 
 def of_its_own(asker: SliceAsker, row: LayerRow, before: Sequence[LayerRow]) -> LayerRow:
-    """Whether what differs is what it reads of a wrong layer before it, whose keys or values are
-    there though it is muted: then it is not known whether this one is wrong as well."""
+    """Return the row, or "not-compared" if only what it reads of a wrong layer before it differs.
+    The keys or values of that layer are there though it is muted, so nobody knows if this one is
+    wrong too."""
     wrong = [str(each.layer) for each in before if each.answer.differs]
     layer, diverged = row.layer, row.answer.status == "diverged"
     if layer is None or row.what != AT_ITS_PLACE or not (diverged and wrong):
@@ -130,7 +131,8 @@ def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
 
 
 def role_of_any(asker: SliceAsker) -> Mapping[str, int] | None:
-    """Of a layer that adds nothing; None: there is no model of one alone, so all are muted."""
+    """Return the role of a layer that adds nothing. None: no model has one layer alone, so all are
+    muted."""
     if asker.layers_to_load == 1 or architecture(asker.file) in ADD_OTHERWISE:
         return {}
     return None
@@ -143,7 +145,8 @@ def as_in_others(
     answer: SliceAnswer,
     known: Collection[Part],
 ) -> LayerRow | None:
-    """Where the whole slice agrees once that is neutral, neither half need be asked alone."""
+    """Return the row of a layer whose whole slice agrees once a known part is neutral. Then neither
+    half need be asked alone."""
     for part in known:
         if part.name not in OF_ONE_HALF:
             continue
@@ -185,7 +188,7 @@ def parts_of_layer(
 
 
 def is_recurrent(file: GgufFile, layer: int) -> bool:
-    """Whether it has states, or a convolution, and no attention."""
+    """Return True if the layer has states, or a convolution, and no attention."""
     stems = {name[len("blk.0.") :] for name in within(file, layer)}
     return any(s.startswith(OF_STATES) for s in stems) and not any(
         s.startswith(OF_KEYS) for s in stems

@@ -173,8 +173,8 @@ def last_norm(lens: Lens) -> Change:
 
 
 def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
-    """As the bytes lie in the file; what fills the last row of a tensor, and the last rows of all,
-    is bytes of zeros, which are zeros in every type."""
+    """Yield the bytes as they lie in the file. Bytes of zeros, which are zeros in every type, fill
+    the last row of a tensor and the last rows of all."""
     format, size, used = WeightFormat.member(lens.type), row_bytes(lens), 0
     step, each = max(1, CHUNK // size) * size, 4 * lens.width if lens.decoded else size
     for stretch in lens.stretches:

@@ -72,7 +72,7 @@ def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def unseen(context: Context) -> list[OnlyInLong]:
-    """What the usual run, of which ops are judged, does not show."""
+    """Return what the usual run, whose ops are judged, does not show."""
     usual, cells = context.n_tokens + STEPS_TRACED, context.settings.n_ctx
     every = only_in_long(context.file)
     return [each for each in every if each.length >= (cells if each.of_cells else usual)]
@@ -172,8 +172,8 @@ def plan_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> Plan:
 
 
 def bisect_long_context(plan: Plan, context: Context) -> Bisection | None:
-    """Of the run that `checked` asks for, where no op is wrong in the usual ones. None: here
-    neither, or the engine takes no such model."""
+    """Bisect the run that `check_long_context` asks for, if no op is wrong in the usual ones. None:
+    no op is wrong here either, or the engine takes no such model."""
     every = unseen(context)
     if not every:
         return None
@@ -219,9 +219,9 @@ def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
 def layers_to_ask(
     asker: SliceAsker, least: Callable[[list[Layer]], int] = lambda every: 0
 ) -> tuple[int, str]:
-    """How many: one with each mask is among them, and one more, as who lets a model's last layer
-    see all may be right by chance; and which these are, in words. least: so many of the model's are
-    wanted. Raises Unsupported."""
+    """Return the number of layers, and in words which they are. Each mask is among them, and one
+    layer more. An engine that lets a model's last layer see all may be right by chance. least: the
+    number of the model's layers that are wanted. Raises Unsupported."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
     masks = [mask for _, mask in every]
@@ -235,7 +235,7 @@ def layers_to_ask(
 def shown_by_oracle(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong]
 ) -> list[OnlyInLong]:
-    """Of which of them its run is another one where no text shows it. Raises NoAnswer."""
+    """Return those with which the oracle's run differs from one without them. Raises NoAnswer."""
     noise = opened.context.noise.relative
     return [
         each
@@ -257,8 +257,8 @@ def unseen_of(
 def too_coarse(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """What an engine that agrees may still have wrong: matrices that are quantised hide more than
-    a token. allowed: of the largest logit. Raises NoAnswer."""
+    """Say what an engine that agrees may still have wrong: quantised matrices hide more than a
+    token. allowed: a share of the largest logit. Raises NoAnswer."""
     least = max(allowed, 2 * opened.context.noise.relative)
     hidden = [
         each.nearly_what
@@ -271,8 +271,8 @@ def too_coarse(
 def not_read(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """Of an engine that answers as if no text showed it: with the model as it is it may be right,
-    which nothing that is asked can tell from one that knows of no such thing."""
+    """Say what an engine answers as if no text showed it. With the model as it is it may be right,
+    and no question tells it from an engine that does not know of such a thing."""
     least, subject = max(allowed, 2 * opened.context.noise.relative), opened.context.subject
     try:
         unread = [
@@ -297,8 +297,9 @@ def changed_by(
     every: Sequence[OnlyInLong],
     who: Session | None = None,
 ) -> float:
-    """How far outputs are from the oracle's with these keys in the place of one's, of the largest.
-    who: whose; the oracle's own. Raises NoAnswer."""
+    """Return the distance of outputs from the oracle's with these keys in the place of one's. It
+    is a share of the largest. who: the engine of the outputs; the oracle by default. Raises
+    NoAnswer."""
     context, path = opened.context, asker.folder / "other.gguf"
     others = merge_keys(keys if each is one else each.short for each in every)
     rewrite(asker.file, way(asker.file, others), path)
@@ -316,7 +317,7 @@ def outputs_of(session: Session, context: Context) -> F32:
 
 
 def places(opened: Opened) -> str:
-    """What of an engine that shows tensors is wrong on its own inputs."""
+    """Return the sites that are wrong on their own inputs, for an engine that shows tensors."""
     if not shows_tensors(opened.context):
         return ""
     found = [v.detail for v in run_suites(opened.context, ("trace",)) if v.status == "diverged"]

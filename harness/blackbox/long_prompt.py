@@ -67,8 +67,8 @@ def check_long_prompt(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def tokens_of(context: Context) -> int:
-    """Of the prompt; 0: none is asked. With an encoder a prompt is one piece whatever its length,
-    and who shows no logits is asked for more text."""
+    """Return the number of tokens in the prompt; 0: none is asked. With an encoder a prompt is one
+    piece whatever its length. An engine that shows no logits is asked for more text instead."""
     levels, facts = context.subject_info.levels, context.facts
     if facts.decoder_start is not None or not (levels is None or "logits" in levels):
         return 0
@@ -190,7 +190,8 @@ def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> 
 
 
 def seconds_of(context: Context, n: int) -> float:
-    """That the subject may need for so many tokens, by one and by a usual prompt of them."""
+    """Return the seconds that the subject may need for n tokens, by its time for one and for a
+    usual prompt."""
 
     def taken(tokens: int) -> float:
         request = Request(batches=batches_of(context, tokens, steps=0))
@@ -203,14 +204,14 @@ def seconds_of(context: Context, n: int) -> float:
 
 
 def hangs(context: Context, seconds: float, n: int) -> bool:
-    """Whether so many foretold seconds do not come to the time limit if the time of all that an
-    engine does grows with the square of a prompt's length, as that of attention does."""
+    """Return True if the run should end within the time limit, even if all its time grows with the
+    square of a prompt's length, as that of attention does."""
     return seconds * max(n / context.n_tokens, 1.0) < context.runner.time_limit
 
 
 def of_answered(context: Context, n: int) -> str:
-    """Of an engine that failed at a prompt of n tokens, or at what is behind it: up to which length
-    it answers, for a sentence."""
+    """Say up to which length an engine answers that failed at a prompt of n tokens, or at the
+    tokens behind it."""
     asked: list[Outcome] = []
 
     def fails(tokens: int, steps: int) -> bool:
@@ -243,7 +244,7 @@ def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def more_of(context: Context, run: Run, first: Evaluation, n: int) -> str:
-    """What is found out of a difference; it is one all the same if an engine dies meanwhile. Raises
+    """Describe a difference in more detail; it stays one even if an engine dies meanwhile. Raises
     NotSteady."""
     try:
         shaky = unsteady(context.subject, Request(batches=run.batches), first)
@@ -256,7 +257,7 @@ def more_of(context: Context, run: Run, first: Evaluation, n: int) -> str:
 
 
 def said_of_length(wrong: int, steps: int, usual: int) -> str:
-    """As `shortest_wrong` finds it."""
+    """Describe what `shortest_wrong` found."""
     if not steps:
         if wrong == usual:
             return f"; one of {wrong} is wrong as well"
@@ -304,7 +305,7 @@ def is_wrong(context: Context, n: int, steps: int) -> bool:
 
 
 def bisect_long_prompt(plan: Plan, context: Context) -> Bisection | None:
-    """Of the shortest prompt that is wrong, where no op is wrong in the usual run. None: there is
+    """Bisect the shortest prompt that is wrong, if no op is wrong in the usual run. None: there is
     no such prompt, or the engine takes no such model."""
     n = tokens_of(context)
 

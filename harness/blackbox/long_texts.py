@@ -1,4 +1,4 @@
-"""What only long texts show of a model, and the keys with which a short one shows it."""
+"""Parts of a model that only long texts show, and the keys with which a short one shows them."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,8 +51,8 @@ def only_in_long(file: GgufFile) -> Iterator[OnlyInLong]:
 
 
 def tokens_in(file: GgufFile, key: str, unsaid: int = 0) -> int:
-    """Of the architecture's; 0: none, or nothing that llama.cpp takes for a number of tokens. Keys
-    of other architectures it does not read, so that they may be anything."""
+    """Return the value of an architecture's key; 0: none, or no number of tokens for llama.cpp.
+    Keys of other architectures are not read, so they may be anything."""
     found = file.metadata.get(f"{architecture(file)}.{key}")
     if found is None:
         return unsaid

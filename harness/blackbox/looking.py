@@ -34,7 +34,7 @@ AS_A_HEAD = "every matrix is wrong in the place of the head: perhaps the head's 
 
 @dataclass(kw_only=True)
 class SeenThroughLens:
-    """What one engine showed through a lens: by tensor, how many logits are off, and the worst."""
+    """The logits of one engine through a lens: by tensor, how many are off, and the worst."""
 
     wrong: Counter[str] = field(default_factory=Counter)
     worst: float = 0.0  # times what is allowed
@@ -69,7 +69,8 @@ def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
 
 
 def through(asker: SliceAsker, lens: Lens) -> Looked:
-    """Who reads a model of another width wrong, whatever its types, is held to none."""
+    """Look through a lens. An engine that reads a model of another width wrong, whatever its types,
+    is judged by no lens."""
     found = through_once(asker, lens)
     if not found.answer.differs or not is_wide(asker.file, lens):
         return found
@@ -132,9 +133,9 @@ def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked
 
 
 def allowed_in_halves(stored: Collection[str], kept: Kept, lens: Lens) -> More | None:
-    """Of who computes in halves: as many roundings, each of these. Of who rounds logits to them and
-    nothing else: half a step. None: of others. stored: what the logits of each run are numbers of,
-    "" of F32."""
+    """Return a wider limit for an engine that computes in halves: as many roundings, each one of
+    halves. An engine that only rounds its logits gets half a step. None: for others. stored: the
+    types whose numbers the logits of each run are, "" for F32."""
     shown = "" if "" in stored else "F16" if "F16" in stored else "BF16"
     proven = kept()
     if proven == "":

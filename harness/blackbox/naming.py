@@ -1,10 +1,10 @@
-"""Which part is at fault, from where two engines differ or agree once parts are neutral.
+"""The name of the faulty part, from where two engines differ or agree once parts are neutral.
 
 Questions are asked on a slice in which only one half of the layer works, so that a fault in the
-other cannot answer. First those by which one answer that agrees gives the name; where none does,
-the products of the half are made so simple that none can be wrong: who differs still is wrong in
-what is done with them, and who agrees in one of the matrices. What nothing tells apart is named
-together.
+other cannot answer. First come those in which one answer that agrees gives the name. If none does,
+the products of the half are made so simple that none can be wrong. An engine that still differs is
+wrong in what is done with them; one that agrees is wrong in one of the matrices. Parts that no
+question tells apart are named together.
 """
 
 from collections.abc import Callable, Collection
@@ -64,7 +64,7 @@ FAILS_MUTED = replace(FAILS, name="it fails on the model whose other layers add 
 
 @dataclass(kw_only=True)
 class Asked:
-    """What was asked so far, by its words; nothing twice."""
+    """The questions so far and their answers, by their words; nothing is asked twice."""
 
     ask: Callable[[Maker], SliceAnswer | None]
     found: dict[str, SliceAnswer] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Asked:
         return self.found[words]
 
     def is_open(self, maker: Maker, words: str) -> bool:
-        """Whether nobody knows: an engine refuses such a model, or fails on it."""
+        """Return True if nobody knows: an engine refuses such a model, or fails on it."""
         answer = self.answer(maker, words)
         return answer is not None and answer.status not in ("agreed", "diverged")
 
@@ -164,7 +164,7 @@ def part_of_attention(
 
 
 def with_batches(asked: Asked, part: Part) -> Part:
-    """Whether it is what a second batch is given that is wrong of it."""
+    """Add to the part if its fault lies in what a second batch is given."""
     if not asked.agrees(in_one_batch, ONE_BATCH):
         return part
     text = "and with all tokens in one batch: of batches behind the first it is wrong"
@@ -172,8 +172,8 @@ def with_batches(asked: Asked, part: Part) -> Part:
 
 
 def with_one_bias(asked: Asked, part: Part, likely: Collection[str]) -> Part:
-    """Whose it is, in the first layer that has such a fault: one question for each. Which of two
-    is not said where both let the engines agree."""
+    """Add the tensor's name to a part that is a bias, in the first layer with such a fault: one
+    question for each. No name is given if the engines agree with either of two."""
     if part.name != BIAS or BIAS in likely:
         return part
     whose = {f"{tensor}.bias": one_bias(tensor) for tensor in (*OF_BIASES, *UP, *GATE, *DOWN)}
@@ -224,8 +224,9 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 
 
 def half_of_the_activation(part: Part) -> Part:
-    """That model reads no more of it, so that whoever cuts rows of the down matrix loses nothing: a
-    gate that wrote over the end of the other factor was said to be a norm or a matrix."""
+    """Note that the model read only half of the activation, so a cut row of the down matrix
+    loses nothing. A gate that wrote over the end of the other factor was said to be a norm or a
+    matrix."""
     text = "of the activation the first half alone was looked at"
     return replace(part, words=f"{part.words}; {text}" if part.words else text)
 

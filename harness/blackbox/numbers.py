@@ -1,11 +1,12 @@
-"""What a layer is by its number: slices give all layers the number 0, and let each be the last.
+"""Faults of a layer by its number: slices give all layers the number 0, and let each be the
+last.
 
-Where no slice differs and the whole does, each layer is asked at its own place, the others muted.
-Many at once first: a group that agrees has no wrong layer. Where all slices differ it may be the
-number 0 that does, or what is done in a model's last layer. Where some differ in a model whose
-layers are something by their number (every sixth sees all tokens), an engine may count otherwise:
-what it takes layer 0 for, slices of any layer have, and at their places other layers differ. And
-who takes another layer's tensors is right where all layers have the same.
+If no slice differs and the whole does, each layer is asked at its own place, the others muted. Many
+are asked at once first: a group that agrees has no wrong layer. If all slices differ, the fault may
+be in number 0, or in what is done in a model's last layer. Some slices may differ in a model whose
+layers are something by their number (every sixth sees all tokens). Then an engine may count
+otherwise: slices of any layer have what it takes layer 0 for, and at their places other layers
+differ. An engine that takes another layer's tensors is right if all layers have the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,7 +74,7 @@ def takes_others(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]
 
 
 def are_alike(file: GgufFile, n: int) -> bool:
-    """Whether each of the layers could have the tensors of the first."""
+    """Return True if each layer could have the tensors of the first."""
     kinds: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in range(n)]
     for name, info in file.tensors.items():
         if (inside := IN_A_LAYER.fullmatch(name)) and int(inside[1]) < n:
@@ -133,9 +134,9 @@ def with_others_muted(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
 
 
 def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:
-    """Whether slices say otherwise than layers at their places, in a model whose layers are not
-    all alike. Those that agree are asked at once, of those that differ a few: the first, which is
-    at the place of its slice, its neighbour and the last."""
+    """Return True if slices and layers at their places disagree, in a model whose layers are not
+    all alike. Layers that agree are asked at once. Of those that differ a few are asked: the first,
+    which is at the place of its slice, its neighbour and the last."""
     wrong = [row.layer for row in slices if row.layer is not None and row.answer.differs]
     right = [row.layer for row in slices if row.layer is not None and row.answer.agrees]
     if not wrong or not is_small_enough(asker) or not have_roles(asker, n):
@@ -162,7 +163,7 @@ def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) ->
 
 
 def have_roles(asker: SliceAsker, n: int) -> bool:
-    """Whether slices of some layers have other keys than those of others."""
+    """Return True if slices of some layers have other keys than those of others."""
     try:
         return len({tuple(asker.role(layer).items()) for layer in range(n)}) > 1
     except Unsupported:
@@ -170,8 +171,8 @@ def have_roles(asker: SliceAsker, n: int) -> bool:
 
 
 def are_of_one_number(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:
-    """Whether it is the slices' number that differs, or that their layer is the last: the last one
-    agrees at its own place, or the first where another comes behind it."""
+    """Return True if the slices differ by their number, or because their layer is the last. Then
+    the last layer agrees at its own place, or the first one with another behind it."""
     if n < 2 or len(slices) < n or not all(row.answer.differs for row in slices):
         return False
     if not is_small_enough(asker):

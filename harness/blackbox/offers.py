@@ -1,4 +1,4 @@
-"""What an engine shows, and whether it can be asked on models that are made for it."""
+"""The values that an engine shows, and whether it can be asked on models that are made for it."""
 
 from collections.abc import Collection, Sequence
 
@@ -21,15 +21,15 @@ def shows_no_tensors(info: EngineInfo) -> bool:
 
 
 def shows_ends_alone(info: EngineInfo) -> bool:
-    """Whether no product in a layer is judged apart from all others of it: of a quantised model,
-    whose honest runs part by percents within one layer, that says no more than logits do. Who
-    computes single ops as its runs do is judged op by op, whatever it shows."""
+    """Return True if no product in a layer is judged apart from all others of it. For a quantised
+    model, whose honest runs part by percents within one layer, that says no more than logits do. An
+    engine that computes single ops as its runs do is judged op by op, whatever it shows."""
     alone = info.shows is not None and not {*info.shows} - {*BETWEEN_LAYERS}
     return alone and not info.computes_nodes
 
 
 def embeds(context: Context) -> bool:
-    """Whether rows of embeddings are all that there is to ask for."""
+    """Return True if the engine can be asked for rows of embeddings alone."""
     levels, facts = context.subject_info.levels, context.facts
     if levels is None:
         return not (facts.has_logits or facts.not_ours)
@@ -39,8 +39,8 @@ def embeds(context: Context) -> bool:
 def why_not_asked(
     engine: str, levels: Collection[str] | None, enough: Sequence[str] = ENOUGH
 ) -> str:
-    """Why nothing can be asked of an engine on models that are made for it; "": it can. enough: any
-    of these levels is."""
+    """Return why an engine cannot be asked on models that are made for it; "" if it can. enough:
+    any of these levels suffices."""
     if folder_of(engine) is not None or is_address(engine):
         return f"{engine} holds one model and opens no other (serve:COMMAND starts one for each)"
     if levels is not None and not set(levels).intersection(enough):

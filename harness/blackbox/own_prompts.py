@@ -37,14 +37,16 @@ def check_own_prompts(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def text_checked(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Of a model whose own text is held to a limit that hides more than this one's."""
+    """Check a text on a quantised model's first layer in F32. The limit for the model's own text
+    hides more."""
     if holds_quantised(context.file):
         yield from asked_to_choose(plan, context, "a text in F32", first_layer, text_said)
 
 
 def text_said(outer: Context, context: Context) -> Iterator[Verdict]:
-    """Who takes no other model is wrong at once. The model's own text was compared: what cannot be
-    here, as behind many ties of tokens with the same rows, is asked besides and leaves no gap."""
+    """Yield the verdicts on a text. An engine that takes no other model is wrong at once. The
+    model's own text was compared, so a text that cannot be compared here leaves no gap. That
+    happens behind many ties of tokens with the same rows."""
     for verdict in longer_text(outer, context, right=1):
         besides = verdict.status == "not-compared"
         yield replace(verdict, status="not-applicable") if besides else verdict

@@ -94,7 +94,8 @@ def larger(file: GgufFile, layer: int) -> Neutral:
 
 
 def what_begins(file: GgufFile) -> Sequence[str]:
-    """Of which the first layer's input is the sum, or what the norm behind it makes of that."""
+    """Return the tensors whose sum is the first layer's input, or is what the norm behind it
+    reads."""
     return [name for name in file.tensors if is_one_of(name, EMBEDDINGS)]
 
 
@@ -105,8 +106,8 @@ def smaller(file: GgufFile, layer: int) -> Neutral:
 
 
 def for_the_table(file: GgufFile, factor: float) -> Mapping[str, Change]:
-    """Where the head is the table of embeddings, which is another size now, the last norm makes up
-    for it: logits a thousand times as large are all at the cap of an architecture that has one."""
+    """Return changes to the last norm if the head is the table of embeddings, whose size has
+    changed. Logits a thousand times as large are all at the cap of an architecture that has one."""
     names = {OUTPUT_NORM, OUTPUT_NORM_BIAS} & set(file.tensors)
     return {} if OUTPUT in file.tensors else dict.fromkeys(names, times(factor))
 
@@ -156,7 +157,7 @@ def norms_do_nothing(file: GgufFile, layer: int) -> Neutral:
 
 
 def rows_alone(file: GgufFile, change: Change) -> Mapping[str, Change]:
-    """Of the table of tokens; nothing is added to them."""
+    """Return changes to the table of tokens; nothing is added to its rows."""
     return {EMBEDDING: change} | ({POSITIONS: zero} if POSITIONS in file.tensors else {})
 
 
@@ -199,7 +200,7 @@ def eps_of(file: GgufFile, value: float) -> Mapping[str, Typed]:
 
 
 def is_centred(file: GgufFile) -> bool:
-    """Whether norms subtract the mean."""
+    """Return True if norms subtract the mean."""
     return not any(key.endswith("rms_epsilon") for key in file.metadata)
 
 
@@ -213,7 +214,8 @@ def no_bias(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def one_bias(tensor: str) -> Maker:
-    """That of this tensor alone is zero: attn_q, ffn_up and the like."""
+    """Return a maker that sets the bias of this tensor alone to zero: attn_q, ffn_up and the
+    like."""
 
     def make(file: GgufFile, layer: int) -> Neutral | None:
         names = [n for n in within(file, layer) if n.endswith(f".{tensor}.bias")]
@@ -227,7 +229,7 @@ def position_0(file: GgufFile, layer: int) -> Neutral:
 
 
 def in_one_batch(file: GgufFile, layer: int) -> Neutral:
-    """As it is: no token is in a batch behind the first."""
+    """Leave the model as it is, and give all tokens in the first batch."""
     n = min(BATCH, file.tensors[EMBEDDING].ne[1] - 1)
     return Neutral(given=(Batch.of(range(1, n + 1)),))
 
@@ -279,8 +281,8 @@ def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) 
 
 
 def simple(file: GgufFile, source: TensorInfo, period: int, key: int, few: bool) -> Change:
-    """Of each expert the same; of queries, keys and values in one matrix the values. key: of the
-    numbers of a gate."""
+    """Return a simple change to a matrix, the same for each expert. In a matrix of queries, keys
+    and values it changes the values. key: seeds the numbers of a gate."""
     stem, ne = source.name.split(".")[2], source.ne
     if few and stem in FFN_OUT:
         return each_expert(one_of(ne[0] // 2), ne)
@@ -351,7 +353,8 @@ def tied_head(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def head_apart(file: GgufFile, layer: int) -> Neutral | None:
-    """As it is, but that the head, which is the table of embeddings, is a matrix of its own."""
+    """Leave the model as it is, but give it a head of its own instead of the table of
+    embeddings."""
     return None if OUTPUT in file.tensors else Neutral(own_head=True)
 
 
@@ -369,5 +372,6 @@ def of_slice(name: str) -> bool:
 
 
 def is_scaled(file: GgufFile) -> bool:
-    """Whether embeddings are multiplied by the root of their width before the first layer."""
+    """Return True if embeddings are multiplied by the root of their width before the first
+    layer."""
     return str(file.metadata["general.architecture"].data).startswith("gemma")

@@ -101,9 +101,9 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
 
 
 def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPlace) -> SeenInPlace:
-    """Where a matrix of every layer is named, or the embeddings, and in F32 they differ as well, it
-    is no fault of how it is stored. Whether there is any the twin shows, or the run itself: an
-    engine whose code has an eps for some norms may be right about the user's model."""
+    """Leave out matrices of every layer, or the embeddings, that also differ in F32: their storage
+    is not at fault. The twin or the run itself shows whether there is a fault. An engine whose code
+    has an eps for some norms may be right about the user's model."""
     named = {name.split(".")[-2] for name in each.tensors}
     every = [m for m in sorted(named) if set(layout.every(m)) <= set(each.tensors)]
     if not every:
@@ -180,7 +180,7 @@ def is_another_eps(expected: F32, actual: F32) -> bool:
 def tensors_of(
     layout: Layout, look: LookInPlace, expected: F32, actual: F32, allowed: float
 ) -> Sequence[str]:
-    """Of each logit that is off, what it shows: by how far the worst is."""
+    """Return the tensors that the wrong logits show, those with the largest error first."""
     if expected.shape != actual.shape:
         return ()
     with np.errstate(invalid="ignore"):

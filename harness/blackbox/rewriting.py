@@ -125,7 +125,7 @@ def decoded_chunks(
 
 
 def zeros(ne: Sequence[int]) -> Iterator[bytes]:
-    """Of a tensor of F32."""
+    """Yield the bytes of an F32 tensor of zeros."""
     left = 4 * int(np.prod(ne))
     while left > 0:
         yield bytes(min(left, CHUNK))

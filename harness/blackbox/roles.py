@@ -22,7 +22,7 @@ Node: TypeAlias = tuple[Any, ...]
 
 
 def graph_of(session: Session) -> Graph:
-    """Of one token. Raises Unsupported where there is none."""
+    """Return the graph of one token. Raises Unsupported if there is none."""
     found = record(session, ONE_TOKEN)
     if not isinstance(found, Program):
         said = getattr(found, "message", str(found))
@@ -31,7 +31,7 @@ def graph_of(session: Session) -> Graph:
 
 
 def role_of(graph: Graph, layer: int) -> tuple[Node, ...]:
-    """What each node of a layer is, without its number."""
+    """Return a description of each node of a layer, without the layer's number."""
     found = []
     for node, own in zip(graph.nodes, layers_of(graph.nodes), strict=True):
         read = [source_of(graph, view) for view in node.sources if view is not None]
@@ -43,7 +43,8 @@ def role_of(graph: Graph, layer: int) -> tuple[Node, ...]:
 
 
 def parameters(node: PlannedNode) -> bytes:
-    """Where a view begins is a parameter as well, and may count the layers before."""
+    """Return a node's parameters. Where a view begins is one too, but may count the layers
+    before."""
     return b"" if node.op == "VIEW" else node.params
 
 
@@ -56,8 +57,9 @@ def source_of(graph: Graph, view: TensorView) -> Node:
 
 
 def mask_of(graph: Graph, layer: int) -> int:
-    """Which of the graph's inputs says what the layer sees: one with a window has another. They
-    have the same name and size, so that only their number tells them apart; -1: it reads none."""
+    """Return the number of the graph's input that masks what the layer sees; a layer with a window
+    has another. Masks have the same name and size, so only their number tells them apart. -1: no
+    mask."""
     for node, own in zip(graph.nodes, layers_of(graph.nodes), strict=True):
         for view in node.sources if own == layer else ():
             if view is not None and view.root >= 0 and "mask" in graph.roots[view.root].name:

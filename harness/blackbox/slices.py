@@ -72,7 +72,8 @@ def n_layers(file: GgufFile) -> int:
 
 
 def number_in(file: GgufFile, key: str) -> int:
-    """Of the architecture's; 0: it is not there. Raises Unsupported for what is no number."""
+    """Return the value of an architecture's key; 0: it is not there. Raises Unsupported for what is
+    no number."""
     name = f"{architecture(file)}.{key}"
     found = file.metadata.get(name)
     if found is not None and type(found.data) is not int:
@@ -141,7 +142,7 @@ def keys_of_one(file: GgufFile, layer: int, role: Mapping[str, int]) -> Mapping[
 
 
 def keys_of_layers(file: GgufFile, layers: range) -> dict[str, Typed | Value]:
-    """Of a model of these alone."""
+    """Return the keys for a model of these layers alone."""
     arch, n = architecture(file), number_in(file, COUNT)
     found: dict[str, Typed | Value] = {f"{arch}.{COUNT}": ("U32", len(layers))}
     for key in file.metadata:
@@ -191,8 +192,8 @@ def at_its_place(file: GgufFile, layer: int, n: int = 0) -> Recipe:
 
 
 def at_their_places(file: GgufFile, layers: Collection[int], n: int = 0) -> Recipe:
-    """As `muted`; of these layers alone the matrices are F32. n: of so many first layers; 0: of
-    all."""
+    """Mute the other layers; only matrices of these layers are F32. n: the number of first layers
+    that the model has; 0: all."""
     recipe = mute_other_layers(file, layers)
     if n:
         cut = first_layers(file, n)
@@ -226,8 +227,8 @@ def whole_or_layer(file: GgufFile, layer: int | None, role: Mapping[str, int] | 
 
 
 def made_small(names: Collection[str]) -> dict[str, Change]:
-    """What is added to the residual, and what heads have that a norm of theirs reads (attn_q before
-    attn_q_norm), of tensors with these names."""
+    """Return changes that make small what is added to the residual, and heads that a norm of theirs
+    reads (attn_q before attn_q_norm)."""
     changes: dict[str, Change] = {}
     stems: dict[str, set[str]] = {}  # of each layer
     for found in filter(None, map(IN_A_LAYER.fullmatch, names)):
@@ -244,8 +245,8 @@ def made_small(names: Collection[str]) -> dict[str, Change]:
 
 
 def what_adds(stems: Collection[str]) -> set[str]:
-    """What a layer with these tensors adds to the residual comes of these: of the norm behind a
-    half, where there is one."""
+    """Return the tensors that decide what a layer adds to the residual: the norm behind a half, if
+    there is one."""
     posts = {post: parts for post, parts in POST_NORMS.items() if post in stems}
     if not {"ffn_norm", "post_ffw_norm"} & set(stems):
         posts.pop("post_attention_norm", None)  # of gpt-oss and others the norm before the FFN
@@ -271,17 +272,18 @@ def within(file: GgufFile, layer: int) -> list[str]:
 
 
 def reads_others(file: GgufFile) -> bool:
-    """Whether layers read what another keeps, who may be muted: keys or values."""
+    """Return True if layers read keys or values that another layer keeps, which may be muted."""
     return architecture(file) in READ_OTHERS or bool(number(file, SHARED, 0))
 
 
 def is_values(name: str) -> bool:
-    """Of NVFP4 a factor of the matrix lies beside it, which made larger as well counts twice."""
+    """Return True for weights and biases. NVFP4 has a factor beside the matrix, which would count
+    twice."""
     return name.endswith((".weight", ".bias"))
 
 
 def number(file: GgufFile, key: str, default: Any = None) -> Any:
-    """Of the architecture's keys; of one by layer the first."""
+    """Return the value of an architecture's key; the first one if it has a value for each layer."""
     found = file.metadata.get(f"{architecture(file)}.{key}")
     if found is None:
         return default

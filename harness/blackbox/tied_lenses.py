@@ -40,7 +40,8 @@ def is_tied(file: GgufFile) -> bool:
 def split(
     file: GgufFile, lenses: Sequence[Lens], left_out: Sequence[str]
 ) -> tuple[list[Lens], list[str]]:
-    """As many as it takes to ask all tokens: each gate needs an input of its own."""
+    """Split lenses into as many as it takes to ask all tokens: each gate needs an input of its
+    own."""
     room = min(file.tensors[UP].ne[0] // 2, file.tensors[UP].ne[1])
     found, unseen = [], list(left_out)
     for lens in lenses:
@@ -120,8 +121,9 @@ def gates_of(x: NDArray[np.float64]) -> F32:
 
 
 def changes_of(file: GgufFile, lens: Lens) -> dict[str, Change]:
-    """Of the layer, but for its attention, which adds nothing. Raises Unsupported: tokens are of
-    the choice that the oracle's file gave, and the subject's may have other rows."""
+    """Return the changes to a layer whose attention adds nothing. Raises Unsupported if gates
+    cannot tell the rows of the tokens apart. The oracle's file gave the tokens; the subject's may
+    have other rows."""
     read = read_by_gates(file, lens, lens.ids)
     if not are_apart(read):
         raise Unsupported(f"{lens.type}: no rows that gates tell apart, as the oracle's file has")

@@ -30,7 +30,8 @@ STEPS = "the model made with large time steps"
 
 
 def is_small_enough(asker: SliceAsker) -> bool:
-    """Of a larger model each layer's slice is asked alone, and then some at their places."""
+    """Return True if the twin is small enough. Otherwise each layer's slice is asked alone, and
+    then some at their places."""
     return sum(4 * info.n_elements for info in asker.file.tensors.values()) <= LARGEST_TWIN
 
 
@@ -39,8 +40,8 @@ def is_quantised(asker: SliceAsker) -> bool:
 
 
 def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
-    """What was asked, and what the engines came to, until they differ: what does so on the twin
-    does wherever it is asked."""
+    """Yield each question and the answer to it, until the engines differ. A fault on the twin shows
+    wherever it is asked."""
     if not is_small_enough(asker):
         yield from in_groups(asker)
         return
@@ -95,7 +96,7 @@ def twin(asker: SliceAsker) -> SliceAnswer:
 
 @contextmanager
 def twin_of(asker: SliceAsker) -> Iterator[Plan]:
-    """Of both files; of the subject's itself where that is in F32."""
+    """Make twins of both files; a subject's file in F32 is taken as it is."""
     asker.progress("the F32 twin")
     made = {asker.plan.model: asker.folder / "twin.gguf"}
     if asker.subject_file is not asker.file and holds_quantised(asker.subject_file):
@@ -137,7 +138,8 @@ def bisected_on(asker: SliceAsker, plan: Plan) -> Bisection | None:
 
 
 def in_halves(context: Context, asker: SliceAsker) -> bool:
-    """Who computes in them is off in every op by more than is allowed of one in F32."""
+    """Return True if the engine computes in halves. Then every op is off by more than is allowed in
+    F32."""
     if embeds(context):
         return explain_embeddings(context) is not None
     return bool(asker.halves) or computes_in_halves(context, lambda: asker.halves)

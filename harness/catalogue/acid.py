@@ -1,7 +1,7 @@
-"""What wrong engines of the catalogue, and honest ones, write when they run an acid model.
+"""Texts that wrong and honest engines of the catalogue write when they run an acid model.
 
-An engine is covered if a test names it in `catches`. It is named rightly if such a test says NO; of
-the tests that do not rest on one of those, each should stay ok.
+A wrong engine is covered if a test names it in `catches`. It is named rightly if such a test says
+NO. Each test that does not rest on one of those should stay ok.
 """
 
 from collections.abc import Iterator, Sequence, Set

@@ -1,15 +1,15 @@
-"""What limits in common use say of an engine: the same numbers for every op and every model.
+"""Verdicts of limits in common use: the same numbers for every op and every model.
 
-Each is applied as those do who use it, and passes on what it is given; none has suites of its own
-for tokenizers or files, further runs, batches or caches. What an engine does not answer is found.
+Each is applied as its users apply it, and passes on what it is given. None has suites of its own
+for tokenizers or files, further runs, batches or caches. A missing answer counts as found.
 
 NMSE 5e-4 on every op: test-backend-ops of llama.cpp (products and attention; its limit for others
   is narrower). Each op of one prompt alone, on the inputs of an honest run, which no user has.
 NMSE 1e-4 on logits: test-llama-archs of llama.cpp. 128 random tokens in one batch, all positions.
 NMSE 1e-2 on logits: check-nmse.py of llama.cpp's model-conversion. "Hello, my name is", read by
   each engine itself; the last token's logits, and their variance instead of their squares.
-top-1: whoever compares the likeliest tokens does so for a prompt like that; at all positions.
-cosine 0.999: the same, and as strict as anybody is, where semantic_check.py takes 0.95.
+top-1: a comparison of the likeliest tokens for a prompt like that; at all positions.
+cosine 0.999: the same, and as strict as anybody is; semantic_check.py takes 0.95.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ class Truth:
 
 
 def truth_of(context: Context, *, embeds: bool) -> Truth:
-    """Of a context whose subject is honest."""
+    """Run an honest subject, and return its values as the truth for the limits."""
     session = context.subject
     prompt = context.tokens[: context.n_tokens]
     ops = evaluate_run(context, session, prompt, embeds=embeds, shown=True)
@@ -79,7 +79,7 @@ def long_prompt(context: Context) -> list[int]:
 
 
 def short_prompt(context: Context, session: Session) -> list[int]:
-    """As the engine itself reads the text; of a model without a vocabulary, ids."""
+    """Return the ids that the engine itself reads in the text; seeded ids without a vocabulary."""
     if not context.facts.has_vocabulary:
         return context.tokens[:SHORT]
     outcome = session.ask("tokenize", [TEXT])
@@ -102,7 +102,7 @@ def evaluate_run(
 
 
 def passed_by(truth: Truth, session: Session) -> dict[str, bool]:
-    """Which limits find nothing wrong with an engine."""
+    """Return for each limit whether the engine passes it."""
     return {ON_OPS: ops_pass(truth, session), **logits_pass(truth, session)}
 
 
@@ -132,7 +132,7 @@ def logits_pass(truth: Truth, session: Session) -> dict[str, bool]:
 
 
 def on_short(expected: F32, got: F32) -> dict[str, bool]:
-    """Of a short prompt, (tokens, vocabulary) each."""
+    """Apply the limits for a short prompt; each array is (tokens, vocabulary)."""
     a, b = expected.astype(np.float64), got.astype(np.float64)
     if a.shape != b.shape:
         return dict.fromkeys((WIDE, TOP, COSINE), False)

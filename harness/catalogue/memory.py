@@ -68,7 +68,7 @@ def once(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Kept:
-    """What an iterator gives, made when it is first wanted, and again for who comes later."""
+    """The values of an iterator, made when they are first wanted, and kept for later readers."""
 
     def __init__(self, source: Iterator[Any]) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""What came of a whole catalogue, small enough to be kept: the source of the tables in
+"""The results of a whole catalogue, small enough to be kept. They are the source of the tables in
 README.md and reports/TRUST.md."""
 
 import json

@@ -1,4 +1,4 @@
-"""What was found of a catalogue, as tables in Markdown: by family, suite, limit and design."""
+"""The results of a catalogue, as tables in Markdown: by family, suite, limit and design."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -113,7 +113,7 @@ def is_accused(trial: Trial) -> bool:
 
 
 def not_found(found: Sequence[Trial]) -> Iterator[str]:
-    """Of each that is missed, wrongly placed or wrongly accused."""
+    """Yield a line for each engine that is missed, wrongly placed or wrongly accused."""
     for trial in found:
         views = trial.views.items()
         words = []

@@ -37,7 +37,7 @@ HONEST = HonestEngine.group
 
 @dataclass(frozen=True, kw_only=True)
 class SeenInView:
-    """What came of one view."""
+    """The result in one view."""
 
     caught: bool
     compared: bool = True  # else nothing of the model can be seen so: embeddings are no text
@@ -48,7 +48,7 @@ class SeenInView:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Of one engine. family HONEST: nothing is wrong with it."""
+    """The trial of one engine. family HONEST: nothing is wrong with it."""
 
     engine: str
     family: str

@@ -1,5 +1,5 @@
-"""What an engine shows of itself: all that it has, the ends of its layers, its logits, lists of the
-likeliest tokens, or greedy tokens alone."""
+"""Views of an engine, from all tensors, the outputs of its layers, its logits or lists of the
+likeliest tokens down to greedy tokens alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,1 +1,1 @@
-"""What `lockstep check` runs, from what a user names to the verdicts of suites."""
+"""The work of `lockstep check`, from what a user names to the verdicts of suites."""

@@ -1,4 +1,4 @@
-"""Which caches of an engine under test llama.cpp, and an honest run of ours, can have as well."""
+"""Caches of an engine under test that llama.cpp and an honest run of ours can have as well."""
 
 from lockstep.engine.node import PLAIN
 from lockstep.engine.ops.ggml.stored import STORED

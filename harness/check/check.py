@@ -71,7 +71,7 @@ PROMPT_TOKENS = 64  # room for the prompt of `decode`, unless a longer one is gi
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What was asked for."""
+    """The checks that were asked for."""
 
     case: str
     model: Path
@@ -144,8 +144,8 @@ def settings_for(plan: Plan) -> Settings:
 
 
 def in_full(settings: Settings) -> Settings:
-    """As an engine keeps keys and values that does not round them: a server does not say how it
-    keeps them, and a program may have overlooked what it was told."""
+    """Return settings whose cache rounds no keys and values. A server does not say how it keeps
+    them, and a program may have overlooked its settings."""
     return replace(settings, type_k="F32", type_v="F32", flash_attn=False)
 
 
@@ -285,8 +285,8 @@ def along_llama_cpp(context: Context) -> AlongLlamaCpp:
 
 
 def is_compiled(*, flash_attn: bool) -> bool:
-    """Whether numba's cache has what every honest run needs: the first one compiles for some
-    seconds. Products of a weight format that was never met may still be missing."""
+    """Return True if numba's cache has what every honest run needs; the first run compiles for some
+    seconds. Products of a weight format that is new to the cache may still be missing."""
     from lockstep.engine.kernels.compiled import is_kept  # late: these imports take a while
     from lockstep.engine.ops.flash_mirror import one_by_one
     from lockstep.engine.ops.rotation import recursion
@@ -343,7 +343,8 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
 def verdicts_of(
     suite: type[Suite], work: Callable[[Context], Iterator[Verdict]], context: Context
 ) -> Iterator[Verdict]:
-    """What an engine leaves unanswered is one as well, and so is a defect of ours."""
+    """Yield the verdicts of a suite. A missing answer of an engine is one as well, and so is a
+    defect of ours."""
     if reason := suite().inapplicable(context.facts):
         if suite.expected or context.named:
             yield context.verdict(suite.name, "not-applicable", reason)

@@ -1,4 +1,4 @@
-"""What a user names: files to read and to write, and texts that may come from a pipe."""
+"""Inputs that a user names: files to read and to write, and texts that may come from a pipe."""
 
 import sys
 from pathlib import Path

@@ -57,8 +57,8 @@ def list_(
         bool, typer.Option("--prompt", help="Only print the acid prompt, for raw completion.")
     ] = False,
 ) -> None:
-    """What the tests see, by how much right leads wrong, which mistakes they tell apart; and what
-    no test sees. Example:
+    """List what the tests see, by how much right leads wrong, which mistakes they tell apart; and
+    what no test sees. Example:
 
     \b
       lockstep acid list

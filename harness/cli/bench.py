@@ -57,7 +57,7 @@ def shadow(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """What it costs llama.cpp to be watched: a plain decode, an empty callback, and a capture.
+    """Measure the cost of watching llama.cpp: a plain decode, an empty callback, and a capture.
 
     A capture leaves every node's inputs and result in memory, ready to be sent; to send and to
     judge them is not counted. The exit code says nothing about speed. Example:
@@ -82,11 +82,11 @@ def check(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Where the time of a check goes, suite by suite and phase by phase.
+    """Measure the time of a check, suite by suite and phase by phase.
 
-    The rest of the seconds llama.cpp computes, or an engine of yours, or a fork of ours in which
-    the noise of honest runs is measured. The exit code says nothing about speed, nor about what
-    the check finds. Examples:
+    In the rest of the seconds llama.cpp computes, or an engine of yours, or a fork of ours in which
+    the noise of honest runs is measured. The exit code says nothing about speed, nor about what the
+    check finds. Examples:
 
     \b
       lockstep bench check model.gguf

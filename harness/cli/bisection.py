@@ -1,4 +1,4 @@
-"""What the command line shows of a bisection."""
+"""Output of a bisection on the command line."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -83,7 +83,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
 
 
 def as_stored(result: Bisection) -> list[str]:
-    """What is not to be seen on the twin, which the proof is of."""
+    """Return lines on what the twin does not show, though the proof is about the twin."""
     every = result.as_stored
     lines = [
         f"in the model as it is {site_name(finding.site)} is at most {finding.err_local:.2g} off "
@@ -95,7 +95,8 @@ def as_stored(result: Bisection) -> list[str]:
 
 
 def rows_of(culprit: SiteFinding) -> str:
-    """What it reads of the file, and the rows that are wrong; "" where the finding has neither."""
+    """Describe the weights that it reads, and the rows that are wrong; "" if the finding has
+    neither."""
     pieces = pieces_of(culprit.outputs)
     rows = ", ".join(map(in_words, pieces[:8]))
     more = sum(map(len, pieces[8:]))
@@ -107,7 +108,8 @@ def rows_of(culprit: SiteFinding) -> str:
 
 
 def pieces_of(indices: Sequence[int]) -> list[Sequence[int]]:
-    """Of those that follow each other one: a head is seen as a whole. Of what is missing none."""
+    """Cut indices into pieces that follow each other, so that a head is seen as a whole. Without
+    indices there are none."""
     if not indices:
         return []
     ends = [i for i, index in enumerate(indices) if i == 0 or indices[i - 1] != index - 1]
@@ -119,7 +121,7 @@ def in_words(piece: Sequence[int]) -> str:
 
 
 def proof(plan: Plan, result: Bisection) -> list[str]:
-    """What became of the run in which the oracle's tensors are put in."""
+    """Return the result of the run in which the oracle's tensors are put in."""
     if result.unsteady is not None:
         return [f"not confirmed: {plan.engine} is not deterministic: {result.unsteady}"]
     if result.failed:
@@ -128,7 +130,8 @@ def proof(plan: Plan, result: Bisection) -> list[str]:
 
 
 def alone(culprit: SiteFinding, found: Findings) -> list[str]:
-    """Which tokens or heads are off, where others are not and those that are come in few pieces.
+    """Name the tokens or heads that are off, if others are not and those that are come in few
+    pieces.
 
     Tokens are told by their positions in the sequence, which later batches' rows are not.
     """
@@ -176,7 +179,7 @@ def in_other_layers(result: Bisection, others: Sequence[SiteFinding]) -> str:
 
 
 def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
-    """What agrees, what nobody looked at, and whether the outputs say that there is more."""
+    """Say what agrees, what nobody looked at, and whether the outputs say that there is more."""
     left_out = result.not_compared
     well = result.exit_code == 0 and not left_out and not result.found.other_graph
     lines = [f"{plan.case}: {result.found.rest}" + ("; nothing to find" if well else "")]
@@ -198,7 +201,7 @@ def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
 
 
 def other_graph(result: Bisection) -> list[str]:
-    """What no op judged alone can show, and where it comes from."""
+    """Say what no op judged alone can show, and where it comes from."""
     where, keys = result.found.other_graph, result.found.other_keys
     lines = [f"llama.cpp makes another graph of the subject's file: {where}"] if where else []
     if keys:
@@ -208,15 +211,15 @@ def other_graph(result: Bisection) -> list[str]:
 
 
 def the_end(p: Patched) -> str:
-    """Where the last op is wrong as well, what is put in there hides whatever else may be."""
+    """Say that values put in at a wrong last op hide whatever else may be wrong."""
     if not p.at_the_end:
         return ""
     return f"; where {p.what}s were put in they are the oracle's, whatever stands before them"
 
 
 def confirmation(p: Patched, left: int = 0) -> str:
-    """What the run says in which the oracle's tensors were put in at the culprits. left: culprits
-    at which none could be: the rest may be of these alone."""
+    """Describe the run in which the oracle's tensors were put in at the culprits. left: culprits at
+    which none could be: the rest may come from these alone."""
     allowed = f"{p.allowed:.1e}"
     design = " from an honest run of another design" if p.otherwise else ""
     agrees = "agrees with an honest run of another design" if p.otherwise else "agrees"

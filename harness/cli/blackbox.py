@@ -1,4 +1,4 @@
-"""What the command line shows of an engine that was asked on models made for one question each."""
+"""Output about an engine that was asked on models made for one question each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -105,7 +105,7 @@ def lines_of(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
 
 
 def ends(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
-    """What stands below the table."""
+    """Yield the lines below the table."""
     if not result.rows:  # it is not deterministic, and was asked no more
         yield f"the whole model: {result.whole.summary}"
     yield from reasons(result.rows, result.lenses)
@@ -142,8 +142,8 @@ def wrong_layers(rows: Sequence["LayerRow"]) -> list[int]:
 
 
 def where_else(result: "BlackBoxBisection") -> Iterator[str]:
-    """Where every part agrees, and the whole, what is chosen by its logits or computed by threads
-    does not."""
+    """Yield where to look if every part agrees and the whole does: what is chosen by its logits or
+    computed by threads does not."""
     from lockstep.harness.report.text import CALLS, THREADS
 
     if result.rows and result.whole.differs and no_part_is_named(result):
@@ -170,7 +170,8 @@ def only_as_stored(result: "BlackBoxBisection") -> str:
 
 
 def fault_of(same: Sequence["Looked"]) -> str:
-    """Of the lenses of one type: the tensors, or the type itself if no tensor of it is right."""
+    """Name the fault in lenses of one type: the tensors, or the type itself if none of them is
+    right."""
     wrong = list(dict.fromkeys(name for look in same for name in look.tensors))
     held = {stretch.tensor for look in same for stretch in look.lens.stretches}
     if not wrong:
@@ -202,7 +203,7 @@ def numbers_of(rows: Sequence["LayerRow"]) -> str:
 
 
 def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[str]:
-    """What made each part certain, and what was said of what was not compared."""
+    """Yield what made each part certain, and what was said of parts that were not compared."""
     from lockstep.harness.blackbox.report import name_of
     from lockstep.harness.report.text import cut
 

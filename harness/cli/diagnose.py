@@ -51,13 +51,13 @@ def diagnose(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Which known mistake makes the answers of an engine that is wrong?
+    """Find the known mistake that makes the answers of a wrong engine.
 
-    All that the engine can be asked (logits, lists, greedy tokens, text, ids) is asked of it, of
-    the right engine, and where these part of some four hundred engines that are wrong in one known
-    way each. A mistake is named if it gives all of the answers, within the noise of honest runs,
-    and the right engine does not. Exit code: 0 all is as the right engine has it, 1 it is not, 3
-    incomplete. Examples:
+    All that the engine can be asked (logits, lists, greedy tokens, text, ids) is asked of it and of
+    the right engine. Where these differ, it is asked of some four hundred engines that are wrong in
+    one known way each. A mistake is named if it gives all of the answers, within the noise of
+    honest runs, and the right engine does not. Exit code: 0 all is as the right engine has it, 1 it
+    is not, 3 incomplete. Examples:
 
     \b
       lockstep diagnose model.gguf --engine ./my-engine

@@ -1,4 +1,4 @@
-"""What the command line shows of a diagnosis: which known mistake makes an engine's answers."""
+"""Output of a diagnosis on the command line: the known mistake that makes an engine's answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

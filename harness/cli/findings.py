@@ -18,7 +18,7 @@ def finding(
     run: Annotated[bool, typer.Option("--run", help="See whether it is still true.")] = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """What engines of `lockstep engine` were found to do otherwise than llama.cpp.
+    """List what engines of `lockstep engine` do otherwise than llama.cpp.
 
     With an ID: a text that can be filed as it is, with the commands that show it. Exit codes of
     --run: 0 it is, 1 the engine does so no more, 3 the engine failed otherwise. Example:

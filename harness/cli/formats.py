@@ -74,7 +74,7 @@ def make_room(path: Path) -> None:
 
 
 def write_formats(wanted: Sequence[WantedFormat], folder: Path, out: "Terminal") -> None:
-    """Of a run's folder. What GitHub offers a job is used where `markdown` is asked for."""
+    """Write the formats of a run's folder. `markdown` also uses what GitHub offers a job."""
     from lockstep.harness.report.formats import write_format
     from lockstep.harness.report.formats.results import read_results
 

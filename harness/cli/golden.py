@@ -143,7 +143,8 @@ def verify(
 
 @app.command()
 def diff(a: Path, b: Path) -> None:
-    """What differs between two folders of vectors, or two files of them. Exit code 1 if any.
+    """List the differences between two folders of vectors, or two files of them. Exit code 1 if
+    any.
 
     Example:
 

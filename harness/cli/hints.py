@@ -1,4 +1,4 @@
-"""Which command says more, whole: after a run that diverges, or one that could see too little."""
+"""The whole command that says more: after a run that diverges, or one that could see too little."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -38,8 +38,8 @@ def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
 
 
 def what_is_quicker(model: Path | None, large: int = LARGE) -> str:
-    """Of a model of which the command takes minutes, which it does from `large` bytes on, and which
-    has more layers than `slice` leaves."""
+    """Return a quicker command for a model on which this one takes minutes. It does from `large`
+    bytes on; the model must have more layers than `slice` leaves."""
     from lockstep.engine.errors import EngineError
 
     try:
@@ -97,8 +97,9 @@ def size_and_layers(model: Path, large: int) -> tuple[int, int]:
 
 
 def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    """Of a conforming server, held against the preset that servers start with though it may be more
-    exact; and of a conforming engine that opens any file and shows no tensors."""
+    """Return commands for a conforming server that was held against the preset that servers start
+    with, though it may be more exact. Also for a conforming engine that opens any file and shows no
+    tensors."""
     from lockstep.harness.adapters.parts.users import is_users
     from lockstep.harness.http.session import is_address, is_served
     from lockstep.harness.protocol.session import command_of
@@ -148,9 +149,9 @@ def is_of_a_made_model(verdict: "Verdict") -> bool:
 
 
 def without_tensors(plan: "Plan", *, sliced: bool, ordinary: bool = True) -> Iterator[str]:
-    """What finds the place, and the mistake, by answers alone. sliced: the engine answers on models
-    that are made of the plan's; ordinary: it answers otherwise on the plan's own as well, which is
-    all that diagnose looks at."""
+    """Yield commands that find the place, and the mistake, by answers alone. sliced: the engine
+    answers on models made of the plan's. ordinary: it is also wrong on the plan's own, which is all
+    that diagnose looks at."""
     if sliced:
         yield f"{LAYER}: {black_box_command(plan)}"
     if ordinary:
@@ -162,7 +163,7 @@ def black_box_command(plan: "Plan") -> str:
 
 
 def can_be_sliced(plan: "Plan", engines: "Sequence[EngineInfo]") -> bool:
-    """Whether it shows no tensors, and answers on models that are made of the plan's."""
+    """Return True if it shows no tensors, and answers on models that are made of the plan's."""
     from lockstep.harness.blackbox.offers import shows_no_tensors, why_not_asked
 
     own = [info for info in engines if info.engine != plan.oracle and shows_no_tensors(info)]

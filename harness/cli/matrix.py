@@ -52,7 +52,7 @@ def matrix(
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
     quiet: QuietOpt = False,
 ) -> None:
-    """What each of many engines can do, and where it stands: one table, one JSON.
+    """Compare many engines, what each can do and where it stands: one table, one JSON.
 
     The cases are the same for all: five built-in llama models (plain, bf16, Q8_0, Q4_0, experts),
     one each of qwen3, gemma3 and gpt2, and those of --model. A cell counts the cases that agree, of

@@ -72,13 +72,13 @@ def diff(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """What changed from run A to run B: of llama.cpp, of an engine, of Lockstep itself.
+    """Show the changes from run A to run B: of llama.cpp, of an engine, of Lockstep itself.
 
-    New differences and those that are gone, those of both that are more than twice as large or
-    less than half (ten times, where seeds, models or settings differ), suites of a model with
+    New differences and those that are gone. Differences of both that are more than twice as large
+    or less than half (ten times, if seeds, models or settings differ). Suites of a model with
     another verdict, and what came nearer to its limit by more than a tenth of it. A larger
-    difference, and what B does not compare any more, count as worse. Exit code: 1 where something
-    got worse, 3 where nothing did and B did not finish, else 0. Examples:
+    difference, and what B does not compare any more, count as worse. Exit code: 1 if something got
+    worse, 3 if nothing did and B did not finish, else 0. Examples:
 
     \b
       lockstep report diff reports/MONDAY-check reports/TUESDAY-check

@@ -150,7 +150,7 @@ def shadow(
 def options_of(
     preset: Preset, work: "Work", seed: int, changed: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """What repeats the run; what is as usual is left out."""
+    """Return the options that repeat the run; usual values are left out."""
     options = {"--settings": preset.value, "--tokens": work.tokens, "--seed": seed}
     usual = {"--steps": 2, "--sequences": 1, "--quant": "F32"}
     given = {"--steps": work.batches, "--sequences": work.sequences, **changed}
@@ -188,7 +188,8 @@ def by_op(verdicts: Sequence["Verdict"]) -> dict[str, list["Verdict"]]:
 
 
 def notes(verdicts: Sequence["Verdict"]) -> list[str]:
-    """Of each kind of op, over all models: is it as far off as its bound lets one expect?"""
+    """Return notes on each kind of op, over all models: is it as far off as its bound lets one
+    expect?"""
     from lockstep.harness.shadow.notes import note_of
 
     found = []

@@ -1,4 +1,4 @@
-"""What the commands share: a screen, the models, a plan of what was asked for."""
+"""Parts that the commands share: a screen, the models, a plan of what was asked for."""
 
 import shlex
 from pathlib import Path

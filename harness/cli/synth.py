@@ -147,8 +147,8 @@ def write_any(
 
 
 def besides(path: Path) -> list[str]:
-    """What few published files have, and llama.cpp reads: an author whose engine does not would
-    look for a fault in vain."""
+    """Describe tensors that llama.cpp reads and few published files have. The author of an engine
+    that does not read them would look for a fault in vain."""
     from lockstep.engine.gguf.file import GgufFile
 
     with GgufFile.open(path) as file:

@@ -1,4 +1,4 @@
-"""What a check has come to, as a table: a row for each suite, or for each of many models."""
+"""The results of a check, as a table: a row for each suite, or for each of many models."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def suites_with(verdicts: Sequence[Verdict], *statuses: str) -> list[str]:
 
 
 def others(verdicts: Sequence[Verdict]) -> list[str]:
-    """What is neither agreed nor not applicable, counted by suite."""
+    """Count the verdicts that are neither agreed nor not applicable, by suite."""
     found = Counter(
         f"{v.suite} {v.status}" for v in verdicts if v.status not in ("agreed", "not-applicable")
     )

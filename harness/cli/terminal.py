@@ -1,4 +1,4 @@
-"""What the command line shows: errors on standard error, results on standard output."""
+"""Output on the command line: errors on standard error, results on standard output."""
 
 import errno
 import json
@@ -38,7 +38,7 @@ SHOWN = 5  # divergences explained in full; the report holds all of them
 
 
 def sentence_of(error: BaseException | None) -> str:
-    """Which file, and what is wrong with it, without the number that the system has for it."""
+    """Name the file, and what is wrong with it, without the number that the system has for it."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     where = "" if error.filename is None else f"{error.filename}: "
@@ -47,7 +47,8 @@ def sentence_of(error: BaseException | None) -> str:
 
 
 class Terminal:
-    """As a context manager it turns what can go wrong into one line and exit code 2."""
+    """The screen of a command. As a context manager it turns an error into one line and exit code
+    2."""
 
     def __init__(self, *, quiet: bool, as_json: bool = False) -> None:
         self.quiet, self.as_json = quiet, as_json
@@ -82,11 +83,11 @@ class Terminal:
             raise typer.Exit(2) from error
 
     def open_report(self, folder: Path) -> None:
-        """Of the report, into which each verdict is written at once."""
+        """Note the folder of the report, into which each verdict is written at once."""
         self.folder = folder
 
     def note_kept_report(self) -> str:
-        """Of an interrupted run."""
+        """Say where the findings of an interrupted run are."""
         if self.folder is None:
             at = ": ".join(filter(None, self.last))
             where = f"at {at}; " if at else ""
@@ -137,7 +138,7 @@ class Terminal:
         sys.stdout.write(printable(text, "\n\t") + "\n")
 
     def data(self, text: str) -> None:
-        """What somebody asked for to go on with: as it is into a pipe."""
+        """Print what somebody asked for to go on with: as it is into a pipe."""
         self.quieten()
         sys.stdout.write((printable(text, "\n\t") if self.out.is_terminal else text) + "\n")
 
@@ -218,12 +219,12 @@ class Terminal:
         return found.exit_code
 
     def where(self, folder: Path) -> None:
-        """Of a run's report, for people."""
+        """Print where a run's report is, for people."""
         if not self.as_json:
             self.line(f"report: {folder}/report.jsonl\nto look at: {folder}/report.html")
 
     def examination(self, rows: Sequence[tuple[str, str, bool]]) -> int:
-        """What `doctor` found: name, text, whether it is well."""
+        """Print what `doctor` found: name, text, whether it is well."""
         if self.as_json:
             self.json([{"what": a, "found": b, "ok": ok} for a, b, ok in rows])
         else:
@@ -276,8 +277,8 @@ def not_judged(result: "RunResult") -> list[str]:
 
 
 def listed_of(result: "RunResult") -> str:
-    """What is no divergence only because the user lists it, and how much of it without a reason;
-    and how much because we know or explain it."""
+    """Say how much is no divergence only because the user lists it, and how much of it without a
+    reason; and how much because we know or explain it."""
     from lockstep.harness.runs.known_failures import UNKNOWN
 
     listed = [v.detail["known"] for v in result.verdicts if "listed" in v.detail]
@@ -290,7 +291,7 @@ def listed_of(result: "RunResult") -> str:
 
 
 def reach_of(result: "RunResult") -> str:
-    """Of a run that conforms, or is incomplete: whom that leaves out."""
+    """Say about whom nothing was compared, for a run that conforms or is incomplete."""
     left_out = not_judged(result)
     if result.code not in (0, 3) or not left_out:
         return ""

@@ -1,1 +1,1 @@
-"""What suites work with: two engines that are asked, once or again in other ways."""
+"""Tools that suites work with: two engines that are asked, once or again in other ways."""

@@ -15,8 +15,8 @@ HARDLY = 0.1
 def asked_beside(
     oracle: Callable[[], Outcome], subject: Callable[[], Outcome]
 ) -> tuple[Outcome, Outcome]:
-    """Who has not answered in time beside the other is asked again alone: a limit is for an engine
-    by itself."""
+    """Ask both at once. An engine that did not answer in time beside the other is asked again
+    alone: a limit is for an engine by itself."""
     (first, beside_subject), (second, beside_oracle) = at_once(
         partial(time_question, oracle), partial(time_question, subject)
     )

@@ -1,4 +1,4 @@
-"""How many honest runs it takes to call an engine wrong: more only where they may say otherwise."""
+"""The number of honest runs before an engine is called wrong: more only if they may change that."""
 
 from collections.abc import Sequence
 from math import isfinite

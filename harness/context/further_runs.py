@@ -1,6 +1,6 @@
-"""What a prompt and single tokens leave out: few rows at once, many, and whole tiles of them,
-batches of several tokens on a filled cache, its last cell, ids from all over, other sequences that
-come later, and prompts that are almost the one before.
+"""Runs for what a prompt and single tokens leave out. They have few rows at once, many, and whole
+tiles of them. They have batches of several tokens on a filled cache, its last cell, and ids from
+all over. Other sequences come later, and prompts that are almost the one before.
 
 Both engines are asked for these runs as well, and held against each other and an honest one.
 """
@@ -96,15 +96,15 @@ def almost_the_same(context: Context) -> Iterator[Run]:
 
 
 def ids_of_narrow_integers(context: Context) -> Run:
-    """Of a model whose first layers are asked for all else: what they keep of a vocabulary may end
-    before these ids."""
+    """Return a run for a model whose first layers are asked for all else. A vocabulary that these
+    keep may end before these ids."""
     words, ids = "for ids where narrow integers end", narrow_ids(context.facts.n_vocab)
     return Run(words=words, batches=(Batch.of(ids),), usual=True, known=True)
 
 
 def some_at_once(context: Context) -> Run:
-    """As many tokens at once as `decode` asks for of all layers of a large model, seeded ones: of
-    engines that it does not ask, and for who looks where the fault is."""
+    """Return a run of seeded tokens, as many at once as `decode` asks of all layers of a large
+    model. It is for engines that `decode` does not ask, and to find where the fault is."""
     sizes = (min(context.n_tokens, ALONE), *TOGETHER)
     ids, batches, at = many_ids(context, sum(sizes)), [], 0
     for size in sizes:
@@ -119,8 +119,8 @@ def narrow_ids(n_vocab: int) -> list[int]:
 
 
 def n_cells(context: Context) -> int:
-    """As many positions as all engines must have; of a large model no more than say something, and
-    not very many behind a prompt that was asked to be short."""
+    """Return the number of positions that all engines must have. A large model has no more than are
+    useful, and a prompt that was asked to be short has not very many behind it."""
     n = min(context.settings.n_ctx, DEPTH * context.n_tokens)
     key = f"{context.facts.architecture}.context_length"
     trained = context.file.metadata.get(key)
@@ -147,8 +147,9 @@ def batch_sizes(n: int) -> list[int]:
 
 
 def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
-    """Of FILLED tokens outputs of two that are neither the first nor the last, of SILENT none; of
-    large vocabularies those of long batches at their last."""
+    """Return batches that fill the cache. In the batch of FILLED tokens two are outputs, neither
+    the first nor the last. In the batch of SILENT tokens none is. With large vocabularies long
+    batches have one output, the last."""
     ids, at, batches = many_ids(context, sum(sizes)), 0, []
     silent = None
     if context.facts.architecture not in FIRST_ROW:
@@ -177,8 +178,8 @@ def many_ids(context: Context, n: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """What was not compared. Who says that it cannot is not asked; who refuses what the oracle
-    takes, and says no such thing, was asked in vain, and so was who is busy."""
+    """A run that was not compared. An engine that says that it cannot is not asked. One that
+    refuses what the oracle takes, without saying so, was asked in vain, and so was a busy one."""
 
     status: Status
     why: str
@@ -203,8 +204,9 @@ def sequences_in(batches: Sequence[Batch]) -> int:
 def longer(
     context: Context, ids: Sequence[int], question: str
 ) -> tuple[list[int], list[int], LeftOut | None]:
-    """Of an engine that is asked for one next token at a time: the same ids and others behind
-    them, the lengths of beginnings to ask for besides, and why it takes no longer ones."""
+    """Return, for an engine that is asked for one next token at a time, the same ids with others
+    behind them. Then the lengths of beginnings to ask for besides, and why it takes no longer
+    ones."""
     most = n_cells(context)
     every = [*ids, *many_ids(context, most)]
     ends, left = [], None

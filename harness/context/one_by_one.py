@@ -1,4 +1,4 @@
-"""What an engine does not answer costs that item or that run, and not the others.
+"""Questions one by one: a missing answer costs that item or that run, and not the others.
 
 A tokenizer that fails on one very long text is still compared on all others. A wait in vain is as
 long as the time limit, so that nothing is asked for which waiting is hopeless.
@@ -81,12 +81,13 @@ def split_by_size(group: Sequence[int], items: Sequence[Item]) -> tuple[list[int
 
 @dataclass(kw_only=True)
 class Waits:
-    """Of the runs of one suite."""
+    """The waits for the runs of one suite."""
 
     tokens: list[int] = field(default_factory=list)  # of the runs that were waited for in vain
 
     def why_none(self, words: str, batches: Sequence[Batch]) -> str:
-        """Why it is not asked; "": it is. Who needs too long for some tokens does so for more."""
+        """Return why a run is not asked; "": it is. An engine too slow for some tokens is so for
+        more."""
         if len(self.tokens) >= MOST_WAITS:
             return f"{words}: not asked, as {MOST_WAITS} runs before were not answered in time"
         shortest = min(self.tokens, default=0)
@@ -97,7 +98,8 @@ class Waits:
     def verdict(
         self, context: Context, suite: str, words: str, batches: Sequence[Batch], outcome: Outcome
     ) -> Verdict | None:
-        """Of a run that the subject did not answer; None: it did. words: which one."""
+        """Return the verdict on a run that the subject did not answer; None: it did. words: which
+        run."""
         try:
             context.answer(context.subject, f"evaluate {words}", outcome)
         except NoAnswer as failed:

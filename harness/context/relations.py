@@ -39,7 +39,8 @@ def ways(context: Context) -> Iterator[Run]:
 
 
 def some_outputs(batches: Sequence[Batch]) -> Run:
-    """Of each batch the last token, and before it one in three."""
+    """Return the run with outputs of the last token of each batch, and of one token in three before
+    it."""
     chosen = [np.arange(len(batch))[::-1][::EVERY][::-1] for batch in batches]
     masked = []
     for batch, rows in zip(batches, chosen, strict=True):

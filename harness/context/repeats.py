@@ -102,9 +102,9 @@ def unsteady(
 
 
 def goes_by_history(session: Session, request: Request) -> bool:
-    """Whether runs that differ among each other are the same ones after each start: they go by what
-    was asked before, as a state that fades slowly does. Of a server, which nobody starts anew, that
-    is not seen."""
+    """Return True if runs that differ among each other repeat after each start. Then they depend on
+    what was asked before, as a state that fades slowly does. With a server, which nobody starts
+    anew, that is not seen."""
     one, other = (fresh_runs(session, request) for _ in range(2))
     if one is None or other is None or first_difference(one[0], one[-1]) is None:
         return False
@@ -142,7 +142,8 @@ def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
 
 
 def not_deterministic(context: Context, suite: str, found: Unsteady) -> Verdict:
-    """What is listed as known by this key is excused: some engines add in any order on purpose."""
+    """Return the verdict. A list of known differences can excuse it by this key: some engines add
+    in any order on purpose."""
     text = f"{context.subject.name} is not deterministic: {found}"
     detail: dict[str, Any] = {"at_fault": "subject", "kind": "not-deterministic"}
     detail |= {"place": found.place, "differ": found.differ, "runs": found.runs}
@@ -165,7 +166,8 @@ def asked_again(
     *args: Any,
     same: Callable[[Any, Any], bool] = same_words,
 ) -> Iterator[Verdict]:
-    """Of an answer that is wrong and no run: whether it is always that one."""
+    """Ask again what was answered wrongly, if it is no run, and yield a verdict if the answers
+    differ."""
     answers = [context.ask(context.subject, question, *args) for _ in range(AGAIN)]
     differ = sum(not same(answer, first) for answer in answers)
     if differ:

@@ -112,7 +112,8 @@ class Runner:
 
 
 def is_outside(engine: str) -> bool:
-    """Whether it is named by where it is: a dump, a server, a class of the user's, a command."""
+    """Return True if the name says where the engine is: a dump, a server, a user's class, a
+    command."""
     if folder_of(engine) is not None or is_address(engine) or is_users(engine):
         return True
     if is_served(engine):
@@ -214,7 +215,7 @@ class IsolatedSession(Session):
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What a worker is to load, whatever the model."""
+        """The options that a worker is to load, whatever the model."""
         return {what: self.opening[what] for what in ("adapter", "modules", "memory_limit")}
 
     def _new_worker(self) -> "Worker":

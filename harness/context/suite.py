@@ -80,8 +80,8 @@ class HonestRuns(Protocol):
     def converted_runs(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
-        """As engines of other designs compute, one by one: with another format for activations, or
-        for keys and values. only: the designs with these numbers, in this order."""
+        """Yield the runs of other designs, one by one: with another format for activations, or for
+        keys and values. only: the designs with these numbers, in this order."""
 
     def rounded_run(
         self, batches: Sequence[Batch], design: FactorDesign, *, seed: int, runs: int
@@ -251,7 +251,7 @@ class Context:
         return self.answer(session, question, session.ask(question, *args, **kwargs))
 
     def answer(self, session: Session, question: str, outcome: Outcome) -> Any:
-        """What `ask` makes of an outcome."""
+        """Return the value of an outcome, or raise what `ask` raises."""
         if isinstance(outcome, Answered):
             return outcome.value
         if isinstance(outcome, Unanswerable) and outcome.declared:
@@ -279,7 +279,7 @@ class Context:
         return NoAnswer(error.status, f"{error.summary}; {why}", error.detail | {"at_fault": wrong})
 
     def takes(self, session: Session, question: str) -> bool:
-        """Whether our own engine, which is not the one that refuses, reads or runs the file."""
+        """Return True if our own engine reads or runs the file, and is not the one that refuses."""
         if session.name == "reference":
             return False
         if session is self.subject and self.subject_model != self.model:
@@ -318,7 +318,7 @@ class Context:
 
 
 def lacks(outcome: Outcome) -> bool:
-    """Whether an engine says that the model has no such thing, whoever is asked."""
+    """Return True if an engine says that the model has no such thing, whoever is asked."""
     return isinstance(outcome, Unanswerable) and outcome.of_model
 
 
@@ -380,11 +380,12 @@ class Suite(Registered):
     of_oracle_alone: ClassVar[bool] = False  # the subject is not asked, and nothing said of it
 
     def inapplicable(self, facts: ModelFacts) -> str:
-        """Why there is nothing to compare in a model like this; "" if there is."""
+        """Return why there is nothing to compare in a model like this; "" if there is."""
         return ""
 
     def begin(self, context: Context) -> None:
-        """What may be computed, or asked, while other suites ask engines: see Context.begun."""
+        """Begin what may be computed, or asked, while other suites ask engines: see
+        Context.begun."""
 
     def run(self, context: Context) -> Iterator[Verdict]:
         """One verdict for each thing compared, also for what turned out not to be comparable."""

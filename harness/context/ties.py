@@ -1,8 +1,8 @@
-"""Where greedy text hangs by a thread: tokens that another honest engine may choose otherwise.
+"""Ties in greedy text: tokens that another honest engine may choose otherwise.
 
-The noise is measured, not assumed: the engine computes its text twice, token by token and in one
-batch, and is off from itself by so much. Where the two largest logits are no further apart than
-twice that (either may move), the choice says nothing about who is right.
+The noise is measured, not assumed. The engine computes its text twice, token by token and in one
+batch, and differs from itself by so much. If the two largest logits are no further apart than twice
+that (either may move), the choice says nothing about who is right.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Tie:
 def close_choices(
     session: Session, prompt: Sequence[int], ids: Sequence[int], decoder_start: int | None = None
 ) -> list[Tie] | None:
-    """Of the first LOOKED_AT tokens; None if the engine shows no logits."""
+    """Return the ties of the first LOOKED_AT tokens; None if the engine shows no logits."""
     ids = ids[:LOOKED_AT]
     encoded: tuple[Batch, ...] = ()
     if decoder_start is not None:

@@ -102,7 +102,7 @@ def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def counts(tried: Sequence[Verdict]) -> list[int]:
-    """As COLUMNS, of those that move an output from the third on."""
+    """Return the numbers for COLUMNS; from the third on they count changes that move an output."""
     moved = [v for v in tried if v.detail["changed"]]
     names = ("named", "beyond_bound", "alone", "confirmed")
     return [len(tried), len(moved), *(sum(v.detail[name] for v in moved) for name in names)]

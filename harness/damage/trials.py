@@ -39,7 +39,7 @@ class DamagePlan:
 
 @dataclass(kw_only=True)
 class TriedChange:
-    """Of one plan; small enough to cross from one process to another."""
+    """The result of one plan; small enough to cross from one process to another."""
 
     variant: str
     verdicts: list[Verdict]

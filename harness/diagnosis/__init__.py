@@ -1,1 +1,1 @@
-"""Which known mistake makes the very answers that an engine gives."""
+"""Diagnosis: the known mistake that makes the very answers that an engine gives."""

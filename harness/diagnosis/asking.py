@@ -1,4 +1,4 @@
-"""Which questions tell mistakes apart, of what an engine says that it can be asked."""
+"""Questions that tell mistakes apart, among those that an engine says it can be asked."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -173,7 +173,7 @@ def of_embeddings(context: Context) -> Iterator[MistakeQuestion]:
 
 
 def of_logits(context: Context, *, greedy: bool) -> Iterator[MistakeQuestion]:
-    """As `check` asks, and once with other tokens in batches of the same sizes."""
+    """Yield the questions of `check`, and one with other tokens in batches of the same sizes."""
     yield RunQuestion(
         words="the logits of a prompt and of tokens behind it", batches=context.batches
     )
@@ -208,8 +208,9 @@ def text_of(context: Context) -> Greedy:
 
 
 def prompts_in_turn(context: Context) -> Iterator[InTurn]:
-    """What is kept of one prompt may be taken for the next one's. Of a small model those that
-    `check` asks for, whose answers depend on it; to look for them in a large one takes long."""
+    """Yield prompts in turn, as what is kept of one may be taken for the next one's. A small
+    model gets those of `check`, whose answers depend on it; to look for them in a large one
+    takes long."""
     if context.facts.decoder_start is not None:
         return
     prompts = [tuple(one.ids) for one in telling_prompts(context)] if is_small(context.file) else []

@@ -1,4 +1,4 @@
-"""What of an engine's answer is the same as another's, row by row or token by token."""
+"""Comparison of an engine's answer with another's, row by row or token by token."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """Of each row of an answer. apart: squared distances; what is no distance is 0 or 1.
-    not_compared: tokens from a tie on, or half a character, of which nothing is known. ties: of
-    those that are the same, tokens that the engine may choose, and does not. moved: squared
-    distances of an engine's rows of logits from the right ones."""
+    """The result for each row of an answer. apart: squared distances; what is no distance is 0 or
+    1. not_compared: tokens from a tie on, or half a character, of which nothing is known. ties:
+    tokens among the same ones that the engine may choose, and does not. moved: squared distances of
+    an engine's rows of logits from the right ones."""
 
     same: NDArray[np.bool_]
     apart: NDArray[np.float64]

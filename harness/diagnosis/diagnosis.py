@@ -91,8 +91,8 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What was compared of one kind, and how much of it the right engine has as the subject.
-    not_compared: what stands behind ties within the noise."""
+    """The number of compared answers of one kind, and of those that the right engine has as the
+    subject. not_compared: what stands behind ties within the noise."""
 
     unit: str
     compared: int
@@ -107,7 +107,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What was found of one aspect of an engine: how it reads the file, its tokens, its runs.
+    """The findings on one aspect of an engine: how it reads the file, its tokens, its runs.
 
     named: they make the subject's answers, and cannot be told apart by them; also: so do these
     within the noise, and the others come closer.
@@ -236,8 +236,9 @@ def of_aspect(
 def without_what_is_off(
     bench: DiagnosisBench, every: Sequence[AskedQuestion], of: HeldAnswers
 ) -> HeldAnswers | None:
-    """Where all is right but that nothing is rounded on purpose. Of most engines the first
-    question that is off with roundings is off without them, and there is no need to go on."""
+    """Return the answers if all is right except that nothing is rounded on purpose. With most
+    engines the first question that is off with roundings is off without them, and there is no need
+    to go on."""
     if hold_answers(bench.plain, of.off[:1], of.noise).off:
         return None
     plain = hold_answers(bench.plain, every, of.noise)
@@ -245,7 +246,7 @@ def without_what_is_off(
 
 
 def status_of(rows: Sequence[Rows]) -> Status:
-    """Where nothing differs."""
+    """Return the status if nothing differs."""
     return "not-compared" if rows and all(row.nothing for row in rows) else "right"
 
 
@@ -327,8 +328,8 @@ def says_enough(engines: Engines, of: HeldAnswers) -> bool:
 
 
 def choices(engines: Engines, one: AskedQuestion, right: Compared) -> int:
-    """How many tokens of a text the right engine would choose otherwise where they stand; of a text
-    whose tokens nobody knows at least one."""
+    """Return how many tokens of a text the right engine would choose otherwise where they stand. If
+    nobody knows the text's tokens, there is at least one."""
     question = one.question
     if isinstance(question, InTurn):
         return int((~right.same).sum())
@@ -368,8 +369,8 @@ def rows_of(of: HeldAnswers) -> tuple[Rows, ...]:
 
 
 def unsteadiness(context: Context, of: HeldAnswers) -> str:
-    """Whether the first question that the right engine answers otherwise is answered alike each
-    time: no mistake makes answers that differ from each other."""
+    """Return a text if the first question that the right engine answers otherwise is not answered
+    alike each time. No mistake makes answers that differ from each other."""
     question, said = of.off[0].question, of.off[0].said
     for _ in range(AGAIN):
         outcome = question.ask(context.subject)

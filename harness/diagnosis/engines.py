@@ -35,7 +35,7 @@ class Engines:
 
     @contextmanager
     def open(self, cls: type[Any]) -> Iterator[None]:
-        """What it holds is given back behind this, unless it is to be kept."""
+        """Close the engine's session behind this, unless it is to be kept."""
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""How long the work that is left takes, at the pace of the work that is done."""
+"""The time of the work that is left, at the pace of the work that is done."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ MINUTE_SECONDS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """How long the subject's answers to the questions that are left take."""
+    """The time of the subject's answers to the questions that are left."""
 
     seconds: float
 

@@ -1,4 +1,4 @@
-"""What every engine is asked, and when two answers are the same: by bits, tokens or noise."""
+"""Questions to every engine, and when two answers are the same: by bits, tokens or noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -53,11 +53,11 @@ class MistakeQuestion:
         raise NotImplementedError
 
     def repeats(self, said: Any, again: Any, noise: float) -> bool:
-        """Whether the subject said the same twice."""
+        """Return True if the subject said the same twice."""
         return bool(said == again)
 
     def is_as_right(self, cls: type[Any]) -> bool:
-        """Whether an engine must answer as the right one does."""
+        """Return True if an engine must answer as the right one does."""
         return all(getattr(cls, name) is getattr(Reference, name) for name in self.methods)
 
 
@@ -78,7 +78,7 @@ class Header(MistakeQuestion):
     def compare(
         self, said: FileSummary, answer: FileSummary, session: LocalSession, noise: float
     ) -> Compared:
-        """What is not shown, types or tensors, is none that is compared."""
+        """Compare two summaries. Types or tensors that are not shown are not compared."""
         if self.utf8_only:
             answer, _ = readable(answer, said)
         own, other = ({t.name: t for t in found.tensors} for found in (said, answer))
@@ -311,7 +311,7 @@ class InTurn(MistakeQuestion):
         return Answered(value=said, seconds=perf_counter() - started)
 
     def of(self, session: LocalSession) -> Any:
-        """As `Greedy.of`, of each."""
+        """Return the answers of `Greedy.of` to each prompt."""
         found = [Greedy(words="", ids=ids, n=1).of(session) for ids in self.prompts]
         return None if any(answer is None for answer in found) else found
 
@@ -356,7 +356,8 @@ class Continued(MistakeQuestion):
         return *free, value_of(session.ask("detokenize", [free[0]], **flags), [None])[0]
 
     def compare(self, said: bytes, answer: Any, session: LocalSession, noise: float) -> Compared:
-        """What is behind the end of the subject's text, or behind a tie, is not compared."""
+        """Compare two texts. What is behind the end of the subject's text, or behind a tie, is not
+        compared."""
         free, rows, text = answer
         if text is not None:
             return Compared.exactly([said.strip().startswith(text.strip())] * len(free))
@@ -372,7 +373,7 @@ class Continued(MistakeQuestion):
         return Compared.exactly(i < best.end for i in range(len(free)))
 
     def is_tie(self, rows: Any, free: Sequence[int], best: Reading, noise: float) -> bool:
-        """Whether another token that fits the text is as likely."""
+        """Return True if another token that fits the text is as likely."""
         if not rows or not np.isfinite(row := rows[best.end]).all():
             return False
         margins = row.max() - row

@@ -75,7 +75,7 @@ def cost(one: AskedQuestion, right: Compared) -> tuple[bool, bool, int, int]:
 
 
 def beginning(one: AskedQuestion, right: Compared) -> AskedQuestion | None:
-    """Of a text that parts early, up to there: few wrong engines come so far."""
+    """Return the question up to where a text differs early: few wrong engines come so far."""
     question, n = one.question, int(right.same.sum()) + 1
     if not isinstance(question, Greedy | Continued) or right.same.all() or 2 * n > question.n:
         return None
@@ -161,7 +161,8 @@ def race(
 
 
 def so_far(best: TriedMistake | None) -> str:
-    """Of a large model a race takes minutes, in which somebody may have seen enough."""
+    """Describe the best mistake so far. With a large model a race takes minutes, and somebody may
+    have seen enough."""
     if best is None or best.left > CLOSE:
         return ""
     if best.survived:
@@ -216,7 +217,8 @@ def count_rows(own: Sequence[Compared], of: HeldAnswers) -> tuple[int, int]:
 
 
 def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
-    """Of rows of logits: two that differ in a bit are not both so far from a third, in float64."""
+    """Return True if rows of logits are as far off as the right engine's. Two rows that differ in a
+    bit are not both so far from a third, in float64."""
     far = (right.apart > 0) & np.isfinite(right.apart)
     run = isinstance(one.question, RunQuestion) and bool(far.any())
     return run and np.array_equal(own.apart, right.apart)
@@ -246,7 +248,8 @@ def alike_by(own: Sequence[Compared], of: HeldAnswers) -> float:
 
 
 def tried_in_turn(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
-    """Of one whose answers depend on what was asked before: all of it, as the subject was."""
+    """Try a mistake whose answers depend on what was asked before: all questions, as for the
+    subject."""
     found: dict[int, Compared] = {}
     with engines.fresh(cls) as session:
         for one in of.in_turn:
@@ -263,9 +266,10 @@ def tried_in_turn(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake
 
 
 def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
-    """Of rows, or lists, on which the right engine is off. What is NaN there, or infinite, and the
-    same in the wrong one is explained, and no distance. A mistake that takes no part of a distance
-    away may be within its own limit all the same: that grows with the largest of its logits."""
+    """Return the share of the distance that is left, in rows or lists on which the right engine is
+    off. A value that is NaN there, or infinite, and the same in the wrong one, is explained, and no
+    distance. A mistake that takes no part of a distance away may be within its own limit all the
+    same: that grows with the largest of its logits."""
     of_it, of_right = 0.0, 0.0
     for one, a, b in zip(of.every, own, of.right, strict=False):
         has_numbers = isinstance(one.question, RunQuestion | Likeliest)
@@ -279,9 +283,9 @@ def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
 
 
 def makes_some(own: Sequence[Compared], of: HeldAnswers) -> bool:
-    """Where texts alone are off, a token of the subject's that the right engine does not choose.
-    What has larger logits has wider ties, and by these may stand beside any text: logarithms of
-    probabilities chose every token as the right engine did, and were named."""
+    """Return True if, where texts alone are off, a wrong engine makes a token that the right one
+    does not choose. Larger logits have wider ties, and by these may stand beside any text.
+    Logarithms of probabilities chose every token as the right engine did, and were named."""
     off = [row for row in zip(of.every, own, of.right, strict=False) if not row[2].same.all()]
     if not all(is_text(one) for one, _, _ in off):
         return True

@@ -55,7 +55,7 @@ def run_diagnosis(
 
 
 def differs(row: TrialRow) -> bool:
-    """Of the others there is nothing to explain."""
+    """Return True if the subject differs; otherwise there is nothing to explain."""
     return row.status not in ("right", "not asked")
 
 
@@ -69,14 +69,14 @@ def is_wrong(row: TrialRow) -> bool:
 
 
 def is_kept(rows: Sequence[TrialRow]) -> bool:
-    """What is promised; of a view in which nothing differs nothing is."""
+    """Return True if the promise is kept; none is made for a view in which nothing differs."""
     seen = {row.view for row in rows if differs(row)}
     enough = all(share(rows, view) >= PROMISED[view] for view in PROMISED if view in seen)
     return bool(seen) and enough and not any(map(is_wrong, rows))
 
 
 def share(rows: Sequence[TrialRow], view: str) -> float:
-    """Of a view in which some differ."""
+    """Return the share of named mistakes in a view in which some differ."""
     some = [row for row in rows if row.view == view and differs(row)]
     return sum(map(is_named, some)) / len(some)
 

@@ -68,7 +68,7 @@ MOST_FILES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Dump:
-    """What the index says, and in which file each tensor lies."""
+    """The content of the index, and the file that holds each tensor."""
 
     folder: Path
     engine: str
@@ -88,7 +88,7 @@ def folder_of(engine: str) -> Path | None:
 
 
 def map_of(engine: str) -> str:
-    """What its tensors' names are translated by; "": what the index says."""
+    """Return the map that translates the names of tensors; "" leaves it to the index."""
     folder, _, name = engine.removeprefix(PREFIX).rpartition(MAP)
     return name if folder else ""
 
@@ -211,7 +211,7 @@ def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
 def sites_in(
     folder: Path, steps: int, names: NodeMap | None
 ) -> tuple[dict[Site, HeldTensor], tuple[str, ...]]:
-    """Where each tensor lies, and the names that the map has nothing for."""
+    """Return where each tensor lies, and the names that the map does not translate."""
     found: dict[Site, HeldTensor] = {}
     strangers: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
@@ -241,7 +241,7 @@ def result(step: int, name: str) -> Site:
 
 
 def other_files(folder: Path) -> str:
-    """What may be meant where nothing else lies there."""
+    """Return a clause about a file that the user may have meant, for a folder without tensors."""
     there = {path.suffix for path in islice(folder.iterdir(), MOST_FILES)}
     kind = next((kind for kind in OTHER_KINDS if kind in there), "")
     return f"; what lies there as *{kind} is not read" if kind else ""

@@ -23,7 +23,7 @@ ENTRY = "entry.mjs"  # of a node environment: imports the engine from where it l
 
 
 def folder_of(engine: Foreign) -> Path:
-    """Where its environment is or would be; another version of the engine has another one."""
+    """Return the folder of the engine's environment, built or not. Each version has its own."""
     tag = sys.implementation.cache_tag if engine.kind == "python" else "node"
     return environments() / f"{engine.name}-{engine.version}-{tag}"
 
@@ -33,9 +33,9 @@ def is_added(engine: Foreign) -> bool:
 
 
 def command_of(name: str) -> list[str] | None:
-    """What starts the engine of that name; None if it is none of these.
+    """Return the command that starts the engine of that name; None if there is no such engine.
 
-    Raises Unsupported if it is not there yet.
+    Raises Unsupported if it was not added yet.
     """
     if name not in ENGINES:
         return None

@@ -1,4 +1,4 @@
-"""Which engines from public packages can be put under test, and of what each is built."""
+"""Engines from public packages that can be put under test, and the packages of each."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ class Foreign:
 
     @property
     def version(self) -> str:
-        """Of the engine itself."""
+        """The version of the engine itself."""
         return self.packages[0].rpartition("=" if self.kind == "python" else "@")[2]
 
 

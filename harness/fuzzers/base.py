@@ -35,10 +35,11 @@ Progress = Callable[[str, str], None]  # (target, text)
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzPlan:
-    """What was asked for. Case n depends on seed, target and n alone, so a run goes on at `start`.
+    """A plan of what was asked for. Case n depends on seed, target and n alone, so a run goes on at
+    `start`.
 
-    `seconds` bounds the time of each target; what it did not reach is in no verdict, and the
-    verdicts say where the next run starts. `given` are cases of the user's own, instead of numbered
+    `seconds` bounds the time of each target. Cases that it did not reach are in no verdict, and the
+    verdicts say where the next run starts. `given` are the user's own cases, instead of numbered
     ones.
     """
 
@@ -75,7 +76,7 @@ class FuzzPlan:
         return stack.enter_context(self.runner().open(name, model, self.settings))
 
     def command(self, fuzzer: str, target: str, *options: str) -> str:
-        """What shows a finding again; the options say which case."""
+        """Return the command that shows a finding again; the options say which case."""
         words = ["lockstep", "fuzz", fuzzer, "--type", target, "--engine", self.engine]
         words += [] if self.oracle == "llama.cpp" else ["--oracle", self.oracle]
         return shlex.join([*words, *options])
@@ -249,14 +250,14 @@ class TargetWork:
         return isinstance(made, Checkpoint)
 
     def behind(self, made: Sequence[Any]) -> "TargetWork":
-        """What is left; with nothing left, a plan of no cases."""
+        """Return the work that is left; with nothing left, a plan of no cases."""
         done = [each.done for each in made if isinstance(each, Checkpoint)]
         keys = [each.key for each in made if isinstance(each, Verdict)]
         return replace(self, plan=rest_of(self.plan, done, keys))
 
 
 def rest_of(plan: FuzzPlan, done: Sequence[int], keys: Sequence[str]) -> FuzzPlan:
-    """What is left of a target behind its last checkpoint. keys: of what it has found."""
+    """Return what is left of a target behind its last checkpoint. keys: of what it has found."""
     start = done[-1] if done else plan.start
     found = tuple(dict.fromkeys((*plan.found, *filter(None, keys))))
     return replace(plan, start=start, cases=plan.start + plan.cases - start, found=found)

@@ -1,4 +1,4 @@
-"""What decides a case of a fuzzer: numbers, drawn one after the other."""
+"""The numbers that decide a case of a fuzzer, drawn one after the other."""
 
 from typing import Protocol
 

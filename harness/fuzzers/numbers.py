@@ -1,4 +1,4 @@
-"""Which cases of a plan come next: so many at a time, until all are done or its time is over."""
+"""Cases of a plan that come next: so many at a time, until all are done or its time is over."""
 
 import time
 from collections.abc import Iterator

@@ -43,7 +43,7 @@ def rename_wires(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> di
 
 
 def cache_names(node: PlannedNode) -> list[tuple[str, int | None]]:
-    """Of the rows that are stored: what attention reads is all that was stored so far."""
+    """Return names for the rows that a node stores. Attention reads all that was stored so far."""
     found = CACHE.fullmatch(node.name) if node.op == "SET_ROWS" else None
     return [(f"{found['kind']}_cache", int(found["layer"]))] if found else []
 

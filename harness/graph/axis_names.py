@@ -1,7 +1,7 @@
-"""What the axes of a tensor are called in the shape in which an engine shows it.
+"""Names of a tensor's axes in the shape in which an engine shows it.
 
-The same numbers in another shape will do: heads side by side, or a batch of one before all. Then
-the names of llama.cpp's axes are others', and tokens were called heads.
+The same numbers in another shape will do: heads side by side, or a batch of one before all. In such
+a shape llama.cpp's axes have other names, and tokens were called heads.
 """
 
 from collections.abc import Sequence

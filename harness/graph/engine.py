@@ -86,7 +86,8 @@ class ReplayEngine(Reference, name="replay"):
         return self.outputs_of(self.program_of(batches, embeddings=True))
 
     def compute(self, node: Node) -> NDArray[Any]:
-        """As in its runs; without a model there is no build of llama.cpp to mirror."""
+        """Compute a node as in its runs; without a model there is no build of llama.cpp to
+        mirror."""
         if self.model is None:
             return super().compute(node)
         return self.way.compute(self.build, node)
@@ -118,7 +119,8 @@ class ReplayEngine(Reference, name="replay"):
         super().close()
 
     def borrow(self, session: Session) -> None:
-        """What is asked of it is asked now: single ops are computed while it streams its nodes."""
+        """Take over a session. It is asked for the build now, as single ops are computed while it
+        streams."""
         self.session, self.borrowed = session, True
         _ = self.build
 

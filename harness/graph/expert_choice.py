@@ -1,7 +1,7 @@
-"""Whether the experts that an engine says it chose are as good a choice as any.
+"""Checks that the experts which an engine says it chose are as good a choice as any.
 
-What puts them in order gives the ids of all, and the first few are read. These may come in any
-order, and any of several experts with the same score will do: so their scores are compared.
+The op that puts them in order gives the ids of all, and the first few are read. These may come in
+any order, and any of several experts with the same score will do: so their scores are compared.
 """
 
 import numpy as np
@@ -24,7 +24,8 @@ READERS = {
 
 
 def scores_of(node: Node) -> F64 | None:
-    """What a node of ids chooses from, the best the largest; None of others."""
+    """Return the scores that a node of ids chooses from, the best the largest; None for other
+    nodes."""
     if node.op not in CHOOSE:
         return None
     scores = node.wide(0)
@@ -32,7 +33,7 @@ def scores_of(node: Node) -> F64 | None:
 
 
 def used_of(graph: Graph, node: PlannedNode) -> int:
-    """How many ids of a row any later node reads."""
+    """Return the number of ids in a row that any later node reads."""
     root, kind = node.result.root, node.result.type
     later = (reader for reader in graph.nodes if reader.index > node.index)
     views = (view for reader in later for view in reader.sources if view is not None)
@@ -49,7 +50,8 @@ def legal(ids: NDArray[np.generic], most: int) -> NDArray[np.int32]:
 
 
 def rows_to_choose(graph: Graph, node: PlannedNode) -> int | None:
-    """How many rows or experts its numbers are ids of; None where they are no such ids."""
+    """Return the number of rows or experts that its ids count; None if its numbers are no such
+    ids."""
     if node.op in CHOOSE:
         source = node.sources[0]
         assert source is not None

@@ -22,7 +22,7 @@ from lockstep.harness.graph.ways import Honest
 
 
 class OrderJudge(Protocol):
-    """Of segments."""
+    """The part of a judge of segments that is used here."""
 
     program: Program
     file: GgufFile
@@ -40,9 +40,9 @@ class OrderJudge(Protocol):
 def orders_seen(
     judge: OrderJudge, honest: Mapping[Place, Seen], found: Sequence[Found]
 ) -> dict[Place, NDArray[Any]]:
-    """Of each ARGSORT whose experts are shown in another order than ours, the ids in that one.
+    """Return the shown order of ids for each ARGSORT whose experts have another order than ours.
 
-    By the widest of the wrong values behind it: numbers alone may be nearly the same.
+    The widest of the wrong values behind it decides: numbers alone may be nearly the same.
     """
     suspects: dict[Place, Segment] = {}
     for segment, finding in found:
@@ -66,7 +66,7 @@ def orders_seen(
 
 
 def ids_of(judge: OrderJudge, places: Mapping[Place, Segment]) -> dict[Place, NDArray[Any]]:
-    """What each ARGSORT gives, from what is shown before it."""
+    """Return the ids that each ARGSORT gives, from what is shown before it."""
     ids: dict[Place, NDArray[Any]] = {}
 
     def see(graph: Graph, node: PlannedNode, value: NDArray[Any]) -> None:

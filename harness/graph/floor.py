@@ -1,6 +1,6 @@
-"""How far an honest run's outputs may wander, for any architecture: measured as in judging.noise,
-on the recorded program: every node off by a random share of its bound, or of what is probable of a
-sum of products, and one activation of each product that converts them tipped to the next step.
+"""The noise floor of an honest run's outputs, for any architecture, measured as in judging.noise on
+the recorded program. Every node is off by a random share of its bound, or of a probable error for a
+sum of products. One activation of each product that converts them is tipped to the next step.
 """
 
 from collections.abc import Iterable

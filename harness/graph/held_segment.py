@@ -73,9 +73,9 @@ class HeldSegment:
 
 
 def nearest(tried: Sequence[HeldSegment]) -> HeldSegment:
-    """Of designs that all part with what is shown that by which the fewest elements do: else one
-    wrong row would be all of them where an engine converts no activations. The first, if it is not
-    the values that part."""
+    """Return the design by which the fewest elements differ, of designs that all differ from what
+    is shown. Else one wrong row would be all rows if an engine converts no activations. Return the
+    first if it differs by more than values."""
     by_value = [h for h in tried if h.mismatch is not None and h.mismatch.kind == "value"]
     if tried[0] not in by_value:
         return tried[0]
@@ -83,7 +83,8 @@ def nearest(tried: Sequence[HeldSegment]) -> HeldSegment:
 
 
 def hidden_cells(seen: Seen) -> Mismatch | None:
-    """What is put in has no weight for cells that are not shown: then all behind it would agree."""
+    """Return a mismatch if cells that are not shown have weight. What is put in gives them none, so
+    all behind it would agree."""
     if not seen.more:
         return None
     text = f"more than the {seen.truth.shape[-1]} cells that are shown have weight"

@@ -34,7 +34,8 @@ HELD = 1 << 28  # bytes of outputs of runs that are made at once, of which forks
 
 @dataclass(kw_only=True)
 class AlongLlamaCpp:
-    """Of any architecture: llama.cpp's graph replayed with our ops; a wrong graph is not seen."""
+    """Honest runs of any architecture: llama.cpp's graph with our ops; a wrong graph is not
+    seen."""
 
     llama_cpp: Session
     file: GgufFile
@@ -56,9 +57,9 @@ class AlongLlamaCpp:
         return found
 
     def program(self, batches: Sequence[Batch]) -> Program:
-        """Of all batches at once where each token is computed alike in a batch of any size: sixty
-        graphs of one token cost as much as one of thousands. Where nothing is kept of a batch for
-        the next, each stands alone."""
+        """Return the program of all batches at once, if each token is computed alike in a batch of
+        any size. Sixty graphs of one token cost as much as one of thousands. If nothing is kept of
+        a batch for the next, each stands alone."""
         apart = str(self.file.metadata["general.architecture"].data) in NOT_IN_ONE
         apart |= self.flash_attn or self.embeddings or any(b.encoder for b in batches)
         program = self.recording(batches if apart else (join_batches(batches),))
@@ -179,7 +180,8 @@ class AlongLlamaCpp:
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """Of an honest engine that is none of llama.cpp's: along which graph it runs, and how."""
+    """The design of an honest engine that is not llama.cpp's: the graph along which it runs, and
+    how."""
 
     along: AlongLlamaCpp
     build: Build

@@ -29,7 +29,7 @@ Ways = tuple[tuple[Seen, Noises], ...]  # of an honest engine, and how far off e
 
 
 class TableJudge(Protocol):
-    """Of segments."""
+    """The part of a judge of segments that is used here."""
 
     build: Build
 
@@ -81,7 +81,7 @@ def ways_of_lookups(
 
 
 def a_step_off(judge: TableJudge) -> Iterator[dict[Place, NDArray[Any]]]:
-    """What is shown, every number a step smaller; and larger."""
+    """Yield what is shown with every number a step smaller, then a step larger."""
     for sign in (-1, 1):
         with np.errstate(invalid="ignore"):  # an engine may show signalling NaN
             yield {

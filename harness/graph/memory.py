@@ -24,7 +24,7 @@ class Unknown(EngineError):
 
 
 class GraphMemory:
-    """Of one replay. Weights stay in the file; caches live as long as the memory."""
+    """The memory of one replay. Weights stay in the file; caches live as long as the memory."""
 
     def __init__(self, program: Program, file: GgufFile, *, wide: bool) -> None:
         self.file, self.wide = file, wide
@@ -102,7 +102,7 @@ class GraphMemory:
         return self.held[number]
 
     def bytes_given(self, root: Root, number: int) -> Bytes:
-        """What a graph starts with."""
+        """Return the bytes that a graph starts with."""
         if root.kind == "weight":
             if root.name not in self.file.tensors:
                 raise Unsupported(f"the weight {root.name!r} is not in the file")

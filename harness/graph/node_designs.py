@@ -1,6 +1,6 @@
-"""What honest engines of other designs make of a node, or of a few that are one formula of theirs.
+"""Results of honest engines of other designs at a node, or at a few nodes that are one formula.
 
-Where the designs of an op are known, none other is taken for honest: without them an engine that
+If the designs of an op are known, no other result counts as honest. Without them an engine that
 computes in float32 "in any way" is given a bound that is far wider.
 """
 
@@ -63,7 +63,7 @@ def designs_of(found: Computed) -> list[Other] | None:
 
 
 def has_designs(ops: Sequence[str]) -> bool:
-    """Whether so many ops in a row are one formula."""
+    """Return True if these ops in a row are one formula."""
     return tuple(ops) in BY_OPS or (set(ops) == {"ADD"} and len(ops) > 1)
 
 
@@ -149,7 +149,8 @@ def silus(found: Computed) -> list[Other]:
 
 
 def sums(found: Computed) -> list[Other]:
-    """Of terms that were added one after the other; none where a sum was of something else."""
+    """Return the design for terms that were added one after the other; none if a sum had other
+    terms."""
     inner = {node.index for node in found.nodes}
     sources = [s for node in found.nodes for s in node.sources[:2] if s is not None]
     terms = [s.value for s in sources if s.producer not in inner]

@@ -27,7 +27,7 @@ TRIED = 4  # products of a kernel for which all formats are tried in vain before
 
 @dataclass(kw_only=True, eq=False)
 class ProductFormats:
-    """Of one engine's products, by the kernels that engines have for them."""
+    """Formats that explain one engine's products, by the kernels that engines have for them."""
 
     build: Build
     products: Counter[Kernel] = field(default_factory=Counter)

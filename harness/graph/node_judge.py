@@ -180,7 +180,7 @@ class NodeJudge:
         return self.parameters.get(node.place)
 
     def other_form(self, wire: Wire) -> str:
-        """Of which weight the subject's file has none that the node can be computed with."""
+        """Return why the subject's file has no weight to compute the node with; "" if it has."""
         for name in self.oracle.tensors.keys() & set(wire.weights):
             ours, theirs = self.oracle.tensors[name], self.subject.tensors.get(name)
             if theirs is None:
@@ -196,7 +196,7 @@ class NodeJudge:
             return None
 
     def comparable(self, node: Node, expected: Expected, value: NDArray[Any]) -> NDArray[Any]:
-        """What is compared of an order that leaves ties free."""
+        """Return the value to compare for an order that leaves ties free."""
         if expected.actual is None or value.shape != node.value.shape:
             return value
         given = with_weights(replace(node, value=value), self.oracle)
@@ -235,7 +235,7 @@ class NodeJudge:
     def with_own_file(
         self, node: Node, wire: Wire, theirs: NDArray[Any], found: SiteFinding
     ) -> SiteFinding:
-        """Of what agrees: its file may give the op another number or weight."""
+        """Check an agreement again if the subject's file gives the op another number or weight."""
         if self.own_parameters(node) is not None:
             return self.with_own(node, theirs, found, OWN_PARAMETERS)
         if not self.changed.isdisjoint(wire.weights):
@@ -263,7 +263,7 @@ class NodeJudge:
         )
 
     def weights_to_blame(self, weights: tuple[str, ...]) -> tuple[str, ...]:
-        """Of several weights those that are known to differ."""
+        """Return the weights that are known to differ, or all if none is."""
         return tuple(name for name in weights if name in self.changed) or weights
 
 
@@ -280,7 +280,8 @@ def with_weights(node: Node, file: GgufFile) -> Node:
 
 
 def weight_in(file: GgufFile, operand: Operand) -> Operand:
-    """Of another type than the operand's a whole weight only."""
+    """Return the weight of the file for an operand; with another type only a whole weight will
+    do."""
     if operand.weight not in file.tensors:
         raise Unsupported(f"the weight {operand.weight!r} is not in the file")
     tensor, raw = file.tensors[operand.weight], file.raw(operand.weight)

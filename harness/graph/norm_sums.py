@@ -1,8 +1,8 @@
-"""How far whole rows of a norm are off in an honest run that adds squares up in float32.
+"""The error of whole rows of a norm in an honest run that adds squares up in float32.
 
 llama.cpp keeps that sum in double, and its bound has a rounding of it; llama2.c and many others
-have one float32. What that is off by is no error of elements: the row as a whole is too large or
-too small.
+have one float32. Its error is no error of elements: the row as a whole is too large or too
+small.
 """
 
 import numpy as np
@@ -15,16 +15,17 @@ FEW = 4  # last bits
 
 
 def error_of_rows(node: Node) -> F64:
-    """Of which a random share, up or down, is what a row is scaled by besides: (.., 1).
+    """Return the error of each row's scale, (.., 1). An honest run is off by a random share of
+    it.
 
-    Roundings without a preference: all terms are positive, so that of n partial sums, in an order
-    that knows nothing of their size, the mean square is a third of the sum's; together they come to
-    U * sqrt(n / 3) of the sum. The root halves what the sum is off by.
+    Roundings have no preference, and all terms are positive. So the mean square of n partial sums,
+    in an order that knows nothing of their size, is a third of the sum's. Together the roundings
+    come to U * sqrt(n / 3) of the sum. The root halves the sum's error.
 
-    Where one element is thousands of times larger than the others (a massive activation) and comes
-    early, the sum has few bits for their squares: each is rounded to its last bit, which for many
-    is to nothing, and not by chance. That is counted as it would be with the largest one first, of
-    terms that are a few last bits: those of larger ones are rounded up as often as down.
+    One element may be thousands of times larger than the others (a massive activation) and come
+    early. Then the sum has few bits for their squares: each is rounded to its last bit, for many to
+    nothing, and not by chance. That is counted with the largest one first, for terms that are a few
+    last bits. Larger terms are rounded up as often as down.
     """
     x = node.wide(0)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

@@ -24,7 +24,7 @@ FIRST = 2  # ways of a family that are always tried
 
 
 class JudgeOfSegments(Protocol):
-    """What of a SegmentJudge is used here."""
+    """The part of a SegmentJudge that is used here."""
 
     build: Build
     wires: Mapping[Place, Wire]
@@ -59,7 +59,7 @@ def converted_otherwise(
     known: Mapping[Place, SiteFinding],
     noises: Noises,
 ) -> dict[Place, SiteFinding]:
-    """What agrees with the format that most agrees with, if that is enough."""
+    """Return the findings that agree with the format that most agree with, if that is enough."""
     wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
     left = [
         segment for segment in wrong if quantised_weights(judge, [segment])
@@ -108,7 +108,8 @@ def by_own_format(
     known: Mapping[Place, SiteFinding],
     noises: Noises,
 ) -> dict[Place, SiteFinding]:
-    """What is wrong in an engine of this format, where by it fewer elements are than are known."""
+    """Return the findings by an engine's own format that have fewer wrong elements than the known
+    ones."""
     if not segments:
         return {}
     run = judge.run(Wide(), own, of=segments)

@@ -1,7 +1,8 @@
-"""Where llama.cpp's graph of one file parts from that of another: in parameters, nodes, inputs.
+"""Differences of llama.cpp's graphs of two files: in parameters, nodes, inputs.
 
 All are told by their names. A key of a file, such as the rope's base, is a parameter of an op,
-makes other nodes, or decides what an input holds, as a window does of a mask: no weight shows it.
+makes other nodes, or decides what an input holds, as a window does of a mask: no weight shows
+it.
 """
 
 from collections import Counter
@@ -27,7 +28,8 @@ Source: TypeAlias = tuple[str, tuple[int, ...]]  # who wrote it, and where it li
 
 
 def other_parameters(oracle: Program, subject: Program) -> Parameters:
-    """Of the oracle's nodes that are in both graphs: the subject's parameters, where others."""
+    """Return the subject's parameters that differ, for the oracle's nodes that are in both
+    graphs."""
     theirs, found = by_name(subject), {}
     for name, (place, node) in by_name(oracle).items():
         other = theirs[name][1] if name in theirs else None
@@ -65,7 +67,7 @@ def first_other_input(oracle: Program, subject: Program) -> str:
 
 
 def reads(program: Program) -> dict[Name, tuple[Source, ...]]:
-    """What each node reads, told by the name of the node that wrote it, or of the memory."""
+    """Return what each node reads, by the name of the node that wrote it, or of the memory."""
     found: dict[Name, tuple[Source, ...]] = {}
     for graph in program.graphs:
         held = [f"{root.name}#{n}" if n else root.name for root, n in numbered_roots(graph)]
@@ -88,7 +90,8 @@ def numbered_roots(graph: Graph) -> Iterator[tuple[Root, int]]:
 
 
 def source_in(graph: Graph, view: TensorView | None, held: Sequence[str]) -> Source:
-    """Of a weight the name alone: the files may hold it in other types."""
+    """Return the source of a view. A weight is its name alone: the files may hold it in other
+    types."""
     if view is None:
         return "nothing", ()
     name = held[view.root] if view.root >= 0 else view.name

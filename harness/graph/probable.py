@@ -1,9 +1,9 @@
-"""How far the sums of a product are off in an honest run, whatever their order: roundings go up as
-often as down, so that their errors grow with the root of their number, not with the number.
+"""Probable errors of the sums of a product in an honest run, whatever their order. Roundings go up
+as often as down, so their errors grow with the root of their number, not with the number.
 
-A bound holds in the worst case, in which all roundings go the same way and no terms cancel: of a
-row of a thousand terms it is a hundred times what a scalar loop comes to, and runs that are off by
-a share of it say nothing about runs that exist.
+A bound holds in the worst case, in which all roundings go the same way and no terms cancel. For a
+row of a thousand terms it is a hundred times the error of a scalar loop. Runs that are off by a
+share of it say nothing about runs that exist.
 
 Source: N. J. Higham and T. Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM
 Journal on Scientific Computing 41(5), 2019.
@@ -139,7 +139,7 @@ def rows_of(weight: Weight) -> F64:
 
 
 def some_rows(weight: Weight, rows: NDArray[np.int64]) -> F64:
-    """Of numbers of these: (at most SAMPLED, columns)."""
+    """Return some of these rows, evenly spread: (at most SAMPLED, columns)."""
     some = np.linspace(0, max(0, len(rows) - 1), min(SAMPLED, len(rows))).astype(np.int64)
     with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
         return weight.take(rows[some]).astype(np.float64)

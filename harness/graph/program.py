@@ -104,7 +104,7 @@ class Program:
 
     @property
     def width(self) -> int:
-        """Of a row of what it comes to."""
+        """Return the width of a row of the result."""
         return self.graphs[-1].output.result.ne[0]
 
     @property
@@ -112,8 +112,8 @@ class Program:
         return sum(len(graph.nodes) for graph in self.graphs)
 
     def in_order(self, values: Mapping[Place, NDArray[Any]]) -> tuple[NDArray[Any] | None, ...]:
-        """Of each batch what its graphs come to, (rows, width) in the order of its outputs; None
-        where a value is not there."""
+        """Return the results of each batch's graphs, (rows, width) in the order of its outputs;
+        None if a value is not there."""
         return tuple(self.rows_of(step, values) for step in range(self.steps))
 
     def rows_of(self, step: int, values: Mapping[Place, NDArray[Any]]) -> NDArray[Any] | None:
@@ -139,7 +139,7 @@ class Program:
         return found
 
     def places_of(self, name: str) -> list[Place]:
-        """Of the node with that name in every graph. Raises Unsupported, with the nearest names."""
+        """Return the node's place in every graph. Raises Unsupported, with the nearest names."""
         found = [place for place, known in self.names.items() if known == name]
         if not found:
             raise Unsupported(f"no node named {name!r} {choices(name, self.names.values())}")

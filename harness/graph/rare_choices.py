@@ -24,7 +24,7 @@ from lockstep.harness.judging.stored import step_of
 
 
 class Runs(Protocol):
-    """Of a judge of segments."""
+    """The part of a judge of segments that is used here."""
 
     build: Build
     seed: int
@@ -43,7 +43,7 @@ def explained_places(
     *,
     is_small: bool,
 ) -> set[Place]:
-    """Of these segments, the places where some honest run gives every row.
+    """Return the places of these segments where some honest run gives every row.
 
     honest: the run without errors; is_small: a model of which many runs take a second or so.
     """
@@ -74,7 +74,7 @@ def ways(judge: Runs) -> Iterator[tuple[int, Build]]:
 
 
 def room(seen: Seen, noise: Noise) -> NDArray[np.float64]:
-    """How far two honest values may be apart that come of the same choice."""
+    """Return how far two honest values of the same choice may be apart."""
     found: NDArray[np.float64] = seen.allowed + noise.room(seen.truth) + step_of(seen.truth)
     return found
 
@@ -82,7 +82,8 @@ def room(seen: Seen, noise: Noise) -> NDArray[np.float64]:
 def near(
     shown: NDArray[np.generic], truth: NDArray[np.generic], allowed: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Of each row, along the last axis; flat. What nothing limits is near, though it is NaN."""
+    """Return for each row, along the last axis, whether it is near; flat. A value without a limit
+    is near, even NaN."""
     with np.errstate(invalid="ignore"):
         close = np.abs(shown.astype(np.float64) - truth.astype(np.float64)) <= allowed
     close |= np.isposinf(allowed)

@@ -130,7 +130,7 @@ class ProgramRecorder:
 
     @property
     def needs_no_values(self) -> bool:
-        """Whether all that was looked at are results, by name: those are there in any case."""
+        """True if all that was looked at are results, by name: those are there in any case."""
         named = (draft.output and draft.output[1].name == self.result for draft in self.drafts)
         return all(named)
 
@@ -312,7 +312,8 @@ def computes_every_token(batch: Batch, rows: int, read: NDArray[np.int32]) -> bo
 def order_of(
     computed: Sequence[NDArray[Any]], outputs: NDArray[np.float32] | None
 ) -> tuple[int, ...] | None:
-    """Which computed row is each output's, by llama.cpp's own values; None if that does not show.
+    """Return the computed row that each output is, by llama.cpp's own values; None if they do not
+    tell.
 
     Outputs that are equal to the bit are in the order in which they were computed.
     """

@@ -41,7 +41,7 @@ class NotComputed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replayed:
-    """What a run came to. outputs: of each batch, in its order; None: not computed."""
+    """The result of a run. outputs: of each batch, in its order; None: not computed."""
 
     outputs: tuple[NDArray[Any] | None, ...]  # (rows, width)
     missing: tuple[NotComputed, ...]  # the causes, not what only reads them
@@ -122,7 +122,7 @@ class ReplayRun:
             self.found[place] = value
 
     def value_of(self, graph: Graph, planned: PlannedNode) -> NDArray[Any] | None:
-        """What later nodes read; None if there is nothing of ours."""
+        """Return the value that later nodes read; None if there is nothing of ours."""
         place = graph.place(planned)
         if self.only is not None and place not in self.only:
             return self.value_given(planned, place)
@@ -140,7 +140,7 @@ class ReplayRun:
         return put_in(value, cast(self.values[place], value.dtype), planned.name)
 
     def value_given(self, planned: PlannedNode, place: Place) -> NDArray[Any] | None:
-        """Of a node that is not computed."""
+        """Return the given value of a node that is not computed."""
         if place not in self.values or planned.result.root < 0:
             return None
         seen = self.memory.operand_of(planned.result)
@@ -148,7 +148,7 @@ class ReplayRun:
         return put_in(np.zeros(shape, dtype), cast(self.values[place], dtype), planned.name)
 
     def compute(self, graph: Graph, planned: PlannedNode) -> NDArray[Any]:
-        """What the node holds, in the type and shape of its tensor here."""
+        """Return what the node holds, in the type and shape of its tensor here."""
         node = self.node_of(graph, planned)
         value = self.way.compute(self.build, node).reshape(node.value.shape)
         if self.trace is not None:

@@ -1,4 +1,4 @@
-"""What random honest errors did to a shown tensor: how far, and to how many of its rows."""
+"""The effect of random honest errors on a shown tensor: how far, and on how many of its rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ NONE = np.zeros((), np.bool_)
 
 @dataclass(frozen=True)
 class Noise:
-    """Of a node in runs with random honest errors."""
+    """The noise of a node in runs with random honest errors."""
 
     worst: float = 0.0  # the error of any element
     share: float = 0.0  # of any row, along the last axis: its error, of its own largest number
@@ -31,23 +31,25 @@ class Noise:
         return Noise(worst, share, self.rows + other.rows, self.lost | other.lost)
 
     def room(self, truth: NDArray[Any]) -> NDArray[np.float64]:
-        """How far two honest values may be apart, in each row; broadcasts to the truth.
+        """Return how far two honest values may be apart, in each row; broadcasts to the truth.
 
-        Models have a row thousands of times larger than the others, often the first token's: the
-        worst error is that row's, and is no measure of theirs. What rounds a row are numbers of
-        its own size (a residual, what is added to it, the scales of its blocks), so its error
-        grows with it. Where it does not (a row that other rows feed, or whose terms cancel, caches
-        of several kinds), honest runs show a large share of it, and the worst share is everyone's:
-        no row may be less off than twice what runs were in it, nor further than the worst of all.
+        Models have a row thousands of times larger than the others, often the first token's. The
+        worst error is that row's, and does not measure the others. A row is rounded by numbers of
+        its own size (a residual, what is added to it, the scales of its blocks), so its error grows
+        with it. Some rows differ: other rows feed them, their terms cancel, or they are caches of
+        several kinds. Honest runs show a large share of it there, and the worst share counts for
+        all rows. The room is twice the error at that share, but no more than twice the worst of
+        all.
         """
         with np.errstate(invalid="ignore"):  # a row of zeros, one of which an honest run moved
             found: NDArray[np.float64] = 2 * np.fmin(self.worst, self.share * size_of_rows(truth))
         return np.where(self.lost, np.inf, found)
 
     def explains(self, rows: NDArray[np.float64]) -> bool:
-        """Whether as few rows are off, by anything, by much and by all between: an activation on
-        the other side of a step of its conversion moves one. Where that is rare, three runs may
-        have met none; and an honest row may be a few times as far off as theirs."""
+        """Return True if as few rows are off as in honest runs: by anything, by much and by all
+        between. An activation on the other side of a step of its conversion moves one row. If that
+        is rare, three runs may have met none; and an honest row may be a few times as far off as
+        theirs."""
         runs = (np.zeros(0), *self.rows)
         far = max(float(run.max(initial=0.0)) for run in runs)
         sizes = [(0.0, 0.0), *((far / 8 / 4**k, far / 32 / 4**k) for k in range(STEPS_DOWN))]
@@ -58,8 +60,8 @@ class Noise:
 
 
 def noise_between(honest: NDArray[Any], moved: NDArray[Any]) -> Noise:
-    """Of one run. Rows where a number is not finite and the other differs are lost, and no measure
-    of the others; of numbers that are rows of their own, all are."""
+    """Return the noise of one run. Rows where a number is not finite and the other differs are
+    lost, and do not measure the others. If numbers are rows of their own, all are lost."""
     if honest.shape != moved.shape:
         return Noise(np.inf, np.inf)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -94,8 +96,8 @@ Noises = tuple[Mapping[Place, Noise], Mapping[Place, Noise]]  # the second of wi
 def beyond(
     truth: NDArray[Any], shown: NDArray[Any], allowed: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """How much further than allowed each row is off, along the last axis; flat. A number that is
-    not finite is no measure of the others: whether it may be so is said by `lost`."""
+    """Return how much further than allowed each row is off, along the last axis; flat. A number
+    that is not finite does not measure the others; `lost` says whether it may be so."""
     if shown.shape != truth.shape or not truth.size:
         return np.zeros(0)
     with np.errstate(invalid="ignore"):

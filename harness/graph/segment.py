@@ -1,4 +1,4 @@
-"""What leads from the tensors that an engine shows to one that it shows."""
+"""Stretches of the graph that lead from shown tensors to a shown one."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ PART = re.compile(r" ubatch \d+")  # in the name of a node: an engine shows its 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
-    """What leads from shown tensors to a shown one."""
+    """A stretch of the graph from shown tensors to a shown one."""
 
     wire: Wire
     place: Place
@@ -34,14 +34,15 @@ class Segment:
 
     @property
     def middle(self) -> Site | None:
-        """What to show next: it halves the segment. One of the names that traces have, if any;
-        views and copies of what has no name tell nobody what to show."""
+        """Return the site to show next, which halves the segment: one of the names that traces
+        have, if any. Views and copies without a name tell nobody what to show."""
         named = [s for s in self.inside if s.name in SITES]
         named = named or [s for s in self.inside if "(" not in s.name]
         return named[len(named) // 2] if named else None
 
     def reason(self, own: str, noise: Noise) -> str:
-        """Of a limit. own: of the last op's bound; noise: of runs with random errors."""
+        """Return the reason of a limit. own: of the last op's bound; noise: of runs with random
+        errors."""
         if not self.rounds:
             return f"one op on the engine's own inputs: {own}"
         if noise.rows:
@@ -102,7 +103,7 @@ def what_is(wire: Wire, op: str) -> str:
 def before(
     place: Place, at: Mapping[Site, Place], wires: Mapping[Place, Wire], shown: Collection[Place]
 ) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
-    """What is shown, and what is not, up to there."""
+    """Return the sites up to there that are shown, and those between that are not."""
     starts: set[Place] = set()
     inside: set[Place] = set()
     waiting = [place]
@@ -126,5 +127,5 @@ def is_wrong(finding: SiteFinding | None) -> bool:
 
 
 def wrong(found: Sequence[Found], sort: Place) -> int:
-    """How many segments with this ARGSORT."""
+    """Return the number of wrong segments with this ARGSORT."""
     return sum(finding.mismatch is not None for s, finding in found if sort in s.sorts)

@@ -71,8 +71,8 @@ class SegmentJudge:
         self.shown = {place: np.atleast_1d(value) for place, value in self.shown.items()}
 
     def findings(self) -> Iterator[SiteFinding]:
-        """Of every shown tensor of numbers, in the order of execution. Raises Unsupported if a
-        node cannot be computed."""
+        """Yield the findings on every shown tensor of numbers, in the order of execution. Raises
+        Unsupported if a node cannot be computed."""
         rounded = bool(self.stored)  # then every segment begins with other numbers than were used
         honest, noise, found = self.first_look()
         self.orders = orders_seen(self, honest, found)
@@ -164,8 +164,8 @@ class SegmentJudge:
 
     @cached_property
     def usable(self) -> dict[Place, NDArray[Any]]:
-        """What is shown, to be gone on with: behind an id of nothing there would be no value at
-        all, and no other tensor would be judged."""
+        """Return what is shown, made fit to go on with. An id of nothing would leave no value
+        behind it, and no other tensor would be judged."""
         most = {place: rows_to_choose(*self.nodes[place]) for place in self.shown}
         return {
             p: value if (n := most[p]) is None else legal(value, n)
@@ -187,7 +187,7 @@ class SegmentJudge:
         of: Sequence[Segment] | None = None,
         keep: Keep = every_one,
     ) -> Run:
-        """What our ops make of each shown node, or of these alone, from what is shown before it."""
+        """Run our ops from what is shown up to each shown node, or to these alone."""
         wanted = {place: value.shape for place, value in self.shown.items()}
         watched = Watched(way=way, wide=way.wide, wanted=wanted, look=look, keep=keep)
         values = {**self.orders, **(self.usable if values is None else values), **self.given}
@@ -214,7 +214,7 @@ class SegmentJudge:
         jitter: bool = False,
         build: Build | None = None,
     ) -> dict[Place, Noise]:
-        """Of these, in runs with random honest errors.
+        """Return the noise of these segments, in runs with random honest errors.
 
         jitter: the engine went on with wider numbers than those that it shows.
         """
@@ -238,7 +238,7 @@ class SegmentJudge:
         return found
 
     def jitter_values(self, number: int) -> dict[Place, NDArray[Any]]:
-        """What is shown, each number a step larger, a step smaller or as it is."""
+        """Return what is shown, each number a step larger, a step smaller or as it is."""
         found: dict[Place, NDArray[Any]] = {}
         for place, value in self.usable.items():
             raw = stream(self.seed + number, f"shown {place}").random_raw(value.size)
@@ -250,7 +250,7 @@ class SegmentJudge:
         return found
 
     def step_at(self, place: Place, value: NDArray[Any]) -> NDArray[np.float64]:
-        """How far a shown number may lie from that which the engine went on with."""
+        """Return how far a shown number may lie from that which the engine went on with."""
         kind = self.stored.get(place)
         return half_step(value, kind) if kind else step_of(value)
 
@@ -308,7 +308,7 @@ class SegmentJudge:
     def by_designs(
         self, suspects: Sequence[Segment], honest: Run, noises: Noises
     ) -> dict[Place, SiteFinding]:
-        """Of segments whose op has known designs: in agreement with one, or still wrong."""
+        """Judge segments whose op has known designs: in agreement with one, or still wrong."""
         ends = {place: segment for segment in suspects for place in segment.formula}
         read: dict[Place, list[Node]] = {}
         found: dict[Place, SiteFinding] = {}
@@ -329,7 +329,7 @@ class SegmentJudge:
         return found
 
     def seen_by(self, segment: Segment, node: Node, design: Other) -> Seen:
-        """What a design gives that takes its choices from what is shown."""
+        """Return the result of a design that takes its choices from what is shown."""
         shown = self.shown[segment.place]
 
         def part(value: Any) -> NDArray[Any]:
@@ -390,7 +390,7 @@ class SegmentJudge:
         return {self.wires[place].site: node.op for place, (_, node) in self.nodes.items()}
 
     def weights_of(self, segment: Segment) -> tuple[str, ...]:
-        """Of several ops any could be meant, also one that the engine does not read at all."""
+        """Return the weights of all its ops: any may be meant, also one that the engine ignores."""
         places = (self.place_of[site] for site in (*segment.inside, segment.wire.site))
         read = (name for place in places for name in self.wires[place].weights)
         return tuple(dict.fromkeys(read))

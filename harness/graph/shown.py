@@ -1,5 +1,5 @@
-"""Which part of a node's tensor an engine shows: of scores and caches the cells in use, of experts
-those that are chosen.
+"""The part of a node's tensor that an engine shows: the cells in use for scores and caches, the
+chosen ones for experts.
 
 llama.cpp has room for 256 cells at least. What is behind the last one in use is masked, and no
 other engine has it.
@@ -38,7 +38,7 @@ def part_shown(value: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArra
 
 
 def leaves_out(value: NDArray[Any], shape: tuple[int, ...], name: str) -> bool:
-    """Whether cells have a weight that are not shown. In a row of NaN every cell is one."""
+    """Return True if cells with a weight are not shown. In a row of NaN every cell has one."""
     part = part_shown(value, shape, name)
     if part is None or part.size == value.size or not name.startswith(WEIGHTS):
         return False
@@ -58,8 +58,8 @@ def cells_of(value: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None
 
 
 def cells_in_use(program: Program, graph: Graph, node: PlannedNode, shape: tuple[int, ...]) -> int:
-    """How many cells a tensor in the shape that is shown has to have, so that none that counts is
-    left out; 0 where it is not of cells, or where that is not known."""
+    """Return how many cells a tensor must have in the shown shape so that none that counts is left
+    out; 0 if it is not of cells, or if that is not known."""
     if node.op == "SET_ROWS" and CACHE.fullmatch(node.name) and len(shape) == 3:
         return cells_written(program, graph, node, shape[1] * shape[2])
     if OVER_CELLS.fullmatch(node.name) and not node.name.startswith(WEIGHTS):
@@ -68,7 +68,8 @@ def cells_in_use(program: Program, graph: Graph, node: PlannedNode, shape: tuple
 
 
 def cells_written(program: Program, graph: Graph, node: PlannedNode, width: int) -> int:
-    """Of a cache up to this graph, the first one on: another stream's are behind a gap."""
+    """Return the number of cells written to a cache up to this graph, from the first one on:
+    another stream's are behind a gap."""
     cells = prod(node.result.ne) // width if width else 0
     cache, used = graph.roots[node.result.root].cache, np.zeros(cells + 1, np.bool_)
     for each in program.graphs[: program.graphs.index(graph) + 1] if cells else ():
@@ -93,7 +94,7 @@ def cells_seen(graph: Graph, scores: PlannedNode) -> int:
 
 
 def input_at(graph: Graph, view: TensorView | None) -> NDArray[Any] | None:
-    """What a graph was given there; None of what it computes."""
+    """Return the input that a graph was given there; None if it computes it."""
     if view is None or view.root not in graph.inputs:
         return None
     seen = Operand(

@@ -32,7 +32,7 @@ class Honest:
     wide = False
 
     def compute(self, build: Build, node: Node) -> NDArray[Any]:
-        """What an engine holds that computes this way."""
+        """Return what an engine that computes this way holds."""
         return self.result(node, expect(node, self.build(build, node)))
 
     def build(self, build: Build, node: Node) -> Build:
@@ -48,7 +48,8 @@ class Honest:
 
 @dataclass(frozen=True)
 class Wide(Honest):
-    """What is F32 in ggml stays in float64 from node to node; conversions are made all the same."""
+    """A run that keeps ggml's F32 in float64 from node to node; conversions are made all the
+    same."""
 
     wide = True
 
@@ -113,7 +114,7 @@ class Noisy(Honest):
 
 
 def name_of(node: Node, what: str) -> str:
-    """Of a node's own stream of random numbers."""
+    """Return the name of a node's own stream of random numbers."""
     return f"{what} {node.step} {node.ubatch} {node.index}"
 
 

@@ -1,4 +1,4 @@
-"""How the nodes of a recorded program hang together: their sites, what each reads, their layers."""
+"""The wiring of a recorded program's nodes: their sites, what each reads, their layers."""
 
 import re
 from collections import defaultdict
@@ -28,7 +28,7 @@ class Wire:
 
 
 def wires_of(program: Program) -> dict[Place, Wire]:
-    """Of every node, in the order of execution."""
+    """Return the wire of every node, in the order of execution."""
     sites = sites_of(program)
     found: dict[Place, Wire] = {}
     for graph in program.graphs:
@@ -50,7 +50,7 @@ def sites_of(program: Program) -> dict[Place, Site]:
 
 
 def site_of(name: str, step: int, ubatch: int = 0) -> Site:
-    """Of a node's own name, such as `Qcur-0 ROPE`."""
+    """Return the site of a node's own name, such as `Qcur-0 ROPE`."""
     layer = None
     if inside := IN_A_LAYER.fullmatch(name):
         name, layer = inside[1] + inside[3], int(inside[2])
@@ -86,8 +86,8 @@ def ends_of_layers(wires: Mapping[Place, Wire]) -> set[Site]:
 
 
 class Dependencies:
-    """What nodes of a program are computed from, through memory that lives from graph to graph as
-    well."""
+    """The nodes that other nodes are computed from, also through memory that lives from graph to
+    graph."""
 
     def __init__(self, program: Program) -> None:
         self.at = {g.place(node): (g, node) for g in program.graphs for node in g.nodes}
@@ -144,6 +144,6 @@ class Dependencies:
 
 
 def memory_of(graph: Graph, number: int) -> Hashable:
-    """What tells one piece of memory from all others of a program."""
+    """Return a key that tells one piece of memory from all others of a program."""
     cache = graph.roots[number].cache
     return cache if graph.roots[number].kind == "cache" else (graph.step, graph.ubatch, number)

@@ -52,7 +52,7 @@ HonestEngine.add_design(
 
 
 class LastOfTies(Mirror):
-    """Of experts with the same probability it chooses the one with the highest id."""
+    """Ops that choose the highest id among experts with the same probability."""
 
     def top_k(self, probs: F32, n: int) -> I32:
         last = probs.shape[-1] - 1

@@ -18,7 +18,7 @@ ONE = np.float32(1)
 
 
 class Float64(HonestEngine, name="honest:float64"):
-    """What numpy does with code that names no types."""
+    """The arithmetic of numpy code that names no types."""
 
     design = "float64 throughout, activations as they are"
 

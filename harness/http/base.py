@@ -1,4 +1,4 @@
-"""What the kinds of servers share: picking answers from JSON, and what a server says it is."""
+"""Parts that the kinds of servers share: picking answers from JSON, and facts about a server."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Ask = Callable[..., Any]  # method, path, body=None -> JSON
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a server says of itself and of its model; None: nothing."""
+    """The facts that a server tells of itself and of its model; None: nothing."""
 
     version: str
     build: str
@@ -36,7 +36,7 @@ class Server(Protocol):
 
 
 def member(said: Any, *path: str | int) -> Any:
-    """What lies there. Raises MalformedAnswer naming the first step that is missing."""
+    """Return the value at the path. Raises MalformedAnswer naming the first missing step."""
     where = "the answer"
     for step in path:
         if isinstance(step, int):
@@ -83,7 +83,7 @@ def number(said: Any) -> float:
 
 
 def candidates(rows: Any) -> list[tuple[int | bytes, float]]:
-    """Of a list of objects with `id`, or `bytes`, or `token`."""
+    """Return candidates with log probabilities from objects with `id`, or `bytes`, or `token`."""
     if type(rows) is not list:
         raise MalformedAnswer("the candidates", "a list", rows)
     return [(token_of(row), number(member(row, "logprob"))) for row in rows]

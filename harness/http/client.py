@@ -174,7 +174,7 @@ def json_of(raw: bytes) -> Any:
 
 
 def seconds_of(said: str | None) -> float | None:
-    """Of Retry-After, which is a number of seconds or a date; None of what is neither."""
+    """Return the seconds of Retry-After, a number of seconds or a date; None if it is neither."""
     text = (said or "").strip()
     if text.isascii() and text.isdecimal():
         return float(text[:9])  # a longer one is for ever as well
@@ -185,7 +185,7 @@ def seconds_of(said: str | None) -> float | None:
 
 
 def sentence_of(status: int, raw: bytes) -> str:
-    """What a server says with an error, in the forms that are common."""
+    """Return what a server says with an error, in the forms that are common."""
     with suppress(ValueError, RecursionError):
         said = json.loads(raw)
         for key in ("error", "message", "detail"):

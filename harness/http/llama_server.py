@@ -105,9 +105,11 @@ class LlamaServer:
     def list_likeliest(
         self, ask: Ask, prefix: Sequence[int], k: int
     ) -> list[tuple[int | bytes, float]]:
-        """Of the raw logits, whatever the sampler does with them. The server sends no list with a
-        token that ends the text or begins a character, so that it is made to choose a letter. One
-        that takes no bias, or refuses it, sends an empty one there, which is not compared."""
+        """Return the likeliest tokens by the raw logits, whatever the sampler does with them.
+
+        The server sends no list with a token that ends the text or begins a character. So a bias
+        makes it choose a letter. A server that takes no bias, or refuses it, sends an empty list
+        there, which is not compared."""
         body = {**GREEDY, "prompt": list(map(int, prefix)), "n_predict": 1, "n_probs": k}
         body |= {"post_sampling_probs": False}
         bias = {"logit_bias": [[self.letter(ask), SURELY]]} if self.takes_bias else {}
@@ -141,7 +143,7 @@ class LlamaServer:
 
 
 def has_ended(said: Any) -> bool:
-    """Whether the server says that the text ended with a token that ends texts."""
+    """Return True if the server says that the text ended with a token that ends texts."""
     return type(said) is dict and said.get("stop_type") == "eos"
 
 
@@ -153,7 +155,7 @@ def tokens_of(said: Any) -> list[int]:
 
 
 def model_facts(ask: Ask) -> tuple[tuple[str, Any], ...]:
-    """Of /v1/models, which not every build has."""
+    """Return facts of the model from /v1/models, which not every build has."""
     try:
         meta = member(ask("GET", "/v1/models"), "data", 0).get("meta")
     except StatusRefused:

@@ -75,7 +75,7 @@ class OpenAi:
         return member(ask("POST", "/completions", body), "choices", 0)
 
     def counts(self, ask: Ask, prompt: Any, n: int) -> bool:
-        """Whether it takes the prompt for so many tokens."""
+        """Return True if the server counts n tokens in the prompt."""
         body = {"model": self.name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         try:
             said = ask("POST", "/completions", body)
@@ -107,7 +107,7 @@ class OpenAi:
         return PROBE if self.takes_ids else TEXT
 
     def lists(self, ask: Ask, k: int) -> bool:
-        """Whether it answers with a list where k candidates are asked for."""
+        """Return True if it answers with a list if asked for k candidates."""
         try:
             return bool(list_of_choice(self.complete(ask, self.probe, 1, logprobs=k)))
         except StatusRefused:
@@ -128,8 +128,9 @@ def in_json(prefix: Sequence[int] | bytes) -> list[int] | str:
 
 
 def list_of_choice(choice: Any) -> list[tuple[int | bytes, float]]:
-    """Of the first token, in the newer form (`content`) or the older (`top_logprobs`). Neither
-    promises an order: members of an object have none, and some put the sampled token last."""
+    """Return the candidates for the first token, likeliest first, in the newer form (`content`) or
+    the older (`top_logprobs`). Neither promises an order: members of an object have none, and some
+    servers put the sampled token last."""
     return sorted(in_any_order(choice), key=lambda row: (isnan(row[1]), -row[1]))
 
 

@@ -194,8 +194,8 @@ def start_server(words: Sequence[str], memory_limit: int | None) -> EngineProces
 
 
 def listens(port: int) -> bool:
-    """Where nobody does, a connection may be given that very port as its own, and have itself at
-    its other end."""
+    """Return True if something listens on the port. If nothing does, a connection may be given that
+    very port as its own, and connect to itself."""
     try:
         with socket.create_connection((HOST, port), timeout=1.0) as found:
             return bool(found.getsockname() != found.getpeername())

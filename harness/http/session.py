@@ -52,18 +52,18 @@ CLOSED_TO_US = (401, 403)
 
 
 def is_address(engine: str) -> bool:
-    """Whether that names a server."""
+    """Return True if the engine's name is the address of a server."""
     return engine.removeprefix(OPENAI).lower().startswith(("http://", "https://"))
 
 
 def is_served(engine: str) -> bool:
-    """Whether that names a command which starts a server."""
+    """Return True if the engine's name is a command that starts a server."""
     return engine.startswith(SERVE)
 
 
 def preset_for(engine: str) -> str:
-    """What the oracle runs with, unless that is said: of how a server was started nobody knows
-    more than that most are as llama-server starts, which is `default`."""
+    """Return the preset that the oracle runs with unless the user says. Nobody knows how a server
+    was started, but most are as llama-server starts, which is `default`."""
     return DEFAULT.name if is_address(engine) or is_served(engine) else EXACT.name
 
 
@@ -214,7 +214,7 @@ class HttpSession(Session):
     # --- the start --------------------------------------------------------------------------------
 
     def start_session(self, deadline: float) -> EngineInfo:
-        """Who it is, looked at once. Raises Unsupported where it has another model."""
+        """Return what the server is, looked up once. Raises Unsupported if it has another model."""
         if self.said is None:
             self.server, about = self.find_server(deadline)
             if difference := other_model(about, self.model):
@@ -252,7 +252,7 @@ def in_short(method: str, path: str, body: Any) -> str:
 
 
 def tokens_counted(said: Any) -> int | None:
-    """Of the prompt, as servers of both kinds say it."""
+    """Return the number of tokens in the prompt, as servers of both kinds say it."""
     if type(said) is not dict:
         return None
     usage = said.get("usage")
@@ -309,7 +309,7 @@ def page(ask: Ask, path: str) -> Any:
 
 
 def other_model(about: About, model: Path | None) -> str:
-    """What the server says of its model and our own reader says otherwise; "": nothing."""
+    """Say how the server's model differs from what our own reader finds; "" if nothing differs."""
     if model is None or not model.is_file():
         return ""
     theirs = Path(about.path) if about.path else None
@@ -334,7 +334,8 @@ def ends_of(model: Path | None) -> frozenset[int]:
 
 
 def numbers_of(model: Path) -> dict[str, int]:
-    """As llama-server names them; none of a file that our own reader refuses."""
+    """Return the model's numbers by llama-server's names; none of a file that our own reader
+    refuses."""
     try:
         with GgufFile.open(model) as file:
             arch = file.metadata.get("general.architecture")

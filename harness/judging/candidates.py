@@ -90,7 +90,7 @@ def names_of(
 
 
 def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
-    """What in the list no run can say whose logits are within `allowed` of these; None: nothing."""
+    """Return what no run can list whose logits are within `allowed` of these; None: nothing."""
     return (
         not_finite(listed, logits)
         or off_in_value(listed, logits, allowed)
@@ -241,8 +241,8 @@ def off(
 
 
 def half_units(values: Iterable[float]) -> dict[float, float]:
-    """How far each may lie from what it was before it was rounded, which a list shows as a whole:
-    for reading, or to half precision; else 0."""
+    """Return how far each value may lie from what it was before it was rounded, as the whole list
+    shows: for reading, or to half precision; else 0."""
     finite = [value for value in values if isfinite(value)]
     decimal = half_units_of_decimals(finite)
     whole = all(value == round(value) for value in finite)  # as a stub answers
@@ -252,11 +252,11 @@ def half_units(values: Iterable[float]) -> dict[float, float]:
 
 
 def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
-    """Of values that were rounded for reading: half a unit of the last place that any of them has,
-    or of the last significant digit, by whatever a program writes numbers; else 0.
+    """Return half a unit of the last place that any value has, if they were rounded for reading. Or
+    half a unit of the last significant digit, however a program writes numbers; else 0.
 
     A value that comes from float32 without rounding has more than six of both, nearly always.
-    Fewer than one decimal and three digits nobody rounds to, but a stub answers whole numbers.
+    Nobody rounds to fewer than one decimal and three digits, but a stub answers whole numbers.
     """
     written = {value: Decimal(repr(value)).normalize() for value in values}
     places = max((-int(d.as_tuple().exponent) for d in written.values()), default=COARSE + 1)
@@ -271,8 +271,8 @@ def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
 
 
 def factor(lists: Iterable[Listed], logits: Iterable[F32]) -> float:
-    """That takes distances between logits nearest to those between the values, of all lists; NaN
-    where there are none."""
+    """Return the factor that takes distances between logits nearest to those between the values, of
+    all lists; NaN if there are none."""
     both = own = 0.0
     for listed, row in zip(lists, logits, strict=True):
         sure, _, _ = sorted_out(listed, row)
@@ -286,8 +286,8 @@ def factor(lists: Iterable[Listed], logits: Iterable[F32]) -> float:
 
 
 def squares(listed: Listed, logits: F32) -> float:
-    """How far the values are from these logits: the sum of squares that no constant makes smaller.
-    Infinite of fewer than two values, of which a constant takes one to anything."""
+    """Return the distance of the values from these logits: the sum of squares that no constant
+    makes smaller. It is infinite for fewer than two values, as a constant takes one to anything."""
     sure, _, _ = sorted_out(listed, logits)
     apart = np.array([c.value - float(logits[c.ids[0]]) for c in sure])
     if len(apart) < 2 or not np.isfinite(apart).all():
@@ -296,7 +296,8 @@ def squares(listed: Listed, logits: F32) -> float:
 
 
 def spread(listed: Listed, logits: F32) -> tuple[int, float]:
-    """How many values were compared with each other, and half of how far they are off."""
+    """Return the number of values that were compared with each other, and half of how far they are
+    off."""
     sure, _, _ = sorted_out(listed, logits)
     apart = [c.value - float(logits[c.ids[0]]) for c in sure]
     return (len(apart), (max(apart) - min(apart)) / 2) if len(apart) > 1 else (0, 0.0)

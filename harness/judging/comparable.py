@@ -1,4 +1,4 @@
-"""Which elements of a node a comparison can be about; the others agree whatever went into them."""
+"""Elements of a node that a comparison can be about; the others agree whatever went into them."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class Incomparable:
 def incomparable(
     value: NDArray[np.generic], actual: NDArray[np.generic], allowed: NDArray[np.float64] | float
 ) -> Incomparable:
-    """Of two tensors without a mismatch."""
+    """Count the incomparable elements of two tensors without a mismatch."""
     if value.dtype.kind != "f":
         return Incomparable()
     nan = np.isnan(value) & np.isnan(actual)

@@ -69,7 +69,7 @@ def same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
 
 
 def in_other_byte_order(expected: NDArray[Any], actual: NDArray[Any], allowed: float) -> str:
-    """What to say of numbers that are right as soon as their bytes are turned round, or ""."""
+    """Return what to say of numbers that are right once their bytes are swapped; else ""."""
     if mismatch_between(expected, actual.byteswap(), allowed) is not None:
         return ""
     return "; with the bytes of each number in the other order all are right"
@@ -132,8 +132,8 @@ def largest(x: NDArray[Any]) -> float:
 
 
 def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[int, tuple[F64, ...]]]:
-    """Where each piece starts in the flat first array, and all of them there, as float64; the
-    others broadcast to its shape."""
+    """Yield the start of each piece in the flat first array, and the piece of every array as
+    float64. The others broadcast to the shape of the first."""
     shape = arrays[0].shape
     whole = (a if a.shape in ((), shape) else np.broadcast_to(a, shape) for a in arrays)
     flat = [a if a.shape == () != shape else a.reshape(-1) for a in whole]

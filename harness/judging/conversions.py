@@ -1,4 +1,4 @@
-"""What engines of other designs convert activations to before they meet quantised weights.
+"""Formats to which engines of other designs convert activations before quantised products.
 
 llama.cpp makes blocks of Q8_0, Q8_1 or Q8_K of them, whose scales are halves or floats; most others
 leave them as they are. Honest besides: whole steps with float32 scales, of any usual number of
@@ -32,7 +32,7 @@ Rounding = Callable[[F32], F32]
 
 
 def rounded_up(x: F32) -> F32:
-    """As JavaScript and Java do half-way."""
+    """Round half up, as JavaScript and Java do."""
     return np.floor(x + np.float64(0.5)).astype(np.float32)
 
 
@@ -111,7 +111,7 @@ def families_of_builds(build: Build) -> Iterator[list[Build]]:
 
 
 def is_quantised(file: GgufFile) -> bool:
-    """Whether anything in it is multiplied by activations that are converted in blocks."""
+    """Return True if the file has weights whose activations are converted in blocks."""
     names = {tensor.type.name for tensor in file.tensors.values()}
     return any(is_type_in_blocks(name) for name in names)
 

@@ -1,4 +1,4 @@
-"""What honest engines of other designs compute: tried where a subject is not what llama.cpp is.
+"""Results of honest engines of other designs, tried if a subject is not what llama.cpp is.
 
 Each has a bound of its own, so that none of them widens what llama.cpp is held to. Angles of rope
 have a file of their own, harness/judging/rope_designs.py.

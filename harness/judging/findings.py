@@ -1,4 +1,4 @@
-"""What was found along a graph: every op judged alone, beside the errors of the subject's own run.
+"""Findings along a graph: every op judged alone, beside the errors of the subject's own run.
 
 The graph is one of ours or llama.cpp's; a finding says itself what its op reads.
 """
@@ -62,7 +62,7 @@ class Findings:
         return max(known, default=0.0)
 
     def gain(self, finding: SiteFinding) -> float:
-        """How much larger the error leaves the op than it came in."""
+        """Return how much larger the error leaves the op than it came in."""
         error_in = self.err_in(finding)
         return self.err_out(finding) / error_in if error_in else float("inf")
 
@@ -82,7 +82,7 @@ class Findings:
 
     @property
     def rest(self) -> str:
-        """What is not wrong, in words."""
+        """Describe what is not wrong."""
         fine = sum(f.mismatch is None and f.compared > 0 for f in self.all)
         what = "segments" if self.own_inputs else "ops"
         text = f"on {self.basis} {fine} of {len(self.all)} {what} agree"

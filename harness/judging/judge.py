@@ -1,7 +1,7 @@
-"""What is found where an op is judged: three values of it on the same inputs.
+"""The judgement of an op: three values of it on the same inputs.
 
-Ours (float64 inside, ggml's deliberate roundings kept) is the truth; the oracle's and the subject's
-are each held to the bound of the op, and whoever is beyond it is at fault.
+Ours (float64 inside, ggml's deliberate roundings kept) is the truth. The oracle's and the subject's
+values are each held to the bound of the op. The engine that is beyond it is at fault.
 """
 
 import math
@@ -22,7 +22,7 @@ from lockstep.harness.records import Mismatch, Site
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SiteFinding:
-    """What the judge found at one site."""
+    """The finding of the judge at one site."""
 
     site: Site
     op: str
@@ -139,8 +139,8 @@ def out_of_bound(
 def affected_alone(
     truth: NDArray[Any], actual: NDArray[Any] | None, allowed: NDArray[np.float64]
 ) -> Mapping[int, tuple[int, ...]]:
-    """Of each axis but the last the indices at which any element is out of bound, where there are
-    others: some tokens of a batch, or some heads."""
+    """Return the indices at which any element is out of bound, for each axis but the last where
+    others are not: some tokens of a batch, or some heads."""
     if actual is None or actual.shape != truth.shape:
         return {}
     found: dict[int, tuple[int, ...]] = {}
@@ -153,10 +153,11 @@ def affected_alone(
 
 
 def smallest_scale_error(truth: NDArray[Any], allowed: NDArray[np.float64]) -> float:
-    """Which error of a factor of all elements must show at one of them, whatever was rounded.
+    """Return the error of a factor of all elements that must show at one of them, whatever was
+    rounded.
 
-    Two honest values may be two bounds apart, and two bounds are allowed: a change by four of them
-    must show, and the honest value that is changed is no smaller than the truth less one bound.
+    Two honest values may be two bounds apart, and two bounds are allowed, so a change by four of
+    them must show. The honest value that is changed is no smaller than the truth less one bound.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         least = np.abs(truth, dtype=np.float64) - allowed

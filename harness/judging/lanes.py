@@ -1,4 +1,4 @@
-"""How wide the vectors are with which a build of llama.cpp adds up."""
+"""The width of the vectors with which a build of llama.cpp adds up."""
 
 
 def lanes_of(build: str) -> int:

@@ -32,8 +32,8 @@ def shown_as(text: bytes) -> set[bytes]:
 def read_alike(
     texts: Sequence[bytes], said: Sequence[Sequence[int]], answer: Sequence[Sequence[int]]
 ) -> Iterator[bool]:
-    """Of each text whether its ids are the same, or those of it as it is shown, if these were asked
-    for: where the right answer has U+FFFD for a byte that is no character, as suite tokens says."""
+    """Yield for each text whether its ids are right, or those of the text as shown. That is asked
+    if the right answer has U+FFFD for a byte that is no character, as suite tokens says."""
     rows = {text: list(ids) for text, ids in zip(texts, answer, strict=True)}
     replaces = rows.get(b"\xff", []) == rows.get("\ufffd".encode())
     for text, ids in zip(texts, said, strict=True):

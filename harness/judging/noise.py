@@ -1,10 +1,10 @@
-"""How far an honest run's logits may wander: measured by runs with random honest errors.
+"""The noise floor of an honest run's logits, measured by runs with random honest errors.
 
-Every op's result is moved by a random share of the bound that is derived for that op, and every
-product that converts its activations gets one activation moved by one step of the conversion,
-because a difference in the last bit can tip a rounding. The worst logit of a few such runs, against
-the run without errors, is the noise floor of this model on these tokens. Rare events (two experts
-whose scores tie) need more runs to be met: before a run is called divergent, more are made.
+Every op's result is moved by a random share of the bound that is derived for that op. Every product
+that converts its activations gets one activation moved by one step of the conversion, because a
+difference in the last bit can tip a rounding. The worst logit of a few such runs, against the run
+without errors, is the noise floor of this model on these tokens. Rare events (two experts whose
+scores tie) need more runs to be met: before a run is called divergent, more are made.
 
 Vectors that ship have this floor. Along llama.cpp's graph (graph/floor.py) sums of products are off
 by what is probable, which is less.
@@ -61,7 +61,8 @@ def tip_activation(x: NDArray[Any], converted: F64, row: int, column: int) -> F6
 
 
 class Bounded(np.ndarray[Any, Any]):
-    """What an op gives, on the way to whom it is shown; what is computed from it has no bound."""
+    """The result of an op with its bound, on its way to the probe. A value computed from it has no
+    bound."""
 
     bound: Bound
 

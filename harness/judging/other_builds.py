@@ -1,5 +1,6 @@
-"""What ggml computes on another processor than the oracle's: honest as well, and held to its own
-bounds. Programs that are made of ggml for several do so, whatever llama.cpp here was built for.
+"""Results of ggml on another processor than the oracle's: honest as well, and held to their own
+bounds. Programs with ggml for several processors give them, whatever llama.cpp here was built
+for.
 """
 
 from collections.abc import Collection

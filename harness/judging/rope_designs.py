@@ -110,7 +110,8 @@ def powers(params: RopeParams) -> Iterator[F64]:
 
 
 def formulas(positions: I32, params: RopeParams) -> Iterator[tuple[F64, AngleOf]]:
-    """Where scale and factors come in: what the frequencies contain, and an angle of them."""
+    """Yield the places where scale and factors can come in: the frequencies, and an angle of
+    them."""
     at, scale = positions.astype(np.float32)[:, None], np.float32(params.scale)
     factors = factors_of(params)
     yield params.scale / factors, partial(np.multiply, at)

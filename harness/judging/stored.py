@@ -20,7 +20,8 @@ KINDS = (*EXACT, *ROUNDED)  # of safetensors, that can be read
 
 
 def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
-    """How far each may lie from what was rounded to it, to the nearest; zero of other kinds."""
+    """Return how far each value may lie from what was rounded to it, to the nearest; zero for other
+    kinds."""
     if kind not in ROUNDED:
         return np.zeros(value.shape)
     bits, smallest = ROUNDED[kind]
@@ -58,15 +59,16 @@ def looks_like(values: Iterable[NDArray[Any]]) -> str:
 
 
 def all_in_halves(values: Mapping[Site, NDArray[Any]]) -> dict[Site, str]:
-    """Of numbers that are all of F16 or BF16, each by its name: who shows no others keeps them so.
-    None of any else."""
+    """Return the type of values that are all numbers of F16 or BF16, by name: an engine that shows
+    no others keeps them so. Empty if they are of any other."""
     numbers = {name: value for name, value in values.items() if value.dtype.kind == "f"}
     kind = looks_like(numbers.values())
     return dict.fromkeys(numbers, kind) if kind else {}
 
 
 def are_numbers_of(value: NDArray[np.float64], kind: str) -> bool:
-    """Whether rounding changes none; a float64 divided by a power of two loses nothing."""
+    """Return True if rounding changes no value; a float64 divided by a power of two loses
+    nothing."""
     steps = value / (2 * half_step(value, kind))
     return bool((np.rint(steps) == steps).all() and (np.abs(value) <= LARGEST[kind]).all())
 

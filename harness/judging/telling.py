@@ -25,7 +25,7 @@ class Why(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class NothingTold:
-    """Why an agreement says nothing. words: for people."""
+    """The reason why an agreement says nothing. words: for people."""
 
     why: Why
     words: str

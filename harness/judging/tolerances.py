@@ -28,7 +28,7 @@ EXACT = Bound(0.0, "a copy, or one correctly rounded float32 operation: every bi
 
 
 def value_and_bound(formula: Formula, *args: Any, build: Build) -> tuple[F32, Bound]:
-    """What a formula gives, rounded once, and its bound."""
+    """Return the value of a formula, rounded once, and its bound."""
     with np.errstate(all="ignore"):
         found = formula(*args, build)
         if not isinstance(found, Near):  # it gives no radius to what rounds to what it rounds to
@@ -79,7 +79,7 @@ BY_SUMS = f"{BY_BOUNDS}, or of what is probable of a sum of products"
 
 
 def whole_run(noise: float, size: float, runs: str = BY_SUMS) -> Bound:
-    """How far apart the logits of two honest runs may be, absolutely.
+    """Return how far apart the logits of two honest runs may be, absolutely.
 
     noise: the worst logit error of an honest run (graph/floor.py), relative to the largest logit;
     size: the largest logit; runs: those that it was measured by, in words.
@@ -89,8 +89,8 @@ def whole_run(noise: float, size: float, runs: str = BY_SUMS) -> Bound:
 
 
 def between_two(noise: float, logits: F32) -> float:
-    """How far the distance between two of these logits may be from that of an honest run: each may
-    be off by what `whole_run` allows, one up and the other down, so by twice that."""
+    """Return how far the distance between two of these logits may be from that of an honest run.
+    Each may be off by what `whole_run` allows, one up and the other down, so by twice that."""
     return 2 * float(whole_run(noise, largest(logits)).allowed)
 
 
@@ -105,9 +105,10 @@ def between_two_in_rows(noise: float, logits: F32) -> NDArray[np.float64]:
 
 
 def log_softmax_roundings(value: float, distance: float) -> float:
-    """Of the logarithm of a softmax in float32, but for the constant that a list may be off by.
+    """Return the error of a log-softmax in float32, but for the constant that a list may be off
+    by.
 
-    distance: of the logit from the largest, whose subtraction is rounded; exp is off by two units,
+    distance: of the logit from the largest, whose subtraction is rounded. exp is off by two units,
     the division by one more, and log by one of its result, which is rounded once more.
     """
     return U * (distance + 3 + 2 * abs(value))

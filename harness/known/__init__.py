@@ -1,4 +1,4 @@
-"""What is known to differ in an oracle or a peer: `divergences.toml`, whose head explains it."""
+"""Known differences of oracles and peers: `divergences.toml`, whose head explains it."""
 
 import tomllib
 from functools import cache

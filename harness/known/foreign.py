@@ -1,4 +1,4 @@
-"""What engines of harness.foreign are known to do otherwise than llama.cpp: [[foreign]]."""
+"""Known differences between engines of harness.foreign and llama.cpp: [[foreign]]."""
 
 import re
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class Finding:
         return same and suite in self.suites
 
     def applies(self, file: GgufFile) -> bool:
-        """Whether the file has what the finding is about."""
+        """Return True if the file has what the finding is about."""
         return (
             (not self.tensor or self.tensor in file.tensors)
             and (not self.key or self.key in file.metadata)
@@ -62,8 +62,8 @@ class Finding:
         return bool(re.search(self.says, text, re.DOTALL)) and self.is_near(verdict)
 
     def is_near(self, verdict: Verdict) -> bool:
-        """Of a whole run as its suite measures it, relative to the largest; else of the worst
-        element."""
+        """Return True if the error is at most `within`. For a whole run it is relative to the
+        largest logit, as its suite measures it; otherwise the worst element counts."""
         if not self.within:
             return True
         if (error := verdict.detail.get("worst_relative_to_largest_logit")) is not None:
@@ -75,7 +75,7 @@ class Finding:
 
 
 def value_of(file: GgufFile, key: str) -> Any:
-    """Of a key with one value; None: there is none."""
+    """Return the value of a key with one value; None if there is none."""
     found = file.metadata.get(key)
     return found.data if found is not None and found.element is None else None
 

@@ -43,7 +43,8 @@ def no_tensors(context: Context) -> NoAnswer:
 
 
 def nothing_shown(context: Context) -> Status:
-    """What is said of an engine that lacks what nobody asked for by name."""
+    """Return the status for an engine that lacks something, by whether the user asked for it by
+    name."""
     return "not-compared" if context.named else "not-applicable"
 
 
@@ -64,7 +65,7 @@ def all_segments(context: Context) -> Findings:
 
 
 def replaceable(context: Context, values: Values) -> Values:
-    """Of these values those that the subject can go on with instead of its own."""
+    """Return those of the values that the subject can go on with instead of its own."""
     info = context.subject_info
     if info.computes_nodes and not info.shows_nodes:
         return {}  # it has other names for them
@@ -74,7 +75,7 @@ def replaceable(context: Context, values: Values) -> Values:
 def outputs_of(
     context: Context, session: Session, found: Findings, values: Values | None = None
 ) -> Outputs:
-    """What its run comes to with these values put in."""
+    """Return the outputs of its run with these values put in."""
     request = Request(batches=context.batches, embeddings=found.embeddings, replace=values or {})
     run: Evaluation = context.ask(session, "evaluate", request)
     return run.logits

@@ -77,7 +77,8 @@ def locate_along_nodes(context: Context) -> Findings:
 
 
 def record_program(context: Context, batches: Sequence[Batch] | None = None) -> Program:
-    """Of honest runs along it the same one. batches: others than those of the run."""
+    """Record the graph; honest runs along it use the same one. batches: others than those of the
+    run."""
     context.progress("recording the graph")
     along = context.honest
     assert isinstance(along, AlongLlamaCpp)
@@ -85,7 +86,7 @@ def record_program(context: Context, batches: Sequence[Batch] | None = None) -> 
 
 
 def graph_of_subject(context: Context) -> Program | None:
-    """Of a subject that computes what llama.cpp makes of its own file, where that is another.
+    """Record the graph that llama.cpp makes of the subject's own file, if that is another.
 
     Its parameters come from there: on the oracle's it would agree, whatever its file says.
     """
@@ -108,7 +109,7 @@ def both_files(context: Context) -> Iterator[tuple[GgufFile, GgufFile]]:
 
 
 def differing_keys(oracle: GgufFile, subject: GgufFile) -> tuple[str, ...]:
-    """Of those that llama.cpp makes its graph from."""
+    """Return the keys that differ, of those that llama.cpp makes its graph from."""
     a, b = oracle.metadata, subject.metadata
     named = (key for key in {**a, **b} if not key.startswith(("general.", "tokenizer.")))
     return tuple(
@@ -117,7 +118,7 @@ def differing_keys(oracle: GgufFile, subject: GgufFile) -> tuple[str, ...]:
 
 
 def comparable_value(value: Value | None) -> Any:
-    """What can be compared of a value; None: there is none."""
+    """Return a value in a form that can be compared; None: there is none."""
     if value is None:
         return None
     data = value.data
@@ -155,7 +156,7 @@ def computing(session: Session) -> Callable[[Node], NDArray[Any] | None]:
 
 
 def own_values(context: Context, sites: Collection[Site], *, embeddings: bool) -> Values:
-    """What the subject shows of these in its own run."""
+    """Return what the subject shows of these sites in its own run."""
     request = Request(
         batches=context.batches, capture=True, only=tuple(sites), embeddings=embeddings
     )
@@ -165,7 +166,7 @@ def own_values(context: Context, sites: Collection[Site], *, embeddings: bool) -
 
 
 def captured_values(context: Context, sites: Collection[Site]) -> Values:
-    """Of a subject that shows its own graph, where nodes of it have these names."""
+    """Return the values of a subject that shows its own graph, at nodes with these names."""
     found = record(context.subject, context.batches)
     if not isinstance(found, Program):
         return {}
@@ -181,7 +182,8 @@ def captured_values(context: Context, sites: Collection[Site]) -> Values:
 
 
 def guilty_values(judge: NodeJudge, wires: Mapping[Place, Wire]) -> Values:
-    """What is put in where an op is wrong, and which rows or experts its result is of."""
+    """Return the values to put in at wrong ops, with the choices of rows or experts that they
+    belong to."""
     inputs = {wire.site: wire.inputs for wire in wires.values()}
     found = (f.site for f in judge.findings if f.mismatch is not None)
     guilty = [site for site in found if site in judge.kept]

@@ -1,6 +1,6 @@
-"""What an engine shows where it took another function than llama.cpp, or another number: GELU by
-erf, as many a model is published with, the two factors of a gate exchanged, another eps in a norm.
-Words alone."""
+"""Values of an engine that took another function than llama.cpp, or another number. Examples are
+GELU by erf, as many a model is published with, the two factors of a gate exchanged, or another eps
+in a norm. They change words alone."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -92,7 +92,7 @@ class OtherFormulas:
                 self.text = found.describe() + as_published(self.file, found) if found else ""
 
     def carry(self, node: Node) -> Made:
-        """What comes of another formula before, times weights and plus a bias."""
+        """Carry values of another formula on, times weights and plus a bias."""
         found: dict[OtherFormula, NDArray[Any]] = {}
         for i, source in enumerate(node.sources if node.op in CARRIED_BY else ()):
             before = self.made.get((*node.place[:2], source.producer), {}) if source else {}

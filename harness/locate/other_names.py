@@ -1,8 +1,8 @@
-"""What an engine shows under the name of one node and llama.cpp has as another near it.
+"""Tensors that an engine shows under the name of one node, and llama.cpp has as another near it.
 
 Embeddings that are scaled already, queries behind their rotation instead of before: the engine is
-right and the name is not, and what reads the tensor looks wrong as well. Words alone: what is shown
-is no less wrong as the tensor that it is called.
+right and the name is not, and what reads the tensor looks wrong as well. It changes words alone.
+What is shown is no less wrong as the tensor that it is called.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ def other_axes(shown: NDArray[Any], value: NDArray[Any]) -> str:
 
 
 def near_nodes(program: Program, place: Place) -> set[Place]:
-    """Of the same decode."""
+    """Return the nodes near this place in the same decode."""
     for graph in program.graphs:
         every = [graph.place(node) for node in graph.nodes]
         if place in every:

@@ -48,7 +48,8 @@ class Patched:
 
     @property
     def explains(self) -> bool:
-        """Whether nine tenths of a difference are gone: of honest noise most would be left."""
+        """Return True if nine tenths of a difference are gone: of honest noise most would be
+        left."""
         return self.before > 0 and self.worst <= self.before / 10
 
     @property
@@ -87,7 +88,7 @@ def patch(context: Context, found: Findings) -> Patched:
 
 
 def held_against(expected: tuple[Rows, Rows], found: tuple[Rows, Rows], noise: float) -> Patched:
-    """Of both two runs each: as they are, and with the tensors put in."""
+    """Compare two runs of each engine: as they are, and with the tensors put in."""
     size = largest(expected[1])
     bound = whole_run(noise, size)
     before, worst = (
@@ -109,8 +110,8 @@ def held_against(expected: tuple[Rows, Rows], found: tuple[Rows, Rows], noise: f
 
 
 def other_designs(context: Context) -> Iterator[Callable[[Values], Rows]]:
-    """What honest engines that make none of ggml's roundings come to with values put in; of a
-    quantised model also those that convert activations otherwise."""
+    """Yield runs of honest engines that make none of ggml's roundings, with values put in. A
+    quantised model also has those that convert activations otherwise."""
     context.progress("honest runs of other designs with the same tensors put in")
     program = record_program(context)
     places = places_by_site(program, wires_of(program))

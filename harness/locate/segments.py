@@ -52,14 +52,14 @@ CACHES = ("k_cache", "v_cache")
 
 
 def shows_tensors(context: Context) -> bool:
-    """Whether it shows any besides its logits."""
+    """Return True if the engine shows any tensor besides its logits."""
     shown = context.subject_info.shows
     return shown is None or bool({*shown} - {LOGITS})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnRun:
-    """What the subject shows of a run of its own, by places of llama.cpp's graph of that."""
+    """The subject's values in a run of its own, by places of llama.cpp's graph of that run."""
 
     program: Program
     places: Mapping[Site, Place]
@@ -138,7 +138,8 @@ def own_run(context: Context, given: Values | None = None) -> OwnRun:
 def judge_own_run(
     context: Context, run: OwnRun, *, whole: bool = True
 ) -> tuple[Findings, dict[Place, Site]]:
-    """What is found, and where the oracle's values are to be put in. Asks nobody.
+    """Return the findings, and the sites where the oracle's values are to be put in. Asks
+    nobody.
 
     whole: also how errors pile up through the run, which takes a run of ours.
     """
@@ -198,7 +199,7 @@ def judge_own_run(
 
 
 def with_rows(context: Context, run: OwnRun, place: Place, found: SiteFinding) -> SiteFinding:
-    """What is wrong in a part of a batch counts its own tokens."""
+    """Add the rows to a finding in a part of a batch, which counts its own tokens."""
     if found.mismatch is None or found.site not in run.cut or place not in run.shown:
         return found
     text = which_rows(context.batches[place[0]], run.program, place, len(run.shown[place]))
@@ -220,8 +221,8 @@ def of_no_use(context: Context, run: OwnRun, judge: SegmentJudge) -> dict[str, t
 
 
 def by_place(values: Values, places: Mapping[Site, Place]) -> Iterator[dict[Place, NDArray[Any]]]:
-    """What is shown of nodes; then, of those that have several names, what others of these say
-    that is not the same."""
+    """Yield what is shown of nodes; then, for nodes with several names, the values of other names
+    that differ."""
     names: dict[Place, list[NDArray[Any]]] = {}
     for site, value in values.items():
         if site in places:
@@ -235,8 +236,8 @@ def by_place(values: Values, places: Mapping[Site, Place]) -> Iterator[dict[Plac
 def outputs_alone(
     batches: Sequence[Batch], program: Program, places: Mapping[Site, Place], values: Values
 ) -> Values:
-    """What is shown of all tokens where llama.cpp's node has those alone whose logits are asked
-    for: its last layer drops the others behind attention, and an engine need not."""
+    """Return the rows with outputs of values shown for all tokens, if llama.cpp's node has those
+    alone. Its last layer drops the others behind attention; an engine need not."""
     ne = {g.place(node): node.result.ne for g in program.graphs for node in g.nodes}
     found = Values()
     for site, value in values.items():
@@ -257,7 +258,8 @@ def is_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 def wrong_by_another_name(
     judge: SegmentJudge, others: Mapping[Place, NDArray[Any]]
 ) -> dict[Place, SiteFinding]:
-    """What is wrong of nodes that are shown by a second name, and otherwise than by the first."""
+    """Return the findings on nodes that are shown by a second name, and otherwise than by the
+    first."""
     again = replace(judge, shown={**judge.shown, **others}, orders={}) if others else None
     found = again.findings() if again else ()
     return {p: f for f in found if f.mismatch and (p := judge.place_of[f.site]) in others}
@@ -276,8 +278,8 @@ def run_shown(context: Context, program: Program, given: Values | None) -> Evalu
 
 
 def missing_promises(context: Context, places: Mapping[Site, Place], values: Values) -> list[Site]:
-    """What an engine does not show though it says so. Ours does not say what, and one that shows a
-    name nowhere may have no such tensor in this architecture."""
+    """Return the sites that an engine does not show though it says so. Ours does not say what, and
+    one that shows a name nowhere may have no such tensor in this architecture."""
     info, there = context.subject_info, {site.name for site in values}
     if info.partial or (info.shows is None and info.shows_nodes):
         return []
@@ -288,8 +290,8 @@ def missing_promises(context: Context, places: Mapping[Site, Place], values: Val
 def shown_nowhere(
     context: Context, places: Mapping[Site, Place], values: Values
 ) -> tuple[Site, ...]:
-    """What the graph has of the names that an engine itself says it shows, and of which it shows
-    none: of one that is shown somewhere each other is missed (see `promised`)."""
+    """Return the graph's sites whose names an engine says it shows, and shows nowhere. If a name is
+    shown somewhere, each other site of it is missed (see `missing_promises`)."""
     info = context.subject_info
     absent = {*(info.shows or ())} - {site.name for site in values}
     return () if info.partial else tuple(site for site in places if site.name in absent)
@@ -306,8 +308,8 @@ def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
 
 
 def sites_to_replace(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
-    """Where the oracle's values are put in. A wrong cache is so until its last step: what is put in
-    is read, and not kept."""
+    """Return the sites where the oracle's values are put in. A wrong cache is so until its last
+    step: what is put in is read, and not kept."""
     first = {(names[p].layer, names[p].name): p[0] for p in reversed(guilty) if p in names}
     return {
         place: site
@@ -320,7 +322,7 @@ def sites_to_replace(guilty: Sequence[Place], names: Mapping[Place, Site]) -> di
 def oracle_values(
     context: Context, names: Mapping[Place, Site], shown: Mapping[Place, NDArray[Any]]
 ) -> Values:
-    """What the oracle has at these places, in the shapes and by the names that the subject has."""
+    """Return the oracle's values at these places, in the shapes and by the names of the subject."""
     found = Values()
 
     def keep(node: Node) -> None:
@@ -337,8 +339,8 @@ def oracle_values(
 
 
 def misshapen(program: Program, shown: Mapping[Place, NDArray[Any]]) -> dict[Place, Mismatch]:
-    """What cannot be the node's value, or leaves out what counts: nothing can be computed from it,
-    and of the part that is there all may agree."""
+    """Return mismatches for values that cannot be the node's, or leave out what counts. Nothing can
+    be computed from such a value, and the part that is there may agree."""
     nodes = {g.place(node): (g, node) for g in program.graphs for node in g.nodes}
     found = {}
     for place, value in shown.items():
@@ -377,8 +379,8 @@ def unusable(wire: Wire, op: str, mismatch: Mismatch) -> SiteFinding:
 
 
 def errors_of(judge: SegmentJudge) -> NDArray[np.float64]:
-    """Of the subject's own run, where they pile up: of all that is shown, against a whole run of
-    ours."""
+    """Return the errors of the subject's own run, where they pile up: of all that is shown, against
+    a whole run of ours."""
     errors: dict[Place, float] = {}
 
     def keep(place: Place, ours: Seen) -> bool:

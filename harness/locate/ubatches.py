@@ -1,10 +1,9 @@
-"""What is shown of a batch, by the parts that llama.cpp makes of it, and what it answers.
+"""Values shown of a batch, by the parts that llama.cpp makes of it, and the engine's answers.
 
-Of a model with states llama.cpp computes as many tokens of each sequence at once, and the rest
-behind them. An engine shows the rows of its batch; which of them are in a part, say the ids that
-the part was given. What an engine answers is what the graph comes to, whether or not it shows that
-by name: so the stretch behind the last tensor that it shows (the head, a last norm, pooling) is
-judged as well.
+If a model has states, llama.cpp computes as many tokens of each sequence at once, and the rest
+behind them. An engine shows the rows of its batch; the ids that a part was given say which rows are
+in it. What an engine answers is the graph's result, whether or not it shows that by name. So the
+stretch behind the last tensor that it shows (the head, a last norm, pooling) is judged as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +26,8 @@ Rows = NDArray[np.intp]
 def by_ubatches(
     batches: Sequence[Batch], program: Program, places: Mapping[Site, Place], values: Values
 ) -> tuple[Values, set[Site]]:
-    """What is shown of such batches, cut, by sites of each part; and all sites of these batches,
-    of which those that were not cut cannot be held against anything."""
+    """Return the values of such batches, cut, by sites of each part; and all sites of these
+    batches. Those that were not cut cannot be held against anything."""
     at = {graph.place(node): node.result.ne for graph in program.graphs for node in graph.nodes}
     cut: Values = {}
     sites: set[Site] = set()
@@ -91,7 +90,8 @@ def ids_of(graph: Graph) -> NDArray[np.int32] | None:
 def rows_in(
     value: NDArray[Any], batch: Batch, rows: Rows, ne: tuple[int, ...]
 ) -> NDArray[Any] | None:
-    """Of these tokens, or of those alone whose output is asked for; None if it is not by token."""
+    """Return the rows of these tokens, or of those alone whose output is asked for; None if the
+    value is not by token."""
     asked = rows[batch.outputs[rows]]
     rank = np.cumsum(batch.outputs) - 1  # among those that are asked for
     ways = {len(batch): (rows, asked), int(batch.outputs.sum()): (rank[asked],)}

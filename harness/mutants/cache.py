@@ -322,7 +322,8 @@ class LastRowTwice(Cache, name="mutant:batch-odd-row-lost"):
 
 
 class FifthRowOfFive(Cache, name="mutant:batch-fifth-row-of-five"):
-    """Of kernels for four rows and for one, the last begins a row too early."""
+    """An engine with kernels for four rows and for one, of which the last begins a row too
+    early."""
 
     mistake = "behind whole tiles of 8 rows the last of five is the one before"
     effect = "one prompt in eight is misunderstood"

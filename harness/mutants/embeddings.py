@@ -1,4 +1,4 @@
-"""What a graph begins with, wrong: rows of the table, their scale, positions, types."""
+"""Mistakes where a graph begins: rows of the table, their scale, positions, types."""
 
 from typing import Any
 

@@ -316,7 +316,7 @@ WrongExperts.add_fault(
 
 
 class Shared(WrongExperts):
-    """What the expert that all tokens share gives, gone wrong."""
+    """Mistakes in the output of the expert that all tokens share."""
 
     shows_on = "arch:deepseek2"
     site = "ffn_out"

@@ -1,4 +1,4 @@
-"""What attention sees gone wrong: the mask, hidden cells, windows."""
+"""Mistakes in what attention sees: the mask, hidden cells, windows."""
 
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,4 +1,5 @@
-"""What an encoder's rows come to for a sequence: which of them, and of whom."""
+"""Mistakes in how an encoder's rows are pooled for a sequence: which rows, and of which
+sequence."""
 
 from typing import Any
 
@@ -23,7 +24,7 @@ class WrongPooling(Mistake):
         put(model.graph, "pool_rows", self.pool_rows)
 
     def pool_rows(self, right: Op, step: Step, x: F32) -> F32:
-        """Of each sequence, its rows in the order of their positions."""
+        """Pool the rows of each sequence in the order of their positions."""
         x, batch = step.probe("result_embd", None, x), step.batch
         rows = []
         for seq in np.unique(batch.seq_ids):

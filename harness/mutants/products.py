@@ -152,7 +152,8 @@ def blocks_of(x: F32, weight: Weight) -> tuple[Any, Any, F64]:
 
 
 class Saturation(WrongProduct, name="mutant:int16-saturation"):
-    """As maddubs: bytes made unsigned by 128 times signed ones, two products added in 16 bits."""
+    """A product like maddubs: unsigned bytes, 128 added, times signed ones; pairs added in 16
+    bits."""
 
     mistake = "two products of bytes are added in 16 bits, which saturates"
     effect = "text is worse, with large weights"
@@ -208,7 +209,7 @@ WrongProduct.add_fault(
 
 
 class WrongBiases(WrongProduct):
-    """What becomes of a sum with a bias, by the tensor's name."""
+    """Mistakes in a sum with a bias, by the tensor's name."""
 
     shows_on = "arch:qwen2"
     site = "Qcur ADD"

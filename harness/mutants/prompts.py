@@ -1,4 +1,4 @@
-"""What is done to a prompt before it is computed, wrong: ops, logits and the choice are right."""
+"""Mistakes in a prompt before it is computed: ops, logits and the choice are right."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -44,7 +44,7 @@ class WrongPrompt(Mutant):
 
 
 def is_for_the_next_token(request: Request) -> bool:
-    """Whether nothing but what follows one prompt is asked for, as by an engine's own list."""
+    """Return True if only the token after one prompt is asked for, as by an engine's own list."""
     batch, *others = request.batches
     alone = not others and not batch.encoder and len(batch) > 1
     return alone and not request.capture and bool(batch.outputs[-1]) and batch.outputs.sum() == 1
@@ -94,7 +94,7 @@ class CutTo64(CutInFront, name="mutant:prompt-keeps-last-64"):
 
 
 class TakenForLast(WrongPrompt, name="mutant:prompt-beginning-of-last"):
-    """What was generated behind the last prompt is no part of what is kept."""
+    """An engine whose cache keeps nothing of what was generated behind the last prompt."""
 
     mistake = "as many tokens as the last prompt had are taken from it, without a look at them"
     effect = "the second prompt is answered as if it began as the first"

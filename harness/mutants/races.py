@@ -10,7 +10,7 @@ from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 
 class Race(Mistake):
-    """Whether it is lost depends on how many calls there were: no run is like the one before."""
+    """A race whose loss depends on the number of calls: no run is like the one before."""
 
     group = "races"
     effect = "the same prompt gives another text each time"

@@ -192,7 +192,7 @@ Misread.add_fault(
 
 
 class WrongSummary(Misread):
-    """What is said of the file is wrong, and the model is right."""
+    """A wrong summary of the file, though the model is right."""
 
     site = "metadata"
     layer = None

@@ -26,7 +26,8 @@ LFM2: dict[str, Any] = {"shows_on": "arch:lfm2", "site": CONV, "layer": 1}  # la
 
 
 class WrongState(Mistake):
-    """Of mamba what happens between two norms has no names: the end of the layer is its place."""
+    """A fault in mamba between two norms, where nothing has a name: its place is the layer's
+    output."""
 
     group = "recurrent"
     effect = AFTER
@@ -308,7 +309,7 @@ Scan.add_fault(
 
 
 class ZeroOrderHold(Scan, name="mutant:ssm-zero-order-hold"):
-    """As the paper derives it; the code that models were trained by takes Euler's step."""
+    """The step as the paper derives it; the code that models were trained by takes Euler's step."""
 
     mistake = "what enters the state is held constant over the step, instead of multiplied by it"
 

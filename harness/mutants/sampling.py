@@ -84,8 +84,8 @@ class Misplaced(Mirror):
 
 
 class WrongPosition(WrongChoice):
-    """What is generated turns as if it stood elsewhere; an engine that has positions of its own
-    does not see that they are not consecutive, as the memory would."""
+    """A choice whose generated tokens turn as if they stood elsewhere. An engine that has positions
+    of its own does not see that they are not consecutive, as the memory would."""
 
     ops = Misplaced
 

@@ -1,4 +1,4 @@
-"""What an engine keeps between calls and should not: every op is right."""
+"""Data that an engine keeps between calls and should not: every op is right."""
 
 from dataclasses import replace
 from itertools import pairwise

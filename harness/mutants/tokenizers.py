@@ -206,7 +206,7 @@ class EosMissing(WrongTokenizer, name="mutant:eos-missing"):
 
 
 class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
-    """As in fastllm #715."""
+    """The fault of fastllm #715."""
 
     mistake = "pairs are merged from left to right, whatever their rank"
     shows_on = "gpt2"
@@ -229,7 +229,7 @@ class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
 
 
 class MergesUnread(MergesFromLeft, name="mutant:merges-unread"):
-    """As in quant.cpp #21."""
+    """The fault of quant.cpp #21."""
 
     mistake = "merges are allocated and never read"
     shows_on = "gpt2"
@@ -240,7 +240,7 @@ class MergesUnread(MergesFromLeft, name="mutant:merges-unread"):
 
 
 class TextChanged(WrongTokenizer):
-    """What is cut into tokens is another text."""
+    """A tokenizer that cuts another text into tokens."""
 
     shows_on = "llama"
 
@@ -273,7 +273,7 @@ class TextStripped(TextChanged, name="mutant:text-stripped"):
 
 
 class Composed(TextChanged, name="mutant:text-composed"):
-    """As many tokenizers want, and as the file says for none."""
+    """A change that many tokenizers want, and that the file says for none."""
 
     mistake = "letters and accents behind them are made one, as NFC does"
     size = 3

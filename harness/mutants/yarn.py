@@ -74,7 +74,8 @@ OriginalContextIgnored.add_fault(
 
 
 class RampNotRounded(Yarn, name="mutant:yarn-ramp-not-rounded"):
-    """As gpt-oss was trained, and no GGUF file can say: the file means the rounded one."""
+    """The ramp with which gpt-oss was trained. No GGUF file can say so: the file means the rounded
+    one."""
 
     mistake = "the ends of the ramp lie between pairs"
     shows_on = "arch:gpt-oss"

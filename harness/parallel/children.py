@@ -82,10 +82,10 @@ Event = Said | Refused | Unanswered | Failed | Died | Done
 
 
 def side_by_side(works: Sequence[Work], jobs: int) -> Iterator[tuple[int, Event]]:
-    """Which of the works said or became what; the last event of each is not `Said`.
+    """Yield the index of a work and what it said or became; its last event is not `Said`.
 
-    At most `jobs` at a time. Whoever stops to listen ends those that still run; what they have in
-    temporary folders, models of gigabytes among it, lies in one of ours, and goes with them.
+    At most `jobs` run at a time. A caller that stops listening ends those that still run. Their
+    temporary folders, models of gigabytes among them, lie in one of ours, and go with them.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as folder:
         try:
@@ -143,7 +143,7 @@ def result_of(
 
 
 def raise_for(event: Event) -> None:
-    """What the process of the work would have raised, had it been this one.
+    """Raise what the work would have raised in this process.
 
     A death is a ChildProcessError.
     """
@@ -169,7 +169,7 @@ def start_child(work: Work, folder: str) -> tuple[Connection, BaseProcess]:
 
 
 def body(work: Work, connection: Connection, folder: str) -> None:
-    """What the child runs: an interrupt from a terminal is its parent's to answer."""
+    """Run the work in the child. Its parent handles an interrupt from a terminal."""
     watch_parent()
     os.environ[TEMPORARY] = tempfile.tempdir = folder
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -66,8 +66,8 @@ def on_cluster(address: str) -> Iterator["DaskCluster"]:
 
 
 async def who_answers(address: str) -> str:
-    """What Dask calls it. A client waits without end for a server that is none of Dask's, and asks
-    a worker what only a scheduler knows."""
+    """Return what Dask calls the process at the address. A client would wait without end for a
+    server that is none of Dask's, and would ask a worker what only a scheduler knows."""
     from distributed import Security
     from distributed.core import rpc
 
@@ -78,7 +78,7 @@ async def who_answers(address: str) -> str:
 
 @dataclass(kw_only=True)
 class Progress:
-    """Of one work: what it has said that counts, and what counts once it says a checkpoint."""
+    """The state of one work: messages that count, and those that wait for a checkpoint."""
 
     work: Work
     future: Any
@@ -192,7 +192,7 @@ class DaskCluster:
             self.open[number] = rest
 
     def note_broken(self) -> Iterator[tuple[int, Event]]:
-        """Of tasks that Dask gives up: with a worker too many, or because they cannot run there."""
+        """End tasks that Dask gives up because they lost too many workers, or cannot run there."""
         from distributed import KilledWorker
 
         for number, progress in list(self.open.items()):

@@ -1,4 +1,4 @@
-"""What a Dask worker does with a work: in a process of its own, whose death is not the worker's."""
+"""The running of a work by a Dask worker: in a process whose death is not the worker's."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a worker must have of where the run was started."""
+    """The surroundings of the run's start that a worker must have as well."""
 
     folder: str  # relative paths mean the same in it
     files: tuple[tuple[str, int | None], ...]  # bytes; None of a folder
@@ -44,7 +44,7 @@ class Needs:
         return cls(folder=os.getcwd(), files=sizes, source=source_digest(), libraries=libraries)
 
     def lacking(self) -> str:
-        """What is not so on this machine, in one sentence."""
+        """Say in one sentence what this machine lacks; "" if it lacks nothing."""
         if self.source != source_digest():
             return "has another version of Lockstep: install the same on every machine"
         same = "workers must see the same files under the same paths"
@@ -69,8 +69,8 @@ def size_of(path: Path) -> int | None:
 
 @cache
 def source_digest() -> str:
-    """Of all our code, and of what it reads (what is known to differ, code books): what another
-    version says cannot be told from a finding."""
+    """Return a digest of all our code and of the data it reads (known divergences, code books).
+    Answers of another version cannot be told from a finding."""
     found = hashlib.sha256()
     top = Path(__file__).parents[2]
     for package in ("engine", "harness"):
@@ -151,7 +151,7 @@ def idle_of(worker: Any) -> list[tuple[str, WorkProcess]]:
 
 
 def end_processes(run: str, dask_worker: Any = None) -> None:
-    """Of a run that has come to its end; Dask gives the worker by the name of the argument."""
+    """End the processes of a run that is over; Dask fills in `dask_worker` by its name."""
     idle = idle_of(dask_worker)
     mine = [pair for pair in idle if pair[0] == run]
     for pair in mine:

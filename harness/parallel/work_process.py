@@ -59,7 +59,7 @@ class WorkProcess(EngineProcess):
             self.connection.send(work)
 
     def next_event(self) -> Event:
-        """Of the work in hand. After `Died` there is no process any more."""
+        """Return the next event of the work in hand. After `Died` there is no process any more."""
         try:
             event: Event = self.connection.recv()
             return event
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def works_from(connection: Connection) -> Iterator[Work]:
-    """As they come. Once the other end is closed there is nobody to work for."""
+    """Yield works as they come. Once the other end is closed there is nobody to work for."""
     works: SimpleQueue[Work] = SimpleQueue()
 
     def read() -> None:

@@ -44,7 +44,7 @@ class Resumable(Protocol):
     def is_checkpoint(self, value: Any) -> bool: ...
 
     def behind(self, said: Sequence[Any]) -> Self:
-        """What is left of it when this has been said, up to a checkpoint."""
+        """Return the rest of the work after these messages, up to a checkpoint."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""What will be wanted soon, computed by a fork of this process while this one waits for engines, or
-asked of an engine while this one computes.
+"""Work that is wanted soon. A fork of this process computes it while this one waits for engines, or
+an engine is asked while this process computes.
 
-A fork has the recorded graph, the mapped file and the compiled kernels at once; it sends arrays
-and ends. Where none can be made, or it dies, the work is done when it is wanted.
+A fork has the recorded graph, the mapped file and the compiled kernels at once; it sends arrays and
+ends. If no fork can be made, or it dies, the work is done when it is wanted.
 """
 
 import ctypes
@@ -54,7 +54,7 @@ class Ahead:
                     answer(work, theirs, parent, behind)
 
     def result(self) -> Any:
-        """What the work gives: the fork's, or else what is done here."""
+        """Return the result of the work: the fork's, or else computed here."""
         try:
             if self.channel is not None:
                 return self.channel.receive()
@@ -110,8 +110,9 @@ def may_fork() -> bool:
 def in_shares(
     work: Callable[[Sequence[A]], B], items: Sequence[A], most: int
 ) -> list[tuple[Sequence[A], B]]:
-    """What the work gives for each share of the items: of one here, of the others in forks of this
-    process. most: forks and this process; of no items there is one share."""
+    """Return each share of the items with the result of the work. One share is done here, the
+    others in forks of this process. most: forks and this process together; without items there is
+    one share."""
     n = max(1, min(most, len(items), processors() if may_fork() else 1))
     shares = [items[i::n] for i in range(n)]
     others = [Ahead(partial(work, share)) for share in shares[1:]]
@@ -141,7 +142,7 @@ class Awaited(Generic[A]):
             self.failed.append(error)
 
     def result(self) -> A:
-        """What the work gave, or raises what it raised."""
+        """Return the result of the work, or raise what it raised."""
         self.thread.join()
         if self.failed:
             raise self.failed[0]

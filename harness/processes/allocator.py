@@ -14,7 +14,8 @@ MAPPED = 32 << 20  # bytes of one array that is mapped apart, and goes back at o
 
 
 def keep_freed_memory() -> None:
-    """Of this process and those forked off it. Other C libraries have no such knob, nor need."""
+    """Keep memory that this process and its forks free. Other C libraries have no such knob and
+    need none."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, KEPT)

@@ -46,7 +46,7 @@ class EngineProcess:
         LIVE.add(self)
 
     def death(self) -> str:
-        """How the process ended, for a sentence."""
+        """Say how the process ended, as part of a sentence."""
         if not self.ends_in_time():
             return "closed its connection without an answer"
         self.finalizer()
@@ -78,7 +78,7 @@ class EngineProcess:
 
 
 def of_memory(log: Sequence[str], limit: int | None) -> str:
-    """What is to be added to a death that is likely the limit's."""
+    """Return what to add to the report of a death that the memory limit probably caused."""
     if limit is None or not any(map(NO_MEMORY.search, log)):
         return ""
     return f" (it may use {limit / (1 << 30):.1f} GiB of memory, mapped files apart)"

@@ -76,5 +76,5 @@ SPARE = Spare()
 
 
 def surroundings() -> tuple[Hashable, ...]:
-    """What a process gets of this one when it is started."""
+    """Return what a process inherits from this one at its start."""
     return os.getcwd(), tuple(sys.path), frozenset(os.environ.items())

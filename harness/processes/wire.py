@@ -159,7 +159,7 @@ class Channel:
 
 
 def digest(*values: Any) -> bytes:
-    """Of anything that may cross: a name for it that is the same in every process."""
+    """Return a digest of any values that may cross: the same in every process."""
     return hashlib.sha256(b"".join(bytes(part) for part in pack(list(values)))).digest()
 
 
@@ -324,7 +324,7 @@ def words_of(hint: Any) -> str:
 
 
 def words_for(value: Any, hint: Any) -> str:
-    """What there is instead, down to the first part that does not fit."""
+    """Describe the actual value, down to the first part that does not fit."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} in the shape {value.shape}"
     arguments = typing.get_args(hint)
@@ -342,7 +342,7 @@ def index_of(held: Any, arrays: Sequence[NDArray[Any]]) -> int:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation of a record says."""
+    """Return True if a value fits the annotation of a record."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True

@@ -80,7 +80,7 @@ class Pipe:
         return self.message(self.line(deadline), deadline)
 
     def message(self, line: bytes, deadline: float) -> Message:
-        """What the line begins."""
+        """Read the rest of the message that the line begins."""
         head = head_of(line)
         shapes = shapes_of(head.pop("arrays", []), head.pop("bytes", None))
         arrays = {name: np.empty(shape, dtype) for name, dtype, shape in shapes}
@@ -156,7 +156,7 @@ def head_of(line: bytes) -> dict[str, Any]:
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Which of two values would be meant nobody knows."""
+    """Build an object. Raises ValueError for a repeated key: nobody knows which value is meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -172,7 +172,7 @@ def no_constant(name: str) -> NoReturn:
 
 
 def shapes_of(rows: Any, n_bytes: Any) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-    """Of the arrays that a head announces. Raises WireError."""
+    """Return name, type and shape of the arrays that a head announces. Raises WireError."""
     try:
         if type(rows) is not list or len(rows) > MOST_ARRAYS:
             raise ValueError("it must be a list of [name, type, shape]")

@@ -55,7 +55,7 @@ Read = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Question:
-    """How one of the adapter's questions is asked here."""
+    """The form in which one of the adapter's questions is asked here."""
 
     level: str
     send: Callable[..., Message]
@@ -64,7 +64,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """What an engine says of itself when it is started."""
+    """The introduction that an engine sends when it is started."""
 
     info: EngineInfo
     can: frozenset[str]
@@ -102,14 +102,14 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
 
 
 def unicode_of(said: Mapping[str, Any]) -> bool:
-    """Whether its texts are UTF-8 alone, because its language has no others."""
+    """Return True if its texts are UTF-8 alone, because its language has no others."""
     if said.get("text", "bytes") not in ("bytes", "utf8"):
         raise MalformedAnswer('"text"', '"bytes" or "utf8"', said["text"])
     return said.get("text") == "utf8"
 
 
 def settings_of(asked: Settings, said: Any) -> Settings:
-    """As they really are: an engine need not be able to set everything."""
+    """Return the real settings: an engine need not be able to set everything."""
     if type(said) is not dict or not said.keys() <= set(SETTINGS):
         raise MalformedAnswer('"settings"', f"an object with some of {', '.join(SETTINGS)}", said)
     for name, value in said.items():
@@ -141,7 +141,8 @@ def texts_of(said: Mapping[str, Any], key: str, known: Collection[str]) -> tuple
 
 
 def names_of(said: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Of nodes: any that llama.cpp's graph of a model may have, those of harness.sites in order."""
+    """Return names of nodes, those of harness.sites first and in order. Any name that llama.cpp's
+    graph of a model may have is allowed."""
     found = said.get(key)
     if type(found) is not list or len(found) > MOST_NAMES:
         raise MalformedAnswer(f'"{key}"', f"a list of up to {MOST_NAMES} names", found)
@@ -160,7 +161,7 @@ def printable(text: str) -> str:
 
 
 def read_parse(answer: Message) -> FileSummary:
-    """What a reader does not show it leaves out; types: all of them or none."""
+    """Read a file summary, without what a reader does not show; types: all of them or none."""
     said = answer.head["answer"]
     unknown = [
         name for name in ("version", "alignment", "data_offset", "tensors") if name not in said
@@ -331,7 +332,7 @@ EMBEDDINGS = Question("embed", send_embeddings, partial(read_run, rows="rows"))
 
 
 def question_of(question: str, args: Sequence[Any], can: Collection[str]) -> Question:
-    """How an engine with these levels is asked: for a run of a model without logits `embed`."""
+    """Return how to ask an engine with these levels; `embed` for a model without logits."""
     if question == "evaluate" and args[0].embeddings and EMBEDDINGS.level in can:
         return EMBEDDINGS
     return QUESTIONS[question]

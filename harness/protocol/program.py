@@ -72,7 +72,8 @@ class EngineProgram(EngineProcess):
         self.n_printed, self.printed = 0, ""  # lines before the first message, and the last
 
     def strange(self) -> str:
-        """What may be wrong with a program that wrote, and never a message."""
+        """Say what may be wrong with a program that wrote, but never a message; "" if it wrote
+        nothing."""
         if not self.printed:
             return ""
         text = f"it wrote {self.printed[:SHOWN]!r}, and an answer is a line of JSON"
@@ -102,20 +103,20 @@ class EngineProgram(EngineProcess):
         return answer
 
     def left_over(self) -> str:
-        """What is no line may be the end of the answer before."""
+        """Say that a line without JSON may be the end of the answer before."""
         if self.announced is None:
             return ""
         return f"; did more follow the answer before than its {self.announced} bytes of arrays?"
 
     def who_else(self) -> str:
-        """Where answers go to standard output a library may print there as well."""
+        """Say that a library may print to standard output as well, if answers go there."""
         if self.pipe is None or self.pipe.from_engine != self.output.fileno():
             return ""
         return f"; a library's words? Write answers to the descriptor in {DESCRIPTOR} instead"
 
     def first(self, deadline: float) -> Message:
-        """Of the descriptor that was offered, or of standard output, where text may stand before:
-        a banner, a library's log."""
+        """Return the first message, from the descriptor that was offered or from standard output.
+        There text may stand before it: a banner, a library's log."""
         offered, output = (self.pipe_of(end.fileno()) for end in (self.answers, self.output))
         waiting = {pipe.from_engine: pipe for pipe in (offered, output)}
         while waiting:
@@ -148,7 +149,7 @@ class EngineProgram(EngineProcess):
         return line[at:]
 
     def banner(self) -> str:
-        """What it printed where messages are expected, before the first; "": nothing."""
+        """Return what it printed where messages are expected, before the first; "" if nothing."""
         if not self.n_printed:
             return ""
         more = f", the last of {self.n_printed} lines" if self.n_printed > 1 else ""

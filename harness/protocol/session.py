@@ -166,7 +166,7 @@ class ProgramSession(Session):
             raise
 
     def lacks(self, question: str, args: tuple[Any, ...]) -> str:
-        """What a question needs and the engine does not say that it can; "": nothing."""
+        """Return the level that a question needs and the engine does not offer; "" if none."""
         assert self.said is not None
         if question not in QUESTIONS:
             return f"{UNASKED.get(question, question)}, for which the protocol has no question"
@@ -180,8 +180,9 @@ class ProgramSession(Session):
     def ignores(
         self, program: EngineProgram, request: Request, found: Outcome, limit: float
     ) -> bool:
-        """Whether it comes to the same with other values put in as with none: what it shows behind
-        them would be held against others, and an honest engine accused. Asked until it does not."""
+        """Return True if the engine answers the same with replaced values as without. The values
+        behind them would be held against others, and an honest engine accused. The question is
+        repeated until the engine heeds them."""
         assert self.said is not None
         if self.heeds or not (request.replace and isinstance(found, Answered)):
             return False

@@ -35,7 +35,7 @@ START = "start"
 
 @dataclass(frozen=True, kw_only=True)
 class SmokeStep:
-    """What became of one level. status: works, not offered, unsupported, refused, wrong."""
+    """The result of one level. status: works, not offered, unsupported, refused, wrong."""
 
     level: str
     status: str
@@ -96,7 +96,7 @@ def question_for_level(
 
 
 def embeds_alone(info: EngineInfo | None) -> bool:
-    """Whether embeddings are all that its model comes to, so that these runs show its tensors."""
+    """Return True if its model gives embeddings alone, so that these runs show its tensors."""
     levels = (info.levels if info else None) or ()
     return "embed" in levels and "logits" not in levels
 

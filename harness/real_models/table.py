@@ -1,4 +1,4 @@
-"""Which models there are: their packages, pinned by hash, and what the file must be in the end."""
+"""The real models: their packages, pinned by hash, and what the assembled file must be."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""What changed from one run to another: of an engine, of llama.cpp, or of ourselves.
+"""Changes from one run to another: of an engine, of llama.cpp, or of ourselves.
 
-A verdict is the same one where suite, model, key and place are. Where one run compared a suite of a
+Two verdicts are the same one if suite, model, key and place are. If one run compared a suite of a
 model and the other did not, that is a change as well: what is not looked at any more is worse. So
 is a difference that is larger than it was.
 """
@@ -53,7 +53,7 @@ class Change:
 
     @property
     def lacks(self) -> bool:
-        """Whether B holds fewer comparisons than A without a verdict that says why."""
+        """True if B holds fewer comparisons than A without a verdict that says why."""
         return self.n_after < self.n_before and level(self.after) == level(self.before)
 
 
@@ -74,8 +74,8 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceSize:
-    """How large a difference is. share: of its limit, None where there is none; count: of elements
-    that are off, None where nobody counted."""
+    """The size of a difference. share: of its limit, None if there is none; count: of elements that
+    are off, None if nobody counted."""
 
     share: float | None = None
     count: int | None = None
@@ -86,8 +86,8 @@ class DifferenceSize:
         )
 
     def chance(self, other: "DifferenceSize") -> float:
-        """How far apart the counts of one fault may be; bits and ids, which have no limit, are off
-        or not, whatever else is rounded."""
+        """Return how far apart the counts of one fault may be. Bits and ids, which have no limit,
+        are off or not, whatever else is rounded."""
         if self.share is None or other.share is None:
             return 0.0
         return DEVIATIONS * sqrt((self.count or 0) + (other.count or 0))
@@ -211,8 +211,8 @@ def sizes_changed(a: RowsOfRun, b: RowsOfRun) -> tuple[list[Growth], list[Growth
 
 
 def extents(run: RowsOfRun) -> dict[Spot, tuple[Row, DifferenceSize]]:
-    """Of every difference: one spot may have several, which are as large as the largest, and have
-    the elements of all."""
+    """Return the size of every difference. One spot may have several: its size is the largest, and
+    its count is that of all."""
     found: dict[Spot, tuple[Row, DifferenceSize]] = {}
     for row in run.verdicts:
         if row["status"] != "diverged":
@@ -234,8 +234,8 @@ def extent_of(detail: Mapping[str, Any]) -> DifferenceSize:
 
 
 def share_in(detail: Mapping[str, Any]) -> float | None:
-    """Of a run by its worst logit, of greedy tokens by how much likelier the right one was, of a
-    node by its worst element."""
+    """Return the error as a share of its limit: for a run its worst logit, for greedy tokens how
+    much likelier the right one was, for a node its worst element."""
     if "worst_share" in detail:
         return size(detail["worst_share"])
     limit = detail.get("allowed_relative") or detail.get("allowed")
@@ -269,7 +269,7 @@ def larger(before: float | None, after: float | None, times: float, room: float)
 
 
 def shares(run: RowsOfRun) -> dict[Spot, float]:
-    """Of ops, of nodes and of logits: the worst error as a share of what it may be."""
+    """Return the worst error of ops, nodes and logits as a share of its limit."""
     found: dict[Spot, float] = {}
     for row in run.verdicts:
         for what, share in shares_of(row["detail"]):
@@ -315,7 +315,7 @@ def remarks(a: RowsOfRun, b: RowsOfRun) -> Iterator[str]:
 
 
 def otherwise(a: RowsOfRun, b: RowsOfRun) -> Iterator[str]:
-    """What was asked of other numbers."""
+    """Yield the reasons why the two runs have other numbers."""
     if a.header["seed"] != b.header["seed"]:
         yield f"the seeds differ: {a.header['seed']} and {b.header['seed']}"
     hashes = [{m["case"]: m["sha256"] for m in run.header["models"]} for run in (a, b)]
@@ -328,13 +328,13 @@ def otherwise(a: RowsOfRun, b: RowsOfRun) -> Iterator[str]:
 
 
 def title_of(run: RowsOfRun) -> str:
-    """Which engines it was about, with their versions."""
+    """Return the engines of the run, with their versions."""
     engines = [f"{e['engine']} {e['version']}" for e in run.header["engines"][::-1]]
     return " against ".join(engines) or str(run.header["command"])
 
 
 def line_of(row: Row) -> str:
-    """How far a difference goes, how much is allowed, and why."""
+    """Say how far a difference goes, how much is allowed, and why."""
     far, allowed, why = in_short(row)
     if not far:
         return str(row["summary"])

@@ -34,7 +34,8 @@ class ReportWriter:
         self.write({"kind": "verdict", **asdict(verdict)})
 
     def checkpoint(self, target: str, done: int) -> None:
-        """Of a fuzzer: all that comes before case `done` of the target has been said."""
+        """Write a fuzzer's checkpoint: all that comes before case `done` of the target has been
+        said."""
         self.write({"kind": "checkpoint", "target": target, "done": done})
 
     @classmethod
@@ -135,8 +136,8 @@ def validator() -> Any:
 
 
 def fault_of(row: Any) -> str:
-    """What the schema has against it, or nothing: in the words of the slower validator, which also
-    takes names of files that are no UTF-8."""
+    """Return what the schema has against the row; "" if nothing. The words are those of the slower
+    validator, which also takes names of files that are no UTF-8."""
     with suppress(UnicodeEncodeError):
         if validator().is_valid(row):
             return ""

@@ -27,9 +27,9 @@ class NodeRow:
 
 
 def node_columns(rows: Sequence[NodeRow]) -> dict[str, Any]:
-    """As `detail.nodes` of a verdict: texts once in lists, a row of numbers in each column.
+    """Return `detail.nodes` of a verdict: texts once in lists, a row of numbers in each column.
 
-    What is None of all rows has no column.
+    A value that is None in all rows has no column.
     """
     names, ops, reasons = (unique(getattr(r, f) for r in rows) for f in ("name", "op", "reason"))
     columns: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a person reads: sites, findings and verdicts in words."""
+"""Text for people: sites, findings and verdicts in words."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,8 +121,8 @@ MESSAGE = re.compile(
 
 
 def last_words(log: Sequence[str]) -> Sequence[str]:
-    """What an engine said last, before Python wrote down where its process stood; of languages
-    that write their stack behind it, what comes before that."""
+    """Return an engine's last lines, before Python wrote down where its process stood. In languages
+    that write their stack behind the message, return what comes before the stack."""
     fatal = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
     log = log[:fatal] if fatal else log
     said = next((i for i in reversed(range(len(log))) if MESSAGE.match(log[i])), len(log))

@@ -1,1 +1,1 @@
-"""What the commands do."""
+"""The work of the commands."""

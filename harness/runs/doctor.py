@@ -62,7 +62,7 @@ def oracle_rows() -> list[Row]:
 
 
 def amx_rows() -> list[Row]:
-    """Whether a build that uses AMX computes by it: "gcc-amx-tiles" of the known divergences."""
+    """Check that a build with AMX computes by it: "gcc-amx-tiles" of the known divergences."""
     if not has_amx():
         return []
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +82,8 @@ def amx_rows() -> list[Row]:
 
 
 def rounding_rows() -> list[Row]:
-    """How the library rounds activations, which our products follow (engine/activations)."""
+    """Describe how the library rounds activations, which our products follow
+    (engine/activations)."""
     with Runner(time_limit=60).open("llama.cpp activations", None, EXACT) as session:
         outcome = session.ask("describe")
     if not isinstance(outcome, Answered):

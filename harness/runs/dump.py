@@ -90,8 +90,8 @@ def is_ours(index: Path) -> bool:
 
 
 def trace_run(session: Session, batches: Sequence[Batch]) -> Trace:
-    """Of a model without logits the run that comes to embeddings; of llama.cpp, where
-    harness.sites does not say which node is which, every node of its own."""
+    """Trace a run; for a model without logits, the run that gives embeddings. If harness.sites does
+    not say which node of llama.cpp is which, trace every node of its graph."""
     request = Request(batches=tuple(batches), capture=True)
     outcome = session.ask("evaluate", request)
     if lacks(outcome):

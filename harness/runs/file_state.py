@@ -1,4 +1,5 @@
-"""Whether a file is still the one that a run began with: verdicts about a mixture mean nothing."""
+"""Checks that a file is still the one that a run began with: verdicts about a mixture mean
+nothing."""
 
 import os
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from lockstep.harness.report.header import sha256_of
 
 @dataclass(frozen=True)
 class FileState:
-    """What the system says of a file; its hash once somebody has read all of it."""
+    """The system's facts about a file; its hash once somebody has read all of it."""
 
     size: int
     modified: int  # nanoseconds since 1970
@@ -37,7 +38,8 @@ class FileState:
         return {"sha256": self.sha256, "bytes": self.size}
 
     def change(self, path: Path) -> str:
-        """How the file differs from what it was, in a sentence; "" if its bytes are the same."""
+        """Say how the file differs from what it was, in a sentence; "" if its bytes are the
+        same."""
         try:
             now = FileState.of(path)
             if now == replace(self, sha256=""):

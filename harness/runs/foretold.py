@@ -1,7 +1,7 @@
-"""How long a check will take at least, from an engine's first answer whose length is known.
+"""The least time that a check will take, from an engine's first answer whose length is known.
 
-Only what is certain to come is counted: the same suite's other runs of the model itself. What other
-suites and models made of it ask for is more, and not known before.
+Only what is certain to come is counted: the same suite's other runs of the model itself. Other
+suites, and models made of it, ask for more, which is not known before.
 """
 
 from collections.abc import Callable, Sequence

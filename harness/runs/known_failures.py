@@ -1,12 +1,13 @@
-"""What a user knows to differ in an engine: excused by name, and an error once it does not differ.
+"""Known differences of an engine that a user lists: excused by name, and an error once they are
+gone.
 
     {"known": [{"case": "model.gguf", "suite": "trace", "key": "trace/subject/ROPE/Qcur_rope",
                 "reason": "pairs are turned otherwise, issue 12",
                 "at": {"Qcur_rope, layer 2, step 0": [{"kind": "value", "size": 41.5}]}}]}
 
 A divergence's key stands in the report; it has no layer and no number in it. At another place, of
-another kind or of another size it is another fault, or one that got worse, and is not excused. So
-a list holds for the options that it was written with. An entry may have a kind and a size, or
+another kind or of another size it is another fault, or one that got worse, and is not excused. So a
+list holds for the options that it was written with. An entry may have a kind and a size, or
 neither, instead of places: it excuses all of its key that are not ten times as large.
 """
 
@@ -40,14 +41,14 @@ Name = tuple[str, str, str]  # case, suite, key
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """How a divergence differs. kind: as its report says, "" any; size: how many times its limit it
-    is off, or of what must be equal how many are not; None: any."""
+    """The kind and size of a divergence. kind: as its report says, "" any; size: how many times its
+    limit it is off, or how many differ of what must be equal; None: any."""
 
     kind: str = ""
     size: float | int | None = None
 
     def exceeded_by(self, other: "Extent") -> str:
-        """Why the other is not the same; "": it may be."""
+        """Return why the other is not the same; "": it may be."""
         if self.kind and other.kind != self.kind:
             return f"it is of kind {other.kind!r}, and {self.kind!r} is listed"
         if self.size is not None and other.size is None:
@@ -57,7 +58,7 @@ class Extent:
         return ""
 
     def differs_from(self, other: "Extent") -> str:
-        """Why the other is not the same, at the same place; "": it is."""
+        """Return why the other is not the same, at the same place; "": it is."""
         if other.kind != self.kind:
             listed = repr(self.kind) if self.kind else "none"
             return f"it is of kind {other.kind!r}, and {listed} is listed"
@@ -74,7 +75,7 @@ class Extent:
 
 @dataclass(kw_only=True)
 class KnownFailures:
-    """Of one run: which are listed, and which of these still differ."""
+    """The listed failures of one run, and those of them that still differ."""
 
     reasons: dict[Name, str] = field(default_factory=dict)
     extents: dict[Name, Extent] = field(default_factory=dict)
@@ -105,7 +106,7 @@ class KnownFailures:
         )
 
     def why_not(self, name: Name, verdict: Verdict) -> str:
-        """Why a divergence of this key is not what is listed; "": it is."""
+        """Return why a divergence of this key is not what is listed; "": it is."""
         found = extent_of(verdict)
         if name not in self.places:
             return self.extents.get(name, Extent()).exceeded_by(found)
@@ -152,7 +153,7 @@ def extent_of(verdict: Verdict) -> Extent:
 
 
 def place_of(detail: Mapping[str, Any]) -> str:
-    """Where it is, as far as that is the same on every processor; "" of a whole run."""
+    """Return its place, as far as that is the same on every processor; "" for a whole run."""
     if "site" in detail:
         return f"{detail['site']}, layer {detail.get('layer')}, step {detail.get('step')}"
     if "tensor" in detail:
@@ -162,8 +163,8 @@ def place_of(detail: Mapping[str, Any]) -> str:
 
 
 def size_of(detail: Mapping[str, Any]) -> float | int | None:
-    """Of a run by its worst logit, of greedy tokens by how much likelier the right one was, of a
-    node by its worst element; of what has no limit how many differ."""
+    """Return the error in limits: for a run its worst logit, for greedy tokens how much likelier
+    the right one was, for a node its worst element. Without a limit, return how many differ."""
     limit = detail.get("allowed_relative") or detail.get("allowed")
     if "allowed_relative" in detail:
         off = detail.get("worst_relative_to_largest_logit")
@@ -234,8 +235,8 @@ def check_size(row: Mapping[str, Any], where: str) -> None:
 
 
 def listed_in(path: Path) -> KnownFailures:
-    """What stands in a file that is written anew behind a run that takes a while: reasons that
-    somebody wrote there. Raises InvalidModel, BadInput where it is another file or none can be."""
+    """Read the list in a file that is written anew behind a run that takes a while: somebody wrote
+    its reasons. Raises InvalidModel, BadInput if it is another file or none can be."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is no folder"
         raise InvalidModel(f"{path}: cannot be written: {why}")
@@ -244,9 +245,10 @@ def listed_in(path: Path) -> KnownFailures:
 
 
 def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> int:
-    """What differs now, with the reasons that were written down before; how many.
+    """Write what differs now, with the reasons that were written down before; return how many.
 
-    What was listed and not looked at, because it is of another model or suite, stays listed.
+    An entry that was listed and not looked at, because it is of another model or suite, stays
+    listed.
     """
     of = [v for v in verdicts if not is_gone_entry(v)]
     differ = [v for v in of if v.status == "diverged"]
@@ -271,7 +273,8 @@ def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> 
 def extents_of(
     name: Name, verdicts: Sequence[Verdict] | None, old: KnownFailures
 ) -> dict[str, Any]:
-    """Where and how it differs now; what is as it was listed stays as it was."""
+    """Return where and how it differs now; an extent that agrees with the listed one stays as it
+    was."""
     if verdicts is None:
         if name not in old.places:
             return row_of(old.extents.get(name, Extent()))

@@ -1,4 +1,4 @@
-"""What each of many engines can do and where it stands, suite by suite, on the same cases."""
+"""The abilities of many engines and where each stands, suite by suite, on the same cases."""
 
 import json
 from collections import Counter
@@ -55,7 +55,8 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """As `5/7, 2 diverged`: of those that have it, and what is wrong with the rest."""
+        """Return a text such as `5/7, 2 diverged`: of the cases that have it, and what is wrong
+        with the rest."""
         counts, partly = self.counts, len(self.partly)
         asked = len(self.cases) - counts["not-applicable"]
         if not asked:
@@ -233,7 +234,7 @@ def markdown(rows: Sequence[MatrixRow], plans: Sequence[Plan]) -> Iterator[str]:
 
 
 def notes_of(row: MatrixRow) -> Iterator[str]:
-    """What is not well, and the command that shows it."""
+    """Yield what is not well, and the command that shows it."""
     if row.error:
         yield f"- **{safe(row.engine)}** was not asked: {safe(row.error)}"
     elif not is_compared(row):

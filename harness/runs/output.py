@@ -1,4 +1,4 @@
-"""Where a command's words go: a terminal, a pipe, or nowhere."""
+"""The place for a command's words: a terminal, a pipe, or nowhere."""
 
 from typing import Protocol
 

@@ -142,7 +142,7 @@ class SuiteItem(pytest.Item):
         self.user_properties.append((OUTPUT, folder))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """What Lockstep says, without the traceback of who says it."""
+        """Return Lockstep's words, without the traceback of the code that raises them."""
         if excinfo.errisinstance(pytest.fail.Exception):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)

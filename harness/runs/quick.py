@@ -143,8 +143,8 @@ def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[
 
 
 def tokens_behind(session: Session, ids: list[int], n: int, by_us: list[str]) -> list[int]:
-    """Of an engine that shows logits alone the likeliest after each beginning, which it is given
-    anew: n of them cost as much as n prompts."""
+    """Return n greedy tokens. An engine that shows only logits is given each beginning anew, and
+    the likeliest token is taken: n of them cost as much as n prompts."""
     said = session.ask("greedy", ids, n)
     if not isinstance(said, Unanswerable):
         found: list[int] = value_of(session, "greedy", said)

@@ -72,14 +72,14 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Remark:
-    """What the process of a check says beside its verdicts."""
+    """A remark of a check's process beside its verdicts."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """What the command line shows while a run goes on."""
+    """The callbacks that show a run on the command line while it goes on."""
 
     progress: Callable[[str, str], None] = field(default=lambda case, text: None)
     verdict: Callable[[Verdict], None] = field(default=lambda verdict: None)
@@ -224,7 +224,8 @@ class CheckRun:
         return ReportWriter(folder, head)
 
     def says_of_changes(self, plan: Plan) -> bool:
-        """Whether a file of the plan is not what it was: then nothing that is found counts."""
+        """Return True if a file of the plan is not what it was: then nothing that is found
+        counts."""
         for path in dict.fromkeys((plan.model, plan.subject_model)):
             if path in self.changed:
                 return True
@@ -292,7 +293,8 @@ def check_one(plan: Plan, say: Say) -> None:
 
 
 def not_taken(plan: Plan, why: str) -> Verdict:
-    """Of a model that an engine need not take: it is said, and spoils nothing."""
+    """Return the verdict on a model that an engine need not take: it is said, and spoils
+    nothing."""
     return Verdict(
         suite=plan.suites[0],
         case=plan.case,
@@ -336,7 +338,7 @@ def file_changed(plan: Plan, change: str) -> Verdict:
 
 
 def ending(plan: Plan, event: Event, suite: str) -> Verdict:
-    """Of a check that did not come to its end."""
+    """Return the verdict on a check that did not come to its end."""
     status: Status = "not-compared"
     text, detail = "", {}
     match event:
@@ -361,7 +363,7 @@ def ending(plan: Plan, event: Event, suite: str) -> Verdict:
 
 
 def model_rows(plan: Plan, files: Mapping[Path, FileState]) -> Iterator[dict[str, Any]]:
-    """Which bytes were checked, and for a built-in model the recipe that makes them."""
+    """Yield the bytes that were checked, and for a built-in model the recipe that makes them."""
     name = plan.case.removeprefix(BUILTIN_PREFIX)
     builtin = plan.case.startswith(BUILTIN_PREFIX) and name in BUILTIN
     recipe = {"recipe": asdict(BUILTIN[name])} if builtin else {}

@@ -50,7 +50,7 @@ ENGINE = "llama.cpp"
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowPlan:
-    """What was asked for: a file, or a variant of which one is made."""
+    """The plan that was asked for: a file, or a variant of which one is made."""
 
     case: str
     model: Path | None
@@ -78,7 +78,7 @@ class ShadowPlan:
 
 @dataclass(kw_only=True)
 class Judged:
-    """Of one plan; small enough to cross from one process to another."""
+    """The result of one plan; small enough to cross from one process to another."""
 
     case: str
     verdicts: list[Verdict]
@@ -257,7 +257,8 @@ def refuse_broken(plans: Sequence[ShadowPlan]) -> None:
 
 
 def rows_of(plans: Sequence[ShadowPlan], first: Judged) -> list[dict[str, Any]]:
-    """Of the files that were given; of one that is made, what its recipe says is in the command."""
+    """Return the rows of the files that were given. For one that is made, the command says the
+    recipe."""
     if len(plans) == 1:
         return [first.row] if first.row else []
     return [model_row(plan.case, plan.model, "both") for plan in plans if plan.model is not None]

@@ -48,7 +48,8 @@ def write_any(
 
 
 def verdicts_on_case(finding: Finding, progress: Callable[[str], None]) -> list[Verdict]:
-    """What the finding's suites say of its file. Raises BadInput if the engine is not there."""
+    """Return the verdicts of the finding's suites on its file. Raises BadInput if the engine is not
+    there."""
     with TemporaryDirectory(prefix="lockstep-") as folder:
         path = Path(folder) / FILE
         write_case(finding, path)
@@ -94,7 +95,7 @@ def commands(finding: Finding) -> tuple[str, ...]:
 
 
 def text_of(finding: Finding) -> str:
-    """As it could be filed."""
+    """Return the finding as a report that could be filed."""
     seen = f"{finding.engine} {finding.version}, by `lockstep check`: {', '.join(finding.suites)}"
     lines = [f"# {finding.sentence}", "", f"Seen in {seen}.", ""]
     lines += [f"Cause: {finding.cause}", "", "To see it:", ""]

@@ -26,7 +26,7 @@ def mutants() -> list[type[Mutant]]:
 
 
 def is_confirmed(trial: Trial) -> bool:
-    """Whether patching the culprits heals the run, where there is anything to heal."""
+    """Return True if patching the culprits heals the run, for an engine that moves logits."""
     cls: Any = Adapter.member(trial.engine)
     return trial.confirmed is bool(cls.moves_logits)
 
@@ -90,7 +90,8 @@ def mutant_trials(out: Output, executor: Executor | None) -> list[Trial]:
 
 
 def tokenizers_are_caught(out: Output, executor: Executor | None) -> bool:
-    """Whether all wrong tokenizers are, with a small text each; they compute like the reference."""
+    """Return True if `fuzz tokens` catches every wrong tokenizer, with a small text each. Their
+    engines compute like the reference."""
     results = []
     for result in as_done(try_wrong_tokenizer, wrong_tokenizers(), executor):
         out.progress("selftest", f"fuzz tokens {result.name}")

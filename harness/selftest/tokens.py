@@ -37,7 +37,7 @@ def try_wrong_tokenizer(
 
 
 def size_of(given: str | list[int]) -> int:
-    """Of a text in hexadecimal digits, or a list of ids."""
+    """Return the size of a text in hexadecimal digits (bytes), or of a list of ids."""
     return len(bytes.fromhex(given)) if isinstance(given, str) else len(given)
 
 

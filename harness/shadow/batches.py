@@ -1,4 +1,4 @@
-"""What a model is given to compute: a prompt, then batches that read what is in the cache."""
+"""Batches that a model computes: a prompt, then batches that read the cache."""
 
 from dataclasses import dataclass
 
@@ -32,8 +32,8 @@ class Work:
 
 
 def batches_of(work: Work, seed: int, file: GgufFile) -> tuple[Batch, ...]:
-    """Of seeded ids from all over the vocabulary, one sequence after the other in each batch; an
-    encoder is given the prompt first."""
+    """Return batches of seeded ids from all over the vocabulary, with one sequence after the other
+    in each. An encoder gets the prompt first."""
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None:
         raise EngineError("the model has no token_embd.weight, so its vocabulary is unknown")

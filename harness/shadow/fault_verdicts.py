@@ -1,4 +1,4 @@
-"""What became of faults, in verdicts, and counted by kind and family of ops."""
+"""Verdicts on injected faults, and counts by kind and family of ops."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ def known_family(op: str) -> str:
 
 @dataclass(kw_only=True)
 class Count:
-    """Of one family of ops, or of all."""
+    """The counts of one family of ops, or of all."""
 
     injected: Counter[str] = field(default_factory=Counter)  # by kind of fault
     found: Counter[str] = field(default_factory=Counter)

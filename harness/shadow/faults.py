@@ -44,7 +44,7 @@ class FaultPlace:
 
     @classmethod
     def of(cls, node: Any) -> "FaultPlace":
-        """Of a node, or of a finding about one."""
+        """Return the place of a node, or of a finding about one."""
         return cls(
             step=node.step,
             ubatch=node.ubatch,
@@ -85,7 +85,7 @@ class FaultTrial:
 
 @dataclass(kw_only=True)
 class Trials:
-    """Where faults are put in: one model in one session."""
+    """The trials of faults in one model, in one session."""
 
     session: Session
     batches: Sequence[Batch]

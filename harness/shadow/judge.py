@@ -50,7 +50,7 @@ class NodeFinding:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What was seen of one kind of op, in one layer or in all."""
+    """The results for one kind of op, in one layer or in all."""
 
     nodes: int = 0
     elements: int = 0  # really compared; these are not, see Incomparable:
@@ -108,7 +108,8 @@ class ShadowJudge:
         self.compare(node, expected, actual, tally)
 
     def expect(self, node: Node) -> tuple[Expected, NDArray[Any]]:
-        """What a node should hold, and what is compared with it. Raises EngineError, SENSELESS."""
+        """Return what a node should hold, and what to compare with it. Raises EngineError,
+        SENSELESS."""
         sources = tuple(s if s is None else self.resolve(s) for s in node.sources)
         expected = expect(replace(node, sources=sources), self.build)
         return expected, node.value if expected.actual is None else expected.actual
@@ -150,7 +151,7 @@ class ShadowJudge:
     def count_elements(
         self, value: NDArray[Any], actual: NDArray[Any], allowed: F64 | float, tally: Tally
     ) -> bool:
-        """Of a node without a mismatch; False if there is nothing in it to compare."""
+        """Count the elements of a node without a mismatch. Return False if none can be compared."""
         none = incomparable(value, actual, allowed)
         tally.nan += none.nan
         tally.unbounded += none.unbounded
@@ -209,8 +210,8 @@ def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
 def lying(
     kind: str, ne: tuple[int, ...], nb: tuple[int, ...]
 ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...], int | None]:
-    """How numpy sees it, and how many bytes lie from its first to behind its last: None if it has
-    none, and zero if they would lie before it."""
+    """Return dtype, shape, strides, and the bytes from its first to behind its last. These are None
+    for an empty tensor, and 0 if elements would lie before the first."""
     dtype, shape, strides = layout(kind, ne, nb)
     assert strides is not None
     ends = sum((n - 1) * b for n, b in zip(shape, strides, strict=True))
@@ -253,12 +254,12 @@ def closeness(
 def reach_of(
     value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float, u: float
 ) -> tuple[int, float]:
-    """How many elements have more roundings than their own, u, and how far they are off.
+    """Return how many elements have more roundings than their own, u, and how far they are off.
 
     Their own counts twice, because the truth is rounded as well. Roundings have random signs: k of
-    them add up to about the root of k, the geometric mean of one and of all k, that is of u times
-    the size and of the bound. The largest share of that is told. An element in which everything
-    cancels has roundings of the others' size.
+    them add up to about the root of k. That is the geometric mean of one and of all k, or u times
+    the size and the bound. The second value is the largest share of that. An element in which
+    everything cancels has roundings of the others' size.
     """
     if value.shape != actual.shape or not np.any(allowed):
         return 0, 0.0

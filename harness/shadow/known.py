@@ -1,4 +1,4 @@
-"""What is known of llama.cpp's graphs: [[shadow]] of harness/known."""
+"""Known faults of llama.cpp's graphs: [[shadow]] of harness/known."""
 
 from collections.abc import Collection
 
@@ -35,7 +35,7 @@ def known_crash_of(context: Context) -> str:
 
 
 def perhaps_amx(settings: Settings, said: str) -> str:
-    """Of a crash, so described, that may be the one of builds whose AMX is not set up."""
+    """Return a clause for a crash that may be that of builds whose AMX is not set up; else ""."""
     dies = settings.repack and "SIGSEGV" in said and has_amx()
     return (
         "; it may be gcc-amx-tiles: lockstep doctor says whether this build dies so" if dies else ""

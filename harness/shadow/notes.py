@@ -13,7 +13,8 @@ EIGHTH = 1 / 8
 
 
 def note_of(op: str, free: int, reach: float, worst: float) -> str:
-    """Of a Tally's counts; worst: the largest share of the bound. Empty if all is as counted."""
+    """Return a note on a Tally's counts; "" if the roundings are as counted. worst: the largest
+    share of the bound."""
     if free < ELEMENTS or reach >= EIGHTH:
         return ""
     if worst == 0.0:

@@ -1,4 +1,4 @@
-"""What the judge found of one model, in verdicts: one for each kind of op, and what is missing."""
+"""The judge's findings on one model, as verdicts: one for each kind of op, and what is missing."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -89,7 +89,7 @@ def places(found: list[NodeFinding]) -> dict[str, Any]:
 
 
 def all_seen(judge: ShadowJudge, captured: Outcome) -> str:
-    """What is wrong with the stream as a whole; empty if nothing is."""
+    """Return what is wrong with the stream as a whole; "" if nothing is."""
     value = getattr(captured, "value", None)
     seen = sum(tally.nodes for tally in judge.tallies.values())
     if isinstance(value, Captured) and value.nodes != seen:

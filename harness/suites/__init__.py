@@ -1,1 +1,1 @@
-"""What `lockstep check` compares, one file per suite. To add one: copy `tokens.py`."""
+"""Comparisons of `lockstep check`, one file per suite. To add one: copy `tokens.py`."""

@@ -1,7 +1,7 @@
-"""What does the engine write when it runs a model with constructed weights? A verdict a test.
+"""Texts that engines write when they run a model with constructed weights. A verdict a test.
 
-What is right stands in the file, not in the oracle's answer: the oracle is asked the same, and
-where it does not write ok nothing is said of the subject.
+The file says what is right, not the oracle's answer. The oracle is asked the same, and where it
+does not write ok, nothing is said of the subject.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ def says_that_it_cannot(error: NoAnswer) -> bool:
 
 
 def report_in(file: GgufFile) -> Report | None:
-    """Which report its model writes; None: it is no acid model."""
+    """Return the report that its model writes; None: it is no acid model."""
     name = file.metadata.get("general.name")
     return report_named(str(name.data)) if name else None
 
@@ -91,22 +91,22 @@ def report_at(path: Path) -> Report | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What an engine wrote: behind the acid prompt, and behind another where that is not all ok."""
+    """The texts of an engine: behind the acid prompt, and behind another if that is not all ok."""
 
     readings: tuple[AcidReading, ...]
     texts: tuple[WrittenText, ...]
     failed: tuple[NoAnswer, ...]  # behind one prompt, where another was answered
 
     def given_ids(self, test: Measurement) -> bool:
-        """Whether a test of a tokenizer met ids that were none of its own."""
+        """Return True if a test of a tokenizer met ids that were none of its own."""
         return test.of_tokenizer and all(each.given_ids for each in self.texts)
 
     def answers(self, test: Measurement) -> list[Read]:
         return [a for reading in self.readings for a in reading.answers if a.test == test.name]
 
     def is_unanswered(self, test: Measurement) -> bool:
-        """Whether it is in no report, or not in one that ends: what an engine leaves out there may
-        be a NO, whatever it writes behind another prompt."""
+        """Return True if no report has an answer, or one that ends lacks it. What an engine leaves
+        out there may be a NO, whatever it writes behind another prompt."""
         whole = (each for each in self.readings if each.ended)
         return not self.answers(test) or any(test.name in each.missing for each in whole)
 
@@ -206,7 +206,7 @@ def said_no(
 def said_no_of_given_ids(
     context: Context, report: Report, noes: Mapping[str, Read], test: Measurement
 ) -> Verdict:
-    """What was wrong with the ids is not said: nothing was."""
+    """Return a verdict that does not blame the ids: they are the oracle's."""
     text = (
         f"acid {report.arch} {report.quant}: {test.name} NO, and its ids are the oracle's, so that "
         f"no tokenizer is at fault: {GIVEN_IDS}; at fault: subject"

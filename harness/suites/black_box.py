@@ -1,4 +1,4 @@
-"""Of an engine without tensors: is its graph right where nothing is converted, is each weight?"""
+"""Checks of an engine without tensors: its graph where nothing is converted, and each weight."""
 
 from lockstep.harness.suites.parts.made_models import OnMadeModels
 

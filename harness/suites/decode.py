@@ -146,7 +146,7 @@ def texts(context: Context) -> Iterator[Verdict]:
 
 
 def whole_text(context: Context) -> Iterator[Verdict]:
-    """Of a large model that no other stands for."""
+    """Compare the whole greedy text of a large model that no other stands for."""
     prompt = Decode().prompt(context)
     context.progress(f"generating {context.n_steps} tokens")
     free, subject = context.ask_both("greedy", prompt, context.n_steps)
@@ -177,8 +177,8 @@ def own_choices(context: Context) -> Iterator[Verdict]:
 
 
 def of_the_whole(context: Context) -> int:
-    """How many tokens are generated of the model itself: of a large one as many as read some bytes,
-    where its first layer may be asked for all of them."""
+    """Return how many tokens the model itself generates. A large one generates as many as read some
+    bytes, if its first layer may be asked for all of them."""
     n, encodes = context.n_steps, context.facts.decoder_start is not None
     if n > STEPS or encodes or PROMPTS not in context.on_made_models:
         return n
@@ -219,7 +219,7 @@ def tokens_alone(
     oracle: Sequence[int],
     subject: Sequence[int],
 ) -> Iterator[Verdict]:
-    """What an engine that shows no logits is asked, until something is wrong."""
+    """Ask an engine that shows no logits one question after the other, until something is wrong."""
     questions: tuple[Callable[[], Iterator[Verdict]], ...] = (
         lambda: greedy_alone(context, prompt, batches, oracle, subject),
         lambda: next_tokens(context),
@@ -244,7 +244,7 @@ def greedy_alone(
     oracle: Sequence[int],
     subject: Sequence[int],
 ) -> Iterator[Verdict]:
-    """Of an engine that has nothing but greedy tokens. Behind a tie it goes on in the oracle's
+    """Compare an engine that has nothing but greedy tokens. Behind a tie it goes on in the oracle's
     text, so that what comes later is compared as well."""
     logits = oracles_logits(context, batches)
     if logits is None:

@@ -103,7 +103,7 @@ class Side:
         )
 
     def lacks(self, name: str) -> str:
-        """Why its tensor cannot be decoded as the file has it; "" if it can."""
+        """Return why its tensor cannot be decoded as the file has it; "" if it can."""
         if name not in self.listed:
             return f"{self.session.name} does not list it"
         said, held = form(self.listed[name]), form(self.held[name])
@@ -162,7 +162,7 @@ def form(tensor: TensorSummary) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FilePair:
-    """What both engines decode. Verdicts with one key have one cause."""
+    """The tensors that both engines decode. Verdicts with one key have one cause."""
 
     context: Context
     oracle: Side
@@ -195,7 +195,8 @@ class FilePair:
             return verdict("dequant", error.status, text, error.detail | detail, key)
 
     def why_not(self, tensor: TensorSummary) -> tuple[str, str]:
-        """Why a tensor of the oracle's file is not compared: a word and a sentence, or nothing."""
+        """Return why a tensor of the oracle's file is not compared: a word and a sentence, or ""
+        twice."""
         other = self.subject.held.get(tensor.name)
         if other is None:
             return "absent", "the other file has no such tensor"
@@ -225,7 +226,8 @@ class FilePair:
         return None
 
     def wrong_if_small(self, name: str) -> Verdict | None:
-        """Of blocks like those of a tensor that both decode alike, but for their scales."""
+        """Decode blocks of a tensor that both decode alike, with small scales. Return a verdict if
+        they differ."""
         verdict, listed = self.context.verdict, self.oracle.listed[name]
         kind = listed.type
         if self.subject.listed[name].type != kind:

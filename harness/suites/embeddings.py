@@ -46,7 +46,7 @@ class Embeddings(Suite, name="embeddings"):
 
 
 def further_run(own: Context) -> Run:
-    """Of an odd number of tokens, and of two more sequences in one batch."""
+    """Return a run of an odd number of tokens, then of two more sequences in one batch."""
     ids = many_ids(own, min(PROMPT, n_cells(own)))
     beside = Batch.of([*ids[-5:], *ids[-4:-1]])  # other first tokens: some models pool these
     beside.seq_ids[:], beside.positions[:] = [1] * 5 + [2] * 3, [*range(5), *range(3)]

@@ -45,8 +45,8 @@ LATER_LAYERS = "longer runs of its later layers"
 
 @dataclass(kw_only=True)
 class FurtherAnswers:
-    """What comes of runs besides the usual one: which give the same, which are not answered and
-    why, and what is wrong."""
+    """The answers to runs besides the usual one: those that agree, those without an answer and why,
+    and verdicts on the wrong ones."""
 
     same: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ def asked_more(
 
 
 def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
-    """Of an engine that is right with one thread, as blackbox.several_threads asks."""
+    """Ask an engine that is right with one thread for several, as blackbox.several_threads does."""
     for verdict in context.asked_on_made_models("logits"):
         if verdict.status == "agreed":
             found.same.append(verdict.detail["asked"])
@@ -139,15 +139,15 @@ def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
 
 
 def of_all_layers(context: Context) -> Iterator[Run]:
-    """Of a large model, whose first layers are asked for all else."""
+    """Yield the runs of a large model whose first layers are asked for all else."""
     yield ids_of_narrow_integers(context)
     if "greedy" not in (context.subject_info.levels or ("greedy",)):  # `decode` does not ask it
         yield some_at_once(context)
 
 
 def on_fewer_layers(context: Context) -> list[Verdict]:
-    """Of all that is asked besides of a model whose first layers say as much in less time, as
-    harness.blackbox.fewer_layers says; nothing of others, which are asked whole."""
+    """Return verdicts on all further runs, for a model whose first layers say as much in less time
+    (harness.blackbox.fewer_layers). Other models are asked whole, and get none."""
     found = list(context.asked_on_made_models(FEWER_LAYERS))
     return found if {v.status for v in found} & {"agreed", "diverged"} else []
 
@@ -230,7 +230,8 @@ def with_old_answer(
 
 
 def left_out(run: Run, oracle: Outcome | None, subject: Outcome) -> LeftOut | None:
-    """Why a run cannot be compared. Nobody may lack what is the usual run with other tokens."""
+    """Return why a run cannot be compared. Every engine must answer the usual run with other
+    tokens."""
     if isinstance(oracle, Unanswerable | Rejected):  # there is nothing to hold against the other
         return LeftOut(status="not-applicable", why=f"{run.words}: {oracle.message}")
     if run.usual or not isinstance(subject, Unanswerable | Rejected):
@@ -239,7 +240,8 @@ def left_out(run: Run, oracle: Outcome | None, subject: Outcome) -> LeftOut | No
 
 
 def further_verdict(context: Context, run: Run, oracle: Evaluation, subject: Evaluation) -> Verdict:
-    """Where the engines agree on what is known, an honest run would cost as much as both."""
+    """Compare a further run. An honest run is left out if the engines agree on what is known, as it
+    would cost as much as both."""
     truth = np.concatenate(oracle.logits)
     if not run.known or part(context, truth, subject):
         truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)

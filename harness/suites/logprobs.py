@@ -1,5 +1,5 @@
-"""Of an engine that shows no logits: are the likeliest tokens that it lists the right ones, and as
-far apart as they are?"""
+"""Lists of likeliest tokens, for an engine that shows no logits: their ids, and how far apart they
+are."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -117,7 +117,7 @@ class AskedPrefixes:
 
     @property
     def ends(self) -> list[int]:
-        """How many tokens each has."""
+        """Return the number of tokens in each prefix."""
         return [int(at) + 1 for batch in self.batches for at in np.flatnonzero(batch.outputs)]
 
 
@@ -194,7 +194,8 @@ def with_another_middle(context: Context, prefix: list[int] | bytes) -> list[int
 
 
 def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dict[bytes, Any]:
-    """Whose the texts are, if any list has texts. Raises NoAnswer."""
+    """Return the tokens that the texts in lists belong to; {} if no list has texts. Raises
+    NoAnswer."""
     if not any(type(token) is bytes for row in lists for token, _ in row):
         return {}
     try:
@@ -271,7 +272,7 @@ def told_by_lists(context: Context, logits: F32, text: str, detail: dict[str, An
 
 
 def lengths(ends: Sequence[int], row: int) -> str:
-    """How long a prefix is tells what is cut, and where a window or a batch ends."""
+    """Describe the length of a prefix. It tells what is cut, and where a window or a batch ends."""
     before = f"; those of {ends[0]} to {ends[row - 1]} agree" if row > 1 else ""
     before = f"; that of {ends[0]} agrees" if row == 1 else before
     return f"of {ends[row]} token{'s' * (ends[row] != 1)}{before}"
@@ -292,8 +293,8 @@ def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) 
 def honest_run_of(
     context: Context, batches: Sequence[Batch], listed: Sequence[Listed]
 ) -> F32 | None:
-    """Whose lists these are: with conversions of activations as llama.cpp makes them, without, or
-    of another design. None: nobody's."""
+    """Return the honest run that explains these lists: with conversions of activations as llama.cpp
+    makes them, without, or of another design. None: no run does."""
     noise = context.noise_on(batches)
     for _, run in honest_runs(context, batches):
         if first_off(listed, run, float(whole_run(noise, largest(run)).allowed)) is None:

@@ -100,7 +100,7 @@ class ReadByGgufPy:
         self.awaited = Awaited(lambda: session.ask("metadata"))
 
     def outcome(self) -> Outcome:
-        """Who has not answered in time beside others is asked again alone."""
+        """The answer; an engine that did not answer in time beside others is asked again alone."""
         outcome = self.awaited.result()
         return self.session.ask("metadata") if isinstance(outcome, TimedOut) else outcome
 
@@ -141,7 +141,8 @@ def compare_summaries(
 
 
 def known_differences(reader: str) -> dict[str, str]:
-    """Of [[gguf]] in harness/known: the kind of what is read differently -> the entry's id."""
+    """Return the [[gguf]] entries of harness/known: the kind of the difference -> the entry's
+    id."""
     rows = (row for row in entries("gguf") if row["component"] == reader)
     return {row["kind"]: row["id"] for row in rows if row["symptom"] == "value"}
 
@@ -173,8 +174,8 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
 
 
 def rows_apart(one: TensorSummary | None, another: TensorSummary | None) -> tuple[Any, Any]:
-    """What two rows of the table say differently, so that it need not be looked for; all of one
-    that is alone."""
+    """Return the columns in which two rows of the table differ, so that nobody must search for
+    them; the whole row if it is alone."""
     a, b = (asdict(row) if row else {} for row in (one, another))
     if not a or not b:
         return a or ABSENT, b or ABSENT
@@ -183,7 +184,7 @@ def rows_apart(one: TensorSummary | None, another: TensorSummary | None) -> tupl
 
 
 def values_of(key: str, oracle: FileSummary, other: FileSummary) -> tuple[Any, Any]:
-    """What both say of a key, so that equal values are equal."""
+    """Return both values of a key, in a form in which equal values are equal."""
     a, b = oracle.metadata.get(key, ABSENT), other.metadata.get(key, ABSENT)
     if values_alone(a, b, other):
         a, b = (a[0], with_infinities_as_texts(a[1])), (b[0], with_infinities_as_texts(b[1]))
@@ -201,21 +202,23 @@ def values_alone(a: Any, b: Any, other: FileSummary) -> bool:
 
 
 def readable(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
-    """What the oracle reads but for texts that are no UTF-8: many languages have no such texts."""
+    """Return what the oracle reads, with the other's texts where the oracle's are no UTF-8: many
+    languages have no such texts."""
     return with_theirs(oracle, other, lambda text, said: holds_bytes(text) and type(said) is str)
 
 
 def as_far_as_a_nul(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
-    """What the oracle reads but for texts that are the same up to a NUL: gguf_get_val_str and
-    gguf_get_arr_str show no text behind one, and a text of GGUF is its length and bytes."""
+    """Return what the oracle reads, with the other's texts where they are the same up to a NUL.
+    gguf_get_val_str and gguf_get_arr_str show no text behind one; a text of GGUF is its length and
+    bytes."""
     return with_theirs(oracle, other, ends_at_a_nul)
 
 
 def with_theirs(
     oracle: FileSummary, other: FileSummary, is_one: Callable[[Any, Any], bool]
 ) -> tuple[FileSummary, int]:
-    """What the oracle reads, with the other's texts in the places of such, and how many there
-    are."""
+    """Return what the oracle reads, with the other's texts in such places, and the number of
+    places."""
     keys, n = {}, 0
     for key, (kind, value) in oracle.metadata.items():
         theirs = other.metadata.get(key, ABSENT)[1]
@@ -251,7 +254,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def truths(value: Any) -> list[bool]:
-    """Which of the values of a key are truth values."""
+    """Return for each value of a key whether it is a truth value."""
     held = value[-1] if type(value) is tuple else value
     return [type(each) is bool for each in (held if type(held) is list else [held])]
 

@@ -67,7 +67,7 @@ def asked_elsewhere(context: Context) -> Iterator[Verdict]:
 
 
 def rest(context: Context, found: Findings) -> Verdict:
-    """What agrees, and how small a fault would have shown."""
+    """Return the verdict on products that agree, and how small a fault would have shown."""
     products = products_in(found)
     fine = [f for f in products if f.mismatch is None and f.compared]
     others = [f for f in found.all if f not in products and f.mismatch is None and f.compared]
@@ -96,8 +96,8 @@ def rest(context: Context, found: Findings) -> Verdict:
 
 
 def visible_in_some_batch(fine: Sequence[SiteFinding]) -> list[float]:
-    """Of each product the smallest error of a scale that shows: one of a weight is in all batches,
-    and of a token alone fewer numbers are left."""
+    """Return the smallest error of a scale that shows, for each product. An error of a weight is in
+    all batches, and a token alone leaves fewer numbers."""
     best: dict[Site, float] = {}
     for f in fine:
         product = replace(f.site, step=0)

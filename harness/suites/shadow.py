@@ -22,8 +22,8 @@ class Shadow(Suite, name=SUITE):
         return facts.no_run
 
     def begin(self, context: Context) -> None:
-        """Of a large model in a fork, with an oracle of its own: whoever else is asked meanwhile
-        leaves processors idle."""
+        """Judge a large model in a fork, with an oracle of its own. Other questions leave
+        processors idle meanwhile."""
         another = None if context.facts.is_small else context.oracle.another()
         if another is not None and may_fork():
             context.begun[SUITE] = Ahead(partial(said_ahead, context, another), behind=LATER)

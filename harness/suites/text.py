@@ -1,6 +1,8 @@
-"""Of an engine that shows nothing but text: could greedy tokens of the oracle's model have made it?
+"""Texts of an engine that shows nothing else: could greedy tokens of the oracle's model make
+them?
 
-One that stops at a text of its own, as a line's end, is compared behind other prompts as well.
+An engine that stops at a text of its own, such as a line's end, is compared behind other prompts as
+well.
 """
 
 import math

@@ -60,7 +60,7 @@ def in_design(name: str, findings: Sequence[SiteFinding]) -> str:
 
 
 def closest(findings: Sequence[SiteFinding]) -> str:
-    """Of those whose limits are known."""
+    """Describe the finding that is closest to its limit, among those whose limits are known."""
     if not findings:
         return "all are within what the last of their ops alone may be off"
     tightest = max(findings, key=share)

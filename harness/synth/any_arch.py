@@ -102,7 +102,8 @@ def variant_named(name: str) -> Variant:
 
 
 def with_vocabulary(variant: Variant, n_vocab: int) -> Variant:
-    """Of the kind that published models have, where that is known. n_vocab: 0 is none."""
+    """Give the variant the kind of vocabulary that published models have, if that is known.
+    n_vocab: 0 means none."""
     if not n_vocab or variant.arch not in USUAL:
         return variant
     kind, pre = USUAL[variant.arch]
@@ -230,7 +231,7 @@ def row(tensor: TensorSummary, arch: str, seed: int, quant: str, embedded: float
 
 
 def has_choice(tensor: TensorSummary) -> bool:
-    """Whether it is a matrix of any type that llama.cpp multiplies by."""
+    """Return True if the tensor is a matrix of any type that llama.cpp multiplies by."""
     matrix = len(tensor.ne) > 1 and tensor.name.endswith(".weight")
     return matrix and tensor.type == "F32" and not FLOATS.search(tensor.name)
 
@@ -245,8 +246,8 @@ def type_of(tensor: TensorSummary, quant: str) -> str:
 def weights(
     tensor: TensorSummary, kind: str, bits: Philox, draw: Draw | None, embedded: float
 ) -> Iterator[bytes]:
-    """Of a size that keeps activations near one; what has a range of its own is drawn from it.
-    embedded: the deviation of embeddings."""
+    """Yield weights whose size keeps activations near one; a tensor with its own range is drawn
+    from that. embedded: the deviation of embeddings."""
     n, name = prod(tensor.ne), tensor.name
     if draw is not None:
         yield draw(bits, n, tensor.ne[0]).astype("<f4").tobytes()

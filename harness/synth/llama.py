@@ -17,7 +17,7 @@ from lockstep.harness.synth.vocabularies import check_kind, vocabulary_keys
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaRecipe:
-    """What decides a model's bytes. Sizes are in ggml's names."""
+    """The choices that decide a model's bytes. Sizes are in ggml's names."""
 
     seed: int = 0
     quant: str = "F32"  # of every matrix; norms and the router are F32, as in real files

@@ -20,7 +20,7 @@ Draw = Callable[[Philox, int, int], Values]  # how many, in rows of so many
 
 
 def beyond_one(bits: Philox, n: int, row: int) -> Values:
-    """What frequencies are divided by: an angle becomes no larger."""
+    """Draw divisors of frequencies: an angle becomes no larger."""
     return np.float32(1) + np.abs(uniform(bits, n, 1.0))
 
 
@@ -66,6 +66,6 @@ OTHERWISE: Mapping[str, tuple[tuple[str, Draw | None], ...]] = MappingProxyType(
 
 
 def published_draw(name: str, arch: str) -> Draw | None:
-    """How a tensor is drawn that has its own range; None: like a matrix."""
+    """Return how to draw a tensor that has its own range; None: like a matrix."""
     rules = (*OTHERWISE.get(arch, ()), *PUBLISHED)
     return next((draw for pattern, draw in rules if re.search(pattern, name)), None)

@@ -201,7 +201,8 @@ def write_attention(path: Path, seed: int = 1, yarn_factor: float = 0.0) -> None
 
 
 def write_yarn(path: Path, seed: int = 1) -> None:
-    """As `write_attention`, stretched by YaRN: keys are turned and grow by a factor."""
+    """Write the model of `write_attention`, stretched by YaRN: keys are turned and grow by a
+    factor."""
     write_attention(path, seed, yarn_factor=4.0)
 
 

@@ -50,7 +50,7 @@ def write_twin(model: Path, output: Path, progress: Progress = lambda _: None) -
 
 
 def metadata_of(file: GgufFile) -> Mapping[str, Typed | Value]:
-    """Of a model in one file, also where the source is split."""
+    """Return the metadata of a model in one file, even if the source is split."""
     pairs: dict[str, Typed | Value] = {
         key: value for key, value in file.metadata.items() if key not in SPLIT
     }
@@ -75,7 +75,8 @@ def chunks(
     format: type[WeightFormat] | None,
     started: Callable[[], None],
 ) -> Iterator[bytes]:
-    """As they lie in the twin. What was read of the source is let go of, or all of it piles up."""
+    """Yield the bytes of a tensor as they lie in the twin. What was read of the source is released,
+    or all of it piles up."""
     started()
     raw = file.raw(info.name)
     step = CHUNK * info.type.bytes // info.type.block

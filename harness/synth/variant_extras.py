@@ -1,4 +1,4 @@
-"""What single architectures want otherwise than `variants.common`, and which forms they have.
+"""Keys that single architectures want besides `variants.common`, and the forms they have.
 
 Source: `load_arch_hparams` and `load_arch_tensors` of each file in src/models of llama.cpp, as in
 llama-cpp-python 0.3.36.
@@ -118,7 +118,7 @@ def bert(s: Sizes) -> Keys:
 
 
 def heads(s: Sizes) -> Keys:
-    """As real files have it: engines otherwise assume heads of 128 or 256, and no base."""
+    """Return keys of real files: without, engines assume heads of 128 or 256, and no base."""
     return {
         ".attention.key_length": u32(s.head),
         ".attention.value_length": u32(s.head),

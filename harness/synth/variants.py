@@ -1,8 +1,8 @@
-"""What every architecture of llama.cpp is told so that it builds a tiny model: a table of metadata.
+"""Metadata that makes llama.cpp build a tiny model of every architecture, as a table.
 
 One set of keys serves nearly all: llama.cpp ignores those that an architecture does not read. What
 an architecture wants otherwise stands in `variant_extras.py`. Keys are those of src/llama-arch.cpp
-of llama-cpp-python 0.3.36; which architecture reads which is in its file of src/models.
+of llama-cpp-python 0.3.36. The file of an architecture in src/models shows which keys it reads.
 """
 
 from dataclasses import dataclass
@@ -133,7 +133,7 @@ def recurrent(s: Sizes) -> Keys:
 
 
 def special(s: Sizes) -> Keys:
-    """What one architecture or two read."""
+    """Return keys that only one or two architectures read."""
     return {
         ".posnet.embedding_length": u32(s.n_embd),
         ".posnet.block_count": u32(s.n_layer),

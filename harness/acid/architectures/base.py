@@ -1,4 +1,4 @@
-"""What an architecture declares: its sizes, tokens, tests and tensors."""
+"""Declarations of an architecture: its sizes, tokens, tests and tensors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class AcidArchitecture(ABC):
 
     @abstractmethod
     def keys(self, s: Shape) -> Keys:
-        """Of the metadata, without the name of the architecture before them."""
+        """Return the metadata keys, without the name of the architecture before them."""
 
     @abstractmethod
     def tensors(self, w: AcidWeights) -> Iterator[tuple[str, F64]]:

@@ -1,4 +1,4 @@
-"""What a test declares, and how much the right answer leads by."""
+"""Declarations of a test, and the lead of the right answer."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Measurement(ABC):
 
 @dataclass(frozen=True)
 class AcidPlace:
-    """Where a test stands: its state and values, and the states of the others."""
+    """The place of a test: its state and values, and the states of the others."""
 
     test: Measurement
     order: tuple[Measurement, ...]  # of the report, those that need the acid prompt first
@@ -58,16 +58,17 @@ class AcidPlace:
 
     @property
     def behind_prompt(self) -> int:
-        """How many positions it stands behind the last token of the acid prompt."""
+        """The number of positions from the last token of the acid prompt to the test."""
         return 2 + self.order.index(self.test)
 
     def behind(self, letter: str) -> int:
-        """How many positions it stands behind a letter of the end of the acid prompt."""
+        """Return the number of positions from a letter of the end of the acid prompt to the
+        test."""
         return self.vocabulary.back(letter) + self.behind_prompt
 
     @property
     def behind_start(self) -> int:
-        """How many positions it stands behind what comes before the acid prompt."""
+        """The number of positions from what comes before the acid prompt to the test."""
         return self.vocabulary.n_prompt + self.behind_prompt
 
     def before(self, steps: int) -> str:
@@ -96,7 +97,8 @@ class Answer:
     gain: float
 
     def lead(self, values: F64) -> float:
-        """Of the right answer over this one, in units of the normalised constant."""
+        """Return the lead of the right answer over this one, in units of the normalised
+        constant."""
         return -float(self.gain * (self.away * (values - self.middle)).sum())
 
 
@@ -125,7 +127,7 @@ def honest_lead(test: Measurement) -> float:
 
 
 def room(test: Measurement) -> float:
-    """How many radii it is from the right values to the nearest that would be called wrong."""
+    """Return the distance from the right values to the nearest wrong ones, in radii."""
     found = []
     for _, values in test.wrong:
         away = np.abs(np.array(values) - np.array(test.right))

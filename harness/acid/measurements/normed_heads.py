@@ -12,7 +12,7 @@ SCORE, LESS = 40.0, 31 / 32
 
 
 def share(score: float) -> float:
-    """Of the first of two tokens, whose scores lie so far apart."""
+    """Return the weight of the first of two tokens, whose scores lie so far apart."""
     return round(float(1 / (1 + np.exp(-score))), 4)
 
 

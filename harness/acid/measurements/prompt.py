@@ -129,7 +129,7 @@ class PromptEnd(Prompted):
 
 
 class PromptPositions(Prompted):
-    """Of four letters side by side a query turned by pair 0 finds the third."""
+    """A test with four letters side by side: a query turned by pair 0 finds the third."""
 
     name = "positions-in-prompt"
     sees = "each token of a prompt has a position of its own, and the report goes on from them"

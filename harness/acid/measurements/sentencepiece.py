@@ -92,7 +92,7 @@ class SpacePrefix(Cut):
 
 
 class Merges(Cut):
-    """Of "abc" b and c merge, which have the better score; a and b have the lower id."""
+    """A test with "abc": b and c merge, which have the better score; a and b have the lower id."""
 
     name = "merges"
     sees = "characters are merged, the pair whose token has the best score first"
@@ -108,7 +108,7 @@ class Merges(Cut):
 
 
 class EqualMerges(Cut):
-    """Of "def" both pairs have the same score."""
+    """A test with "def": both pairs have the same score."""
 
     name = "merges-alike"
     sees = "of two pairs with the same score the left one is merged"

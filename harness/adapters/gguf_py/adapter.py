@@ -107,8 +107,8 @@ def read(path: Path) -> FileSummary:
 
 
 def reader_of(path: Path) -> Any:
-    """Of a file mapped as it maps it, whose pieces are arrays and no memmaps: a slice of one of
-    those runs Python code for each, two thirds of the seconds that a large vocabulary takes."""
+    """Return GGUFReader's reader of a mapped file, whose pieces are arrays and no memmaps. A slice
+    of a memmap runs Python code, which takes two thirds of the seconds for a large vocabulary."""
     from gguf import GGUFReader
 
     class Reader(GGUFReader):  # type: ignore[misc]

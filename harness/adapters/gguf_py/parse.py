@@ -1,4 +1,4 @@
-"""How gguf-py's GGUFReader parses a file, and in which of the kinds its exceptions fall."""
+"""The parser of gguf-py, GGUFReader, and the kinds of failure that its exceptions mean."""
 
 import re
 from collections.abc import Sequence

@@ -67,7 +67,7 @@ def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
 def conversions(
     lib: Library, build: str, settings: Settings, model: Path | None
 ) -> tuple[str, ...]:
-    """What Build.generic holds of the library under these settings."""
+    """Return the value of Build.generic for the library under these settings."""
     amx = tiles(lib, build, settings)
     if amx and architecture(model) in HEADLESS:
         amx += (EMBEDDINGS,)

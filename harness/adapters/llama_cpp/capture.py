@@ -149,7 +149,7 @@ class NodeWatch:
         )
 
     def name_op(self, number: int, first: int) -> None:
-        """As ggml_op_desc does, for tensors that may be gone by now."""
+        """Keep an op's name, as ggml_op_desc gives it, for tensors that may be gone by now."""
         name = self.ggml.ggml_op_name(number).decode()
         if name in SUB_OPS:
             kind = getattr(self.ggml, SUB_OPS[name][1])(first)
@@ -189,9 +189,9 @@ def check_layout() -> None:
 
 
 def are_in_order(batches: Sequence[Batch]) -> bool:
-    """Whether rows of results are those of the batch, one after the other, and no graph is given
-    what another one came to: of one sequence without an encoder. Then nothing need be computed to
-    see the graphs; else the order is known by the values."""
+    """Return True if the rows of results are those of the batch, one after the other, and no graph
+    is given another's results: one sequence, no encoder. Then the graphs show without computing
+    anything; else the values give the order."""
     return not any(batch.encoder or len(np.unique(batch.seq_ids)) > 1 for batch in batches)
 
 

@@ -1,4 +1,4 @@
-"""What capture costs: the same batches decoded plainly, past an empty callback, and captured."""
+"""The cost of capture: the same batches decoded plainly, past an empty callback, and captured."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -79,7 +79,7 @@ def seconds(
 
 
 def copying(size: int) -> float:
-    """Of so many bytes, from memory that has been written to memory that has been read."""
+    """Time a copy of so many bytes, from memory that was written to memory that was read."""
     source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     started = time.perf_counter()
     np.copyto(target, source)

@@ -17,7 +17,7 @@ class Injector:
         self.stale = b""
 
     def before(self, memory: Any) -> None:
-        """What lies in the result's memory before the op is computed."""
+        """Note what lies in the result's memory before the op is computed."""
         self.stale = bytes(memory)
 
     def strike(self, value: NDArray[Any], memory: Any) -> None:

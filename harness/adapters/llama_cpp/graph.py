@@ -45,7 +45,7 @@ class LiveNode:
 
     @property
     def root(self) -> "LiveNode":
-        """What it is a view of, or itself: the cache, for a view of cells."""
+        """Return the tensor that it is a view of, or itself: the cache, for a view of cells."""
         return LiveNode.at(self.ggml, self.tensor.view_src) if self.tensor.view_src else self
 
     @property

@@ -170,7 +170,7 @@ class Library:
             raise type(error)(f"{what}: {error}{self._complaint()}") from error
 
     def complained_of(self, words: str) -> bool:
-        """Whether llama.cpp logged these words since `refusals` was entered."""
+        """Return True if llama.cpp logged these words since `refusals` was entered."""
         return any(words in line for _, line in self.lines)
 
     def check_room(self) -> None:

@@ -30,7 +30,7 @@ class Observer(Protocol):
     """Whom a traced context asks about its nodes."""
 
     def wants(self, address: int) -> bool:
-        """Whether to show this node once it is computed."""
+        """Return True to show this node once it is computed."""
 
     def sees(self, address: int) -> None:
         """The node has just been computed."""
@@ -81,7 +81,7 @@ class LlamaModel:
 
     @property
     def decoder_start(self) -> int:
-        """What a decoder begins with, chosen as llama.cpp's tools choose it."""
+        """Return the token that a decoder begins with, chosen as llama.cpp's tools choose it."""
         llama = self.lib.llama
         start: int = llama.llama_model_decoder_start_token(self.pointer)
         if start == TOKEN_NULL:
@@ -145,7 +145,7 @@ class LlamaContext:
 
     @property
     def pools(self) -> bool:
-        """Whether embeddings are those of sequences, not of tokens."""
+        """Return True if embeddings are those of sequences, not of tokens."""
         return bool(self.lib.llama.llama_pooling_type(self.pointer) != POOLING_NONE)
 
     def clear(self) -> None:
@@ -177,7 +177,7 @@ class LlamaContext:
             llama.llama_batch_free(held)
 
     def logits_if_any(self, batch: Batch) -> NDArray[np.float32] | None:
-        """Of the outputs of the batch that was run last; None where there are none to fetch."""
+        """Return the logits of the batch that was run last; None if there are none to fetch."""
         outputs = np.flatnonzero(batch.outputs)
         if not self.model.has_decoder or not len(outputs):
             return None
@@ -189,7 +189,7 @@ class LlamaContext:
         self.lib.llama.llama_free(self.pointer)
 
     def call(self, work: Any, held: Any) -> int:
-        """What it returned. Raises what the observer raised meanwhile."""
+        """Return the status of the call. Raises what the observer raised meanwhile."""
         self.error = None
         status: int = work(self.pointer, held)
         if self.error is not None:

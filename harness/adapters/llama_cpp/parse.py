@@ -1,6 +1,7 @@
-"""How llama.cpp parses a GGUF file: from memory, from a file, with its data, and as a model.
+"""The parsers of GGUF files in llama.cpp: from memory, from a file, with its data, and as a
+model.
 
-The reasons are told from the first error that it logs; ggml/src/gguf.cpp of llama-cpp-python 0.3.36
+The first error that llama.cpp logs tells the reason; ggml/src/gguf.cpp of llama-cpp-python 0.3.36
 has the words. An error without words of its own is a field that the file is too short for.
 """
 
@@ -93,7 +94,7 @@ def open_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 
 
 def opened_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
-    """As loaders do: with a context that gets the tensors, without their data."""
+    """Open a file as loaders do: with a context that gets the tensors, without their data."""
     tensors = ctypes.c_void_p()
     params = GgufInitParams(True, ctypes.pointer(tensors))
     gguf = ggml.gguf_init_from_file(file.holding(raw), params)
@@ -112,7 +113,7 @@ def opened_data(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 def load_model(
     lib: Library, vocab_only: bool, path: bytes, said: list[str]
 ) -> tuple[str, int, str]:
-    """As a model: nothing is said of what was read, but that it was taken."""
+    """Load a file as a model. The answer says only that it was taken, not what was read."""
     said.clear()
     llama = lib.llama
     params = llama.llama_model_default_params()

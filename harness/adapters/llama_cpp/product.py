@@ -65,7 +65,7 @@ def multiply(
 
 
 def rows_of(lib: Library, kind: tuple[str, int], raw: NDArray[np.uint8], columns: int) -> int:
-    """How many rows the bytes are; ggml would abort for what is refused here."""
+    """Return the number of rows in the bytes. Refuses what ggml would abort for."""
     behind_from_float = lib.ggml.ggml_get_type_traits_cpu(kind[1]) + ctypes.sizeof(P)
     if not ctypes.c_void_p.from_address(behind_from_float).value:  # vec_dot
         raise Unsupported(f"llama.cpp has no product with {kind[0]}")

@@ -170,7 +170,7 @@ class ScheduleRun:
         return out
 
     def operation(self, step: Sequence[Any]) -> int:
-        """What the call returned; 0 if it returns nothing."""
+        """Return the result of the call; 0 if it returns nothing."""
         llama, memory = self.lib.llama, self.memory
         match list(step):
             case ["rm", seq, p0, p1]:

@@ -76,7 +76,7 @@ CACHE = re.compile(r"cache_(?P<kind>[kv])_l(?P<layer>\d+)")
 
 
 class GraphNode(Protocol):
-    """What decides which site a node is."""
+    """The facts that decide which site a node is."""
 
     @property
     def name(self) -> str: ...
@@ -175,7 +175,7 @@ def caches_read_by(node: GraphNode) -> list[HeldPart]:
 
 
 def layer_of_cache(node: GraphNode, kind: str) -> int | None:
-    """Of the keys' ("k") or the values' ("v") cache that a node is a view of."""
+    """Return the layer of the keys' ("k") or the values' ("v") cache that a node is a view of."""
     found = CACHE.fullmatch(node.root.name)
     return int(found["layer"]) if found and found["kind"] == kind else None
 

@@ -1,4 +1,5 @@
-"""Which tensors llama.cpp would read for some metadata: it builds the model and asks for each."""
+"""The tensors that llama.cpp would read for some metadata: it builds the model and asks for
+each."""
 
 import ctypes
 

@@ -135,7 +135,7 @@ class SiteRecorder:
         self.step += 1
 
     def _possible(self, site: Site, layers: int, flash: bool) -> bool:
-        """Whether a model of so many layers computes this, whatever its version shows."""
+        """Return True if a model of so many layers computes this, whatever its version shows."""
         if site.layer is None:
             return site.name in ENDS
         within = 0 <= site.layer < layers
@@ -165,10 +165,10 @@ class SiteRecorder:
 
 
 def reach_beyond(weights: NDArray[Any], cells: int) -> bool:
-    """Whether attention gives weight to a cell behind the last one in use.
+    """Return True if attention gives weight to a cell behind the last one in use.
 
-    weights: (..., tokens, cells). A row that is NaN throughout came from scores that were: the sum
-    of its powers is NaN, and takes the cells with it that the mask leaves out.
+    weights: (..., tokens, cells). A row that is NaN throughout came from scores that were NaN. The
+    sum of its powers is NaN, and takes the cells with it that the mask leaves out.
     """
     used, beyond = weights[..., :cells], weights[..., cells:]
     lost = np.isnan(used).all(axis=-1, keepdims=True)

@@ -47,7 +47,7 @@ class Ubatches:
         self.computed += list(values.astype(np.float32))
 
     def as_answer(self) -> list[list[Any]]:
-        """As `Adapter.schedule` answers them."""
+        """Return the ubatches in the form in which `Adapter.schedule` answers them."""
         return [self.one(*graph) for graph in zip(self.graphs, self.n_seqs, strict=True)]
 
     def one(self, graph: dict[str, list[int]], n_seqs: int | None) -> list[Any]:
@@ -73,7 +73,8 @@ class Ubatches:
 
 
 def input_of(node: LiveNode) -> str | None:
-    """Which input of the graph a node reads as its second source, if it is one that we look for."""
+    """Return the input of the graph that a node reads as its second source, if it is one we look
+    for."""
     if node.op == "ROPE":
         return POSITIONS
     if node.op != "GET_ROWS" or node.source(1).op != "NONE":  # rows that the graph chose itself

@@ -1,7 +1,7 @@
-"""What llama.cpp called things in other versions, for an adapter written against 0.3.36.
+"""Names of llama.cpp in other versions, for an adapter written against 0.3.36.
 
-A name that a version lacks is an `Unsupported` when it is used, so what cannot be asked is
-reported as not compared. The structs are always those of the version's own llama_cpp module.
+A name that a version lacks is an `Unsupported` when it is used, so what cannot be asked is reported
+as not compared. The structs are always those of the version's own llama_cpp module.
 """
 
 import ctypes
@@ -58,10 +58,11 @@ class Binding:
 
 
 def type_count(llama: Any, ggml: Any) -> int:
-    """How many types ggml knows: asking for the traits of one behind the last aborts.
+    """Return the number of types that ggml knows: asking for the traits of one behind the last
+    aborts.
 
-    Where the binding's own count is out of date, ggml names a type that it does not know NONE;
-    newer versions read behind their table instead.
+    If the binding's own count is out of date, ggml names a type that it does not know NONE; newer
+    versions read behind their table instead.
     """
     count: int = llama.GGML_TYPE_COUNT
     if count == TYPES_BEFORE_BF16:

@@ -1,4 +1,4 @@
-"""What llama.cpp calls before and after each node of a graph: compiled, because Python is too slow.
+"""Callbacks of llama.cpp before and after each node of a graph: compiled, as Python is too slow.
 
 llama.cpp asks about a node when everything before it has been computed. That is when its sources
 are copied: an op may run in place, and write over them. When the node is shown, its result is
@@ -132,7 +132,7 @@ def call(_: Any, function: Any, a: Any, b: Any) -> Any:
 
 @njit
 def slot_of(s: Any, address: int) -> Any:
-    """Where the index of a node stands, or would stand."""
+    """Return the slot where the index of a node stands, or would stand."""
     slots = carray(pointer(s.slots), N_SLOTS, SLOT)
     at = (address >> 4) * 0x9E3779B1 & (N_SLOTS - 1)
     while slots[at].generation == s.generation and slots[at].address != address:
@@ -159,7 +159,7 @@ def row_bytes(s: Any, t: Any) -> Any:
 
 @njit
 def n_bytes(s: Any, t: Any) -> Any:
-    """Of a contiguous copy."""
+    """Return the number of bytes of a contiguous copy."""
     return row_bytes(s, t) * t.ne[1] * t.ne[2] * t.ne[3]
 
 
@@ -238,7 +238,7 @@ def add_bytes(s: Any, t: Any, row: Any, wanted: bool) -> None:
 
 @njit
 def is_wanted(s: Any, root: int) -> Any:
-    """Whether what lies there is copied where it is read."""
+    """Return True if what lies there is copied where it is read."""
     return s.lean == 0 or index_of(s, root) < 0
 
 
@@ -277,7 +277,7 @@ def writes_into_no_source(t: Any) -> Any:
 
 @njit
 def add_destination(s: Any, address: int, index: int, place: int) -> None:
-    """What a node will write into, as it is before, in the place of a further source."""
+    """Add what a node will write into, as it is before, in the place of a further source."""
     t, root = tensor_at(address), root_of(address)
     row = add_row(s, address, index, place)
     row.offset = t.data - tensor_at(root).data

@@ -1,1 +1,1 @@
-"""What several adapters share."""
+"""Parts that several adapters share."""

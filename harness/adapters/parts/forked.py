@@ -123,7 +123,7 @@ def parse_forked(read: Read, files: Sequence[bytes], limits: CostLimits = LIMITS
 
 
 def end_of(status: int, log: int) -> str:
-    """How a child ended, and what it said last."""
+    """Say how a child ended, and what it said last."""
     size = os.lseek(log, 0, os.SEEK_END)
     said = os.pread(log, LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace")
     how = f"exited with status {os.waitstatus_to_exitcode(status)}"

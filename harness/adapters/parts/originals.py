@@ -1,7 +1,7 @@
-"""What a tokenizer was before it became a GGUF file, as data for the libraries that made it.
+"""Tokenizers before they became GGUF files, as data for the libraries that made them.
 
-GGUF holds tokens, scores and merges; normaliser and pre-tokenizer only by name. What the names
-stand for is written here as the models' own `tokenizer.json` files have it, not as llama.cpp does.
+GGUF holds tokens, scores and merges; normaliser and pre-tokenizer only by name. The meaning of the
+names is written here as the models' own `tokenizer.json` files have it, not as llama.cpp does.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
-"""What parsers of GGUF files are asked, many files at a time, and the one list of answers.
+"""Questions to parsers of GGUF files, many files at a time, and the one list of answers.
 
 The question is `parse(blob, ends, way)`: file i is `blob[ends[i - 1]:ends[i]]`. Two parsers have
-read the same if their digests are the same: of header, every pair, every row of the tensor table.
+read the same if their digests are the same: of header, every pair, every row of the tensor
+table.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ OTHERS_PER_BYTE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class CostLimits:
-    """What reading one file may cost: so much, and more for each of its bytes."""
+    """The cost that reading one file may have: so much, and more for each of its bytes."""
 
     seconds: float = 2.0  # of processor time; a file takes microseconds
     seconds_per_byte: float = 1e-5
@@ -79,7 +80,7 @@ def files_of(blob: NDArray[np.uint8], ends: NDArray[np.int64]) -> Iterator[bytes
 
 
 def answer_of(rows: Iterable[Row], words: Mapping[int, str]) -> dict[str, Any]:
-    """What crosses the wire."""
+    """Return the answer that crosses the wire."""
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
     return {
         "endings": np.array([NUMBER[ending] for ending in columns[0]], np.uint8),

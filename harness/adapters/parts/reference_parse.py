@@ -1,4 +1,4 @@
-"""How our reader parses a GGUF file: its kinds, the digest of what it read, the memory it took."""
+"""The parsing of a GGUF file by our reader: kinds, a digest of what it read, the memory it took."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""How long decoding takes: what the adapters that answer `time_dequantize` share."""
+"""The time of decoding: code that the adapters which answer `time_dequantize` share."""
 
 import os
 import time

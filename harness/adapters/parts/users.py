@@ -37,9 +37,10 @@ def is_users(name: str) -> bool:
 
 
 def find_registered(name: str) -> EntryPoint | None:
-    """What an installed package gives that name; our own engines keep theirs.
+    """Return the engine that an installed package registers under that name; our own keep
+    theirs.
 
-    Raises Unsupported where two packages do.
+    Raises Unsupported if two packages do.
     """
     if ":" in name or "/" in name or "@" in name or is_ours(name):
         return None
@@ -151,7 +152,7 @@ def only(classes: dict[str, type[Adapter]], wanted: str, place: str) -> type[Ada
 
 
 def lacks(cls: type[Adapter], question: str) -> bool:
-    """Whether the user's class has no method of its own for it: then it is not asked."""
+    """Return True if the user's class has no method of its own for it: then it is not asked."""
     return question != "describe" and getattr(cls, question) is getattr(Adapter, question)
 
 

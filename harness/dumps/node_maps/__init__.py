@@ -61,7 +61,7 @@ class Rule:
 
 
 def neighbours(value: NDArray[Any], n_head: int) -> NDArray[Any]:
-    """Of each head element i and i + n/2 come to stand side by side."""
+    """Interleave the halves of each head, so that elements i and i + n/2 are neighbours."""
     width = value[0].size if len(value) else 0
     if not n_head or width % (2 * n_head):
         raise ValueError(f"{width} rows are no {n_head} heads of two halves")

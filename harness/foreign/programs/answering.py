@@ -1,7 +1,8 @@
-"""What all engines of Python here share: the frames of PROTOCOL.md, and what one sequence is.
+"""Parts shared by the programs in Python: frames of PROTOCOL.md, and the rules for one sequence.
 
-It runs in the engine's own environment, where there is the standard library and numpy, and nothing
-of Lockstep. Answers go to the descriptor that Lockstep offers: the engines' libraries print.
+It runs in the engine's own environment, which has the standard library and numpy, and nothing of
+Lockstep. Answers go to the descriptor that Lockstep offers, because the engines' libraries
+print.
 """
 
 import base64
@@ -98,7 +99,7 @@ def steps(batches):
 
 
 def rows_of(decode, question):
-    """What `logits` is answered with by an engine without a trace.
+    """Answer `logits` for an engine without a trace.
 
     decode(ids, start) -> (tokens, vocabulary); start 0 begins with an empty cache.
     """
@@ -107,7 +108,7 @@ def rows_of(decode, question):
 
 
 def greedy_ids(decode, question):
-    """What `greedy` is: the argmax of each row of logits, the first of those that are as large."""
+    """Answer `greedy`: the argmax of each row of logits, and the first of equal ones."""
     row = decode(question["prompt"], 0)[-1]
     ids, at = [int(np.argmax(row))], len(question["prompt"])
     while len(ids) < question["n"]:

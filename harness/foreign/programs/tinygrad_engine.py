@@ -115,7 +115,7 @@ def parse(path):
 
 
 def plain(value):
-    """As JSON has it; what it has nothing for is shown as Python does."""
+    """Convert a value to JSON; a value that JSON lacks becomes the string that Python shows."""
     if isinstance(value, list):
         return [plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):

@@ -145,7 +145,8 @@ class Tokenizer:
 
 
 def dequantize(question, arrays):
-    """Of the loader that 5.23 has for some architectures; for others gguf-py decodes."""
+    """Decode by the loader that version 5.23 has for some architectures; gguf-py decodes for
+    others."""
     ids = {name: number for number, name in dequant.GGML_NAME.items()}
     if question["type"] not in ids:
         raise Unsupported(f"its own decoder has no {question['type']}")

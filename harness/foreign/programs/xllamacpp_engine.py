@@ -28,7 +28,8 @@ class Model:
         self.server = xllamacpp.Server(p)
 
     def ask(self, path, body):
-        """Of its own endpoints, on this machine; what it offers in Python is OpenAI's alone."""
+        """Ask one of its own endpoints on this machine; its Python interface offers only
+        OpenAI's."""
         asked = urllib.request.Request(
             self.server.listening_address + path,
             json.dumps(body).encode(),

@@ -1,4 +1,4 @@
-"""What a schedule does that is known to go wrong, told by our machine: the causes of [[batch]].
+"""Known faults that a schedule provokes, told by our machine: the causes of [[batch]].
 
 A difference is excused only if the cause of a known one holds, at its step or before.
 """
@@ -179,7 +179,7 @@ def is_crowded(batch: Entries, ubatches: Sequence[Ubatch], n_ubatch: int) -> boo
 
 
 def heads_misplaced(cache: Attention, before: Sequence[int]) -> bool:
-    """Whether heads that are put back by their order in the ubatch go to other streams."""
+    """Return True if heads that are put back by their order in the ubatch go to other streams."""
     heads, olds = list(before), []
     for placed in cache.tried:
         olds.append(heads[:])
@@ -242,7 +242,7 @@ def cells_saved(memory: Memory, seq: int) -> Iterator[tuple[Cells, int]]:
 
 
 def is_uncopied(watch: Watch, seq: int) -> bool:
-    """What is saved has yet to be copied."""
+    """Return True if what is saved has yet to be copied."""
     return bool(watch.queued) if seq < 0 else seq in watch.queued
 
 
@@ -264,7 +264,8 @@ def late_copy(watch: Watch, seq: int, k: int) -> bool:
 
 
 def late_copy_after_clear(watch: Watch, seq: int, k: int) -> bool:
-    """As `late copy`, of a memory that has been cleared since; restoring all of it clears too."""
+    """Return True for a `late_copy` of a memory that was cleared since; restoring all of it clears
+    too."""
     return bool(watch.queued) if seq < 0 else seq in watch.queued and watch.cleared
 
 

@@ -56,7 +56,8 @@ def any_sbatch(*engines: str) -> bool:
 
 
 def of_sbatch(oracle: str, engine: str) -> bool:
-    """Whether it is about how an older llama.cpp, against another engine, takes batches apart."""
+    """Return True if it is about how an older llama.cpp, against another engine, takes batches
+    apart."""
     return any_sbatch(oracle, engine) and split_version(oracle)[0] != split_version(engine)[0]
 
 

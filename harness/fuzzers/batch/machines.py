@@ -47,5 +47,5 @@ def states(memory: Memory) -> Recurrent | None:
 
 
 def in_streams(memory: Memory) -> bool:
-    """Whether each sequence has cells of its own."""
+    """Return True if each sequence has cells of its own."""
     return any(not cache.unified for cache in caches(memory))

@@ -50,7 +50,7 @@ def shape(kind: str, n_ubatch: int, n_seq: int, steps: list[Step]) -> ScheduleCa
 
 
 def causes_of_sbatch(case: ScheduleCase) -> dict[str, int]:
-    """What goes wrong with llama_sbatch, and the first call that does it.
+    """Return the faults of llama_sbatch, and the first call that shows each.
 
     unstable: a batch of more tokens than are sorted stably has a place twice. left: a sequence that
     has shared a token goes on without the others.

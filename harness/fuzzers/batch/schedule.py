@@ -38,7 +38,7 @@ class ScheduleCase:
         return len(self.steps), len(rows), sum(len(row[2]) for row in rows), *shape, simple
 
     def plan(self) -> dict[str, Any]:
-        """As a question."""
+        """Return the schedule as a question."""
         older = {"sbatch": self.sbatch} if self.sbatch else {}
         return {
             "n_ctx": self.n_ctx,

@@ -279,7 +279,7 @@ class Maker:
 
 
 def cut(past: tuple[Any, ...], p0: int, p1: int, last: int) -> tuple[Any, ...]:
-    """What is left of a history; only tails and wholes leave one that others can share."""
+    """Return the rest of a history; only tails and wholes leave one that others can share."""
     kept = tuple(
         one
         for one in past

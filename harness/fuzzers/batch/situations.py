@@ -1,4 +1,4 @@
-"""What schedules reach: the situations of caches that a campaign should have seen."""
+"""Situations of caches that the schedules of a campaign should have reached."""
 
 from itertools import pairwise
 

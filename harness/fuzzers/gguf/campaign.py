@@ -180,7 +180,7 @@ class FileCampaign:
         return [some[i] for i in odd]
 
     def count(self, stage: Stage, subject: Parsed, other: Parsed) -> None:
-        """How answers pair; a refusal for another reason is a refusal all the same."""
+        """Count how answers pair; a refusal for another reason is a refusal all the same."""
         mine, theirs = subject.endings == NUMBER[ACCEPTED], other.endings == NUMBER[ACCEPTED]
         stage.asked += len(mine)
         stage.counts["asked"] += len(mine)
@@ -214,7 +214,8 @@ class FileCampaign:
             yield self.finding(exact, case, small)
 
     def explanations(self, cause: FileCause, raw: bytes) -> Iterator[FileCause]:
-        """What was found already, or is known, that this may be another example of."""
+        """Yield causes that were found already, or are known, and that this may be another example
+        of."""
         if cause.symptom != "value":
             if cause in self.found or cause in self.known:
                 yield cause
@@ -285,7 +286,7 @@ class FileCampaign:
         return list(case.again) or self.number_files(case.number, 1)
 
     def answers(self, raw: bytes) -> dict[str, str]:
-        """What every parser says of one file, with its words."""
+        """Return what every parser says of one file, with its words."""
         subject = answer_about(self.subject, FULL, [raw])
         told = {self.subject.name: describe_answer(subject)}
         for stage in self.stages:
@@ -359,6 +360,6 @@ class FileCampaign:
 
 
 def as_cause(key: str) -> FileCause:
-    """Of the key of a verdict."""
+    """Return the cause that the key of a verdict names."""
     _, stage, symptom, kind = key.split("/", 3)
     return FileCause(stage, symptom, kind)

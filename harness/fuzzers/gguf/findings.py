@@ -1,4 +1,4 @@
-"""When answers to one file are a finding, of which cause it is, and whether the cause is known."""
+"""Rules for findings: when answers to one file are one, of which cause, and whether it is known."""
 
 import re
 from collections.abc import Sequence
@@ -94,7 +94,8 @@ def suspects(
 def cause_of(
     engine: str, way: str, subject: Parsed, other: Parsed, i: int, raw: bytes
 ) -> FileCause | None:
-    """What is odd about file i, the worst first. The subject's own troubles are `own_cause`'s."""
+    """Return what is odd about file i, the worst first. `own_cause` returns the subject's own
+    troubles."""
     mine, theirs, stage = subject.ending(i), other.ending(i), f"{engine} {way}"
     wasteful = other.peaks[i] > allowed_memory(engine, len(raw))
     # who takes ever more meets the limit of memory or that of time, by the speed of the processor
@@ -115,13 +116,14 @@ def cause_of(
 
 
 def place_of(answer: Parsed, i: int) -> str:
-    """Where a parser died, without what changes from file to file."""
+    """Return where a parser died, without what changes from file to file."""
     said = PLACE.findall(answer.words.get(i, ""))
     return str(said[-1]).replace("/", "|") if said else "death"
 
 
 def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> FileCause | None:
-    """What no reader does, whatever the file: ours takes twice its size and 16 MB at most."""
+    """Return what no reader may do, whatever the file: ours takes twice its size and 16 MB at
+    most."""
     ending = subject.ending(i)
     if ending in (CRASHED, HUNG):
         words = subject.words.get(i, "").split(":")[0]
@@ -143,7 +145,8 @@ def table_cause(ending: str, faults: Sequence[str]) -> FileCause | None:
 
 
 def refine_cause(cause: FileCause, raw: bytes) -> FileCause:
-    """Of a small file that is read differently: what it holds in the part that differs."""
+    """Add to a cause the types in the part that differs, for a small file that is read
+    differently."""
     if cause.symptom != "value":
         return cause
     types = sorted(types_in(raw, cause.kind))

@@ -10,7 +10,7 @@ CORPUS, GIVEN, GUIDED = "corpus", "given", "guided"  # targets whose files come 
 
 
 def files_in(folder: Path | None) -> list[Path]:
-    """Of a corpus."""
+    """Return the files of a corpus."""
     paths = folder.rglob("*") if folder else ()
     found = sorted(path for path in paths if path.suffix in (".gguf", ".bin"))
     return [check_file(path) for path in found if not path.is_dir()]

@@ -45,7 +45,8 @@ class DrawnNumbers:
 
 
 def numbers_of(seed: int, family: str, first: int, count: int) -> list[DrawnNumbers]:
-    """Of the cases `first` and on. Philox makes four numbers for each step of its counter."""
+    """Return the numbers of the cases from `first` on. Philox makes four for each step of its
+    counter."""
     name = f"fuzz.gguf.{family}"
     key = stream(seed, name).state["state"]["key"]
     bits = Philox(key=key, counter=first * (NUMBERS // 4))
@@ -79,7 +80,7 @@ class FileCase:
 
     @property
     def name(self) -> str:
-        """Of a file of the user's own; bytes are named by the first."""
+        """Return the name of a user's own file; bytes are named by the first."""
         kind, name = self.again or ("", "")
         return name[:80] if kind == "--hex" else name
 
@@ -95,7 +96,7 @@ def cases(
 
 
 class Least:
-    """Of all that a fault leaves open, the first."""
+    """A draw that takes the first of all that a fault leaves open."""
 
     def below(self, n: int) -> int:
         return 0

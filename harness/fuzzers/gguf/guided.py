@@ -115,7 +115,7 @@ def files_kept(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What libFuzzer did. branches: of the reader, as atheris counts them."""
+    """The result of libFuzzer. branches: of the reader, as atheris counts them."""
 
     files: int
     branches_before: int  # reached by the files of the folder

@@ -1,4 +1,4 @@
-"""Which lines of our reader some files reach, and which they never do."""
+"""Lines of our reader that some files reach, and those that they never do."""
 
 import dis
 import sys
@@ -61,7 +61,8 @@ def functions_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def lines_reached(files: Iterable[bytes], places: set[str]) -> set[Place]:
-    """Of the sources in `places`. What is raised is another's business."""
+    """Return the lines that files reach in the sources in `places`. Exceptions are not looked
+    at."""
     found: set[Place] = set()
 
     def step(frame: FrameType, event: str, _: object) -> Any:

@@ -57,7 +57,8 @@ def cost_of(batch: list[bytes]) -> int:
 
 
 def draft_of(raw: bytes) -> FileDraft | None:
-    """What can be read of it, such that the draft's bytes are these; None if not even a header."""
+    """Return what can be read of it, so that the draft's bytes are these; None if not even a
+    header."""
     if len(raw) < HEADER.size:
         return None
     magic, version, n_rows, n_pairs = HEADER.unpack_from(raw)
@@ -266,7 +267,7 @@ def fewer_bytes(raw: bytes) -> Iterator[bytes]:
 
 
 def plainer(raw: bytes, shows: Shows, budget: list[int]) -> bytes:
-    """As many bytes zero as can be: first those that can be by themselves, then one by one."""
+    """Zero as many bytes as possible: first those that can be by themselves, then one by one."""
     places = [at for at, byte in enumerate(raw) if byte and at >= 4][:256]
     tries = [raw[:at] + b"\0" + raw[at + 1 :] for at in places]
     if not tries or budget[0] < 2 * cost_of(tries):

@@ -49,7 +49,8 @@ class Stage:
 
 
 def answer_about(session: Session, way: str, files: Sequence[bytes]) -> Parsed:
-    """What becomes of a question is asked again of half of its files, until it is one's ending.
+    """Return the answers about the files. A question without an answer is asked again of half its
+    files, until it is the ending of one.
 
     Raises NoAnswer for an engine that answers about no file at all.
     """

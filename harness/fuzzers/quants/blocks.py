@@ -193,7 +193,7 @@ def to_one(scales: list[OddScale], blocks: Blocks) -> None:
 
 
 def byte_spans(kind: type[WeightFormat]) -> list[slice]:
-    """Where the fields lie that are no floats; the whole block if there is none."""
+    """Return the places of fields that are no floats; the whole block if there is none."""
     fields = [f[:2] for f in (kind.layout.fields or {}).values() if f[0].base.kind != "f"]
     spans = [slice(at, at + dtype.itemsize) for dtype, at in fields]
     return spans or [slice(0, kind.layout.itemsize)]
@@ -287,5 +287,5 @@ class Cases:
         return out
 
     def directed_among(self, start: int, stop: int) -> int:
-        """How many of these cases are directed."""
+        """Return how many of these cases are directed."""
         return min((stop + 1) // 2, self.n_directed) - min((start + 1) // 2, self.n_directed)

@@ -28,7 +28,7 @@ SHRUNK = 48  # in a campaign
 
 @dataclass
 class TwoDecoders:
-    """What was found between the oracle and one other engine."""
+    """The findings between the oracle and one other engine."""
 
     other: Session
     blocks: int = 0
@@ -255,7 +255,8 @@ class BlockCampaign:
         return f"{names[2]} agrees with {names[1]}" if with_subject else "all three differ"
 
     def of_the_witness(self) -> Iterator[Verdict]:
-        """Where it differs from the oracle and the subject does not: excused, and named."""
+        """Yield excused verdicts that name where it differs from the oracle and the subject does
+        not."""
         name = self.witness.other.name
         if self.lacks:
             known = entry_for(self.known, name, self.kind.name, "unsupported")

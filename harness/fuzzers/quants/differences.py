@@ -20,7 +20,7 @@ class Differences:
 
     @classmethod
     def between(cls, expected: F32, actual: F32, weights: int) -> "Differences":
-        """Of two flat arrays of the same length, `weights` of a block."""
+        """Compare two flat arrays of the same length, `weights` of a block."""
         at = np.flatnonzero(expected.view(np.uint32) != actual.view(np.uint32))
         x, y = expected[at], actual[at]
         nan = np.isnan(x) & np.isnan(y)
@@ -72,7 +72,7 @@ FINITE = ("sign", "lost", "order", "rounding", "factor", "offset", "value")
 
 
 def alike(a: str, b: str) -> bool:
-    """Whether a smaller block with symptom b still shows what one with symptom a did."""
+    """Return True if a smaller block with symptom b still shows what one with symptom a did."""
     return a == b or (a in FINITE and b in FINITE and "rounding" not in (a, b))
 
 

@@ -74,7 +74,7 @@ class Examiner:
         return symptom_of(expected[0], actual[0])
 
     def example(self, case: int, blocks: Blocks, i: int) -> Example:
-        """Of block i among those that were decoded together."""
+        """Return the example of block i among those that were decoded together."""
         first = self.symptom(blocks[i])
         if first == "":
             return self.beside(case, blocks, i)

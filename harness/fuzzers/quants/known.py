@@ -1,4 +1,4 @@
-"""What is known to differ between decoders: [[dequant]] of harness/known."""
+"""Known differences between decoders: [[dequant]] of harness/known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -16,7 +16,8 @@ FEW = 12  # non-zero bytes, of which pairs are tried as well
 
 
 def shrink_block(kind: type[WeightFormat], block: Bytes, shows: Shows) -> Bytes:
-    """As few non-zero bytes as possible, then as few bits: no single step makes it smaller.
+    """Leave as few non-zero bytes as possible, then as few bits: no single step makes it
+    smaller.
 
     Fields first, then runs of bytes, single ones, pairs and bits; scales become 1.
     """

@@ -18,7 +18,7 @@ class GivenUp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What became of an input that has no answer."""
+    """The reason why an input has no answer."""
 
     status: str  # "diverged" for a refusal, "malformed", "crashed", "timed-out"
     text: str

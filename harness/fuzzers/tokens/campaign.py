@@ -114,8 +114,8 @@ class TextCampaign:
         return [(at, want) for (at, _), want, _ in rows if want is not None]
 
     def answers(self, way: str, inputs: Sequence[Any], flags: Flags) -> tuple[list[Any], list[Any]]:
-        """Of oracle and subject. None: not asked, because the refuser refuses the input, and that
-        the other one does so too was seen often enough."""
+        """Return the answers of oracle and subject. None: not asked, because the refuser refuses
+        the input. Enough inputs have shown that the other one does so too."""
         question, names = QUESTIONS[way]
         on = dict(zip(names, flags, strict=True))
         if self.refuser is None:
@@ -185,6 +185,7 @@ def same(want: Any, got: Any) -> bool:
 
 
 def holds(given: Any, part: Any) -> bool:
-    """Whether a smaller input that differs is in this one: then it need not be shrunk again."""
+    """Return True if a smaller input that differs is in this one: then it need not be shrunk
+    again."""
     n = len(part)
     return n > 0 and any(given[at : at + n] == part for at in range(len(given) - n + 1))

@@ -37,7 +37,7 @@ class Counter:
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """What texts are made of."""
+    """The parts that texts are made of."""
 
     pieces: tuple[bytes, ...]  # by id: the bytes that a token stands for; some are empty
     shown: tuple[bytes, ...]  # those of ordinary tokens that are not empty
@@ -176,7 +176,8 @@ def character(draw: Draw) -> str:
 
 
 def traps(draw: Draw, m: Material) -> bytes:
-    """What normalisation, lower-casing and accent stripping change, among plain letters."""
+    """Make a text that normalisation, lower-casing and accent stripping change, among plain
+    letters."""
     parts = [of(draw, TRAPS) if draw.below(3) else of(draw, PLAIN) for _ in range(few(draw, 8))]
     return "".join(parts).encode()
 

@@ -1,1 +1,1 @@
-"""What wrong engines are made of."""
+"""Parts that wrong engines are made of."""

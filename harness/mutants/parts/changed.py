@@ -1,4 +1,4 @@
-"""How a wrong engine is made of the right one: other ops, other numbers, other weights."""
+"""The making of a wrong engine from the right one: other ops, other numbers, other weights."""
 
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ class WrongFormat(Mistake):
 
     @staticmethod
     def before(blocks: Blocks) -> None:
-        """Of the format's layout, a copy."""
+        """Change the blocks, a copy in the format's layout."""
 
     @staticmethod
     def after(blocks: Blocks, out: F32) -> None:

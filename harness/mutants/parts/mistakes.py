@@ -1,4 +1,4 @@
-"""What catalogues of mistakes are made of: one op, number, method or memory is wrong."""
+"""Bases for catalogues of mistakes: one op, number, method or memory is wrong."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

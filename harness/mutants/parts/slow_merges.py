@@ -60,7 +60,7 @@ def characters(text: bytes) -> list[bytes]:
 def ids(
     tokenizer: LlamaTokenizer, text: bytes, *, from_the_right: bool = False, careless: bool = False
 ) -> list[int]:
-    """What `tokenizer.segment` gives, if it is not to be wrong."""
+    """Return the ids that `tokenizer.segment` gives, unless it is to be wrong."""
     known, scores = tokenizer.vocabulary.ids, tokenizer.vocabulary.scores
 
     def rank(left: bytes, right: bytes) -> float | None:

@@ -33,7 +33,8 @@ def level(result: TestResult) -> str:
 
 
 def command(name: str, title: str, text: str) -> str:
-    """As actions/toolkit escapes it: a text can neither end its line nor begin another command."""
+    """Escape a command as actions/toolkit does: a text can neither end its line nor begin another
+    one."""
     escaped = escape_command(title).replace(":", "%3A").replace(",", "%2C")
     return f"::{name} title={escaped}::{escape_command(text)}"
 

@@ -60,7 +60,8 @@ def table(results: Sequence[TestResult]) -> Iterator[str]:
 
 
 def causes(red: Sequence[TestResult]) -> list[list[TestResult]]:
-    """What is not well, folded: divergences with the same key have the same cause."""
+    """Return the results that are not well, folded: divergences with the same key have the same
+    cause."""
     found: dict[str, list[TestResult]] = {}
     for result in red:
         key = result.key or f"{result.suite}/{result.summary}"
@@ -80,7 +81,7 @@ def cause(same: Sequence[TestResult]) -> Iterator[str]:
 
 
 def reasons(results: Sequence[TestResult]) -> Iterator[str]:
-    """Why something that is red nowhere was not compared, or differs and is excused."""
+    """Yield why something that is red nowhere was not compared, or differs and is excused."""
     lines = dict.fromkeys(
         f"- {MARKS[r.status]}: {as_cell(r.model)}, {as_cell(r.suite)}: "
         f"{as_code(cut(r.summary, LONGEST_TEXT))}"

@@ -26,5 +26,5 @@ def as_block(text: str) -> str:
 
 
 def longest_run(text: str) -> int:
-    """Of backticks."""
+    """Return the length of the longest run of backticks."""
     return max((len(run) for run in re.findall("`+", text)), default=0)

@@ -65,7 +65,7 @@ class RunResults:
 
 
 def read_results(folder: Path) -> RunResults:
-    """Of a run's folder. Raises BrokenReport, but not for want of a footer."""
+    """Read the results in a run's folder. Raises BrokenReport, but not for want of a footer."""
     path = folder / "report.jsonl"
     rows = read_unfinished(path)
     finished = rows[-1]["kind"] == "footer"
@@ -89,7 +89,8 @@ def read_results(folder: Path) -> RunResults:
 
 
 def verdict_of(row: Mapping[str, Any]) -> Verdict:
-    """Of a line; JSON has no infinity, and the words of `plain` become numbers again."""
+    """Return the verdict of a line. JSON has no infinity: the words of `plain` become numbers
+    again."""
     detail = {
         name: float(value) if value in ("inf", "-inf", "nan") else value
         for name, value in row["detail"].items()
@@ -130,7 +131,7 @@ def name_of(verdict: Verdict) -> str:
 
 
 def ending(exit_code: int | None, results: Sequence[TestResult]) -> list[TestResult]:
-    """What the exit code says and no verdict does."""
+    """Return results for what the exit code says and no verdict does."""
     if exit_code is None:
         return [of_run("finished", "the run did not finish: what was found is not all")]
     if exit_code and not any(result.is_red for result in results):

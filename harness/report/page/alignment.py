@@ -43,7 +43,7 @@ def alignment_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def runs_of_ids(detail: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of `fuzz tokens`, whose findings hold ids without pieces."""
+    """Align the ids of a `fuzz tokens` finding, which has no pieces."""
     want, got = detail.get("expected"), detail.get("actual")
     if "sides" in detail or "way" not in detail or not isinstance(want, list):
         return None
@@ -73,7 +73,7 @@ def first_difference(expected: SideOfText, actual: SideOfText) -> int:
 
 
 def texts_of(expected: SideOfText, actual: SideOfText) -> dict[str, str] | None:
-    """What is written before the first token that differs, and from there on, on both sides."""
+    """Return the text before the first token that differs, and from there on, on both sides."""
     at = first_difference(expected, actual)
     if not expected.pieces or not actual.pieces:
         return None
@@ -88,7 +88,8 @@ def texts_of(expected: SideOfText, actual: SideOfText) -> dict[str, str] | None:
 def steps(
     expected: SideOfText, actual: SideOfText, *, in_step: bool
 ) -> list[tuple[str, int, int, int, int]]:
-    """As difflib's opcodes. in_step: of texts that go their own ways behind a difference."""
+    """Return steps like difflib's opcodes. in_step: for texts that go their own ways behind a
+    difference."""
     a, b = list(expected.ids), list(actual.ids)
     if not in_step:
         return list(SequenceMatcher(None, a, b, autojunk=False).get_opcodes())

@@ -9,7 +9,7 @@ MOST = 400  # rows of a kind
 
 
 def sentence_of(changes: Changes) -> str:
-    """What two runs come to."""
+    """Sum up the changes between two runs."""
     worse = sum(change.worse for change in changes.changed)
     if not (changes.new or changes.gone or changes.changed):
         text = f"{'Worse: no' if changes.worse else 'No'} verdict changed"

@@ -1,4 +1,4 @@
-"""What a verdict's detail says in words: how far off, how much was allowed, and why so much."""
+"""Facts of a verdict's detail in words: how far off, how much was allowed, and why so much."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ def facts_of(row: Mapping[str, Any]) -> list[Fact]:
 
 
 def in_short(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """How far off, how much was allowed, and why so much: for a line of a table."""
+    """Return how far off, how much was allowed, and why so much: for a line of a table."""
     d = row["detail"]
     far = d.get("worst_relative_to_largest_logit", d.get("err_local", d.get("margin")))
     if far is None and is_plain(d.get("actual")) and is_plain(d.get("expected")):
@@ -86,7 +86,7 @@ def whose(d: Detail) -> Iterator[Fact]:
 
 
 def of_tokens(d: Detail) -> bool:
-    """Whether a black box was compared by tokens, for which its summary has the limit."""
+    """Return True if a black box was compared by tokens, for which its summary has the limit."""
     return "worst" in d and not d.get("allowed")
 
 

@@ -1,7 +1,7 @@
-"""What a verdict's detail can be drawn as: a chart, two columns of ids, bytes, a schedule, text.
+"""Drawings of a verdict's detail: a chart, two columns of ids, bytes, a schedule, text.
 
-A detail comes from a file that anybody may have written: what is not in the form that is drawn is
-named, and the rest of the page stands.
+A detail comes from a file that anybody may have written. A detail that is not in the form for a
+drawing is named, and the rest of the page stands.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ def log_of(d: Detail) -> Any:
 
 
 def answers_of(d: Detail) -> Any:
-    """What each way of reading a file says of it."""
+    """Return the answer of each way of reading a file."""
     answers = d.get("answers")
     return [*answers.items()] if isinstance(answers, Mapping) and answers else None
 

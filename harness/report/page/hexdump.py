@@ -73,7 +73,7 @@ def in_lines(raw: bytes, unlike: frozenset[int]) -> list[list[tuple[str, bool]]]
 
 
 def values_of(sides: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What both engines make of the weights around the one that is told."""
+    """Return both engines' values of the weights around the reported one."""
     want, got = sides["oracle"]["values"], sides["subject"]["values"]
     at = int(sides["oracle"]["weight"])
     if len(want) != len(got):  # two types
@@ -102,7 +102,7 @@ def is_hex(text: Any) -> bool:
 
 
 def dump(raw: bytes) -> Sequence[str]:
-    """As `00000010  47 47 55 46 ...  |GGUF...|`."""
+    """Return lines such as `00000010  47 47 55 46 ...  |GGUF...|`."""
     lines = []
     for at in range(0, len(raw), WIDE):
         part = raw[at : at + WIDE]

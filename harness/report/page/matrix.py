@@ -42,7 +42,7 @@ def page_of_matrix(
 
 
 def sentence_of(engines: Sequence[Mapping[str, Any]], oracle: str) -> str:
-    """How many conform."""
+    """Say how many engines conform."""
     codes = [row["exit_code"] for row in engines]
     conform = codes.count(0)
     text = (
@@ -56,14 +56,14 @@ def sentence_of(engines: Sequence[Mapping[str, Any]], oracle: str) -> str:
 def cell_of(
     cases: Mapping[str, Mapping[str, Any]], texts: Mapping[str, str], suite: str
 ) -> dict[str, str]:
-    """What it says, and the worst status in it."""
+    """Return the text of a cell, and the worst status in it."""
     statuses = {case["status"] for case in cases.values()}
     worst = next((status for status in BEST_LAST if status in statuses), "not-applicable")
     return {"text": texts.get(suite, "-"), "status": worst}
 
 
 def told_of(suites: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """What is not well."""
+    """Return the verdicts that are not well."""
     return [
         {"suite": suite, "case": case, **verdict}
         for suite, cases in suites.items()

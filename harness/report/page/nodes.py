@@ -44,7 +44,7 @@ def node_data(verdicts: Sequence[Row]) -> dict[str, Any]:
 
 
 def in_order(rows: Iterable[Row]) -> list[Node]:
-    """Of all verdicts on one model: shadow has one for each op."""
+    """Return the nodes of all verdicts on one model: shadow has one verdict for each op."""
     found = [node for row in rows for node in nodes_of(row["detail"]["by_node"])]
     return sorted(found, key=lambda node: (node["step"], node["order"]))
 
@@ -88,7 +88,7 @@ def columns(nodes: Sequence[Node], texts: Texts) -> dict[str, Any]:
 
 
 def found_at(suite: str, case: str, verdicts: Sequence[Row]) -> dict[str, Any]:
-    """What the divergences say of their worst element, by step, layer and name."""
+    """Return the worst element of each divergence, by step, layer and name."""
     found = {}
     for row in verdicts:
         d = row["detail"]

@@ -16,7 +16,8 @@ NAME = 120  # of what stands in a line with others
 
 
 def show_value(value: Any, longest: int = LONGEST) -> str:
-    """What a reader sees of any value: control and bidirectional characters are written out."""
+    """Return any value as a reader sees it: control and bidirectional characters are written
+    out."""
     if isinstance(value, float):
         return number(value)
     text = printable(cut(str(value), longest), keep="\n")
@@ -30,7 +31,7 @@ def cut(text: str, longest: int) -> str:
 
 
 def finalize(value: Any) -> Any:
-    """Of every expression of a template, before it is escaped. Markup is what macros made."""
+    """Convert every expression of a template before it is escaped. Macros make Markup."""
     if value is None:
         return ""
     return value if isinstance(value, Markup) else show_value(value)
@@ -41,7 +42,8 @@ def short_name(value: Any) -> str:
 
 
 def paths(text: str) -> Markup:
-    """What we drew: numbers and letters of SVG paths, which are long and hold nothing else."""
+    """Mark a drawn path as safe: numbers and letters of SVG paths are long and hold nothing
+    else."""
     if not PATH.fullmatch(text):
         raise ValueError(f"no path: {text[:40]!r}")
     return Markup(text)
@@ -70,7 +72,7 @@ def exact(value: Any) -> str:
 
 
 def of_limit(share: Any, limit: str = "its limit") -> str:
-    """How far an error went, as `17% of its limit`, or `3e+05 times its limit`."""
+    """Say how far an error went, as `17% of its limit`, or `3e+05 times its limit`."""
     if not isinstance(share, int | float):
         return f"{show_value(share, NAME)} times {limit}"
     return f"{share:.0%} of {limit}" if share < 100 else f"{share:.2g} times {limit}"

@@ -84,7 +84,7 @@ class Cause:
 
     @property
     def places(self) -> list[str]:
-        """Where else it was seen."""
+        """The other places where it was seen."""
         here = self.first["case"]
         named = (place_of(row) for row in self.rows[1:])
         cases = (row["case"] for row in self.rows[1:])
@@ -98,7 +98,7 @@ def parts_of(d: Mapping[str, Any]) -> str:
 
 
 def mistake_of(d: Mapping[str, Any]) -> str:
-    """What a diagnosis comes to, in a few words."""
+    """Sum up a diagnosis in a few words."""
     named = d.get("named") or ()
     if d.get("status") == "named" and named:
         more = f" or one of {len(named) - 1} more" if len(named) > 1 else ""
@@ -136,7 +136,7 @@ def causes_of(verdicts: Sequence[Row], statuses: Sequence[str]) -> list[Cause]:
 
 
 def sentence(run: RowsOfRun, causes: Sequence[Cause]) -> str:
-    """What the run comes to."""
+    """Sum up the run."""
     if run.footer is None:
         n = len(run.verdicts)
         return f"Not finished: the run was stopped; what its {n} verdicts say is true, and not all."
@@ -238,7 +238,7 @@ def suites_of(verdicts: Sequence[Row]) -> list[SuiteRow]:
 
 
 def slices_of(verdicts: Sequence[Row]) -> list[Row]:
-    """Of a bisection of a black box, in the order of the model."""
+    """Return the slices of a black-box bisection, in the order of the model."""
     return [row for row in verdicts if row["detail"].keys() >= {"parts", "where", "worst"}]
 
 

@@ -15,8 +15,8 @@ def write_page(report: Path, rows: Sequence[Row]) -> Path:
 
 
 def write_page_of_run(report: Path) -> Path:
-    """Of a report that was just written. A defect of the page is said in the page: the run's
-    verdicts and its exit code stand without it."""
+    """Write the page of a report that was just written. The page itself reports a defect of the
+    page: the run's verdicts and its exit code stand without it."""
     rows = [json.loads(line) for line in report.read_bytes().splitlines()]
     try:
         return write_page(report, rows)

@@ -1,1 +1,1 @@
-"""Of wrong engines that show logits alone: are the layer and the part named?"""
+"""Trials of wrong engines that show logits alone: are the layer and the part named?"""

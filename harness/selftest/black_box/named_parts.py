@@ -1,8 +1,8 @@
-"""What the names of parts stand for, in nodes of llama.cpp's graph: is a part the right one?
+"""Nodes of llama.cpp's graph that the names of parts stand for: is a part the right one?
 
-A name is right where one of its nodes is wrong. Some nodes do several things: which of them a
-mistake is about is in the second table, by the catalogue's names. A name that lists several things
-is one of those by which the black box says that it cannot tell them apart.
+A name is right if one of its nodes is wrong. Some nodes do several things. The second table says by
+the catalogue's names which of them a mistake is about. A name that lists several things is one by
+which the black box says that it cannot tell them apart.
 """
 
 import re

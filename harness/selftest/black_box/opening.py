@@ -64,7 +64,7 @@ class KnownModels:
         return self.known[key]
 
     def whole(self, plan: Plan) -> Context:
-        """What is known of the model itself, which was asked before."""
+        """Return the context of the whole model, which was asked before."""
         return self.keep_open(plan, lambda _: None).context
 
     def close(self) -> None:

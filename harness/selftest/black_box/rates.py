@@ -1,4 +1,4 @@
-"""What is counted of engines that were bisected by their logits alone, and what is promised."""
+"""Counts for engines that were bisected by their logits alone, and the promised rates."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ SHOWN = 3  # parts of an answer
 
 
 def counts(row: BlackBoxRow) -> bool:
-    """Of the others there is nothing to explain."""
+    """Return True if the engine diverged; otherwise there is nothing to explain."""
     return row.status == "diverged"
 
 

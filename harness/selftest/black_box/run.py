@@ -65,7 +65,8 @@ def run_black_box(
 
 
 def every_pair(seed: int, only: str) -> list[Pair]:
-    """Of a real model, and of one layer, only where they may be wanted: models are made for it."""
+    """Return all pairs. Those of the real model and of one layer are left out unless `only` may
+    want them, because they need models made."""
     mistakes = [cls for cls in wrong_engines() if issubclass(cls, Mutant)]
     mistakes = [cls for cls in mistakes if cls.group not in NOT_OF_LOGITS]
     found = [(cls.shows_on, cls.name) for cls in mistakes if cls.shows_on not in WITHOUT_LOGITS]

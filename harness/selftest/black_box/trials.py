@@ -187,7 +187,7 @@ def is_another(bench: BlackBoxBench, cls: Any, wrong: Sequence[WrongPlace]) -> b
 
 
 def declared_places(cls: Any) -> list[WrongPlace]:
-    """Of one whose ops are right, one by one: what it says itself."""
+    """Return the place that an engine declares itself, for one whose single ops are right."""
     if not issubclass(cls, Mutant):
         return []
     return [WrongPlace(layer=cls.layer, node=NODE_OF.get(cls.site, cls.site))]
@@ -245,5 +245,5 @@ def score_claims(
 
 
 def first_of(layers: Sequence[int | None]) -> int | None:
-    """What is outside the layers is asked first."""
+    """Return the first wrong layer; None, for what lies outside the layers, comes first."""
     return None if None in layers or not layers else min(n for n in layers if n is not None)

@@ -1,7 +1,7 @@
-"""Where an engine is wrong, known from its tensors: each node on the inputs of an honest run.
+"""The true places of a fault, known from tensors: each node on the inputs of an honest run.
 
-Of a right node the bits are the same, as both engines share its code; of the others it is known how
-far off they are. What the black box says without tensors is held against this.
+A right node has the same bits, because both engines share its code. For the others the error is
+known. The findings of the black box, which sees no tensors, are held against this.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,8 +57,8 @@ def values_of(session: Session, request: Request) -> dict[Site, NDArray[Any]]:
 def differing(
     right: dict[Site, NDArray[Any]], shown: dict[Site, NDArray[Any]]
 ) -> Iterator[WrongPlace]:
-    """What is not computed at all is wrong, and what comes behind it has no inputs to be judged
-    on."""
+    """Yield the wrong places. A node that is missing is wrong; nodes behind it have no inputs to be
+    judged on."""
     missing = [site for site in right if site not in shown]
     off = (site for site, value in right.items() if is_off(value, shown.get(site)))
     for site in missing or off:

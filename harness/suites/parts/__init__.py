@@ -1,1 +1,1 @@
-"""What several suites share."""
+"""Parts that several suites share."""

@@ -1,4 +1,4 @@
-"""What an engine of any level writes behind a prompt: text, or what its answers come to as text."""
+"""The text that an engine of any level writes behind a prompt, or its other answers as text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ Way = Callable[[Context, Session, str, int], WrittenText | None]
 
 
 def text_behind(context: Context, session: Session, prompt: str, n: int) -> WrittenText:
-    """Of n greedy tokens. Raises NoAnswer where the engine offers nothing that shows them."""
+    """Return the text of n greedy tokens. Raises NoAnswer if the engine offers nothing that shows
+    them."""
     for way in (by_text, by_tokens, by_logits, by_lists):
         if (found := way(context, session, prompt, n)) is not None:
             return found

@@ -30,7 +30,7 @@ ROUNDS = 3  # which of them meet is a matter of microseconds
 
 @dataclass(frozen=True, kw_only=True)
 class TextByItself:
-    """What comes behind a prompt, of n tokens, when nothing else is asked."""
+    """The text of n tokens behind a prompt, when nothing else is asked."""
 
     prompt: bytes
     n: int
@@ -111,7 +111,7 @@ def another(context: Context, one: TextByItself, said: bytes) -> Verdict:
 
 
 def refusals(outcomes: Sequence[Outcome]) -> list[str]:
-    """What it says instead of answers."""
+    """Return the messages that came instead of answers."""
     return [each.message for each in outcomes if isinstance(each, Busy | Rejected | Unanswerable)]
 
 

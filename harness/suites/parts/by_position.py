@@ -14,10 +14,11 @@ MOST = 512  # figures of each kind; of more positions the worst of so many neigh
 
 
 def by_position(context: Context, expected: F32, actual: F32, what: str) -> dict[str, Any]:
-    """Of (outputs, vocabulary) each; errors and margins relative to the largest logit of all.
+    """Return errors and margins by position, relative to the largest logit of all. Both arrays are
+    (outputs, vocabulary).
 
-    `margin`: how much larger the oracle's greedy token is than the next one: where that is less
-    than two errors, another token may be chosen. `first_other`: where it first is.
+    `margin`: how much larger the oracle's greedy token is than the next one. Where it is less than
+    two errors, another token may be chosen. `first_other`: the first place where one is.
     """
     if expected.shape != actual.shape or not expected.size:
         return {}
@@ -48,7 +49,7 @@ def margin_of(row: F32) -> float:
 
 
 def choice_of(row: F32) -> int:
-    """Of its numbers the first of the largest."""
+    """Return the index of the first largest number in the row; NaN does not count."""
     at = int(row.argmax())
     return int(np.nan_to_num(row, nan=-np.inf).argmax()) if np.isnan(row[at]) else at
 

@@ -1,6 +1,6 @@
-"""What logits that agree may hide, and is named: tokens that are too small, GELU by erf.
+"""Faults that logits which agree may hide: tokens that are too small, GELU by erf.
 
-Tokens whose logits are smaller than what they may be off by agree with any small ones.
+Tokens whose logits are smaller than their allowed error agree with any small ones.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ HIDDEN = "GELU by tanh against GELU by erf: ggml's table is off by four times mo
 
 
 def hidden_tokens(expected: F32, allowed: float) -> int:
-    """How many, where one logit is so much larger than the others that its errors are; zeros in
-    every row are what they are. expected: (outputs, vocabulary)."""
+    """Return the number of tokens whose logits are all below the allowed error, as one logit is so
+    much larger. Zeros in every row do not count. expected: (outputs, vocabulary)."""
     with np.errstate(invalid="ignore"):
         largest = np.nan_to_num(np.abs(expected), nan=np.inf).max(axis=0, initial=0.0)
     found = int(((largest > 0) & (largest <= allowed)).sum())
@@ -41,8 +41,8 @@ def in_words(detail: Mapping[str, Any]) -> str:
 
 
 def hidden_by_the_table(context: Context) -> list[str]:
-    """Of a subject that shows no tensors, on a model whose graph has such a node. llama.cpp's graph
-    of the usual run is known by now."""
+    """Return HIDDEN for a subject that shows no tensors, on a model whose graph has such a node.
+    llama.cpp's graph of the usual run is known by now."""
     along = context.honest
     if shows_tensors(context) or not isinstance(along, AlongLlamaCpp):
         return []

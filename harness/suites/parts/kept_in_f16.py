@@ -30,7 +30,7 @@ WORDS = (
 def with_f16_cache(
     context: Context, batches: Sequence[Batch], got: F32, detail: Mapping[str, Any], what: str
 ) -> str:
-    """What to say besides of a difference, of which detail is. Whoever asks many made models of a
+    """Return what to add to a difference with this detail. A caller that asks many made models of a
     wrong engine need not wait for two runs of each."""
     small = detail["worst_relative_to_largest_logit"] <= AT_MOST
     if detail["at_fault"] != "subject" or not small:

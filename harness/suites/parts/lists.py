@@ -46,7 +46,8 @@ class ListScale:
         return f"all are right but for a factor of {self.by:.4g}, as of {what}"
 
     def facts(self) -> dict[str, str]:
-        """What a verdict keeps: nothing of a temperature, which a matrix can make as well."""
+        """Return the facts that a verdict keeps: none of a temperature, which a matrix can make as
+        well."""
         return {} if self.kind is ScaleKind.TEMPERATURE else {LOGARITHMS: self.describe()}
 
 
@@ -126,8 +127,8 @@ def alike(allowed: float, a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def is_in(whole: Sequence[Any], row: Sequence[Any], allowed: float) -> bool:
-    """Whether each token of a row has its value in the whole one, which several with one text may
-    have; who stands at the end of one list may have dropped out of the other."""
+    """Return True if each token of a row has its value in the whole one. Several tokens may have
+    one text. A token at the end of one list may have dropped out of the other."""
     theirs = by_token(whole)
     least = min((value for _, value in whole if not isnan(value)), default=inf)
     for token, values in by_token(row).items():

@@ -130,7 +130,8 @@ def own_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
 
 
 def encodes(tokenizer: Tokenizer, text: bytes) -> bool:
-    """Of some vocabularies there are texts that end llama.cpp's process; our tokenizer refuses."""
+    """Return True if our tokenizer encodes the text. With some vocabularies there are texts that
+    end llama.cpp's process; our tokenizer refuses them."""
     try:
         for parse_special in (False, True):
             tokenizer.encode(text, parse_special=parse_special)
@@ -140,7 +141,8 @@ def encodes(tokenizer: Tokenizer, text: bytes) -> bool:
 
 
 def ordinary(tokenizer: Tokenizer) -> list[str]:
-    """What tokens stand for that are no control tokens, no single bytes and whole characters."""
+    """Return the texts of tokens that are no control tokens, no single bytes and whole
+    characters."""
     found = []
     for piece, attr in zip(tokenizer.pieces, tokenizer.vocabulary.attrs, strict=True):
         if piece and len(piece) <= LONGEST and not attr & (Attr.SPECIAL | Attr.BYTE):

@@ -77,7 +77,7 @@ def misread_prompts(context: Context) -> list[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Behind:
-    """What the oracle chooses behind prompts."""
+    """The tokens that the oracle chooses behind prompts."""
 
     context: Context
     pieces: Pieces
@@ -94,7 +94,8 @@ class Behind:
             return ()
 
     def tells(self, text: str, read: Callable[[str], bytes]) -> bool:
-        """Whether who reads it so begins another text, beyond what honest runs differ by."""
+        """Return True if an engine that reads the text so begins another text, beyond what honest
+        runs differ by."""
         if (as_read := read(text)) == text.encode():
             return False
         right, wrong = self.row(text.encode()), self.row(as_read)

@@ -119,7 +119,7 @@ def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> li
 
 
 def margin_of(row: F32) -> float:
-    """Of no numbers there is none."""
+    """Return how much larger the largest logit is than the next one; 0.0 if some are no numbers."""
     if len(row) < 2 or not np.isfinite(row).all():
         return 0.0
     second, first = np.partition(row, -2)[-2:]
@@ -133,8 +133,8 @@ def allowed_in(context: Context, row: F32) -> float:
 def said_behind(
     context: Context, close: Sequence[Beginning], question: str, given: Callable[[Beginning], Any]
 ) -> tuple[list[tuple[Beginning, Any]], LeftOut | None]:
-    """What the subject says of each, for one token; and why it does not of those that are longer
-    than what it has answered."""
+    """Return the subject's next token behind each beginning, and why there is none behind those
+    that are longer than what it has answered."""
     answers, left = [], None
     for one in close:
         outcome = context.subject.ask(question, given(one), 1)
@@ -149,8 +149,8 @@ def said_behind(
 def said_of(
     context: Context, suite: str, n: int, same: Sequence[Beginning], ties: int
 ) -> Iterator[Verdict]:
-    """Of an engine of which nothing is wrong. n: answers; those that are neither the same nor ties
-    are what one honest run of another design comes to."""
+    """Yield the verdict on an engine without a fault. n: answers; those that are neither the same
+    nor ties are what one honest run of another design comes to."""
     if not n:
         text = "no two tokens are nearly alike and further apart than honest runs"
         yield context.verdict(suite, "not-applicable", text)

@@ -1,8 +1,8 @@
-"""Of an engine that writes nothing: is nothing what an honest one could have written?
+"""Verdicts on an engine that writes nothing: could an honest one have written nothing?
 
 Behind one prompt it may end, or keep back what is no whole character, so an empty text accuses
-nobody. Behind several of which any honest run begins with characters it has chosen other tokens:
-where logits are NaN an argmax is often 0, a control token without a text.
+nobody. Behind several prompts any honest run begins with characters: there the engine has chosen
+other tokens. If logits are NaN, an argmax is often 0, a control token without a text.
 """
 
 import numpy as np
@@ -72,6 +72,6 @@ def must_write(context: Context, prompt: bytes) -> bytes:
 
 
 def is_written(piece: bytes) -> bool:
-    """Whether any engine shows something of it: spaces may be cut off, and characters that are not
-    whole kept back."""
+    """Return True if any engine shows something of the piece. Spaces may be cut off, and characters
+    that are not whole kept back."""
     return any(each.isprintable() and not each.isspace() for each in piece.decode(errors="ignore"))

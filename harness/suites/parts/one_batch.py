@@ -1,5 +1,5 @@
-"""What differs in several batches and not in one: what later ones are given, their size, or what is
-kept of calls before."""
+"""Differences in several batches that one batch does not have: in what later ones are given, in
+their size, or in what is kept of calls before."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,8 +58,8 @@ def with_one_batch(
 def by_size_or_place(
     context: Context, batches: Sequence[Batch], wrong: int
 ) -> tuple[str, bool | None]:
-    """What a batch that is wrong was given wrongly, and whether it is so for its size; None: nobody
-    knows. wrong: the number of the first such."""
+    """Say what a wrong batch was given wrongly, and whether its size is the reason; None: nobody
+    knows. wrong: the number of the first such batch."""
     n, first = len(batches[wrong]), len(batches[0])
     size = "the kernels for so many rows" if n > 1 else "the kernels for a single row"
     place = f"what a batch behind the first {first} tokens gets: {what_it_keeps(context.file)}"

@@ -1,6 +1,8 @@
-"""What tokens and texts are held against: the oracle's logits, if they are right, and honest runs.
+"""Logits that tokens and texts are held against: the oracle's, if they are right, and honest
+runs.
 
-One rule for all suites: a design explains an engine if one run of it comes to all of its answers.
+One rule for all suites: a design explains an engine if one run of it comes to all of its
+answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +31,7 @@ Fits = Callable[[F32, NDArray[np.float64]], bool]
 
 
 def oracles_logits(context: Context, batches: Sequence[Batch]) -> F32 | None:
-    """Of each output; None if they are wrong."""
+    """Return the oracle's logits of each output; None if they are wrong."""
     run = context.ask(context.oracle, "evaluate", Request(batches=tuple(batches)))
     logits: F32 = np.concatenate(run.logits)
     wrong = is_oracle_wrong(context, batches, logits, whole_truth(context, batches))

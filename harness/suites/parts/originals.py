@@ -1,8 +1,8 @@
-"""Where llama.cpp differs from the tokenizer that it imitates, and from the file.
+"""Differences of llama.cpp from the tokenizer that it imitates, and from the file.
 
-The first is [[tokens]] of harness/known; our engine follows llama.cpp. The second are tokens that
-it takes for control tokens by their text: an engine that goes by the file alone reads them out of
-text, or writes them, otherwise.
+The first are [[tokens]] of harness/known; our engine follows llama.cpp. The second are tokens that
+llama.cpp takes for control tokens by their text. An engine that goes by the file alone reads them
+out of text, or writes them, otherwise.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

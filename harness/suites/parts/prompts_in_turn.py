@@ -41,8 +41,8 @@ class Turn:
 
     @property
     def n_tried(self) -> int:
-        """Of long prompts few tell, and of those with two new tokens, where most is the last's, or
-        with none at the end."""
+        """The number of prompts to try. More are tried if few tell: long ones, those with two new
+        tokens (where most is the last's), and those with none at the end."""
         few_new = self.n - self.begin <= 2 or self.is_between
         return MORE if self.n > LONG or few_new else TRIED
 
@@ -175,7 +175,7 @@ def is_right_alone(context: Context, prompt: TellingPrompt) -> bool:
 
 
 def may_be(context: Context, prompt: TellingPrompt, found: int) -> bool:
-    """Whether an honest engine may choose this one."""
+    """Return True if an honest engine may choose this token."""
     batches = (Batch.for_next(prompt.ids),)
     if not 0 <= found < len(prompt.logits):
         return False

@@ -1,4 +1,4 @@
-"""What an engine does to a prompt before it reads it, and how much of a text it writes."""
+"""Changes that an engine makes to a prompt before it reads it, and the length of text it writes."""
 
 from lockstep.harness.context.further_runs import LeftOut
 from lockstep.harness.context.suite import Context, NoAnswer
@@ -45,9 +45,9 @@ def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
 
 
 def said_in_full(context: Context, prompt: bytes, n: int) -> tuple[int, bytes, LeftOut | None]:
-    """Of how many tokens a text the subject writes, and why of no more: a server may have a limit,
-    or a context with no room for so many. Who refuses to write one token refuses the prompt.
-    Raises NoAnswer."""
+    """Return how many tokens of text the subject writes, the text, and why it writes no more. A
+    server may have a limit, or a context with no room for so many. An engine that refuses to write
+    one token refuses the prompt. Raises NoAnswer."""
     first = outcome = context.subject.ask("generate", prompt, n)
     taken = n
     while isinstance(outcome, Unanswerable | Rejected) and taken > 1:

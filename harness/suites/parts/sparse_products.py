@@ -41,7 +41,7 @@ KEPT = 8  # neighbours: within one block of every format, so that they share a s
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SparseRun:
-    """What an engine shows of a run into which such inputs were put."""
+    """The values of an engine's run into which such inputs were put."""
 
     program: Program
     places: Mapping[Site, Place]
@@ -134,7 +134,7 @@ def products_of(program: Program, wires: dict[Place, Wire]) -> dict[Place, Wire]
 def rare_inputs(
     program: Program, wires: dict[Place, Wire], places: dict[Site, Place], values: Values
 ) -> Iterator[tuple[Place, Values]]:
-    """Of each gate and norm that is one formula of what is shown, other inputs for it."""
+    """Yield other inputs for each gate and norm that is one formula of what is shown."""
     by_name = {wires[places[site]].site: site for site in values if site in places}
     ops = {graph.place(node): node.op for graph in program.graphs for node in graph.nodes}
     for segment in segments_of(program, wires, {places[site] for site in by_name.values()}):
@@ -197,7 +197,7 @@ def products_along_nodes(context: Context) -> Findings:
 
 
 def on_sparse_inputs(program: Program, seed: int) -> Iterator[Node]:
-    """Of each weight the first product of the prompt, without a value yet."""
+    """Yield the first product of the prompt with each weight, without a value yet."""
     seen: set[str] = set()
     for graph in program.graphs:
         for planned in graph.nodes if graph.step == 0 else ():

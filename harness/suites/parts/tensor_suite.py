@@ -1,6 +1,8 @@
-"""What the suites that judge tensors share: what is wrong, and what was not compared.
+"""Parts that the suites which judge tensors share: verdicts on what is wrong or was not
+compared.
 
-What an engine shows of a large model is judged in a fork, while engines are asked other things.
+Tensors that an engine shows of a large model are judged in a fork, while engines are asked other
+things.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +32,7 @@ class NotAnswered:
 
 class TensorSuite(Suite):
     def ask(self, context: Context) -> Any:
-        """What an engine that shows tensors shows, as `judge` wants it. Raises NoAnswer."""
+        """Return what an engine with tensors shows, as `judge` wants it. Raises NoAnswer."""
         raise NotImplementedError
 
     def judge(self, context: Context, shown: Any) -> Findings:
@@ -42,7 +44,7 @@ class TensorSuite(Suite):
         raise NotImplementedError
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
-        """Of what is not wrong."""
+        """Yield the verdicts on what is not wrong."""
         raise NotImplementedError
 
     def inapplicable(self, facts: ModelFacts) -> str:
@@ -92,8 +94,8 @@ class TensorSuite(Suite):
 
 
 def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]:
-    """What an engine shows not at all, or on inputs that the other does not have: nobody is
-    accused of it."""
+    """Yield verdicts on what an engine does not show at all, or shows on inputs that the other does
+    not have. They accuse nobody."""
     who, oracle = context.subject.name, context.oracle.name
     empty = [f.site for f in found.all if f.mismatch is None and not f.compared]
     # who gave all its tensors names of its own, or another framework's, takes them for compared

@@ -104,7 +104,7 @@ def same(found: Reading) -> str:
 def why_not_compared(
     best: Reading, free: Sequence[int], pieces: Pieces, *, whole: bool = False
 ) -> str:
-    """Where the subject's text ends, or is no text any more; "": it goes on, and otherwise."""
+    """Say where the subject's text ends, or is no text any more; "": it goes on, and otherwise."""
     of = f"of the {len(free)} tokens of the oracle's text"
     piece = pieces[free[best.end]]
     if piece.startswith(best.rest) and not whole:
@@ -115,8 +115,8 @@ def why_not_compared(
 
 
 def lacks_characters(best: Reading, free: Sequence[int], pieces: Pieces) -> bool:
-    """Whether more of the tokens is not there than what who streams a text keeps back: the
-    beginning of a character; or spaces, which some take from its end."""
+    """Return True if more of the tokens is missing than an engine that streams keeps back. That is
+    the beginning of a character; or spaces, which some take from its end."""
     if is_replaced(best.rest, pieces[free[best.end]]):
         return False
     left = b"".join(pieces[token] for token in free[best.end :])
@@ -153,7 +153,7 @@ def first_tie(
 
 
 def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
-    """Whether a text may begin with that token, or end inside of it."""
+    """Return True if a text may begin with that token, or end inside of it."""
     if REPLACED in rest and REPLACED in piece.decode("utf-8", "replace").encode():
         return True  # nobody can tell
     if pieces.cleans:  # a space before may be gone
@@ -164,7 +164,8 @@ def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
 def divergence(
     context: Context, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
 ) -> Verdict:
-    """Of all tokens that fit the text there, the likeliest is named."""
+    """Return the verdict on a text. It names the likeliest of all tokens that fit the text
+    there."""
     row, chosen = logits[best.end], free[best.end]
     order = np.argsort(-row, kind="stable").tolist()
     fitting = (t for t in order if pieces[t] and fits(pieces[t], best.rest, pieces))

@@ -27,7 +27,7 @@ class Pieces:
             raise NoAnswer("not-compared", text, {}) from error
 
     def __getitem__(self, token: int) -> bytes:
-        """Of control tokens none: most engines do not show them."""
+        """Return the bytes of a token; b"" for control tokens, which most engines do not show."""
         if token >= self.tokenizer.vocabulary.n_vocab:
             return b""  # a model may have more logits than tokens
         return self.tokenizer.piece(token, special=False)
@@ -79,9 +79,9 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
 
 
 def ends_a_character(rest: bytes, free: Sequence[int], pieces: Pieces) -> bool:
-    """Whether tokens end inside of a character, and no more is behind them than what some engines
-    write until it is whole: a token for each byte that may be missing. llama-cpp-python counts what
-    the last first byte asks for, whatever stands behind that."""
+    """Return True if tokens end inside of a character, with no more behind them than some engines
+    write until it is whole. That is one token for each byte that may be missing. llama-cpp-python
+    counts what the last first byte asks for, whatever stands behind that."""
     text = b"".join(pieces[token] for token in free)
     if not whole_characters(text).strip():
         return False  # what is behind it is behind nothing
@@ -104,7 +104,8 @@ def leading(text: bytes) -> bytes:
 
 
 def without_prompt(said: bytes, prompt: bytes, text: bytes) -> bytes:
-    """What an engine writes that shows the prompt before it, as the text is not."""
+    """Return the engine's text without the prompt, if it shows the prompt and the text itself does
+    not."""
     own, shown = said.lstrip(), prompt.strip()
     if not shown or not own.startswith(shown) or text.lstrip().startswith(shown):
         return said
@@ -112,7 +113,8 @@ def without_prompt(said: bytes, prompt: bytes, text: bytes) -> bytes:
 
 
 def in_characters(text: bytes) -> bytes:
-    """How many U+FFFD stand for bytes that are no characters is everybody's own choice."""
+    """Replace each run of U+FFFD by one: how many stand for bytes that are no characters is each
+    engine's own choice."""
     return re.sub("\ufffd+", "\ufffd", text.decode("utf-8", "replace")).encode()
 
 

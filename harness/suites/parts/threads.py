@@ -9,7 +9,8 @@ from lockstep.harness.records import Verdict
 def several_threads(
     context: Context, asked: str, besides: Collection[str] = ()
 ) -> Iterator[Verdict]:
-    """Of a small model, which soon answers, as harness.blackbox.answers_of_threads says. besides:
-    levels that are asked for instead where an engine has one."""
+    """Check several threads on a small model, which soon answers
+    (harness.blackbox.answers_of_threads). besides: levels that are asked for instead if an engine
+    has one."""
     if context.facts.is_small and not {*besides} & {*(context.subject_info.levels or besides)}:
         yield from context.asked_on_made_models(asked)

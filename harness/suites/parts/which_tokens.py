@@ -1,4 +1,4 @@
-"""Which logits of a run differ: of which tokens, in which batches."""
+"""Logits of a run that differ: their tokens and batches."""
 
 from collections.abc import Sequence
 
@@ -46,8 +46,9 @@ def wrong_rows(
 
 
 def ids_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> str:
-    """Where each token of a stretch of the vocabulary has a wrong logit and no other token has one:
-    rows of the head that lie behind an offset that is too large, or that no thread was given."""
+    """Describe a stretch of the vocabulary in which each token has a wrong logit, and no other
+    token has one. Its rows of the head lie behind an offset that is too large, or no thread was
+    given them."""
     if expected.shape != got.shape:
         return ""
     wrong = np.zeros(expected.shape[-1], bool)
@@ -66,9 +67,10 @@ def ids_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> str:
 
 
 def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int], all_rows: int) -> str:
-    """Which, where others agree: from the end of a chunk or of a window on, or in later batches.
+    """Describe the tokens that differ, if others agree: from the end of a chunk or of a window on,
+    or in later batches.
 
-    all_rows: of pooled embeddings there is one for each sequence of a batch.
+    all_rows: pooled embeddings have one row for each sequence of a batch.
     """
     n = sum(int(batch.outputs.sum()) for batch in batches)
     if not rows or len(rows) == all_rows:
@@ -90,15 +92,16 @@ def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int], all_rows: 
 
 
 def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:
-    """How far each of the subject's logits may be from what it was before it was written down."""
+    """Return how far each of the subject's logits may be from its value before it was written
+    down."""
     kinds = {site.step: k for site, k in context.subject.stored.items() if site.name in RESULTS}
     steps = (half_step(rows, kinds.get(i, "F32")) for i, rows in enumerate(run.logits))
     return np.concatenate(list(steps)) if kinds else NOTHING
 
 
 def place_of(batches: Sequence[Batch], off: Mismatch, all_rows: int) -> str:
-    """Of the worst: its token's position, which a row is not where some have no outputs, or where
-    there are several sequences. all_rows: as of `tokens_that_differ`."""
+    """Return the position of the worst row's token. A row is not a position if some tokens have no
+    outputs, or if there are several sequences. all_rows: as in `tokens_that_differ`."""
     if off.kind != "value":
         return ""
     row, whole = off.index[0], join_batches(batches)

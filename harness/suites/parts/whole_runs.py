@@ -162,11 +162,12 @@ def who_is_wrong(
     *,
     otherwise: bool = True,
 ) -> str:
-    """Of oracle and subject: which agrees with no honest run of the oracle's file; "" if neither.
+    """Return which of oracle and subject agrees with no honest run of the oracle's file; "" if
+    neither.
 
-    An engine need not convert activations as llama.cpp does, so there are several honest runs. How
-    large logits are they say too: those of a wrong engine may be none at all. rounded: how far the
-    subject's may be off besides; otherwise: the subject may have other formats for activations.
+    An engine need not convert activations as llama.cpp does, so there are several honest runs. They
+    also say how large logits are, as a wrong engine may have none. rounded: how far the subject's
+    may be off besides; otherwise: the subject may have other formats for activations.
     """
     runs_of_ours = context.honest_runs(batches)
     noise = noise_beside(context, batches, runs_of_ours, runs)
@@ -194,7 +195,8 @@ def converts_otherwise(
     logits: F32,
     rounded: NDArray[np.float64],
 ) -> bool:
-    """Whether an engine gives these that has another format for activations than llama.cpp."""
+    """Return True if an engine whose activations have another format than llama.cpp's gives these
+    logits."""
     for run in context.converted_runs(batches):
         bound = whole_run(context.noise_on(batches), largest(run))
         if mismatch_between(run, logits, bound.allowed + rounded) is None:
@@ -203,7 +205,8 @@ def converts_otherwise(
 
 
 def is_oracle_wrong(context: Context, batches: Sequence[Batch], logits: F32, truth: F32) -> bool:
-    """Whether its logits are none to hold others against. Both: (outputs, vocabulary)."""
+    """Return True if the oracle's logits are too wrong to judge others by. Both: (outputs,
+    vocabulary)."""
     bound = whole_run(context.noise.relative, largest(logits))
     if mismatch_between(truth, logits, bound.allowed) is None:
         return False
