@@ -31,9 +31,9 @@ def shows_ends_alone(info: EngineInfo) -> bool:
 def embeds(context: Context) -> bool:
     """Return True if the engine can be asked for rows of embeddings alone."""
     levels, facts = context.subject_info.levels, context.facts
-    if levels is None:
-        return not (facts.has_logits or facts.not_ours)
-    return "embed" in levels and not set(levels).intersection(ENOUGH)
+    if facts.has_logits or facts.not_ours:
+        return levels is not None and "embed" in levels and not set(levels).intersection(ENOUGH)
+    return levels is None or "embed" in levels
 
 
 def why_not_asked(

@@ -24,7 +24,7 @@ from lockstep.harness.blackbox.offers import why_not_asked
 from lockstep.harness.blackbox.parts import EMBEDDING
 from lockstep.harness.blackbox.rewriting import Recipe
 from lockstep.harness.blackbox.slices import n_layers
-from lockstep.harness.check.check import BadInput, Opened, Plan
+from lockstep.harness.check.check import BadInput, Opened, Plan, open_plan
 from lockstep.harness.context.suite import Context, NoAnswer
 from lockstep.harness.records import Settings, Verdict
 
@@ -40,7 +40,11 @@ def asking_about(plan: Plan, context: Context) -> Iterator[SliceAsker]:
     """Models made of the plan's lie in a folder that is gone behind this."""
     with TemporaryDirectory(prefix="lockstep-") as folder:
         asker = SliceAsker(
-            plan=plan, folder=Path(folder), progress=context.progress, rounding=context.rounding
+            plan=plan,
+            folder=Path(folder),
+            progress=context.progress,
+            opening=context.opening or open_plan,
+            rounding=context.rounding,
         )
         with closing(asker):
             yield asker

@@ -103,7 +103,7 @@ def try_part(part: CataloguePart, through: Sequence[View] = VIEWS) -> list[Trial
                     found.append(try_wrong(bench, cls, part.model, through))
             return found
         finally:
-            bench.opened.close()
+            bench.close()
 
 
 def honest_parts(runs: int) -> Iterator[CataloguePart]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.bisect.bisection import bisect
+from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.catalogue.fixed_limits import Truth, passed_by, truth_of
 from lockstep.harness.catalogue.memory import Remembering, remembering
 from lockstep.harness.catalogue.models import model_for
+from lockstep.harness.catalogue.opening import KnownModels
 from lockstep.harness.catalogue.views import ALL, VIEWS, View, seen_through
 from lockstep.harness.check.check import (
     Opened,
@@ -85,12 +88,18 @@ def trial_of(row: dict[str, Any]) -> Trial:
 class TrialBench:
     """A model and its oracle; what is asked of them is asked once."""
 
+    plan: Plan
     opened: Opened
     truth: Truth
+    made: KnownModels  # of the model, for one question each
 
     @property
     def context(self) -> Context:
         return self.opened.context
+
+    def close(self) -> None:
+        self.opened.close()
+        self.made.close()
 
 
 def bench_for(shows_on: str, folder: Path, settings: Settings = EXACT, seed: int = 0) -> TrialBench:
@@ -112,7 +121,10 @@ def bench_for(shows_on: str, folder: Path, settings: Settings = EXACT, seed: int
     embeds = Architecture.member(context.facts.architecture).embeds
     if not embeds:
         context.noise_on(context.batches)
-    return TrialBench(opened=opened, truth=truth_of(context, embeds=embeds))
+    kept = folder / "made"
+    kept.mkdir()
+    truth = truth_of(context, embeds=embeds)
+    return TrialBench(plan=plan, opened=opened, truth=truth, made=KnownModels(folder=kept))
 
 
 # --- one engine ---------------------------------------------------------------------------------
@@ -125,7 +137,11 @@ def opened_anew(bench: TrialBench, name: str) -> LocalSession:
 def show_through(bench: TrialBench, name: str, view: View) -> Context:
     """A new session for each view: what an engine remembers of one is not seen in another."""
     base, session = bench.context, seen_through(view, opened_anew(bench, name))
-    return base.with_subject(session, base.subject_model, describe_engine(session, under_test=True))
+    info = describe_engine(session, under_test=True)
+    context = base.with_subject(session, base.subject_model, info)
+    context.opening = bench.made.opening(partial(LocalSession, Adapter.member(name)), view)
+    context.on_made_models = questions(bench.plan)
+    return context
 
 
 def suites(cls: type[Reference]) -> list[str]:

@@ -38,7 +38,7 @@ class View:
 
 ALL = View(name="tensors", questions=frozenset())
 LAYERS = View(name="layers", shows=LAYER_ENDS)
-LOGITS = View(name="logits", levels=("tokenize", "logits", "greedy"))
+LOGITS = View(name="logits", levels=("tokenize", "embed", "logits", "greedy"))
 LISTS = View(
     name="top-k",
     levels=("tokenize", "logprobs", "greedy"),

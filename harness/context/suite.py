@@ -124,6 +124,8 @@ class Context:
     on_made_models: "Mapping[str, Callable[[Context], Iterator[Verdict]]]" = field(
         default_factory=dict
     )
+    # opens both engines on a model that is made of this one; None: as this one was opened
+    opening: Callable[..., Any] | None = None
     embeddings: bool = False  # what honest runs come to, instead of logits
     given: tuple[Batch, ...] = ()  # of a subject that holds one run; else they are seeded
     noise_measured: tuple[Sequence[Batch], float] | None = None  # see `noise_on`

@@ -16,6 +16,7 @@ from lockstep.harness.blackbox.asking import NotSteady, SliceAsker
 from lockstep.harness.blackbox.bisection import BlackBoxBisection, bisect_black_box
 from lockstep.harness.blackbox.places import SeenInPlace, put_together
 from lockstep.harness.catalogue.models import model_for
+from lockstep.harness.catalogue.opening import KnownModels
 from lockstep.harness.catalogue.run import CataloguePart, wrong_engines
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import NoAnswer
@@ -31,7 +32,6 @@ from lockstep.harness.selftest.black_box.one_layer import (
     engine_with,
     fault_named,
 )
-from lockstep.harness.selftest.black_box.opening import KnownModels
 from lockstep.harness.selftest.black_box.truth import WrongPlace, nodes_of, wrong_places
 
 NODE_OF = {"logits": "result_output"}  # where the catalogue names a suite

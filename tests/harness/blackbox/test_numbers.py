@@ -28,7 +28,7 @@ from lockstep.harness.selftest.black_box.one_layer import (
     Spoilt,
     engine_with,
 )
-from lockstep.harness.selftest.black_box.opening import KnownModels
+from lockstep.harness.catalogue.opening import KnownModels
 from tests.black_boxes import asker_of, bisected, faults, model_of_arch
 from tests.models import with_changed_weight, written
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lockstep.harness.asking.session import Session
 from lockstep.harness.catalogue.memory import Remembering, remembering
-from lockstep.harness.catalogue.views import LOGITS, Narrow
+from lockstep.harness.catalogue.views import LOGITS, View, seen_through
 from lockstep.harness.check.check import REFERENCE, Opened, Plan, describe_engine, open_plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Settings
@@ -39,14 +39,16 @@ class KnownModels:
     known: dict[str, Opened] = field(default_factory=dict)
     asked: int = 0  # how many models engines were opened on
 
-    def opening(self, start: Start) -> Callable[[Plan, Progress], Opened]:
+    def opening(self, start: Start, view: View = LOGITS) -> Callable[[Plan, Progress], Opened]:
         """In the place of `open_plan`: this engine is under test, and shows logits alone."""
 
         def open_one(plan: Plan, progress: Progress) -> Opened:
             self.asked += 1
             small = plan.model.stat().st_size <= LARGEST
             base = self.keep_open(plan, progress) if small else opened_alone(plan, progress)
-            return with_engine(base, start, plan, OpenedForOne if small else Opened)
+            kind = OpenedForOne if small else Opened
+            session = seen_through(view, start(plan.subject_model, base.context.settings))
+            return with_engine(base, session, plan, kind)
 
         return open_one
 
@@ -77,8 +79,7 @@ def opened_alone(plan: Plan, progress: Progress) -> Opened:
     return open_plan(replace(plan, engine=REFERENCE, subject_model=plan.model), progress)
 
 
-def with_engine(base: Opened, start: Start, plan: Plan, kind: type[Opened]) -> Opened:
-    subject = Narrow(start(plan.subject_model, base.context.settings), LOGITS)
+def with_engine(base: Opened, subject: Session, plan: Plan, kind: type[Opened]) -> Opened:
     info = describe_engine(subject, under_test=True)
     context = base.context.with_subject(subject, plan.subject_model, info)
     context.named = plan.by_name and bool(plan.suites)
