@@ -1,4 +1,4 @@
-"""What works where llama.cpp is not installed, and what the rest says: the vectors need none."""
+"""Commands without llama.cpp: what works, and what the rest says. The vectors need none."""
 
 import json
 import os

@@ -47,7 +47,7 @@ def test_a_seeded_model_of_every_type_conforms(type_name: str, folder: Path) -> 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != EXACT.name])
 @pytest.mark.parametrize("type_name", NAMES)
 def test_it_conforms_under_the_other_presets(type_name: str, preset: str, folder: Path) -> None:
-    """Where they change nothing, in how a file is read, it is not asked again."""
+    """Suites about reading the file are left out: the presets change nothing there."""
     suites = ("logits", "decode", "trace", "products")
     verdicts = checked(model_of(type_name, folder), PRESETS[preset], suites=suites)
     assert [v.summary for v in verdicts if v.status != "agreed"] == []

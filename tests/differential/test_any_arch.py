@@ -225,9 +225,11 @@ def test_an_honest_engine_agrees_whatever_a_graph_makes_of_batches(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """What one run of all batches says of those that stand alone, or whose first row is changed, no
-    engine computes, and both were accused; also where some logits are asked for, as of a large
-    vocabulary."""
+    """One run of all batches is not what engines compute for batches that stand alone.
+
+    Nor is it for batches whose first row is changed. Both engines were accused, also where only
+    some logits are asked for, as of a large vocabulary.
+    """
     monkeypatch.setattr(further_runs, "ROWS", rows)
     (path,) = make_variants([arch], tmp_path)
     found = checked(plan_for(path, engine="replay", suites=("logits", "decode", "trace")))
@@ -238,7 +240,8 @@ def test_an_honest_engine_agrees_whatever_a_graph_makes_of_batches(
 def test_heads_share_kv_heads_so_that_it_shows_which(
     arch: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """Of as many KV heads as heads every way to share them is the same."""
+    """A model with as many KV heads as heads would hide the fault: every way to share them is the
+    same."""
     (path,) = make_variants([arch], tmp_path)
     plan = plan_for(path, suites=("logits",))
     assert {v.status for v in checked(plan)} == {"agreed"}

@@ -1,4 +1,4 @@
-"""What compilers are known to make something else of: the smallest program still shows it."""
+"""Known changes that compilers make to programs: the smallest program still shows each."""
 
 import shutil
 import signal
@@ -15,7 +15,7 @@ NOT_PERMITTED = 2  # what a program ends with, if it may not use what it needs
 
 
 def features() -> set[str]:
-    """Of this processor, as Linux names them."""
+    """Return this processor's features, as Linux names them."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     return {word for line in lines if line.startswith("flags") for word in line.split()}

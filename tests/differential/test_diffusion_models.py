@@ -57,8 +57,10 @@ def engine_of(folder: Path, suite: str, most: int) -> str:
 def test_what_comes_behind_beginnings_is_asked_of_each_by_itself(
     arch: str, suite: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """Of a run of all of them each would have seen what is behind it, and honest engines were
-    accused; who reads the end of a prompt alone is found."""
+    """One run of all beginnings would show each what is behind it: honest engines were accused.
+
+    An engine that reads only the end of a prompt is found.
+    """
     (path,) = make_variants([arch], tmp_path)
     plan = plan_for(path, suites=(suite,))
     found = checked(replace(plan, engine=engine_of(tmp_path, suite, 512)))

@@ -41,7 +41,7 @@ def model_of(arch: str, folder: Path, **sizes: int) -> Path:
 
 
 def values_in(model: Path, layers: range) -> dict[str, list[NDArray[Any]]]:
-    """Of every node that is named after one of these layers, in the order of the graph."""
+    """Return the values of the nodes named after one of these layers, in the graph's order."""
     found: dict[str, list[NDArray[Any]]] = {}
 
     def keep(node: Node) -> None:
@@ -78,7 +78,7 @@ def test_llama_cpp_computes_the_same_in_each_layer_that_is_left(
 
 
 def test_a_layer_that_is_another_one_in_a_shorter_model_is_refused(tmp_path: Path) -> None:
-    """Of 46 layers llama.cpp takes a gemma2 for the largest one, and scales scores otherwise."""
+    """llama.cpp takes a gemma2 with 46 layers for the largest one, and scales scores otherwise."""
     model, output = model_of("gemma2", tmp_path, n_layer=46), tmp_path / "first.gguf"
     output.write_bytes(b"of before")
     with pytest.raises(Unsupported, match="layer 0 is another one in a model of 2 layers"):

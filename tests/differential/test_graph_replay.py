@@ -71,7 +71,7 @@ Record = Callable[..., Recorded]
 
 @pytest.fixture(scope="module")
 def recorded(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Of a variant, in two ubatches a prompt where llama.cpp can; each once."""
+    """Record each variant once, in two ubatches a prompt if llama.cpp can."""
     folder = tmp_path_factory.mktemp("variants")
     known: dict[Any, Recorded] = {}
 

@@ -23,7 +23,7 @@ HUGE = np.float32(2.0**18)  # then the last bit of the first token's numbers is 
 
 
 def with_huge_row(path: Path) -> None:
-    """Of the first token, in the table of embeddings."""
+    """Multiply the first token's row in the table of embeddings."""
     token = BATCHES[0].tokens[0]
     with GgufFile.open(path) as file:
         start = file.data_offset + file.tensors[TABLE].offset

@@ -1,4 +1,4 @@
-"""What is judged in a fork, beside other suites, is judged as it is alone."""
+"""Suites that a fork judges beside other suites: the verdicts are those of a suite alone."""
 
 from dataclasses import replace
 from pathlib import Path

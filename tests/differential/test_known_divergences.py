@@ -25,7 +25,7 @@ Decoded = Callable[[str, Known], Outcome]
 
 @pytest.fixture(scope="module")
 def decoded() -> Iterator[Decoded]:
-    """What an engine makes of a known block; each engine is started once."""
+    """Yield a function that decodes a known block by an engine; each engine is started once."""
     with ExitStack() as stack:
         sessions: dict[str, Session] = {}
 

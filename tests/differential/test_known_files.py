@@ -1,4 +1,4 @@
-"""What is known of other GGUF parsers is still true, and a short fuzzing run finds no more."""
+"""Known facts about other GGUF parsers are still true, and a short fuzzing run finds no more."""
 
 import json
 from collections.abc import Iterator

@@ -144,7 +144,7 @@ def test_all_sites_of_the_model_are_shown_and_no_other(session: Session) -> None
 
 
 def sizes(values: dict[Site, Array], step: int) -> dict[str, int]:
-    """What the words in SITES mean for a model, from sites that do not depend on each other."""
+    """Return the meaning of the words in SITES for a model, from sites that are independent."""
 
     def shape(name: str) -> tuple[int, ...]:
         return values[Site(step=step, layer=0, name=name)].shape

@@ -147,8 +147,10 @@ def test_a_window_that_llama_cpp_leaves_out_accuses_nobody_who_has_it(
 def test_an_engine_that_chooses_factors_by_the_text_and_not_by_the_context_is_right(
     phi3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As transformers does; llama.cpp chooses by how many tokens a context could hold, so that a
-    short text is given the long ones in a large context (its issue 24823)."""
+    """Transformers does so. llama.cpp chooses by the tokens that a context could hold.
+
+    So it uses the long factors for a short text in a large context (its issue 24823).
+    """
 
     def by_the_text(self: Phi3, step: Any) -> Any:
         self.n_ctx = int(step.batch.positions.max()) + 1
@@ -200,7 +202,7 @@ def test_who_does_not_read_the_number_may_have_it_in_its_code_and_that_is_said(
 def test_a_last_layer_that_sees_all_is_seen(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As gemma4's does; of six layers of gemma3 it would be right by chance."""
+    """Gemma4's last layer does so; with six layers of gemma3 it would be right by chance."""
     right_way = Gemma3.window
 
     def window(graph: Gemma3, layer: int) -> int:
@@ -278,7 +280,7 @@ def test_of_a_window_that_llama_cpp_makes_nothing_of_nothing_is_said(
 def test_a_model_without_logits_is_asked_for_embeddings(
     engine: str, tmp_path: Path, says: Says
 ) -> None:
-    """Of llama.cpp alone: no engine of ours has a symmetric window."""
+    """Only llama.cpp is asked: no engine of ours has a symmetric window."""
     model = tmp_path / "windowed.gguf"
     windowed(model_of("modern-bert", tmp_path, n_layer=3), 3, model, LONG)
     found = says(model, "long-context", engine=engine)
@@ -299,7 +301,7 @@ def test_what_a_file_does_not_say_of_its_window_is_known(tmp_path: Path, says: S
 
 
 def test_attention_that_is_scaled_far_behind_is_asked_about(tmp_path: Path, says: Says) -> None:
-    """As of Mistral Large 3, which has the graph of deepseek2."""
+    """Mistral Large 3 has such attention, and the graph of deepseek2."""
     model = tmp_path / "scaled.gguf"
     keys = {
         "deepseek2.attention.temperature_length": ("U32", 8192),

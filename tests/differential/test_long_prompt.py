@@ -37,7 +37,7 @@ class TableTooShort(Reference, name="long prompt: positions beyond a table are i
 
 
 class LeftOver(Mirror):
-    """As many rows for each thread, and none does the rest."""
+    """Engine whose threads get equally many rows, and none does the rest."""
 
     def linear(self, x: Any, weight: Any) -> Any:
         out = super().linear(x, weight)
@@ -209,7 +209,7 @@ def test_who_takes_no_such_prompt_is_accused_of_nothing(
 def test_who_chooses_the_factors_of_long_contexts_by_the_text_is_right(
     tmp_path: Path, says: Callable[..., list[Verdict]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an original context between the prompt and twice as much."""
+    """The original context lies between the prompt and twice as much."""
 
     def by_the_text(self: Phi3, step: Any) -> Any:
         self.n_ctx = int(step.batch.positions.max()) + 1

@@ -1,4 +1,4 @@
-"""Where there is no model of one layer, it is asked at its place, the others muted."""
+"""Layers asked at their place, with the others muted, if there is no model of one layer."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -55,7 +55,7 @@ def rewritten(path: Path, to: Path, without: str = "", **keys: tuple[str, int]) 
 def test_a_rank_of_queries_that_the_file_does_not_use_means_nothing(
     one_matrix: Path, tmp_path: Path
 ) -> None:
-    """As llama.cpp reads models of 27 layers, whatever rank they state."""
+    """llama.cpp reads models of 27 layers so, whatever rank they state."""
     said = rewritten(one_matrix, tmp_path / "said.gguf", attention__q_lora_rank=("U32", 32))
     assert np.array_equal(logits_of(said), logits_of(one_matrix))
 

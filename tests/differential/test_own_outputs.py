@@ -1,5 +1,7 @@
-"""What a Python class answers is held against the end of the graph, and what it shows of several
-sequences against the parts that llama.cpp makes of them."""
+"""Outputs of a Python class against the end of the graph, and its tensors of several sequences.
+
+llama.cpp cuts those into parts, which the class's tensors are held against.
+"""
 
 import pickle
 from collections.abc import Callable
@@ -183,7 +185,7 @@ def test_whoever_looks_at_what_is_put_in_is_held_to_it(look: Callable[[object], 
 
 
 def test_a_dump_of_embeddings_is_compared_and_its_wrong_end_found(tmp_path: Path) -> None:
-    """What `lockstep trace` writes of such a model was no dump: it has no logits."""
+    """`lockstep trace` wrote no valid dump of such a model: it has no logits."""
     model, right = made(tmp_path, "bert"), tmp_path / "right"
     plan = Plan(
         case=model.name,
@@ -213,7 +215,7 @@ def test_a_dump_of_embeddings_is_compared_and_its_wrong_end_found(tmp_path: Path
 
 
 def taking_turns(*tokens: int) -> Batch:
-    """Of two sequences, the first of which has one token more."""
+    """Return a batch of two sequences, the first of which has one token more."""
     sequences = np.array([0, 1, 0, 1, 0], np.int32)
     positions = np.array([0, 0, 1, 1, 2], np.int32)
     outputs = np.array([True, False, True, True, True])

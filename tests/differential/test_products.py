@@ -156,7 +156,7 @@ def test_it_shows_at_each_where_a_mean_square_gate_is_blind(
 
 
 def mean_square_errors(context: Context) -> dict[str, float]:
-    """Of the products on the oracle's own inputs, as llama.cpp's tests measure them."""
+    """Return the errors of products on the oracle's own inputs, as llama.cpp's tests do."""
     request = Request(batches=context.batches, capture=True)
     oracle = context.ask(context.oracle, "evaluate", request).trace.values()
     request = replace(request, replace=oracle)
@@ -167,7 +167,7 @@ def mean_square_errors(context: Context) -> dict[str, float]:
 
 @LONGEST
 def test_on_full_inputs_the_order_of_a_long_sum_could_be_the_reason(opened: Opened) -> None:
-    """Why the suite exists: for such a fault it alone has an eye."""
+    """The suite exists for such a fault: no other suite sees it."""
     with faulty(opened, "attn_k") as context:
         assert exit_code(list(run_suites(context, ["trace"]))) == 0
         wrong = [v for v in run_suites(context, ["products"]) if v.status == "diverged"]

@@ -1,4 +1,4 @@
-"""What is wrong in llama.cpp's own graphs, by harness/known/divergences.toml, is still wrong."""
+"""Faults in llama.cpp's own graphs, by harness/known/divergences.toml: each is still there."""
 
 from dataclasses import replace
 from pathlib import Path

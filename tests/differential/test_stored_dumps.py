@@ -37,7 +37,7 @@ def save_f16(path: Path, tensors: Tensors) -> None:
 
 
 def save_f16_as_f32(path: Path, tensors: Tensors) -> None:
-    """As `tensor.float()` writes what was computed or kept in half precision."""
+    """Save as `tensor.float()` does with values computed or kept in half precision."""
     save_file({k: v.astype(np.float16).astype(np.float32) for k, v in tensors.items()}, path)
 
 

@@ -26,7 +26,7 @@ class Value:
 
 
 def read(arch: str, **changes: Any) -> Hparams:
-    """Of what `synth --arch` writes, with other keys."""
+    """Read the hyperparameters that `synth --arch` writes, with other keys."""
     keys = {key: value for key, (_, value) in metadata(variant_named(arch)).items()}
     keys |= {f"{arch}.{key}": value for key, value in changes.items()}
     kept = {key: Value(value) for key, value in keys.items() if value is not None}

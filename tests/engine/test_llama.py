@@ -47,7 +47,7 @@ def opened(tmp_path: Path) -> Any:
 
 
 def logits_of(model: Model, *batches: Batch) -> F32:
-    """Of all batches, decoded one after the other."""
+    """Return the logits of all batches, decoded one after the other."""
     memory = model.new_memory()
     return np.concatenate([model.decode(batch, memory) for batch in batches])
 
@@ -79,7 +79,7 @@ SPLITS = {
 
 
 def floor(model: Model, batch: Batch) -> float:
-    """How far apart two honest runs of this model may be."""
+    """Return the distance that two honest runs of this model may have."""
     noise = noise_floor(model, [batch], EXACT, lanes=1, seed=1)
     return float(np.max(whole_run(noise.relative, largest(noise.logits[0])).allowed))
 

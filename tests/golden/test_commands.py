@@ -16,7 +16,7 @@ Written = list[tuple[str, Path]]
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Written:
-    """What would be written, by whom and where; the command runs in an empty folder."""
+    """Record what would be written, by whom and where; the command runs in an empty folder."""
     found: Written = []
 
     def ours(root: Path, *_: Any, **__: Any) -> list[Path]:

@@ -120,7 +120,7 @@ def test_of_equal_values_the_smaller_id_comes_first() -> None:
 
 
 def in_python(row: list[float]) -> tuple[list[float], list[float]]:
-    """As the rule says it, and as an engine in C would do it."""
+    """Add up as the rule says it, and as an engine in C would do it."""
     sums, moments = [], []
     for start in range(0, len(row), BLOCK):
         s = m = 0.0

@@ -33,7 +33,7 @@ Built = Callable[[int], "Ran"]
 
 
 class Ran:
-    """What a runner said, and its exit code."""
+    """Output lines of a runner, and its exit code."""
 
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         self.code, self.lines = done.returncode, done.stdout.splitlines()

@@ -71,7 +71,7 @@ def test_ids_and_weights_are_made_again_byte_for_byte(fresh: Path) -> None:
 
 
 def outdated(fresh: Path, *, stories: bool) -> list[str]:
-    """Why vectors of the tree would not stay."""
+    """Return the reasons that vectors of the tree would not stay."""
     new = {entry.path: entry for entry in read_manifest(fresh)}
     old = {entry.path: entry for entry in ENTRIES}
     chosen = [e for e in MADE if e.path.startswith(SUMS) and e.path.endswith(".json")]
@@ -175,7 +175,7 @@ def test_a_model_without_vocabulary_has_logits_only(tmp_path: Path) -> None:
 
 
 def test_logits_within_their_bound_stay_and_others_are_written_anew(tmp_path: Path) -> None:
-    """As if another CPU had written them: one small logit is moved."""
+    """One small logit is moved, as if another CPU had written the vectors."""
     path, root = tmp_path / "mute.gguf", tmp_path / "v1"
     write_llama(LlamaRecipe(seed=5, n_layer=1, vocabulary=False), path)
     regenerate(root, [path])

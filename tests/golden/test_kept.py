@@ -1,4 +1,4 @@
-"""Where the CPU decides the last bits of an answer: what stays, and what is written anew."""
+"""Vectors whose last bits depend on the CPU: what stays, and what is written anew."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +24,7 @@ def held(path: str) -> Vectors:
 
 
 def made(path: str, change: Change) -> Made:
-    """What an oracle with another CPU says, changed: `change` gets the document and the tensors."""
+    """Return an answer made on another CPU; `change` edits the document and the tensors."""
     found = held(path)
     document = {key: value for key, value in found.document.items() if key != "tensors"}
     provenance = document["provenance"]
@@ -39,7 +39,7 @@ def made(path: str, change: Change) -> Made:
 
 
 def regenerated(path: str, change: Change) -> tuple[bool, list[str]]:
-    """Whether the bytes on the disk stay, and what is said."""
+    """Return True if the bytes on the disk stay, and the messages."""
     said: list[str] = []
     new = made(path, change)
     kept = held_or_made(DEFAULT_ROOT, list(ENTRIES.values()), new, said.append)

@@ -83,7 +83,7 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_example_in_c_tells_right_logits_from_wrong_ones(
     name: str, checker: Path, tmp_path: Path
 ) -> None:
-    """What it says is what `golden verify` says."""
+    """The example says the same as `golden verify`."""
     vectors = small_run()
     for entry, raw in files_of(Made(path="mine", kind="run", vectors=vectors, model=None)):
         (tmp_path / entry.path).write_bytes(raw)

@@ -152,7 +152,7 @@ def test_the_reference_passes_them(kind: str, tmp_path: Path) -> None:
 
 
 class Lossy(Reference):
-    """Of a language whose texts are UTF-8 and no other bytes."""
+    """Engine in a language whose texts are UTF-8 and no other bytes."""
 
     name = "lossy"
     says_so = True

@@ -105,7 +105,7 @@ def test_made_again_they_are_the_same_bytes(root: Path, models: Path, tmp_path: 
 def test_made_on_another_cpu_they_are_the_same_bytes(
     root: Path, models: Path, tmp_path: Path
 ) -> None:
-    """Of numpy, BLAS and the C library; what is compiled is told in test_other_cpus.py."""
+    """It is another CPU for numpy, BLAS and libc; test_other_cpus.py has compiled code."""
     other, here = features()
     off = " ".join(name for name in other if name in here)
     less = {"NPY_DISABLE_CPU_FEATURES": off, "OPENBLAS_CORETYPE": "Prescott"}

@@ -85,7 +85,7 @@ def shortened(value: Any) -> Any:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What holds each value of a document, and by which key; of a list the first alone."""
+    """Yield the container and key of each value of a document; of a list only the first value."""
     keys = list(value) if isinstance(value, dict) else [*range(len(value))][:1]
     for key in keys:
         yield value, key

@@ -186,7 +186,7 @@ def test_layouts_name_each_field_and_leave_no_gap() -> None:
 
 
 def fault_of(cls: type[Mutant]) -> str:
-    """What a wrong engine leaves out about itself, or names that does not exist."""
+    """Return what a wrong engine leaves out about itself, or names that does not exist."""
     if not cls.name.startswith("mutant:") or not all((cls.mistake, cls.group, cls.effect)):
         return "it lacks a name, a mistake, a group or an effect"
     if cls.site in Suite.family:

@@ -117,7 +117,7 @@ def height(unit: str) -> int:
 
 
 def violations(module: str, source: str, *, package: bool = False) -> list[str]:
-    """What the file may not do, in words."""
+    """Return what the file does and may not do, in words."""
     found, top, own = [], module.partition(".")[0], unit_of(module)
     tree = ast.parse(source)
     for name in imported(module, tree, package=package):

@@ -77,7 +77,7 @@ def test_the_same_files_cut_short_take_no_more_either(name: str) -> None:
 
 
 def test_a_claim_that_fits_the_file_is_not_believed_ahead() -> None:
-    """As many pairs as the bytes could hold, and then not one."""
+    """The file claims as many pairs as its bytes could hold, and has not one."""
     n = 16 * N
     data = b"GGUF" + pack("<IQQ", 3, 0, n // 14) + bytes(n)
     assert taken(data) < ROOM

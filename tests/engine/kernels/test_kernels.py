@@ -25,7 +25,7 @@ def decode(raw, out):
 
 
 def hits(path: Path) -> int:
-    """How often the kernel of that file came from disk when it was needed."""
+    """Return how often the kernel of that file came from disk when it was needed."""
     kernel = compiled_in(path)
     kernel(np.zeros(8, np.uint8), np.empty(8, np.float32))
     return sum(kernel.stats.cache_hits.values())

@@ -42,7 +42,7 @@ def compiled(function: Callable[..., None]) -> Any:
 
 
 def lanes_of(function: Callable[..., None], count: int, *args: Any) -> NDArray[np.float32]:
-    """What a kernel (out, ...) stores, and that it stores nothing else."""
+    """Return what a kernel (out, ...) stores; assert that it stores nothing else."""
     out = np.full(count + 2, np.float32(-7777))
     compiled(function)(out[1:-1], *args)
     assert out[0] == out[-1] == -7777

@@ -1,4 +1,4 @@
-"""What memories hold besides positions: keys and values in cells, states of sequences, nothing."""
+"""Contents of memories besides positions: keys and values in cells, states, nothing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,8 +33,10 @@ def memory(*kept: KeysValues | States, **changes: Any) -> Memory:
 
 
 def run(memory: Memory, batch: Batch, *, n_ubatch: int = 64) -> list[Mapping[int, LayerView]]:
-    """What each ubatch sees, after it has stored its tokens for keys and values or added them up
-    in its states."""
+    """Return the views of each ubatch after its tokens are in the memory.
+
+    Tokens are stored for keys and values, and added up in states.
+    """
     seen = []
 
     def compute(ubatch: Batch, views: Mapping[int, LayerView]) -> F32:

@@ -40,7 +40,7 @@ sizes = st.sampled_from([1e-30, 1e-3, 1.0, 100.0])
 
 
 def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
-    """Of the op against mirror's, with the bound that the judge gives a scalar engine."""
+    """Compare the op with mirror's, by the bound that the judge gives a scalar engine."""
     truth = carry_bound(getattr(BoundedOps(), op)(*args))
     return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
 
@@ -188,7 +188,7 @@ def test_what_is_no_number_is_multiplied_the_same_by_rows_and_by_panels(
 
 
 class SignLeft(Fast):
-    """Of a NaN's products none is positive where its step is -128."""
+    """Engine with no positive product where a NaN's step is -128."""
 
     def linear(self, x: Any, weight: Weight) -> Any:
         return -np.abs(super().linear(x, weight))
@@ -276,7 +276,7 @@ PROCESSORS = {"haswell": "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+popcnt,+sse4.2,+ssse
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_other_processors_multiply_the_same(processor: str) -> None:
-    """What is compiled for one is kept beside what is compiled for others, by its name."""
+    """Kernels compiled for one processor are kept beside those for others, by its name."""
     there = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": PROCESSORS[processor]}
     code = "import json; from tests.engine.ops.test_fast_products import of_some_formats as f; "
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What ggml's ops mean: float32 done by hand must fit, and a slip must not."""
+"""Meanings of ggml's ops: float32 done by hand must fit, and a slip must not."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -154,7 +154,7 @@ def test_activations_of_another_format_are_multiplied_as_floats() -> None:
 
 
 def test_steps_without_room_for_their_sums_are_multiplied_as_floats() -> None:
-    """Of 256 there is for any of 16 bits."""
+    """There is room for the sums of 256 steps of any 16 bits."""
     weight = weight_of("Q6_K", (8, COLUMNS), seed=6)
     assert integers.rows_of(weight, slice(0, 8), 256, 16, None) is not None
     assert integers.rows_of(weight, slice(0, 8), 1 << 15, 16, None) is None
@@ -177,7 +177,7 @@ def products_of(
 
 
 def test_magnitudes_are_those_of_the_products() -> None:
-    """Of every byte, also of the one that stands for -128, whose magnitude no int8 can hold."""
+    """Magnitudes of every byte are right, also of the byte for -128: no int8 can hold that one."""
     rng = np.random.Generator(np.random.Philox(key=8))
     codes = np.arange(8 * 64, dtype=np.int64).reshape(8, 64) % 256
     fours = rng.integers(-127, 128, (2, 8, 16, 4)).astype(np.int8)

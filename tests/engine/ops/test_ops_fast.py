@@ -31,7 +31,7 @@ sizes = st.sampled_from([1e-30, 1e-3, 1.0, 100.0])
 
 
 def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
-    """Of the op against mirror's, with the bound that the judge gives a scalar engine."""
+    """Compare the op with mirror's, by the bound that the judge gives a scalar engine."""
     truth = carry_bound(getattr(BoundedOps(), op)(*args))
     return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
 

@@ -1,4 +1,4 @@
-"""What the mirror adds to the reference: ggml's roundings where it makes them, and no others."""
+"""Roundings that the mirror adds to the reference: ggml's, where ggml makes them, and no others."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What newer x86 builds of llama.cpp do otherwise: flash attention in halves, matrices for AMX."""
+"""Differences of newer x86 builds of llama.cpp: flash attention in halves, matrices for AMX."""
 
 from collections.abc import Callable
 

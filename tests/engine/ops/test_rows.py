@@ -119,7 +119,7 @@ def by_decoding(ops: type[Mirror], x: F32, weight: Weight, patch: pytest.MonkeyP
 
 class SumsMissing(Mirror):
     def sums(self, x: F32, weight: Weight) -> NDArray[np.float64]:
-        """As carried, or of the values."""
+        """Return the sums that the format carries, or else the sums of the values."""
         right = super().sums(x, weight)
         if right is None:
             groups = x.shape[-1] // products.activation_format(weight.format).summed
@@ -160,7 +160,7 @@ def test_an_honest_engine_whose_activations_carry_no_sums_has_those_of_its_value
 
 
 def test_a_decoder_that_is_wrong_decodes_itself() -> None:
-    """What it does to the weights after they are unpacked would be left out."""
+    """The kernel would leave out what such a decoder does to weights after they are unpacked."""
 
     class Doubled(WeightFormat.member("Q8_0")):  # type: ignore[misc]
         @classmethod

@@ -223,7 +223,7 @@ def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
 
 
 def values(kind: type[ActivationFormat], *first: float) -> list[float]:
-    """What is left of the first values of a block of zeros."""
+    """Return the first values of a block of zeros after conversion."""
     block = np.zeros(256, np.float32)
     block[: len(first)] = first
     found: list[float] = kind.convert(block).values[: len(first)].tolist()

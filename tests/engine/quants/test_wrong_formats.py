@@ -1,4 +1,4 @@
-"""Which wrong engine is made for which weight format: all of them, or a reason why one cannot be.
+"""Wrong engines for each weight format: all of them, or a reason why one cannot be.
 
 tests/differential/test_wrong_weights.py runs every cell that has no reason, against llama.cpp.
 """

@@ -21,7 +21,7 @@ ALPHABETS = ("ab", "abc", "aé日", "▁ab", "xyz\U0001f600")
 
 
 def texts(seed: int, alphabet: str) -> Iterator[bytes]:
-    """Of the alphabet, and here and there a character in no token; some are cut at the end."""
+    """Yield texts of the alphabet, with some characters in no token; some are cut at the end."""
     raw = iter(np.random.Philox(seed).random_raw(20_000).tolist())
     for count in range(150):
         letters = [(alphabet + "q")[next(raw) % (len(alphabet) + 1)] for _ in range(count % 60)]
