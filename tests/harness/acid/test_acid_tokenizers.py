@@ -74,7 +74,7 @@ def test_spaces_that_are_written_as_they_are_stored_are_named(model: Path) -> No
 
 @pytest.mark.parametrize("parsed", [True, False])
 def test_a_control_tokens_text_is_ok_as_the_token_and_as_text(model: Path, parsed: bool) -> None:
-    """As in a chat, and as in a completion."""
+    """A chat parses the token, a completion has it as text."""
     with LocalSession(Adapter.member("fast"), model, EXACT) as session:
         ids = session.ask("tokenize", [PROMPT.encode()], parse_special=parsed)
         assert isinstance(ids, Answered)

@@ -1,4 +1,4 @@
-"""What a process that forks workers has loaded, and how; and what becomes of them without it."""
+"""Process that forks workers: what it has loaded, and how; and workers without it."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def test_threads_of_llama_cpp_in_a_fork_wait_asleep_and_do_not_spin() -> None:
 
 @pytest.fixture
 def own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Of this test alone; the id of its process."""
+    """Yield the process id of a template for this test alone."""
     monkeypatch.setattr(template, "KEPT", [])
     with template.keep_template():
         if not template.KEPT:

@@ -1,4 +1,4 @@
-"""What is said of a question that was not answered in time, and who is asked it again."""
+"""Messages about a question not answered in time, and the engines that are asked it again."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -79,7 +79,7 @@ def test_another_run_is_asked_for_all_the_same_and_so_is_one_that_was_late_once(
 def beside(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[tuple[Outcome, Outcome], list[str]]:
-    """Of an oracle that took so many, and a subject that is late once."""
+    """Ask an oracle that took so many seconds, and a subject that is late once."""
     asked: list[str] = []
 
     def ask(who: str, *outcomes: Outcome) -> Callable[[], Outcome]:

@@ -107,7 +107,7 @@ def an_eighth(raw: NDArray[np.uint8], _: Any) -> None:
 
 
 def test_eps_is_not_taken_for_the_embedding_where_embeddings_are_small(tmp_path: Path) -> None:
-    """As those of stories260K: with larger ones in their place, powers of two, no eps counts."""
+    """Stories260K has such embeddings. With larger ones, powers of two, no eps counts."""
     path, tensor = builtin("f32", tmp_path), "token_embd.weight"
     small_ones = copy_with(path, tmp_path / "small.gguf", tensor, an_eighth)
     found = bisected(small_ones, tmp_path / "made", engine="mutant:wrong-eps")
@@ -281,7 +281,7 @@ def test_what_is_no_number_is_not_muted_by_zeros_and_not_held_against_the_head(
 
 
 class TurnsOnlyInModelsOfTwo(Mirror):
-    """What depends on how many layers there are, no slice has."""
+    """Engine whose fault depends on the number of layers, so no slice has it."""
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         return super().rms_norm(x, weight, eps) * np.float32(self.size)
@@ -314,7 +314,8 @@ def test_an_engine_of_lists_is_bisected_by_them(tmp_path: Path) -> None:
 
 
 def test_weights_that_nobody_could_ask_about_are_not_said_to_agree(tmp_path: Path) -> None:
-    """Where tokens alone are shown no matrix is looked at in its place, as the line before says."""
+    """If an engine shows tokens alone, no matrix is looked at in its place, as the line before
+    says."""
     path = builtin("f32", tmp_path)
     of_tokens = made("greedy: honest", levels=("greedy",))
     for engine, weights in ((of_tokens, False), ("reference", True)):
@@ -381,7 +382,7 @@ def test_a_lens_of_any_type_sees_one_wrong_nibble_and_no_honest_engine(
 
 
 def test_a_tensor_off_by_a_thousandth_is_named_and_its_layer(tmp_path: Path) -> None:
-    """Which the logits of the whole model do not show."""
+    """The logits of the whole model do not show it."""
     path, tensor = written(tmp_path, quant="Q4_1", n_layer=3), "blk.1.ffn_up.weight"
     other = copy_with(path, tmp_path / "other.gguf", tensor, scaled)
     found = bisected(path, tmp_path / "made", subject_model=other)

@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def one_lens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each type."""
+    """Ask about one lens of each type only."""
     monkeypatch.setattr(in_check, "LENSES", 1)
 
 
@@ -46,7 +46,7 @@ def verdicts(
     named: bool = False,
     shows: tuple[str, ...] | None = None,
 ) -> Iterator[Verdict]:
-    """Of the plan's engine as if it showed no more than these."""
+    """Yield the verdicts on the plan's engine as if it showed no more than these."""
     with closing(open_plan(plan, lambda _: None)) as opened:
         info = replace(opened.context.subject_info, levels=levels)
         info = replace(info, computes_nodes=False, shows_nodes=False, shows=shows)
@@ -101,7 +101,7 @@ def test_of_a_large_model_slices_are_asked(model: Path, monkeypatch: pytest.Monk
 def test_of_layers_that_are_computed_alike_some_are_asked_and_the_others_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 32 layers of a model of 8 billion weights they took four minutes."""
+    """The 32 layers of a model with 8 billion weights took four minutes."""
     monkeypatch.setattr(whole, "LARGEST_TWIN", 0)
     monkeypatch.setattr(in_check, "SLICES", 2)
     path = written(tmp_path, quant="Q8_0", n_layer=5)
@@ -187,8 +187,10 @@ def test_a_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path
 
 
 def test_of_a_made_model_that_llama_cpp_refuses_nobody_is_said_to_be_wrong() -> None:
-    """Of gemma2, which has no head of its own: a message about right and wrong sent its reader
-    looking for a fault of the engine."""
+    """Gemma2 has no head of its own, so llama.cpp refuses such a model.
+
+    A message about right and wrong sent its reader looking for a fault of the engine.
+    """
     said = "llama.cpp refuses what the other engine accepts: wrong number of tensors"
     detail = {
         "engine": "llama.cpp",

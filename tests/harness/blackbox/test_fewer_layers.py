@@ -1,4 +1,4 @@
-"""What a large model is asked besides its usual run: on its first layers, in its own types."""
+"""Extra runs of a large model: on its first layers, in its own types."""
 
 import errno
 from contextlib import closing
@@ -206,7 +206,7 @@ def test_a_list_of_what_is_known_of_one_run_does_not_excuse_another(tmp_path: Pa
 
 
 class FromTheFourthLayer(Mirror):
-    """Of few tokens at once the last row is lost, in layers that are somewhere else."""
+    """Engine that loses the last row of few tokens at once, in layers that are elsewhere."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)

@@ -114,7 +114,7 @@ class LogitsInF32(InF16, name="in halves: BF16, but for the product of the head"
 
 
 class WeightsInBF16(InF16, name="in halves: weights alone are kept in BF16"):
-    """As who converts what is quantised, and F32 as well."""
+    """Engine that converts quantised weights, and F32 as well."""
 
     ops = Mirror
 
@@ -217,8 +217,10 @@ def test_weights_in_halves_are_named_on_the_twin(model: Path) -> None:
 
 
 def test_who_rounds_logits_alone_is_held_to_half_a_step(model: Path) -> None:
-    """What a wrong base of rope does was less than what an engine may be off by that computes in
-    BF16, and excused."""
+    """An engine that computes in BF16 may be off by more than a wrong base of rope is.
+
+    So the wrong base was excused.
+    """
     honest, wrong = verdicts(model, RoundsLogits.name), verdicts(model, RoundsLogitsAndIsWrong.name)
     assert not [each.summary for each in honest if each.status == "diverged"]
     assert of_twin(honest).detail["computed_in"] == "BF16"

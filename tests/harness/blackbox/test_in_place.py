@@ -148,7 +148,7 @@ def test_check_sees_it_too(model: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def verdicts(path: Path, engine: str) -> Iterator[Verdict]:
-    """Of the engine as if it showed logits alone."""
+    """Yield the verdicts on the engine as if it showed logits alone."""
     plan = plan_for(path, n_tokens=8, engine=engine)
     with closing(open_plan(plan, lambda _: None)) as opened:
         info = replace(opened.context.subject_info, levels=("logits",), shows_nodes=False)

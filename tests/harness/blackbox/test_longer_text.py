@@ -1,4 +1,4 @@
-"""Of a large model few tokens are generated; many of its first layer, which is soon read."""
+"""Lengths of generated texts: few tokens of a large model, many of its first layer, soon read."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -51,7 +51,7 @@ class WrongLater(Reference, name="longer text: wrong from token 30 on"):
 
 
 class OneModelAlone(Reference, name="longer text: takes no other model"):
-    """That of q4_0, of two layers."""
+    """Engine that reads only the model q4_0, which has two layers."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if self.file.metadata["llama.block_count"].data != 2:
@@ -66,7 +66,7 @@ class OneModelWrongLater(OneModelAlone, name="longer text: takes no other, wrong
 
 
 class OnePositionOn(Mirror):
-    """Of what is written, not of the prompt: the place of the next token was counted already."""
+    """Engine that counts the next token's place twice for written text, not for the prompt."""
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         return super().rope(x, positions + np.int32(len(positions) == 1), params)
@@ -133,7 +133,7 @@ def test_a_loop_that_counts_positions_otherwise_than_logits_do_is_found(tmp_path
 def test_the_first_layer_in_f32_shows_such_a_loop_where_the_limit_of_the_model_hides_it(
     engine: str, keys: set[str], tmp_path: Path
 ) -> None:
-    """That is the limit of honest engines who convert activations otherwise: it hides much."""
+    """The limit is that of honest engines that convert activations otherwise: it hides much."""
     model = builtin("q8_0", tmp_path)
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_steps=STEPS)
     with closing(open_plan(plan, lambda _: None)) as whole:

@@ -1,4 +1,4 @@
-"""What a layer does by its number: no slice has it, and a slice has the number 0."""
+"""Faults of a layer by its number: no slice has the number, and a slice has the number 0."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -59,7 +59,7 @@ def test_a_greedy_search_that_loses_an_id_is_found_where_the_id_is_nowhere_the_l
 
 
 def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """As JavaScript sorts numbers, if it is given nothing to compare them by."""
+    """Choose as JavaScript sorts numbers, if it is given nothing to compare them by."""
     ids: list[int] = []
     while len(ids) < n:
         row = self.evaluate(Request(batches=(Batch.of([*prompt, *ids]),))).logits[0][-1]
@@ -81,7 +81,7 @@ def test_a_greedy_search_that_compares_logits_as_texts_is_found_where_one_has_tw
 def test_a_greedy_search_of_ids_of_16_bits_is_found_on_a_model_that_has_more(
     tmp_path: Path,
 ) -> None:
-    """Of which the first thousand tokens alone would be asked elsewhere."""
+    """Other tests would ask about its first thousand tokens only."""
     model = written(tmp_path, n_layer=1, n_vocab=32770)
     greedy = without(0, 2)
     name = made("own token: of 16 bits", Quiet, levels=("greedy",), greedy=greedy)

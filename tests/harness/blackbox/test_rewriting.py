@@ -149,7 +149,7 @@ def test_experts_may_all_be_the_first(tmp_path: Path) -> None:
 
 
 def slice_of_one(model: GgufFile, change: Change) -> Recipe:
-    """Of one tensor, whose experts are all the first."""
+    """Return the recipe of a slice with one tensor, whose experts are all the first."""
     (name,) = model.tensors
     rows = {name: np.zeros(model.tensors[name].ne[-1], np.int64)}
     return Recipe(names={name: name}, changes={name: change}, rows=rows)

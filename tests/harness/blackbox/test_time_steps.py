@@ -1,4 +1,4 @@
-"""What a scan does with large steps, which neither seeded models nor their slices have."""
+"""Scans with large steps, which neither seeded models nor their slices have."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.harness.blackbox.test_blackbox_in_check import plan_of, verdicts
 
 
 class StepsEnd(Reference, name="test: steps end at 20"):
-    """Of these layers. An x of more is that step itself: here it is 20."""
+    """Engine whose steps end at 20 in these layers; for a larger x, the step is x itself."""
 
     layers: tuple[int, ...] = (0, 1)
 

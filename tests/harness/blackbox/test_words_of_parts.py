@@ -1,4 +1,4 @@
-"""What is said of a part besides its name: in which batches, whose bias, what was not looked at."""
+"""Words about a part besides its name: in which batches, whose bias, what was not looked at."""
 
 from collections.abc import Callable
 from math import exp, log

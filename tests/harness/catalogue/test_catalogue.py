@@ -86,7 +86,7 @@ def test_fixed_limits_find_another_token_and_another_direction() -> None:
 
 
 def test_check_nmse_divides_by_the_variance_and_looks_at_the_last_token_alone() -> None:
-    """As people apply it: logits that all lie far from 0 are no smaller a difference by that."""
+    """People apply it so: logits that all lie far from 0 make a difference no smaller."""
     right = logits([1, 2, 3], [101, 102, 103])
     found = on_short(right, right + logits([9, 0, 0], [0, 0.3, 0]))
     assert not found[WIDE]

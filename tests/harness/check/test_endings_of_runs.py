@@ -1,4 +1,4 @@
-"""What is said at the end of a run: whom it is about, and who was not asked."""
+"""Words at the end of a run: whom it is about, and who was not asked."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What an engine refuses or cannot do, or a model lacks: whom that accuses, and what it spoils."""
+"""Refusals of an engine, and models that lack something: whom that accuses, and what it spoils."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_of_a_refusal_that_our_own_engine_says_nothing_of_nobody_is_accused(
 
 
 class WithoutLogits(Reference, name="test:without-logits"):
-    """As llama.cpp of a BERT."""
+    """Engine without logits, such as llama.cpp with a BERT."""
 
     def evaluate(self, request: Request) -> Evaluation:
         raise NotInModel("the model has no logits")

@@ -1,4 +1,4 @@
-"""What is said below the table of a bisection by slices."""
+"""Lines below the table of a bisection by slices."""
 
 from pathlib import Path
 from types import SimpleNamespace

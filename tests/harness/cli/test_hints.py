@@ -1,4 +1,4 @@
-"""Which command is proposed: whole, and only where it can say more."""
+"""Commands that hints propose: whole, and only if they can say more."""
 
 import sys
 from pathlib import Path
@@ -40,7 +40,7 @@ BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
 
 
 def plan_of_mine(folder: Path) -> Plan:
-    """Of a program that is there."""
+    """Return the plan of a program that is there."""
     path, command = Path("m.gguf"), folder / "mine"
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)

@@ -33,7 +33,7 @@ with Terminal(quiet=False) as out:
 
 
 def on_a_terminal(code: str, args: Sequence[str]) -> tuple[int, str]:
-    """What a program writes to a pseudo-terminal of 80 columns, and its exit code."""
+    """Return what a program writes to a pseudo-terminal of 80 columns, and its exit code."""
     ours, theirs = pty.openpty()
     variables = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     process = subprocess.Popen(

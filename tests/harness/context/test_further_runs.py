@@ -35,7 +35,7 @@ ASKED = (LONG, EDGE, JOINED, FIRST, MIDDLE, LAST, ALONE)
 
 
 class RowsBehind64(Mirror):
-    """What is left behind two tiles of 32 rows is computed from their last."""
+    """Engine that computes rows behind two tiles of 32 from the last row of those."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         rows = np.minimum(np.arange(len(x)), 63)
@@ -43,7 +43,7 @@ class RowsBehind64(Mirror):
 
 
 def last_row_is_another(where: Callable[[int], bool]) -> type[Mirror]:
-    """Of so many rows the last one is the one before it."""
+    """Make ops that give the row before the last one as the last, for such numbers of rows."""
 
     class Ops(Mirror):
         def linear(self, x: F32, weight: Weight) -> F32:
@@ -135,7 +135,7 @@ def splits_of_128(visible: Bools, batch: Batch, n: int = 128) -> Bools:
 
 
 def splits_of_256(visible: Bools, batch: Batch) -> Bools:
-    """Of twice as many cells, which several tokens at once fill."""
+    """Split twice as many cells, which several tokens at once fill."""
     return splits_of_128(visible, batch, n=256)
 
 
@@ -151,7 +151,7 @@ class Wrong(Reference):
 
 
 class LastRowsOfLater(Reference, name="further: last rows"):
-    """Of batches on a filled cache the last rows, whichever were asked for."""
+    """Engine that gives the last rows of batches on a filled cache, whichever were asked for."""
 
     def evaluate(self, request: Request) -> Evaluation:
         every = [replace(b, outputs=np.ones(len(b), np.bool_)) for b in request.batches]
@@ -164,7 +164,7 @@ class LastRowsOfLater(Reference, name="further: last rows"):
 
 
 class AloneOnAnEmptyCache(Reference, name="further: alone on an empty cache"):
-    """Of a prompt of one token nothing is attended to, as what was there before is."""
+    """Engine that is wrong for a prompt of one token, which has an empty cache to attend to."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)

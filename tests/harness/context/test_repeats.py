@@ -65,7 +65,7 @@ class Kept(Mirror):
 
 
 class Fading(Kept):
-    """What is left becomes less from run to run."""
+    """Engine with a rest that becomes smaller from run to run."""
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         before, self.left = self.left, np.float32(0.5) - self.left / np.float32(4096)
@@ -216,7 +216,7 @@ def test_nan_of_another_sign_is_no_other_answer() -> None:
 
 
 def test_runs_that_show_tensors_alone_are_held_against_each_other_as_well() -> None:
-    """Of a dump, which need not have logits."""
+    """A dump is such an engine: it need not have logits."""
     site = Site(step=0, layer=0, name="norm")
 
     def shown(value: float) -> Evaluation:

@@ -41,7 +41,7 @@ HASTY = Runner(time_limit=0.5, modules=MODULES)
 
 @pytest.fixture(params=["started", "forked"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How a worker comes to be: by itself, or from a template."""
+    """Start workers by themselves, or fork them from a template."""
     if request.param == "started":
         monkeypatch.setattr(template, "KEPT", [])
         yield request.param
@@ -71,7 +71,7 @@ def worker_of(session: Session) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has not ended; a zombie has."""
+    """Return True if a process has not ended; a zombie has."""
     status = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()

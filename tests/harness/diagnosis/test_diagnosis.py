@@ -57,7 +57,8 @@ CATALOGUE = (
 
 @dataclass(frozen=True)
 class Noise:
-    """What `harness.graph.honest_runs` measures by llama.cpp: of these models 8.6e-6 and 1.5e-2."""
+    """Stand-in for llama.cpp's noise in `harness.graph.honest_runs`: 8.6e-6 and 1.5e-2 on these
+    models."""
 
     relative: float
 
@@ -183,7 +184,7 @@ def test_a_mistake_is_named_by_its_text_alone(mistake: str, tmp_path: Path) -> N
 def test_a_mistake_of_the_choice_is_told_from_those_of_logits(
     mistake: str, by_text: str, tmp_path: Path
 ) -> None:
-    """Of right logits no error is so small that it tips a token beyond the noise."""
+    """No error of right logits is so small that it tips a token beyond the noise."""
     known = (mistake, *CATALOGUE)
     found = runs(diagnosed(mistake, tmp_path, known=known))
     rows, tokens = (row for row in found.rows if row.unit != "weights")

@@ -32,7 +32,8 @@ def compared(said: Listed, row: F32) -> Compared:
 
 
 def wrong_one() -> F32:
-    """Of an engine that is off by a little more than the noise, each logit by its own share."""
+    """Return logits of an engine that is off by a little more than the noise, each by its own
+    share."""
     shares = np.random.default_rng(7).uniform(-1, 1, RIGHT.size)
     off = SHARE * 2 * NOISE * largest(RIGHT) * shares
     return (RIGHT + off).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What an engine keeps of one prompt for the next is known by prompts that are asked in turn."""
+"""Faults that an engine keeps from one prompt for the next: prompts asked in turn show them."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -52,7 +52,7 @@ def test_none_of_the_others_is_named_in_its_place(mistake: str, view: View, tmp_
 
 
 def test_a_text_that_goes_wrong_late_is_known_of_an_engine_with_logits_too(tmp_path: Path) -> None:
-    """As many tokens are asked for as `check` asks for."""
+    """The diagnosis asks for as many tokens as `check` does."""
     late = "mutant:greedy-position-late"
     found = runs(diagnosed(late, tmp_path, view=LOGITS, known=(late, *KNOWN)))
     assert (found.status, names(found)) == ("named", [late])

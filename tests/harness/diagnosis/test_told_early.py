@@ -1,5 +1,7 @@
-"""What a diagnosis tells before its end: how long it takes, what differs, each aspect's result; and
-what it says of answers that no known mistake makes."""
+"""Words of a diagnosis before its end, and about answers that no known mistake makes.
+
+Before its end it tells how long it takes, what differs, and the result of each aspect.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

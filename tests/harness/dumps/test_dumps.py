@@ -27,7 +27,7 @@ Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 def trace_of(model: Path, folder: Path) -> Path:
-    """As `lockstep trace` writes it."""
+    """Write a dump as `lockstep trace` does."""
     dump_trace(plan_for(model, "reference"), folder, None, lambda _: None)
     return folder
 

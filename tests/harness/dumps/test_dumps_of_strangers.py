@@ -189,7 +189,7 @@ def test_both_halves_are_the_same_run_as_the_whole(
 
 
 def test_a_dump_that_calls_itself_a_known_engine_is_not_excused_for_it(tmp_path: Path) -> None:
-    """Of transformers it is known that it ignores the frequency factors of such a model."""
+    """Transformers is known to ignore the frequency factors of such a model."""
     model = tmp_path / "m.gguf"
     write_case(finding_named("transformers-rope-freqs"), model)
     folder = tmp_path / "transformers"
@@ -205,7 +205,7 @@ def test_a_dump_that_calls_itself_a_known_engine_is_not_excused_for_it(tmp_path:
 
 
 def renamed(index: dict[str, Any], tensors: dict[str, Any]) -> None:
-    """As another framework calls them, and the logits as llama.cpp does."""
+    """Rename tensors as another framework does, but logits as llama.cpp does."""
     for key in [key for key in tensors if not key.endswith("/result_output")]:
         step, _, name = key.partition("/")
         tensors[f"{step}/model.{name}"] = tensors.pop(key)

@@ -37,7 +37,7 @@ HEADS = {"Qcur": 4, "Kcur": 2}  # of the built-in model
 
 
 def halves(value: Any, n_head: int) -> Any:
-    """As a library that rotates a head's first half with its second has the rows."""
+    """Order rows as a library does that rotates a head's first half with its second."""
     split = value.reshape(len(value), n_head, -1, 2)
     return np.ascontiguousarray(np.swapaxes(split, 2, 3).reshape(value.shape))
 

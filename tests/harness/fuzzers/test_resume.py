@@ -157,7 +157,7 @@ SIDE_BY_SIDE = FuzzPlan(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """What a run finds that nobody stops."""
+    """Return the findings of a run that nobody stops."""
     folder = tmp_path_factory.mktemp("whole")
     return {str(verdict) for verdict in run_campaign("quants", SIDE_BY_SIDE, folder, []).verdicts}
 

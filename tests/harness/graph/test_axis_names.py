@@ -1,4 +1,4 @@
-"""What is off is named by the axes of what an engine shows, whatever shape it chose for it."""
+"""Axes in words for what is off: an engine's own, whatever shape it shows."""
 
 import pytest
 

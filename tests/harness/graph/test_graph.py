@@ -294,7 +294,7 @@ def test_each_unlucky_run_is_made_once_whoever_makes_it(
 def test_no_more_unlucky_runs_are_held_than_there_is_room_for(
     file: GgufFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model of five megabytes with 150,000 tokens a hundred runs took three gigabytes."""
+    """A hundred runs of a model of five megabytes with 150,000 tokens took three gigabytes."""
     third = planned(0, "SCALE", view(TWICE), view(X), held=params(1 / 3, 1.0))
     made = program(graph(0, third, given=GIVEN + 1))
     monkeypatch.setattr(AlongLlamaCpp, "program", lambda *_: made)

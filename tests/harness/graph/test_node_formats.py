@@ -41,7 +41,7 @@ def shown(given: Node, number: int | None) -> NDArray[Any]:
 
 
 def accepted(numbers: list[int | None], kinds: list[str] | None = None) -> list[bool]:
-    """Of products that are off, each by the format of that number, are they right?"""
+    """Return True for each product that is accepted; each is off by its number's format."""
     formats = ProductFormats(build=BUILD)
     sites = [Site(step=0, layer=i, name="x") for i in range(len(numbers))]
     for i, (site, number) in enumerate(zip(sites, numbers, strict=True)):

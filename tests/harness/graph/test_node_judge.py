@@ -49,7 +49,7 @@ def product(result: Any = None) -> Node:
 
 
 def compute(given: Node) -> NDArray[Any]:
-    """What an engine does that replays llama.cpp's graph."""
+    """Compute as an engine that replays llama.cpp's graph."""
     return Honest().compute(BUILD, given)
 
 

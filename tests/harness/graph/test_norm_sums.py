@@ -1,4 +1,4 @@
-"""What whole rows of a norm may be off by: as far as those of a float32 sum of squares are."""
+"""Errors allowed for whole rows of a norm: those of a float32 sum of squares."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def norm(x: Rows, op: str = "RMS_NORM") -> Node:
 
 
 def massive(x: Rows, times: float) -> Rows:
-    """As real models have them: of one channel all are thousands of times larger than others."""
+    """Make one channel thousands of times larger than others, as real models have it."""
     x = x.copy()
     x[:, 7] = times
     return x
@@ -43,7 +43,7 @@ def in_double(x: Rows) -> NDArray[np.float64]:
 
 
 def off(x: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How far a row is off as a whole where squares are added up in float32, and may be."""
+    """Return the error of whole rows with squares added up in float32, and the error allowed."""
     return np.abs(one_by_one(x) / in_double(x) - 1), error_of_rows(norm(x))[0, 0]
 
 

@@ -1,4 +1,4 @@
-"""How many segments tell that a format of activations is not an engine's."""
+"""Number of segments that tell that a format of activations is not an engine's."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace

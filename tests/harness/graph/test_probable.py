@@ -1,4 +1,4 @@
-"""What a sum of products may well be off by: what scalar loops come to, and not much more."""
+"""Probable errors of a sum of products: those of scalar loops, and not much more."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_a_scalar_loop_is_off_by_less_than_a_random_share(terms: int, kind: Any)
 
 
 def test_a_sum_that_loses_a_bit_of_each_term_is_off_by_more() -> None:
-    """What accumulates in half precision, or rounds terms to BF16."""
+    """Such an engine accumulates in half precision, or rounds terms to BF16."""
     weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
     value, error, _ = of(product(weights, x))
     short = (x.view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)  # sixteen bits are left

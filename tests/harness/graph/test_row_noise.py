@@ -1,4 +1,4 @@
-"""How far honest runs are off is known of each row, by its own size."""
+"""Noise of honest runs, known for each row by the row's own size."""
 
 from typing import Any
 

@@ -34,7 +34,7 @@ def at_once(model: Path, engine: str) -> list[Verdict]:
 
 
 class Together:
-    """What is asked while another is being answered gets a change; two wait for each other."""
+    """Server that changes what is asked while it answers another; two wait for each other."""
 
     def __init__(self, change: Any) -> None:
         self.change, self.lock, self.inside = change, threading.Lock(), 0

@@ -29,14 +29,14 @@ PAST = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long is waited, in place of waiting."""
+    """Record the waits, and do not wait."""
     found: list[float] = []
     monkeypatch.setattr(asking, "sleep", found.append)
     return found
 
 
 class Untrusted(HTTPSConnection):
-    """As the ssl module ends a handshake with a self-signed certificate."""
+    """Connection that fails as the ssl module does with a self-signed certificate."""
 
     def connect(self) -> None:
         error = ssl.SSLCertVerificationError(1, "certificate verify failed")
@@ -89,7 +89,7 @@ def test_a_server_without_a_free_slot_is_waited_for(model: Path) -> None:
 
 
 def hurried(path: str, wrong: Callable[[int], Busy | None]) -> Callable[..., Any]:
-    """Of the answers of a page: wrong says of the n-th (from 1) what comes in its place."""
+    """Change answers of a page: `wrong` says what comes in place of the n-th (from 1)."""
     pages: list[str] = []
 
     def change(page: str, said: Any) -> Any:

@@ -163,7 +163,7 @@ def test_a_connection_to_itself_is_nobody_who_listens() -> None:
 def test_a_port_that_another_process_has_taken_meanwhile_is_no_death_of_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one end of a connection, say: nobody listens there."""
+    """One end of a connection may have the port: nobody listens there."""
     with socket.socket() as other:
         other.bind((HOST, 0))
         taken = other.getsockname()[1]

@@ -47,7 +47,7 @@ def product(
     run: int,
     nonzero: NDArray[Any] | None = None,
 ) -> Bound:
-    """Of a sum of so many products."""
+    """Return the bound of a sum of so many products."""
     wide = out.astype(np.float64)
     build = Build(lanes=lanes)
     return limit_overflow(products.summed_products(wide, size, terms, build, run, nonzero))[1]
@@ -62,7 +62,7 @@ def scaled(truth: NDArray[np.float64]) -> F32:
 
 
 def near_alone(found: tuple[F32, Bound], honest: F32, *others: F32) -> bool:
-    """Whether the limit covers an honest way, and neither a small fault nor the others."""
+    """Return True if the limit covers an honest way, and neither a small fault nor the others."""
     truth, bound = found[0].astype(np.float64), found[1]
     return covers(bound, truth, honest) and not any(
         covers(bound, truth, wrong) for wrong in (scaled(truth), *others)
@@ -90,7 +90,7 @@ def pairwise(products: F32, lanes: int) -> F32:
 
 
 def in_vectors(products: F32, lanes: int) -> F32:
-    """As ggml's vector code: four registers of lanes, a tree, then what is left one by one."""
+    """Add up as ggml's vector code: four registers of lanes, a tree, then the rest in turn."""
     step = 4 * lanes
     whole = products.shape[-1] // step * step
     parts = products[..., :whole].reshape(*products.shape[:-1], -1, step)

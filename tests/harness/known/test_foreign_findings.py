@@ -1,4 +1,4 @@
-"""What foreign engines are known to do: well formed, shown by a file, excused for them alone."""
+"""Known divergences of foreign engines: well formed, shown by a file, excused for them alone."""
 
 import re
 from dataclasses import replace

@@ -158,7 +158,7 @@ PLAN = FuzzPlan(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What one process finds."""
+    """Return the findings of one process."""
     return found_by(None, tmp_path_factory.mktemp("alone"))
 
 

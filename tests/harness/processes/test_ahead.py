@@ -111,7 +111,7 @@ def test_two_are_done_at_once_and_what_fails_first_is_raised() -> None:
 
 @forks
 def test_a_fork_that_forgets_an_engine_does_not_end_it(tmp_path: Path) -> None:
-    """What is garbage in a fork may be asked by its parent still."""
+    """The parent may still ask an engine that is garbage in the fork."""
     with Runner().open("gguf-py", builtin("f32", tmp_path), EXACT) as session:
         assert isinstance(session, IsolatedSession)
         session.start()

@@ -156,7 +156,7 @@ def tokens(margin: float) -> dict[str, Any]:
 
 
 def control_token(said: int) -> dict[str, Any]:
-    """How far ids are apart is no measure of anything."""
+    """Return a verdict about ids; their distance is no measure of anything."""
     return verdict("decode", "diverged", detail={"expected": 3, "actual": said, "allowed": 0.1})
 
 

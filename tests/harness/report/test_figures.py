@@ -1,4 +1,4 @@
-"""What suites put into reports for pages: shares of limits, logits by position, pieces, blocks."""
+"""Figures that suites put into reports: shares of limits, logits by position, pieces, blocks."""
 
 import math
 from pathlib import Path
@@ -28,7 +28,7 @@ F = np.float32
 
 @pytest.fixture
 def context(tmp_path: Path) -> Any:
-    """What the figures ask of a context: the oracle's tokenizer and whether it has one."""
+    """Yield what figures need of a context: the oracle's tokenizer, and if it has one."""
     with GgufFile.open(builtin("f32", tmp_path)) as file:
         own, facts = tokenizer_of(file.metadata), SimpleNamespace(has_vocabulary=True)
         yield SimpleNamespace(tokenizer=own, facts=facts)

@@ -327,7 +327,7 @@ ON = {
 
 
 def palettes() -> list[dict[str, str]]:
-    """Of the style's :root blocks: light, and dark where it says otherwise."""
+    """Return the palettes of the style's :root blocks: light, and dark where it says otherwise."""
     style = source("page.css")
     blocks = re.findall(r":root \{([^}]*)\}", style)
     light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]+);", block)) for block in blocks[:2])
@@ -335,7 +335,7 @@ def palettes() -> list[dict[str, str]]:
 
 
 def luminance(colour: str) -> float:
-    """As WCAG has it."""
+    """Return the luminance of a colour by WCAG."""
     digits = colour[1:] if len(colour) == 7 else "".join(c * 2 for c in colour[1:])
     parts = (int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4))
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]

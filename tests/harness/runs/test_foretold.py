@@ -1,4 +1,4 @@
-"""How long a check takes at least is said once, of a slow engine, and is no more than is asked."""
+"""Least time of a check: told once, of a slow engine, and never more than is asked."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a user lists as known is excused, what is not listed fails, and what is gone is an error."""
+"""Failures that a user lists as known: they are excused, others fail, gone ones are errors."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""How often the black box is right: what is counted, and by what it is known where an engine is
-wrong."""
+"""Success rate of the black box: what is counted, and how an engine's fault is known."""
 
 import json
 from dataclasses import asdict

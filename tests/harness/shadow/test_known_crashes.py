@@ -1,4 +1,4 @@
-"""What is said of a crash of llama.cpp that may be one of a build with AMX."""
+"""Words about a crash of llama.cpp that may be one of a build with AMX."""
 
 import pytest
 

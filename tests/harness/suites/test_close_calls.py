@@ -1,4 +1,4 @@
-"""Where two tokens are nearly alike an engine shows by its text alone that it is a little wrong.
+"""Close calls between two tokens: there an engine's text alone shows that it is a little wrong.
 
 Behind a tie two texts go on, and an engine's own is held to its own logits.
 """
@@ -104,7 +104,7 @@ def test_a_text_that_is_longer_than_a_token_is_not_counted_as_the_same(tmp_path:
 
 
 class Wavering(Quiet, name="close: the second-likeliest where it is near"):
-    """What an engine may choose that converts activations otherwise."""
+    """Engine that chooses as one may that converts activations otherwise."""
 
     levels = ("greedy",)
 

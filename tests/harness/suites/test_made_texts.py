@@ -192,7 +192,7 @@ def model_of_kind(kind: str, folder: Path) -> Path:
 
 
 def rightmost(tokenizer: LlamaTokenizer, text: bytes) -> list[int]:
-    """Of two merges of the same score the right one comes first."""
+    """Merge the right one of two pairs with the same score first."""
     vocabulary = tokenizer.vocabulary
     parts = [character.encode() for character in text.decode()]
     while True:
@@ -215,7 +215,7 @@ class MergesTheRightOne(LlamaTokenizer):
 
 
 def wrong_tokenizer(kind: str, file: GgufFile) -> Tokenizer:
-    """Of gpt2 one that cuts contractions in lower case alone: it's and not IT'S."""
+    """Make a wrong tokenizer; gpt2's cuts contractions in lower case alone: it's and not IT'S."""
     if kind == "llama":
         return MergesTheRightOne(file.metadata)
     wrong = Gpt2Tokenizer(file.metadata)

@@ -99,7 +99,7 @@ SHOWN = (
 
 
 class Folded(Reference, name="products: no norm is shown"):
-    """As one whose norms are multiplied into the matrices behind them."""
+    """Engine that shows no norm, as one that multiplies norms into the matrices behind them."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), shows=SHOWN)

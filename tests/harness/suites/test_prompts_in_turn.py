@@ -102,7 +102,8 @@ def test_who_cuts_a_long_prompt_or_keeps_one_by_its_beginning_is_found(
 
 
 class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
-    """As threads that share a buffer are once in a while, whatever was asked before."""
+    """Engine that is wrong once in a while, whatever was asked before, as threads with a shared
+    buffer."""
 
     levels = ("greedy",)
     n_asked = 0
@@ -199,7 +200,7 @@ def test_a_list_of_what_is_known_of_one_prompt_does_not_excuse_another(tmp_path:
 
 
 class KeepsLists(Quiet, name="lists: keeps a prompt"):
-    """As far as both are the same. `first` is how much of it is looked at."""
+    """Engine that keeps a prompt as far as both are the same; it looks at `first` tokens."""
 
     first: int | None = None
     kept: Sequence[int] = ()

@@ -1,5 +1,4 @@
-"""What an engine does not answer costs that run, and not those behind it; of who is slow, not the
-shorter ones."""
+"""Runs that an engine does not answer: they cost no run behind them; slow ones, no shorter run."""
 
 from collections.abc import Callable
 from pathlib import Path

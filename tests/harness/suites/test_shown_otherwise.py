@@ -138,7 +138,7 @@ def test_a_prompt_is_taken_off_where_the_text_is_not_the_prompt_once_more() -> N
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of bytes, as a vocabulary has them."""
+    """Tokenizer whose pieces are bytes, as a vocabulary has them."""
 
     pieces: tuple[bytes, ...]
 

@@ -65,7 +65,7 @@ def third_wrong(self: Any, prompt: Sequence[int], n: int) -> list[int]:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Who streams a text keeps the beginning of a character back until its end comes."""
+    """Cut a text as a stream does: it keeps a character's start back until its end comes."""
     decoder = getincrementaldecoder("utf-8")("surrogateescape")
     return decoder.decode(text).encode("utf-8", "surrogateescape")
 

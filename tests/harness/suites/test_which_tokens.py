@@ -1,4 +1,4 @@
-"""Which logits differ is said, and a rare choice of experts is nobody's fault."""
+"""Tokens whose logits differ are named, and a rare choice of experts is nobody's fault."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -134,7 +134,7 @@ def with_rows(**rows: float) -> F32:
 
 
 def context(runs: Sequence[F32], n_expert: int = 8) -> Any:
-    """Of a model whose honest runs give these."""
+    """Return the context of a model whose honest runs give these logits."""
 
     def unlucky(batches: Any, *, seed: int, runs: int) -> Iterator[F32]:
         return iter(every)

@@ -83,7 +83,7 @@ def test_what_a_second_batch_of_a_recurrent_model_lacks_is_no_mask(tmp_path: Pat
 
 
 class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
-    """Of matrices and so many activations at once the last row is not multiplied."""
+    """Engine that does not multiply the last row of matrices for so many activations at once."""
 
     n_rows = 1
 
@@ -274,7 +274,7 @@ class KeepsPrompts(Reference):
 
 
 def by_its_beginning(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
-    """What is kept of prompts is found by how they begin and end."""
+    """Look kept prompts up by how they begin and end."""
     tokens = request.batches[0].tokens
     ids = tokens.tolist()
     found: NDArray[np.int32] = known.setdefault((len(ids), *ids[:3], ids[-1]), tokens)
@@ -292,7 +292,7 @@ def by_its_first_token(known: dict[Any, Any], request: Request) -> NDArray[np.in
 
 
 def by_its_sizes(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
-    """Of the call before, with batches as large, the first four tokens are taken."""
+    """Take the first four tokens from the call before, if its batches were as large."""
     tokens, sizes = request.batches[0].tokens.copy(), tuple(map(len, request.batches))
     tokens[:4] = known.get(sizes, tokens[:4])
     known.clear()

@@ -122,7 +122,7 @@ def test_embeddings_beside_a_head_of_its_own_are_as_large_as_what_layers_add(
 
 
 def test_the_large_matrices_of_a_scan_are_of_the_type_asked_for(tmp_path: Path) -> None:
-    """As in published files; they stayed F32, so that nobody had to multiply by others."""
+    """Published files have such types. Ours stayed F32, so nobody had to multiply by others."""
     path = tmp_path / "m.gguf"
     names = ("ssm_in.weight", "ssm_out.weight", "ssm_x.weight", "ssm_conv1d.weight", "ssm_a")
     rows = [tensor(f"blk.0.{name}", 64, 32) for name in names]

@@ -1,4 +1,4 @@
-"""What the GGUF writer writes is what our reader, gguf-py's and llama.cpp's read."""
+"""Files of the GGUF writer: our reader, gguf-py's and llama.cpp's read what it writes."""
 
 import errno
 import os

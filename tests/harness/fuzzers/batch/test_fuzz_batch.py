@@ -160,7 +160,7 @@ def test_a_schedule_survives_its_json() -> None:
 
 
 def alone(change: Any, symptom: str, tmp_path: Path) -> bool:
-    """Whether an engine that plays both parts is found to contradict itself so."""
+    """Return True if an engine that plays both parts is found to contradict itself so."""
     path = tmp_path / "small.gguf"
     SMALL["attention"](path)
     cls = engine(change)

@@ -56,7 +56,7 @@ class Forgets(Reference):
 
 
 class Lossy(Reference):
-    """Of a language whose texts are UTF-8 and no other bytes."""
+    """Engine in a language whose texts are UTF-8 and no other bytes."""
 
     name = "lossy"
     says_so = True
