@@ -139,7 +139,7 @@ def test_metadata_that_llama_cpp_refuses_is_its_refusal(tmp_path: Path) -> None:
             make_variant(Variant(arch="gptj", moe=False), tmp_path / "x.gguf", session=session)
 
 
-def test_check_makes_the_model_of_an_architecture_and_every_suite_that_applies_compares(
+def test_check_makes_a_model_of_an_architecture_and_runs_every_suite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -177,7 +177,7 @@ def test_chameleon_suppresses_image_tokens_in_the_first_row_alone(tmp_path: Path
     assert excused_if_known(others, "chameleon", "llama.cpp") is others
 
 
-def test_cogvlm_hands_out_the_logits_of_the_first_token_for_those_of_the_last(
+def test_cogvlm_returns_the_logits_of_the_first_token_for_the_last(
     tmp_path: Path,
 ) -> None:
     (path,) = make_variants(["cogvlm"], tmp_path)
@@ -204,7 +204,7 @@ def test_cogvlm_hands_out_the_logits_of_the_first_token_for_those_of_the_last(
 
 
 @pytest.mark.parametrize(("suite", "name"), [("decode", "plamo"), ("embeddings", "jina-bert-v2")])
-def test_who_asks_the_oracles_worker_itself_is_not_asked_at_once_with_it(
+def test_replay_and_oracle_do_not_ask_one_worker_at_once(
     suite: str, name: str, tmp_path: Path, plan_for: Callable[..., Plan], checked: Checked
 ) -> None:
     """A replay of llama.cpp's graph, of a model of which nothing was recorded before."""

@@ -29,7 +29,7 @@ def ending(program: str, flags: list[str], folder: Path) -> int:
 
 
 @pytest.mark.parametrize("entry", entries("compiled"), ids=lambda entry: entry["id"])
-def test_what_was_compiled_to_something_else_dies_and_without_optimisation_does_not(
+def test_miscompiled_program_dies_with_optimisation_alone(
     entry: dict[str, Any], tmp_path: Path
 ) -> None:
     if entry["needs"] not in features():

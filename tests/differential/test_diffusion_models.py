@@ -54,7 +54,7 @@ def engine_of(folder: Path, suite: str, most: int) -> str:
 
 @pytest.mark.parametrize("suite", QUESTIONS)
 @pytest.mark.parametrize("arch", ["dream", "rnd1"])
-def test_what_comes_behind_beginnings_is_asked_of_each_by_itself(
+def test_tokens_behind_beginnings_are_asked_for_one_by_one(
     arch: str, suite: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
     """One run of all beginnings would show each what is behind it: honest engines were accused.
@@ -71,7 +71,7 @@ def test_what_comes_behind_beginnings_is_asked_of_each_by_itself(
 
 
 @pytest.mark.parametrize("arch", ["dream", "llada-moe"])
-def test_logits_of_some_tokens_of_several_sequences_are_those_of_these_tokens(
+def test_logits_of_some_tokens_of_several_sequences_belong_to_them(
     arch: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
     """The graph computes those of all, and an honest run had more rows: a traceback."""
@@ -81,7 +81,7 @@ def test_logits_of_some_tokens_of_several_sequences_are_those_of_these_tokens(
     assert "with two sequences that come later" in found.summary
 
 
-def test_logits_whose_first_row_a_graph_changes_are_asked_for_so_that_each_has_one(
+def test_logits_with_a_changed_first_row_are_asked_for_in_every_batch(
     plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
     """llama.cpp died where none are asked for, and was said to give others where some are."""

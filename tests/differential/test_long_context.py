@@ -107,9 +107,7 @@ def test_right_engines_agree_with_a_short_original_context(
     )
 
 
-def test_who_takes_the_factors_of_short_contexts_for_long_ones_is_seen(
-    phi3: Path, says: Says
-) -> None:
+def test_engine_with_short_factors_in_long_contexts_is_found(phi3: Path, says: Says) -> None:
     engine = "mutant:rope-short-factors-alone"
     others = says(phi3, "logits", "decode", "trace", engine=engine)
     found = says(phi3, "long-context", engine=engine)
@@ -125,7 +123,7 @@ class Within(Step):
         return super().attend(*args, window=self.window)
 
 
-def test_a_window_that_llama_cpp_leaves_out_accuses_nobody_who_has_it(
+def test_window_that_llama_cpp_leaves_out_accuses_no_engine_that_has_it(
     phi3: Path, tmp_path: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Phi-3's published code has it. What llama.cpp makes something of is asked all the same."""
@@ -144,7 +142,7 @@ def test_a_window_that_llama_cpp_leaves_out_accuses_nobody_who_has_it(
     assert "a window" not in found[0].summary
 
 
-def test_an_engine_that_chooses_factors_by_the_text_and_not_by_the_context_is_right(
+def test_engine_that_chooses_factors_by_the_text_agrees(
     phi3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Transformers does so. llama.cpp chooses by the tokens that a context could hold.
@@ -162,7 +160,7 @@ def test_an_engine_that_chooses_factors_by_the_text_and_not_by_the_context_is_ri
     assert {v.status for v in found} == {"agreed"}
 
 
-def test_answers_that_agree_do_so_though_the_oracle_dies_of_a_further_question(
+def test_answers_agree_though_the_oracle_dies_of_a_further_question(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_: Any) -> str:
@@ -187,7 +185,7 @@ def test_a_window_that_ends_elsewhere_is_seen_and_its_place_named(
     assert found[0].summary.endswith(f": {places}")
 
 
-def test_who_does_not_read_the_number_may_have_it_in_its_code_and_that_is_said(
+def test_report_says_window_may_be_hard_coded(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the model as it is such an engine is right, and one that knows no window is not."""
@@ -243,7 +241,7 @@ def verdicts_with(
         return says(path, "long-context", levels=levels, engine=engine)
 
 
-def test_where_the_window_is_within_what_is_asked_the_logits_say_it(
+def test_long_context_does_not_apply_if_the_usual_run_has_the_window(
     tmp_path: Path, says: Says
 ) -> None:
     model = model_of("gemma3", tmp_path, n_layer=2)
@@ -264,7 +262,7 @@ def test_a_window_within_longer_runs_is_asked_about_as_well(
 
 
 @pytest.mark.parametrize("engine", ["reference", "mutant:mask-hidden-as-zero"])
-def test_of_a_window_that_llama_cpp_makes_nothing_of_nothing_is_said(
+def test_window_that_llama_cpp_ignores_is_not_applicable(
     engine: str, tmp_path: Path, says: Says
 ) -> None:
     """Neither that it was compared, nor that an engine is wrong that has one: llama.cpp has
@@ -288,7 +286,7 @@ def test_a_model_without_logits_is_asked_for_embeddings(
     assert "of the largest embedding" in found[0].summary
 
 
-def test_what_a_file_does_not_say_of_its_window_is_known(tmp_path: Path, says: Says) -> None:
+def test_window_missing_from_the_file_is_known(tmp_path: Path, says: Says) -> None:
     """The first files of gemma2 have no such key, and llama.cpp takes 4096."""
     whole, model = model_of("gemma2", tmp_path, n_layer=2), tmp_path / "unsaid.gguf"
     with open_model(whole) as file:
@@ -329,7 +327,7 @@ def test_layers_that_are_others_in_a_shorter_model_are_not_asked(
 @pytest.mark.parametrize(
     ("takes", "status"), [("F16", "agreed"), ("whole vocabulary", "agreed"), ("", "not-applicable")]
 )
-def test_who_does_not_take_the_model_is_given_another_and_accused_of_nothing(
+def test_engine_that_refuses_the_model_gets_another_one(
     takes: str, status: str, gemma3_in_f16: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right_way = long_context.SliceAsker.open

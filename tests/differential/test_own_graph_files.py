@@ -64,7 +64,7 @@ def test_a_rank_of_queries_that_the_file_does_not_use_means_nothing(
     "name",
     ["blk.0.attn_q.weight", "blk.0.ffn_up.weight", "blk.1.ffn_gate_inp.weight"],
 )
-def test_a_layer_that_lacks_what_its_kind_wants_is_refused_when_the_file_is_opened(
+def test_layer_that_lacks_a_tensor_of_its_kind_is_refused_at_opening(
     name: str, one_matrix: Path, tmp_path: Path
 ) -> None:
     """And not in the middle of a run."""

@@ -132,7 +132,7 @@ def test_logits_that_a_model_does_not_have_are_missed_of_nobody(tmp_path: Path) 
     assert {verdict.status for verdict in said} == {"agreed"}
 
 
-def test_a_state_that_sequences_share_is_found_in_a_layer_and_at_their_tokens(
+def test_state_that_sequences_share_is_found_in_a_layer_and_at_tokens(
     tmp_path: Path,
 ) -> None:
     """llama.cpp takes such batches apart: the look-up of the tokens had been accused."""
@@ -144,7 +144,7 @@ def test_a_state_that_sequences_share_is_found_in_a_layer_and_at_their_tokens(
     assert "embd" not in {each.site.name for each in found.culprits}
 
 
-def test_who_does_not_look_at_what_is_put_in_is_not_accused_of_going_on_without(
+def test_engine_that_ignores_replaced_values_is_not_accused_behind_them(
     tmp_path: Path,
 ) -> None:
     """README shows a class that knows of no such values: its norms had been found wrong behind
@@ -253,7 +253,7 @@ def test_rows_of_a_batch_are_held_against_the_part_that_has_their_tokens(
         assert which_rows(batch, mamba.program, other, 2) == ""
 
 
-def test_rows_of_a_batch_that_is_taken_apart_are_not_the_result_of_one_graph(
+def test_rows_of_a_batch_taken_apart_are_not_the_result_of_one_graph(
     tmp_path: Path,
 ) -> None:
     batch = taking_turns(5, 42, 79, 16, 90)

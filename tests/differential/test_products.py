@@ -80,7 +80,7 @@ class EpsilonOutside(Reference, name="test: epsilon outside"):
 @pytest.mark.parametrize(
     ("engine", "op"), [(ClampedBelow, "SWIGLU_OAI"), (EpsilonOutside, "RMS_NORM"), (Reference, "")]
 )
-def test_gates_and_norms_are_asked_for_numbers_that_small_models_do_not_have(
+def test_gates_and_norms_get_numbers_that_small_models_do_not_have(
     engine: type[Reference], op: str, tmp_path: Path
 ) -> None:
     model = tmp_path / "gpt-oss.gguf"
@@ -129,7 +129,7 @@ def faulty(opened: Opened, weight: str) -> Iterator[Context]:
     context.subject = right
 
 
-def test_a_scale_that_is_off_by_one_in_100_000_must_show_at_every_product_of_any_width(
+def test_scale_off_by_one_in_100_000_shows_at_every_product_of_any_width(
     opened: Opened,
 ) -> None:
     found = on_sparse_inputs(opened.context)
@@ -140,7 +140,7 @@ def test_a_scale_that_is_off_by_one_in_100_000_must_show_at_every_product_of_any
     )  # what must show, whatever was rounded
 
 
-def test_it_shows_at_each_where_a_mean_square_gate_is_blind(
+def test_fault_shows_at_each_product_which_a_mean_square_gate_misses(
     opened: Opened,
 ) -> None:
     with faulty(opened, "") as context:  # every product

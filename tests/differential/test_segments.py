@@ -80,7 +80,7 @@ def test_noise_of_a_single_op_is_not_measured_where_its_bound_is_the_limit(
     assert sum(made) == runs
 
 
-def test_where_layers_are_shown_the_layer_is_found_and_what_to_show_next(qwen3: Recorded) -> None:
+def test_engine_that_shows_layers_learns_the_layer_and_what_to_show_next(qwen3: Recorded) -> None:
     found = qwen3.accused(qwen3.run(OneOpWrong(name="ffn_up-1")), LAYERS)
     assert {str(f.site) for f in found} == {"l_out-1"}
     assert "MUL_MAT" in found[0].op

@@ -70,7 +70,7 @@ def moved(path: Path) -> Iterator[tuple[str, float]]:
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba", "mamba2", "jamba", "plamo2", "bailingmoe3"])
-def test_what_any_layer_adds_moves_what_the_model_gives(name: str, tmp_path: Path) -> None:
+def test_output_of_any_layer_moves_the_logits(name: str, tmp_path: Path) -> None:
     (path,) = make_variants([name], tmp_path)
     assert {part: far for part, far in moved(path) if far < SEEN} == {}
 

@@ -165,7 +165,7 @@ def test_the_licence_of_an_export_is_that_of_the_project() -> None:
         ("dot", "c", ("q4_9",), "dot has no 'q4_9' (near: q4_"),
     ],
 )
-def test_what_cannot_be_exported_is_refused(
+def test_impossible_export_is_refused(
     tmp_path: Path, level: str, form: str, only: tuple[str, ...], says: str
 ) -> None:
     with pytest.raises(BrokenGolden, match=re.escape(says)):

@@ -145,9 +145,7 @@ def test_regenerating_a_model_touches_nothing_else(tmp_path: Path) -> None:
         ("___", "no letter"),
     ],
 )
-def test_a_model_whose_name_is_taken_or_none_is_refused(
-    name: str, match: str, tmp_path: Path
-) -> None:
+def test_model_with_a_taken_name_or_none_is_refused(name: str, match: str, tmp_path: Path) -> None:
     root, path = copied(tmp_path), tmp_path / f"{name}.gguf"
     write_llama(LlamaRecipe(seed=77, n_layer=1), path)
     with pytest.raises(BrokenGolden, match=match):
@@ -198,7 +196,9 @@ def test_logits_within_their_bound_stay_and_others_are_written_anew(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"no model"])
-def test_what_is_no_model_is_refused_and_nothing_is_written(content: bytes, tmp_path: Path) -> None:
+def test_file_that_is_no_model_is_refused_and_nothing_is_written(
+    content: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     with pytest.raises(BrokenGolden, match=r"bad\.gguf"):

@@ -93,7 +93,7 @@ def test_an_engine_that_answers_everything_is_held_to_everything() -> None:
         (WrongHidden, ["agreed", "agreed", "diverged"], NODE),
     ],
 )
-def test_what_an_engine_does_not_answer_is_named_and_the_rest_is_held(
+def test_question_without_an_answer_is_named_and_the_rest_is_judged(
     engine: type[Engine], statuses: list[str], says: str
 ) -> None:
     found = replayed(engine)
@@ -101,7 +101,7 @@ def test_what_an_engine_does_not_answer_is_named_and_the_rest_is_held(
     assert any(says in v.summary for v in found if v.status != "agreed")
 
 
-def test_an_engine_without_logits_is_still_held_to_the_greedy_ids_of_our_own_vectors() -> None:
+def test_engine_without_logits_is_held_to_the_greedy_ids_of_our_vectors() -> None:
     """Vectors of this kind have all logits. One question without an answer costs no other."""
 
     class Greedy(OnlyText):

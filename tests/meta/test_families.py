@@ -151,7 +151,7 @@ def test_weight_formats_have_ggmls_ids_and_sizes() -> None:
 
 
 @pytest.mark.parametrize("cls", FORMATS, ids=lambda cls: cls.name)
-def test_a_weight_format_names_what_its_activations_become_or_has_no_product(
+def test_weight_format_names_its_activations_or_has_no_product(
     cls: type[WeightFormat],
 ) -> None:
     raw = np.zeros(256 // cls.weights * cls.layout.itemsize, np.uint8)

@@ -283,7 +283,7 @@ def test_a_violation_is_seen(module: str, source: str, says: str) -> None:
         ("tests.models", "import llama_cpp\nprint(1)"),
     ],
 )
-def test_what_is_allowed_is_not_a_violation(module: str, source: str) -> None:
+def test_allowed_import_is_not_a_violation(module: str, source: str) -> None:
     assert violations(full_name(module), source) == []
 
 

@@ -63,7 +63,7 @@ def test_pairs_that_would_be_dear_as_objects_take_no_more_than_their_bytes(name:
     assert taken(data) < 2 * len(data) + ROOM
 
 
-def test_tensors_that_would_be_dear_as_objects_take_no_more_than_their_bytes() -> None:
+def test_tensors_dear_as_objects_take_no_more_than_their_bytes() -> None:
     data = gguf([], [tensor(numbered(n), (0,), 0, 0) for n in range(N)])
     file = GgufFile.from_bytes(data)
     assert len(file.tensors) == N
@@ -83,7 +83,7 @@ def test_a_claim_that_fits_the_file_is_not_believed_ahead() -> None:
     assert taken(data) < ROOM
 
 
-def test_what_costs_is_a_multiple_of_the_contract_when_it_is_made_an_object() -> None:
+def test_reader_that_makes_objects_takes_many_times_the_memory() -> None:
     """The reader that these files exist to catch: one that decodes what it reads."""
     data = gguf(DEAR["texts of one letter"]())
     tracemalloc.start()

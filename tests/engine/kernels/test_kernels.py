@@ -54,7 +54,7 @@ def test_a_compiled_kernel_is_kept_until_what_it_is_made_of_changes(
     assert hits(path) == 0
 
 
-def test_forms_that_two_processes_compile_at_the_same_time_are_not_taken_for_each_other(
+def test_forms_that_two_processes_compile_at_once_are_kept_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has looked before the other one had written; numba's own would number both the same."""

@@ -108,7 +108,7 @@ def test_a_product_that_is_wrong_in_one_way_is_out_of_bound(
 
 
 @pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0", "Q4_0"])
-def test_infinite_and_nan_weights_and_every_other_bit_pattern_are_multiplied_as_mirror_does(
+def test_every_bit_pattern_of_weights_is_multiplied_as_mirror_does(
     type_name: str,
 ) -> None:
     """One weight or block per output: the sum has one term, and what it is must match exactly."""
@@ -169,7 +169,7 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("type_name", sorted(BLOCKS))
-def test_what_is_no_number_is_multiplied_the_same_by_rows_and_by_panels(
+def test_nan_and_infinity_are_multiplied_the_same_by_rows_and_panels(
     type_name: str, value: float
 ) -> None:
     """Its step is -128. Of a NaN the scale is that of its neighbours: `fast`, which had left the

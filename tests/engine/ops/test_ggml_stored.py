@@ -122,7 +122,7 @@ def test_coded_rows_are_copied_as_they_are(op: str) -> None:
     assert found.allowed == 0.0
 
 
-def test_what_has_no_definition_here_is_not_compared() -> None:
+def test_storage_type_without_a_definition_is_unsupported() -> None:
     made = node("SET_ROWS", np.zeros((5, 64), np.float32), ROWS, IDS)
     cache = Operand(name="c", type="IQ4_NL", ne=(64, 5, 1, 1), value=np.zeros((1, 1, 5, 36), "u1"))
     coded = replace(made, type="IQ4_NL", value=cache.value, sources=(*made.sources, cache))

@@ -54,7 +54,7 @@ def were_integers(acts: F64, weight: Weight) -> bool:
     return right is not None and products.whole_steps(acts, weight, BUILD) is not None
 
 
-def test_all_formats_but_those_with_other_scales_are_multiplied_by_integers() -> None:
+def test_all_formats_without_other_scales_are_multiplied_by_integers() -> None:
     assert {kind.name for kind in QUANTISED} - {kind.name for kind in BY_INTEGERS} == BY_FLOATS
 
 
@@ -92,7 +92,7 @@ def test_a_product_by_integers_is_that_of_decoded_numbers(
 
 
 @every
-def test_an_activation_that_is_no_multiple_of_a_scale_is_multiplied_as_it_is(
+def test_activation_that_is_no_multiple_of_a_scale_is_multiplied_as_it_is(
     kind: type[WeightFormat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = weight_of(kind.name, (9, COLUMNS), seed=2)

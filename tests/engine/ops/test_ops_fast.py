@@ -131,7 +131,7 @@ def test_the_engine_named_fast_generates_what_the_reference_does(tmp_path: Path)
     assert answers[0] == answers[1]
 
 
-def test_compiled_kernels_are_noticed_whatever_their_age_and_those_of_another_source_are_not(
+def test_kernels_are_noticed_at_any_age_but_not_of_another_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FAST.rms_norm(floats(1, 2, 8), floats(2, 8), 1e-5)

@@ -55,7 +55,7 @@ def test_a_product_row_by_row_is_that_of_decoded_weights(
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))
 @pytest.mark.parametrize("tokens", [1, 5, products.FEW_AS_INTEGERS])
-def test_a_product_of_integers_as_they_lie_in_the_file_is_that_of_decoded_weights(
+def test_product_of_stored_integers_is_that_of_decoded_weights(
     name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """21 rows in pieces of four; the last blocks of a row are no four, where they are small."""
@@ -148,7 +148,7 @@ def test_minima_meet_the_sums_that_an_engine_has_wrong_ones_too(
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q5_1"])
-def test_an_honest_engine_whose_activations_carry_no_sums_has_those_of_its_values(
+def test_activations_without_carried_sums_use_the_sums_of_their_values(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its scale is one for each row, which here is that of each block."""

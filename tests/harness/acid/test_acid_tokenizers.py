@@ -57,7 +57,7 @@ def test_a_wrong_tokenizer_is_named_and_every_other_test_is_ok(engine: str, mode
 
 
 @pytest.mark.parametrize("engine", NOT_SEEN)
-def test_what_no_test_sees_says_ok_and_is_in_no_tests_list(engine: str, model: Path) -> None:
+def test_fault_that_no_test_sees_says_ok_and_is_in_no_tests_list(engine: str, model: Path) -> None:
     assert read(f"mutant:{engine}", model).code == 0
     assert not any(engine in test.catches for test in TOKENIZER)
 

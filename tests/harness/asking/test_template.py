@@ -57,7 +57,7 @@ def test_workers_are_forks_however_many_threads_of_blas_there_are_here(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_where_the_template_has_died_or_hangs_workers_start_by_themselves(
+def test_workers_start_by_themselves_if_the_template_died_or_hangs(
     number: signal.Signals, own_template: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template, "SECONDS", 0.2)
@@ -70,7 +70,7 @@ def test_where_the_template_has_died_or_hangs_workers_start_by_themselves(
     assert template.KEPT == []  # nobody waits for it once more
 
 
-def test_the_next_question_is_answered_where_the_template_has_died_with_its_worker(
+def test_next_question_is_answered_if_template_and_worker_died(
     own_template: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is reaped by whoever comes: its id may be another's by then, and nobody kills that."""

@@ -92,7 +92,7 @@ PASSED_ON = "rounding of what the output norm gives and the output matrix reads"
         ("column-major", "output matrix, or what is made of logits"),
     ],
 )
-def test_what_is_wrong_outside_the_layers_is_named_and_the_layers_are_not_judged(
+def test_fault_outside_the_layers_is_named_and_the_layers_are_not_judged(
     mutant: str, part: str, tmp_path: Path
 ) -> None:
     path = builtin("f32", tmp_path)
@@ -145,7 +145,7 @@ class WithScaledSinks(Reference, name="test:sinks-scaled-as-scores"):
         ("test:sinks-scaled-as-scores", "attention: sinks"),
     ],
 )
-def test_what_is_wrong_with_a_gpt_oss_is_named(engine: str, part: str, tmp_path: Path) -> None:
+def test_fault_of_a_gpt_oss_is_named(engine: str, part: str, tmp_path: Path) -> None:
     """Its norm before the FFN is called post_attention_norm: made larger, as one behind attention,
     it drove all gates to where they clamp, so that engines agreed there, and eps was named."""
     path = one_layer_of("gpt-oss", tmp_path)
@@ -171,7 +171,7 @@ class WithLargerGate(Reference, name="test:geglu-of-a-larger-gate"):
         ("qwen3moe", "mutant:experts-not-normalised", f"FFN: {WEIGHED}"),
     ],
 )
-def test_what_hides_a_fault_is_not_named_for_it(
+def test_part_that_hides_a_fault_is_not_named_for_it(
     arch: str, engine: str, part: str, tmp_path: Path
 ) -> None:
     path = one_layer_of(arch, tmp_path)
@@ -197,7 +197,7 @@ ADDS = {
 
 
 @pytest.mark.parametrize("arch", ADDS)
-def test_what_a_layer_adds_is_known_by_its_tensors(arch: str) -> None:
+def test_sum_of_a_layer_is_known_by_its_tensors(arch: str) -> None:
     stems, expected = (words.split() for words in ADDS[arch])
     assert what_adds(stems) & set(stems) == set(expected)
 
@@ -248,7 +248,7 @@ class OtherEachTime(Reference, name="test:other-each-time"):
         return replace(right, logits=tuple(x * factors.astype(np.float32) for x in right.logits))
 
 
-def test_of_an_engine_whose_runs_differ_no_part_is_named(tmp_path: Path) -> None:
+def test_engine_with_runs_that_differ_gets_no_part_named(tmp_path: Path) -> None:
     """It was eps, the output norm, or the embedding, from one bisection to the next."""
     path = written(tmp_path, n_layer=1)
     found = bisected(path, tmp_path / "made", engine="test:other-each-time")
@@ -270,7 +270,7 @@ class WithNoNumbers(Reference, name="test:softmax-of-many-is-no-number"):
     ops = NoNumbers
 
 
-def test_what_is_no_number_is_not_muted_by_zeros_and_not_held_against_the_head(
+def test_nan_is_not_muted_by_zeros_and_not_held_against_the_head(
     tmp_path: Path,
 ) -> None:
     path = builtin("f32", tmp_path)
@@ -296,7 +296,7 @@ class WrongByNumber(Reference, name="test:wrong-by-number"):
         return ops
 
 
-def test_what_a_layer_does_by_its_number_is_no_silence(tmp_path: Path) -> None:
+def test_fault_by_layer_number_is_no_silence(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:wrong-by-number")
     assert found.whole.status == "diverged"
@@ -344,7 +344,7 @@ GREEDY_WITH_OTHER_EPS = wrong("greedy: other eps", WrongEps, levels=("greedy",))
 
 
 @pytest.mark.parametrize("name", ["f32", "q8_0"])
-def test_what_only_other_suites_of_check_see_is_no_agreement(name: str, tmp_path: Path) -> None:
+def test_fault_that_only_other_suites_see_is_no_agreement(name: str, tmp_path: Path) -> None:
     engine = "mutant:cache-cells-beyond-64"  # of which no slice has as many
     found = bisected(builtin(name, tmp_path), tmp_path / "made", engine=engine)
     assert (found.whole.status, faults(found)) == ("agreed", {})

@@ -131,7 +131,7 @@ class WithLastIdLost(Reference, name="test:the-table-loses-its-last-id"):
     ops = LosesLastIdOfTheTable
 
 
-def test_a_head_that_is_wrong_where_it_is_the_table_alone_is_no_wrong_embedding(
+def test_head_that_is_wrong_as_the_table_alone_is_no_wrong_embedding(
     tmp_path: Path,
 ) -> None:
     """Models with embeddings of another kind have a head apart, and agree for that alone."""

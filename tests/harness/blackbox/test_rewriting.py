@@ -84,7 +84,7 @@ def test_layers_of_an_encoder_and_a_decoder_are_refused_by_a_sentence(tmp_path: 
         n_layers(model)
 
 
-def test_where_others_are_muted_they_add_nothing(tmp_path: Path) -> None:
+def test_muted_layers_add_nothing(tmp_path: Path) -> None:
     path, out = written(tmp_path, n_layer=3), tmp_path / "muted.gguf"
     with GgufFile.open(path) as model:
         rewrite(model, mute_other_layers(model, (1,)), out)
@@ -166,7 +166,7 @@ def slice_of_one(model: GgufFile, change: Change) -> Recipe:
         ("olmo2", ATTENTION_OUT),  # no norm before the FFN
     ],
 )
-def test_what_is_made_larger_comes_to_the_same_but_for_eps(
+def test_larger_tensors_give_the_same_logits_but_for_eps(
     arch: str, muted: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Or a fault is named for eps that the size of what is computed hides."""

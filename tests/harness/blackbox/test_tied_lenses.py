@@ -93,7 +93,7 @@ def alike(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
     rows[:] = rows[0]
 
 
-def test_a_subject_whose_rows_are_all_alike_is_not_compared(tmp_path: Path) -> None:
+def test_subject_with_equal_rows_is_not_compared(tmp_path: Path) -> None:
     path = gemma2(tmp_path, "Q4_0")
     other = copy_with(path, tmp_path / "other.gguf", "token_embd.weight", alike)
     asker = asker_of(path, tmp_path / "made", subject_model=other)

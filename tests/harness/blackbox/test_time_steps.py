@@ -43,7 +43,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("wrong", [StepsEnd, StepsEndInOne])
-def test_a_wrong_branch_of_softplus_is_seen_on_the_model_made_with_large_steps(
+def test_wrong_branch_of_softplus_shows_on_a_model_with_large_steps(
     wrong: type[StepsEnd], model: Path
 ) -> None:
     found = {v.summary.partition(":")[0]: v.status for v in verdicts(plan_of(model))}
@@ -53,7 +53,9 @@ def test_a_wrong_branch_of_softplus_is_seen_on_the_model_made_with_large_steps(
 
 
 @pytest.mark.parametrize("shows", [("l_out", "result_output"), None])
-def test_who_shows_tensors_is_asked_as_well(model: Path, shows: tuple[str, ...] | None) -> None:
+def test_engine_that_shows_tensors_is_asked_as_well(
+    model: Path, shows: tuple[str, ...] | None
+) -> None:
     """Its runs of the model itself have no such steps either."""
     wrong = plan_of(model, engine=StepsEnd.name)
     found = list(verdicts(wrong, ("logits", "trace"), shows=shows))
@@ -61,7 +63,7 @@ def test_who_shows_tensors_is_asked_as_well(model: Path, shows: tuple[str, ...] 
     assert len(found) == 1 or shows is not None  # of who shows all of them nothing else is asked
 
 
-def test_of_a_model_too_large_for_a_twin_the_first_layers_slice_has_large_steps(
+def test_first_layers_slice_has_large_steps_if_the_model_has_no_twin(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whole, "LARGEST_TWIN", 1)

@@ -51,7 +51,7 @@ def test_a_run_that_compared_nothing_of_the_subject_says_so(
     assert "about mine" not in said(capfd, SHADOW, verdict("shadow", about="mine"))
 
 
-def test_nothing_about_the_subject_is_incomplete_however_right_the_oracle_is(
+def test_run_without_a_verdict_on_the_subject_is_incomplete(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     lacking = [verdict(suite, status="not-applicable") for suite in ("logits", "trace")]

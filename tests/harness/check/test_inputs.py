@@ -172,7 +172,7 @@ def test_each_kind_of_file_has_its_name(tmp_path: Path) -> None:
                 check_regular(path)
 
 
-def test_what_is_linked_to_counts(tmp_path: Path, pipe: Path) -> None:
+def test_target_of_a_link_counts(tmp_path: Path, pipe: Path) -> None:
     (tmp_path / "model").symlink_to(builtin("f32", tmp_path))
     (tmp_path / "waits").symlink_to(pipe)
     check_regular(tmp_path / "model")

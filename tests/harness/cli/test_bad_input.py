@@ -173,7 +173,7 @@ WITHOUT_GRAPH = {
 
 
 @pytest.mark.parametrize("make", WITHOUT_GRAPH, ids=lambda make: make.__name__)
-def test_what_our_engine_has_no_graph_for_is_checked_in_the_rest(
+def test_model_without_a_graph_of_ours_is_checked_in_the_rest(
     make: Callable[[Path], Path], lockstep: Lockstep, tmp_path: Path
 ) -> None:
     path = make(tmp_path)

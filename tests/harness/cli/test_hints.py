@@ -123,7 +123,7 @@ def test_a_server_that_conforms_may_be_held_against_exact_settings(
 
 
 @pytest.mark.parametrize("settings", [DEFAULT, EXACT])
-def test_a_server_that_is_started_may_be_held_against_exact_settings_as_well(
+def test_started_server_may_be_held_against_exact_settings(
     settings: Settings,
 ) -> None:
     """A sine that was reduced badly conformed, and by models made of it too; with an F32 cache it
@@ -179,7 +179,7 @@ def test_a_bisection_of_an_engine_without_tensors_names_whole_commands(
         (3, LARGE_FOR_MANY_RUNS, LARGE, False),
     ],
 )
-def test_of_a_large_model_the_command_that_writes_its_first_layers_is_named(
+def test_hint_names_the_command_for_first_layers_of_a_large_model(
     n_layer: int, size: int, limit: int, named: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "large one.gguf"
@@ -211,7 +211,7 @@ def test_a_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
         ("the usual tokens", {"n_threads": 3}, [LAYER + BY_SLICES]),
     ],
 )
-def test_no_mistake_is_looked_for_in_answers_on_a_model_that_was_made_or_with_more_threads(
+def test_hint_proposes_no_diagnosis_on_a_made_model_or_with_more_threads(
     asked: str, more: dict[str, Any], lines: list[str], tmp_path: Path
 ) -> None:
     """An engine that kept a prompt's cells for the next by their number: `decode` saw it on the
@@ -241,7 +241,7 @@ def of_size(path: Path, size: int) -> None:
         ("builtin:f32", "builtin:f32", [0], ""),
     ],
 )
-def test_a_mistake_that_24_layers_hide_is_looked_for_in_the_first_that_have_it(
+def test_mistake_hidden_by_24_layers_is_looked_for_in_the_first_with_it(
     model: str, subject: str, wrong: list[int], cut: str
 ) -> None:
     """Qwen2 of 24 layers in Q5_0 without the biases of queries: all its answers were within the

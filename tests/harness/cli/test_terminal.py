@@ -99,7 +99,7 @@ def test_a_pipe_that_is_closed_is_no_divergence() -> None:
 
 
 @pytest.mark.parametrize("word", ["##[error]no", "##vso[task.setvariable variable=PATH]no"])
-def test_a_ci_that_reads_the_output_gets_commands_in_what_was_asked_for_alone(
+def test_output_read_by_ci_has_commands_only_where_asked_for(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line is for people, and names of engines are in it; data is what somebody goes on with."""
@@ -117,7 +117,7 @@ def test_no_line_of_an_engines_words_begins_a_line_of_a_log() -> None:
     assert lines == ["m logits: first", "  | ::error file=x.py::no"]
 
 
-def test_who_is_interrupted_is_shown_where_what_was_found_is(
+def test_interrupted_run_says_where_its_findings_are(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "a run"

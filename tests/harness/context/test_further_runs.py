@@ -255,7 +255,7 @@ def logits_of(model: Path, engine: str) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("engine", WRONG)
-def test_what_only_goes_wrong_further_on_is_found(engine: str, model: Path) -> None:
+def test_fault_further_on_is_found(engine: str, model: Path) -> None:
     first, *wrong = logits_of(model, engine)
     assert first.status == "agreed"  # a prompt of 32 tokens and two more, and the ways of asking
     assert statuses(wrong) == {"diverged"}
@@ -272,7 +272,7 @@ def test_the_place_is_a_batch_and_a_token_of_it(model: Path) -> None:
     assert wrong.detail["token_of_batch"] in (1, 3)
 
 
-def test_what_an_engine_does_not_answer_is_named_and_accuses_nobody(model: Path) -> None:
+def test_missing_answer_is_named_and_accuses_nobody(model: Path) -> None:
     (verdict,) = logits_of(model, "further: one batch of several")
     assert verdict.status == "agreed"
     for words in (LONG, JOINED):
@@ -298,7 +298,7 @@ class RefusesWhatIsMore(Reference, name="further: refuses what is more"):
         return super().evaluate(request)
 
 
-def test_what_an_engine_refuses_and_does_not_say_that_it_lacks_is_a_gap(model: Path) -> None:
+def test_undeclared_refusal_of_an_engine_is_a_gap(model: Path) -> None:
     found = logits_of(model, RefusesWhatIsMore.name)
     assert [v.status for v in found] == ["agreed", *["not-compared"] * 3]
     for verdict, words in zip(found[1:], ("beside another sequence", LONG, JOINED), strict=True):
@@ -351,7 +351,7 @@ def test_batches_are_of_all_sizes_and_fill_what_there_is(n: int) -> None:
     assert all(sizes)
 
 
-def test_where_there_is_room_several_rests_come_behind_whole_tiles() -> None:
+def test_batch_sizes_have_several_rests_behind_whole_tiles() -> None:
     assert {size % 8 for size in batch_sizes(512) if size > 16} == {0, 3, 4, 5, 6, 7}
     assert max(batch_sizes(512)) > 256
     assert 21 in batch_sizes(256)  # of two kernels, where there is room for one alone

@@ -139,7 +139,7 @@ class WrongBeside(Reference, name="paths: wrong beside another sequence"):
         return super().evaluate(replace(request, batches=batches))
 
 
-def test_reference_agrees_beside_another_sequence_by_the_noise_of_both_paths(
+def test_reference_agrees_beside_another_sequence_within_both_paths_noise(
     tmp_path: Path,
 ) -> None:
     found = found_beside("reference", with_large_scores(tmp_path))

@@ -138,14 +138,14 @@ def test_a_race_is_a_verdict_of_its_own_kind_with_its_rate_and_place(model: Path
 
 
 @pytest.mark.parametrize("engine", [UNCLEARED, NEARLY_UNCLEARED])
-def test_what_an_earlier_run_left_is_told_from_a_race(engine: str, model: Path) -> None:
+def test_rest_of_an_earlier_run_is_told_from_a_race(engine: str, model: Path) -> None:
     _, shaky, _ = verdicts_of(model, engine, "logits")
     assert shaky.detail["first_alone"]
     _, race, _ = verdicts_of(model, OFTEN, "logits")
     assert not race.detail["first_alone"]
 
 
-def test_a_state_that_outlasts_many_runs_is_told_from_a_race_by_starting_anew(model: Path) -> None:
+def test_state_that_outlasts_many_runs_is_told_from_a_race_by_a_restart(model: Path) -> None:
     _, shaky, _ = verdicts_of(model, LONG_UNCLEARED, "logits")
     assert (shaky.detail["first_alone"], shaky.detail["by_history"]) == (False, True)
     _, race, _ = verdicts_of(model, Always.name, "logits")

@@ -26,9 +26,7 @@ KNOWN = (LAST, BY_LENGTH, NOT_CLEARED, CUT, CUT_LATER, TOO_MANY, BY_BEGINNING, *
 
 @pytest.mark.parametrize("view", [LOGITS, TEXT], ids=lambda view: view.name)
 @pytest.mark.parametrize("mistake", [LAST, BY_LENGTH, NOT_CLEARED, CUT, CUT_LATER])
-def test_what_is_kept_of_a_prompt_or_cut_off_it_is_named(
-    mistake: str, view: View, tmp_path: Path
-) -> None:
+def test_mistake_of_a_kept_or_cut_prompt_is_named(mistake: str, view: View, tmp_path: Path) -> None:
     """Its answers depend on what was asked before: known mistakes are asked in the same order."""
     found = runs(diagnosed(mistake, tmp_path, view=view, known=KNOWN))
     assert (found.status, names(found)) == ("named", [mistake])
@@ -58,7 +56,7 @@ def test_a_text_that_goes_wrong_late_is_known_of_an_engine_with_logits_too(tmp_p
     assert (found.status, names(found)) == ("named", [late])
 
 
-def test_of_a_large_model_no_prompt_without_tokens_is_asked_for(
+def test_large_model_is_not_asked_for_a_prompt_without_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that is the one before once more has none of its own; engines fail at none."""

@@ -111,7 +111,7 @@ def test_a_map_with_more_to_try_than_anybody_needs_is_refused_at_once() -> None:
             assert big.find(f"model.layers.{layer}.mlp.up_proj") is not None
 
 
-def test_what_stands_between_two_stars_is_not_looked_for_again() -> None:
+def test_text_between_two_stars_is_not_searched_again() -> None:
     """With stars that go back for one another a name takes its length to the third power."""
     names = parsed("m", b'[nodes]\n"*a*a{layer}z" = "x-{layer}"')
     assert names.find("a0" * 250) is None
@@ -130,7 +130,7 @@ def test_a_layer_is_the_whole_number_and_not_its_last_figure() -> None:
         assert found[0] == f"l_out-{number}"
 
 
-def test_a_map_is_for_the_models_whose_names_it_has(
+def test_map_applies_only_to_architectures_that_it_lists(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     """Modules of another architecture have the same names and other values: it would be accused."""
@@ -227,7 +227,7 @@ def test_a_dump_of_which_no_name_is_known_does_not_conform_by_its_logits(
     assert "llama.cpp's graph has no such node" in found[0].summary
 
 
-def test_a_dump_that_claims_more_than_the_machine_has_is_refused_before_it_is_read(
+def test_dump_that_claims_more_than_the_machine_has_is_refused_unread(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     """A sparse file of a terabyte takes no room on the disk."""

@@ -134,7 +134,7 @@ def test_halves_become_neighbours() -> None:
         ('[nodes]\n"*a*b*c" = "embd"\n', "at most 2"),
     ],
 )
-def test_what_is_wrong_with_a_map_is_said(text: str, words: str) -> None:
+def test_fault_of_a_map_is_reported(text: str, words: str) -> None:
     with pytest.raises(InvalidModel, match=words):
         parsed("m.toml", text.encode())
 
@@ -153,7 +153,7 @@ def test_a_map_is_for_dumps_alone(model: Path, capfd: pytest.CaptureFixture[str]
     assert "names of a dump" in capfd.readouterr().err
 
 
-def test_what_no_pattern_of_the_map_fits_is_named(
+def test_tensor_without_a_pattern_in_the_map_is_named(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     """A slip of the pen in a pattern: what it was for is not compared, and that is said."""

@@ -78,7 +78,7 @@ class WrongRowOfNumbers(Reference, name="one format: none, a wrong row"):
 
 
 @pytest.mark.parametrize("engine", [WrongRow, WrongRowOfNumbers])
-def test_where_one_row_is_wrong_the_others_are_not_said_to_be_for_their_format(
+def test_one_wrong_row_does_not_accuse_the_others_for_their_format(
     engine: type[Reference], tmp_path: Path
 ) -> None:
     """By llama.cpp's conversions nearly all elements of that product would be off."""

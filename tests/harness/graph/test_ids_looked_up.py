@@ -93,7 +93,7 @@ def test_ids_that_are_looked_up_are_found_where_they_are(
 
 
 @pytest.mark.parametrize("wrong", [8, -1, 2**30, np.nan, np.inf])
-def test_an_id_of_no_expert_is_a_fault_and_what_comes_behind_is_judged_all_the_same(
+def test_id_of_no_expert_is_a_fault_and_the_nodes_behind_are_judged(
     wrong: float, tmp_path: Path
 ) -> None:
     ids = TABLE[TOKENS].astype(np.int32 if np.isfinite(wrong) else np.float32)

@@ -96,7 +96,7 @@ def test_a_wrong_product_excuses_nothing_and_spoils_nothing() -> None:
     assert accepted([ROW, NONE]) == [False, False]
 
 
-def test_behind_wrong_products_the_honest_ones_are_still_known_once_one_was() -> None:
+def test_honest_products_behind_wrong_ones_are_known_once_one_was() -> None:
     wrong: list[int | None] = [NONE] * TRIED
     assert accepted([ROW, *wrong, *[ROW] * (TRIED + 1)]) == [
         True,

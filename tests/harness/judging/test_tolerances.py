@@ -130,7 +130,7 @@ def test_a_product_covers_float32_sums(order: Order, lanes: int, seed: int, term
 )
 @slice_of_cases
 @given(SEEDS, st.integers(0, 40))
-def test_of_a_sum_with_zeros_only_the_other_terms_are_rounded(
+def test_bound_of_a_sum_with_zeros_counts_only_the_other_terms(
     order: Order, lanes: int, seed: int, n: int
 ) -> None:
     a, b = normal(seed, 6, 4096), normal(seed + 1, 6, 4096)
@@ -220,7 +220,7 @@ def test_rope_covers_float32_and_no_small_fault(seed: int, position: int) -> Non
     assert near_alone(turned(wide), honest, turned(wide + FAULT)[0])
 
 
-def test_what_is_not_rotated_may_not_move_by_one_bit() -> None:
+def test_element_that_is_not_rotated_may_not_move_by_one_bit() -> None:
     x, positions = normal(1, 3, 2, 8), np.arange(3, dtype=np.int32)
     params = rotation.RopeParams(4, 100.0, 1.0, None, halves=True)
     _, bound = value_and_bound(

@@ -78,7 +78,7 @@ def interrupted() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_an_interrupt_waits_until_a_process_is_started_and_never_reaches_it() -> None:
+def test_interrupt_waits_until_a_process_is_started_and_never_reaches_it() -> None:
     ask = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     said: list[str] = []
 

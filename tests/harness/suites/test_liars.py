@@ -219,7 +219,7 @@ def test_an_engine_that_does_not_say_what_it_is_is_refused(
         open_plan(plan_for(model, **{role: f"fake-nobody: {name}, {role}"}), lambda _: None)
 
 
-def test_an_engine_in_this_process_does_not_answer_for_a_consumer_that_fails(model: Path) -> None:
+def test_engine_in_this_process_does_not_answer_for_a_failed_consumer(model: Path) -> None:
     def fails(piece: Nodes) -> None:
         raise ZeroDivisionError("in the consumer")
 

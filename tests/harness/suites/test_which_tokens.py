@@ -46,7 +46,7 @@ LAST_ALONE = replace(PROMPT, outputs=np.arange(8) == 7)
         ((LAST_ALONE, NEXT), (1,), "; those of 1 of 2 tokens, number 8, all of batch 1"),
     ],
 )
-def test_which_tokens_have_other_logits(
+def test_tokens_with_other_logits_are_named(
     batches: tuple[Batch, ...], rows: tuple[int, ...], said: str
 ) -> None:
     all_rows = sum(int(batch.outputs.sum()) for batch in batches)
@@ -98,7 +98,9 @@ BESIDE = replace(NEXT, seq_ids=NEXT.seq_ids + 2, positions=NEXT.positions * 0)
         ((PROMPT, BESIDE), 1, 2, "row 1"),  # pooled: of a sequence
     ],
 )
-def test_where_the_worst_is(batches: tuple[Batch, ...], row: int, all_rows: int, said: str) -> None:
+def test_place_of_the_worst_logit_is_named(
+    batches: tuple[Batch, ...], row: int, all_rows: int, said: str
+) -> None:
     off = Mismatch(kind="value", index=(row, 3))
     assert place_of(batches, off, all_rows) == said
 

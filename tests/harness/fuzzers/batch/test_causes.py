@@ -110,7 +110,7 @@ def test_most_schedules_have_no_known_cause(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("second", "part"), [([0], True), ([0, 1], False), ([2], False)])
-def test_sequences_that_part_at_the_position_of_a_token_they_share_have_parted(
+def test_sequences_that_diverge_at_a_shared_token_count_as_diverged(
     second: list[int], part: bool
 ) -> None:
     """It sees all of its own position, also what comes later in the batch."""
@@ -118,7 +118,7 @@ def test_sequences_that_part_at_the_position_of_a_token_they_share_have_parted(
     assert ("parted" in causes(case, "attention")) is part
 
 
-def test_what_is_known_of_attention_is_known_of_it_with_yarn_as_well() -> None:
+def test_divergence_known_of_attention_is_known_with_yarn_as_well() -> None:
     of_attention = [known for known in KNOWN if "attention" in known.kinds]
     assert of_attention
     for known in of_attention:
