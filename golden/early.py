@@ -18,11 +18,10 @@ PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
 
 def early_nodes(program: Program) -> tuple[str, ...]:
-    """Return names of nodes: the input of the first product by a weight, and two kinds of its
-    layer.
+    """Return the names of nodes at the beginning of the graph.
 
-    These are the layer's rotations and its result. Every batch's graph has the nodes, but an
-    encoder's need not.
+    They are the input of the first product by a weight, and the rotations and the result of its
+    layer. The graph of every batch has each of them, but an encoder's need not.
     """
     graphs = [graph for graph in program.graphs if graph.step not in program.encoding]
     results = [results_of(program, graph) for graph in graphs]

@@ -74,8 +74,8 @@ def from_library(v: F64, positions: I32, params: RopeParams, *, any_way: bool = 
 def yarn_slack(positions: I32, params: RopeParams, *, any_way: bool) -> F64 | float:
     """Return the error of cosines and sines if ggml mixes two angles, (tokens, 1, pairs).
 
-    A pair between both ends of the ramp has the complement, two products and their sum, and before
-    them the scaled angle; a compiler may fuse it. The magnitude has two logarithms in float32, a
+    A pair between both ends of the ramp rounds the complement, two products and their sum, and the
+    scaled angle before; a compiler may fuse it. The magnitude rounds two logarithms in float32, a
     sum, a quotient and three products. any_way: adds the mixed frequencies' own roundings, a power
     and the quotients before and after.
     """

@@ -193,7 +193,7 @@ def visible_cells(visible: Bools) -> Bools:
 
 
 def as_compiled(x: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return the kind of array for which the kernels are compiled; a copy if x is another."""
+    """Return x as the kind of array that the kernels are compiled for; a copy if it is another."""
     if x.dtype == kind and x.flags.carray:
         return x
     return np.require(x, kind, ["C", "A", "W"])
