@@ -76,8 +76,10 @@ def test_the_other_types_are_the_wide_float_and_the_integers() -> None:
 def test_matrix_without_a_product_is_reported_as_a_crash_of_llama_cpp(
     name: str, made_as: str, folder: Path
 ) -> None:
-    """It loads the file all the same, and ends when it looks the first token up; its graph, along
-    which ops of the subject are judged, is recorded without being computed."""
+    """llama.cpp loads such a file all the same, and ends when it looks the first token up.
+
+    Ops of the subject are judged along its graph, which is recorded without being computed.
+    """
     path = folder / f"retyped-{name}.gguf"
     with_tensor_type(model_of(made_as, folder), path, "token_embd.weight", type_by_name(name).id)
     verdicts = checked(path, EXACT, suites=("logits", "trace"))

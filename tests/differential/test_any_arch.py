@@ -207,7 +207,7 @@ def test_cogvlm_returns_the_logits_of_the_first_token_for_the_last(
 def test_replay_and_oracle_do_not_ask_one_worker_at_once(
     suite: str, name: str, tmp_path: Path, plan_for: Callable[..., Plan], checked: Checked
 ) -> None:
-    """A replay of llama.cpp's graph, of a model of which nothing was recorded before."""
+    """The replay is of llama.cpp's graph, on a model of which nothing was recorded before."""
     path = tmp_path / "m.gguf"
     variant_of(name, path)
     for seed in range(2):

@@ -191,7 +191,7 @@ def test_another_epsilon_of_the_subjects_file_is_found_at_the_norms(
 
 
 def test_window_in_the_subjects_file_is_found_at_the_mask(variant: Models, tmp_path: Path) -> None:
-    """On the oracle's mask every op agrees."""
+    """Every op agrees on the oracle's mask: no op computes a mask."""
     key = "gemma3.attention.sliding_window"
     other = with_key(variant("gemma3"), key, (3).to_bytes(4, "little"), tmp_path / "other.gguf")
     result, verdicts = asked(plan_for(variant("gemma3"), subject=other))
@@ -244,7 +244,7 @@ def test_an_engine_with_a_graph_of_its_own_needs_no_single_ops(variant: Models) 
 def test_other_number_of_experts_in_the_subjects_file_shows_as_a_shape(
     variant: Models, tmp_path: Path
 ) -> None:
-    """In our own graph of it, which runs on the subject's file and shows what it computes."""
+    """Our own graph shows it, which runs on the subject's file."""
     key, raw = "qwen3moe.expert_used_count", (3).to_bytes(4, "little")
     other = with_key(variant("qwen3moe"), key, raw, tmp_path / "other.gguf")
     result, verdicts = asked(plan_for(variant("qwen3moe"), "reference", other))

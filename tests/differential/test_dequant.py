@@ -104,7 +104,7 @@ def test_all_patterns_of_sixteen_bits_decode_as_in_llama_cpp(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(NO_DECODER))
 def test_types_without_a_decoder_in_llama_cpp_are_listed(name: str) -> None:
-    """`NO_DECODER` is what it is because of this: llama.cpp has the type, and no `to_float`."""
+    """`NO_DECODER` has these types because llama.cpp has no `to_float` for them."""
     kind = WeightFormat.member(name)
     traits = library().ggml.ggml_get_type_traits(kind.type_id).contents
     assert traits.type_name.decode().upper() == name

@@ -74,7 +74,8 @@ def test_tokens_behind_beginnings_are_asked_for_one_by_one(
 def test_logits_of_some_tokens_of_several_sequences_belong_to_them(
     arch: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """The graph computes those of all, and an honest run had more rows: a traceback."""
+    """The graph computes the logits of all tokens. An honest run had more rows, which was a
+    traceback."""
     (path,) = make_variants([arch], tmp_path)
     (found,) = checked(plan_for(path, engine="llama.cpp", suites=("logits",)))
     assert found.status == "agreed", found.summary
@@ -84,7 +85,7 @@ def test_logits_of_some_tokens_of_several_sequences_belong_to_them(
 def test_logits_with_a_changed_first_row_are_asked_for_in_every_batch(
     plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """llama.cpp died where none are asked for, and was said to give others where some are."""
+    """llama.cpp died if no logits were asked for. If some were, it was said to give others."""
     (path,) = make_variants(["chameleon"], tmp_path)
     (found,) = checked(plan_for(path, engine="llama.cpp", suites=("logits",)))
     assert found.status == "agreed", found.summary

@@ -66,7 +66,8 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_verdicts_on_a_large_model_are_the_same_in_a_fork(
     model: Path, engine: str, suite: type[Suite], request: pytest.FixtureRequest
 ) -> None:
-    """But for how errors pile up where nothing is wrong, which would take a run more."""
+    """The verdicts lack only how errors pile up where nothing is wrong, which would take another
+    run."""
     alone = verdicts(model, engine, suite)
     given = request.getfixturevalue("large")
     assert verdicts(model, engine, suite) == [without_errors(verdict) for verdict in alone]

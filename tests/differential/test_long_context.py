@@ -126,7 +126,8 @@ class Within(Step):
 def test_window_that_llama_cpp_leaves_out_accuses_no_engine_that_has_it(
     phi3: Path, tmp_path: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Phi-3's published code has it. What llama.cpp makes something of is asked all the same."""
+    """Phi-3's published code has that window. A window that llama.cpp uses is asked about all the
+    same."""
     model = tmp_path / "model.gguf"
     windowed(phi3, 2, model, 2047)
     right = Phi3.forward
@@ -188,7 +189,10 @@ def test_a_window_that_ends_elsewhere_is_seen_and_its_place_named(
 def test_report_says_window_may_be_hard_coded(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the model as it is such an engine is right, and one that knows no window is not."""
+    """An engine with the number in its code is right on the model as it is.
+
+    One that knows no window is not.
+    """
     right_way, text = Gemma3.window, "it does not know it, or has the number in its code"
     (other,) = says(gemma3, "long-context", engine="mutant:window-one-more")
     monkeypatch.setattr(Gemma3, "window", lambda graph, il: right_way(graph, il) and LONG)
@@ -265,8 +269,10 @@ def test_a_window_within_longer_runs_is_asked_about_as_well(
 def test_window_that_llama_cpp_ignores_is_not_applicable(
     engine: str, tmp_path: Path, says: Says
 ) -> None:
-    """Neither that it was compared, nor that an engine is wrong that has one: llama.cpp has
-    switched off those of phi3, and of smallthinker takes 4096 for any number."""
+    """The report says neither that the window was compared, nor that an engine with one is wrong.
+
+    llama.cpp has switched off the windows of phi3, and takes 4096 for any number of smallthinker.
+    """
     model = tmp_path / "windowed.gguf"
     windowed(model_of("phi3", tmp_path, n_layer=2), 2, model, LONG)
     found = says(model, "long-context", engine=engine)

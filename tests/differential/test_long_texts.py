@@ -24,7 +24,7 @@ def phi3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_factor_of_rotated_elements_follows_from_both_context_lengths(
     phi3: Path,
 ) -> None:
-    """An engine may compute it, or read it."""
+    """An engine may compute the factor, or read it."""
     with open_model(phi3) as file:
         found = next(each for each in only_in_long(file) if each.of_cells)
     keys = {key.removeprefix("phi3."): value[1] for key, value in found.short.items()}

@@ -67,7 +67,7 @@ def test_a_rank_of_queries_that_the_file_does_not_use_means_nothing(
 def test_layer_that_lacks_a_tensor_of_its_kind_is_refused_at_opening(
     name: str, one_matrix: Path, tmp_path: Path
 ) -> None:
-    """And not in the middle of a run."""
+    """It is not refused in the middle of a run."""
     broken = rewritten(one_matrix, tmp_path / "broken.gguf", without=name)
     assert f"tensor {name!r} is missing" in facts_of_model(broken).not_ours
     assert facts_of_model(one_matrix).not_ours == ""

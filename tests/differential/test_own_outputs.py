@@ -147,8 +147,7 @@ def test_state_that_sequences_share_is_found_in_a_layer_and_at_tokens(
 def test_engine_that_ignores_replaced_values_is_not_accused_behind_them(
     tmp_path: Path,
 ) -> None:
-    """README shows a class that knows of no such values: its norms had been found wrong behind
-    them."""
+    """README shows a class that ignores replaced values: its norms were found wrong behind them."""
     model = builtin_model("f32", tmp_path)
     ignores = engine(tmp_path, "attn_norm", "l_out", more=", replace={}")
     found = bisected(model, ignores)

@@ -61,7 +61,8 @@ WHATEVER = [None, True, 0, 1, -1, 1.0, 0.5, "", "x", "F32", "0f", [], {}, [1], [
 
 @pytest.mark.parametrize("name", sorted({entry.schema or "" for entry in DOCUMENTS}))
 def test_document_that_the_compiled_schema_accepts_obeys_the_draft(name: str) -> None:
-    """In the shortest document of its schema: in the place of each value, and beside each key."""
+    """Each value of the schema's shortest document is replaced, and each of its objects gets more
+    keys."""
     paths = [DEFAULT_ROOT / entry.path for entry in DOCUMENTS if entry.schema == name]
     document = shortened(json.loads(min(paths, key=lambda p: p.stat().st_size).read_text()))
     draft = Draft202012Validator(schema_of(name))

@@ -84,7 +84,7 @@ def test_a_claim_that_fits_the_file_is_not_believed_ahead() -> None:
 
 
 def test_reader_that_makes_objects_takes_many_times_the_memory() -> None:
-    """The reader that these files exist to catch: one that decodes what it reads."""
+    """These files exist to catch such a reader, which decodes what it reads."""
     data = gguf(DEAR["texts of one letter"]())
     tracemalloc.start()
     kept = GgufFile.from_bytes(data).metadata["k"].data

@@ -57,7 +57,7 @@ def test_a_compiled_kernel_is_kept_until_what_it_is_made_of_changes(
 def test_forms_that_two_processes_compile_at_once_are_kept_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has looked before the other one had written; numba's own would number both the same."""
+    """Each process looks before the other one has written; numba would number both the same."""
     path = tmp_path / "both.py"
     path.write_text(SOURCE)
     hits(path)

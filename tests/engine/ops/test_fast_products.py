@@ -172,8 +172,10 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 def test_nan_and_infinity_are_multiplied_the_same_by_rows_and_panels(
     type_name: str, value: float
 ) -> None:
-    """Its step is -128. Of a NaN the scale is that of its neighbours: `fast`, which had left the
-    sign of its products as it was, had been accused where few tokens came."""
+    """The step of such a value is -128, and a NaN has the scale of its neighbours.
+
+    `fast` had left the sign of these products as it was, and was accused where few tokens came.
+    """
     columns = 2 * block_of(type_name)
     weight, x = weight_of(type_name, (37, columns), 3), floats(3, 12, columns)
     x[:, 5] = value

@@ -151,7 +151,7 @@ def test_minima_meet_the_sums_that_an_engine_has_wrong_ones_too(
 def test_activations_without_carried_sums_use_the_sums_of_their_values(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its scale is one for each row, which here is that of each block."""
+    """The engine has one scale for each row, which here is that of each block."""
     weight, x = weight_of(name, (9, COLUMNS), seed=3), np.zeros((2, COLUMNS), np.float32)
     x[:, 5], x[:, -3] = 1, -1
     expected = by_decoding(InInt8Rows, x, weight, monkeypatch)

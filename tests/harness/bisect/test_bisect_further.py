@@ -47,7 +47,7 @@ def test_a_fault_behind_64_cells_is_found_in_a_longer_run_and_confirmed(tmp_path
 def test_op_that_is_wrong_behind_the_prompt_alone_is_in_the_list_of_layers(
     tmp_path: Path,
 ) -> None:
-    """The list had said of every layer that no op of it was wrong, and named one below."""
+    """The list said of every layer that no op was wrong, but an op was named below the list."""
     found, words = bisected("mutant:cache-batch-sees-itself-alone", tmp_path)
     assert found.first is not None
     assert found.first.site.step == 1

@@ -146,8 +146,8 @@ class WithScaledSinks(Reference, name="test:sinks-scaled-as-scores"):
     ],
 )
 def test_fault_of_a_gpt_oss_is_named(engine: str, part: str, tmp_path: Path) -> None:
-    """Its norm before the FFN is called post_attention_norm: made larger, as one behind attention,
-    it drove all gates to where they clamp, so that engines agreed there, and eps was named."""
+    """gpt-oss calls its norm before the FFN post_attention_norm, so it was made larger. That drove
+    all gates to where they clamp. Engines agreed there, and eps was named."""
     path = one_layer_of("gpt-oss", tmp_path)
     found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
     assert faults(found) == {0: [part]}
@@ -249,7 +249,7 @@ class OtherEachTime(Reference, name="test:other-each-time"):
 
 
 def test_engine_with_runs_that_differ_gets_no_part_named(tmp_path: Path) -> None:
-    """It was eps, the output norm, or the embedding, from one bisection to the next."""
+    """Each bisection named another part: eps, the output norm, or the embedding."""
     path = written(tmp_path, n_layer=1)
     found = bisected(path, tmp_path / "made", engine="test:other-each-time")
     assert faults(found) == {}

@@ -84,7 +84,7 @@ def test_a_wrong_graph_differs_on_the_twin_and_its_weights_do_not(model: Path) -
 
 
 def test_engine_wrong_behind_the_layers_is_not_accused_of_its_weights(model: Path) -> None:
-    """Lenses show them through the last norm and the head."""
+    """Lenses show the weights through the last norm and the head."""
     found = list(verdicts(plan_of(model, engine="mutant:last-norm-missing")))
     (twin,) = [v for v in found if v.status == "diverged"]
     assert twin.summary.startswith("the F32 twin: ")

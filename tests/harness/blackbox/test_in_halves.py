@@ -229,7 +229,7 @@ def test_engine_that_rounds_only_its_logits_gets_half_a_step_of_tolerance(model:
 
 @pytest.mark.parametrize("engine", [WrongInF16.name, RoundsLogitsAndIsWrong.name])
 def test_weights_are_not_blamed_if_the_engine_is_wrong_elsewhere(engine: str, model: Path) -> None:
-    """Every matrix was, by what rounding to halves makes of its sums."""
+    """Every matrix was blamed, because halves round its sums."""
     found = verdicts(model, engine)
     assert of_twin(found).status == "diverged"
     assert not through_lenses(found)
@@ -272,7 +272,7 @@ def test_an_engine_is_asked_in_what_it_keeps_numbers(
 def test_bisect_names_only_the_fault_of_an_engine_in_half_precision(
     engine: str, places: list[str], model: Path
 ) -> None:
-    """Embeddings that are rounded to F16 were no copy, and on the twin each layer was wrong."""
+    """Embeddings that are rounded to F16 were no copy, and each layer was wrong on the twin."""
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_tokens=16, n_steps=2)
     said: list[Any] = []
     bisect_one(plan, said.append)

@@ -186,7 +186,7 @@ def test_check_asks_for_the_twin_where_tensors_say_no_more_than_logits(
 def test_engine_that_shows_tensors_of_its_layers_is_not_asked_for_ends(
     engine: str, models: dict[str, Path]
 ) -> None:
-    """Nor who computes each op of them alone, and shows none in a run."""
+    """Neither is an engine asked that computes single ops, and shows none in a run."""
     (found,) = with_made_models(plan_of(models["Q8_0"], engine, "black-box"))
     assert (found.status, found.summary) == (
         "not-applicable", f"{engine} shows tensors, which say more",
@@ -194,7 +194,7 @@ def test_engine_that_shows_tensors_of_its_layers_is_not_asked_for_ends(
 
 
 def test_subject_with_a_file_in_f32_is_its_own_twin(models: dict[str, Path]) -> None:
-    """It was not asked, and nothing said of the graph."""
+    """The twin was not asked, and nothing said of the graph."""
     plan = replace(plan_of(models["Q8_0"], Ends.name, "black-box"), subject_model=models["F32"])
     first, *_ = with_made_models(plan)
     assert first.status == "diverged"  # the weights are others, by what Q8_0 makes of them

@@ -71,7 +71,7 @@ class LastLayer(Reference, name="numbers: the last layer does not turn queries")
 def test_fault_of_the_last_layer_is_not_held_against_slices_of_others(
     quant: str, tmp_path: Path
 ) -> None:
-    """Each of which is the last of its model."""
+    """Each slice of another layer has it as the last layer of its model."""
     path = written(tmp_path, n_layer=3, quant=quant)
     found = bisected(path, tmp_path / "made", engine=LastLayer.name)
     assert faults(found) == {2: ["attention: rotation, by its number"]}
@@ -80,8 +80,10 @@ def test_fault_of_the_last_layer_is_not_held_against_slices_of_others(
 def test_layers_counted_otherwise_are_named_not_those_with_other_slices(
     tmp_path: Path,
 ) -> None:
-    """The first of six sees everything, not the last: so do the slices of layers 1 to 4, each of
-    which is the first of its model."""
+    """The first of six layers sees everything, not the last.
+
+    The slices of layers 1 to 4 do so too, because each layer is the first of its model.
+    """
     window = {"gemma3.attention.sliding_window": ("U32", 3)}
     path = model_of_arch("gemma3", tmp_path, window)
     engine = "mutant:windows-of-gemma3-from-the-first"
@@ -101,7 +103,8 @@ def test_a_tensor_of_one_layer_is_no_matter_of_numbers(tmp_path: Path) -> None:
 def test_op_of_a_later_layer_is_named_at_its_place_and_not_by_two_matrices(
     tmp_path: Path,
 ) -> None:
-    """In whose places it shows as well, as they are put into it."""
+    """The fault shows at the places of the two matrices as well, because they are put into
+    that op."""
     fault = OneLayerFault(way=BY_NUMBER, layer=2, where="ffn_swiglu", change="never-negative")
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
     ((layer, (part,)),) = faults(found).items()
@@ -114,7 +117,7 @@ def test_op_of_a_later_layer_is_named_at_its_place_and_not_by_two_matrices(
 
 
 def test_tensor_taken_wrongly_by_its_name_is_found_in_its_layer(tmp_path: Path) -> None:
-    """Whatever stands there, so that nothing that is made simple hides it."""
+    """The tensor is wrong whatever it holds, so no simpler tensor in its place hides the fault."""
     fault = OneLayerFault(way=BY_NAME, layer=1, where="attn_v.weight", change="scaled-by-1.001")
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
     ((layer, (part,)),) = faults(found).items()

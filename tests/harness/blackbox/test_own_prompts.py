@@ -78,7 +78,7 @@ def test_nothing_is_said_where_no_prompt_tells(tmp_path: Path) -> None:
 def test_loud_tensor_is_what_attention_adds_behind_its_norm(
     arch: str, loud: str, tmp_path: Path
 ) -> None:
-    """gpt-oss names the norm before its FFN so, and its attention has none behind it."""
+    """gpt-oss gives this name to the norm before its FFN, and has no norm behind attention."""
     with GgufFile.open(one_layer_of(arch, tmp_path)) as file:
         changed = first_layer(file).changes
     assert {name.split(".")[2] for name in changed if name.startswith("blk.")} == {loud}

@@ -47,7 +47,7 @@ def of_own_tokens(found: list[Verdict]) -> list[Verdict]:
 def test_greedy_search_that_loses_an_id_is_found_though_id_is_never_top(
     first: int, last: int, id: int, levels: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """No beginning that is asked for ends in it, by far: all else agrees."""
+    """No beginning that is asked for ends in the id by far, so all else agrees."""
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     greedy = without(first, last)
     name = made(f"own token: {first}, {last}, {levels}", Quiet, levels=levels, greedy=greedy)
@@ -70,7 +70,8 @@ def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
 def test_greedy_search_that_compares_logits_as_text_is_found_at_two_digits(
     tmp_path: Path,
 ) -> None:
-    """On a model whose logits are all below ten the largest is the last text as well."""
+    """If all logits of a model are below ten, the largest is the last in the order of texts as
+    well."""
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     name = made("own token: by text", Quiet, levels=("greedy",), greedy=by_text)
     *fine, wrong = decoded(model, name)
@@ -81,7 +82,7 @@ def test_greedy_search_that_compares_logits_as_text_is_found_at_two_digits(
 def test_greedy_search_with_16_bit_ids_is_found_on_a_larger_vocabulary(
     tmp_path: Path,
 ) -> None:
-    """Other tests would ask about its first thousand tokens only."""
+    """Without it, only the first thousand tokens of such a vocabulary would be asked about."""
     model = written(tmp_path, n_layer=1, n_vocab=32770)
     greedy = without(0, 2)
     name = made("own token: of 16 bits", Quiet, levels=("greedy",), greedy=greedy)

@@ -56,7 +56,7 @@ def test_wrong_branch_of_softplus_shows_on_a_model_with_large_steps(
 def test_engine_that_shows_tensors_is_asked_as_well(
     model: Path, shows: tuple[str, ...] | None
 ) -> None:
-    """Its runs of the model itself have no such steps either."""
+    """The model itself has no such steps in such an engine's runs either."""
     wrong = plan_of(model, engine=StepsEnd.name)
     found = list(verdicts(wrong, ("logits", "trace"), shows=shows))
     assert [v.summary.partition(":")[0] for v in found if v.status == "diverged"] == [STEPS]

@@ -50,7 +50,7 @@ def test_so_many_layers_are_in_f32_as_a_twin_has_room_for(
 
 @pytest.mark.usefixtures("small_room")
 def test_fault_by_layer_number_is_seen_at_its_place_and_named(tmp_path: Path) -> None:
-    """In the model as it is stored conversions of activations may hide it."""
+    """Conversions of activations may hide the fault in the model as it is stored."""
     fault = OneLayerFault(way=BY_NUMBER, layer=1, where="Qcur_rope", change="not-turned")
     models = KnownModels(folder=tmp_path)
     asker = asker_of(builtin("q4_0", tmp_path), tmp_path / "made")

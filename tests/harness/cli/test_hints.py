@@ -126,8 +126,10 @@ def test_a_server_that_conforms_may_be_held_against_exact_settings(
 def test_started_server_may_be_held_against_exact_settings(
     settings: Settings,
 ) -> None:
-    """A sine that was reduced badly conformed, and by models made of it too; with an F32 cache it
-    was found at once, which was said of addresses alone."""
+    """An engine with a badly reduced sine conformed, and by models made of the user's too.
+
+    An F32 cache showed the fault at once, but the hint was for addresses alone.
+    """
     engine = "serve:./mine -m {model} --port {port}"
     plan = Plan(
         case="m",
@@ -214,8 +216,11 @@ def test_a_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
 def test_hint_proposes_no_diagnosis_on_a_made_model_or_with_more_threads(
     asked: str, more: dict[str, Any], lines: list[str], tmp_path: Path
 ) -> None:
-    """An engine that kept a prompt's cells for the next by their number: `decode` saw it on the
-    first layer of SmolLM2, and `diagnose`, which was proposed, that all answers were right."""
+    """An engine kept a prompt's cells for the next by their number.
+
+    `decode` saw that on the first layer of SmolLM2. The hint proposed `diagnose`, which found all
+    answers right.
+    """
     path, plan = Path("m.gguf"), plan_of_mine(tmp_path)
     own = EngineInfo(engine="mine", version="1", shows=(), levels=("greedy",))
     detail = {"asked": asked, **more}
@@ -244,8 +249,11 @@ def of_size(path: Path, size: int) -> None:
 def test_mistake_hidden_by_24_layers_is_looked_for_in_the_first_with_it(
     model: str, subject: str, wrong: list[int], cut: str
 ) -> None:
-    """Qwen2 of 24 layers in Q5_0 without the biases of queries: all its answers were within the
-    noise, every layer was wrong by its slice, and of two layers the mistake is named."""
+    """A Qwen2 with 24 layers in Q5_0 lacked the biases of queries: all answers were within the
+    noise.
+
+    Every layer was wrong by its slice. On two layers, the mistake is named.
+    """
     plan = Plan(
         case="m",
         model=Path("m.gguf"),

@@ -29,7 +29,7 @@ def test_another_file_is_not_written_over(lockstep: Lockstep, tmp_path: Path) ->
 def test_reasons_stay_in_a_list_written_anew_but_not_read_as_known(
     lockstep: Lockstep, tmp_path: Path
 ) -> None:
-    """The same command once more, after somebody wrote down why."""
+    """The same command runs once more, after somebody wrote down why."""
     path = tmp_path / "known.json"
     asked = ["check", "builtin:f32", "--engine", "mutant:wrong-eps", "--oracle", "reference"]
     asked += ["--suite", "trace", "--tokens", "4", "--report", str(tmp_path), "-q"]

@@ -102,7 +102,7 @@ def test_a_pipe_that_is_closed_is_no_divergence() -> None:
 def test_output_read_by_ci_has_commands_only_where_asked_for(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line is for people, and names of engines are in it; data is what somebody goes on with."""
+    """Lines are for people, and have names of engines in them; data is for programs."""
     with Terminal(quiet=True) as out:
         out.line(word)
         assert word not in capsys.readouterr().out

@@ -337,7 +337,7 @@ def test_an_engine_that_offers_nothing_is_incomplete_and_it_is_said(tmp_path: Pa
 
 
 def test_diagnosis_of_a_foreign_model_says_no_engine_offers_nothing(tmp_path: Path) -> None:
-    """One that shows logits was told that it offers none."""
+    """An engine that shows logits was told that it offers none."""
     found = diagnosed(OffersLogits, tmp_path, not_ours="our engine has no graph of 'olmoe'")
     assert found.exit_code == 3
     (text,) = found.missing

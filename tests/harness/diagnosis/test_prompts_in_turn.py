@@ -27,7 +27,7 @@ KNOWN = (LAST, BY_LENGTH, NOT_CLEARED, CUT, CUT_LATER, TOO_MANY, BY_BEGINNING, *
 @pytest.mark.parametrize("view", [LOGITS, TEXT], ids=lambda view: view.name)
 @pytest.mark.parametrize("mistake", [LAST, BY_LENGTH, NOT_CLEARED, CUT, CUT_LATER])
 def test_mistake_of_a_kept_or_cut_prompt_is_named(mistake: str, view: View, tmp_path: Path) -> None:
-    """Its answers depend on what was asked before: known mistakes are asked in the same order."""
+    """The answers depend on what was asked before: known mistakes are asked in the same order."""
     found = runs(diagnosed(mistake, tmp_path, view=view, known=KNOWN))
     assert (found.status, names(found)) == ("named", [mistake])
 

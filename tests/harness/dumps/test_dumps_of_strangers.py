@@ -133,7 +133,8 @@ def test_a_layer_is_the_whole_number_and_not_its_last_figure() -> None:
 def test_map_applies_only_to_architectures_that_it_lists(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """Modules of another architecture have the same names and other values: it would be accused."""
+    """Modules of another architecture have the same names and other values: a dump would be
+    accused."""
     folder = changed(written, tmp_path / "d", lambda *_: None)
     (folder / "m.toml").write_text(f'architectures = ["qwen2"]\n{EVERYTHING}')
     say(folder, map="m.toml")

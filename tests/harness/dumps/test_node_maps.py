@@ -156,7 +156,7 @@ def test_a_map_is_for_dumps_alone(model: Path, capfd: pytest.CaptureFixture[str]
 def test_tensor_without_a_pattern_in_the_map_is_named(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """A slip of the pen in a pattern: what it was for is not compared, and that is said."""
+    """A pattern may be misspelt: its tensor is not compared, and the report says so."""
     folder = renamed(written, tmp_path / "d", as_transformers)
     own = tmp_path / "own.toml"
     text = '[nodes]\n"lm_head" = "result_output"\n"model.layers.{layer}" = "l_out-{layer}"\n'

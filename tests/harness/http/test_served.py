@@ -163,7 +163,7 @@ def test_connection_to_itself_is_no_listener() -> None:
 def test_port_that_another_process_has_taken_is_no_death_of_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One end of a connection may have the port: nobody listens there."""
+    """The port may be the other end of a connection, say: nobody listens there."""
     with socket.socket() as other:
         other.bind((HOST, 0))
         taken = other.getsockname()[1]

@@ -197,7 +197,7 @@ def test_a_fault_of_one_layer_is_named_however_it_is_wrong(tmp_path: Path) -> No
 
 
 def test_mistake_that_differs_in_each_run_is_told_and_ends_nothing() -> None:
-    """It takes each fifth norm for the last, of which a layer of qwen3 has four."""
+    """The mistake takes each fifth norm for the last; a layer of qwen3 has four norms."""
     part = CataloguePart(model="arch:qwen3", engines=("mutant:last-norm-missing",))
     (found,) = tries(part)
     assert found.status.startswith("not bisected: mutant:last-norm-missing is not deterministic")

@@ -102,7 +102,7 @@ def test_a_gguf_py_that_dies_while_others_are_asked_is_a_verdict(
 def test_other_block_size_is_a_difference_of_a_reader_and_a_known_one(
     tmp_path: Path,
 ) -> None:
-    """It was malformed once, as if gguf-py had not answered."""
+    """The verdict was `malformed` once, as if gguf-py had not answered."""
     pytest.importorskip("gguf", reason=NO_GGUF_PY)
     path = tmp_path / "m.gguf"
     rows = [(name, (64,), name, bytes(2 * type_by_name(name).bytes)) for name in ("Q8_1", "Q8_0")]

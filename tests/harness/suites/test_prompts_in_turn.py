@@ -121,7 +121,8 @@ class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
 def test_threads_are_named_for_an_engine_that_is_right_the_second_time(
     engine: str, said: bool, tmp_path: Path
 ) -> None:
-    """Nothing is kept by it: who looked there alone would not find it."""
+    """The engine keeps nothing from a prompt. A user who looks there alone would not find the
+    fault."""
     with context_of(builtin("f32", tmp_path), engine=engine, suites=("decode",)) as context:
         context.begin_noise()
         (found,) = in_turn(context, context)

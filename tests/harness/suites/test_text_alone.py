@@ -314,8 +314,10 @@ def test_a_wrong_text_is_asked_for_again(folder: Path) -> None:
 def test_text_behind_other_prompts_is_compared_if_the_oracle_ends_at_once(
     tmp_path: Path,
 ) -> None:
-    """Its first token there is one of control, behind which engines may end; it was all that was
-    asked for."""
+    """The first token there is a control token, behind which engines may end.
+
+    It was all that was asked for.
+    """
     recipe = LlamaRecipe(n_layer=1)
     path = written(tmp_path, n_layer=1)
     engine = Reference(path, EXACT)

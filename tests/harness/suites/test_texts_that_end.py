@@ -92,8 +92,10 @@ def test_a_text_without_its_last_token_is_not_compared_to_its_end(
 def test_extra_byte_of_a_tie_is_excused_and_not_called_an_early_end(
     said: str, margin: float, expected: list[str]
 ) -> None:
-    """The oracle's text is m, a byte that is no character, and h6; that byte once more is the
-    second likeliest there."""
+    """The oracle's text is m, a byte that is no character, and h6.
+
+    That byte once more is the second likeliest there.
+    """
     rows = {1: 5.0}, {2: 5.0}, {3: 5.0, 2: 5.0 - margin}
     pieces = Words({0: b"", 1: b"m", 2: b"\xda", 3: b"h6"})
     limits = {"noise": 1e-3, "more": 1e-3}

@@ -246,7 +246,7 @@ class SaysThatThereAreNone(Reference, name="test:says-that-there-are-none"):
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
 def test_engine_may_not_declare_what_a_model_lacks(role: str, model: Path) -> None:
-    """It once passed: logits, decode, trace and products were not applicable."""
+    """Such an engine once passed: logits, decode, trace and products were not applicable."""
     found = verdicts_of(model, **{role: SaysThatThereAreNone.name})
     asked = {"logits", "decode"} | ({"trace", "products"} if role == "engine" else set())
     assert {v.suite for v in found if v.status == "not-compared"} == asked
@@ -316,7 +316,7 @@ def test_an_answer_to_the_tokens_before_is_called_so(model: Path) -> None:
 
 
 def test_answer_to_other_tokens_than_usual_is_called_so_as_well(model: Path) -> None:
-    """The last prompt alone is kept, which is one with another token."""
+    """The engine keeps the last prompt alone, which is one with another token."""
     found = verdicts_of(model, "logits", engine=BY_ITS_FIRST_TOKEN)
     (wrong,) = diverged(found)
     assert wrong.summary.startswith("with another last token: ")
@@ -327,7 +327,7 @@ def test_answer_to_other_tokens_than_usual_is_called_so_as_well(model: Path) -> 
 def test_rest_of_earlier_calls_is_no_matter_of_the_number_of_tokens(
     name: str, more: bool, tmp_path: Path
 ) -> None:
-    """All in one batch they are as many as no call had before, and so they are read."""
+    """All tokens in one batch are as many as no call had before, so the engine reads them."""
     found = verdicts_of(builtin(name, tmp_path), "logits", engine=BY_ITS_SIZES)
     wrong = [v for v in found if v.detail.get("in_one_batch")]
     assert wrong
