@@ -101,7 +101,7 @@ def test_rows_that_were_not_written_must_be_as_they_were() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_value_between_two_codes_may_have_either(fused: bool) -> None:
-    """The code depends on rounding once or twice for a product and a sum."""
+    """The code depends on whether a product and a sum are rounded once or twice."""
     x = np.zeros(32, np.float32)
     x[:2] = -8.0 * np.float32(1.1), np.float32(0.55)
     low, high = codes(x[None], x[:1, None] / np.float32(-8), 8.5, 15)

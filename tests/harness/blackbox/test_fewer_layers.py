@@ -208,7 +208,7 @@ def test_a_list_of_what_is_known_of_one_run_does_not_excuse_another(tmp_path: Pa
 
 
 class FromTheFourthLayer(Mirror):
-    """Engine that loses the last row of few tokens at once, in layers that are elsewhere."""
+    """Engine that loses the last row of few tokens at once, in layers that lie elsewhere."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)

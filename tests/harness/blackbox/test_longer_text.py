@@ -66,7 +66,7 @@ class OneModelWrongLater(OneModelAlone, name="longer text: takes no other, wrong
 
 
 class OnePositionOn(Mirror):
-    """Engine that counts the next token's place twice for written text, not for the prompt."""
+    """Engine that counts the next token's place twice for written tokens, not for the prompt."""
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         return super().rope(x, positions + np.int32(len(positions) == 1), params)

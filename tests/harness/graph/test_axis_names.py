@@ -1,4 +1,4 @@
-"""Axes in words for what is off: an engine's own, whatever shape it shows."""
+"""Axes named in words for what is off, whatever shape an engine shows its tensor in."""
 
 import pytest
 
