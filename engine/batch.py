@@ -58,7 +58,7 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def encoded_first(batches: Sequence[Batch], both: bool) -> tuple[Batch, ...]:
-    """Of a model with an encoder and a decoder, the encoder reads the prompt before."""
+    """Put the encoder's batch first if the model has both parts: it reads the prompt before."""
     return (Batch.to_encode(batches[0]), *batches) if both else tuple(batches)
 
 

@@ -1,4 +1,4 @@
-"""What a name that is none could have been, for the end of a sentence."""
+"""Suggestions in place of an unknown name, for the end of a sentence."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

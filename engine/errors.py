@@ -1,4 +1,4 @@
-"""What can go wrong in the engine, on purpose.
+"""Errors that the engine raises on purpose.
 
 EngineError
 ├── MalformedFile     the bytes break the GGUF rules

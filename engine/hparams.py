@@ -26,7 +26,7 @@ YARN_KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Hparams:
-    """What a llama-like graph needs to know, in ggml's names."""
+    """Numbers that a llama-like graph needs, in ggml's names."""
 
     n_vocab: int
     n_ctx_train: int
@@ -54,17 +54,17 @@ class Hparams:
 
     @property
     def n_embd_qkv(self) -> int:
-        """Of a matrix that holds all three."""
+        """Number of rows of a matrix that holds queries, keys and values."""
         return self.n_embd_q + 2 * self.n_embd_kv
 
     @property
     def n_gate_up(self) -> int:
-        """Of a matrix that holds both."""
+        """Number of rows of a matrix that holds gate and up."""
         return 2 * self.n_ff
 
     @property
     def n_pairs(self) -> int:
-        """What is rotated of a head, in pairs."""
+        """Number of pairs that are rotated in a head."""
         return self.n_embd_head // 2
 
     def check(self, arch: str) -> None:
@@ -120,7 +120,7 @@ class Keys:
         return value
 
     def epsilon(self) -> float:
-        """Of layer norms; ggml aborts at one below 0."""
+        """Return the epsilon of layer norms; ggml aborts at one below 0."""
         value: float = self.get("attention.layer_norm_epsilon", float)
         if not value >= 0:
             raise InvalidModel(
@@ -146,7 +146,11 @@ class Keys:
                 self.without(key, float, 0.0, 1.0)
 
     def windows(self, n_layer: int, every: int) -> int | tuple[bool, ...]:
-        """Which layers have a window: said for each, or all but every so many-th (0: all)."""
+        """Return the layers that have a window.
+
+        The result is a flag for each layer, or a number n: all layers but every n-th have one (0:
+        all).
+        """
         key = f"{self.arch}.attention.sliding_window_pattern"
         self.read.add(key)
         said = np.asarray(self.metadata[key].data if key in self.metadata else every)

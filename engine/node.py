@@ -49,7 +49,7 @@ class Node:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Of all nodes of a run it alone is there."""
+        """Place of the node, unique among all nodes of a run."""
         return self.step, self.ubatch, self.index
 
     def floats(self) -> NDArray[np.float32]:
@@ -74,7 +74,7 @@ class Node:
 def layout(
     kind: str, ne: tuple[int, ...], nb: tuple[int, ...] | None = None
 ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...] | None]:
-    """How numpy sees a tensor of these sizes and strides: of types that it lacks, bytes of rows."""
+    """Return dtype, shape and strides of a tensor in numpy; types that numpy lacks are bytes."""
     if kind in PLAIN:
         return np.dtype(PLAIN[kind]), tuple(reversed(ne)), nb and tuple(reversed(nb))
     known = type_by_name(kind)

@@ -1,4 +1,4 @@
-"""Where the engine shows its work: the probe. Results have the names of llama.cpp's nodes."""
+"""The probe, which the engine shows its work. Results have the names of llama.cpp's nodes."""
 
 from typing import Any, Protocol
 

@@ -128,5 +128,5 @@ def read_manifest(root: Path) -> dict[str, Any]:
 
 
 def bytes_held(root: Path = ROOT) -> int:
-    """Of the models that ship."""
+    """Return the size in bytes of the models that ship."""
     return sum(row["bytes"] for row in read_manifest(root)["models"] if row["file"])

@@ -38,7 +38,8 @@ def seeded_columns(seed: int, name: str, width: int) -> NDArray[np.int32]:
 
 
 def compact_logits(matrix: F32, columns: NDArray[np.int32]) -> Tensors:
-    """What a way of a golden has on the disk; of equal values the smaller id comes first."""
+    """Return the tensors that one way of a golden has on disk; of equal values the smaller id is
+    first."""
     ids = np.argsort(-matrix, axis=1, kind="stable")[:, :TOP].astype(np.int32)
     sums, moments = block_sums(matrix)
     return {
@@ -67,7 +68,7 @@ def block_sums(matrix: F32) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 @dataclass(kw_only=True)
 class Floor:
-    """How far honest runs were from the one without errors, at worst."""
+    """Largest distances of honest runs from the run without errors."""
 
     value: float = 0.0
     sums: float = 0.0
@@ -131,6 +132,6 @@ class HeldMatrix:
         )
 
     def share(self, got: F32) -> float:
-        """How much of what is allowed the worst part uses."""
+        """Return the share of its limit that the worst part uses."""
         used = [(worst_distance(a, b), allowed) for _, a, b, allowed in self.parts(got)]
         return max(far / most if most else (float("inf") if far else 0.0) for far, most in used)

@@ -1,4 +1,4 @@
-"""What changed between two folders of goldens, or two files, in words."""
+"""Description in words of what changed between two folders of goldens, or two files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

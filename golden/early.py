@@ -18,9 +18,10 @@ PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
 
 def early_nodes(program: Program) -> tuple[str, ...]:
-    """What the first product by a weight reads, and of its layer the rotations and the result.
+    """Return the names of nodes at the beginning of the graph.
 
-    By name; none that the graph of some batch lacks, but for an encoder's.
+    They are the input of the first product by a weight, and the rotations and the result of its
+    layer. The graph of every batch has each of them, but an encoder's need not.
     """
     graphs = [graph for graph in program.graphs if graph.step not in program.encoding]
     results = [results_of(program, graph) for graph in graphs]
@@ -43,7 +44,7 @@ def rows(view: TensorView) -> int:
 
 
 def can_be_kept(views: Sequence[TensorView | None]) -> bool:
-    """As one matrix of float32: every graph has it, and as wide."""
+    """Return True if one float32 matrix can hold it: every graph has it, equally wide."""
     present = [view for view in views if view is not None and view.type == "F32"]
     return len(present) == len(views) and len({view.ne[0] for view in present}) == 1
 
@@ -62,7 +63,7 @@ def nodes_of_first_layer(graph: Graph) -> Iterator[PlannedNode]:
 
 
 def factor_of(graph: Graph, node: PlannedNode) -> TensorView | None:
-    """What a weight is multiplied by there, if one is."""
+    """Return the factor that a weight is multiplied by in this node, or None."""
     if node.op not in PRODUCTS:
         return None
     weight, factor, *_ = node.sources

@@ -115,7 +115,7 @@ def as_plain(found: Recorded, file: GgufFile, settings: Settings) -> Matrices:
 
 
 def unlucky(found: Recorded, file: GgufFile, settings: Settings, seed: int) -> Matrices:
-    """As ggml, and every op off by a random share of its bound."""
+    """Compute as ggml does, with every op off by a random share of its bound."""
     return run(found, file, settings, Noisy(seed=seed))
 
 

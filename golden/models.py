@@ -17,7 +17,7 @@ from lockstep.harness.synth.llama import LlamaRecipe, tensors, write_llama
 
 
 def model_row(name: str, path: Path, recipe: LlamaRecipe | None) -> dict[str, Any]:
-    """How a document names its model."""
+    """Return the name, hash, size and recipe of a model for a document."""
     return {
         "name": name,
         "sha256": sha256_of(path),

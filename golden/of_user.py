@@ -50,7 +50,7 @@ def regenerate_user(
 
 
 def is_ours(path: Path) -> bool:
-    """Whether the vectors that ship have some of this file."""
+    """Return True if the vectors that ship include some of this file."""
     return hash_of(path) in {entry.model for entry in read_manifest(DEFAULT_ROOT)}
 
 

@@ -1,4 +1,4 @@
-"""What an engine shows of a run: what it comes to, and nodes by llama.cpp's names."""
+"""Values that an engine shows of a run: its outputs, and nodes by llama.cpp's names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from lockstep.harness.records import Evaluation, Request, Site
 
 
 def ask_outputs(ask: AskedEngine, result: str, batches: Sequence[Batch]) -> tuple[F32, ...]:
-    """Of each batch its logits or embeddings. Raises NoAnswer."""
+    """Return the logits or embeddings of each batch. Raises NoAnswer."""
     if result == EMBEDDINGS:
         embeddings: tuple[F32, ...] = ask("embed", tuple(batches))
         return embeddings
@@ -82,7 +82,7 @@ def matrix_in(
 
 
 def names_in_traces(program: Program) -> dict[str, list[str]]:
-    """Of each node, by its own name, those of harness.sites, `Qcur_rope-0`."""
+    """Map each node's own name to its names in harness.sites, such as `Qcur_rope-0`."""
     wires = wires_of(program)
     found: dict[str, list[str]] = {}
     for graph in program.graphs:

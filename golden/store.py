@@ -81,7 +81,7 @@ def parse_tensors(raw: bytes, name: str) -> Tensors:
 
 
 def shapes_of(tensors: Tensors) -> dict[str, dict[str, Any]]:
-    """What a document says about the tensors beside it."""
+    """Return dtypes and shapes of the tensors beside a document, for the document."""
     return {
         key: {"dtype": DTYPES.get(str(value.dtype), str(value.dtype)), "shape": list(value.shape)}
         for key, value in tensors.items()

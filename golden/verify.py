@@ -84,7 +84,7 @@ def orphans(root: Path, entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
 
 
 def whole(entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
-    """Of what ships; of a user's models each has a limit of its own."""
+    """Yield a problem if all that ships is too large; of a user's models each has its own limit."""
     total = sum(entry.bytes for entry in entries) + bytes_held()
     if total > MAX_TOTAL:
         text = f"the vectors take {total:,} bytes, more than the {MAX_TOTAL:,} allowed; drop some"

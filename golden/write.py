@@ -60,7 +60,7 @@ def write(
 
 
 def held_or_made(root: Path, old: Sequence[ManifestEntry], made: Made, progress: Progress) -> Made:
-    """What is on the disk, if the oracle said the same; else what it says now."""
+    """Return the vectors on the disk if the oracle still says the same; else the new ones."""
     entries = {entry.path: entry for entry in old}
     entry = entries.get(f"{made.path}.json")
     if entry is None or entry.kind != made.kind:

@@ -35,7 +35,7 @@ def model_of(type_name: str, folder: Path, **changes: Any) -> Path:
 
 
 def differences(a: F32, b: F32) -> NDArray[np.intp]:
-    """Where they differ, bit for bit, but any NaN is as good as another. -0.0 is not 0.0."""
+    """Return the places that differ, bit for bit: NaNs all count as equal, and -0.0 is not 0.0."""
     return np.flatnonzero((a.view(np.uint32) != b.view(np.uint32)) & ~(np.isnan(a) & np.isnan(b)))
 
 

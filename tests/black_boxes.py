@@ -40,7 +40,7 @@ def bisected(path: Path, folder: Path, **changes: Any) -> BlackBoxBisection:
 
 
 def with_made_models(plan: Plan) -> list[Verdict]:
-    """As `check` asks, on models that are made of the user's as well."""
+    """Run the suites of `check`, on models made of the user's as well."""
     opened = open_plan(plan, lambda _: None)
     opened.context.on_made_models = questions(plan)
     try:
@@ -74,7 +74,7 @@ def copy_with(model: Path, copy: Path, tensor: str, wrong: Wrong) -> Path:
 
 
 def one_nibble(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
-    """Of the last block: of its codes, wherever the type keeps them."""
+    """Change one nibble of a code in the last block, wherever the type keeps its codes."""
     before = format.dequantize(raw).tobytes()
     for byte in range(1, format.layout.itemsize):
         raw[-byte] ^= 0x10
@@ -100,7 +100,7 @@ def one_layer_of(arch: str, folder: Path) -> Path:
 
 
 def model_of_arch(arch: str, folder: Path, keys: Mapping[str, tuple[str, Any]]) -> Path:
-    """As `synth` makes it, with other keys."""
+    """Write the model of `synth` with other keys."""
     path, made = folder / f"{arch}.gguf", folder / f"{arch}-as-made.gguf"
     with llama_cpp_opened() as session:
         make_variant(variant_named(arch), made, session=session)

@@ -1,7 +1,7 @@
-"""What `make test-all` runs and `make test` does not, by file or by test of a file.
+"""Tests that `make test-all` runs and `make test` does not, by file or by test of a file.
 
-Each row says what the tests repeat over many cases. What they prove is proven on fewer cases by the
-tests that stay: a change is seen there first.
+Each row names what the tests repeat over many cases. The tests that stay prove the same on fewer
+cases: a change shows there first.
 """
 
 CAMPAIGNS = {

@@ -21,8 +21,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What 14,000 tests are made of stays: to look through it again and again for garbage is a
-    third of the time, and later collections, also of forks, need not look at it either."""
+    """Freeze the objects of 14,000 collected tests for the garbage collector.
+
+    To look through them again and again is a third of the time. Later collections, also in forks,
+    need not look at them either.
+    """
     gc.disable()
     try:
         return (yield)

@@ -1,4 +1,4 @@
-"""What a check says of an engine, and a context that is closed behind a test."""
+"""Verdicts of a check about an engine, and a context that closes after a test."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def context_of(model: Path | Plan, **changes: Any) -> Iterator[Context]:
 def check_engine(
     model: Path, engine: str | type[Adapter] = "reference", *suites: str, **changes: Any
 ) -> list[Verdict]:
-    """Of suites that are asked for by name, or else of all."""
+    """Return the verdicts of the suites that are named, or else of all."""
     name = engine if isinstance(engine, str) else engine.name
     with context_of(model, engine=name, suites=suites, **changes) as context:
         return list(run_suites(context, suites))

@@ -50,7 +50,7 @@ class Fake(Adapter, name="fake"):
     def capture(
         self, batches: Sequence[Batch], fault: Fault | None, emit: Callable[[Any], None]
     ) -> Captured:
-        """As many pieces as there are tokens; then as the fault's kind says."""
+        """Emit as many pieces as there are tokens; then do as the fault's kind says."""
         for token in batches[0].tokens:
             emit(piece(node("ADD", np.full(3, token, np.float32))))
         if fault is not None:

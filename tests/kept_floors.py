@@ -59,8 +59,10 @@ def name_of(
     runs: int,
     way: Honest = HONEST,
 ) -> str:
-    """Of the same recorded run, weights, roundings and random numbers; and of the same meanings of
-    ops: a test may put in a wrong one."""
+    """Return a name for the recorded run, weights, roundings and random numbers together.
+
+    It includes the meanings of ops, because a test may put in a wrong one.
+    """
     weights = {root.name for g in program.graphs for root in g.roots if root.kind == "weight"}
     meanings = [(op, meaning.__module__, meaning.__qualname__) for op, meaning in MEANINGS.items()]
     found = hashlib.sha256(pickle.dumps((program, build, seed, runs, way, sorted(meanings))))

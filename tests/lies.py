@@ -60,7 +60,7 @@ class Saying(Session):
 
 
 def logits(spoil: Callable[[Any], Any]) -> Spoil:
-    """Of every batch."""
+    """Spoil the logits of every batch."""
     return lambda run: replace(run, logits=tuple(map(spoil, run.logits)))
 
 
@@ -76,7 +76,7 @@ def trace(spoil: Callable[[tuple[TensorRecord, ...]], Any]) -> Spoil:
 
 
 def site(**changes: Any) -> Spoil:
-    """Of the second record, `attn_norm-0` of the prompt."""
+    """Spoil the site of the second record, `attn_norm-0` of the prompt."""
     return trace(lambda r: (r[0], replace(r[1], site=replace(r[1].site, **changes)), *r[2:]))
 
 
@@ -85,7 +85,7 @@ def value(spoil: Callable[[Any], Any]) -> Spoil:
 
 
 def tensor(**changes: Any) -> Spoil:
-    """Of the last row of the table."""
+    """Spoil the last row of the table of tensors."""
 
     def spoilt(file: FileSummary) -> FileSummary:
         return replace(file, tensors=(*file.tensors[:-1], replace(file.tensors[-1], **changes)))

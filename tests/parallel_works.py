@@ -115,7 +115,7 @@ Events = Iterator[tuple[int, Event]]
 
 @dataclass(frozen=True)
 class LosesAWork:
-    """As if nobody did again what a lost machine had."""
+    """Executor that never does again what a lost machine had."""
 
     executor: Executor
 
@@ -125,7 +125,7 @@ class LosesAWork:
 
 @dataclass(frozen=True)
 class LosesWhatWasSaid:
-    """As if a work that was lost half way counted as done."""
+    """Executor for which a work lost half way counts as done."""
 
     executor: Executor
 
@@ -137,7 +137,7 @@ class LosesWhatWasSaid:
 
 @dataclass(frozen=True)
 class SaysTwice:
-    """As if what a lost machine had said counted, and what is said again as well."""
+    """Executor that counts what a lost machine had said, and what is said again as well."""
 
     executor: Executor
 
@@ -150,7 +150,7 @@ class SaysTwice:
 
 @dataclass(frozen=True)
 class SpeaksOn:
-    """As if a machine that was given up were listened to still."""
+    """Executor that still listens to a machine that was given up."""
 
     executor: Executor
 

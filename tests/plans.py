@@ -27,7 +27,7 @@ def open_both(plan: Plan) -> Iterator[Opened]:
 
 
 def verdicts_of(plan: Plan, *suites: str) -> list[Verdict]:
-    """Of the suites that are named, or else of those of the plan."""
+    """Return the verdicts of the named suites, or else of the plan's."""
     with open_both(plan) as both:
         return list(run_suites(both.context, suites or plan.suites))
 

@@ -88,7 +88,7 @@ def made(name: str, base: type[Adapter] = Quiet, **changes: Any) -> str:
 
 
 def wrong(name: str, mutant: type[Mistake], **changes: Any) -> str:
-    """As the mutant computes; no Mutant itself, or selftest would list it."""
+    """Make an engine that computes as the mutant, but is none: selftest would list it."""
     kinds = [cls for cls in reversed(mutant.__mro__) if issubclass(cls, Mistake)]
     own = {k: v for cls in kinds[1:] for k, v in vars(cls).items() if not k.startswith("__")}
 
@@ -123,7 +123,7 @@ def changed(change: Change) -> dict[str, Change]:
 
 
 def shown(engine: Any, token: int) -> bytes:
-    """As a server prints a token: what is no UTF-8 becomes U+FFFD."""
+    """Return a token as a server prints it: what is no UTF-8 becomes U+FFFD."""
     piece: bytes = engine.tokenizer.piece(token, special=True)
     return piece.decode("utf-8", "replace").encode()
 
@@ -149,7 +149,7 @@ def over_itself(_: Any, row: Row) -> Row:
 
 
 def in_digits(_: Any, row: Row) -> Row:
-    """As printf's %.4g writes numbers."""
+    """Round as printf's %.4g does."""
     return [(token, float(f"{value:.4g}")) for token, value in row]
 
 

@@ -43,7 +43,8 @@ class Recorded:
         plain: bool = False,
         values: Mapping[Any, NDArray[Any]] | None = None,
     ) -> dict[Any, NDArray[Any]]:
-        """What an engine shows of its own run. values: that it goes on with instead."""
+        """Return the values that an engine shows of its own run. values: that it goes on with
+        instead."""
         found = {}
 
         def see(graph: Any, node: Any, value: NDArray[Any]) -> None:

@@ -100,7 +100,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     @property
     def shares(self) -> bool:
-        """Whether a token of several sequences can be placed."""
+        """True if a token of several sequences can be placed."""
         return self.shape.unified and self.kind != "recurrent"
 
     def seq(self, drawn: int) -> int:

@@ -1,4 +1,4 @@
-"""What works where llama.cpp is not installed, and what the rest says: the vectors need none."""
+"""Commands without llama.cpp: what works, and what the rest says. The vectors need none."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_vectors_are_exported(alone: Alone, tmp_path: Path) -> None:
     [("check",), ("golden", "regen")],
     ids=" ".join,
 )
-def test_what_needs_llama_cpp_says_so_in_one_line_and_what_to_do(
+def test_command_that_needs_llama_cpp_says_so_in_one_line(
     alone: Alone, command: tuple[str, ...]
 ) -> None:
     done = alone(*command, "--quiet")
@@ -84,7 +84,7 @@ def test_what_needs_llama_cpp_says_so_in_one_line_and_what_to_do(
     assert "llama.cpp is not installed: `pip install gguf-lockstep`" in done.stderr
 
 
-def test_a_check_against_another_oracle_compares_what_it_can_and_names_the_rest(
+def test_check_against_another_oracle_names_what_it_cannot_compare(
     alone: Alone, tmp_path: Path
 ) -> None:
     model = builtin("f32", tmp_path)

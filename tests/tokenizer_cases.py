@@ -1,4 +1,4 @@
-"""What the tests of the tokenizers share: vocabularies written by hand, rules and breakers."""
+"""Shared parts of the tokenizers' tests: vocabularies written by hand, rules and breakers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -64,7 +64,7 @@ def exchanged_scale_and_minimum(kind: Kind) -> Kind:
 
 
 def books_of(kind: Kind) -> set[str]:
-    """What the kernel calls its code book, if it has one."""
+    """Return the kernel's name for its code book, if it has one."""
     function = getattr(kind.unpack, "py_func", kind.unpack)
     return {"GRID", "VALUES", "DOUBLED"} & set(function.__code__.co_names)
 
@@ -330,7 +330,7 @@ class Truncating(Mirror):
 
 
 def steps(x: F32, weight: Weight) -> F64:
-    """How far apart the values are to which each activation could be rounded."""
+    """Return the distance of the two values to which each activation could be rounded."""
     kind = activation_format(weight.format)
     if kind.layout.names is None:
         digits = {"F32": 24, "F16": 11, "BF16": 8}[kind.name]

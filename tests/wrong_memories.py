@@ -143,7 +143,7 @@ def lets_go_too_early(run: Schedule) -> None:
 
 @dataclass
 class Through(LayerView):
-    """As the right view, unless overridden."""
+    """View that does as the right view, unless overridden."""
 
     right: LayerView
 

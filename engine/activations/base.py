@@ -45,7 +45,7 @@ class ActivationFormat(Registered):
 
     @classmethod
     def read(cls, blocks: NDArray[Any]) -> Converted:
-        """What the blocks stand for, without another rounding."""
+        """Return the values that the blocks stand for, without another rounding."""
         raise NotImplementedError
 
     @classmethod

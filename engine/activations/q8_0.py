@@ -48,7 +48,7 @@ def steps(blocks: F32, variant: str) -> tuple[F32, F32]:
 
 
 def integers(whole: F32) -> NDArray[np.int32]:
-    """As the processor converts: what is no number, or too large a one, becomes INT_MIN."""
+    """Convert to int32 as the processor does: a NaN or a too large value becomes INT_MIN."""
     if fit_in_bytes(whole):
         return whole.astype(np.int32)
     fits = np.abs(whole) < np.float32(2.0**31)
@@ -65,7 +65,7 @@ def pack_codes(whole: F32, variant: str) -> NDArray[np.int8]:
 
 
 def fit_in_bytes(whole: F32) -> bool:
-    """As nearly all do."""
+    """Return True if all steps fit in signed bytes, as nearly all do."""
     return bool(np.abs(whole).max(initial=0) <= 127)  # a NaN does not
 
 

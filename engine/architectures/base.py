@@ -47,11 +47,11 @@ class Architecture(Registered):
         raise NotImplementedError
 
     def kinds(self, layer: int) -> tuple[str, ...]:
-        """Of a layer, as the table of tensors names them."""
+        """Return the kinds of a layer, as the table of tensors names them."""
         return ()
 
     def rope_params(self, layer: int = 0) -> RopeParams | None:
-        """How keys are rotated; None if they are not."""
+        """Return the rotation of keys, or None if they are not rotated."""
         raise NotImplementedError
 
     def forward(self, step: Step) -> F32:
@@ -67,12 +67,12 @@ class Architecture(Registered):
         return out
 
     def compute_together(self, step: Step, layer: int, x: F32, *names: str) -> None:
-        """What follows are products of x with these."""
+        """Announce that products of `x` with these weights come next."""
         weights = [self.tensors.in_layer(layer, f"{name}.weight") for name in names]
         step.ops.compute_together(x, weights)
 
     def add_bias(self, step: Step, layer: int, site: str, x: F32, name: str, summed: str) -> F32:
-        """As `linear`, and plus a bias; `summed` is the name of that, "" where there is none."""
+        """Apply `linear` and add a bias. `summed` names the sum; "" if it has no name."""
         h = self.linear(step, layer, site, x, name)
         out = step.ops.add(h, self.tensors.in_layer(layer, f"{name}.bias").values())
         return step.probe(summed, layer, out) if summed else out
@@ -91,14 +91,14 @@ class Architecture(Registered):
     # --- what is remembered ------------------------------------------------------------------
 
     def window(self, layer: int) -> int:
-        """How many tokens a layer sees, itself counted; 0: all before it."""
+        """Return the number of tokens that a layer sees, its own included; 0: all before it."""
         return 0
 
     def rotated_part(self) -> slice:
-        """Which part of a key, as it is kept, is rotated."""
+        """Return the slice of a stored key that is rotated."""
         return slice(None)
 
     def memory_of_layer(self, layer: int) -> KeysValues | States:
-        """What a layer leaves in the memory."""
+        """Return the shapes that a layer keeps in the memory."""
         hp = self.hparams
         return KeysValues(hp.n_head_kv, hp.n_embd_head, hp.n_embd_head, self.window(layer))

@@ -126,7 +126,7 @@ class Bert(Architecture, name="bert"):
         return self.add_bias(step, layer, "attn_out", out, "attn_output", summed)
 
     def pool_rows(self, step: Step, x: F32) -> F32:
-        """Of each sequence the mean, or its first token's row."""
+        """Return the mean of each sequence, or the row of its first token."""
         if self.hparams.pooling == NONE:
             return x
         x = step.probe("result_embd", None, x)

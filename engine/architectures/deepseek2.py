@@ -130,7 +130,8 @@ class Deepseek2(Llama, name="deepseek2"):
         return {**TENSORS, **{f"{name}?experts": shape for name, shape in EXPERTS.items()}}
 
     def rope_params(self, layer: int = 0) -> RopeParams:
-        """What YaRN grows is put into the factor of the scores, whole."""
+        """Return YaRN's rotation with magnitude 1: the factor of the scores gets all of the
+        magnitude."""
         hp = self.hparams
         plain = RopeParams(hp.n_rot, hp.rope_freq_base, hp.rope_freq_scale, None)
         return replace(scale_rope(plain, 1.0, hp.n_ctx_orig_yarn), magnitude=1.0)

@@ -55,7 +55,7 @@ class GptOss(Qwen2, name="gpt-oss"):
 
     @classmethod
     def n_ff(cls, keys: Keys) -> int:
-        """Of one expert; the same is stated as a dense layer's."""
+        """Return the feed-forward length of one expert; the dense key must state the same."""
         n_ff = keys.positive("expert_feed_forward_length")
         keys.same("feed_forward_length", n_ff, "that of an expert")
         return n_ff

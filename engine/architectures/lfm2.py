@@ -46,7 +46,7 @@ class Lfm2Hparams(Hparams):
 
     @property
     def n_bcx(self) -> int:
-        """Of a matrix for the gates before and after, and for what they gate."""
+        """Number of rows of the matrix for the gates before and after, and for what they gate."""
         return 3 * self.n_embd
 
 

@@ -46,12 +46,12 @@ class MambaHparams(Hparams):
 
     @property
     def n_both(self) -> int:
-        """Of a matrix for what is mixed and for its gate."""
+        """Number of rows of the matrix for the mixed values and their gate."""
         return 2 * self.d_inner
 
     @property
     def n_selected(self) -> int:
-        """Of a matrix for steps, B and C, which are chosen by the token."""
+        """Number of rows of the matrix for steps, B and C, which the token chooses."""
         return self.dt_rank + 2 * self.d_state
 
 

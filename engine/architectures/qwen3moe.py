@@ -21,7 +21,8 @@ class Qwen3Moe(Qwen3, name="qwen3moe"):
 
     @classmethod
     def n_ff(cls, keys: Keys) -> int:
-        """Of one expert; what a dense layer would have is stated as well, and unused."""
+        """Return the feed-forward length of one expert; the file states an unused dense one as
+        well."""
         keys.positive("feed_forward_length")
         return keys.positive("expert_feed_forward_length")
 

@@ -1,4 +1,4 @@
-"""What the graph of one ubatch reads and calls, as one value."""
+"""`Step`: everything that the graph of one ubatch reads and calls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class Step:
 
 
 def show_cache(probe: Probe, name: str, layer: int, kept: NDArray[Any]) -> NDArray[Any]:
-    """What a cache holds, shown as float32 and given back in the cache's own type."""
+    """Show the cache to the probe as float32; return its answer in the cache's own type."""
     if probe is silent:
         return kept
     out: NDArray[Any] = probe(name, layer, kept.astype(np.float32)).astype(kept.dtype)

@@ -50,7 +50,10 @@ class Entries(Mapping[str, Entry], Generic[Entry]):
             self.slots[self.slot_of(self.name_at(start))] = number
 
     def slot_of(self, name: bytes) -> int:
-        """Where it is, or the free one for it. Python salts hashes, so no file is made to clash."""
+        """Return the slot of a name, or the free slot for it.
+
+        Python salts hashes, so no file can be made to clash.
+        """
         mask = len(self.slots) - 1
         slot = hash(name) & mask
         while (number := self.slots[slot]) and self.name_at(self.starts[number - 1]) != name:

@@ -263,7 +263,7 @@ def read_metadata(fields: Fields, n: int) -> Entries[Value]:
 
 
 def value_at(buffer: Buffer, at: int) -> Value:
-    """Of the pair that starts there and was read before."""
+    """Read the value of the pair that starts there and was read before."""
     fields = Fields(buffer, at)
     fields.string("the key")
     return read_value(fields, keep=True)

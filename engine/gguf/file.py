@@ -162,7 +162,7 @@ def read_tensor_table(fields: Fields, n: int, alignment: int) -> Entries[TensorI
 
 
 def info_at(buffer: Buffer, at: int) -> TensorInfo:
-    """Of the row that starts there and was read before."""
+    """Read the tensor info of the row that starts there and was read before."""
     fields = Fields(buffer, at)
     return read_tensor_info(fields, fields.string("the name").decode())
 

@@ -12,7 +12,7 @@ from lockstep.engine.errors import Unsupported
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """How a row of weights is stored: blocks of `block` weights in `bytes` bytes each."""
+    """Storage of a row of weights: blocks of `block` weights in `bytes` bytes each."""
 
     id: int
     name: str  # as in ggml.h, without GGML_TYPE_

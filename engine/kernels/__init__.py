@@ -1,1 +1,1 @@
-"""What compiled code is made of: lanes of vectors, and compiled results that are kept."""
+"""Tools for compiled code: lanes of vectors, and compiled results that are kept."""

@@ -123,7 +123,7 @@ def piece_of(typing: Any, kernel: Any, arguments: Any) -> Any:
 
 @compiled_as
 def run(typing: Any, function: Any, arguments: Any, start: Any, stop: Any) -> Any:
-    """Whether it failed."""
+    """Call the function for `start` to `stop`; return nonzero if it failed."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         call = builder.inttoptr(args[0], PIECE.as_pointer())

@@ -1,4 +1,4 @@
-"""How functions are compiled, and when what is kept of that on disk is out of date."""
+"""Compilation of functions, and the test that a compiled result on disk is out of date."""
 
 import hashlib
 from collections.abc import Callable
@@ -40,10 +40,10 @@ def compile_kernel(function: Callable[..., Any], stamp: str = "", **options: Any
 
 
 def save(index: Any, key: Any, data: Any) -> None:
-    """As numba's own, but what is compiled for other types lies in a file whose name says so.
+    """Save as numba does, but name the file by the argument types for which the code is compiled.
 
-    numba counts its files: two processes that compile a function for two kinds of arguments at the
-    same time take the same number, and one of them is given the other's code later on.
+    numba numbers its files. If two processes compile a function for two kinds of arguments at the
+    same time, both take the same number. One of them then loads the other's code later on.
     """
     kept = index._load_index()
     if key not in kept:
@@ -54,7 +54,7 @@ def save(index: Any, key: Any, data: Any) -> None:
 
 
 def is_kept(kernel: Any) -> bool:
-    """Whether some compiled form of this very source lies on disk: numba's own index says."""
+    """Return True if numba's index has some compiled form of this very source on disk."""
     if kernel.stats.cache_path is None:  # nothing is kept: each process compiles
         return False
     return bool(kernel._cache._cache_file._load_index())

@@ -124,8 +124,7 @@ def fours(context: Any, builder: Any, sums: Any, w: Any, y: Any) -> Any:
 
 @compiled_as
 def in_order(typing: Any) -> Any:
-    """What is read before is read before, what is read after is read after: LLVM, which would mix
-    them, runs out of registers."""
+    """Keep reads on their side of this call. LLVM would mix them and run out of registers."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("acq_rel", "singlethread")
@@ -140,7 +139,7 @@ def has_vnni(context: Any) -> bool:
 
 @compiled_as
 def twice(typing: Any, lanes: Any, first: Any) -> Any:
-    """Of integers the lowest 16 bits of eight, and the same eight behind them."""
+    """Return the lowest 16 bits of eight integers from lane `first` on, two times in a row."""
     wide = Lanes("short", 16)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -172,7 +171,7 @@ def four_of(typing: Any, lanes: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 def bytes_of(context: Any, builder: Any, steps: Any, x: Any, args: Any) -> tuple[Any, Any]:
-    """Of steps their lowest bytes, and as many of x from a place on."""
+    """Return the lowest byte of each step, and as many bytes of `x` from a place on."""
     narrow = ir.VectorType(I8, steps.count)
     start = address(context, builder, x, args[1], args[2], narrow)
     return builder.trunc(args[0], narrow), builder.load(start, align=1)
@@ -191,7 +190,7 @@ def first_lane(typing: Any, value: Any, count: Any) -> Any:
 
 @compiled_as
 def total(typing: Any, lanes: Any) -> Any:
-    """Of all lanes: the two halves of them are added again and again."""
+    """Return the sum of all lanes: the two halves are added again and again."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         found, add = args[0], builder.add if lanes.kind == "int" else builder.fadd

@@ -69,8 +69,8 @@ ZERO = np.float32(0)
 
 
 class Arithmetic(NamedTuple):
-    """How the blocks of a row are added up. add: (sums, four blocks' integers, four blocks' minima,
-    scales of the activations, raw, where the first block's scales lie, how far apart they are)."""
+    """Functions that add up a row's blocks. add: (sums, four blocks' integers, their minima, scales
+    of the activations, raw, offset of the first block's scales, distance between such scales)."""
 
     of: Any  # float32 or float64
     start: Callable[[], Any]
@@ -270,7 +270,7 @@ def iq4_nl(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any
 
 @part
 def of_pair(scales: Any, pair: int) -> Any:
-    """Of two groups that are multiplied at once."""
+    """Return the scales of two groups that are multiplied at once."""
     a, b = 2 * pair, 2 * pair + 1
     return four_of(scales, a, b, a, b)
 
@@ -323,7 +323,7 @@ def of_sums(scales: Any, sums: Any, at: int) -> Any:
 
 @part
 def of_four(scales: Any, four: int) -> Any:
-    """Of four groups that are multiplied at once: the first and the third share a register."""
+    """Return the scales of four groups multiplied at once; the first and third share a register."""
     a = 4 * (four % 2)
     return four_of(twice(scales, 8 * (four // 2)), a, a + 2, a + 1, a + 3)
 

@@ -106,8 +106,11 @@ def of_eight_rows(
 
 
 def magnitudes(builder: Any, dtype: Any, signed: Any, word: Any) -> tuple[Any, Any]:
-    """Of the integers in 16 lanes of 32 bits; bytes of the second are 128 larger than they mean,
-    and 128 is one of their magnitudes, as they are unsigned."""
+    """Return the magnitudes of the integers in 16 lanes of 32 bits.
+
+    Bytes of the second argument are stored 128 larger than they are. Magnitudes are unsigned,
+    because 128 is one of them.
+    """
     kind = I16 if dtype == types.int16 else I8
     wide = ir.VectorType(kind, TOKENS * 32 // kind.width)
     a, b = builder.bitcast(signed, wide), builder.bitcast(word, wide)
@@ -187,7 +190,7 @@ def every_other(builder: Any, vector: Any, first: int) -> Any:
 
 
 def features_of(context: Any) -> set[str]:
-    """What an x86 processor can do, as LLVM names it; of others nothing."""
+    """Return the features of an x86 processor by LLVM's names; none for other processors."""
     triple, _, features = context.codegen().magic_tuple()
     return set(features.split(",")) if triple.startswith(("x86", "i686")) else set()
 

@@ -91,7 +91,7 @@ def compiled_as(build: Callable[..., Any]) -> Any:
 
 
 def as_constant(count: Any) -> int:
-    """How many lanes: known when the kernel is compiled, so written as a number."""
+    """Return the number of lanes: a literal, as kernels need it when they are compiled."""
     if not isinstance(count, types.IntegerLiteral):
         raise TypingError(f"a number of lanes must be written as a number, got {count}")
     return int(count.literal_value)
@@ -299,7 +299,7 @@ def in_register(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 def fits(kind: Any, lanes: Lanes) -> bool:
-    """Whether a value of this type can stand beside the lanes."""
+    """Return True if a value of this type can stand beside the lanes."""
     if isinstance(kind, Lanes):
         return bool(kind == lanes)
     if isinstance(kind, types.Integer | types.IntegerLiteral):

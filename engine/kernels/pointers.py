@@ -11,7 +11,7 @@ from lockstep.engine.kernels.lanes import compiled_as
 
 
 def address_of(kernel: Any, *kinds: Any) -> int:
-    """Of the kernel compiled for arguments of these types; it lasts as long as the kernel."""
+    """Return the address of the kernel compiled for these types; it lasts as long as the kernel."""
     kernel.compile(kinds)
     made = kernel.overloads[kinds]
     found: int = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)

@@ -33,7 +33,7 @@ def prefetch_line(typing: Any, array: Any, at: Any) -> Any:
 
 @part
 def prefetch(raw: Any, at: int, size: int) -> None:
-    """What lies a page behind the `size` bytes at `at`, which are about to be read."""
+    """Prefetch the bytes a page behind the `size` bytes at `at`, which are about to be read."""
     for line in range(at + AHEAD, at + AHEAD + size, LINE):
         prefetch_line(raw, line)
 

@@ -16,13 +16,13 @@ BESIDE: set[int] = set()  # processes that compute beside their parents
 
 
 def processors() -> int:
-    """That this process may use."""
+    """Return the number of processors that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def beside_parent() -> None:
-    """Of a fork: half of the processors are its parent's, whose threads would stand in its way."""
+    """Mark this process as a fork: its parent's threads use half of the processors."""
     BESIDE.add(os.getpid())
 
 

@@ -1,4 +1,4 @@
-"""How decoders are compiled, and what makes their kept results out of date."""
+"""Compilation of decoders, and what makes their compiled results on disk out of date."""
 
 import hashlib
 from functools import cache
@@ -45,7 +45,7 @@ FLOATS = types.Array(types.float32, 1, "C")
 
 @cache
 def pointer_to(unpack: Any) -> int:
-    """Where the compiled `unpack` of a format is."""
+    """Return the address of a format's compiled `unpack`."""
     found = unpack.get_compile_result(types.void(BYTES, FLOATS))
     return int(found.library.get_pointer_to_function(found.fndesc.llvm_func_name))
 

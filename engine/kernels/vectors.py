@@ -1,4 +1,4 @@
-"""What lanes are made of: pieces of LLVM's language, for vectors and for scalars alike."""
+"""Pieces of LLVM's language that lanes are made of, for vectors and for scalars alike."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def element_pointer(context: Any, builder: Any, kind: Any, array: Any, at: Any) 
 
 
 def address(context: Any, builder: Any, kind: Any, array: Any, at: Any, to: Any) -> Any:
-    """Where element `at` of an array lies, as a pointer to the LLVM type `to`."""
+    """Return the address of element `at` of an array, as a pointer to the LLVM type `to`."""
     start = element_pointer(context, builder, kind, array, at)
     return builder.bitcast(start, to.as_pointer())
 

@@ -21,7 +21,7 @@ def whole_at(
     typing: Any, weights: Any, at: Any, factor: Any, mask: Any, least: Any, most: Any, offset: Any,
     out: Any,
 ) -> Any:  # fmt: skip
-    """Of 16 weights, see `whole`: a bit for each that is one."""
+    """Convert 16 weights as `whole` does; return a bit for each, set if it is such an integer."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         weights_at, at, factor, mask, least, most, offset, out_at = args

@@ -1,1 +1,1 @@
-"""What a context remembers: batches into ubatches, positions in cells, and their numbers."""
+"""Memory of a context: batches become ubatches, positions lie in cells, cells have numbers."""

@@ -70,7 +70,7 @@ class Attention(Memory):
         return self.streams[self.stream(seq)]
 
     def is_hidden(self, pos: int, looking: int) -> bool:
-        """Whether a token at `looking` is too far on to see `pos`."""
+        """Return True if a token at position `looking` is too far on to see `pos`."""
         return self.window > 0 and looking - pos >= self.window
 
     def pos_min(self, seq: int) -> int:
@@ -254,7 +254,7 @@ class Attention(Memory):
 
 
 class Look:
-    """Where the tokens of an ubatch are, and which of the cells up to the last in use they see."""
+    """Cells of an ubatch's tokens, and the cells up to the last in use that the tokens see."""
 
     def __init__(self, memory: Attention, batch: Entries, placed: Placed) -> None:
         rows = zip(placed.streams, placed.cells, strict=True)

@@ -17,8 +17,10 @@ from lockstep.engine.quants.base import F32
 
 @dataclass
 class SeenCells:
-    """What can be observed of one call: every ubatch formed and, if `watched`, the cells looked at:
-    to write those down takes longer than to find a place among them."""
+    """Record of one call: every ubatch formed and, if `watched`, the cells looked at.
+
+    To write the cells down takes longer than to find a place among them.
+    """
 
     watched: bool = False
     ubatches: list[Ubatch] = field(default_factory=list)
@@ -26,7 +28,7 @@ class SeenCells:
 
 
 class LayerView:
-    """What the graph of one ubatch, which has been applied, sees of one layer."""
+    """View of one layer for the graph of one ubatch, which has been applied."""
 
     def store(self, *numbers: F32) -> None:
         raise NotImplementedError
@@ -35,9 +37,9 @@ class LayerView:
         raise NotImplementedError
 
     def visible(self, window: int) -> NDArray[np.bool_]:
-        """Which of the cells that are read each token may look at: (tokens, cells).
+        """Return a mask of the read cells that each token may look at: (tokens, cells).
 
-        window: how many positions it sees, its own counted; 0: all up to its own.
+        window: number of positions that a token sees, its own counted; 0: all up to its own.
         """
         raise NotImplementedError
 
@@ -56,7 +58,7 @@ class Memory:
         return -1
 
     def settle(self) -> None:
-        """What operations have put off is done before a batch is placed."""
+        """Carry out postponed operations before a batch is placed."""
 
     def place(self, batch: Entries, n_ubatch: int) -> list[Any] | None:
         """Ubatches with their places, to be applied one after the other; None: there is no room."""
@@ -66,7 +68,7 @@ class Memory:
         """The tokens of an ubatch are in memory from now on."""
 
     def views(self, batch: Entries, placed: Any) -> Mapping[int, LayerView]:
-        """Of every layer that remembers anything, for the ubatch that was applied last."""
+        """Return the view of every layer that remembers anything, for the ubatch applied last."""
         raise NotImplementedError
 
     def clear(self) -> None:
@@ -89,7 +91,7 @@ class Memory:
         pass
 
     def save(self, seq: int) -> Any:
-        """What `load` needs; -1 is everything."""
+        """Return the state that `load` needs, of one sequence or of everything (-1)."""
 
     def load(self, seq: int, saved: Any) -> bool:
         """The sequence, or everything, becomes what was saved. False, and empty: no room."""

@@ -1,7 +1,8 @@
-"""Which batches may be decoded: the rules of llama.cpp, in its order, each with a name.
+"""Rules for batches that may be decoded: llama.cpp's, in its order, each with a name.
 
-Source: `llama_context::decode` and `llama_batch_allocr::init` (llama-batch.cpp, 0.3.36). What those
-do not check and should, we refuse all the same, and say so: `UNCHECKED`.
+Source: `llama_context::decode` and `llama_batch_allocr::init` (llama-batch.cpp, 0.3.36).
+`UNCHECKED` names the rules that llama.cpp should check and does not: we refuse such batches all the
+same.
 """
 
 from collections.abc import Callable

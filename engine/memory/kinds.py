@@ -1,4 +1,4 @@
-"""Which memory a model has: it follows from what its layers keep."""
+"""Choice of a model's memory, which follows from what its layers keep."""
 
 from collections.abc import Sequence
 

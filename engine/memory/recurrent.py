@@ -19,15 +19,18 @@ from lockstep.engine.quants.base import F32
 
 @dataclass(frozen=True)
 class States:
-    """What a recurrent layer keeps of a sequence: arrays of these shapes, zero at its beginning."""
+    """Shapes of the arrays that a recurrent layer keeps of a sequence; they start as zeros."""
 
     shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass
 class State:
-    """What is left of a sequence after its last position. Sequences share one by identity; numbers
-    that are computed take the place of others and change none."""
+    """State of a sequence after its last position.
+
+    Sequences share a state by identity. Computed numbers replace older ones and change none in
+    place.
+    """
 
     pos: int
     numbers: dict[int, tuple[F32, ...]] = field(default_factory=dict)
@@ -146,7 +149,7 @@ class StateView(LayerView):
         self.states, self.layer = states, layer
 
     def read(self) -> tuple[NDArray[Any], ...]:
-        """As the last ubatch left them: (sets, ...) each."""
+        """Return the states as the last ubatch left them: (sets, ...) each."""
         return tuple(map(np.stack, zip(*(s.numbers[self.layer] for s in self.states), strict=True)))
 
     def store(self, *numbers: F32) -> None:

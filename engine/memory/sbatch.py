@@ -54,7 +54,7 @@ class Sbatch:
         return Ubatch(order, len(order), equal=False) if order else None
 
     def next_seq(self, n_ubatch: int) -> Ubatch | None:
-        """As much of the last group as fits."""
+        """Return as many tokens of the last group as fit."""
         self.drop_empty()
         if not self.groups:
             return None
@@ -62,7 +62,8 @@ class Sbatch:
         return Ubatch(self.take(last, min(n_ubatch, last.length)), 1, equal=True)
 
     def next_equal(self, n_ubatch: int) -> Ubatch | None:
-        """As many tokens of each of the last groups as the shortest has; a shared prompt alone."""
+        """Take as many tokens of each of the last groups as the shortest has; a shared prompt
+        alone."""
         self.drop_empty()
         if not self.groups:
             return None

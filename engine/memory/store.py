@@ -20,9 +20,9 @@ Rotate = Callable[[int, F32, NDArray[np.int32]], F32]
 
 @dataclass(frozen=True)
 class KeysValues:
-    """What a layer of attention keeps of a token.
+    """Sizes of the keys and values that an attention layer keeps of a token.
 
-    window: how many positions back a token sees, itself counted; 0: all of them.
+    window: number of positions back that a token sees, itself counted; 0: all of them.
     """
 
     n_head_kv: int
@@ -44,7 +44,10 @@ def never(layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a memory of attention keeps, and how: no layers are positions alone."""
+    """Keys and values that a memory of attention keeps, and their types.
+
+    Without layers the memory keeps positions alone.
+    """
 
     layers: Mapping[int, KeysValues]
     type_k: str = "F32"
@@ -59,7 +62,7 @@ NONE = Numbers({})
 
 
 def in_a_row(cells: Index) -> Index | slice:
-    """As a slice, if they are."""
+    """Return the cells as a slice if they are in a row."""
     if len(cells) and cells[-1] - cells[0] == len(cells) - 1 and (cells[1:] > cells[:-1]).all():
         return slice(int(cells[0]), int(cells[-1]) + 1)
     return cells
@@ -84,7 +87,8 @@ class Store:
             )
 
     def place(self, cells: Index) -> Index | slice:
-        """As a slice, if they are in a row: to read them is no copy then, and a cache is long."""
+        """Return the cells as a slice if they are in a row: reading long caches then copies
+        nothing."""
         for known, found in self.last:
             if known is cells:
                 return found
@@ -99,12 +103,12 @@ class Store:
             self.values[layer][at] = v
 
     def read(self, layer: int, cells: Index) -> tuple[NDArray[Any], NDArray[Any]]:
-        """As stored: (cells, kv_heads, dim) each."""
+        """Return keys and values as stored: (cells, kv_heads, dim) each."""
         at = self.place(cells)
         return self.keys[layer][at], self.values[layer][at]
 
     def get(self, cells: Index, deltas: NDArray[np.int32]) -> Kept:
-        """Of every layer, with keys as they are once they have moved by so many positions."""
+        """Return keys and values of every layer, with keys rotated on by so many positions."""
         kept, moved = {}, np.flatnonzero(deltas)
         for layer in self.keys:
             keys, values = self.read(layer, cells)

@@ -54,10 +54,10 @@ class Splitter:
         return self.take_tokens(left, len(left), equal=False) if left else None
 
     def equal(self, n_ubatch: int, *, sequential: bool) -> Ubatch | None:
-        """As many tokens of each of some sets that have no sequence in common.
+        """Take as many tokens of each of some sets that have no sequence in common.
 
-        `sequential`: only sets whose ids follow one another, and no set of several sequences (then
-        there is no ubatch).
+        `sequential`: take only sets whose ids follow one another, and no set of several sequences.
+        If there is such a set, return no ubatch.
         """
         if sequential and self.coupled:
             return None

@@ -1,4 +1,4 @@
-"""What decides about roundings: llama.cpp's deliberate ones are options here, each by its name."""
+"""Settings that decide about roundings: llama.cpp's deliberate ones are options with names."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,28 +52,29 @@ class Factors:
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """What a build and its settings decide about roundings.
+    """Roundings that a build and its settings make.
 
-    generic: activation formats that it rounds as ggml's generic C does; and AMX, if it lays out
-    matrices of F16 for that: their products take activations as they are, where others take halves
-    (with names of those that it does not lay out of this model);
-    HALVES, if its flash attention computes in halves, as AVX512-FP16 does.
-    plain: of no build of ggml, but of any engine that computes in float32: nothing is looked up in
-    halves or converted on purpose, and a sum rounds at every term, in whatever order.
-    multiply: how the truth is multiplied: by BLAS, fast, whose last bit depends on the CPU; or
-    `in_order`, where it is written down.
-    zeros: whether terms of a product that are zero count as rounded: no, unless a bound is written
-    down for any inputs of a shape.
-    bounds: whether results come with one; an engine that runs has no use for it.
-    sizes: whether products with weights add up magnitudes as well, of which their bound is a share:
-    half of their time, and for nothing where the bound is not looked at or known.
-    activations: what those that meet weights quantised in blocks are converted to if plain, by an
-    engine that has a format of its own for them; None: they stay as they are.
-    factors: if plain, what the factors of all products are rounded to; None: they are not.
-    offsets_apart: if plain, whether quantised weights' codes are multiplied as they are, and their
-    offsets and minima by sums of activations: d * (sum of q * x - 8 * sum of x), as in Metal.
-    tip: what becomes of a product's activations and of what they were converted to; ties: so many
-    numbers by which equal values are put in order. None: nothing is disturbed.
+    generic: activation formats that it rounds as ggml's generic C does. AMX, if it lays out
+      matrices of F16 for that: their products take activations as they are, where others take
+      halves. Names of this model's matrices that it does not lay out. HALVES, if its flash
+      attention computes in halves, as AVX512-FP16 does.
+    plain: True for any engine that computes in float32 and is no build of ggml. It looks nothing up
+      in halves, converts nothing on purpose, and rounds a sum at every term, in whatever order.
+    multiply: multiplication for the truth. BLAS is fast, but its last bit depends on the CPU;
+      `in_order` is for what is written down.
+    zeros: True if a product's zero terms count as rounded, for bounds that hold for any inputs of a
+      shape. False otherwise.
+    bounds: True if results come with a bound. An engine that runs has no use for one.
+    sizes: True if products with weights add up magnitudes too, of which their bound is a share.
+      That is half of their time, and wasted if the bound is known or nobody reads it.
+    activations: format for activations that meet weights quantised in blocks, if plain and the
+      engine has a format of its own. None: they stay as they are.
+    factors: formats that the factors of all products are rounded to, if plain. None: no rounding.
+    offsets_apart: if plain, True if codes of quantised weights are multiplied as they are, and
+      their offsets and minima by sums of activations: d * (sum of q * x - 8 * sum of x), as in
+      Metal.
+    tip: disturbs a product's activations, given also as converted. ties: gives so many numbers that
+      put equal values in order. None: nothing is disturbed.
     """
 
     lanes: int  # float32 values in a vector register
@@ -91,7 +92,7 @@ class Build:
     ties: "Callable[[int], NDArray[Any]] | None" = None
 
     def number(self, x: NDArray[Any]) -> Number:
-        """As a formula takes it, with or without a radius."""
+        """Return x as a formula takes it, with or without a radius."""
         wide = x.astype(np.float64, copy=False)
         return exact(wide) if self.bounds else wide
 

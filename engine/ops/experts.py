@@ -1,4 +1,4 @@
-"""What becomes of the weights and the results of chosen experts."""
+"""Formulas for the weights and the results of chosen experts."""
 
 import numpy as np
 

@@ -42,7 +42,7 @@ class FlashMirror:
         return min(self.n_ctx, max(256, -(-n_cells // 256) * 256))
 
     def pieces(self, n_tokens: int, n_cells: int) -> NDArray[np.int64]:
-        """Where the cache is cut."""
+        """Return the places where the cache is cut."""
         n_kv = self.n_kv(n_cells)
         if n_tokens > 1 or n_kv < SPLIT_KV:
             return np.array([0, n_cells])

@@ -58,7 +58,10 @@ def erf(x: ArrayLike) -> F64:
 
 
 def power(base: ArrayLike, exponent: ArrayLike) -> F64:
-    """Of positive bases. The error grows with the logarithm of the result: a unit for each."""
+    """Return base ** exponent for positive bases.
+
+    The error grows by a unit for each unit of the result's logarithm.
+    """
     return exp(np.asarray(exponent, np.float64) * log(base))
 
 
@@ -82,7 +85,7 @@ def each(loop: Callable[..., None], x: ArrayLike, *more: NDArray[np.int64]) -> F
 
 @compile_kernel
 def series(x: float, factors: tuple[float, ...]) -> float:
-    """Of rising powers of x, the last factor without one."""
+    """Evaluate a polynomial in x; the last factor is the constant term."""
     out = 0.0
     for factor in factors:
         out = out * x + factor
@@ -165,7 +168,7 @@ def one_erf(x: float) -> float:
 
 @compile_kernel
 def one_sin(quarter: int, r: float) -> float:
-    """Of so many quarters of a turn, and r more, up to half a quarter to either side."""
+    """Return the sine of so many quarter turns and r more, up to half a quarter either way."""
     z = r * r
     if quarter % 2:
         side = 1.0 + z * series(z, COS)

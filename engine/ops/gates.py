@@ -80,7 +80,7 @@ def close_gate(where: NDArray[np.bool_], out: Number, build: Build) -> Number:
 
 
 def gelu_of(x: Number, build: Build) -> Number:
-    """Of ggml outside -10 to 10 the argument itself, or zero."""
+    """Compute GELU; outside -10 to 10 ggml returns the argument itself, or zero."""
     if build.plain:
         return gelu_plain(x)
     v = value_of(x)

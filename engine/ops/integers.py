@@ -73,10 +73,10 @@ class WeightSteps:
 
 
 def takes(kind: type[WeightFormat]) -> bool:
-    """Whether a block of such weights has one scale, a half, for all of its steps.
+    """Return True if a block of such weights has one scale, a half, for all of its steps.
 
-    A decoder that is wrong on purpose is asked for weights as they are: with another scale it may
-    be right.
+    A decoder that is wrong on purpose must decode weights as they are: with another scale it may be
+    right.
     """
     if kind.family.get(kind.name) is not kind:
         return False
@@ -84,7 +84,7 @@ def takes(kind: type[WeightFormat]) -> bool:
 
 
 def in_bytes(kind: type[WeightFormat]) -> bool:
-    """Whether their steps are codes of no more bits: those of larger blocks have scales as well."""
+    """Return True if steps fit in bytes; in larger blocks they include group scales."""
     return kind.weights == SMALL_BLOCK
 
 
@@ -157,8 +157,10 @@ def rows_of(
 
 @cache
 def patterns_of(name: str, blocks: int) -> tuple[Bytes, Bytes]:
-    """What is left of a row of blocks, and what takes the place of the rest: a scale of one, and
-    minima that are told from steps."""
+    """Return the mask of the bytes kept in a row of blocks, and the bytes that replace the others.
+
+    The replacements are a scale of one, and minima that can be told from steps.
+    """
     layout = WeightFormat.member(name).layout
     left, instead = np.full(layout.itemsize, 255, np.uint8), np.zeros(layout.itemsize, np.uint8)
     for field, scale in (("d", 1), ("m", 0), ("dmin", -(1 << SHIFT))):

@@ -165,7 +165,7 @@ def expected_of(x: Number, reason: str) -> Expected:
 
 
 def finite(x: Near) -> Near:
-    """What is masked is minus infinity in every implementation."""
+    """Clear the radius of values that are not finite: every engine masks by minus infinity."""
     return Near(x.v, np.where(np.isfinite(x.v), x.r, 0.0))
 
 
@@ -182,7 +182,7 @@ def scale_by(r: F64 | float, by: F64 | float) -> F64 | float:
 
 
 def is_zero(r: F64 | float) -> bool:
-    """Of what was computed for nothing, without a look at arrays."""
+    """Return True for the float 0.0, which needs no arithmetic; arrays are not looked at."""
     return isinstance(r, float) and r == 0.0
 
 

@@ -1,8 +1,8 @@
-"""How ggml takes a product with a weight matrix apart, which decides where it rounds.
+"""Products with a weight matrix, taken apart as ggml does, which decides where it rounds.
 
-A weight with a minimum is scale * step - minimum (or plus). Its block's steps are multiplied by the
-activations, its minima by the activations' sums: for Q8_1 those are not the sums of the values but
-what the format carries, rounded to half. Steps and minima may cancel, so a bound needs both.
+A weight with a minimum is scale * step - minimum (or plus). The activations multiply its block's
+steps, and their sums multiply its minima. For Q8_1 those are not the sums of the values but what
+the format carries, rounded to half. Steps and minima may cancel, so a bound needs both.
 
 The parts come from the format's own decoder: with its scale `d` set to zero a block decodes to its
 minima, with `m` or `dmin` set to zero to its scaled steps.
@@ -58,7 +58,7 @@ OFFSETS_APART = 3  # roundings: by two scales, and the sum of what codes and off
 
 
 def activation_format(kind: type[WeightFormat]) -> type[ActivationFormat]:
-    """What activations are converted to before they meet weights of this kind."""
+    """Return the format that activations are converted to for weights of this kind."""
     if kind.vec_dot_type == NO_PRODUCT:
         raise Unsupported(f"llama.cpp has no product with a matrix of type {kind.name}")
     return ActivationFormat.member(kind.vec_dot_type)
@@ -71,7 +71,7 @@ def convert(x: F32, kind: type[WeightFormat], generic: Collection[str] = ()) -> 
 
 
 def is_in_blocks(kind: type[WeightFormat]) -> bool:
-    """Whether activations become blocks with scales of their own before they meet such weights."""
+    """Return True if activations become blocks with own scales before they meet such weights."""
     named = kind.vec_dot_type != NO_PRODUCT
     return named and activation_format(kind).layout.names is not None
 
@@ -165,8 +165,7 @@ def convert_activations(x: F32 | F64, weight: Weight, build: Build) -> Converted
 
 
 def is_for_amx(weight: Weight, build: Build) -> bool:
-    """Whether it is a matrix of F16 that such a build lays out for AMX, as it does not with caches
-    and experts.
+    """Return True if such a build lays this matrix out for AMX: F16, and no cache or experts.
 
     Source: supports_op in ggml-cpu/amx/amx.cpp of llama.cpp in llama-cpp-python 0.3.36.
     """
@@ -179,7 +178,7 @@ def is_for_amx(weight: Weight, build: Build) -> bool:
 
 
 def carries_sums(kind: type[WeightFormat]) -> bool:
-    """Whether activations for such weights have sums that are more than those of their values."""
+    """Return True if activations for such weights carry sums that are not those of their values."""
     return kind.vec_dot_type == "Q8_1"
 
 
@@ -311,7 +310,7 @@ def by_rows(
 
 
 def adds_floats(weight: Weight, build: Build) -> bool:
-    """Whether each product of two numbers is one, rounded as such: nothing of it is an integer."""
+    """Return True if each product of two numbers is rounded as one: none of it is an integer."""
     return build.plain or weight.format.name in ("F32", "F16")
 
 
@@ -325,7 +324,8 @@ def codes_alone(weight: Weight, build: Build) -> tuple[str, ...]:
 def by_floats(
     left: list[F64], small: list[F32], weight: Weight, rows: slice, build: Build
 ) -> tuple[F64, F64 | None]:
-    """Of these rows, decoded; small: magnitudes of `left`, and of the activations once more."""
+    """Multiply by these rows, decoded; small: magnitudes of `left`, and of the activations once
+    more."""
     right = right_factors(weight, rows, apart=not build.plain)
     pairs = tuple(zip(left, right, strict=True))
     value = multiply_pairs(pairs, build.multiply)
@@ -372,7 +372,7 @@ def whole_steps(acts: F64, weight: Weight, build: Build) -> integers.Steps | Non
 
 
 def offsets(acts: F64, weight: Weight, rows: slice, build: Build) -> tuple[Factors, ...]:
-    """What unsigned codes add, and what is subtracted again: the same magnitude twice."""
+    """Return factors for what unsigned codes add and is subtracted again: that magnitude, twice."""
     codes = codes_alone(weight, build)
     if not codes:
         return ()

@@ -31,7 +31,7 @@ class ReferenceOps:
     last_turned: tuple[I32, RopeParams, tuple[F64, F64]] | None = None
 
     def run(self, formula: Formula, *args: Any) -> F32:
-        """What the formula gives for this build, rounded once."""
+        """Return the result of the formula for this build, rounded once."""
         with np.errstate(all="ignore"):
             found = formula(*args, self.build)
             value = found.v if isinstance(found, Near) else found
@@ -131,7 +131,7 @@ class ReferenceOps:
         return self.run(softmax.soft_max, x, scale, visible)
 
     def soft_max_with_sinks(self, x: F32, scale: float, visible: Bools, sinks: F32) -> F32:
-        """As of one entry more in each row, the sink of its head: (heads,). It gives nothing."""
+        """Compute the softmax with a sink (heads,) as one more entry in each row, then drop it."""
         return self.run(softmax.soft_max_with_sinks, x, scale, visible, sinks)
 
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:

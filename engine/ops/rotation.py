@@ -23,9 +23,10 @@ REASON = "cosine, sine, two products and their sum (the angle's own float32 recu
 
 @dataclass(frozen=True, eq=False)
 class RopeParams:
-    """How positions become angles: position * scale * base^(-2i / n_rot) / factors[i].
+    """Rotation angles by position: position * scale * base^(-2i / n_rot) / factors[i].
 
-    With YaRN a share `kept[i]` of each pair is not scaled, and what is turned grows.
+    With YaRN a share `kept[i]` of each pair's angle is not scaled, and rotated values are
+    multiplied by `magnitude`.
     """
 
     n_rot: int
@@ -37,14 +38,14 @@ class RopeParams:
     magnitude: float = 1.0
 
     def turns_as(self, other: "RopeParams") -> bool:
-        """Whether angles are the same."""
+        """Return True if the angles are the same."""
         mine, theirs = ((p.n_rot, p.base, p.scale, p.magnitude) for p in (self, other))
         return (
             mine == theirs and alike(self.factors, other.factors) and alike(self.kept, other.kept)
         )
 
     def pairs(self) -> tuple[slice, slice]:
-        """Where in a head the first element of every pair lies, and where the second."""
+        """Return the places in a head of the first and of the second element of every pair."""
         if self.halves:
             return slice(0, self.n_rot // 2), slice(self.n_rot // 2, self.n_rot)
         return slice(0, self.n_rot, 2), slice(1, self.n_rot, 2)
@@ -65,17 +66,17 @@ def rope(x: F32, positions: I32, params: RopeParams, rotations: Rotations, build
 
 
 def from_library(v: F64, positions: I32, params: RopeParams, *, any_way: bool = False) -> Near:
-    """What a function of the C library gives, times the magnitude; v: (tokens, 1, pairs)."""
+    """Bound what a C library function gives, times the magnitude; v: (tokens, 1, pairs)."""
     ulps = LIBM_ULP * ULP + (U if params.magnitude != 1 else 0.0)
     return Near(v, ulps * np.abs(v) + yarn_slack(positions, params, any_way=any_way))
 
 
 def yarn_slack(positions: I32, params: RopeParams, *, any_way: bool) -> F64 | float:
-    """How far cosines and sines may be off where ggml mixes two angles, (tokens, 1, pairs).
+    """Return the error of cosines and sines if ggml mixes two angles, (tokens, 1, pairs).
 
-    A pair between both ends of the ramp: the complement, two products and their sum, the scaled
-    angle before, which a compiler may fuse. The magnitude: two logarithms in float32, a product, a
-    sum, a quotient and two products more. any_way: what frequencies are mixed of besides, a power
+    A pair between both ends of the ramp rounds the complement, two products and their sum, and the
+    scaled angle before; a compiler may fuse it. The magnitude rounds two logarithms in float32, a
+    sum, a quotient and three products. any_way: adds the mixed frequencies' own roundings, a power
     and the quotients before and after.
     """
     if params.kept is None:

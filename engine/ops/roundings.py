@@ -1,4 +1,4 @@
-"""How many roundings a sum of products has."""
+"""Number of roundings of a sum of products."""
 
 import math
 from typing import Any, TypeVar

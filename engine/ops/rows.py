@@ -23,11 +23,11 @@ PIECE = 1 << 21  # weights: a third of a millisecond, so that threads are worth 
 
 @dataclass(frozen=True, eq=False)
 class RowPart:
-    """What is added up: numbers, and what they meet of each row.
+    """One part of a product: numbers, and the values of each row that they multiply.
 
-    zero: fields of a block that are zero there; half: one that is meant itself; stride: or each so
-    manyth weight; value: whether it is part of the product, or of the magnitudes alone, so many
-    times.
+    zero: fields of a block that are set to zero. half: the field that is itself the factor. stride:
+    use each so manyth weight. value: True if the part belongs to the product, False if to the
+    magnitudes alone. times: factor of the magnitudes.
     """
 
     left: F64  # (tokens, weights of a row that are meant)
@@ -45,7 +45,7 @@ def takes(kind: type[WeightFormat]) -> bool:
 
 @cache
 def mask_of(name: str, blocks: int, zero: tuple[str, ...]) -> Bytes:
-    """What is left of the bytes of a row of weights of that format."""
+    """Return the mask of the bytes to keep in a row of weights of that format."""
     kind = WeightFormat.member(name)
     one = np.full(kind.layout.itemsize, 255, np.uint8)
     for field in zero:

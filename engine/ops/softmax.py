@@ -26,7 +26,7 @@ TREE = 4  # roundings of the 16 lanes of one vector, added as a tree; vectors ar
 
 
 def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Build) -> Number:
-    """Of x * scale, hidden entries left out; `visible` lacks the heads.
+    """Compute the softmax of x * scale without hidden entries; `visible` lacks the heads.
 
     A row that sees nothing is all zeros.
     """
@@ -40,7 +40,7 @@ def soft_max(x: F32, scale: float, visible: NDArray[np.bool_] | None, build: Bui
 def soft_max_with_sinks(
     x: F32, scale: float, visible: NDArray[np.bool_], sinks: F32, build: Build
 ) -> Number:
-    """As of one entry more in each row, the sink of its head: (heads,). It gives nothing."""
+    """Compute the softmax with a sink (heads,) as one more entry in each row, then drop it."""
     ends = sinks.astype(np.float64)[:, None, None]
     return of_scores(scale_scores(x, scale, visible, build), build, ends)
 
@@ -91,11 +91,11 @@ def weights(
 
 
 def largest(s: Number, sinks: F64 | None, build: Build) -> Number:
-    """Of each row; zero where all is hidden.
+    """Return the largest score of each row; zero where all is hidden.
 
-    Whatever float32 takes for the largest, it is the same for all powers of a row, and goes out
-    again with their sum. But engines that add up while they look for it have several, and scale
-    from one to the next: then it may be off by as much as any score.
+    In float32 it is the same for all powers of a row, whatever it is, and goes out again with their
+    sum. But engines that add up while they look for it have several, and scale from one to the
+    next. Then it may be off by as much as any score.
     """
     v = value_of(s).max(axis=-1, keepdims=True)
     v = v if sinks is None else np.maximum(v, sinks)

@@ -13,7 +13,7 @@ AT_ONCE = 4  # terms that are added before a sum is written back
 
 
 def in_order(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """As np.matmul, but each element starts at zero and gets one term after the other."""
+    """Multiply as np.matmul does, but add the terms of each element in order, from zero on."""
     shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     kind = np.result_type(a, b)
     out = np.zeros((*shape, a.shape[-2], b.shape[-1]), kind)

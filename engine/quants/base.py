@@ -15,11 +15,11 @@ NO_PRODUCT = "no product"  # `vec_dot_type` of what llama.cpp reads but cannot m
 
 
 class WeightFormat(Registered):
-    """How one fixed-size block of bytes becomes `weights` floats.
+    """Format of one block: a fixed number of bytes that becomes `weights` floats.
 
-    `vec_dot_type` names the activation format (engine/activations) to which llama.cpp's CPU code
-    converts what it multiplies by weights of this one (`type_traits_cpu` in ggml-cpu.c), or is
-    NO_PRODUCT.
+    `vec_dot_type` names an activation format (engine/activations): llama.cpp's CPU code converts to
+    it what it multiplies by such weights (`type_traits_cpu` in ggml-cpu.c). NO_PRODUCT: there is
+    none.
     """
 
     type_id: ClassVar[int]  # ggml_type in the file
@@ -58,7 +58,7 @@ class WeightFormat(Registered):
 
     @classmethod
     def whole_blocks(cls, raw: Bytes) -> int:
-        """How many blocks these bytes are; MalformedFile if the last one is cut off."""
+        """Return the number of blocks in these bytes; MalformedFile if the last one is cut off."""
         blocks, rest = divmod(raw.size, cls.layout.itemsize)
         if rest:
             raise MalformedFile(
@@ -70,12 +70,12 @@ class WeightFormat(Registered):
 
 
 def offsets(layout: np.dtype[np.void]) -> tuple[int, ...]:
-    """Where each field of a block starts, in bytes, for kernels: they see bytes, not fields."""
+    """Return the start of each field of a block in bytes: kernels see bytes, not fields."""
     return tuple(layout.fields[name][1] for name in layout.names or () if layout.fields)
 
 
 def offset_of(kind: type[WeightFormat], field: str) -> int:
-    """Where a field of a block starts."""
+    """Return the start of a field of a block in bytes."""
     return int(kind.layout.fields[field][1]) if kind.layout.fields else 0
 
 

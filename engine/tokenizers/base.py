@@ -53,7 +53,7 @@ class Tokenizer(Registered):
         return [*ids, *after]
 
     def around(self) -> tuple[list[int], list[int]]:
-        """What `add_special` puts before and after a text."""
+        """Return the tokens that `add_special` puts before and after a text."""
         vocabulary = self.vocabulary
         before = [require_token(vocabulary.bos, "bos")] if vocabulary.add_bos else []
         after = [require_token(vocabulary.eos, "eos")] if vocabulary.add_eos else []

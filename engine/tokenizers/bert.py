@@ -78,7 +78,7 @@ class BertTokenizer(Tokenizer, name="bert"):
             yield bytes(word)
 
     def character(self, code: int) -> tuple[int, bytes]:
-        """What a character does, and what it adds to a word."""
+        """Return the effect of a character, and the bytes that it adds to a word."""
         if code not in self.known:
             self.known[code] = self.treat(code)
         return self.known[code]

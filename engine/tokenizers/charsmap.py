@@ -31,7 +31,7 @@ class Charsmap:
         self.replacements = blob[4 + size :]
 
     def longest(self, text: bytes, at: int) -> tuple[bytes, int] | None:
-        """What stands for the longest sequence at `at` that has a replacement, and its length."""
+        """Return the replacement of the longest sequence at `at` that has one, and that length."""
         if not self.nodes:
             return None
         node, size, found = base(self.node(0)), 0, 0
@@ -66,5 +66,5 @@ class Charsmap:
 
 
 def base(word: int) -> int:
-    """Where a node's children are; a flag tells whether the number is in units of 256."""
+    """Return the place of a node's children; a flag tells if the number is in units of 256."""
     return (word >> 10 << ((word & 0x200) >> 6)) & 0xFFFFFFFF

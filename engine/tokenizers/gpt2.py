@@ -46,10 +46,10 @@ BYTE_OF_CHARACTER = dict.fromkeys(HIDDEN, 0xFFFF) | {
 
 
 class Gpt2Tokenizer(Tokenizer, name="gpt2"):
-    """Where `tokenizer.ggml.pre` is missing, the pre-tokenizer is `default`, as in llama.cpp.
+    """Byte-level BPE; without `tokenizer.ggml.pre` the pre-tokenizer is `default`, as in llama.cpp.
 
-    `pre.kind` tells which one it is. No space is ever put before a text: `add_space_prefix` is
-    for decoding alone, and BOS and EOS are 11 if no key says otherwise.
+    `pre.kind` tells which one it is. No space is ever put before a text: `add_space_prefix` is for
+    decoding alone. BOS and EOS are 11 if no key says otherwise.
     """
 
     defaults = Defaults(bos=11, eos=11)
@@ -83,7 +83,7 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
 
     @cached_property
     def merging(self) -> Merging:
-        """What comes of a merge need not be a token."""
+        """Merges of this vocabulary; the result of a merge need not be a token."""
         tokens = self.vocabulary.ids
         letters = [CHARACTER_OF_BYTE[byte] for byte in range(256)]
         return Merging(
@@ -159,7 +159,7 @@ def bytes_of_character(code: int, text: bytes, token: int) -> bytes:
 
 
 def refuse_spaces(words: Sequence[str], kind: str) -> None:
-    """Where words are not spelled, one with a space in it ends llama.cpp's process."""
+    """Refuse words with a space if words are not spelled: they end llama.cpp's process."""
     for word in words:
         if " " in word and len(word) > 1:
             raise EngineError(

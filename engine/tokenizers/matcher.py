@@ -1,4 +1,4 @@
-"""Which tokens does a text have at a place? A trie's answers, without the memory of one."""
+"""Tokens that a text has at a place: a trie's answers, without the memory of one."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

@@ -46,7 +46,9 @@ class Merging(NamedTuple):
     letters: I32 = PLAIN  # (256,) the character that stands for a byte, or NONE
 
     def ids(self, text: bytes, sizes: Sequence[int]) -> list[list[int]]:
-        """Of each word of a text; sizes are in characters, and may go beyond the end of the text.
+        """Return the ids of each word of a text.
+
+        sizes: in characters; they may go beyond the end of the text.
 
         Raises EngineError if the text is too long.
         """

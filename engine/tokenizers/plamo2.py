@@ -36,7 +36,7 @@ class TableStep(NamedTuple):
 
 
 class Plamo2Tokenizer(Tokenizer, name="plamo2"):
-    """Which tokens are bytes is what the file says, before types are repaired."""
+    """Tokenizer of PLaMo 2; the file's own types, before repairs, say which tokens are bytes."""
 
     defaults = Defaults(bos=1, eos=2, unk=0, pad=3)
 
@@ -101,7 +101,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         return ""
 
     def steps(self, state: str) -> tuple[TableStep, ...]:
-        """What can be done at a state, the longest first, in bytes at the end.
+        """Return the steps that a state allows, the longest first, in bytes at the end.
 
         A token that gains as much as spelling in bytes ends the list: shorter ones are not seen.
         """

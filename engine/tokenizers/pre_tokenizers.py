@@ -220,7 +220,7 @@ class PreTokenizer:
 
     @property
     def byte_level(self) -> bool:
-        """Whether each byte of a word is written as a character of its own."""
+        """True if each byte of a word is written as a character of its own."""
         return self.kind not in RAW_KINDS
 
     @property
@@ -229,7 +229,7 @@ class PreTokenizer:
 
 
 def pre_tokenizer_of(metadata: Metadata) -> PreTokenizer:
-    """What the metadata names.
+    """Return the pre-tokenizer that the metadata names.
 
     Raises Unsupported if llama.cpp does not know the name: it refuses the model.
     """

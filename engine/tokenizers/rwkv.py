@@ -19,7 +19,7 @@ BACKSLASH = ord("\\")
 
 
 class RwkvTokenizer(Tokenizer, name="rwkv"):
-    """Of two tokens that are the same unescaped, the later one is found."""
+    """Tokenizer of RWKV; of two tokens that are the same unescaped, it finds the later one."""
 
     defaults = Defaults()
 

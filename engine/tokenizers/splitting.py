@@ -54,7 +54,7 @@ Cut = Callable[[str], list[str]]  # the parts of a string, in order: joined they
 
 
 class Remembered(dict[str, list[T]]):
-    """What a function makes of words: a text has few distinct ones, and they are short."""
+    """Cache of a function's results for words: a text has few distinct ones, and they are short."""
 
     LONGEST, MOST = 64, 1 << 18
 
@@ -62,7 +62,7 @@ class Remembered(dict[str, list[T]]):
         self.compute = compute
 
     def over(self, words: Iterable[str]) -> list[T]:
-        """What is made of all the words, one after the other."""
+        """Return the results for all the words, one after the other."""
         words = list(words)
         new = [word for word in dict.fromkeys(words) if word not in self]
         self.update(zip(new, self.compute(new) if new else (), strict=True))

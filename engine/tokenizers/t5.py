@@ -20,7 +20,7 @@ NO_UNKNOWN = -1
 
 
 class T5Tokenizer(Tokenizer, name="t5"):
-    """Which tokens are pieces is what the file says, before types are repaired."""
+    """Tokenizer of T5; the file's own types, before repairs, say which tokens are pieces."""
 
     defaults = Defaults(eos=1, unk=2, pad=0, add_eos=True)
 
@@ -69,7 +69,7 @@ class T5Tokenizer(Tokenizer, name="t5"):
         return bytes(found)
 
     def normal_form(self, text: bytes, at: int) -> tuple[bytes, int]:
-        """What stands for the characters at `at`, and how many bytes these are."""
+        """Return the replacement of the characters at `at`, and the number of their bytes."""
         size = self.verbatim.shared_length(text, at)
         if not size and self.charsmap and (found := self.charsmap.longest(text, at)):
             return found
@@ -125,7 +125,7 @@ class Beginnings:
         self.longest = max(map(len, texts), default=0)
 
     def shared_length(self, text: bytes, at: int) -> int:
-        """How many bytes from `at` are the beginning of one of the texts."""
+        """Return the number of bytes from `at` that are the beginning of one of the texts."""
         if text[at] not in self.firsts:
             return 0
         part = text[at : at + self.longest]

@@ -54,14 +54,14 @@ class Table(NamedTuple):
 
 
 def table_of(texts: Iterable[bytes], values: Iterable[int]) -> Table:
-    """Of texts in one part; of those that are alike the first counts."""
+    """Build a table of texts in one part; the first of equal texts counts."""
     numbers = np.fromiter(values, np.int32)
     blob, starts = join_texts(list(texts))
     return fill_table(blob, starts, np.zeros_like(numbers), numbers)
 
 
 def table_of_merges(merges: Sequence[bytes]) -> Table:
-    """Of `left right`, each with its rank; what is not two texts and one space is left out."""
+    """Build a table of `left right` with ranks; lines without exactly two texts are left out."""
     blob, starts, splits = halves(*join_texts(merges))
     return fill_table(blob, starts, splits, np.arange(len(merges), dtype=np.int32))
 
@@ -109,7 +109,7 @@ class Needles:
 
 @kernel
 def hash_prefixes(text: U8) -> U64:
-    """Of each prefix, the empty one first."""
+    """Return the hash of each prefix, the empty one first."""
     found = np.empty(len(text) + 1, np.uint64)
     found[0] = value = np.uint64(0)
     for i in range(len(text)):
@@ -148,7 +148,7 @@ def value_of(
     tags: U8, rows: I64, blob: U8, powers: U64, text: U8, hashes: U64, start: int, end: int,
     split: int,
 ) -> Any:  # fmt: skip
-    """Of the text that a slice is, or NONE."""
+    """Return the value of the text that a slice is, or NONE."""
     size = end - start
     if size >= len(powers):
         return NONE

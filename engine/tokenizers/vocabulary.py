@@ -21,7 +21,7 @@ from lockstep.engine.hparams import Metadata as Metadata
 
 
 class Attr:
-    """What a token is, in llama.cpp's bits; a repaired token can be several things at once."""
+    """Attributes of a token, in llama.cpp's bits; a repaired token can have several at once."""
 
     UNDEFINED = 0
     UNKNOWN = 1 << 0
@@ -92,7 +92,7 @@ SHOWN_TEXTS = "<|channel|> <|message|> <|start|> <|constrain|>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Defaults:
-    """What a tokenizer model assumes where the metadata is silent."""
+    """Values that a tokenizer model assumes if the metadata lacks them."""
 
     bos: int | None = None
     eos: int | None = None

@@ -1,4 +1,4 @@
-"""How a case of an operation looks, and how ggml's sources and parameters are named in it."""
+"""Cases of operations, and names for ggml's sources and parameters in them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -166,7 +166,10 @@ def operand_of(name: str, value: Array | Blocks, nb: tuple[int, ...]) -> Operand
 
 
 def node_of(op: str, case: Case) -> Node:
-    """As a node of ggml's graphs. Raises KeyError for names that the op does not have."""
+    """Return the case as a node of ggml's graphs.
+
+    Raises KeyError for names that the op does not have.
+    """
     names = SOURCES.get(op, ("x",))
     places = PARAMS.get(op, {})
     strange = {*case.inputs} - {*names} | {*case.params} - {*places}

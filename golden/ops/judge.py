@@ -78,8 +78,10 @@ def against(
 
 
 def in_place_of_ids(rule: str, source: Array, want: Array, got: Array) -> tuple[Array, Array]:
-    """What is chosen instead of its places, and behind it whether the places are different ones
-    of the row: of equal values any may be chosen."""
+    """Replace ids by the values that they choose: any of several equal values may be chosen.
+
+    Behind the values, flags say if the ids are different places within the row.
+    """
     sides = []
     for ids in (want, got):
         inside = (ids >= 0) & (ids < source.shape[-1])

@@ -68,7 +68,7 @@ def reshape_expected(found: Expected, shape: tuple[int, ...]) -> Expected:
 
 
 def inside(one: Expected, other: Expected) -> bool:
-    """Whether all that is allowed by the one is by the other."""
+    """Return True if `other` allows everything that `one` allows."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(one.value - other.value) + one.allowed <= np.asarray(other.allowed)
     same = (one.value == other.value) | (np.isnan(one.value) & np.isnan(other.value))
@@ -116,7 +116,7 @@ def type_of(value: NDArray[Any]) -> str:
 
 
 def describe_output(where: str, found: Expected, kind: str, tensors: Tensors) -> dict[str, Any]:
-    """How one way of an output is written down; exact values in their type, others in float64."""
+    """Return one way of an output for a document: exact values in their type, others in float64."""
     allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), found.value.shape)
     value = found.value
     if value.dtype.kind == "f":  # which NaN it is depends on the processor, and says nothing
@@ -142,7 +142,7 @@ def rounded_up(allowed: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def case_of(row: Mapping[str, Any], tensors: Tensors) -> Case:
-    """What was asked, read back."""
+    """Read back the case that was asked."""
     inputs: dict[str, Array | Blocks] = {}
     for name, held in row["inputs"].items():
         raw = tensors[f"{row['id']}/{name}"]

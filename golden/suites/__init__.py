@@ -1,1 +1,1 @@
-"""What the goldens hold, one file per kind: how it is made, checked and replayed."""
+"""Kinds of goldens, one file each: how it is made, checked and replayed."""

@@ -44,7 +44,10 @@ class AskedEngine:
         raise no_answer(self.engine, question, outcome)
 
     def has(self, texts: Sequence[bytes]) -> list[bool]:
-        """Of each whether the engine's language has it: some say that they have UTF-8 alone."""
+        """Return a flag for each text, False if the engine's language lacks it.
+
+        Some engines declare that they take UTF-8 alone.
+        """
         outcome = self.session.ask("describe")
         utf8_only = isinstance(outcome, Answered) and outcome.value.utf8_only
         return [not utf8_only or is_utf8(text) for text in texts]
@@ -52,7 +55,7 @@ class AskedEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What vectors are made from: an oracle and, but for dequant, a model."""
+    """Source of vectors: an oracle and, but for dequant, a model."""
 
     ask: AskedEngine
     info: EngineInfo
@@ -109,18 +112,19 @@ class Golden(Registered):
         raise NotImplementedError
 
     def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
-        """What no schema can say, each as a sentence; the document is valid by its schema."""
+        """Yield errors that no schema can find, each as a sentence, of a document that its schema
+        accepts."""
         return iter(())
 
     def why_outdated(self, held: Vectors, made: Vectors) -> str:
-        """Why `held`, on the disk, cannot stay in place of `made`, in words; empty if it can.
+        """Explain why `held`, on the disk, cannot stay in place of `made`; return "" if it can.
 
         Any difference is a reason, where the CPU decides no bit of the answer.
         """
         return difference(held, made)
 
     def cases(self, vectors: Vectors) -> Mapping[str, Any]:
-        """What a diff speaks of: JSON values and arrays by the names of their cases."""
+        """Return what a diff compares: JSON values and arrays by the names of their cases."""
         raise NotImplementedError
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: "Verdicts") -> Iterator[Verdict]:

@@ -95,7 +95,8 @@ class GoldenDot(Golden, name="dot"):
             yield f"the oracle's own product is out of bound at {list(wrong.index)}"
 
     def why_outdated(self, held: Vectors, made: Vectors) -> str:
-        """What the oracle computed may be any product within the bound: it is there to look at."""
+        """Compare all but the oracle's product, which is there to look at: any within the bound
+        will do."""
         wrong = mismatch_between(
             held.tensors["expected"], made.tensors["llama_cpp"], held.tensors["allowed"]
         )
@@ -133,7 +134,7 @@ class GoldenDot(Golden, name="dot"):
 
 
 def facts(weight: Weight, x: F32) -> Case:
-    """What the document says about weights and activations, bytes as hex."""
+    """Return the document's facts about weights and activations, with bytes as hex."""
     kind = weight.format
     converted = [activation_format(kind).quantise(row) for row in x]
     return {

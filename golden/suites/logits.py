@@ -141,7 +141,7 @@ def rounded_up(x: float) -> float:
 
 
 def as_measured_twice(noise: float, was: float) -> bool:
-    """Whether the two are the same but for a last bit that tips the rounding to two digits."""
+    """Return True if the two differ at most by a last bit that tips the rounding to two digits."""
     digits, old = Context(prec=2), Decimal(str(was))
     return Decimal(str(noise)) in (old, digits.next_plus(old), digits.next_minus(old))
 

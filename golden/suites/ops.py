@@ -86,7 +86,7 @@ def is_bound(allowed: Array) -> bool:
 
 
 def ask_case(op: str, case: Case, ask: AskedEngine, *, ggml: bool) -> dict[str, Array]:
-    """What an engine answers to a case. Raises NoAnswer."""
+    """Return the engine's answer to a case. Raises NoAnswer."""
     if ggml:
         return {RESULT: ask("compute", node_of(op, case)).reshape(case.shape)}
     return dict(ask("operate", op, dict(case.inputs), dict(case.params)))
@@ -104,7 +104,7 @@ def check_oracle(
 
 
 def sentence(op: str, one: JudgedCase) -> str:
-    """Where, what was expected, what came, what was allowed."""
+    """Describe a judged case: place, expected value, value that came, and limit."""
     where = f"{op}, {one.case}, {one.output}"
     if one.wrong is None:
         return f"{where}: agrees"

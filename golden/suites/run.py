@@ -94,7 +94,7 @@ class GoldenRun(Golden, name="run"):
         return {**found, **vectors.tensors}
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
-        """What an engine does not answer is not compared, by name; the rest is."""
+        """Compare what the engine answers; the rest is not compared, by name."""
         document = vectors.document
         batches = batches_of_document(document)
         result, *_ = (row["name"] for row in document["shown"])
@@ -124,7 +124,7 @@ class GoldenRun(Golden, name="run"):
 def shown_of(
     ask: AskedEngine, batches: Sequence[Batch], result: str, wanted: Sequence[Wanted]
 ) -> Matrices:
-    """Of the nodes wanted those that the engine shows.
+    """Return the values of the wanted nodes that the engine shows.
 
     Raises NoAnswer if it shows none, and somebody asked for one.
     """

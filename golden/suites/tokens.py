@@ -101,13 +101,13 @@ def name_way(way: str, flags: Mapping[str, bool]) -> str:
 
 
 def vocabulary_size(source: Source) -> int:
-    """As the oracle reads the file: the vocabulary, not the logits, decides."""
+    """Return the vocabulary size as the oracle reads it from the file: the logits do not count."""
     summary = source.ask("metadata")
     return len(summary.metadata["tokenizer.ggml.tokens"][1])
 
 
 def decode_random_ids(source: Source, n_vocab: int) -> list[bytes]:
-    """What random ids decode to, under the oracle."""
+    """Return the texts that the oracle decodes random ids to."""
     bits = stream(source.seed, "golden.tokens")
     lengths = integers(bits, GLUED, LONGEST) + 1
     runs = [[int(i) for i in integers(bits, int(n), n_vocab)] for n in lengths]

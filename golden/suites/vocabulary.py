@@ -147,7 +147,7 @@ def own_specials(metadata: Mapping[str, tuple[str, Any]]) -> dict[str, bytes]:
 
 
 def decode_random_ids(source: Source, metadata: Mapping[str, tuple[str, Any]]) -> dict[str, bytes]:
-    """What random ids decode to, under the oracle."""
+    """Return the texts that the oracle decodes random ids to."""
     n_vocab = len(metadata["tokenizer.ggml.tokens"][1])
     bits = stream(source.seed, "golden.vocabulary")
     lengths = integers(bits, GLUED, LONGEST) + 1

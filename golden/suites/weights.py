@@ -128,7 +128,7 @@ def pieces_of(
 def draw_tensors(
     every: Sequence[TensorInfo], seed: int, name: str
 ) -> Iterator[tuple[TensorInfo, int]]:
-    """As many tensors of a type as there are pieces of it, in order, some of them several times."""
+    """Yield as many tensors of a type as it has pieces, in order, some of them several times."""
     bits_of_type = stream(seed, f"golden.weights {name}")
     which = np.sort(integers(bits_of_type, PIECES, max(len(every), 1)))
     places = bits_of_type.random_raw(PIECES) >> 1

@@ -1,4 +1,4 @@
-"""What the tests against llama.cpp share: one reason to skip them all, models, and checks."""
+"""Shared parts of the tests against llama.cpp: one reason to skip them all, models, and checks."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def ask() -> Iterator[Ask]:
-    """What llama.cpp answers about a vocabulary."""
+    """Yield llama.cpp's answers about vocabularies."""
     with asking() as question:
         yield question
 
@@ -70,7 +70,7 @@ def checked() -> Checked:
 
 @pytest.fixture(scope="session")
 def namer() -> Iterator[Session]:
-    """Who names the tensors of models that are made."""
+    """Yield the session that names the tensors of models that are made."""
     with open_for_variants() as session:
         yield session
 

@@ -72,7 +72,7 @@ class Recorded:
         return found
 
     def accused(self, make: Any, only: tuple[str, ...] = ()) -> list[SiteFinding]:
-        """Of what an engine shows of its own run. only: of these names."""
+        """Return the findings about an engine's own run. only: names of the sites to look at."""
         values = self.shown_by(make)
         chosen = {s: v for s, v in values.items() if not only or s.name in only}
         return [found for found in self.findings(chosen) if found.mismatch is not None]

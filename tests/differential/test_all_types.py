@@ -46,8 +46,8 @@ def test_a_seeded_model_of_every_type_conforms(type_name: str, folder: Path) -> 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != EXACT.name])
 @pytest.mark.parametrize("type_name", NAMES)
-def test_it_conforms_under_the_other_presets(type_name: str, preset: str, folder: Path) -> None:
-    """Where they change nothing, in how a file is read, it is not asked again."""
+def test_model_conforms_under_the_other_presets(type_name: str, preset: str, folder: Path) -> None:
+    """Suites about reading the file are left out: the presets change nothing there."""
     suites = ("logits", "decode", "trace", "products")
     verdicts = checked(model_of(type_name, folder), PRESETS[preset], suites=suites)
     assert [v.summary for v in verdicts if v.status != "agreed"] == []
@@ -73,11 +73,13 @@ def test_the_other_types_are_the_wide_float_and_the_integers() -> None:
 
 
 @pytest.mark.parametrize(("name", "made_as"), KNOWN["retyped"].items())
-def test_a_matrix_without_a_product_ends_llama_cpp_and_is_reported_as_a_crash(
+def test_matrix_without_a_product_is_reported_as_a_crash_of_llama_cpp(
     name: str, made_as: str, folder: Path
 ) -> None:
-    """It loads the file all the same, and ends when it looks the first token up; its graph, along
-    which ops of the subject are judged, is recorded without being computed."""
+    """llama.cpp loads such a file all the same, and ends when it looks the first token up.
+
+    Ops of the subject are judged along its graph, which is recorded without being computed.
+    """
     path = folder / f"retyped-{name}.gguf"
     with_tensor_type(model_of(made_as, folder), path, "token_embd.weight", type_by_name(name).id)
     verdicts = checked(path, EXACT, suites=("logits", "trace"))

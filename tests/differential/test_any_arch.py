@@ -139,7 +139,7 @@ def test_metadata_that_llama_cpp_refuses_is_its_refusal(tmp_path: Path) -> None:
             make_variant(Variant(arch="gptj", moe=False), tmp_path / "x.gguf", session=session)
 
 
-def test_check_makes_the_model_of_an_architecture_and_every_suite_that_applies_compares(
+def test_check_makes_a_model_of_an_architecture_and_runs_every_suite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -177,7 +177,7 @@ def test_chameleon_suppresses_image_tokens_in_the_first_row_alone(tmp_path: Path
     assert excused_if_known(others, "chameleon", "llama.cpp") is others
 
 
-def test_cogvlm_hands_out_the_logits_of_the_first_token_for_those_of_the_last(
+def test_cogvlm_returns_the_logits_of_the_first_token_for_the_last(
     tmp_path: Path,
 ) -> None:
     (path,) = make_variants(["cogvlm"], tmp_path)
@@ -204,10 +204,10 @@ def test_cogvlm_hands_out_the_logits_of_the_first_token_for_those_of_the_last(
 
 
 @pytest.mark.parametrize(("suite", "name"), [("decode", "plamo"), ("embeddings", "jina-bert-v2")])
-def test_who_asks_the_oracles_worker_itself_is_not_asked_at_once_with_it(
+def test_replay_and_oracle_do_not_ask_one_worker_at_once(
     suite: str, name: str, tmp_path: Path, plan_for: Callable[..., Plan], checked: Checked
 ) -> None:
-    """A replay of llama.cpp's graph, of a model of which nothing was recorded before."""
+    """The replay is of llama.cpp's graph, on a model of which nothing was recorded before."""
     path = tmp_path / "m.gguf"
     variant_of(name, path)
     for seed in range(2):
@@ -225,9 +225,11 @@ def test_an_honest_engine_agrees_whatever_a_graph_makes_of_batches(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """What one run of all batches says of those that stand alone, or whose first row is changed, no
-    engine computes, and both were accused; also where some logits are asked for, as of a large
-    vocabulary."""
+    """One run of all batches is not what engines compute for batches that stand alone.
+
+    Nor is it for batches whose first row is changed. Both engines were accused, also where only
+    some logits are asked for, as of a large vocabulary.
+    """
     monkeypatch.setattr(further_runs, "ROWS", rows)
     (path,) = make_variants([arch], tmp_path)
     found = checked(plan_for(path, engine="replay", suites=("logits", "decode", "trace")))
@@ -238,7 +240,8 @@ def test_an_honest_engine_agrees_whatever_a_graph_makes_of_batches(
 def test_heads_share_kv_heads_so_that_it_shows_which(
     arch: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """Of as many KV heads as heads every way to share them is the same."""
+    """A model with as many KV heads as heads would hide the fault: every way to share them is the
+    same."""
     (path,) = make_variants([arch], tmp_path)
     plan = plan_for(path, suites=("logits",))
     assert {v.status for v in checked(plan)} == {"agreed"}

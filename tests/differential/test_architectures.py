@@ -98,7 +98,7 @@ def ends(verdicts: list[Verdict]) -> set[tuple[str, str]]:
     ("quant", "preset", "n_tokens"),
     [("F32", "exact", TOKENS), ("Q8_0", "default", TOKENS), ("F32", "default", MORE_THAN_A_TILE)],
 )
-def test_a_graph_of_ours_agrees_with_llama_cpp_in_logits_and_every_shown_op(
+def test_our_graph_agrees_with_llama_cpp_in_logits_and_every_shown_op(
     arch: str, quant: str, preset: str, n_tokens: int, made: Callable[..., Path], checked: Checked
 ) -> None:
     verdicts = checked(run_of(made(arch, quant), PRESETS[preset], n_tokens))
@@ -182,7 +182,7 @@ def test_an_engine_with_a_graph_of_its_own_is_asked_otherwise_as_well(
 
 # llama.cpp has no names for what most products of these two read
 @pytest.mark.parametrize("arch", sorted({*OURS} - {"mamba", "lfm2"}))
-def test_every_product_of_a_graph_of_ours_is_looked_at_on_nearly_empty_inputs(
+def test_every_product_of_our_graph_is_judged_on_nearly_empty_inputs(
     arch: str, made: Callable[..., Path], checked: Checked
 ) -> None:
     path = made(arch, "Q8_0")
@@ -254,7 +254,7 @@ def test_positions_stretched_by_yarn_agree(preset: str, stretched: Path, checked
     assert ends(verdicts) == {("logits", "agreed"), ("trace", "agreed")}
 
 
-def test_what_llama_cpp_refuses_to_load_is_no_difference_between_engines(
+def test_model_that_llama_cpp_refuses_to_load_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Checked
 ) -> None:
     """Our engine would not run it either."""

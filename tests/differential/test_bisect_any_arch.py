@@ -94,9 +94,7 @@ def statuses(verdicts: list[Verdict], suite: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mamba"])
-def test_of_an_honest_engine_every_op_and_product_is_compared_and_agrees(
-    name: str, variant: Models
-) -> None:
+def test_honest_engine_agrees_in_every_op_and_product(name: str, variant: Models) -> None:
     result, verdicts = asked(plan_for(variant(name)))
     assert (result.culprits, result.exit_code, result.not_compared) == ((), 0, ())
     assert len(result.found.all) > 100
@@ -192,10 +190,8 @@ def test_another_epsilon_of_the_subjects_file_is_found_at_the_norms(
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
 
-def test_a_window_of_the_subjects_file_is_found_at_the_mask_which_no_op_computes(
-    variant: Models, tmp_path: Path
-) -> None:
-    """On the oracle's mask every op agrees."""
+def test_window_in_the_subjects_file_is_found_at_the_mask(variant: Models, tmp_path: Path) -> None:
+    """Every op agrees on the oracle's mask: no op computes a mask."""
     key = "gemma3.attention.sliding_window"
     other = with_key(variant("gemma3"), key, (3).to_bytes(4, "little"), tmp_path / "other.gguf")
     result, verdicts = asked(plan_for(variant("gemma3"), subject=other))
@@ -204,7 +200,7 @@ def test_a_window_of_the_subjects_file_is_found_at_the_mask_which_no_op_computes
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
 
-def test_layers_that_have_windows_in_the_subjects_file_alone_are_found_at_the_mask_they_read(
+def test_layers_with_windows_in_the_subjects_file_are_found_at_their_masks(
     variant: Models, tmp_path: Path
 ) -> None:
     """Both masks are there in both graphs, and every op is the same."""
@@ -217,7 +213,9 @@ def test_layers_that_have_windows_in_the_subjects_file_alone_are_found_at_the_ma
     assert statuses(verdicts, "trace") == {"diverged", "agreed"}
 
 
-def test_of_two_llama_cpps_each_is_asked_for_single_ops(variant: Models, tmp_path: Path) -> None:
+def test_two_versions_of_llama_cpp_are_each_asked_for_single_ops(
+    variant: Models, tmp_path: Path
+) -> None:
     key, raw = "qwen3.attention.layer_norm_rms_epsilon", np.float32(1e-3).tobytes()
     other = with_key(variant("qwen3"), key, raw, tmp_path / "other.gguf")
     model = variant("qwen3")
@@ -243,10 +241,10 @@ def test_an_engine_with_a_graph_of_its_own_needs_no_single_ops(variant: Models) 
     assert products.detail["sites"] == 2 * 15  # seven of each layer, and the head; in two batches
 
 
-def test_another_number_of_experts_in_the_subjects_file_shows_as_another_shape(
+def test_other_number_of_experts_in_the_subjects_file_shows_as_a_shape(
     variant: Models, tmp_path: Path
 ) -> None:
-    """In our own graph of it, which runs on the subject's file and shows what it computes."""
+    """Our own graph shows it, which runs on the subject's file."""
     key, raw = "qwen3moe.expert_used_count", (3).to_bytes(4, "little")
     other = with_key(variant("qwen3moe"), key, raw, tmp_path / "other.gguf")
     result, verdicts = asked(plan_for(variant("qwen3moe"), "reference", other))

@@ -30,9 +30,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialBench]:
 
 
 @pytest.mark.parametrize("name", HANDFUL)
-def test_wrong_engines_of_different_families_are_found_where_they_are_wrong(
-    name: str, bench: TrialBench
-) -> None:
+def test_wrong_engines_of_different_families_are_located(name: str, bench: TrialBench) -> None:
     found = try_wrong(bench, Adapter.member(name), "f32")
     assert found.views["tensors"].caught
     assert found.layer_right
@@ -57,7 +55,7 @@ def test_prompts_taken_for_others_show_though_logits_are_right(
     assert found.found == "decode"
 
 
-def test_what_moves_hardly_anything_shows_in_tensors_and_passes_every_fixed_limit(
+def test_tiny_fault_shows_in_tensors_and_passes_every_fixed_limit(
     bench: TrialBench,
 ) -> None:
     found = try_wrong(bench, Adapter.member("mutant:eps-outside-root"), "f32")

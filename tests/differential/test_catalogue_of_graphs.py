@@ -48,10 +48,10 @@ def test_a_wrong_engine_is_found_where_it_is_wrong(
     assert found.confirmed
 
 
-def test_what_sequences_do_to_each_other_shows_beside_another_one_alone(
+def test_leak_between_sequences_shows_beside_another_sequence_alone(
     bench_of: Callable[[str], TrialBench],
 ) -> None:
-    """No op of it is wrong in the run that is traced first; bisect asks the others too."""
+    """No op is wrong in the run that is traced first; bisect asks the other runs too."""
     bench = bench_of("f32")
     found = try_wrong(bench, Adapter.member("mutant:cache-sequences-leak"), "f32")
     assert found.found == "logits"

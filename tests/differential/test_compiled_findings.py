@@ -1,4 +1,4 @@
-"""What compilers are known to make something else of: the smallest program still shows it."""
+"""Known changes that compilers make to programs: the smallest program still shows each."""
 
 import shutil
 import signal
@@ -15,7 +15,7 @@ NOT_PERMITTED = 2  # what a program ends with, if it may not use what it needs
 
 
 def features() -> set[str]:
-    """Of this processor, as Linux names them."""
+    """Return this processor's features, as Linux names them."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     return {word for line in lines if line.startswith("flags") for word in line.split()}
@@ -29,7 +29,7 @@ def ending(program: str, flags: list[str], folder: Path) -> int:
 
 
 @pytest.mark.parametrize("entry", entries("compiled"), ids=lambda entry: entry["id"])
-def test_what_was_compiled_to_something_else_dies_and_without_optimisation_does_not(
+def test_miscompiled_program_dies_with_optimisation_alone(
     entry: dict[str, Any], tmp_path: Path
 ) -> None:
     if entry["needs"] not in features():

@@ -103,8 +103,8 @@ def test_all_patterns_of_sixteen_bits_decode_as_in_llama_cpp(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NO_DECODER))
-def test_where_llama_cpp_has_no_decoder_we_say_so(name: str) -> None:
-    """`NO_DECODER` is what it is because of this: llama.cpp has the type, and no `to_float`."""
+def test_types_without_a_decoder_in_llama_cpp_are_listed(name: str) -> None:
+    """`NO_DECODER` has these types because llama.cpp has no `to_float` for them."""
     kind = WeightFormat.member(name)
     traits = library().ggml.ggml_get_type_traits(kind.type_id).contents
     assert traits.type_name.decode().upper() == name
@@ -123,7 +123,7 @@ def test_activations_are_converted_to_what_llama_cpp_converts_them_to(
         assert target.type_name.decode().upper() == kind.vec_dot_type
 
 
-def test_where_both_usual_witnesses_are_asked_llama_cpp_is_the_third(tmp_path: Path) -> None:
+def test_llama_cpp_is_the_witness_between_reference_and_gguf_py(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("Q4_0",), engine="gguf-py", oracle="reference", cases=100)
     result = run_campaign("quants", plan, tmp_path, ["lockstep", "fuzz", "quants"])
     assert result.code == 0

@@ -178,7 +178,7 @@ class ScaledOnCache(WideOnCache):
         return super().kq(q, k) * np.float32(1 + 1e-5)
 
 
-def test_what_meets_an_f16_cache_may_stay_in_float32(tmp_path: Path) -> None:
+def test_factor_of_an_f16_cache_may_stay_in_float32(tmp_path: Path) -> None:
     settings = replace(EXACT, type_k="F16", type_v="F16")
     found = Recorded.of(builtin("f32", tmp_path), settings, FAR)
     assert found.accused(with_ops(WideOnCache)) == []
@@ -220,7 +220,7 @@ def test_a_wrong_cache_is_confirmed_by_patching(
     assert found.patched.confirms
 
 
-def test_of_layers_with_windows_no_cell_is_one_of_llama_cpps(recorded: Any) -> None:
+def test_layers_with_windows_have_no_cell_in_common_with_llama_cpp(recorded: Any) -> None:
     program = recorded("gemma3").program
     names = {site.name for site in places_by_site(program, wires_of(program))}
     assert not names & {"k_cache", "v_cache"}

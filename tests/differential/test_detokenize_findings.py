@@ -47,7 +47,7 @@ def test_the_text_of_a_token_that_is_too_long_is_lost_in_the_binding_alone(
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known["id"])
-def test_that_of_a_shorter_one_is_not(known: Mapping[str, Any], tmp_path: Path) -> None:
+def test_text_of_a_shorter_piece_is_complete(known: Mapping[str, Any], tmp_path: Path) -> None:
     piece = known["piece"][: known["longest"]]
     assert len(known["piece"]) > len(piece)
     assert texts_of(piece, tmp_path) == [piece, piece]

@@ -54,11 +54,13 @@ def engine_of(folder: Path, suite: str, most: int) -> str:
 
 @pytest.mark.parametrize("suite", QUESTIONS)
 @pytest.mark.parametrize("arch", ["dream", "rnd1"])
-def test_what_comes_behind_beginnings_is_asked_of_each_by_itself(
+def test_tokens_behind_beginnings_are_asked_for_one_by_one(
     arch: str, suite: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """Of a run of all of them each would have seen what is behind it, and honest engines were
-    accused; who reads the end of a prompt alone is found."""
+    """One run of all beginnings would show each what is behind it: honest engines were accused.
+
+    An engine that reads only the end of a prompt is found.
+    """
     (path,) = make_variants([arch], tmp_path)
     plan = plan_for(path, suites=(suite,))
     found = checked(replace(plan, engine=engine_of(tmp_path, suite, 512)))
@@ -69,20 +71,21 @@ def test_what_comes_behind_beginnings_is_asked_of_each_by_itself(
 
 
 @pytest.mark.parametrize("arch", ["dream", "llada-moe"])
-def test_logits_of_some_tokens_of_several_sequences_are_those_of_these_tokens(
+def test_logits_of_some_tokens_of_several_sequences_belong_to_them(
     arch: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """The graph computes those of all, and an honest run had more rows: a traceback."""
+    """The graph computes the logits of all tokens. An honest run had more rows, which was a
+    traceback."""
     (path,) = make_variants([arch], tmp_path)
     (found,) = checked(plan_for(path, engine="llama.cpp", suites=("logits",)))
     assert found.status == "agreed", found.summary
     assert "with two sequences that come later" in found.summary
 
 
-def test_logits_whose_first_row_a_graph_changes_are_asked_for_so_that_each_has_one(
+def test_logits_with_a_changed_first_row_are_asked_for_in_every_batch(
     plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
-    """llama.cpp died where none are asked for, and was said to give others where some are."""
+    """llama.cpp died if no logits were asked for. If some were, it was said to give others."""
     (path,) = make_variants(["chameleon"], tmp_path)
     (found,) = checked(plan_for(path, engine="llama.cpp", suites=("logits",)))
     assert found.status == "agreed", found.summary

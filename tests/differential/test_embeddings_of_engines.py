@@ -130,14 +130,14 @@ def test_rows_that_are_divided_by_their_length_are_told_from_wrong_ones(
         ("F32", WrongEps.name, {SMALL: "diverged"}),
     ],
 )
-def test_a_wrong_graph_behind_embeddings_is_seen_in_f32_and_where_activations_are_small(
+def test_wrong_graph_behind_embeddings_shows_in_f32_and_small_activations(
     quant: str, engine: str, found: dict[str, str], tmp_path: Path
 ) -> None:
     assert asked(made(tmp_path / "m.gguf", quant), engine) == found
 
 
 @pytest.mark.parametrize(("engine", "differs"), [(InF16, False), (WrongInF16, True)])
-def test_who_computes_in_halves_is_not_accused_on_a_model_that_is_made_in_f32(
+def test_engine_in_half_precision_is_not_accused_on_a_model_made_in_f32(
     engine: type[Reference], differs: bool, tmp_path: Path
 ) -> None:
     statuses = asked(made(tmp_path / "m.gguf", "Q8_0"), engine.name)

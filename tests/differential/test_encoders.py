@@ -184,7 +184,7 @@ def test_wrong_pooling_is_found_and_at_fault(
 
 
 @pytest.mark.parametrize("name", ["grok", "glm5-next"])
-def test_layers_without_flash_attention_are_no_refusal_where_the_graph_is_llama_cpps(
+def test_layers_without_flash_attention_are_no_refusal_on_llama_cpps_graph(
     name: str, made: MadeOf
 ) -> None:
     with Runner().open("llama.cpp", made(name), DEFAULT) as session:

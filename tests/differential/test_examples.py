@@ -125,7 +125,7 @@ def test_examples_are_short() -> None:
 
 
 @pytest.mark.parametrize("command", [["node", "engine.mjs"], [sys.executable, "engine.py"]])
-def test_what_an_example_answers_is_as_the_schema_says(command: list[str], models: Path) -> None:
+def test_answers_of_an_example_match_the_schema(command: list[str], models: Path) -> None:
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed: its answers were not held against the schema")
     schema = json.loads((Path(protocol.__file__).parents[1] / "schemas/protocol.json").read_text())

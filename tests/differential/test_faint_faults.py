@@ -1,4 +1,4 @@
-"""What whole runs of an F32 model show: its honest runs differ by less than a part in 100,000."""
+"""Faults that whole runs of an F32 model show: honest runs differ by less than 1 in 100,000."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ class LogitsOfLouder(Reference, name="a feed-forward too large by a share of 3e-
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of rows so long that the bounds of sums are far above what any order comes to."""
+    """Make a model with rows so long that bounds of sums are far above the error of any order."""
     folder = tmp_path_factory.mktemp("wide")
     return written(folder, quant="F32", n_layer=2, n_embd=512, n_ff=1024, seed=3)
 

@@ -1,6 +1,6 @@
-"""What a user is told of files that are not a llama: a table of files and commands.
+"""Messages about files that are not a llama: a table of files and commands.
 
-Of models each command that takes long stands here for one or two; the rest is test_any_arch's.
+Each command that takes long stands here for one or two models; test_any_arch has the rest.
 """
 
 from collections.abc import Callable

@@ -41,7 +41,7 @@ def model_of(arch: str, folder: Path, **sizes: int) -> Path:
 
 
 def values_in(model: Path, layers: range) -> dict[str, list[NDArray[Any]]]:
-    """Of every node that is named after one of these layers, in the order of the graph."""
+    """Return the values of the nodes named after one of these layers, in the graph's order."""
     found: dict[str, list[NDArray[Any]]] = {}
 
     def keep(node: Node) -> None:
@@ -78,7 +78,7 @@ def test_llama_cpp_computes_the_same_in_each_layer_that_is_left(
 
 
 def test_a_layer_that_is_another_one_in_a_shorter_model_is_refused(tmp_path: Path) -> None:
-    """Of 46 layers llama.cpp takes a gemma2 for the largest one, and scales scores otherwise."""
+    """llama.cpp takes a gemma2 with 46 layers for the largest one, and scales scores otherwise."""
     model, output = model_of("gemma2", tmp_path, n_layer=46), tmp_path / "first.gguf"
     output.write_bytes(b"of before")
     with pytest.raises(Unsupported, match="layer 0 is another one in a model of 2 layers"):
@@ -101,7 +101,7 @@ def test_keys_that_say_something_else_of_a_layer_are_seen(
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_what_is_no_shorter_model_is_refused(n: int, tmp_path: Path) -> None:
+def test_number_of_layers_that_is_not_smaller_is_refused(n: int, tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="has 2 layers: take fewer"):
         write_first_layers(model_of("qwen3", tmp_path, n_layer=2), n, tmp_path / "first.gguf")
 
@@ -114,7 +114,7 @@ def test_a_tensor_that_the_first_layers_do_not_ask_for_is_left_out(tmp_path: Pat
         assert "rope_freqs.weight" in set(whole.tensors) - set(first.tensors)
 
 
-def test_where_so_few_layers_are_no_model_it_is_said_how_many_are(tmp_path: Path) -> None:
+def test_refusal_of_too_few_layers_says_how_many_are_enough(tmp_path: Path) -> None:
     """llama.cpp aborts at a hybrid whose first layers have states alone."""
     model = model_of("lfm2", tmp_path, n_layer=4)
     with pytest.raises(Unsupported, match=r"first.gguf: .*; --layers 2 has one of each kind$"):
@@ -138,7 +138,7 @@ def test_where_so_few_layers_are_no_model_it_is_said_how_many_are(tmp_path: Path
         ),
     ],
 )
-def test_what_has_no_layers_is_refused_with_the_reason(
+def test_model_without_layers_is_refused_with_the_reason(
     keys: dict[str, Typed], says: str, tmp_path: Path
 ) -> None:
     arch: dict[str, Typed] = {"general.architecture": ("STR", "llama")}
@@ -178,7 +178,7 @@ def test_a_hidden_file_of_the_same_name_is_left(n: int, tmp_path: Path) -> None:
     assert (tmp_path / "first.gguf").exists() is (n == 1)
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+def test_output_that_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     model, pipe = model_of("qwen3", tmp_path, n_layer=2), tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="a pipe; expected a regular file"):

@@ -44,6 +44,6 @@ def test_most_files_reach_the_loader_and_some_are_refused_late(tmp_path: Path) -
     assert result.code == 0, [v.summary for v in result.verdicts if v.status != "agreed"]
 
 
-def test_who_makes_the_models_is_the_oracle() -> None:
+def test_oracle_that_does_not_make_the_models_is_refused() -> None:
     with pytest.raises(BadInput, match=r"made by llama\.cpp"):
         GgufFuzzer().check(FuzzPlan(targets=("models",), oracle="reference"))

@@ -71,7 +71,7 @@ Record = Callable[..., Recorded]
 
 @pytest.fixture(scope="module")
 def recorded(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Of a variant, in two ubatches a prompt where llama.cpp can; each once."""
+    """Record each variant once, in two ubatches a prompt if llama.cpp can."""
     folder = tmp_path_factory.mktemp("variants")
     known: dict[Any, Recorded] = {}
 
@@ -155,9 +155,7 @@ def test_a_graph_is_the_same_without_the_values_that_it_computes(
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_what_a_recording_passes_over_is_computed_when_its_values_are_asked_for(
-    name: str, recorded: Record
-) -> None:
+def test_nodes_that_a_recording_skips_are_computed_on_demand(name: str, recorded: Record) -> None:
     """A context may use the same graph again."""
     made = recorded(name)
     kept: list[NDArray[Any]] = []
@@ -266,7 +264,7 @@ def test_a_decoder_reads_what_our_encoder_computed(recorded: Record) -> None:
 # --- what cannot be computed ------------------------------------------------------------------
 
 
-def test_what_reads_a_node_without_a_meaning_is_not_computed_and_the_cause_is_named(
+def test_nodes_behind_one_without_a_meaning_are_unknown_and_name_the_cause(
     recorded: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = recorded("qwen3moe")

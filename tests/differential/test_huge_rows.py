@@ -23,7 +23,7 @@ HUGE = np.float32(2.0**18)  # then the last bit of the first token's numbers is 
 
 
 def with_huge_row(path: Path) -> None:
-    """Of the first token, in the table of embeddings."""
+    """Multiply the first token's row in the table of embeddings."""
     token = BATCHES[0].tokens[0]
     with GgufFile.open(path) as file:
         start = file.data_offset + file.tensors[TABLE].offset
@@ -54,7 +54,9 @@ class LeftOut(Honest):
 
 
 @pytest.mark.parametrize("share", [1.0, 0.01, 0.001])
-def test_what_is_left_out_of_the_other_rows_is_found(share: float, huge_row: Recorded) -> None:
+def test_sum_that_leaves_out_part_of_the_other_rows_is_found(
+    share: float, huge_row: Recorded
+) -> None:
     found = huge_row.accused(huge_row.run(LeftOut(share=share)), LAYERS)
     assert [(str(f.site), f.layer) for f in found] == [("l_out-1", 1)]
 

@@ -53,7 +53,7 @@ class EpsInTheCode(Reference, name="test:eps-of-heads-in-the-code"):
     ops = HeadsBySameEps
 
 
-def test_an_engine_whose_norms_of_heads_have_an_eps_of_their_own_is_not_accused(
+def test_engine_with_an_eps_of_its_own_for_head_norms_is_not_accused(
     tmp_path: Path,
 ) -> None:
     (path,) = make_variants(["qwen3"], tmp_path, quant="Q4_1")
@@ -97,7 +97,7 @@ class EpsInTheCodeWithoutF32(Reference, name="test:eps-of-heads-in-the-code-with
     ops = WithoutF32
 
 
-def test_of_an_engine_that_does_not_read_f32_no_stored_weights_are_blamed_for_what_may_be_the_graph(
+def test_engine_without_f32_gets_no_stored_weights_blamed_for_its_graph(
     tmp_path: Path,
 ) -> None:
     (path,) = make_variants(["qwen3"], tmp_path, quant="Q4_1")

@@ -1,4 +1,4 @@
-"""What is judged in a fork, beside other suites, is judged as it is alone."""
+"""Suites that a fork judges beside other suites: the verdicts are those of a suite alone."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -63,10 +63,11 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @pytest.mark.parametrize(("engine", "suite"), SUITES)
-def test_of_a_large_model_the_same_is_said(
+def test_verdicts_on_a_large_model_are_the_same_in_a_fork(
     model: Path, engine: str, suite: type[Suite], request: pytest.FixtureRequest
 ) -> None:
-    """But for how errors pile up where nothing is wrong, which would take a run more."""
+    """The verdicts lack only how errors pile up where nothing is wrong, which would take another
+    run."""
     alone = verdicts(model, engine, suite)
     given = request.getfixturevalue("large")
     assert verdicts(model, engine, suite) == [without_errors(verdict) for verdict in alone]
@@ -77,7 +78,7 @@ def test_of_a_large_model_the_same_is_said(
 
 
 @pytest.mark.parametrize("suite", [TraceSuite, Products])
-def test_what_is_wrong_is_found_without_the_fork_which_cannot_ask(
+def test_fault_is_found_without_the_fork_which_cannot_ask(
     model: Path, suite: type[Suite], request: pytest.FixtureRequest
 ) -> None:
     alone = verdicts(model, "mutant:q8-0-unsigned", suite)
@@ -98,7 +99,7 @@ class ShowsNothing(Reference, name="test:fails-where-tensors-are-asked-for"):
 
 
 @pytest.mark.parametrize("suite", [TraceSuite, Products])
-def test_who_fails_is_asked_once_and_the_same_is_said(
+def test_engine_that_fails_is_asked_once_with_the_same_verdicts(
     model: Path, suite: type[Suite], request: pytest.FixtureRequest
 ) -> None:
     engine, said = "test:fails-where-tensors-are-asked-for", []
@@ -121,7 +122,7 @@ def test_embeddings_which_end_what_they_began_end_nothing_else(
 
 
 @pytest.mark.parametrize(("engine", "suite"), SUITES)
-def test_what_is_not_waited_for_ends(
+def test_fork_that_nobody_waits_for_ends(
     model: Path, engine: str, suite: type[Suite], large: list[object]
 ) -> None:
     with open_both(plan_for(model, oracle="llama.cpp", engine=engine)) as both:

@@ -48,7 +48,7 @@ def test_cache_in_f16_is_named_where_the_engine_says_f32(tmp_path: Path) -> None
     assert "keys and values in F16" in text
 
 
-def test_who_says_so_conforms(tmp_path: Path) -> None:
+def test_engine_that_declares_its_f16_cache_conforms(tmp_path: Path) -> None:
     assert said(tmp_path, CACHE, SAID)[0] == 0
 
 
@@ -64,7 +64,7 @@ def test_who_says_so_conforms(tmp_path: Path) -> None:
     ],
     ids=["the last norm", "the sine", "the gate"],
 )
-def test_what_is_rounded_elsewhere_is_not_taken_for_it(
+def test_rounding_elsewhere_is_not_taken_for_an_f16_cache(
     change: tuple[str, str], tmp_path: Path
 ) -> None:
     code, text = said(tmp_path, change)

@@ -25,7 +25,7 @@ Decoded = Callable[[str, Known], Outcome]
 
 @pytest.fixture(scope="module")
 def decoded() -> Iterator[Decoded]:
-    """What an engine makes of a known block; each engine is started once."""
+    """Yield a function that decodes a known block by an engine; each engine is started once."""
     with ExitStack() as stack:
         sessions: dict[str, Session] = {}
 
@@ -39,7 +39,7 @@ def decoded() -> Iterator[Decoded]:
 
 
 @pytest.mark.parametrize("known", known_divergences(), ids=lambda known: known.id)
-def test_what_is_known_to_differ_still_does(known: Known, decoded: Decoded) -> None:
+def test_known_divergence_still_differs(known: Known, decoded: Decoded) -> None:
     if known.symptom == "nan-sign" and machine() not in ("x86_64", "AMD64"):
         pytest.skip(f"which sign a NaN has was seen on x86-64; not compared on {machine()}")
     over = f"{known.component} no longer differs: take {known.id} out of harness/known"

@@ -1,4 +1,4 @@
-"""What is known of other GGUF parsers is still true, and a short fuzzing run finds no more."""
+"""Known facts about other GGUF parsers are still true, and a short fuzzing run finds no more."""
 
 import json
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def ask(session: Session, raw: bytes, way: str) -> Parsed:
 
 
 @pytest.mark.parametrize(("known", "way"), CASES, ids=[f"{known.id}-{way}" for known, way in CASES])
-def test_what_is_known_is_still_true(
+def test_known_finding_is_still_true(
     known: KnownFile, way: str, sessions: dict[str, Session]
 ) -> None:
     ours = ask(sessions["reference"], known.raw, "buffer")
@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_tells_what_is_known_only_once(tmp_path: Path) -> Non
     assert sorted(first + rest) == sorted(whole)
 
 
-def test_who_is_not_to_be_asked_is_not(tmp_path: Path) -> None:
+def test_witness_that_is_switched_off_is_not_asked(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("valid",), cases=50, oracle="reference", witness=False)
     result = run_campaign("gguf", plan, tmp_path, [])
     assert [v.detail["stages"] for v in result.verdicts] == [{}]
@@ -129,7 +129,7 @@ def test_a_finding_can_be_shown_again_from_its_command(tmp_path: Path) -> None:
     ("ending", "peak", "symptom"),
     [("hung", 1 << 29, "hangs"), ("memory", 1 << 30, "hangs"), ("other", 1 << 29, "memory")],
 )
-def test_who_takes_ever_more_is_known_by_whichever_limit_it_meets_first(
+def test_parser_that_hangs_is_known_by_whichever_limit_it_meets_first(
     ending: str, peak: int, symptom: str, sessions: dict[str, Session]
 ) -> None:
     (known,) = (known for known in KNOWN if known.id == "gguf-py-hangs")

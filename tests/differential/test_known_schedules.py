@@ -39,9 +39,7 @@ def judge_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeOf]:
 
 
 @pytest.mark.parametrize(("known", "kind"), ROWS, ids=lambda value: getattr(value, "id", value))
-def test_what_is_known_to_differ_still_does(
-    known: KnownSchedule, kind: str, judge_of: JudgeOf
-) -> None:
+def test_known_schedule_still_differs(known: KnownSchedule, kind: str, judge_of: JudgeOf) -> None:
     try:
         judge = judge_of(known.component, kind)
     except NotBuilt as error:

@@ -1,4 +1,4 @@
-"""What is said of segments that agree: how far off they may be, and what would have shown."""
+"""Limits of segments that agree: how far off they may be, and what would have shown."""
 
 import numpy as np
 import pytest
@@ -38,8 +38,8 @@ def judged(
     [("attn_norm-1", True), ("kqv_out-0", True), ("ffn_out-1", False), ("l_out-0", True)],
 )
 def test_a_scale_that_is_said_to_show_is_found(site: str, hidden: bool, qwen3: Recorded) -> None:
-    """Of a segment that agreed by its last op's bound alone a hundredth of that was said, and an
-    engine that is so far off agrees."""
+    """The bound of the last op alone promised to see a hundredth, and an engine that far off
+    agreed."""
     sees = [judged(qwen3, Honest(), limits=limits)[site].sees for limits in (True, False)]
     found = [
         judged(qwen3, Honest(), limits=False, site=site, factor=1 + 1.01 * each)[site].mismatch

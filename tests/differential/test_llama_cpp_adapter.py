@@ -144,7 +144,7 @@ def test_all_sites_of_the_model_are_shown_and_no_other(session: Session) -> None
 
 
 def sizes(values: dict[Site, Array], step: int) -> dict[str, int]:
-    """What the words in SITES mean for a model, from sites that do not depend on each other."""
+    """Return the meaning of the words in SITES for a model, from sites that are independent."""
 
     def shape(name: str) -> tuple[int, ...]:
         return values[Site(step=step, layer=0, name=name)].shape
@@ -191,7 +191,7 @@ def test_the_cache_holds_what_was_stored_so_far(session: Session) -> None:
                 assert np.array_equal(held, expected), (cache, layer, step)
 
 
-def test_attention_is_a_distribution_over_earlier_cells_of_the_same_sequence(
+def test_attention_is_a_distribution_over_earlier_cells_of_its_sequence(
     session: Session,
 ) -> None:
     values = shown(session)
@@ -257,7 +257,7 @@ def test_replacing_any_site_of_the_first_layer_changes_what_follows(session: Ses
             assert not np.array_equal(plain.logits[0], changed.logits[0]), site
 
 
-def test_what_is_recorded_is_what_was_computed_before_the_replacement(session: Session) -> None:
+def test_record_has_the_value_computed_before_the_replacement(session: Session) -> None:
     values = shown(session)
     for name in ("Qcur", "ffn_inp", "l_out"):
         site = Site(step=0, layer=0, name=name)
@@ -343,7 +343,7 @@ REFUSED: dict[str, tuple[Request, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_done_is_rejected_with_the_reason(stories: Session, name: str) -> None:
+def test_impossible_request_is_rejected_with_the_reason(stories: Session, name: str) -> None:
     request, reason = REFUSED[name]
     outcome = stories.ask("evaluate", request)
     assert isinstance(outcome, Rejected), outcome

@@ -73,7 +73,7 @@ def test_a_model_without_logits_has_no_next_token(tmp_path: Path) -> None:
             assert "the model (bert) has no logits" in outcome.message
 
 
-def test_an_architecture_that_llama_cpp_does_not_know_is_no_refusal_of_the_file(
+def test_architecture_unknown_to_llama_cpp_is_no_refusal_of_the_file(
     tmp_path: Path,
 ) -> None:
     """Else an older version, held against one that knows it, would be a divergence."""

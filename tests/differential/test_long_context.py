@@ -107,9 +107,7 @@ def test_right_engines_agree_with_a_short_original_context(
     )
 
 
-def test_who_takes_the_factors_of_short_contexts_for_long_ones_is_seen(
-    phi3: Path, says: Says
-) -> None:
+def test_engine_with_short_factors_in_long_contexts_is_found(phi3: Path, says: Says) -> None:
     engine = "mutant:rope-short-factors-alone"
     others = says(phi3, "logits", "decode", "trace", engine=engine)
     found = says(phi3, "long-context", engine=engine)
@@ -125,10 +123,11 @@ class Within(Step):
         return super().attend(*args, window=self.window)
 
 
-def test_a_window_that_llama_cpp_leaves_out_accuses_nobody_who_has_it(
+def test_window_that_llama_cpp_leaves_out_accuses_no_engine_that_has_it(
     phi3: Path, tmp_path: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Phi-3's published code has it. What llama.cpp makes something of is asked all the same."""
+    """Phi-3's published code has that window. A window that llama.cpp uses is asked about all the
+    same."""
     model = tmp_path / "model.gguf"
     windowed(phi3, 2, model, 2047)
     right = Phi3.forward
@@ -144,11 +143,13 @@ def test_a_window_that_llama_cpp_leaves_out_accuses_nobody_who_has_it(
     assert "a window" not in found[0].summary
 
 
-def test_an_engine_that_chooses_factors_by_the_text_and_not_by_the_context_is_right(
+def test_engine_that_chooses_factors_by_the_text_agrees(
     phi3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As transformers does; llama.cpp chooses by how many tokens a context could hold, so that a
-    short text is given the long ones in a large context (its issue 24823)."""
+    """Transformers does so. llama.cpp chooses by the tokens that a context could hold.
+
+    So it uses the long factors for a short text in a large context (its issue 24823).
+    """
 
     def by_the_text(self: Phi3, step: Any) -> Any:
         self.n_ctx = int(step.batch.positions.max()) + 1
@@ -160,7 +161,7 @@ def test_an_engine_that_chooses_factors_by_the_text_and_not_by_the_context_is_ri
     assert {v.status for v in found} == {"agreed"}
 
 
-def test_answers_that_agree_do_so_though_the_oracle_dies_of_a_further_question(
+def test_answers_agree_though_the_oracle_dies_of_a_further_question(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_: Any) -> str:
@@ -185,10 +186,13 @@ def test_a_window_that_ends_elsewhere_is_seen_and_its_place_named(
     assert found[0].summary.endswith(f": {places}")
 
 
-def test_who_does_not_read_the_number_may_have_it_in_its_code_and_that_is_said(
+def test_report_says_window_may_be_hard_coded(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the model as it is such an engine is right, and one that knows no window is not."""
+    """An engine with the number in its code is right on the model as it is.
+
+    One that knows no window is not.
+    """
     right_way, text = Gemma3.window, "it does not know it, or has the number in its code"
     (other,) = says(gemma3, "long-context", engine="mutant:window-one-more")
     monkeypatch.setattr(Gemma3, "window", lambda graph, il: right_way(graph, il) and LONG)
@@ -200,7 +204,7 @@ def test_who_does_not_read_the_number_may_have_it_in_its_code_and_that_is_said(
 def test_a_last_layer_that_sees_all_is_seen(
     gemma3: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As gemma4's does; of six layers of gemma3 it would be right by chance."""
+    """Gemma4's last layer does so; with six layers of gemma3 it would be right by chance."""
     right_way = Gemma3.window
 
     def window(graph: Gemma3, layer: int) -> int:
@@ -241,7 +245,7 @@ def verdicts_with(
         return says(path, "long-context", levels=levels, engine=engine)
 
 
-def test_where_the_window_is_within_what_is_asked_the_logits_say_it(
+def test_long_context_does_not_apply_if_the_usual_run_has_the_window(
     tmp_path: Path, says: Says
 ) -> None:
     model = model_of("gemma3", tmp_path, n_layer=2)
@@ -262,11 +266,13 @@ def test_a_window_within_longer_runs_is_asked_about_as_well(
 
 
 @pytest.mark.parametrize("engine", ["reference", "mutant:mask-hidden-as-zero"])
-def test_of_a_window_that_llama_cpp_makes_nothing_of_nothing_is_said(
+def test_window_that_llama_cpp_ignores_is_not_applicable(
     engine: str, tmp_path: Path, says: Says
 ) -> None:
-    """Neither that it was compared, nor that an engine is wrong that has one: llama.cpp has
-    switched off those of phi3, and of smallthinker takes 4096 for any number."""
+    """The report says neither that the window was compared, nor that an engine with one is wrong.
+
+    llama.cpp has switched off the windows of phi3, and takes 4096 for any number of smallthinker.
+    """
     model = tmp_path / "windowed.gguf"
     windowed(model_of("phi3", tmp_path, n_layer=2), 2, model, LONG)
     found = says(model, "long-context", engine=engine)
@@ -278,7 +284,7 @@ def test_of_a_window_that_llama_cpp_makes_nothing_of_nothing_is_said(
 def test_a_model_without_logits_is_asked_for_embeddings(
     engine: str, tmp_path: Path, says: Says
 ) -> None:
-    """Of llama.cpp alone: no engine of ours has a symmetric window."""
+    """Only llama.cpp is asked: no engine of ours has a symmetric window."""
     model = tmp_path / "windowed.gguf"
     windowed(model_of("modern-bert", tmp_path, n_layer=3), 3, model, LONG)
     found = says(model, "long-context", engine=engine)
@@ -286,7 +292,7 @@ def test_a_model_without_logits_is_asked_for_embeddings(
     assert "of the largest embedding" in found[0].summary
 
 
-def test_what_a_file_does_not_say_of_its_window_is_known(tmp_path: Path, says: Says) -> None:
+def test_window_missing_from_the_file_is_known(tmp_path: Path, says: Says) -> None:
     """The first files of gemma2 have no such key, and llama.cpp takes 4096."""
     whole, model = model_of("gemma2", tmp_path, n_layer=2), tmp_path / "unsaid.gguf"
     with open_model(whole) as file:
@@ -299,7 +305,7 @@ def test_what_a_file_does_not_say_of_its_window_is_known(tmp_path: Path, says: S
 
 
 def test_attention_that_is_scaled_far_behind_is_asked_about(tmp_path: Path, says: Says) -> None:
-    """As of Mistral Large 3, which has the graph of deepseek2."""
+    """Mistral Large 3 has such attention, and the graph of deepseek2."""
     model = tmp_path / "scaled.gguf"
     keys = {
         "deepseek2.attention.temperature_length": ("U32", 8192),
@@ -327,7 +333,7 @@ def test_layers_that_are_others_in_a_shorter_model_are_not_asked(
 @pytest.mark.parametrize(
     ("takes", "status"), [("F16", "agreed"), ("whole vocabulary", "agreed"), ("", "not-applicable")]
 )
-def test_who_does_not_take_the_model_is_given_another_and_accused_of_nothing(
+def test_engine_that_refuses_the_model_gets_another_one(
     takes: str, status: str, gemma3_in_f16: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right_way = long_context.SliceAsker.open

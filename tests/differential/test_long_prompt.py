@@ -37,7 +37,7 @@ class TableTooShort(Reference, name="long prompt: positions beyond a table are i
 
 
 class LeftOver(Mirror):
-    """As many rows for each thread, and none does the rest."""
+    """Engine whose threads get equally many rows, and none does the rest."""
 
     def linear(self, x: Any, weight: Any) -> Any:
         out = super().linear(x, weight)
@@ -107,7 +107,7 @@ def test_positions_beyond_a_table_are_seen_and_how_long_a_prompt_may_be(
     assert found[0].summary.endswith(f"one of {ROWS} is right, and one of {ROWS + 1} is not")
 
 
-def test_a_prompt_that_is_right_is_not_called_wrong_where_what_is_behind_it_is(
+def test_right_prompt_is_not_called_wrong_for_the_tokens_behind_it(
     model: Path, says: Callable[..., list[Verdict]]
 ) -> None:
     found = says(model, SUITE, engine=KeepsTooFew.name)
@@ -141,7 +141,7 @@ class FailsInSteps(FailsBehind, name="long prompt: the first token behind one of
         ),
     ],
 )
-def test_who_raises_at_a_long_prompt_is_told_what_it_raised_and_what_it_answers(
+def test_crash_on_a_long_prompt_names_the_error_and_the_longest_answer(
     engine: str, words: str, model: Path, says: Callable[..., list[Verdict]]
 ) -> None:
     (found,) = says(model, SUITE, engine=engine)
@@ -152,7 +152,7 @@ def test_who_raises_at_a_long_prompt_is_told_what_it_raised_and_what_it_answers(
 
 
 @pytest.mark.parametrize(("foretold", "status"), [(1.0, "timed-out"), (100.0, "not-applicable")])
-def test_who_hangs_of_a_long_prompt_is_not_taken_for_slow(
+def test_engine_that_hangs_on_a_long_prompt_is_not_taken_for_slow(
     foretold: float,
     status: str,
     model: Path,
@@ -186,10 +186,10 @@ def test_a_bisection_finds_the_place_in_the_shortest_wrong_prompt(
     assert places == {"Qcur_rope-0", "Kcur_rope-0", "Qcur_rope-1", "Kcur_rope-1"}
 
 
-def test_rows_that_threads_leave_over_are_seen_and_said_to_be_no_matter_of_length(
+def test_rows_that_threads_leave_over_are_found_at_any_length(
     model: Path, plan_for: Callable[..., Plan], says: Callable[..., list[Verdict]]
 ) -> None:
-    """With one thread, as in all else that `exact` asks, there is no rest."""
+    """There is no rest with one thread, which is what `exact` uses in all other runs."""
     others = says(model, "logits", "decode", engine=RowsLeftOver.name)
     found = says(model, SUITE, engine=RowsLeftOver.name)
     assert {v.status for v in others} == {"agreed"}
@@ -198,7 +198,7 @@ def test_rows_that_threads_leave_over_are_seen_and_said_to_be_no_matter_of_lengt
     assert words in found[0].summary
 
 
-def test_who_takes_no_such_prompt_is_accused_of_nothing(
+def test_engine_that_takes_no_long_prompt_is_not_applicable(
     model: Path, says: Callable[..., list[Verdict]]
 ) -> None:
     found = says(model, SUITE, engine=FewAtOnce.name)
@@ -206,10 +206,10 @@ def test_who_takes_no_such_prompt_is_accused_of_nothing(
     assert f"no more than {ROWS} tokens at once" in found[0].summary
 
 
-def test_who_chooses_the_factors_of_long_contexts_by_the_text_is_right(
+def test_engine_that_chooses_factors_by_the_text_agrees(
     tmp_path: Path, says: Callable[..., list[Verdict]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an original context between the prompt and twice as much."""
+    """The original context lies between the prompt and twice as much."""
 
     def by_the_text(self: Phi3, step: Any) -> Any:
         self.n_ctx = int(step.batch.positions.max()) + 1
@@ -265,7 +265,7 @@ class DiesInSearch(Reference, name="long prompt: wrong, and dies of shorter ones
         return super().evaluate(request)
 
 
-def test_a_difference_is_one_though_the_engine_dies_where_its_beginning_is_looked_for(
+def test_difference_stays_one_though_the_engine_dies_in_the_search(
     model: Path, says: Callable[..., list[Verdict]]
 ) -> None:
     (found,) = says(model, SUITE, engine=DiesInSearch.name)

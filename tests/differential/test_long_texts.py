@@ -21,10 +21,10 @@ def phi3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "phi3.gguf"
 
 
-def test_what_multiplies_rotated_elements_follows_from_the_lengths_of_both_contexts(
+def test_factor_of_rotated_elements_follows_from_both_context_lengths(
     phi3: Path,
 ) -> None:
-    """An engine may compute it, or read it."""
+    """An engine may compute the factor, or read it."""
     with open_model(phi3) as file:
         found = next(each for each in only_in_long(file) if each.of_cells)
     keys = {key.removeprefix("phi3."): value[1] for key, value in found.short.items()}

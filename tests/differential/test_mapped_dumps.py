@@ -35,7 +35,7 @@ def test_names_and_rows_of_transformers_are_translated(
 def test_rows_in_the_order_of_the_file_are_a_difference_at_q_and_k(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """What the map exists to catch: the rows are looked at, and no other site is accused."""
+    """The map exists to catch this: rows are looked at, and no other site is accused."""
     folder = renamed(written, tmp_path / "d", lambda t: as_transformers(t, permuted=False))
     found = checked(model, f"dump:{folder}#map=transformers", "trace", **LLAMA_CPP)
     wrong = {v.detail["site"] for v in found if v.status == "diverged"}

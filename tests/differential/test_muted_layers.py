@@ -1,4 +1,4 @@
-"""Where there is no model of one layer, it is asked at its place, the others muted."""
+"""Layers asked at their place, with the others muted, if there is no model of one layer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -64,7 +64,7 @@ def test_muted_layers_add_nothing(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", [name for name in ADD_OTHERWISE if name != "refact"])
-def test_of_those_left_out_they_do(arch: str, tmp_path: Path) -> None:
+def test_layers_left_out_change_the_logits(arch: str, tmp_path: Path) -> None:
     asker = asker_for(arch, tmp_path)
     assert not np.array_equal(logits_of(asker, same), logits_of(asker, larger))
 
@@ -106,7 +106,7 @@ def times_larger(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
     raw.view(np.float32)[:] *= np.float32(1.25)
 
 
-def test_what_multiplies_the_residual_is_of_its_layer_and_not_of_what_is_outside(
+def test_factor_of_the_residual_is_named_in_its_layer(
     tmp_path: Path,
 ) -> None:
     (path,) = make_variants(["gemma4"], tmp_path, quant="Q8_0")
@@ -116,7 +116,7 @@ def test_what_multiplies_the_residual_is_of_its_layer_and_not_of_what_is_outside
     assert list(faults(found)) == [0]
 
 
-def test_what_is_outside_the_layers_is_asked_of_as_few_as_llama_cpp_loads(tmp_path: Path) -> None:
+def test_part_outside_the_layers_is_asked_on_as_few_as_llama_cpp_loads(tmp_path: Path) -> None:
     """A model of any size is written otherwise."""
     path = tmp_path / "lfm2.gguf"
     with open_for_variants() as session:

@@ -94,7 +94,7 @@ def test_llama_cpps_own_cases_are_those_of_the_original(original: Original) -> N
 
 
 @pytest.mark.parametrize("name", [name for name in SAME if name not in LARGE])
-def test_where_no_difference_is_known_none_is_found(name: str, shared: Path) -> None:
+def test_tokenizer_without_known_differences_agrees(name: str, shared: Path) -> None:
     needs(LIBRARY[name])
     path = vocabulary_or_skip(name, shared)
     plan = FuzzPlan(targets=(str(path),), oracle=LIBRARY[name], cases=400, seed=6)
@@ -103,7 +103,7 @@ def test_where_no_difference_is_known_none_is_found(name: str, shared: Path) -> 
     assert verdict.detail["texts"] == 400
 
 
-def test_where_a_difference_is_known_the_fuzzer_finds_one(shared: Path) -> None:
+def test_tokenizer_with_a_known_difference_diverges(shared: Path) -> None:
     needs(LIBRARY["qwen2"])
     path = vocabulary_or_skip("qwen2", shared)
     plan = FuzzPlan(targets=(str(path),), oracle=LIBRARY["qwen2"], cases=400, seed=6)

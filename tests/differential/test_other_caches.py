@@ -59,7 +59,7 @@ def test_a_server_with_a_cache_of_f32_is_not_accused(keys_matter: Path) -> None:
 
 
 @pytest.mark.parametrize("factor", [0.99, 1.01])
-def test_one_whose_scores_are_off_by_a_hundredth_is(keys_matter: Path, factor: float) -> None:
+def test_engine_with_scores_off_by_a_hundredth_diverges(keys_matter: Path, factor: float) -> None:
     wrong = with_times(keys_matter, "attn_q", factor)
     with serving(wrong) as address:
         found = asked(keys_matter, address, DEFAULT)

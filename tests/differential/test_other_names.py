@@ -1,4 +1,4 @@
-"""Of a tensor that is shown under another node's name it is said which one it is."""
+"""A tensor that is shown under another node's name: the verdict says which node it is."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +35,7 @@ def test_the_nearest_is_named_if_it_is_much_nearer_than_what_it_is_called() -> N
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_one_number_everywhere_is_nobodys_tensor(value: float) -> None:
-    """Of an engine that shows zeros, beside what is zero in llama.cpp as a bias of zeros makes it;
-    or one number."""
+    """Zeros, beside what is zero in llama.cpp by a bias of zeros, or one number everywhere."""
     shown = np.full(8, value, np.float32)
     assert other_name(shown, A, {A: RIGHT, B: shown.copy()}, NAMES) == ""
     assert other_name(shown[:1], A, {A: RIGHT[1:2] * 3, B: shown[:1]}, NAMES) == ""

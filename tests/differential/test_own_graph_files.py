@@ -55,7 +55,7 @@ def rewritten(path: Path, to: Path, without: str = "", **keys: tuple[str, int]) 
 def test_a_rank_of_queries_that_the_file_does_not_use_means_nothing(
     one_matrix: Path, tmp_path: Path
 ) -> None:
-    """As llama.cpp reads models of 27 layers, whatever rank they state."""
+    """llama.cpp reads models of 27 layers so, whatever rank they state."""
     said = rewritten(one_matrix, tmp_path / "said.gguf", attention__q_lora_rank=("U32", 32))
     assert np.array_equal(logits_of(said), logits_of(one_matrix))
 
@@ -64,10 +64,10 @@ def test_a_rank_of_queries_that_the_file_does_not_use_means_nothing(
     "name",
     ["blk.0.attn_q.weight", "blk.0.ffn_up.weight", "blk.1.ffn_gate_inp.weight"],
 )
-def test_a_layer_that_lacks_what_its_kind_wants_is_refused_when_the_file_is_opened(
+def test_layer_that_lacks_a_tensor_of_its_kind_is_refused_at_opening(
     name: str, one_matrix: Path, tmp_path: Path
 ) -> None:
-    """And not in the middle of a run."""
+    """It is not refused in the middle of a run."""
     broken = rewritten(one_matrix, tmp_path / "broken.gguf", without=name)
     assert f"tensor {name!r} is missing" in facts_of_model(broken).not_ours
     assert facts_of_model(one_matrix).not_ours == ""

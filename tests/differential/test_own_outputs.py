@@ -1,5 +1,7 @@
-"""What a Python class answers is held against the end of the graph, and what it shows of several
-sequences against the parts that llama.cpp makes of them."""
+"""Outputs of a Python class against the end of the graph, and its tensors of several sequences.
+
+llama.cpp cuts those into parts, which the class's tensors are held against.
+"""
 
 import pickle
 from collections.abc import Callable
@@ -130,7 +132,7 @@ def test_logits_that_a_model_does_not_have_are_missed_of_nobody(tmp_path: Path) 
     assert {verdict.status for verdict in said} == {"agreed"}
 
 
-def test_a_state_that_sequences_share_is_found_in_a_layer_and_at_their_tokens(
+def test_state_that_sequences_share_is_found_in_a_layer_and_at_tokens(
     tmp_path: Path,
 ) -> None:
     """llama.cpp takes such batches apart: the look-up of the tokens had been accused."""
@@ -142,11 +144,10 @@ def test_a_state_that_sequences_share_is_found_in_a_layer_and_at_their_tokens(
     assert "embd" not in {each.site.name for each in found.culprits}
 
 
-def test_who_does_not_look_at_what_is_put_in_is_not_accused_of_going_on_without(
+def test_engine_that_ignores_replaced_values_is_not_accused_behind_them(
     tmp_path: Path,
 ) -> None:
-    """README shows a class that knows of no such values: its norms had been found wrong behind
-    them."""
+    """README shows a class that ignores replaced values: its norms were found wrong behind them."""
     model = builtin_model("f32", tmp_path)
     ignores = engine(tmp_path, "attn_norm", "l_out", more=", replace={}")
     found = bisected(model, ignores)
@@ -183,7 +184,7 @@ def test_whoever_looks_at_what_is_put_in_is_held_to_it(look: Callable[[object], 
 
 
 def test_a_dump_of_embeddings_is_compared_and_its_wrong_end_found(tmp_path: Path) -> None:
-    """What `lockstep trace` writes of such a model was no dump: it has no logits."""
+    """`lockstep trace` wrote no valid dump of such a model: it has no logits."""
     model, right = made(tmp_path, "bert"), tmp_path / "right"
     plan = Plan(
         case=model.name,
@@ -213,7 +214,7 @@ def test_a_dump_of_embeddings_is_compared_and_its_wrong_end_found(tmp_path: Path
 
 
 def taking_turns(*tokens: int) -> Batch:
-    """Of two sequences, the first of which has one token more."""
+    """Return a batch of two sequences, the first of which has one token more."""
     sequences = np.array([0, 1, 0, 1, 0], np.int32)
     positions = np.array([0, 0, 1, 1, 2], np.int32)
     outputs = np.array([True, False, True, True, True])
@@ -251,7 +252,7 @@ def test_rows_of_a_batch_are_held_against_the_part_that_has_their_tokens(
         assert which_rows(batch, mamba.program, other, 2) == ""
 
 
-def test_rows_of_a_batch_that_is_taken_apart_are_not_the_result_of_one_graph(
+def test_rows_of_a_batch_taken_apart_are_not_the_result_of_one_graph(
     tmp_path: Path,
 ) -> None:
     batch = taking_turns(5, 42, 79, 16, 90)

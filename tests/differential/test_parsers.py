@@ -1,4 +1,4 @@
-"""How other parsers answer to many files at once: the same kinds, and no file lost to a crash."""
+"""Answers of other parsers to many files at once: the same kinds, and no file lost to a crash."""
 
 from collections.abc import Iterator
 

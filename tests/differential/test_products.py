@@ -80,7 +80,7 @@ class EpsilonOutside(Reference, name="test: epsilon outside"):
 @pytest.mark.parametrize(
     ("engine", "op"), [(ClampedBelow, "SWIGLU_OAI"), (EpsilonOutside, "RMS_NORM"), (Reference, "")]
 )
-def test_gates_and_norms_are_asked_for_numbers_that_small_models_do_not_have(
+def test_gates_and_norms_get_numbers_that_small_models_do_not_have(
     engine: type[Reference], op: str, tmp_path: Path
 ) -> None:
     model = tmp_path / "gpt-oss.gguf"
@@ -129,7 +129,7 @@ def faulty(opened: Opened, weight: str) -> Iterator[Context]:
     context.subject = right
 
 
-def test_a_scale_that_is_off_by_one_in_100_000_must_show_at_every_product_of_any_width(
+def test_scale_off_by_one_in_100_000_shows_at_every_product_of_any_width(
     opened: Opened,
 ) -> None:
     found = on_sparse_inputs(opened.context)
@@ -140,7 +140,7 @@ def test_a_scale_that_is_off_by_one_in_100_000_must_show_at_every_product_of_any
     )  # what must show, whatever was rounded
 
 
-def test_it_shows_at_each_where_a_mean_square_gate_is_blind(
+def test_fault_shows_at_each_product_which_a_mean_square_gate_misses(
     opened: Opened,
 ) -> None:
     with faulty(opened, "") as context:  # every product
@@ -156,7 +156,7 @@ def test_it_shows_at_each_where_a_mean_square_gate_is_blind(
 
 
 def mean_square_errors(context: Context) -> dict[str, float]:
-    """Of the products on the oracle's own inputs, as llama.cpp's tests measure them."""
+    """Return the errors of products on the oracle's own inputs, as llama.cpp's tests do."""
     request = Request(batches=context.batches, capture=True)
     oracle = context.ask(context.oracle, "evaluate", request).trace.values()
     request = replace(request, replace=oracle)
@@ -167,7 +167,7 @@ def mean_square_errors(context: Context) -> dict[str, float]:
 
 @LONGEST
 def test_on_full_inputs_the_order_of_a_long_sum_could_be_the_reason(opened: Opened) -> None:
-    """Why the suite exists: for such a fault it alone has an eye."""
+    """The suite exists for such a fault: no other suite sees it."""
     with faulty(opened, "attn_k") as context:
         assert exit_code(list(run_suites(context, ["trace"]))) == 0
         wrong = [v for v in run_suites(context, ["products"]) if v.status == "diverged"]

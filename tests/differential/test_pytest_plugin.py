@@ -83,11 +83,11 @@ def test_a_wrong_engine_fails_with_what_differs_and_no_traceback(
     assert "pytest_plugin.py:" not in said
 
 
-def test_it_has_a_test_of_every_suite_that_check_runs_about_the_engine() -> None:
+def test_plugin_has_a_test_of_every_suite_about_the_engine() -> None:
     assert [suite.name for suite in suites_named(()) if not suite.of_oracle_alone] == list(SUITES)
 
 
-def test_what_only_models_made_for_it_show_fails_as_check_does(
+def test_fault_that_only_made_models_show_fails_as_in_check(
     models: list[Path], tmp_path: Path
 ) -> None:
     """An eps that is a little wrong is lost in the noise of the engine's usual logits."""
@@ -113,7 +113,7 @@ def test_the_fixture_checks_what_a_test_asks_for(models: list[Path], tmp_path: P
     assert code == 0
 
 
-def test_what_an_engine_does_not_offer_is_skipped_and_nothing_else_is_no_success(
+def test_suite_that_an_engine_does_not_offer_is_skipped_without_success(
     models: list[Path], tmp_path: Path
 ) -> None:
     text = (EXAMPLES / "engine.py").read_text()

@@ -68,7 +68,7 @@ def test_whole_numbers_in_the_place_of_others_are_found_where_they_are(qwen3: Re
 def test_noise_of_a_single_op_is_not_measured_where_its_bound_is_the_limit(
     only: tuple[str, ...], runs: int, qwen3: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one op that is wrong there are runs with wider inputs alone: hundreds of engines are."""
+    """One wrong op gets runs with wider inputs alone: hundreds of engines have one."""
     right, made = SegmentJudge.run, []
 
     def run(self: SegmentJudge, way: Honest, *args: Any, **more: Any) -> Any:
@@ -80,7 +80,7 @@ def test_noise_of_a_single_op_is_not_measured_where_its_bound_is_the_limit(
     assert sum(made) == runs
 
 
-def test_where_layers_are_shown_the_layer_is_found_and_what_to_show_next(qwen3: Recorded) -> None:
+def test_engine_that_shows_layers_learns_the_layer_and_what_to_show_next(qwen3: Recorded) -> None:
     found = qwen3.accused(qwen3.run(OneOpWrong(name="ffn_up-1")), LAYERS)
     assert {str(f.site) for f in found} == {"l_out-1"}
     assert "MUL_MAT" in found[0].op
@@ -167,7 +167,7 @@ class TheWorst(Honest):
 def test_experts_that_no_scores_choose_are_found_where_they_are_shown(
     only: tuple[str, ...], experts: Recorded
 ) -> None:
-    """What comes behind is right for them."""
+    """Everything behind the experts is right for the ones chosen."""
     found = experts.accused(experts.run(TheWorst()), only)
     assert {(str(f.site), f.layer) for f in found} == {("ffn_moe_argsort-1", 1)}
 
@@ -208,7 +208,7 @@ def test_a_tensor_of_nothing_but_nan_is_found(qwen3: Recorded) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_numbers_that_come_of_none_are_found(bad: float, qwen3: Recorded) -> None:
-    """What is shown before them is NaN or infinite, and it has no finite bound."""
+    """The values shown before them are NaN or infinite, so there is no finite bound."""
     values = qwen3.run(Honest())
     place = next(p for p, w in qwen3.wires.items() if str(w.site) == "ffn_swiglu-1")
     values[place] = values[place].copy()
@@ -217,7 +217,7 @@ def test_numbers_that_come_of_none_are_found(bad: float, qwen3: Recorded) -> Non
 
 
 def in_use(recorded: Recorded, values: dict[Any, NDArray[Any]]) -> dict[Any, NDArray[Any]]:
-    """As an engine has them that knows nothing of llama.cpp's empty cells."""
+    """Return the values without empty cells, as an engine shows them that has none."""
     cells = np.cumsum([len(batch) for batch in BATCHES])
     return {
         place: value[0, :, :, : cells[place[0]]]
@@ -235,7 +235,7 @@ def test_attention_may_be_shown_over_the_cells_in_use(qwen3: Recorded) -> None:
 
 
 def test_products_of_cells_that_are_not_shown_are_found_behind_them(qwen3: Recorded) -> None:
-    """What takes their place is the same in every run of ours: else it is noise, and all agrees."""
+    """All runs of ours put the same values in their place: else it is noise, and all agrees."""
     place = next(p for p, w in qwen3.wires.items() if str(w.site) == "kq-1")
     wrong = qwen3.run(Honest())[place].copy()
     wrong[..., 1:] *= 1.5
@@ -245,7 +245,7 @@ def test_products_of_cells_that_are_not_shown_are_found_behind_them(qwen3: Recor
 
 
 def test_cells_that_have_weight_must_be_shown(qwen3: Recorded) -> None:
-    """What comes behind is right for those that are."""
+    """Everything behind the cells is right for those that are shown."""
     values = in_use(qwen3, qwen3.run(Honest()))
     last = [p for p, w in qwen3.wires.items() if w.site.name == "kq_soft_max" and p[0] == 1]
     known: dict[Any, NDArray[Any]] = {}

@@ -1,4 +1,4 @@
-"""What is wrong in llama.cpp's own graphs, by harness/known/divergences.toml, is still wrong."""
+"""Faults in llama.cpp's own graphs, by harness/known/divergences.toml: each is still there."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ KNOWN = entries("shadow")
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: str(known["id"]))
-def test_what_is_known_to_be_wrong_still_is(known: dict[str, Any], tmp_path: Path) -> None:
+def test_known_fault_of_llama_cpp_is_still_there(known: dict[str, Any], tmp_path: Path) -> None:
     over = f"llama.cpp is right by now: take {known['id']} out of harness/known"
     changes = {"changed": tuple(known["keys"].items()), "complete": known["complete"]}
     variant = replace(variant_named(known["variant"]), **changes)

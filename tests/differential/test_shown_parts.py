@@ -122,7 +122,7 @@ def test_a_tensor_without_elements_is_nothing_to_compare(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 20])
 def test_ids_of_no_cell_are_found_and_end_nothing(wrong: int, tmp_path: Path) -> None:
-    """Of the cells that an indexer chooses: a mask is written by these, and not looked up."""
+    """An indexer chooses these cells: a mask is written at their ids, none is looked up."""
     with recorded("deepseek32", tmp_path) as sparse:
         values = sparse.run(Honest())
         place = next(p for p, w in sparse.wires.items() if str(w.site) == "top_k-0")

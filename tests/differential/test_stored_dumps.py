@@ -37,7 +37,7 @@ def save_f16(path: Path, tensors: Tensors) -> None:
 
 
 def save_f16_as_f32(path: Path, tensors: Tensors) -> None:
-    """As `tensor.float()` writes what was computed or kept in half precision."""
+    """Save as `tensor.float()` does with values computed or kept in half precision."""
     save_file({k: v.astype(np.float16).astype(np.float32) for k, v in tensors.items()}, path)
 
 
@@ -107,7 +107,7 @@ def heads_backwards(tensors: Tensors) -> None:
     tensors["step0/Qcur_rope-1"] = tensors["step0/Qcur_rope-1"][:, ::-1].copy()
 
 
-def test_a_dump_with_numbers_that_were_not_rounded_is_none_of_half_precision(
+def test_dump_with_unrounded_numbers_is_none_of_half_precision(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     found = verdicts(model, written, tmp_path / "d", save_one_as_it_is)

@@ -49,7 +49,7 @@ def outputs(program: Program, build: Build, path: Path) -> tuple[NDArray[Any], .
 
 
 def moved(path: Path) -> Iterator[tuple[str, float]]:
-    """How far the outputs move, relative to the largest, if a mixer or a network adds zero."""
+    """Yield how far outputs move, as a share of the largest, if a mixer or network adds zero."""
     with Runner().open("llama.cpp", path, EXACT) as session:
         info = session.ask("describe")
         assert isinstance(info, Answered)
@@ -70,13 +70,13 @@ def moved(path: Path) -> Iterator[tuple[str, float]]:
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba", "mamba2", "jamba", "plamo2", "bailingmoe3"])
-def test_what_any_layer_adds_moves_what_the_model_gives(name: str, tmp_path: Path) -> None:
+def test_output_of_any_layer_moves_the_logits(name: str, tmp_path: Path) -> None:
     (path,) = make_variants([name], tmp_path)
     assert {part: far for part, far in moved(path) if far < SEEN} == {}
 
 
 def test_factors_near_zero_make_layers_that_nobody_would_see(tmp_path: Path) -> None:
-    """As they were drawn once, like the elements of a matrix."""
+    """Factors were once drawn so, like the elements of a matrix."""
     (path,) = make_variants(["llama"], tmp_path)
     with GgufFile.open(path) as file:
         factors = [tensor for tensor in file.tensors if tensor.endswith(".scale")]

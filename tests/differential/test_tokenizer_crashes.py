@@ -27,7 +27,7 @@ def asked(engine: str, known: Mapping[str, Any], pre: str, folder: Path, times: 
 @pytest.mark.parametrize(
     ("known", "pre"), CASES, ids=[f"{known['id']} {pre}".strip() for known, pre in CASES]
 )
-def test_what_is_known_to_end_the_process_still_does(
+def test_known_crash_still_ends_the_process(
     known: Mapping[str, Any], pre: str, tmp_path: Path
 ) -> None:
     over = f"llama.cpp survives it: take {known['id']} ({pre}) out of harness/known"

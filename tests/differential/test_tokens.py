@@ -247,7 +247,9 @@ REFUSED: dict[str, Metadata] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_we_refuse_llama_cpp_refuses_or_dies_of(name: str, ask: Ask, tmp_path: Path) -> None:
+def test_file_that_we_refuse_is_refused_by_llama_cpp_or_kills_it(
+    name: str, ask: Ask, tmp_path: Path
+) -> None:
     with pytest.raises(EngineError, match=r"tokenizer\.ggml\."):
         tokenizer_of(REFUSED[name])
     theirs = ask(written(tmp_path / "bad.gguf", REFUSED[name]), [], [])
@@ -303,7 +305,7 @@ def test_texts_that_we_refuse_llama_cpp_dies_of(
     ],
     ids=["bert", "t5", "rwkv"],
 )
-def test_without_an_unknown_token_llama_cpp_gives_an_id_that_does_not_exist(
+def test_llama_cpp_gives_an_invalid_id_without_an_unknown_token(
     metadata: Metadata, ask: Ask, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError, match=r"tokenizer\.ggml\.unknown_token_id"):
@@ -327,7 +329,7 @@ answer()
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no /proc: memory is not bounded")
 @pytest.mark.parametrize("text", [b"e", b"ab e"], ids=str)
-def test_an_rwkv_token_that_is_begun_and_not_completed_fills_all_memory_in_llama_cpp(
+def test_unfinished_rwkv_token_fills_all_memory_in_llama_cpp(
     text: bytes, ask: Ask, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError, match=r"tokenizer\.ggml\.tokens"):
@@ -371,9 +373,7 @@ def test_the_comparison_sees_one_wrong_id_and_one_wrong_byte(ask: Ask, tmp_path:
     assert [line.split()[0] for line in said] == ["encode", "decode", "special", "attrs"]
 
 
-def test_the_comparison_sees_a_repaired_type_and_a_text_that_is_not_cleaned(
-    ask: Ask, tmp_path: Path
-) -> None:
+def test_comparison_sees_a_repaired_type_and_a_text_not_cleaned(ask: Ask, tmp_path: Path) -> None:
     path = written(tmp_path / "tiny.gguf", bert.tiny())
     tokenizer = tokenizer_of(bert.tiny())
     ids = [bert.ids("▁a", "▁,")]

@@ -53,7 +53,7 @@ def halves_not_told(plan: Plan) -> set[str]:
 
 
 @pytest.mark.parametrize(("half", "tensor"), [("attention", "attn_output"), ("ffn", "ffn_down")])
-def test_half_whose_bias_alone_moves_logits_is_not_compared(
+def test_half_with_logits_moved_by_its_bias_alone_is_not_compared(
     half: str, tensor: str, gpt2: Path, tmp_path: Path
 ) -> None:
     """An engine that adds the bias and computes nothing else of the half gives the same logits."""

@@ -57,5 +57,5 @@ def test_the_right_reader_has_no_findings(llama_cpp: Session) -> None:
 
 
 def test_every_wrong_reader_is_tried_or_known_to_be_beyond_sight() -> None:
-    """What a text holds behind a NUL is not shown by C interfaces, so it is not compared."""
+    """C interfaces do not show a text behind a NUL, so it is not compared."""
     assert READERS.keys() - FOUND_BY.keys() == {"stops at the first NUL"}

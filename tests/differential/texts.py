@@ -144,7 +144,7 @@ def glued(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def id_lists(tokenizer: Tokenizer, texts: list[bytes]) -> list[list[int]]:
-    """What texts encode to, and runs of ids that no text encodes to."""
+    """Return the ids that texts encode to, and runs of ids that no text encodes to."""
     found = [
         list(ids)  # most flags make no difference to most texts
         for ids in dict.fromkeys(

@@ -112,7 +112,7 @@ def piece(lib: Any, vocab: Any, token: int, special: bool) -> bytes:
 
 
 def grown(fill: Callable[[Any], int]) -> bytes:
-    """What `fill` writes into a buffer; it returns minus the room it needs if it needs more."""
+    """Return what `fill` writes to a buffer; if it needs more room, it returns minus that."""
     buffer = ctypes.create_string_buffer(4096)
     n = fill(buffer)
     if n < 0:

@@ -26,7 +26,7 @@ class Value:
 
 
 def read(arch: str, **changes: Any) -> Hparams:
-    """Of what `synth --arch` writes, with other keys."""
+    """Read the hyperparameters that `synth --arch` writes, with other keys."""
     keys = {key: value for key, (_, value) in metadata(variant_named(arch)).items()}
     keys |= {f"{arch}.{key}": value for key, value in changes.items()}
     kept = {key: Value(value) for key, value in keys.items() if value is not None}
@@ -91,7 +91,7 @@ def test_a_key_that_no_graph_can_follow_is_refused_by_name(
         read(arch, **changes)
 
 
-def test_deepseek2_says_how_experts_are_chosen_or_is_of_the_files_that_did_not() -> None:
+def test_deepseek2_says_how_experts_are_chosen_or_is_an_early_file() -> None:
     silent = {"expert_gating_func": None}
     flash = {**silent, "block_count": 47, "vocab_size": 154880}
     gating = [read("deepseek2", **keys).gating for keys in (silent, flash)]  # type: ignore[attr-defined]

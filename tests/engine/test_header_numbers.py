@@ -48,7 +48,7 @@ def taken(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """What a look at the model as it should be takes, and as much as its file."""
+    """Return the memory that a look at the right model takes, plus the size of its file."""
     path = with_metadata(tmp_path_factory.mktemp("models") / "honest.gguf", EXPERTS)
     taken(path)  # imports and compiles
     return taken(path) + path.stat().st_size

@@ -47,7 +47,7 @@ def opened(tmp_path: Path) -> Any:
 
 
 def logits_of(model: Model, *batches: Batch) -> F32:
-    """Of all batches, decoded one after the other."""
+    """Return the logits of all batches, decoded one after the other."""
     memory = model.new_memory()
     return np.concatenate([model.decode(batch, memory) for batch in batches])
 
@@ -79,7 +79,7 @@ SPLITS = {
 
 
 def floor(model: Model, batch: Batch) -> float:
-    """How far apart two honest runs of this model may be."""
+    """Return the distance that two honest runs of this model may have."""
     noise = noise_floor(model, [batch], EXACT, lanes=1, seed=1)
     return float(np.max(whole_run(noise.relative, largest(noise.logits[0])).allowed))
 
@@ -99,7 +99,7 @@ def test_fast_gives_the_same_numbers_however_a_prompt_is_split(
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
-def test_mirror_gives_the_same_to_within_the_noise_floor_however_a_prompt_is_split(
+def test_mirror_gives_the_same_within_the_noise_floor_for_any_prompt_split(
     opened: Open, recipe: LlamaRecipe
 ) -> None:
     """Not the same bits: BLAS sums a float64 product in an order that depends on its shape."""
@@ -133,7 +133,7 @@ def test_two_sequences_in_one_batch_are_each_as_if_alone(
     assert np.array_equal(both[1::2], logits_of(model, Batch.of(second)))
 
 
-def test_what_a_neighbour_says_changes_no_bit_of_mirrors_answer(opened: Open) -> None:
+def test_neighbour_changes_no_bit_of_mirrors_answer(opened: Open) -> None:
     model = opened()
     ours = [logits_of(model, interleaved(IDS[:5], other))[0::2] for other in (IDS[5:], [2] * 5)]
     assert ours[0].tobytes() == ours[1].tobytes()
@@ -235,7 +235,7 @@ def test_a_tensor_that_would_go_unused_is_refused(tmp_path: Path, name: str) -> 
         Model(path, Mirror())
 
 
-def test_a_weight_format_that_is_not_implemented_is_refused_with_its_tensor(tmp_path: Path) -> None:
+def test_unimplemented_weight_format_is_refused_with_its_tensor(tmp_path: Path) -> None:
     def change(rows: list[Any]) -> list[Any]:
         row = ("output.weight", (64, 320), "Q8_1", bytes(64 * 320 // 32 * 36))
         return [row if r[0] == "output.weight" else r for r in rows]

@@ -65,7 +65,7 @@ sys.exit("; ".join(failed) or 0)
 """
 
 
-def test_after_one_member_of_a_family_was_imported_the_others_are_there_too() -> None:
+def test_import_of_one_member_of_a_family_brings_the_others() -> None:
     command = [sys.executable, "-c", EACH_IN_A_CHILD, json.dumps(AFTER_ONE_MEMBER)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ def copied(folder: Path) -> Path:
 
 
 def edit_json(path: Path, edit: Callable[[Any], Any]) -> None:
-    """As the generator would have written it, so that only what was edited is wrong."""
+    """Edit a file as the generator writes it, so that only the edit is wrong."""
     document = json.loads(path.read_text())
     edit(document)
     path.write_bytes(canonical(document))

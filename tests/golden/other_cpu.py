@@ -30,7 +30,8 @@ PRODUCTS = ("F32", "Q4_K")
 
 
 def features() -> tuple[list[str], list[str]]:
-    """What numpy has programs for besides the plain ones, and what of this CPU it uses."""
+    """Return the CPU features that numpy has programs for, and the features of this CPU that it
+    uses."""
     two = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
     core = importlib.import_module(f"numpy.{'_core' if two else 'core'}._multiarray_umath")
     return core.__cpu_dispatch__, [name for name, on in core.__cpu_features__.items() if on]

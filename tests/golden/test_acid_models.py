@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "acid"
 
 
-def test_what_ships_is_intact_and_what_the_generator_writes(folder: Path) -> None:
+def test_shipped_models_are_intact_and_what_the_generator_writes(folder: Path) -> None:
     assert list(problems_of()) == []
     assert regenerate_acid(folder) == []  # no byte changes
 
@@ -99,7 +99,7 @@ def other_hash(path: Path) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_what_was_changed_by_hand_is_named(
+def test_file_changed_by_hand_is_named(
     folder: Path, name: str, change: Callable[[Path], None], says: str
 ) -> None:
     change(folder / name)

@@ -67,7 +67,7 @@ def test_a_wrong_element_is_named_with_its_place_and_its_bound(folder: Path) -> 
     assert exit_code([found]) == 1
 
 
-def test_what_is_not_answered_is_not_compared(folder: Path) -> None:
+def test_missing_answer_is_not_compared(folder: Path) -> None:
     changed(folder, "softmax_rows", **{"length-7/y": None})
     found = judged(folder)
     assert sorted(v.status for v in found) == ["agreed"] * len(OPS) + ["not-compared"]
@@ -90,7 +90,7 @@ def test_a_folder_without_answers_never_conforms(tmp_path: Path) -> None:
     assert exit_code(counted_verdicts(list(judge_answers(tmp_path)))) == 3
 
 
-def test_what_answers_nothing_is_named_and_the_rest_is_judged(folder: Path) -> None:
+def test_file_that_answers_nothing_is_named_and_the_rest_is_judged(folder: Path) -> None:
     save_file({"x": np.zeros(1, np.float32)}, folder / "sofmax.safetensors")
     (folder / "notes.txt").write_text("mine")
     (folder / "add.safetensors").mkdir()
@@ -135,7 +135,7 @@ def test_another_shape_or_type_is_wrong(
     assert says in found.summary
 
 
-def test_what_is_asked_for_and_does_not_exist_is_refused(folder: Path) -> None:
+def test_unknown_operation_or_folder_is_refused(folder: Path) -> None:
     with pytest.raises(BrokenGolden, match="no operation 'ropes'"):
         judged(folder, "ropes")
     with pytest.raises(BrokenGolden, match="is no folder"):

@@ -16,7 +16,7 @@ Written = list[tuple[str, Path]]
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Written:
-    """What would be written, by whom and where; the command runs in an empty folder."""
+    """Record what would be written, by whom and where; the command runs in an empty folder."""
     found: Written = []
 
     def ours(root: Path, *_: Any, **__: Any) -> list[Path]:
@@ -52,13 +52,13 @@ def test_vectors_of_a_users_model_lie_in_the_users_folder(written: Written, tmp_
     assert written == [("a user's", Path("goldens")), ("a user's", Path("there"))]
 
 
-def test_what_ships_is_written_where_it_is(written: Written) -> None:
+def test_shipped_vectors_are_written_in_their_place(written: Written) -> None:
     assert called("regen") == 0
     assert written == [("ours", DEFAULT_ROOT)]
 
 
 @needs_stories
-def test_a_model_whose_vectors_ship_is_refreshed_there_unless_a_folder_is_named(
+def test_model_with_shipped_vectors_is_refreshed_there_without_a_folder(
     written: Written,
 ) -> None:
     assert called("regen", STORIES) == 0
@@ -76,7 +76,7 @@ def test_a_model_whose_vectors_ship_is_refreshed_there_unless_a_folder_is_named(
         (("verify", "."), ". holds no golden vectors"),  # a folder of models: nothing is broken
     ],
 )
-def test_what_cannot_be_done_is_told_and_nothing_is_written(
+def test_impossible_command_is_told_and_writes_nothing(
     args: tuple[str, ...],
     says: str,
     written: Written,
@@ -90,7 +90,7 @@ def test_what_cannot_be_done_is_told_and_nothing_is_written(
     assert written == []
 
 
-def test_a_misspelt_engine_or_vector_is_a_usage_error_with_the_nearest_names(
+def test_misspelt_engine_or_vector_is_a_usage_error_with_near_names(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = copied(tmp_path)

@@ -63,7 +63,7 @@ def test_a_single_small_value_that_is_wrong_is_seen_in_its_block() -> None:
     assert "sums" in wrong(nudged)
 
 
-def test_two_values_that_have_changed_places_are_seen_in_the_moment_of_their_block() -> None:
+def test_two_exchanged_values_show_in_the_moment_of_their_block() -> None:
     """Their sum is the same to the last bit or two."""
     row = MATRIX[0]
     first, second = next(
@@ -110,7 +110,7 @@ def test_columns_are_ascending_and_from_everywhere_or_all() -> None:
     assert (seeded_columns(2, "logits", WIDTH) != SEEN).any()
 
 
-def test_of_equal_values_the_smaller_id_comes_first() -> None:
+def test_smaller_id_comes_first_among_equal_values() -> None:
     flat = np.zeros((1, 40), np.float32)
     flat[0, 30] = 1
     assert (
@@ -120,7 +120,7 @@ def test_of_equal_values_the_smaller_id_comes_first() -> None:
 
 
 def in_python(row: list[float]) -> tuple[list[float], list[float]]:
-    """As the rule says it, and as an engine in C would do it."""
+    """Add up as the rule says it, and as an engine in C would do it."""
     sums, moments = [], []
     for start in range(0, len(row), BLOCK):
         s = m = 0.0

@@ -103,6 +103,8 @@ def test_a_nan_that_came_is_the_worst_change(first: Path, tmp_path: Path) -> Non
         ("manifest.json", "manifest.json", "no golden is of kind None"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(a: str, b: str, match: str, first: Path) -> None:
+def test_folders_that_cannot_be_compared_are_refused(
+    a: str, b: str, match: str, first: Path
+) -> None:
     with pytest.raises(BrokenGolden, match=match):
         diff(first / a, first / b)

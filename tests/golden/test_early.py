@@ -50,7 +50,7 @@ def test_a_wrong_epsilon_that_logits_hide_is_seen_at_the_first_norm(
     assert found["logits"].status == "agreed"
 
 
-def test_positions_that_are_off_by_one_move_no_logit_and_turn_the_rotations(
+def test_positions_off_by_one_move_no_logit_and_turn_the_rotations(
     quantised: tuple[Path, Path],
 ) -> None:
     assert diverged(held("mutant:rope-position-off-by-one", quantised)) == ROTATIONS

@@ -33,7 +33,7 @@ Built = Callable[[int], "Ran"]
 
 
 class Ran:
-    """What a runner said, and its exit code."""
+    """Output lines of a runner, and its exit code."""
 
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         self.code, self.lines = done.returncode, done.stdout.splitlines()
@@ -165,7 +165,7 @@ def test_the_licence_of_an_export_is_that_of_the_project() -> None:
         ("dot", "c", ("q4_9",), "dot has no 'q4_9' (near: q4_"),
     ],
 )
-def test_what_cannot_be_exported_is_refused(
+def test_impossible_export_is_refused(
     tmp_path: Path, level: str, form: str, only: tuple[str, ...], says: str
 ) -> None:
     with pytest.raises(BrokenGolden, match=re.escape(says)):

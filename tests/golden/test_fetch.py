@@ -100,7 +100,7 @@ def test_the_files_come_from_the_archive_and_nothing_else_does(
     assert sorted(p.name for p in cache.iterdir()) == ["fetch.lock", folder.name]
 
 
-def test_what_is_in_the_cache_is_not_fetched_again(pinned: Callable[..., Path]) -> None:
+def test_cached_archive_is_not_fetched_again(pinned: Callable[..., Path]) -> None:
     path = pinned(whole())
     folder = fetch.fetch(sdist=path)
     path.unlink()
@@ -153,7 +153,7 @@ def test_another_archive_is_refused_before_it_is_opened(tmp_path: Path, cache: P
         ),
     ],
 )
-def test_an_archive_that_lacks_a_file_or_has_a_link_in_its_place_leaves_nothing_behind(
+def test_archive_that_lacks_a_file_or_has_a_link_for_it_leaves_nothing(
     change: dict[str, Any], match: str, pinned: Callable[..., Path], cache: Path
 ) -> None:
     members = {name: value for name, value in {**whole(), **change}.items() if value is not None}
@@ -170,7 +170,9 @@ def test_a_file_that_is_too_long_is_refused(
         fetch.fetch(sdist=pinned(whole()))
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_is_no_archive_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x.tar.gz"
     path.write_bytes(b"no archive")
     monkeypatch.setattr(fetch, "SDIST_SHA256", hashlib.sha256(b"no archive").hexdigest())
@@ -224,7 +226,7 @@ def test_pip_is_asked_for_the_pinned_version_by_its_hash(
         (0, "", {"llama_cpp_python-a.tar.gz": b"", "llama_cpp_python-b.tar.gz": b""}, "could not"),
     ],
 )
-def test_when_pip_fails_its_last_word_is_told_and_nothing_is_left(
+def test_failure_of_pip_is_told_by_its_last_word_and_leaves_nothing(
     code: int,
     stderr: str,
     files: dict[str, bytes],

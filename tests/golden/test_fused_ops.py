@@ -231,7 +231,7 @@ def test_a_mistake_is_found(name: str) -> None:
     assert wrong_cases(op, engine)
 
 
-def test_a_strange_operation_or_parameter_is_refused_with_the_names_there_are() -> None:
+def test_unknown_operation_or_parameter_is_refused_with_the_known_names() -> None:
     with pytest.raises(Unsupported, match=r"no operation 'no_such'.*all_reduce"):
         operate("no_such", Call({}, {}))
     x = np.ones((2, 2), np.float32)

@@ -71,7 +71,7 @@ def test_ids_and_weights_are_made_again_byte_for_byte(fresh: Path) -> None:
 
 
 def outdated(fresh: Path, *, stories: bool) -> list[str]:
-    """Why vectors of the tree would not stay."""
+    """Return the reasons that vectors of the tree would not stay."""
     new = {entry.path: entry for entry in read_manifest(fresh)}
     old = {entry.path: entry for entry in ENTRIES}
     chosen = [e for e in MADE if e.path.startswith(SUMS) and e.path.endswith(".json")]
@@ -145,9 +145,7 @@ def test_regenerating_a_model_touches_nothing_else(tmp_path: Path) -> None:
         ("___", "no letter"),
     ],
 )
-def test_a_model_whose_name_is_taken_or_none_is_refused(
-    name: str, match: str, tmp_path: Path
-) -> None:
+def test_model_with_a_taken_name_or_none_is_refused(name: str, match: str, tmp_path: Path) -> None:
     root, path = copied(tmp_path), tmp_path / f"{name}.gguf"
     write_llama(LlamaRecipe(seed=77, n_layer=1), path)
     with pytest.raises(BrokenGolden, match=match):
@@ -175,7 +173,7 @@ def test_a_model_without_vocabulary_has_logits_only(tmp_path: Path) -> None:
 
 
 def test_logits_within_their_bound_stay_and_others_are_written_anew(tmp_path: Path) -> None:
-    """As if another CPU had written them: one small logit is moved."""
+    """One small logit is moved, as if another CPU had written the vectors."""
     path, root = tmp_path / "mute.gguf", tmp_path / "v1"
     write_llama(LlamaRecipe(seed=5, n_layer=1, vocabulary=False), path)
     regenerate(root, [path])
@@ -198,7 +196,9 @@ def test_logits_within_their_bound_stay_and_others_are_written_anew(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"no model"])
-def test_what_is_no_model_is_refused_and_nothing_is_written(content: bytes, tmp_path: Path) -> None:
+def test_file_that_is_no_model_is_refused_and_nothing_is_written(
+    content: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     with pytest.raises(BrokenGolden, match=r"bad\.gguf"):

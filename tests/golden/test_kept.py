@@ -1,4 +1,4 @@
-"""Where the CPU decides the last bits of an answer: what stays, and what is written anew."""
+"""Vectors whose last bits depend on the CPU: what stays, and what is written anew."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +24,7 @@ def held(path: str) -> Vectors:
 
 
 def made(path: str, change: Change) -> Made:
-    """What an oracle with another CPU says, changed: `change` gets the document and the tensors."""
+    """Return an answer made on another CPU; `change` edits the document and the tensors."""
     found = held(path)
     document = {key: value for key, value in found.document.items() if key != "tensors"}
     provenance = document["provenance"]
@@ -39,7 +39,7 @@ def made(path: str, change: Change) -> Made:
 
 
 def regenerated(path: str, change: Change) -> tuple[bool, list[str]]:
-    """Whether the bytes on the disk stay, and what is said."""
+    """Return True if the bytes on the disk stay, and the messages."""
     said: list[str] = []
     new = made(path, change)
     kept = held_or_made(DEFAULT_ROOT, list(ENTRIES.values()), new, said.append)
@@ -129,7 +129,7 @@ def test_an_answer_within_the_bound_changes_no_byte(path: str, change: Change) -
         (OPS, next_bit("length-33/y.plain"), "'length-33/y.plain' is another one"),
     ],
 )
-def test_another_question_or_an_answer_out_of_bound_is_written_anew_and_told(
+def test_other_question_or_answer_out_of_bound_is_written_anew_and_told(
     path: str, change: Change, why: str
 ) -> None:
     kept, said = regenerated(path, change)
@@ -139,7 +139,7 @@ def test_another_question_or_an_answer_out_of_bound_is_written_anew_and_told(
     assert why in said[0]
 
 
-def test_what_follows_a_tie_within_the_bound_is_not_compared() -> None:
+def test_tokens_behind_a_tie_within_the_bound_are_not_compared() -> None:
     """Two logits of the row before are put side by side, so that either may win."""
     found = held(LOGITS)
     at, greedy = len(found.document["prompt"]), found.document["greedy"]
@@ -156,7 +156,7 @@ def test_what_follows_a_tie_within_the_bound_is_not_compared() -> None:
     assert "1 of" in GoldenLogits().why_outdated(beside, new)
 
 
-def test_what_is_broken_or_not_there_is_written_anew() -> None:
+def test_broken_or_missing_vectors_are_written_anew() -> None:
     new = made(DOT, product(0.0))
     said: list[str] = []
     entry = replace(ENTRIES[f"{DOT}.json"], sha256="0" * 64)

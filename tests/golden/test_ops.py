@@ -111,7 +111,7 @@ def not_a_number(x: NDArray[Any]) -> NDArray[Any]:
 @pytest.mark.parametrize(
     "change", [off, not_a_number, lambda x: x[..., :-1], lambda x: x.astype(np.float64)]
 )
-def test_what_is_off_is_found(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+def test_changed_answer_is_found(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
     assert any(one.wrong for one in judged(op, change))
 
 

@@ -83,7 +83,7 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_example_in_c_tells_right_logits_from_wrong_ones(
     name: str, checker: Path, tmp_path: Path
 ) -> None:
-    """What it says is what `golden verify` says."""
+    """The example says the same as `golden verify`."""
     vectors = small_run()
     for entry, raw in files_of(Made(path="mine", kind="run", vectors=vectors, model=None)):
         (tmp_path / entry.path).write_bytes(raw)
@@ -128,7 +128,7 @@ def test_the_example_in_python_passes_a_right_product() -> None:
     run_python("dot_q4_k", dot(1))
 
 
-def test_the_example_in_python_fails_for_a_scale_off_by_one_part_in_100_000() -> None:
+def test_python_example_fails_for_a_scale_off_by_one_in_100_000() -> None:
     with pytest.raises(AssertionError):
         run_python("dot_q4_k", dot(1.00001))
 
@@ -140,7 +140,7 @@ def rms_norm(x: tuple[float, ...], shape: list[int], eps: float) -> list[float]:
         return [float(y) for y in (rows / np.sqrt(mean + np.float32(eps))).reshape(-1)]
 
 
-def test_the_example_of_operations_passes_a_right_norm_and_not_one_with_another_eps() -> None:
+def test_operations_example_passes_a_right_norm_and_fails_another_eps() -> None:
     run_python("rms_norm", rms_norm)
     with pytest.raises(AssertionError):
         run_python("rms_norm", lambda x, shape, eps: rms_norm(x, shape, 10 * eps))

@@ -158,7 +158,7 @@ def test_our_engine_replays_the_goldens_of_stories260k(path: str) -> None:
     assert {v.status for v in verdicts} == {"agreed"}, verdicts
 
 
-def test_a_golden_whose_model_was_not_given_is_not_compared() -> None:
+def test_golden_without_its_model_is_not_compared() -> None:
     verdicts = list(replay(only=STORIES_PATHS))
     assert [v.status for v in verdicts] == ["not-compared"] * 2
     assert all("stories260K" in v.summary and "sha256" in v.summary for v in verdicts)

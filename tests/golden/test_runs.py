@@ -93,7 +93,7 @@ def test_an_engine_that_answers_everything_is_held_to_everything() -> None:
         (WrongHidden, ["agreed", "agreed", "diverged"], NODE),
     ],
 )
-def test_what_an_engine_does_not_answer_is_named_and_the_rest_is_held(
+def test_question_without_an_answer_is_named_and_the_rest_is_judged(
     engine: type[Engine], statuses: list[str], says: str
 ) -> None:
     found = replayed(engine)
@@ -101,8 +101,8 @@ def test_what_an_engine_does_not_answer_is_named_and_the_rest_is_held(
     assert any(says in v.summary for v in found if v.status != "agreed")
 
 
-def test_an_engine_without_logits_is_still_held_to_the_greedy_ids_of_our_own_vectors() -> None:
-    """Of the kind with all logits: one question that is not answered costs no other."""
+def test_engine_without_logits_is_held_to_the_greedy_ids_of_our_vectors() -> None:
+    """Vectors of this kind have all logits. One question without an answer costs no other."""
 
     class Greedy(OnlyText):
         ids = GREEDY
@@ -116,7 +116,7 @@ def test_an_engine_without_logits_is_still_held_to_the_greedy_ids_of_our_own_vec
 
 
 def unasked() -> Vectors:
-    """Of a node that nobody asked for."""
+    """Return vectors of a node that nobody asked for."""
     vectors = small_run(**{NODE: HIDDEN})
     logits, node = vectors.document["shown"]
     document = {**vectors.document, "shown": [logits, {**node, "asked": False}]}
@@ -197,7 +197,7 @@ def test_a_document_that_contradicts_its_tensors_is_refused(
 def test_an_engine_with_another_graph_is_held_to_its_outputs_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a wrong file in the model's place a node may be missing: no reason to stop."""
+    """A wrong file in the model's place may lack a node, which is no reason to stop."""
 
     def lacks(*_: Any) -> Any:
         raise Unsupported("no node named 'Qcur-0 ROPE'")

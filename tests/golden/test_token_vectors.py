@@ -60,7 +60,7 @@ def held(engine: type[Reference], kind: str, folder: Path) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_vocabulary_has_at_least_200_named_cases_of_our_own_and_glued_ones(name: str) -> None:
+def test_vocabulary_has_at_least_200_named_cases_and_glued_ones(name: str) -> None:
     cases = {row["id"]: row for row in document(name)["cases"]}
     ours = token_cases()
     assert len(ours) > 400
@@ -152,7 +152,7 @@ def test_the_reference_passes_them(kind: str, tmp_path: Path) -> None:
 
 
 class Lossy(Reference):
-    """Of a language whose texts are UTF-8 and no other bytes."""
+    """Engine in a language whose texts are UTF-8 and no other bytes."""
 
     name = "lossy"
     says_so = True
@@ -175,7 +175,7 @@ class SilentlyLossy(Lossy):
     says_so = False
 
 
-def test_texts_that_an_engine_says_it_does_not_have_are_left_out_and_counted(
+def test_texts_that_an_engine_declares_it_lacks_are_left_out_and_counted(
     tmp_path: Path,
 ) -> None:
     verdicts = held(Lossy, "gpt2", tmp_path)

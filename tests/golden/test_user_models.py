@@ -80,7 +80,7 @@ def test_each_model_has_what_it_can_have_and_the_rest_is_named(
     assert sum(entry.bytes for entry in read_manifest(root)) < 4 * 5_000_000
 
 
-def test_what_a_run_comes_to_stands_first_and_then_what_is_asked_for(root: Path) -> None:
+def test_result_of_a_run_comes_first_and_then_the_nodes_asked_for(root: Path) -> None:
     shown = {}
     for name in (LLAMA, FOREIGN, EMBEDS, BOTH):
         document = json.loads((root / f"run/{name}.json").read_text())
@@ -105,7 +105,7 @@ def test_made_again_they_are_the_same_bytes(root: Path, models: Path, tmp_path: 
 def test_made_on_another_cpu_they_are_the_same_bytes(
     root: Path, models: Path, tmp_path: Path
 ) -> None:
-    """Of numpy, BLAS and the C library; what is compiled is told in test_other_cpus.py."""
+    """It is another CPU for numpy, BLAS and libc; test_other_cpus.py has compiled code."""
     other, here = features()
     off = " ".join(name for name in other if name in here)
     less = {"NPY_DISABLE_CPU_FEATURES": off, "OPENBLAS_CORETYPE": "Prescott"}

@@ -60,8 +60,9 @@ WHATEVER = [None, True, 0, 1, -1, 1.0, 0.5, "", "x", "F32", "0f", [], {}, [1], [
 
 
 @pytest.mark.parametrize("name", sorted({entry.schema or "" for entry in DOCUMENTS}))
-def test_what_the_compiled_schema_lets_pass_obeys_the_draft_whatever_is_put_in(name: str) -> None:
-    """In the shortest document of its schema: in the place of each value, and beside each key."""
+def test_document_that_the_compiled_schema_accepts_obeys_the_draft(name: str) -> None:
+    """Each value of the schema's shortest document is replaced, and each of its objects gets more
+    keys."""
     paths = [DEFAULT_ROOT / entry.path for entry in DOCUMENTS if entry.schema == name]
     document = shortened(json.loads(min(paths, key=lambda p: p.stat().st_size).read_text()))
     draft = Draft202012Validator(schema_of(name))
@@ -85,7 +86,7 @@ def shortened(value: Any) -> Any:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What holds each value of a document, and by which key; of a list the first alone."""
+    """Yield the container and key of each value of a document; of a list only the first value."""
     keys = list(value) if isinstance(value, dict) else [*range(len(value))][:1]
     for key in keys:
         yield value, key
@@ -247,12 +248,12 @@ def test_a_path_that_is_not_plain_is_refused(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "raw", [b"{", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"[" * 200_000, b"\xff", b""]
 )
-def test_what_is_no_strict_json_is_refused(raw: bytes) -> None:
+def test_file_that_is_no_strict_json_is_refused(raw: bytes) -> None:
     with pytest.raises(BrokenGolden, match=r"^x\.json is no JSON"):
         parse_json(raw, "x.json")
 
 
-def test_the_canonical_form_reads_back_and_does_not_depend_on_the_order_of_keys() -> None:
+def test_canonical_form_reads_back_and_ignores_the_order_of_keys() -> None:
     value = {"b": [1, 2.5, "é"], "a": {"x": [[1], []], "y": {}}, "c": None}
     turned = {key: value[key] for key in reversed(value)}
     assert canonical(value) == canonical(turned)

@@ -88,7 +88,7 @@ def test_the_oracle_is_llama_cpp_wherever_it_decodes(kind: type[WeightFormat]) -
 
 
 @PER_FORMAT
-def test_the_values_have_both_zeros_and_where_the_format_can_nan_and_infinity(
+def test_values_have_both_zeros_and_nan_and_infinity_if_the_format_can(
     kind: type[WeightFormat],
 ) -> None:
     values = vectors_of(f"dequant/{kind.name.lower()}").tensors["expected"]
@@ -166,7 +166,7 @@ def test_the_oracle_is_well_inside_its_own_bound(name: str) -> None:
 
 
 @PER_PRODUCT
-def test_an_engine_that_does_not_convert_activations_is_told_apart_and_passes(name: str) -> None:
+def test_engine_that_converts_no_activations_is_recognised_and_passes(name: str) -> None:
     verdict = held(engine(make_ops=lambda self: PlainOps()), f"dot/{name.lower()}")
     assert verdict.status == "agreed"
     assert verdict.detail.get("converts", True) is (name == "F32")
@@ -225,7 +225,7 @@ def test_activations_converted_in_another_way_do_not_pass(
 
 
 @PER_PRODUCT
-def test_all_known_builds_convert_the_activations_to_the_bytes_that_are_given(name: str) -> None:
+def test_all_known_builds_convert_activations_to_the_given_bytes(name: str) -> None:
     vectors = vectors_of(f"dot/{name.lower()}")
     target = activation_format(WeightFormat.member(name))
     x = vectors.tensors["activations"]

@@ -1,4 +1,4 @@
-"""What only `make test-all` runs is listed, and the list names tests that are there."""
+"""The list of what only `make test-all` runs: it names tests that exist."""
 
 import pytest
 

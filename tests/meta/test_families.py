@@ -151,7 +151,7 @@ def test_weight_formats_have_ggmls_ids_and_sizes() -> None:
 
 
 @pytest.mark.parametrize("cls", FORMATS, ids=lambda cls: cls.name)
-def test_a_weight_format_names_what_its_activations_become_or_has_no_product(
+def test_weight_format_names_its_activations_or_has_no_product(
     cls: type[WeightFormat],
 ) -> None:
     raw = np.zeros(256 // cls.weights * cls.layout.itemsize, np.uint8)
@@ -186,7 +186,7 @@ def test_layouts_name_each_field_and_leave_no_gap() -> None:
 
 
 def fault_of(cls: type[Mutant]) -> str:
-    """What a wrong engine leaves out about itself, or names that does not exist."""
+    """Return what a wrong engine leaves out about itself, or names that does not exist."""
     if not cls.name.startswith("mutant:") or not all((cls.mistake, cls.group, cls.effect)):
         return "it lacks a name, a mistake, a group or an effect"
     if cls.site in Suite.family:

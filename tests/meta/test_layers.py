@@ -117,7 +117,7 @@ def height(unit: str) -> int:
 
 
 def violations(module: str, source: str, *, package: bool = False) -> list[str]:
-    """What the file may not do, in words."""
+    """Return what the file does and may not do, in words."""
     found, top, own = [], module.partition(".")[0], unit_of(module)
     tree = ast.parse(source)
     for name in imported(module, tree, package=package):
@@ -283,7 +283,7 @@ def test_a_violation_is_seen(module: str, source: str, says: str) -> None:
         ("tests.models", "import llama_cpp\nprint(1)"),
     ],
 )
-def test_what_is_allowed_is_not_a_violation(module: str, source: str) -> None:
+def test_allowed_import_is_not_a_violation(module: str, source: str) -> None:
     assert violations(full_name(module), source) == []
 
 

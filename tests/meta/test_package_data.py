@@ -1,4 +1,4 @@
-"""What an installed package has: every file that lies in a package is listed in pyproject.toml."""
+"""Contents of an installed package: pyproject.toml lists every file that lies in a package."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is written into vectors must not depend on the CPU: nothing on its way asks BLAS or libm.
+"""Vectors must not depend on the CPU: no code that writes them asks BLAS or libm.
 
 numpy and the C library have other programs for other vector units; engine/ops/functions.py and
 `in_order` have one. Additions, quotients, roots and numpy's own sums are the same everywhere.

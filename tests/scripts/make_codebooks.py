@@ -91,7 +91,7 @@ def iq1() -> NDArray[np.int8]:
 
 
 def signs() -> NDArray[np.int8]:
-    """Which of 8 weights are negative, lowest bit first, for each number of 7 bits -> (128, 1)."""
+    """Return masks of negative weights among 8, lowest bit first, by 7-bit number: (128, 1)."""
     blocks = np.zeros(128, LAYOUTS["IQ2_XXS"])
     blocks["d"] = 8
     blocks["qs"][:, 2] = np.arange(128)  # the third of the four words that 32 weights share

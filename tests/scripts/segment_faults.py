@@ -182,7 +182,7 @@ def of_model(name: str, path: Path, faults: range, honest: range, score: Counter
 def moved(
     right: Mapping[Place, Any], wrong: Mapping[Place, Any], wires: Mapping[Place, Wire]
 ) -> str:
-    """How far the fault moves the logits, in steps from one float32 to the next of the largest."""
+    """Say how far the fault moves the logits, in float32 steps of the largest logit."""
     logits = [place for place in right if KINDS["logits"](wires[place])]
     step = max(np.spacing(np.abs(right[place]).max()) for place in logits)
     far = max(np.abs(right[place] - wrong[place]).max() for place in logits)
@@ -190,7 +190,7 @@ def moved(
 
 
 def ending(kind: str, wire: Wire, found: list[Any], judge: SegmentJudge) -> str:
-    """Whether the fault, and nothing else, is where it was put."""
+    """Say if the fault, and nothing else, is found where it was put."""
     if not found:
         return "below the noise"
     if kind == "logits":

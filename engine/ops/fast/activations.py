@@ -34,8 +34,11 @@ class ActivationSteps:
 
     @cached_property
     def have_opposites(self) -> bool:
-        """As nearly all do: a NaN, and what is infinite, comes as -128, of which a processor that
-        moves signs from one factor to the other makes -128 again."""
+        """True if no step is -128, as for nearly all activations.
+
+        NaN and infinity become -128. A processor that moves signs from one factor to the other
+        turns -128 into -128 again.
+        """
         return bool(self.x.min(initial=0) > -128)
 
     @cached_property
@@ -45,7 +48,7 @@ class ActivationSteps:
 
     @cached_property
     def tiles_of_minima(self) -> tuple[I16, F32]:
-        """What minima are multiplied by."""
+        """Factors of the minima and their scales, as `panels` takes them."""
         if not self.lows.shape[1]:
             return tiled_pairs(self.sums.astype(np.int16)), tile_tokens(self.dx)
         ones = np.zeros((*self.lows.shape, 2), np.int16)
@@ -103,7 +106,7 @@ def to_q8(x: F32, steps: I8, scales: F32, sums: I32, wide_sums: I32) -> None:
 
 @kernel
 def magnitude(bits: Any) -> Any:
-    """Of a float by its bits, in the order of magnitudes; a NaN has none."""
+    """Return a number that orders floats by magnitude, from a float's bits; 0 for a NaN."""
     size = np.int32(bits & 0x7FFFFFFF)
     return size if size <= INFINITE else np.int32(0)
 

@@ -83,7 +83,8 @@ class Fast(Mirror):
         return kind.name in BLOCKS and len(x) <= FEW and self.steps(x, kind).have_opposites
 
     def by_rows(self, x: F32, weights: Sequence[Weight]) -> list[F32]:
-        """Of weights of one format, by one call: to share a small product costs as much as it."""
+        """Multiply by weights of one format in one call: sharing out a small product costs as much
+        as it."""
         kind = weights[0].format
         found = self.steps(x, kind)
         n = sum([weight.shape[0] for weight in weights])
@@ -192,7 +193,7 @@ def visible_cells(visible: Bools) -> Bools:
 
 
 def as_compiled(x: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
-    """As the one kind of array for which the kernels are compiled; a copy if it is another."""
+    """Return x as the kind of array that the kernels are compiled for; a copy if it is another."""
     if x.dtype == kind and x.flags.carray:
         return x
     return np.require(x, kind, ["C", "A", "W"])

@@ -35,8 +35,11 @@ TABLES = {"MXFP4": (1, 128, mxfp4.SCALES), "NVFP4": (4, 64, nvfp4.SCALES)}
 
 @cache
 def format_of(name: str) -> tuple[int, I64, F32]:
-    """What the kernels have to know of a format: its decoder's address, numbers, what its scales
-    are multiplied by, or mean."""
+    """Return what the kernels need of a format: the address of its decoder, its numbers, and a
+    table.
+
+    The table has the factor of its scales, or the values that its scales mean.
+    """
     kind = WeightFormat.member(name)
     fields: Any = kind.layout.fields
     minimum = minimum_of(kind)
@@ -158,7 +161,7 @@ def products(
 def add_runs(
     sums: F32, steps: I16, apart: int, scales: F32, runs: int, x: I16, dx: F32, tile: int, run: int
 ) -> None:
-    """Of a tile, from zero on."""
+    """Add up the runs of one tile into `sums`, from zero on."""
     sums[:] = 0
     words, size = steps.view(np.int32), run // 2
     for b in range(runs):

@@ -38,7 +38,7 @@ class Call:
         return int(self.params[name])
 
     def real(self, name: str) -> float:
-        """As float32 holds it."""
+        """Return a parameter as float32 holds it."""
         return float(np.float32(self.params[name]))
 
 

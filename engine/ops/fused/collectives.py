@@ -1,4 +1,4 @@
-"""What ranks do together: inputs and results of all ranks, (ranks, ..), one row for each.
+"""Operations of several ranks: inputs and results of all ranks, (ranks, ..), one row for each.
 
 A sum over ranks may be taken in any order, but every rank must end with a sum within the bound.
 """

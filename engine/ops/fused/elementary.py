@@ -1,4 +1,4 @@
-"""What small engines build layers from: products, sums of squares, softmax, parts of tensors."""
+"""Operations of small engines: products, sums of squares, softmax, parts of tensors."""
 
 import numpy as np
 from numpy.typing import NDArray

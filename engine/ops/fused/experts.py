@@ -73,7 +73,8 @@ def weighted_sum_batched_offset(call: Call) -> dict[str, Result]:
 
 
 def added_to_residual(call: Call) -> Near:
-    """As one sum: the residual may come first, last or be rounded in between."""
+    """Add slots and residual as one sum: the residual may come first or last, or be rounded
+    between."""
     found = weigh_slots(call["slots"], call["weights"])
     n = call["slots"].shape[-2]
     wide = np.abs(call["residual"]) + (

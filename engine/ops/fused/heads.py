@@ -31,7 +31,7 @@ def rotate_pairs(x: Near, cos: Near, sin: Near, pairs: str) -> Near:
 
 
 def tables(call: Call, tokens: int) -> tuple[Near, Near]:
-    """Of the positions of so many tokens from `pos_offset` on."""
+    """Return cosines and sines for the positions of so many tokens from `pos_offset` on."""
     at = call.number("pos_offset")
     cos, sin = (exact(call[name][at : at + tokens, None]) for name in ("cos", "sin"))
     return cos, sin

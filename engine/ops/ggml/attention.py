@@ -39,7 +39,7 @@ REASON = "a running bound through the mirrored online softmax"
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What a node asks for."""
+    """Parameters of an attention node."""
 
     scale: float
     max_bias: float
@@ -107,7 +107,7 @@ def as_node(
     flash: FlashMirror,
     build: Build,
 ) -> Near:
-    """What a node gives that nobody captured: (tokens, heads * dim of values)."""
+    """Compute a node that nobody captured: (tokens, heads * dim of values)."""
     unused = flash.n_kv(len(k)) - len(k)  # cells that ggml has behind those in use
     k, v = (np.pad(x, ((0, unused), (0, 0), (0, 0))) for x in (k, v))
     node = call(q, k, v, scale, np.pad(visible, ((0, 0), (0, unused))), cap, sinks)
@@ -164,7 +164,7 @@ def halves(x: F64) -> F64:
 
 
 def single(x: F64) -> F64:
-    """As ggml keeps it: what is rounded to halves later should start from the same float32."""
+    """Round to float32 as ggml does: halves are rounded later from the same float32."""
     with np.errstate(over="ignore"):
         return x.astype(np.float32).astype(np.float64)
 

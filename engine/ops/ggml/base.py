@@ -58,7 +58,8 @@ def family_of(op: str) -> str:
 
 
 def single(value: F64, kind: str) -> NDArray[Any]:
-    """What float32 arithmetic leaves of it, before it is stored; a node of F64 has none."""
+    """Round to float32 as its arithmetic does, before the value is stored; F64 nodes stay as they
+    are."""
     return value if kind == "F64" else value.astype(np.float32)
 
 

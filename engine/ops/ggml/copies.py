@@ -43,7 +43,7 @@ def copy(node: Node, _: Build) -> Expected:
 
 @meaning("CONCAT")
 def concat(node: Node, _: Build) -> Expected:
-    """Of types that are coded, whole rows: bytes one after the other."""
+    """Join whole rows, byte by byte, for types that are coded."""
     axis = 3 - int(node.params[0])
     both = [node.source(i).value if axis < 3 else plain(node.source(i)) for i in (0, 1)]
     if both[0] is None or both[1] is None:

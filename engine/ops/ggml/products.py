@@ -71,7 +71,7 @@ def in_parts(
 
 
 def is_sized(build: Build) -> bool:
-    """Whether products come with bounds of their own."""
+    """Return True if products come with bounds of their own."""
     return build.sizes and build.bounds
 
 
@@ -145,8 +145,10 @@ def mul_mat(node: Node, build: Build) -> Expected:
 
 
 def hidden_products(x: F32 | F64, node: Node, i3: int, i2: int, build: Build) -> NDArray[np.bool_]:
-    """Which products have a zero beside what is no number: the weight of a hidden cell. Who leaves
-    that out has a number."""
+    """Return a mask of products in which a zero, the weight of a hidden cell, meets a non-number.
+
+    An engine that leaves hidden cells out gets a number there.
+    """
     wrong = ~np.isfinite(node.wide(0)[i3, i2])
     zeros = x.reshape(-1, x.shape[-1]) == 0
     return build.multiply(zeros * 1.0, wrong.T * 1.0) > 0

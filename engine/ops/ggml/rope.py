@@ -84,7 +84,10 @@ def angles_in_any_way(node: Node, pairs: int) -> tuple[F64, F64]:
 
 
 def mixing(node: Node, pairs: int) -> tuple[F64 | None, np.float32]:
-    """Which share of each pair's angle YaRN does not scale, None without it, and the magnitude."""
+    """Return the share of each pair's angle that YaRN does not scale, and the magnitude.
+
+    The share is None without YaRN.
+    """
     scale, ext, magnitude, fast, slow = (node.floats()[i] for i in (6, 7, 8, 9, 10))
     if ext == 0:
         return None, magnitude
@@ -123,7 +126,7 @@ def rotations(node: Node, pairs: int, build: Build) -> tuple[Near, Near]:
 
 
 def pair_places(node: Node) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the first and the second element of each pair lie in a row."""
+    """Return the places in a row of the first and the second element of each pair."""
     n_dims, mode, start = int(node.params[1]), int(node.params[2]), int(node.params[15])
     if mode == NORMAL:
         first = start + np.arange(0, n_dims, 2)

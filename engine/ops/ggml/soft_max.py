@@ -29,7 +29,7 @@ def slopes(n_head: int, max_bias: float) -> F64:
 
 
 def power_of_two(exponent: float) -> float:
-    """As float32 holds it."""
+    """Return the power as float32 holds it."""
     return float(functions.power(2.0, exponent).astype(np.float32))
 
 

@@ -117,7 +117,7 @@ def set_rows_cases(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 @cases("IM2COL")
 def windows(op: str, draw: SeededInputs) -> Iterator[Case]:
-    """Of rows and of images; the kernel gives only its size."""
+    """Yield cases of rows and of images; the kernel gives only its size."""
     x, kernel = draw("x", 1, 1, 3, 11), np.zeros((1, 2, 3, 3), np.float16)
     for name, stride, padding, dilation in (
         ("plain", 1, 0, 1),

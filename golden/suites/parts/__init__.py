@@ -1,1 +1,1 @@
-"""What several kinds of goldens share."""
+"""Code that several kinds of goldens share."""

@@ -1,4 +1,4 @@
-"""What stands in the document of a run, and under which names its tensors are kept."""
+"""Contents of the document of a run, and the names under which its tensors are kept."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -120,7 +120,7 @@ def tensors_of(name: str, seed: int, ways: Mapping[str, F32]) -> Tensors:
 
 
 def margins(tensors: Tensors, n_greedy: int) -> list[float]:
-    """How far the logit of each greedy id is above the second largest."""
+    """Return the distance of each greedy id's logit from the second largest."""
     if not n_greedy:
         return []
     top = tensors[f"{LOGITS}/ggml.top"][-n_greedy:].astype(np.float64)

@@ -1,4 +1,4 @@
-"""What is not legal in a GGUF file is refused with the kind of rule that is broken, and where."""
+"""Refusals of GGUF files that are not legal: the error names the kind of rule, and the place."""
 
 from struct import pack
 

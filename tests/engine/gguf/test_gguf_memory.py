@@ -63,7 +63,7 @@ def test_pairs_that_would_be_dear_as_objects_take_no_more_than_their_bytes(name:
     assert taken(data) < 2 * len(data) + ROOM
 
 
-def test_tensors_that_would_be_dear_as_objects_take_no_more_than_their_bytes() -> None:
+def test_tensors_dear_as_objects_take_no_more_than_their_bytes() -> None:
     data = gguf([], [tensor(numbered(n), (0,), 0, 0) for n in range(N)])
     file = GgufFile.from_bytes(data)
     assert len(file.tensors) == N
@@ -77,14 +77,14 @@ def test_the_same_files_cut_short_take_no_more_either(name: str) -> None:
 
 
 def test_a_claim_that_fits_the_file_is_not_believed_ahead() -> None:
-    """As many pairs as the bytes could hold, and then not one."""
+    """The file claims as many pairs as its bytes could hold, and has not one."""
     n = 16 * N
     data = b"GGUF" + pack("<IQQ", 3, 0, n // 14) + bytes(n)
     assert taken(data) < ROOM
 
 
-def test_what_costs_is_a_multiple_of_the_contract_when_it_is_made_an_object() -> None:
-    """The reader that these files exist to catch: one that decodes what it reads."""
+def test_reader_that_makes_objects_takes_many_times_the_memory() -> None:
+    """These files exist to catch such a reader, which decodes what it reads."""
     data = gguf(DEAR["texts of one letter"]())
     tracemalloc.start()
     kept = GgufFile.from_bytes(data).metadata["k"].data

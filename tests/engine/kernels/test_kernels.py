@@ -25,7 +25,7 @@ def decode(raw, out):
 
 
 def hits(path: Path) -> int:
-    """How often the kernel of that file came from disk when it was needed."""
+    """Return how often the kernel of that file came from disk when it was needed."""
     kernel = compiled_in(path)
     kernel(np.zeros(8, np.uint8), np.empty(8, np.float32))
     return sum(kernel.stats.cache_hits.values())
@@ -54,10 +54,10 @@ def test_a_compiled_kernel_is_kept_until_what_it_is_made_of_changes(
     assert hits(path) == 0
 
 
-def test_forms_that_two_processes_compile_at_the_same_time_are_not_taken_for_each_other(
+def test_forms_that_two_processes_compile_at_once_are_kept_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has looked before the other one had written; numba's own would number both the same."""
+    """Each process looks before the other one has written; numba would number both the same."""
     path = tmp_path / "both.py"
     path.write_text(SOURCE)
     hits(path)

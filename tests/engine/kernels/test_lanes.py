@@ -42,7 +42,7 @@ def compiled(function: Callable[..., None]) -> Any:
 
 
 def lanes_of(function: Callable[..., None], count: int, *args: Any) -> NDArray[np.float32]:
-    """What a kernel (out, ...) stores, and that it stores nothing else."""
+    """Return what a kernel (out, ...) stores; assert that it stores nothing else."""
     out = np.full(count + 2, np.float32(-7777))
     compiled(function)(out[1:-1], *args)
     assert out[0] == out[-1] == -7777
@@ -77,7 +77,7 @@ def by_bits(context: Any, builder: Any, bits: Any, to: Any) -> Any:
     return half_by_bits(builder, bits, to)
 
 
-def test_every_half_has_its_value_on_a_processor_without_an_instruction_for_it() -> None:
+def test_every_half_has_its_value_without_a_processor_instruction() -> None:
     found = all_halves(lanes.load_of(I16, by_bits, "float"))
     assert found.tobytes() == HALVES.tobytes()  # it keeps even the payload of NaN
 
@@ -182,6 +182,6 @@ def a_count_that_is_no_number(out: Any, raw: Any, n: int) -> None:
     ],
     ids=lambda f: f.__name__,
 )  # fmt: skip
-def test_what_would_round_twice_or_mix_kinds_does_not_compile(wrong: Any) -> None:
+def test_kernel_that_rounds_twice_or_mixes_kinds_does_not_compile(wrong: Any) -> None:
     with pytest.raises(NumbaError):
         compiled(wrong)(np.empty(8, np.float32), RAW, 8)

@@ -26,7 +26,7 @@ def test_a_nan_is_the_largest_magnitude_and_is_passed_over_with_a_sign() -> None
     assert found[2] == 0
 
 
-def test_of_equal_magnitudes_the_sign_is_that_of_the_first() -> None:
+def test_largest_magnitude_has_the_sign_of_the_first_of_equal_ones() -> None:
     x = np.array([[1, -3, 3, 2], [0, 3, -3, -3], [-np.inf, np.inf, 0, 0], [0, -0.0, 0, 0]])
     assert signed_largest(x.astype(np.float32)).tolist() == [-3, 3, -np.inf, 0]
 

@@ -51,7 +51,7 @@ def test_minima_in_higher_bits_are_left_out() -> None:
     assert np.array_equal(out, steps)
 
 
-def test_as_many_bytes_are_copied_as_there_is_room_for() -> None:
+def test_copy_stops_at_the_end_of_its_room() -> None:
     raw, to = np.arange(100, dtype=np.uint8), np.zeros(40, np.uint8)
     copied(to[:33], raw, 7)
     assert to.tolist() == [*range(7, 40), *[0] * 7]

@@ -1,4 +1,4 @@
-"""Which batches are refused, and by which rule."""
+"""Batches that are refused, each by its rule."""
 
 from collections.abc import Sequence
 

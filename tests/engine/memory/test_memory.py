@@ -43,7 +43,7 @@ MEMORIES: list[Memory] = [
 
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=lambda memory: type(memory).__name__)
-def test_what_every_memory_does_with_whole_sequences(memory: Memory) -> None:
+def test_every_memory_copies_and_removes_whole_sequences(memory: Memory) -> None:
     steps = [text(0, 0, 3), text(1, 0, 2), ["cp", 0, 2, -1, -1], ["rm", 0, -1, -1]]
     last = run(memory, ["clear"], *steps)[-1]
     assert (last["code"], [span[1] for span in last["pos"]]) == (1, [-1, 1, 2])
@@ -53,7 +53,7 @@ def test_what_every_memory_does_with_whole_sequences(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("memory", MEMORIES, ids=lambda memory: type(memory).__name__)
-def test_what_is_restored_is_what_was_saved(memory: Memory) -> None:
+def test_restored_sequence_is_the_saved_one(memory: Memory) -> None:
     steps = [["clear"], text(0, 0, 3), ["save", 0], ["save", -1], ["save", 2], text(0, 3, 1)]
     answers = run(memory, *steps, ["load", 1, 0], ["load", 0, 2], ["load", -1, 1])
     before, copied, emptied, whole = (answers[i]["pos"] for i in (4, 6, 7, 8))
@@ -152,7 +152,7 @@ def test_a_hybrid_memory_shares_tokens_in_one_stream_and_its_states_part() -> No
     assert run(Hybrid(size=SIZE, n_seq=2, unified=False), shared)[-1]["code"] == 1
 
 
-def test_a_hybrid_memory_forgets_no_part_and_nothing_is_left_of_what_does_not_fit() -> None:
+def test_hybrid_memory_removes_no_part_and_keeps_nothing_of_a_failed_batch() -> None:
     memory = Hybrid(size=SIZE, n_seq=2, unified=True)
     steps = [text(0, 0, 4), ["save", 0], ["rm", 0, 2, -1], text(1, 0, 4), ["load", 1, 0]]
     fuller = [["rm", 1, -1, -1], text(0, 4, 2), text(1, 0, 2), ["load", 1, 0]]

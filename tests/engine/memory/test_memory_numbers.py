@@ -1,4 +1,4 @@
-"""What memories hold besides positions: keys and values in cells, states of sequences, nothing."""
+"""Contents of memories besides positions: keys and values in cells, states, nothing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,8 +33,10 @@ def memory(*kept: KeysValues | States, **changes: Any) -> Memory:
 
 
 def run(memory: Memory, batch: Batch, *, n_ubatch: int = 64) -> list[Mapping[int, LayerView]]:
-    """What each ubatch sees, after it has stored its tokens for keys and values or added them up
-    in its states."""
+    """Return the views of each ubatch after its tokens are in the memory.
+
+    Tokens are stored for keys and values, and added up in states.
+    """
     seen = []
 
     def compute(ubatch: Batch, views: Mapping[int, LayerView]) -> F32:
@@ -73,7 +75,7 @@ def keys(view: LayerView) -> list[int]:
 # --- cells --------------------------------------------------------------------------------------
 
 
-def test_what_layers_keep_decides_which_memory_it_is() -> None:
+def test_memory_kind_follows_from_what_layers_keep() -> None:
     kinds = {
         Attention: memory(HEADS, HEADS),
         Window: memory(SEES_FOUR, HEADS),
@@ -123,7 +125,7 @@ def test_only_cells_up_to_the_last_in_use_are_read() -> None:
     assert keys(views[0]) == [1, 4]
 
 
-def test_layers_with_a_window_let_go_of_what_no_token_sees_and_others_do_not() -> None:
+def test_layers_with_a_window_let_go_of_cells_that_no_token_sees() -> None:
     window = memory(SEES_FOUR, HEADS, size=16, n_seq=1, n_ubatch=1)
     assert isinstance(window, Window)
     assert window.near.size == 256  # as large as a stream of llama.cpp's can be made
@@ -237,7 +239,7 @@ def test_a_state_goes_on_from_its_sequence_and_begins_at_zero() -> None:
     assert (views[0].read()[1] == 4).all()
 
 
-def test_a_batch_in_several_ubatches_comes_in_equal_shares_and_its_rows_in_its_own_order() -> None:
+def test_batch_in_several_ubatches_has_equal_shares_and_its_own_row_order() -> None:
     states = memory(STATES)
     seen = run(states, interleaved(3), n_ubatch=4)  # `run` asserts the order of rows
     assert len(seen) == 2
@@ -268,7 +270,7 @@ def test_a_hybrid_memory_gives_each_layer_its_own_kind() -> None:
 # --- none ---------------------------------------------------------------------------------------
 
 
-def test_without_memory_a_batch_sees_itself_in_both_directions_and_nothing_else() -> None:
+def test_batch_without_memory_sees_itself_alone_in_both_directions() -> None:
     nothing = memory(HEADS, causal=False)
     run(nothing, interleaved(2))
     (views,) = run(nothing, interleaved(2))

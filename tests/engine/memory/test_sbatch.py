@@ -63,7 +63,7 @@ def test_a_simple_split_counts_every_token_as_a_sequence() -> None:
     assert (batch.left, batch.groups) == (9, [Group((), 64, 9)])
 
 
-def test_sequences_of_unequal_length_go_together_as_far_as_the_shortest_goes() -> None:
+def test_sequences_of_unequal_length_go_together_for_the_shortest_length() -> None:
     tokens = [SbatchToken(pos, (0,)) for pos in range(5)] + [SbatchToken(p, (1,)) for p in (0, 1)]
     assert [u.order for u in sbatch_equal(tokens, 8)] == [(5, 6, 0, 1), (2, 3, 4)]
     assert [u.order for u in sbatch_seq(tokens, 2)] == [(5, 6), (0, 1), (2, 3), (4,)]

@@ -40,7 +40,7 @@ sizes = st.sampled_from([1e-30, 1e-3, 1.0, 100.0])
 
 
 def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
-    """Of the op against mirror's, with the bound that the judge gives a scalar engine."""
+    """Compare the op with mirror's, by the bound that the judge gives a scalar engine."""
     truth = carry_bound(getattr(BoundedOps(), op)(*args))
     return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
 
@@ -108,7 +108,7 @@ def test_a_product_that_is_wrong_in_one_way_is_out_of_bound(
 
 
 @pytest.mark.parametrize("type_name", ["F16", "BF16", "Q8_0", "Q4_0"])
-def test_infinite_and_nan_weights_and_every_other_bit_pattern_are_multiplied_as_mirror_does(
+def test_every_bit_pattern_of_weights_is_multiplied_as_mirror_does(
     type_name: str,
 ) -> None:
     """One weight or block per output: the sum has one term, and what it is must match exactly."""
@@ -169,11 +169,13 @@ def test_neither_threads_nor_neighbours_change_a_bit(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("type_name", sorted(BLOCKS))
-def test_what_is_no_number_is_multiplied_the_same_by_rows_and_by_panels(
+def test_nan_and_infinity_are_multiplied_the_same_by_rows_and_panels(
     type_name: str, value: float
 ) -> None:
-    """Its step is -128. Of a NaN the scale is that of its neighbours: `fast`, which had left the
-    sign of its products as it was, had been accused where few tokens came."""
+    """The step of such a value is -128, and a NaN has the scale of its neighbours.
+
+    `fast` had left the sign of these products as it was, and was accused where few tokens came.
+    """
     columns = 2 * block_of(type_name)
     weight, x = weight_of(type_name, (37, columns), 3), floats(3, 12, columns)
     x[:, 5] = value
@@ -188,7 +190,7 @@ def test_what_is_no_number_is_multiplied_the_same_by_rows_and_by_panels(
 
 
 class SignLeft(Fast):
-    """Of a NaN's products none is positive where its step is -128."""
+    """Engine with no positive product where a NaN's step is -128."""
 
     def linear(self, x: Any, weight: Weight) -> Any:
         return -np.abs(super().linear(x, weight))
@@ -276,7 +278,7 @@ PROCESSORS = {"haswell": "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+popcnt,+sse4.2,+ssse
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_other_processors_multiply_the_same(processor: str) -> None:
-    """What is compiled for one is kept beside what is compiled for others, by its name."""
+    """Kernels compiled for one processor are kept beside those for others, by its name."""
     there = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": PROCESSORS[processor]}
     code = "import json; from tests.engine.ops.test_fast_products import of_some_formats as f; "
     done = subprocess.run(

@@ -34,7 +34,7 @@ def test_each_piece_is_done_once_whoever_is_awake_and_by_whoever_asks() -> None:
             assert (seen == 1).all()
 
 
-def test_several_who_ask_at_once_get_their_own_answers() -> None:
+def test_several_callers_at_once_get_their_own_answers() -> None:
     members = Team()
     found = [np.zeros(997, np.int64) for _ in range(4)]
 

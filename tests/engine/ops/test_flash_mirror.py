@@ -118,7 +118,7 @@ def test_queries_become_halves_on_the_sequential_path_only(tokens: int) -> None:
     assert same == (tokens < TILE)
 
 
-def test_where_values_cancel_the_radius_has_room_for_the_rounding_of_what_is_left() -> None:
+def test_radius_has_room_for_rounding_of_what_cancelled_values_leave() -> None:
     """1 + 2**-11 is a tie, and with -1 it leaves zero or 2**-10, of which a third is rounded up."""
     v = np.array([1.0, 2.0**-11, -1.0], np.float16).reshape(3, 1, 1)
     q, k = np.zeros((1, 1, 1), np.float32), np.zeros((3, 1, 1), np.float16)
@@ -198,7 +198,7 @@ def test_a_token_that_sees_nothing_gets_zeros(kind: type[Any], tokens: int, thre
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
-def test_what_is_hidden_does_not_matter(kind: type[Any]) -> None:
+def test_hidden_cells_do_not_matter(kind: type[Any]) -> None:
     q, k, v, visible = inputs(7, 4, 20, kind)
     visible[:, 7] = False
     expected = attend((q, k, v, visible)).v

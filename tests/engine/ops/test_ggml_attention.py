@@ -86,7 +86,7 @@ def test_a_sink_of_minus_infinity_is_none() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
-def test_what_is_hidden_does_not_matter_beside_sinks(kind: Any) -> None:
+def test_hidden_cells_do_not_matter_beside_sinks(kind: Any) -> None:
     sources = inputs(1, 600, kind)
     sources[3][:, 7] = -np.inf
     before = judged(sources, np.float32(LOW), 2)

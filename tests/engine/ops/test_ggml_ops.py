@@ -1,4 +1,4 @@
-"""What ggml's ops mean: float32 done by hand must fit, and a slip must not."""
+"""Meanings of ggml's ops: float32 done by hand must fit, and a slip must not."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -130,7 +130,7 @@ def test_the_radius_of_a_sum_counts_its_roundings() -> None:
 
 
 @pytest.mark.parametrize("small", [(0, 1), (0, 4)])
-def test_of_no_rows_none_is_made(small: tuple[int, ...]) -> None:
+def test_input_without_rows_gives_no_rows(small: tuple[int, ...]) -> None:
     """A batch of which no output is asked for: the last layer's ops have no rows."""
     assert like(np.ones(small), (0, 4)).shape == (0, 4)
 

@@ -101,7 +101,7 @@ def test_rows_that_were_not_written_must_be_as_they_were() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_value_between_two_codes_may_have_either(fused: bool) -> None:
-    """Whether a product and a sum are rounded once or twice decides here."""
+    """The code depends on whether a product and a sum are rounded once or twice."""
     x = np.zeros(32, np.float32)
     x[:2] = -8.0 * np.float32(1.1), np.float32(0.55)
     low, high = codes(x[None], x[:1, None] / np.float32(-8), 8.5, 15)
@@ -122,7 +122,7 @@ def test_coded_rows_are_copied_as_they_are(op: str) -> None:
     assert found.allowed == 0.0
 
 
-def test_what_has_no_definition_here_is_not_compared() -> None:
+def test_storage_type_without_a_definition_is_unsupported() -> None:
     made = node("SET_ROWS", np.zeros((5, 64), np.float32), ROWS, IDS)
     cache = Operand(name="c", type="IQ4_NL", ne=(64, 5, 1, 1), value=np.zeros((1, 1, 5, 36), "u1"))
     coded = replace(made, type="IQ4_NL", value=cache.value, sources=(*made.sources, cache))

@@ -54,7 +54,7 @@ def were_integers(acts: F64, weight: Weight) -> bool:
     return right is not None and products.whole_steps(acts, weight, BUILD) is not None
 
 
-def test_all_formats_but_those_with_other_scales_are_multiplied_by_integers() -> None:
+def test_all_formats_without_other_scales_are_multiplied_by_integers() -> None:
     assert {kind.name for kind in QUANTISED} - {kind.name for kind in BY_INTEGERS} == BY_FLOATS
 
 
@@ -92,7 +92,7 @@ def test_a_product_by_integers_is_that_of_decoded_numbers(
 
 
 @every
-def test_an_activation_that_is_no_multiple_of_a_scale_is_multiplied_as_it_is(
+def test_activation_that_is_no_multiple_of_a_scale_is_multiplied_as_it_is(
     kind: type[WeightFormat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = weight_of(kind.name, (9, COLUMNS), seed=2)
@@ -154,7 +154,7 @@ def test_activations_of_another_format_are_multiplied_as_floats() -> None:
 
 
 def test_steps_without_room_for_their_sums_are_multiplied_as_floats() -> None:
-    """Of 256 there is for any of 16 bits."""
+    """There is room for the sums of 256 steps of any 16 bits."""
     weight = weight_of("Q6_K", (8, COLUMNS), seed=6)
     assert integers.rows_of(weight, slice(0, 8), 256, 16, None) is not None
     assert integers.rows_of(weight, slice(0, 8), 1 << 15, 16, None) is None
@@ -177,7 +177,7 @@ def products_of(
 
 
 def test_magnitudes_are_those_of_the_products() -> None:
-    """Of every byte, also of the one that stands for -128, whose magnitude no int8 can hold."""
+    """Magnitudes of every byte are right, also of the byte for -128: no int8 can hold that one."""
     rng = np.random.Generator(np.random.Philox(key=8))
     codes = np.arange(8 * 64, dtype=np.int64).reshape(8, 64) % 256
     fours = rng.integers(-127, 128, (2, 8, 16, 4)).astype(np.int8)

@@ -31,7 +31,7 @@ sizes = st.sampled_from([1e-30, 1e-3, 1.0, 100.0])
 
 
 def mismatch(op: str, *args: Any, ops: ReferenceOps = FAST) -> Mismatch | None:
-    """Of the op against mirror's, with the bound that the judge gives a scalar engine."""
+    """Compare the op with mirror's, by the bound that the judge gives a scalar engine."""
     truth = carry_bound(getattr(BoundedOps(), op)(*args))
     return mismatch_between(truth, getattr(ops, op)(*args), truth.bound.allowed)
 
@@ -131,7 +131,7 @@ def test_the_engine_named_fast_generates_what_the_reference_does(tmp_path: Path)
     assert answers[0] == answers[1]
 
 
-def test_compiled_kernels_are_noticed_whatever_their_age_and_those_of_another_source_are_not(
+def test_kernels_are_noticed_at_any_age_but_not_of_another_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FAST.rms_norm(floats(1, 2, 8), floats(2, 8), 1e-5)

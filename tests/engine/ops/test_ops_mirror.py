@@ -1,4 +1,4 @@
-"""What the mirror adds to the reference: ggml's roundings where it makes them, and no others."""
+"""Roundings that the mirror adds to the reference: ggml's, where ggml makes them, and no others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -79,7 +79,7 @@ DIFFERENT: dict[str, Callable[[ReferenceOps], Any]] = {
 
 
 @pytest.mark.parametrize("ask", EQUAL.values(), ids=EQUAL.keys())
-def test_mirror_and_reference_are_equal_where_ggml_rounds_nothing_on_the_way(
+def test_mirror_and_reference_are_equal_if_ggml_rounds_nothing(
     ask: Callable[[ReferenceOps], Any],
 ) -> None:
     assert ask(MIRROR).tobytes() == ask(REFERENCE).tobytes()

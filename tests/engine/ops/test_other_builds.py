@@ -1,4 +1,4 @@
-"""What newer x86 builds of llama.cpp do otherwise: flash attention in halves, matrices for AMX."""
+"""Differences of newer x86 builds of llama.cpp: flash attention in halves, matrices for AMX."""
 
 from collections.abc import Callable
 
@@ -73,11 +73,11 @@ def test_values_added_up_in_halves_fit_a_build_that_does_so_and_no_other() -> No
     assert not fits(attended(in_floats), HALVES)[:STEP].all()
 
 
-def test_what_is_left_behind_whole_steps_is_added_up_in_floats() -> None:
+def test_rest_behind_whole_steps_is_added_up_in_floats() -> None:
     assert not fits(attended(fused), HALVES)[STEP:].all()
 
 
-def test_a_product_of_halves_that_is_rounded_before_it_is_added_does_not_fit() -> None:
+def test_product_of_halves_rounded_before_the_addition_does_not_fit() -> None:
     assert not fits(attended(unfused), HALVES)[:STEP].all()
 
 
@@ -99,7 +99,7 @@ def matrix(name: str, rows: int = 32, columns: int = 64) -> Weight:
     ],
     ids=["a matrix", "odd rows", "odd columns", "a cache", "experts", "chunks", "a shared one"],
 )
-def test_activations_stay_as_they_are_before_matrices_that_are_laid_out_for_amx(
+def test_activations_stay_as_they_are_for_matrices_laid_out_for_amx(
     weight: Weight, whole: bool
 ) -> None:
     x = normal(5, 3, weight.shape[1])
@@ -122,7 +122,7 @@ def test_a_matrix_that_the_build_names_is_not_laid_out() -> None:
     )
 
 
-def test_what_was_converted_for_one_matrix_is_not_taken_for_another_one() -> None:
+def test_conversion_for_one_matrix_is_not_reused_for_another() -> None:
     ops, x = Mirror(generic=(AMX,)), normal(5, 3, 64)
     first, second = matrix("blk.0.attn_q.weight"), matrix("blk.0.attn_k.weight", rows=33)
     assert not np.array_equal(ops.activations(x, first), ops.activations(x, second))

@@ -60,7 +60,7 @@ def test_an_offset_is_what_codes_of_zero_decode_to(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LESS_OFFSET)
-def test_a_weight_is_its_unsigned_code_times_a_scale_from_what_a_code_of_zero_is(name: str) -> None:
+def test_weight_is_its_unsigned_code_times_a_scale_less_a_zero_code(name: str) -> None:
     """So weights that share a scale lie on one side of that."""
     weight = weight_of(name, (4, COLUMNS))
     apart = Build(lanes=1, plain=True, offsets_apart=True)
@@ -70,7 +70,7 @@ def test_a_weight_is_its_unsigned_code_times_a_scale_from_what_a_code_of_zero_is
     assert above.any()
 
 
-def test_what_float32_loses_of_a_sum_is_added_back() -> None:
+def test_bound_adds_back_what_float32_loses_of_a_sum() -> None:
     """One large term, and small ones that float32 drops one by one if it adds them to it."""
     small = np.full((1, 4096), 2.0**-24 * 0.99)
     small[0, 0] = 1

@@ -55,7 +55,7 @@ def test_a_product_row_by_row_is_that_of_decoded_weights(
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))
 @pytest.mark.parametrize("tokens", [1, 5, products.FEW_AS_INTEGERS])
-def test_a_product_of_integers_as_they_lie_in_the_file_is_that_of_decoded_weights(
+def test_product_of_stored_integers_is_that_of_decoded_weights(
     name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """21 rows in pieces of four; the last blocks of a row are no four, where they are small."""
@@ -119,7 +119,7 @@ def by_decoding(ops: type[Mirror], x: F32, weight: Weight, patch: pytest.MonkeyP
 
 class SumsMissing(Mirror):
     def sums(self, x: F32, weight: Weight) -> NDArray[np.float64]:
-        """As carried, or of the values."""
+        """Return the sums that the format carries, or else the sums of the values."""
         right = super().sums(x, weight)
         if right is None:
             groups = x.shape[-1] // products.activation_format(weight.format).summed
@@ -148,10 +148,10 @@ def test_minima_meet_the_sums_that_an_engine_has_wrong_ones_too(
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q5_1"])
-def test_an_honest_engine_whose_activations_carry_no_sums_has_those_of_its_values(
+def test_activations_without_carried_sums_use_the_sums_of_their_values(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its scale is one for each row, which here is that of each block."""
+    """The engine has one scale for each row, which here is that of each block."""
     weight, x = weight_of(name, (9, COLUMNS), seed=3), np.zeros((2, COLUMNS), np.float32)
     x[:, 5], x[:, -3] = 1, -1
     expected = by_decoding(InInt8Rows, x, weight, monkeypatch)
@@ -160,7 +160,7 @@ def test_an_honest_engine_whose_activations_carry_no_sums_has_those_of_its_value
 
 
 def test_a_decoder_that_is_wrong_decodes_itself() -> None:
-    """What it does to the weights after they are unpacked would be left out."""
+    """The kernel would leave out what such a decoder does to weights after they are unpacked."""
 
     class Doubled(WeightFormat.member("Q8_0")):  # type: ignore[misc]
         @classmethod

@@ -175,7 +175,7 @@ def sums_of(blocks: NDArray[Any]) -> NDArray[np.float64]:
     return values.reshape(*blocks.shape, 32).sum(axis=-1)
 
 
-def test_the_sum_of_a_q8_1_block_is_taken_with_the_scale_before_it_is_rounded() -> None:
+def test_sum_of_a_q8_1_block_uses_the_scale_before_rounding() -> None:
     x = Generator(Philox(3)).standard_normal(3200).astype(np.float32)
     blocks = Q8_1Activations.quantise(x)
     carried = Q8_1Activations.read(blocks).sums
@@ -223,7 +223,7 @@ def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
 
 
 def values(kind: type[ActivationFormat], *first: float) -> list[float]:
-    """What is left of the first values of a block of zeros."""
+    """Return the first values of a block of zeros after conversion."""
     block = np.zeros(256, np.float32)
     block[: len(first)] = first
     found: list[float] = kind.convert(block).values[: len(first)].tolist()

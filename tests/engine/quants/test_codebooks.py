@@ -191,7 +191,7 @@ SIGN_PATTERNS = {"IQ2_XXS": 128, "IQ2_XS": 128, "IQ3_XXS": 128, "IQ2_S": 256, "I
 
 
 @pytest.mark.parametrize("kind", IQ, ids=lambda kind: kind.name)
-def test_every_entry_and_every_sign_pattern_decodes_as_the_library_decodes_it(
+def test_every_entry_and_sign_pattern_decodes_as_in_the_library(
     kind: type[WeightFormat], library: Any
 ) -> None:
     blocks = entries_and_signs(kind, 4096)

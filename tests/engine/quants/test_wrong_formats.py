@@ -1,4 +1,4 @@
-"""Which wrong engine is made for which weight format: all of them, or a reason why one cannot be.
+"""Wrong engines for each weight format: all of them, or a reason why one cannot be.
 
 tests/differential/test_wrong_weights.py runs every cell that has no reason, against llama.cpp.
 """
@@ -87,7 +87,7 @@ def rows() -> list[str]:
     return [f"{kind.name:8}{' '.join(cell(kind, fault) for fault in KINDS)}" for kind in FORMATS]
 
 
-def test_every_kind_of_fault_is_made_in_every_type_or_the_table_says_why_not() -> None:
+def test_every_kind_of_fault_exists_for_every_type_or_has_a_reason_not_to() -> None:
     assert rows() == TABLE.strip().splitlines()
     assert {*DECODER_FAULTS, *ACTIVATION_FAULTS} == {*KINDS}
 
@@ -105,6 +105,6 @@ def test_a_type_has_nibbles_or_a_reason_of_its_own_why_not() -> None:
     assert all(NIBBLES[k.name] in fields(k) for k in FORMATS if k.name in NIBBLES)
 
 
-def test_types_without_a_product_have_wrong_decoders_for_the_golden_vectors() -> None:
+def test_types_without_a_product_have_wrong_decoders_for_golden_vectors() -> None:
     assert {kind.name for kind in FORMATS} - {*NAMES} == {kind.name for kind in WITHOUT_PRODUCT}
     assert all(MISTAKES["sign ignored"][1](kind) for kind in WITHOUT_PRODUCT)

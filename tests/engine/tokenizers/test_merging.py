@@ -21,7 +21,7 @@ ALPHABETS = ("ab", "abc", "aé日", "▁ab", "xyz\U0001f600")
 
 
 def texts(seed: int, alphabet: str) -> Iterator[bytes]:
-    """Of the alphabet, and here and there a character in no token; some are cut at the end."""
+    """Yield texts of the alphabet, with some characters in no token; some are cut at the end."""
     raw = iter(np.random.Philox(seed).random_raw(20_000).tolist())
     for count in range(150):
         letters = [(alphabet + "q")[next(raw) % (len(alphabet) + 1)] for _ in range(count % 60)]
@@ -120,7 +120,7 @@ def test_a_table_has_what_was_put_in_and_nothing_else() -> None:
     assert needles.present(b"") == Needles([]).present(b"a") == []
 
 
-def test_of_equal_merges_the_first_counts_and_halves_matter() -> None:
+def test_first_of_equal_merges_counts_and_halves_matter() -> None:
     table = table_of_merges([b"a bc", b"ab c", b"a bc", b"abc", b" abc", b"a  bc", b"", b"x y\xff"])
     slots = table.rows[table.tags > 0]
     assert sorted(slots[:, 3].tolist()) == [0, 1, 7]

@@ -137,7 +137,7 @@ def test_every_category_in_an_expression_is_known(kind: str) -> None:
     assert {*named} - {"AFMoE_digits"} <= MEMBERS.keys()
 
 
-def test_members_beyond_ascii_are_stand_ins_and_in_ascii_they_are_those_of_unicode() -> None:
+def test_members_are_stand_ins_beyond_ascii_and_those_of_unicode_in_ascii() -> None:
     for category in "NLPMS":
         pattern = re.compile(f"[{MEMBERS[category]}]")
         members = {code for code in range(0x80) if pattern.match(chr(code))}
@@ -145,7 +145,7 @@ def test_members_beyond_ascii_are_stand_ins_and_in_ascii_they_are_those_of_unico
     assert collapse("aé漢\u3000१!¿€\u0301\u0378") == "aªº\v¹!¿±¨¬"
 
 
-def test_an_ascii_character_stands_for_itself_and_no_other_character_for_one() -> None:
+def test_ascii_character_stands_for_itself_alone() -> None:
     table = stand_ins()
     assert table[:0x80].tolist() == list(range(0x80))
     beyond = {chr(code) for code in np.unique(table[0x80:]).tolist()}

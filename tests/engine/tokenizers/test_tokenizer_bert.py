@@ -101,7 +101,7 @@ def test_every_rule_holds() -> None:
     ],
     ids=str,
 )
-def test_accents_are_stripped_where_letters_are_made_small_unless_a_key_says_otherwise(
+def test_accents_are_stripped_with_lower_case_unless_a_key_says_otherwise(
     changes: dict[str, bool], expected: list[int]
 ) -> None:
     text = "HEé" if changes.get("normalizer__lowercase") is False else "HEÉ"
@@ -114,7 +114,7 @@ def test_flags_of_the_file_change_nothing_around_a_text() -> None:
     assert tokenizer.encode(b"a") == ids("[CLS]", "▁a", "[SEP]")
 
 
-def test_roles_beyond_the_vocabulary_are_none_and_refused_where_they_are_needed() -> None:
+def test_roles_beyond_the_vocabulary_are_none_and_refused_if_needed() -> None:
     tokenizer = tokenizer_of(tiny(bos_token_id=None, unknown_token_id=None))
     assert tokenizer.encode(b"a", add_special=False) == ids("▁a")
     with pytest.raises(InvalidModel, match=r"tokenizer.ggml.bos_token_id"):

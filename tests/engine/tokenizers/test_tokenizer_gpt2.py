@@ -219,7 +219,7 @@ def test_without_tokens_for_dna_it_is_text() -> None:
     assert HybridDnaTokenizer(metadata).encode(MIXED) == Gpt2Tokenizer(metadata).encode(MIXED)
 
 
-def test_it_drops_white_space_and_lowers_case() -> None:
+def test_whitespace_tokenizer_drops_white_space_and_lowers_case() -> None:
     metadata, text = tiny(model="whitespace"), "\u3000AB \n ab\t".encode()
     assert isinstance(tokenizer_of(metadata), WhitespaceTokenizer)
     assert WhitespaceTokenizer(metadata).encode(text) == ids("ab", "ab")

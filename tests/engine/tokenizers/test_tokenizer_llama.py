@@ -152,7 +152,7 @@ def test_every_rule_holds() -> None:
 # --- what no single rule says ------------------------------------------------------------------
 
 
-def test_without_the_prefix_text_starts_as_it_is_and_keeps_its_spaces_on_the_way_back() -> None:
+def test_text_without_the_prefix_keeps_its_start_and_its_spaces() -> None:
     tokenizer = tokenizer_of(tiny(add_space_prefix=False))
     assert tokenizer.encode(b" b") == ids("<s>", "▁", "b")
     assert tokenizer.encode(b"b") == ids("<s>", "b")

@@ -185,7 +185,7 @@ def test_spaces_are_as_the_two_keys_say(prefix: bool, merge: bool, expected: lis
     assert tokenizer.encode(b"b  b ", add_special=False) == expected
 
 
-def test_the_prefix_comes_before_the_first_word_and_not_before_the_spaces_there() -> None:
+def test_prefix_comes_before_the_first_word_and_not_before_the_spaces() -> None:
     tokenizer = tokenizer_of(tiny(remove_extra_whitespaces=False))
     assert tokenizer.normalize(b" b") == "▁▁b".encode()
     assert tokenizer.normalize(b"  ") == "▁▁".encode()

@@ -143,7 +143,7 @@ def test_a_tokenizer_that_only_llama_cpp_has_is_not_supported() -> None:
         tokenizer_of(tiny(model="test"))
 
 
-def test_suppressed_tokens_are_kept_in_order_without_those_beyond_the_vocabulary() -> None:
+def test_suppressed_tokens_keep_their_order_within_the_vocabulary() -> None:
     suppressed = np.array([7, -1, 3, N_VOCAB, 7], np.int32)
     assert tokenizer_of(tiny(suppress_tokens=suppressed)).vocabulary.suppressed == (7, 3, 7)
     assert tokenizer_of(tiny()).vocabulary.suppressed == ()

@@ -215,7 +215,7 @@ def test_every_mistake_that_a_test_catches_is_in_the_catalogue() -> None:
     assert {name for test in every_test() for name in test.catches} <= known
 
 
-def test_what_a_test_rests_on_is_a_test() -> None:
+def test_test_that_another_rests_on_exists() -> None:
     others = (test for arch in ARCHITECTURES for test in report_for(arch, "F32").tests)
     names = {test.name for test in (*every_test(), *others)}
     assert {name for test in every_test() for name in test.rests_on} <= names
@@ -306,7 +306,7 @@ def test_the_list_has_every_test_and_the_prompt(lockstep: Lockstep) -> None:
 @pytest.mark.parametrize(
     "options", [("--arch", "nonsense"), ("--quant", "Q9_9")], ids=lambda options: options[0]
 )
-def test_what_cannot_be_written_is_one_line_with_the_choices(
+def test_impossible_acid_write_is_one_line_with_the_choices(
     options: tuple[str, str], tmp_path: Path, lockstep: Lockstep
 ) -> None:
     ending = lockstep("acid", "write", "-o", tmp_path / "a.gguf", *options)

@@ -244,6 +244,6 @@ def test_every_mistake_that_a_test_catches_is_in_the_catalogue() -> None:
     assert {name for test in every_test(*OTHERS) for name in test.catches} <= known
 
 
-def test_what_a_test_rests_on_is_a_test_of_some_architecture() -> None:
+def test_test_that_another_rests_on_exists_for_some_architecture() -> None:
     names = {test.name for test in every_test(*ARCHITECTURES)}
     assert {name for test in every_test(*ARCHITECTURES) for name in test.rests_on} <= names

@@ -1,4 +1,4 @@
-"""What wrong engines of the catalogue write when they run an acid model.
+"""Reports that the catalogue's wrong engines write when they run an acid model.
 
 LOCKSTEP_ACID_ALL=1 with `pytest -s` tries every one that a test covers; without it some are tried.
 """
@@ -62,7 +62,7 @@ def tried(kind: str, folder: Path, prefix: str = "", arch: str = "llama") -> lis
 
 
 def check_first_names(wrote: list[SeenReport], arch: str, kind: str) -> None:
-    """Of each engine, and of the NOs of each two together, the first cause named is true."""
+    """Assert that the first cause named is true, of each engine and of the NOs of any two."""
     tests = {test.name: test for test in report_for(arch, kind).tests}
     for pair in combinations_with_replacement(wrote, 2):
         for readings in zip(*(each.readings for each in pair), strict=True):

@@ -57,7 +57,7 @@ def test_a_wrong_tokenizer_is_named_and_every_other_test_is_ok(engine: str, mode
 
 
 @pytest.mark.parametrize("engine", NOT_SEEN)
-def test_what_no_test_sees_says_ok_and_is_in_no_tests_list(engine: str, model: Path) -> None:
+def test_fault_that_no_test_sees_says_ok_and_is_in_no_tests_list(engine: str, model: Path) -> None:
     assert read(f"mutant:{engine}", model).code == 0
     assert not any(engine in test.catches for test in TOKENIZER)
 
@@ -74,7 +74,7 @@ def test_spaces_that_are_written_as_they_are_stored_are_named(model: Path) -> No
 
 @pytest.mark.parametrize("parsed", [True, False])
 def test_a_control_tokens_text_is_ok_as_the_token_and_as_text(model: Path, parsed: bool) -> None:
-    """As in a chat, and as in a completion."""
+    """A chat parses the token, a completion has it as text."""
     with LocalSession(Adapter.member("fast"), model, EXACT) as session:
         ids = session.ask("tokenize", [PROMPT.encode()], parse_special=parsed)
         assert isinstance(ids, Answered)

@@ -1,4 +1,4 @@
-"""Which node of llama.cpp's graph is which site, in every version whose graph is recorded."""
+"""Sites of the nodes in llama.cpp's graph, in every version whose graph is recorded."""
 
 import ctypes
 from collections import Counter

@@ -42,7 +42,7 @@ def test_the_context_stands_for_its_memory_where_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama_model_init_from_user", "llama_memory_seq_pos_max"])
-def test_what_a_version_lacks_is_unsupported_by_name(name: str) -> None:
+def test_function_that_a_version_lacks_is_unsupported_by_name(name: str) -> None:
     with pytest.raises(
         Unsupported, match=rf"^llama-cpp-python 0\.3\.8 .*(has no {name}|positions)"
     ):

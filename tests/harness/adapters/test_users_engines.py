@@ -107,7 +107,7 @@ def test_a_file_may_import_its_neighbours(model: Path, tmp_path: Path) -> None:
         assert isinstance(session.ask("describe"), Answered)
 
 
-def test_of_several_classes_one_is_named(tmp_path: Path) -> None:
+def test_file_with_several_classes_needs_one_named(tmp_path: Path) -> None:
     path = written(tmp_path, EMPTY.format("A", "a") + EMPTY.format("B", "b"))
     assert f"several engines: A, B; name one: {path}:A" in why(f"adapter:{path}")
     assert "has no engine 'C' (known: A, B)" in why(f"adapter:{path}:C")
@@ -131,7 +131,9 @@ def test_of_several_classes_one_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_imported_is_one_sentence(source: str, words: str, tmp_path: Path) -> None:
+def test_file_that_cannot_be_imported_is_one_sentence(
+    source: str, words: str, tmp_path: Path
+) -> None:
     said = why(f"adapter:{written(tmp_path, source)}")
     assert words in said
     assert "Traceback" not in said
@@ -144,7 +146,7 @@ def test_what_cannot_be_imported_is_one_sentence(source: str, words: str, tmp_pa
         ("(self, *a): raise KeyError('no licence')", "KeyError: 'no licence'"),
     ],
 )
-def test_a_class_that_cannot_be_made_is_a_crash_that_shows_its_own_lines_alone(
+def test_class_that_cannot_be_made_is_a_crash_with_its_own_lines_alone(
     init: str, words: str, tmp_path: Path
 ) -> None:
     source = "from lockstep.harness.adapters.base import Adapter\nclass Mine(Adapter):\n"
@@ -196,7 +198,7 @@ def test_a_class_that_dies_or_fails_is_a_crash(model: Path, tmp_path: Path) -> N
         assert words in found.summary
 
 
-def test_what_it_prints_is_its_log(model: Path, tmp_path: Path) -> None:
+def test_output_of_an_engine_is_its_log(model: Path, tmp_path: Path) -> None:
     source = HONEST.replace("model = Model(", "print('hello'); 1 / 0\n            model = Model(")
     path = written(tmp_path, source)
     with Runner(time_limit=60).open(f"adapter:{path}", model, EXACT) as session:

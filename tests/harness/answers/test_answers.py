@@ -159,7 +159,7 @@ ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an an
 
 
 @pytest.mark.parametrize("question", ASKED)
-def test_what_no_suite_asks_has_a_form_as_well(question: str) -> None:
+def test_question_that_no_suite_asks_has_a_form_as_well(question: str) -> None:
     args, honest, lies = ASKED[question]
     assert isinstance(Saying(honest).ask(question, *args), Answered)
     for lie in lies:

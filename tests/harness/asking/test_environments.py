@@ -141,7 +141,7 @@ def test_a_version_is_built_once_listed_used_and_removed(sdist: Sdist, cache: Pa
     ],
     ids=["unknown version", "broken build", "broken library"],
 )
-def test_what_cannot_be_had_is_one_sentence_and_leaves_nothing(
+def test_version_that_cannot_be_had_is_one_sentence_and_leaves_nothing(
     sdist: Sdist, cache: Path, version: str, module: str, broken: bool, says: str
 ) -> None:
     sdist(version, module, broken)

@@ -32,7 +32,7 @@ def run(model: Path, way: str, folder: Path, models: int = 1) -> tuple[int, list
     return result.code, result.verdicts
 
 
-def test_who_waits_in_vain_is_told_of_the_option(model: Path, tmp_path: Path) -> None:
+def test_timeout_names_the_option(model: Path, tmp_path: Path) -> None:
     code, (found,) = run(model, "hangs", tmp_path)
     assert (code, found.status) == (3, "timed-out")
     assert "did not answer tokenize within 1 s (--timeout SECONDS" in found.summary

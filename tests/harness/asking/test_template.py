@@ -1,4 +1,4 @@
-"""What a process that forks workers has loaded, and how; and what becomes of them without it."""
+"""Process that forks workers: what it has loaded, and how; and workers without it."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def test_threads_of_llama_cpp_in_a_fork_wait_asleep_and_do_not_spin() -> None:
 
 @pytest.fixture
 def own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Of this test alone; the id of its process."""
+    """Yield the process id of a template for this test alone."""
     monkeypatch.setattr(template, "KEPT", [])
     with template.keep_template():
         if not template.KEPT:
@@ -57,7 +57,7 @@ def test_workers_are_forks_however_many_threads_of_blas_there_are_here(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_where_the_template_has_died_or_hangs_workers_start_by_themselves(
+def test_workers_start_by_themselves_if_the_template_died_or_hangs(
     number: signal.Signals, own_template: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template, "SECONDS", 0.2)
@@ -70,10 +70,10 @@ def test_where_the_template_has_died_or_hangs_workers_start_by_themselves(
     assert template.KEPT == []  # nobody waits for it once more
 
 
-def test_the_next_question_is_answered_where_the_template_has_died_with_its_worker(
+def test_next_question_is_answered_if_template_and_worker_died(
     own_template: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is reaped by whoever comes: its id may be another's by then, and nobody kills that."""
+    """Whoever comes next reaps it. Its id may be another's by then, and nobody kills that."""
     killed: list[int] = []
     kill = os.killpg
     with PATIENT.open("fake", None, EXACT) as session:

@@ -1,4 +1,4 @@
-"""What is said of a question that was not answered in time, and who is asked it again."""
+"""Messages about a question not answered in time, and the engines that are asked it again."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,7 +45,7 @@ LATE = TimedOut(seconds=300.0)
         ("tokenize", ([b"text"],), "is waited for an answer)"),
     ],
 )
-def test_who_waits_in_vain_reads_for_how_many_tokens_and_what_asks_for_fewer(
+def test_timeout_says_for_how_many_tokens_and_how_to_ask_for_fewer(
     question: str, args: tuple[Any, ...], words: str
 ) -> None:
     outcome = InTurn(LATE).ask(question, *args)
@@ -58,14 +58,14 @@ def test_a_question_that_says_its_length_says_it_once() -> None:
     assert text == "mine did not answer logits for 4 tokens in batches of 3, 1 within 300 s"
 
 
-def test_a_run_that_was_waited_for_twice_is_not_asked_a_third_time_with_tensors_shown() -> None:
+def test_run_that_was_late_twice_is_not_asked_again_with_tensors() -> None:
     session = InTurn(LATE, LATE)
     for request in (RUN, SHOWN):
         assert AGAIN not in no_answer("mine", "evaluate", session.ask("evaluate", request)).summary
     assert AGAIN in no_answer("mine", "evaluate", session.ask("evaluate", SHOWN)).summary
 
 
-def test_another_run_is_asked_for_all_the_same_and_so_is_one_that_was_late_once() -> None:
+def test_other_run_and_a_run_late_once_are_asked_again() -> None:
     crash = Answered(value=None, seconds=1.0)
     session = InTurn(LATE, crash, LATE, LATE, LATE)
     session.ask("evaluate", RUN)
@@ -79,7 +79,7 @@ def test_another_run_is_asked_for_all_the_same_and_so_is_one_that_was_late_once(
 def beside(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[tuple[Outcome, Outcome], list[str]]:
-    """Of an oracle that took so many, and a subject that is late once."""
+    """Ask an oracle that took so many seconds, and a subject that is late once."""
     asked: list[str] = []
 
     def ask(who: str, *outcomes: Outcome) -> Callable[[], Outcome]:
@@ -99,7 +99,7 @@ def beside(
     return asked_beside(ask("oracle", found), ask("subject", LATE, found)), asked
 
 
-def test_who_was_late_beside_another_that_took_long_is_asked_again_alone(
+def test_engine_late_beside_a_slow_oracle_is_asked_again_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (_, subject), asked = beside(200.0, monkeypatch)
@@ -107,7 +107,7 @@ def test_who_was_late_beside_another_that_took_long_is_asked_again_alone(
     assert asked.count("subject") == 2
 
 
-def test_who_was_late_and_nearly_always_alone_is_not_waited_for_again(
+def test_engine_late_while_nearly_alone_is_not_waited_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (_, subject), asked = beside(1.0, monkeypatch)

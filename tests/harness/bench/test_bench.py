@@ -113,7 +113,7 @@ def test_a_mean_of_ratios_is_geometric() -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-def test_what_is_decoded_is_ordinary(kind: type[WeightFormat]) -> None:
+def test_bench_decodes_ordinary_numbers(kind: type[WeightFormat]) -> None:
     """Random halves would be NaN or infinite now and then, which some code is slow on."""
     raw = blocks_of(kind, 4096, seed=0)
     assert kind.whole_blocks(raw) * kind.weights == 4096
@@ -151,7 +151,7 @@ def test_each_thread_decodes_all_blocks_into_room_of_its_own(threads: int) -> No
     assert len({out.ctypes.data for _, out in pieces}) == threads
 
 
-def test_what_goes_wrong_in_a_thread_is_not_lost_and_no_other_waits_for_it() -> None:
+def test_error_in_a_thread_is_raised_and_no_other_waits_for_it() -> None:
     pieces = pieces_of(np.arange(4, dtype=np.uint8), (1, 1), 2)
     pieces[1][0][0] = 4
 

@@ -21,13 +21,13 @@ def promised(target: str, ours: float, theirs: float) -> list[bool]:
     ("target", "ours", "kept"),
     [(PROMPT, 50.0, True), (PROMPT, 49.0, False), (STEPS, 90.0, True), (STEPS, 89.0, False)],
 )
-def test_half_of_the_speed_is_promised_of_a_prompt_and_nine_tenths_of_single_tokens(
+def test_run_promises_half_of_prompt_speed_and_nine_tenths_of_token_speed(
     target: str, ours: float, kept: bool
 ) -> None:
     assert promised(target, ours, 100.0) == [kept]
 
 
-def test_nothing_is_promised_of_a_model_whose_tokens_take_no_time() -> None:
+def test_model_with_tokens_in_no_time_gets_no_promise() -> None:
     assert promised(STEPS, 1.0, 1000.0) == []
 
 
@@ -44,6 +44,6 @@ def test_a_prompt_and_single_tokens_are_measured_of_both_engines() -> None:
     assert all(row[f"{engine} x2"] > 0 for row in figures["rows"] for engine in (OURS, THEIRS))
 
 
-def test_what_is_neither_a_file_nor_a_built_in_model_is_refused() -> None:
+def test_target_that_is_no_file_and_no_built_in_model_is_refused() -> None:
     with pytest.raises(Exception, match="no such file, and no built-in model"):
         list(bench_named("run").run(BenchPlan(targets=("no.gguf",)), lambda target, text: None))

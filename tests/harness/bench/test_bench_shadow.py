@@ -40,7 +40,7 @@ def test_three_plain_decodes_and_a_copy_are_promised(captured: float, kept: bool
 
 
 @pytest.mark.parametrize("before", [None, "passive"])
-def test_how_threads_wait_is_the_users_choice_and_as_before_afterwards(
+def test_waiting_of_threads_is_the_users_choice_and_restored_afterwards(
     before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(WAITING, raising=False)
@@ -51,7 +51,7 @@ def test_how_threads_wait_is_the_users_choice_and_as_before_afterwards(
     assert os.environ.get(WAITING) == before
 
 
-def test_what_is_neither_a_file_nor_a_built_in_model_is_refused(tmp_path: Path) -> None:
+def test_target_that_is_no_file_and_no_built_in_model_is_refused(tmp_path: Path) -> None:
     plan = BenchPlan(targets=(str(tmp_path / "none.gguf"),), rounds=1)
     with pytest.raises(BadInput, match="no such file, and no built-in model"):
         list(bench_named("shadow").run(plan, lambda target, text: None))

@@ -18,7 +18,7 @@ import_members("lockstep.harness.mutants")
 
 
 class ReplacesBytes(Reference, name="bisect: replaces bytes"):
-    """What is no UTF-8 is U+FFFD before it is a token."""
+    """Engine that replaces what is no UTF-8 by U+FFFD before it makes tokens."""
 
     def tokenize(self, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         whole = [text.decode("utf-8", "replace").encode() for text in texts]
@@ -44,10 +44,10 @@ def test_a_fault_behind_64_cells_is_found_in_a_longer_run_and_confirmed(tmp_path
     assert found.patched.confirms
 
 
-def test_an_op_that_is_wrong_behind_the_prompt_alone_is_in_the_list_of_layers(
+def test_op_that_is_wrong_behind_the_prompt_alone_is_in_the_list_of_layers(
     tmp_path: Path,
 ) -> None:
-    """The list had said of every layer that no op of it was wrong, and named one below."""
+    """The list said of every layer that no op was wrong, but an op was named below the list."""
     found, words = bisected("mutant:cache-batch-sees-itself-alone", tmp_path)
     assert found.first is not None
     assert found.first.site.step == 1
@@ -61,7 +61,7 @@ def test_an_op_that_is_wrong_behind_the_prompt_alone_is_in_the_list_of_layers(
     assert (before.layer, before.guilty, before.error < 1e-6) == (None, (), True)
 
 
-def test_of_an_op_that_is_wrong_in_the_prompt_the_list_names_no_step(tmp_path: Path) -> None:
+def test_list_names_no_step_for_an_op_wrong_in_the_prompt(tmp_path: Path) -> None:
     found, _ = bisected("mutant:rope-half-split", tmp_path)
     assert all("step" not in name for layer in found.layers for name in layer.guilty)
     assert found.layers[1].guilty
@@ -96,7 +96,7 @@ def test_a_prompt_taken_for_the_one_before_is_found_by_bisect_too(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["mutant:race-head-lost", "mutant:race-sum-of-parts"])
-def test_of_an_engine_that_is_not_deterministic_no_patch_confirms_anything(
+def test_patch_confirms_nothing_for_an_engine_that_is_not_deterministic(
     name: str, tmp_path: Path
 ) -> None:
     found, words = bisected(name, tmp_path)
@@ -107,7 +107,7 @@ def test_of_an_engine_that_is_not_deterministic_no_patch_confirms_anything(
     assert found.culprits or "look at threads that add up in any order" in words
 
 
-def test_of_an_honest_engine_nothing_is_said(tmp_path: Path) -> None:
+def test_bisect_finds_nothing_in_an_honest_engine(tmp_path: Path) -> None:
     found, words = bisected("honest:silu-tanh", tmp_path)
     assert (found.exit_code, found.others, found.asked) == (0, (), "")
     assert "nothing to find" in words

@@ -74,19 +74,19 @@ def test_an_honest_engine_that_shows_a_part_is_not_accused(
         assert [v.status for v in found if v.suite == "trace"] == ["agreed"]
 
 
-def test_where_nothing_is_shown_nothing_agrees(tmp_path: Path) -> None:
+def test_engine_that_shows_nothing_agrees_in_nothing(tmp_path: Path) -> None:
     found = verdicts_of(builtin("f32", tmp_path), SHOWS_NOTHING)
     assert statuses(found) == {"not-applicable"}
     assert exit_code(found) == 3
 
 
-def test_what_is_shown_and_wrong_is_still_found(tmp_path: Path) -> None:
+def test_wrong_op_that_is_shown_is_still_found(tmp_path: Path) -> None:
     found = verdicts_of(builtin("f32", tmp_path), WRONG_ROPE, ("trace",))
     wrong = {v.detail["site"] for v in found if v.status == "diverged"}
     assert wrong == {"Qcur_rope", "Kcur_rope"}
 
 
-def test_what_an_engine_says_that_it_shows_it_must_show(tmp_path: Path) -> None:
+def test_tensor_that_an_engine_declares_must_be_shown(tmp_path: Path) -> None:
     found = verdicts_of(builtin("f32", tmp_path), WITHHOLDS, ("trace",))
     wrong: list[Any] = diverged(found)
     assert {(v.detail["site"], v.detail["layer"], v.detail["kind"]) for v in wrong} == {

@@ -92,7 +92,7 @@ PASSED_ON = "rounding of what the output norm gives and the output matrix reads"
         ("column-major", "output matrix, or what is made of logits"),
     ],
 )
-def test_what_is_wrong_outside_the_layers_is_named_and_the_layers_are_not_judged(
+def test_fault_outside_the_layers_is_named_and_the_layers_are_not_judged(
     mutant: str, part: str, tmp_path: Path
 ) -> None:
     path = builtin("f32", tmp_path)
@@ -107,7 +107,7 @@ def an_eighth(raw: NDArray[np.uint8], _: Any) -> None:
 
 
 def test_eps_is_not_taken_for_the_embedding_where_embeddings_are_small(tmp_path: Path) -> None:
-    """As those of stories260K: with larger ones in their place, powers of two, no eps counts."""
+    """Stories260K has such embeddings. With larger ones, powers of two, no eps counts."""
     path, tensor = builtin("f32", tmp_path), "token_embd.weight"
     small_ones = copy_with(path, tmp_path / "small.gguf", tensor, an_eighth)
     found = bisected(small_ones, tmp_path / "made", engine="mutant:wrong-eps")
@@ -145,9 +145,9 @@ class WithScaledSinks(Reference, name="test:sinks-scaled-as-scores"):
         ("test:sinks-scaled-as-scores", "attention: sinks"),
     ],
 )
-def test_what_is_wrong_with_a_gpt_oss_is_named(engine: str, part: str, tmp_path: Path) -> None:
-    """Its norm before the FFN is called post_attention_norm: made larger, as one behind attention,
-    it drove all gates to where they clamp, so that engines agreed there, and eps was named."""
+def test_fault_of_a_gpt_oss_is_named(engine: str, part: str, tmp_path: Path) -> None:
+    """gpt-oss calls its norm before the FFN post_attention_norm, so it was made larger. That drove
+    all gates to where they clamp. Engines agreed there, and eps was named."""
     path = one_layer_of("gpt-oss", tmp_path)
     found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
     assert faults(found) == {0: [part]}
@@ -171,7 +171,7 @@ class WithLargerGate(Reference, name="test:geglu-of-a-larger-gate"):
         ("qwen3moe", "mutant:experts-not-normalised", f"FFN: {WEIGHED}"),
     ],
 )
-def test_what_hides_a_fault_is_not_named_for_it(
+def test_part_that_hides_a_fault_is_not_named_for_it(
     arch: str, engine: str, part: str, tmp_path: Path
 ) -> None:
     path = one_layer_of(arch, tmp_path)
@@ -197,7 +197,7 @@ ADDS = {
 
 
 @pytest.mark.parametrize("arch", ADDS)
-def test_what_a_layer_adds_is_known_by_its_tensors(arch: str) -> None:
+def test_sum_of_a_layer_is_known_by_its_tensors(arch: str) -> None:
     stems, expected = (words.split() for words in ADDS[arch])
     assert what_adds(stems) & set(stems) == set(expected)
 
@@ -248,8 +248,8 @@ class OtherEachTime(Reference, name="test:other-each-time"):
         return replace(right, logits=tuple(x * factors.astype(np.float32) for x in right.logits))
 
 
-def test_of_an_engine_whose_runs_differ_no_part_is_named(tmp_path: Path) -> None:
-    """It was eps, the output norm, or the embedding, from one bisection to the next."""
+def test_engine_with_runs_that_differ_gets_no_part_named(tmp_path: Path) -> None:
+    """Each bisection named another part: eps, the output norm, or the embedding."""
     path = written(tmp_path, n_layer=1)
     found = bisected(path, tmp_path / "made", engine="test:other-each-time")
     assert faults(found) == {}
@@ -270,7 +270,7 @@ class WithNoNumbers(Reference, name="test:softmax-of-many-is-no-number"):
     ops = NoNumbers
 
 
-def test_what_is_no_number_is_not_muted_by_zeros_and_not_held_against_the_head(
+def test_nan_is_not_muted_by_zeros_and_not_held_against_the_head(
     tmp_path: Path,
 ) -> None:
     path = builtin("f32", tmp_path)
@@ -281,7 +281,7 @@ def test_what_is_no_number_is_not_muted_by_zeros_and_not_held_against_the_head(
 
 
 class TurnsOnlyInModelsOfTwo(Mirror):
-    """What depends on how many layers there are, no slice has."""
+    """Engine whose fault depends on the number of layers, so no slice has it."""
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         return super().rms_norm(x, weight, eps) * np.float32(self.size)
@@ -296,7 +296,7 @@ class WrongByNumber(Reference, name="test:wrong-by-number"):
         return ops
 
 
-def test_what_a_layer_does_by_its_number_is_no_silence(tmp_path: Path) -> None:
+def test_fault_by_layer_number_is_no_silence(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:wrong-by-number")
     assert found.whole.status == "diverged"
@@ -314,7 +314,8 @@ def test_an_engine_of_lists_is_bisected_by_them(tmp_path: Path) -> None:
 
 
 def test_weights_that_nobody_could_ask_about_are_not_said_to_agree(tmp_path: Path) -> None:
-    """Where tokens alone are shown no matrix is looked at in its place, as the line before says."""
+    """If an engine shows tokens alone, no matrix is looked at in its place, as the line before
+    says."""
     path = builtin("f32", tmp_path)
     of_tokens = made("greedy: honest", levels=("greedy",))
     for engine, weights in ((of_tokens, False), ("reference", True)):
@@ -343,7 +344,7 @@ GREEDY_WITH_OTHER_EPS = wrong("greedy: other eps", WrongEps, levels=("greedy",))
 
 
 @pytest.mark.parametrize("name", ["f32", "q8_0"])
-def test_what_only_other_suites_of_check_see_is_no_agreement(name: str, tmp_path: Path) -> None:
+def test_fault_that_only_other_suites_see_is_no_agreement(name: str, tmp_path: Path) -> None:
     engine = "mutant:cache-cells-beyond-64"  # of which no slice has as many
     found = bisected(builtin(name, tmp_path), tmp_path / "made", engine=engine)
     assert (found.whole.status, faults(found)) == ("agreed", {})
@@ -381,7 +382,7 @@ def test_a_lens_of_any_type_sees_one_wrong_nibble_and_no_honest_engine(
 
 
 def test_a_tensor_off_by_a_thousandth_is_named_and_its_layer(tmp_path: Path) -> None:
-    """Which the logits of the whole model do not show."""
+    """The logits of the whole model do not show it."""
     path, tensor = written(tmp_path, quant="Q4_1", n_layer=3), "blk.1.ffn_up.weight"
     other = copy_with(path, tmp_path / "other.gguf", tensor, scaled)
     found = bisected(path, tmp_path / "made", subject_model=other)

@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def one_lens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each type."""
+    """Ask about one lens of each type only."""
     monkeypatch.setattr(in_check, "LENSES", 1)
 
 
@@ -46,7 +46,7 @@ def verdicts(
     named: bool = False,
     shows: tuple[str, ...] | None = None,
 ) -> Iterator[Verdict]:
-    """Of the plan's engine as if it showed no more than these."""
+    """Yield the verdicts on the plan's engine as if it showed no more than these."""
     with closing(open_plan(plan, lambda _: None)) as opened:
         info = replace(opened.context.subject_info, levels=levels)
         info = replace(info, computes_nodes=False, shows_nodes=False, shows=shows)
@@ -83,25 +83,25 @@ def test_a_wrong_graph_differs_on_the_twin_and_its_weights_do_not(model: Path) -
     assert any(v.status == "agreed" and "weights" in v.summary for v in found)
 
 
-def test_who_is_wrong_behind_the_layers_is_not_accused_of_its_weights(model: Path) -> None:
-    """Lenses show them through the last norm and the head."""
+def test_engine_wrong_behind_the_layers_is_not_accused_of_its_weights(model: Path) -> None:
+    """Lenses show the weights through the last norm and the head."""
     found = list(verdicts(plan_of(model, engine="mutant:last-norm-missing")))
     (twin,) = [v for v in found if v.status == "diverged"]
     assert twin.summary.startswith("the F32 twin: ")
     assert any(v.status == "not-applicable" and NO_LENS in v.summary for v in found)
 
 
-def test_of_a_large_model_slices_are_asked(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_model_is_asked_in_slices(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole, "LARGEST_TWIN", 0)
     found = [v for v in verdicts(plan_of(model)) if "slice" in v.summary]
     assert [v.status for v in found] == ["agreed"] * len(found)
     assert len(found) == 5  # twice without layers, and three layers
 
 
-def test_of_layers_that_are_computed_alike_some_are_asked_and_the_others_named(
+def test_layers_computed_alike_are_asked_in_part_and_the_others_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 32 layers of a model of 8 billion weights they took four minutes."""
+    """The 32 layers of a model with 8 billion weights took four minutes."""
     monkeypatch.setattr(whole, "LARGEST_TWIN", 0)
     monkeypatch.setattr(in_check, "SLICES", 2)
     path = written(tmp_path, quant="Q8_0", n_layer=5)
@@ -125,7 +125,7 @@ def test_the_layers_that_are_asked_go_from_the_first_to_the_last(n: int) -> None
         ("q8_0", ("logits", "trace"), "shows tensors"),
     ],
 )
-def test_where_other_suites_say_as_much_nothing_is_asked(
+def test_black_box_asks_nothing_if_other_suites_say_as_much(
     name: str, levels: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
     plan = plan_of(builtin(name, tmp_path))
@@ -186,9 +186,11 @@ def test_a_listed_weight_excuses_no_other_of_the_same_lens(model: Path, tmp_path
     assert [known.excuse(v).status for v in tried] == ["excused", "diverged", "diverged"]
 
 
-def test_of_a_made_model_that_llama_cpp_refuses_nobody_is_said_to_be_wrong() -> None:
-    """Of gemma2, which has no head of its own: a message about right and wrong sent its reader
-    looking for a fault of the engine."""
+def test_made_model_that_llama_cpp_refuses_accuses_no_engine() -> None:
+    """Gemma2 has no head of its own, so llama.cpp refuses such a model.
+
+    A message about right and wrong sent its reader looking for a fault of the engine.
+    """
     said = "llama.cpp refuses what the other engine accepts: wrong number of tensors"
     detail = {
         "engine": "llama.cpp",

@@ -33,7 +33,7 @@ def large(folder: Path, arch: str) -> Path:
     return path
 
 
-def test_few_tokens_are_rows_of_the_models_and_special_ones_are_found_by_their_new_ids(
+def test_few_tokens_are_rows_of_the_model_and_special_ones_have_new_ids(
     tmp_path: Path,
 ) -> None:
     path, out = large(tmp_path, "llama"), tmp_path / "slice.gguf"
@@ -82,7 +82,7 @@ def test_a_small_vocabulary_and_one_of_another_kind_stay_whole(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
-def test_both_engines_take_slices_with_few_tokens_and_the_wrong_layer_is_named(
+def test_both_engines_take_slices_with_few_tokens_and_name_the_wrong_layer(
     arch: str, tmp_path: Path
 ) -> None:
     path = large(tmp_path, arch)

@@ -1,4 +1,4 @@
-"""What a large model is asked besides its usual run: on its first layers, in its own types."""
+"""Extra runs of a large model: on its first layers, in its own types."""
 
 import errno
 from contextlib import closing
@@ -73,7 +73,9 @@ def test_honest_engines_agree_on_the_first_layers(engine: str, tmp_path: Path) -
         "cache-cells-beyond-64",
     ],
 )
-def test_what_is_wrong_in_other_batches_alone_is_found_there(mistake: str, tmp_path: Path) -> None:
+def test_fault_in_other_batches_alone_is_found_on_fewer_layers(
+    mistake: str, tmp_path: Path
+) -> None:
     fine, *wrong = logits_of(model(tmp_path), f"mutant:{mistake}")
     assert fine.status == "agreed"
     assert wrong
@@ -123,14 +125,14 @@ class Six(Reference, name="fewer layers: knows six alone"):
         return super().evaluate(request)
 
 
-def test_who_takes_no_model_of_fewer_layers_is_asked_with_all_of_them(tmp_path: Path) -> None:
+def test_engine_that_takes_no_model_of_fewer_layers_is_asked_with_all(tmp_path: Path) -> None:
     (found,) = logits_of(model(tmp_path), Six.name)
     assert found.status == "agreed"
     assert "in batches of" in found.summary
     assert "layers" not in found.summary
 
 
-def test_where_no_model_can_be_written_all_layers_are_asked(
+def test_engine_is_asked_with_all_layers_if_no_model_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
@@ -176,7 +178,7 @@ class BySize(Reference, name="fewer layers: has a table by their number"):
 
 
 @pytest.mark.parametrize("engine", [Pipeline, RefusingPipeline, BySize])
-def test_who_is_right_on_the_whole_and_not_on_fewer_layers_is_asked_with_all(
+def test_engine_that_is_right_on_all_layers_alone_is_asked_with_all(
     engine: type[Reference], tmp_path: Path
 ) -> None:
     (found,) = logits_of(model(tmp_path), engine.name)
@@ -192,7 +194,7 @@ class OneSequence(Reference, name="fewer layers: refuses a second sequence"):
         return super().evaluate(request)
 
 
-def test_who_refuses_a_second_sequence_is_not_asked_all_else_again(tmp_path: Path) -> None:
+def test_engine_that_refuses_a_second_sequence_is_not_asked_all_again(tmp_path: Path) -> None:
     fine, *left = logits_of(model(tmp_path), OneSequence.name)
     assert fine.status == "agreed"
     assert "in batches of" in fine.summary.split(FIRST)[1]
@@ -206,7 +208,7 @@ def test_a_list_of_what_is_known_of_one_run_does_not_excuse_another(tmp_path: Pa
 
 
 class FromTheFourthLayer(Mirror):
-    """Of few tokens at once the last row is lost, in layers that are somewhere else."""
+    """Engine that loses the last row of few tokens at once, in layers that lie elsewhere."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)
@@ -241,7 +243,7 @@ SOME = "for 61 tokens in batches of 14, 3, 5, 7, 16, 16"
 
 
 @pytest.mark.parametrize("engine", [OtherKernels, Reference])
-def test_who_is_not_asked_by_decode_is_asked_for_few_tokens_of_all_layers_with_the_rest(
+def test_engine_without_decode_is_asked_for_few_tokens_of_all_layers(
     engine: type[Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says = engine.describe

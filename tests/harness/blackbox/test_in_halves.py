@@ -114,7 +114,7 @@ class LogitsInF32(InF16, name="in halves: BF16, but for the product of the head"
 
 
 class WeightsInBF16(InF16, name="in halves: weights alone are kept in BF16"):
-    """As who converts what is quantised, and F32 as well."""
+    """Engine that converts quantised weights, and F32 as well."""
 
     ops = Mirror
 
@@ -188,7 +188,7 @@ def through_lenses(found: list[Verdict]) -> list[Verdict]:
 
 
 @pytest.mark.parametrize(("engine", "kind"), [(InF16.name, "F16"), (InBF16.name, "BF16")])
-def test_who_computes_in_halves_is_not_accused_on_a_model_in_f32(
+def test_engine_in_half_precision_is_not_accused_on_a_model_in_f32(
     engine: str, kind: str, model: Path
 ) -> None:
     found = verdicts(model, engine)
@@ -204,7 +204,7 @@ def test_a_fault_that_is_larger_than_halves_make_is_seen(model: Path) -> None:
     assert of_twin(found).status == "diverged"
 
 
-def test_nor_is_who_shows_no_halves_and_does_not_tell_apart_what_they_do_not(model: Path) -> None:
+def test_engine_that_shows_no_halves_is_not_accused_either(model: Path) -> None:
     found = verdicts(model, LogitsInF32.name)
     assert not [each.summary for each in found if each.status == "diverged"]
     assert of_twin(found).detail["computed_in"] == "BF16"
@@ -216,9 +216,11 @@ def test_weights_in_halves_are_named_on_the_twin(model: Path) -> None:
     assert "weights in BF16" in of_twin(found).summary
 
 
-def test_who_rounds_logits_alone_is_held_to_half_a_step(model: Path) -> None:
-    """What a wrong base of rope does was less than what an engine may be off by that computes in
-    BF16, and excused."""
+def test_engine_that_rounds_only_its_logits_gets_half_a_step_of_tolerance(model: Path) -> None:
+    """An engine that computes in BF16 may be off by more than a wrong base of rope is.
+
+    So the wrong base was excused.
+    """
     honest, wrong = verdicts(model, RoundsLogits.name), verdicts(model, RoundsLogitsAndIsWrong.name)
     assert not [each.summary for each in honest if each.status == "diverged"]
     assert of_twin(honest).detail["computed_in"] == "BF16"
@@ -226,8 +228,8 @@ def test_who_rounds_logits_alone_is_held_to_half_a_step(model: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", [WrongInF16.name, RoundsLogitsAndIsWrong.name])
-def test_no_weights_are_blamed_of_who_is_wrong_elsewhere(engine: str, model: Path) -> None:
-    """Every matrix was, by what rounding to halves makes of its sums."""
+def test_weights_are_not_blamed_if_the_engine_is_wrong_elsewhere(engine: str, model: Path) -> None:
+    """Every matrix was blamed, because halves round its sums."""
     found = verdicts(model, engine)
     assert of_twin(found).status == "diverged"
     assert not through_lenses(found)
@@ -267,10 +269,10 @@ def test_an_engine_is_asked_in_what_it_keeps_numbers(
     ("engine", "places"),
     [(LayersInF16.name, []), (WrongHeadInF16.name, ["result_output"])],
 )
-def test_bisect_names_what_is_wrong_of_who_computes_in_halves_and_nothing_else(
+def test_bisect_names_only_the_fault_of_an_engine_in_half_precision(
     engine: str, places: list[str], model: Path
 ) -> None:
-    """Embeddings that are rounded to F16 were no copy, and on the twin each layer was wrong."""
+    """Embeddings that are rounded to F16 were no copy, and each layer was wrong on the twin."""
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_tokens=16, n_steps=2)
     said: list[Any] = []
     bisect_one(plan, said.append)

@@ -103,15 +103,13 @@ class IgnoresEps(Reference, name="test:ignores-eps-of-all"):
     ops = UsualEps
 
 
-def test_an_engine_that_takes_the_usual_eps_is_not_said_to_have_wrong_tensors(
-    model: Path, tmp_path: Path
-) -> None:
+def test_engine_that_takes_the_usual_eps_gets_no_wrong_tensors(model: Path, tmp_path: Path) -> None:
     with closing(asker_of(model, tmp_path / "made", engine="test:ignores-eps-of-all")) as asker:
         found, why = see_in_place(asker)
     assert (found, "does not take attention.layer_norm_rms_epsilon" in why) == ([], True)
 
 
-def test_another_eps_is_told_by_tokens_whose_embeddings_are_not_zero() -> None:
+def test_other_eps_is_told_by_tokens_with_embeddings_that_are_not_zero() -> None:
     right = np.array([[1, -2, 3], [0, 0, 0], [4, 1, -1]], np.float32)
     each = np.array([[100], [7], [30]], np.float32)
     assert is_another_eps(right, right * each)
@@ -148,7 +146,7 @@ def test_check_sees_it_too(model: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def verdicts(path: Path, engine: str) -> Iterator[Verdict]:
-    """Of the engine as if it showed logits alone."""
+    """Yield the verdicts on the engine as if it showed logits alone."""
     plan = plan_for(path, n_tokens=8, engine=engine)
     with closing(open_plan(plan, lambda _: None)) as opened:
         info = replace(opened.context.subject_info, levels=("logits",), shows_nodes=False)
@@ -204,13 +202,13 @@ def test_an_engine_without_logits_is_asked_once_and_that_is_said(
     assert sum("matrices at their places" in text for text in asked) == 1
 
 
-def test_what_is_not_looked_at_in_its_place_is_said(tmp_path: Path) -> None:
+def test_tensors_not_asked_in_their_place_are_reported(tmp_path: Path) -> None:
     path = written(tmp_path, quant="Q4_1", n_layer=9)
     said = {v.summary for v in verdicts(path, "fast") if v.status == "not-applicable"}
     assert any("in their places: 9 layers of width 64" in summary for summary in said), said
 
 
-def test_a_model_whose_layers_are_not_all_as_wide_is_not_asked(model: Path, tmp_path: Path) -> None:
+def test_model_with_layers_of_several_widths_is_not_asked(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "narrow.gguf"
     with GgufFile.open(model) as file:
         name = "blk.1.ffn_down.weight"

@@ -117,7 +117,7 @@ def test_the_twin_says_nothing_against_an_honest_engine(models: dict[str, Path])
     assert (found.exit_code, found.culprits, found.asked) == (0, (), "")
 
 
-def test_what_is_wrong_in_the_types_of_weights_is_said_beside_what_the_twin_shows(
+def test_fault_in_types_of_weights_is_reported_beside_the_twins(
     models: dict[str, Path],
 ) -> None:
     """The twin has no such weights, and a proof on it says nothing of them."""
@@ -130,14 +130,14 @@ def test_what_is_wrong_in_the_types_of_weights_is_said_beside_what_the_twin_show
 
 
 @pytest.mark.parametrize("engine", [TwoPercentMore, HalfAsMuchMoreOfQ8])
-def test_of_one_fault_nothing_is_said_beside(engine: type[Ends], models: dict[str, Path]) -> None:
+def test_single_fault_gets_no_report_beside_it(engine: type[Ends], models: dict[str, Path]) -> None:
     found, text = bisected(models["Q8_0"], engine.name)
     assert found.as_stored == ()
     assert "in the model as it is" not in text
     assert (found.asked == OF_TWIN) == (engine is TwoPercentMore)
 
 
-def test_where_there_is_no_room_for_a_twin_the_usual_run_is_told(
+def test_usual_run_is_told_if_there_is_no_room_for_a_twin(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> NoReturn:
@@ -183,18 +183,18 @@ def test_check_asks_for_the_twin_where_tensors_say_no_more_than_logits(
 
 
 @pytest.mark.parametrize("engine", ["reference", "replay"])
-def test_who_shows_what_is_in_its_layers_is_not_asked_for_it(
+def test_engine_that_shows_tensors_of_its_layers_is_not_asked_for_ends(
     engine: str, models: dict[str, Path]
 ) -> None:
-    """Nor who computes each op of them alone, and shows none in a run."""
+    """Neither is an engine asked that computes single ops, and shows none in a run."""
     (found,) = with_made_models(plan_of(models["Q8_0"], engine, "black-box"))
     assert (found.status, found.summary) == (
         "not-applicable", f"{engine} shows tensors, which say more",
     )  # fmt: skip
 
 
-def test_a_subject_whose_file_is_in_f32_is_its_own_twin(models: dict[str, Path]) -> None:
-    """It was not asked, and nothing said of the graph."""
+def test_subject_with_a_file_in_f32_is_its_own_twin(models: dict[str, Path]) -> None:
+    """The twin was not asked, and nothing said of the graph."""
     plan = replace(plan_of(models["Q8_0"], Ends.name, "black-box"), subject_model=models["F32"])
     first, *_ = with_made_models(plan)
     assert first.status == "diverged"  # the weights are others, by what Q8_0 makes of them
@@ -222,7 +222,7 @@ def test_a_model_without_logits_is_asked_in_f32_as_well(tmp_path: Path) -> None:
         (None, False),
     ],
 )
-def test_who_shows_no_product_by_itself_shows_ends_alone(
+def test_engine_that_shows_no_single_product_shows_ends_alone(
     shows: tuple[str, ...] | None, alone: bool
 ) -> None:
     assert shows_ends_alone(EngineInfo(engine="mine", version="1", shows=shows)) == alone

@@ -35,14 +35,14 @@ def seen(model: Path, **changes: object) -> list[Looked]:
         return [through(asker, lens) for lens in lenses if lens.type == "Q4_0"]
 
 
-def test_where_every_matrix_is_wrong_it_is_said_that_it_may_be_the_head(tmp_path: Path) -> None:
+def test_report_says_it_may_be_the_head_if_every_matrix_is_wrong(tmp_path: Path) -> None:
     found = seen(builtin("q4_0", tmp_path), engine="test:wrong-head")
     assert {look.answer.status for look in found} == {"diverged"}
     assert all(look.answer.summary.endswith(AS_A_HEAD) for look in found if len(look.tensors) > 1)
     assert any(len(look.tensors) > 1 for look in found)
 
 
-def test_of_one_wrong_matrix_it_is_not(tmp_path: Path) -> None:
+def test_report_does_not_name_the_head_for_one_wrong_matrix(tmp_path: Path) -> None:
     model = builtin("q4_0", tmp_path)
     name = "blk.1.ffn_down.weight"
     other = copy_with(model, tmp_path / "other.gguf", name, one_nibble)

@@ -1,4 +1,4 @@
-"""Of a large model few tokens are generated; many of its first layer, which is soon read."""
+"""Lengths of generated texts: few tokens of a large model, many of its first layer, soon read."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -51,7 +51,7 @@ class WrongLater(Reference, name="longer text: wrong from token 30 on"):
 
 
 class OneModelAlone(Reference, name="longer text: takes no other model"):
-    """That of q4_0, of two layers."""
+    """Engine that reads only the model q4_0, which has two layers."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if self.file.metadata["llama.block_count"].data != 2:
@@ -66,7 +66,7 @@ class OneModelWrongLater(OneModelAlone, name="longer text: takes no other, wrong
 
 
 class OnePositionOn(Mirror):
-    """Of what is written, not of the prompt: the place of the next token was counted already."""
+    """Engine that counts the next token's place twice for written tokens, not for the prompt."""
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         return super().rope(x, positions + np.int32(len(positions) == 1), params)
@@ -130,10 +130,10 @@ def test_a_loop_that_counts_positions_otherwise_than_logits_do_is_found(tmp_path
 @pytest.mark.parametrize(
     ("engine", "keys"), [(LoopOfItsOwn.name, {LONGER}), ("honest:float64", set())]
 )
-def test_the_first_layer_in_f32_shows_such_a_loop_where_the_limit_of_the_model_hides_it(
+def test_first_layer_in_f32_shows_a_loop_that_the_models_limit_hides(
     engine: str, keys: set[str], tmp_path: Path
 ) -> None:
-    """That is the limit of honest engines who convert activations otherwise: it hides much."""
+    """The limit is that of honest engines that convert activations otherwise: it hides much."""
     model = builtin("q8_0", tmp_path)
     plan = plan_for(model, engine=engine, oracle="llama.cpp", n_steps=STEPS)
     with closing(open_plan(plan, lambda _: None)) as whole:
@@ -142,7 +142,7 @@ def test_the_first_layer_in_f32_shows_such_a_loop_where_the_limit_of_the_model_h
     assert WHERE in text(found)
 
 
-def test_what_many_ties_hide_of_the_first_layer_is_no_gap_in_a_small_model(
+def test_ties_that_hide_the_first_layers_text_are_no_gap_in_a_small_model(
     tmp_path: Path,
 ) -> None:
     """An honest engine would be told that something is missing, of what nobody asked for."""
@@ -163,7 +163,7 @@ def test_an_honest_engine_goes_on_as_llama_cpp_does(engine: str, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("large")
-def test_who_is_wrong_later_than_the_whole_model_is_asked_is_found(tmp_path: Path) -> None:
+def test_fault_later_than_the_whole_model_is_asked_is_found(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), WrongLater.name)
     assert wrong(found) == {LONGER}
     assert f"{FEW} greedy tokens are the same" in text(found)
@@ -171,7 +171,7 @@ def test_who_is_wrong_later_than_the_whole_model_is_asked_is_found(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("large")
-def test_who_takes_no_other_model_is_asked_for_all_of_this_one(tmp_path: Path) -> None:
+def test_engine_that_takes_no_other_model_is_asked_for_all_of_this_one(tmp_path: Path) -> None:
     found = asked(builtin("q4_0", tmp_path), OneModelAlone.name)
     assert not wrong(found)
     assert f"{FEW} greedy tokens are the same" in text(found)
@@ -180,7 +180,7 @@ def test_who_takes_no_other_model_is_asked_for_all_of_this_one(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("large")
-def test_who_takes_no_other_model_and_is_wrong_later_is_found(tmp_path: Path) -> None:
+def test_engine_that_takes_no_other_model_and_is_wrong_later_is_found(tmp_path: Path) -> None:
     assert wrong(asked(builtin("q4_0", tmp_path), OneModelWrongLater.name)) == {"decode/token"}
 
 
@@ -216,7 +216,7 @@ def test_each_layer_meets_batches_of_all_sizes_and_as_many_cells(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("reads", "n"), [(1000, STEPS), (40, 40), (20, 20), (3, LEAST)])
-def test_as_many_tokens_are_generated_as_read_so_many_bytes(
+def test_number_of_generated_tokens_follows_from_the_bytes_read(
     reads: int, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_for(builtin("q4_0", tmp_path), engine="reference", n_steps=STEPS)

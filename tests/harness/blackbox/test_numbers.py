@@ -1,4 +1,4 @@
-"""What a layer does by its number: no slice has it, and a slice has the number 0."""
+"""Faults of a layer by its number: no slice has the number, and a slice has the number 0."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -47,7 +47,7 @@ def bisected_with(fault: OneLayerFault, path: Path, folder: Path) -> BlackBoxBis
         models.close()
 
 
-def test_what_the_first_layer_does_is_not_held_against_slices_of_others(tmp_path: Path) -> None:
+def test_fault_of_the_first_layer_is_not_held_against_slices_of_others(tmp_path: Path) -> None:
     fault = OneLayerFault(way=BY_NUMBER, layer=0, where="Qcur_rope", change="not-turned")
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
     assert faults(found) == {0: ["attention: rotation, by its number"]}
@@ -68,20 +68,22 @@ class LastLayer(Reference, name="numbers: the last layer does not turn queries")
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-def test_what_the_last_layer_does_is_not_held_against_slices_of_others(
+def test_fault_of_the_last_layer_is_not_held_against_slices_of_others(
     quant: str, tmp_path: Path
 ) -> None:
-    """Each of which is the last of its model."""
+    """Each slice of another layer has it as the last layer of its model."""
     path = written(tmp_path, n_layer=3, quant=quant)
     found = bisected(path, tmp_path / "made", engine=LastLayer.name)
     assert faults(found) == {2: ["attention: rotation, by its number"]}
 
 
-def test_layers_that_are_counted_otherwise_are_named_and_not_those_whose_slices_differ(
+def test_layers_counted_otherwise_are_named_not_those_with_other_slices(
     tmp_path: Path,
 ) -> None:
-    """The first of six sees everything, not the last: so do the slices of layers 1 to 4, each of
-    which is the first of its model."""
+    """The first of six layers sees everything, not the last.
+
+    The slices of layers 1 to 4 do so too, because each layer is the first of its model.
+    """
     window = {"gemma3.attention.sliding_window": ("U32", 3)}
     path = model_of_arch("gemma3", tmp_path, window)
     engine = "mutant:windows-of-gemma3-from-the-first"
@@ -98,10 +100,11 @@ def test_a_tensor_of_one_layer_is_no_matter_of_numbers(tmp_path: Path) -> None:
     assert faults(found) == {2: ["FFN: down matrix"]}
 
 
-def test_an_op_of_a_later_layer_is_named_at_its_place_and_not_by_two_matrices(
+def test_op_of_a_later_layer_is_named_at_its_place_and_not_by_two_matrices(
     tmp_path: Path,
 ) -> None:
-    """In whose places it shows as well, as they are put into it."""
+    """The fault shows at the places of the two matrices as well, because they are put into
+    that op."""
     fault = OneLayerFault(way=BY_NUMBER, layer=2, where="ffn_swiglu", change="never-negative")
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
     ((layer, (part,)),) = faults(found).items()
@@ -113,8 +116,8 @@ def test_an_op_of_a_later_layer_is_named_at_its_place_and_not_by_two_matrices(
     ]
 
 
-def test_what_is_taken_for_a_tensor_by_its_name_is_found_in_its_layer(tmp_path: Path) -> None:
-    """Whatever stands there, so that nothing that is made simple hides it."""
+def test_tensor_taken_wrongly_by_its_name_is_found_in_its_layer(tmp_path: Path) -> None:
+    """The tensor is wrong whatever it holds, so no simpler tensor in its place hides the fault."""
     fault = OneLayerFault(way=BY_NAME, layer=1, where="attn_v.weight", change="scaled-by-1.001")
     found = bisected_with(fault, written(tmp_path, n_layer=3), tmp_path)
     ((layer, (part,)),) = faults(found).items()
@@ -131,7 +134,7 @@ def test_a_layer_that_takes_the_tensors_of_another_is_named(tmp_path: Path) -> N
     assert [row.layer for row in found.rows[2:]] == [0, 1, 2, 1, 2]
 
 
-def test_of_many_layers_one_is_found_in_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_wrong_layer_of_many_is_found_in_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def answer(asker: Any, layers: Sequence[int]) -> SliceAnswer:
@@ -150,7 +153,7 @@ def test_of_many_layers_one_is_found_in_few_questions(monkeypatch: pytest.Monkey
     assert len(asked) == 9
 
 
-def test_what_is_left_may_be_a_tensor_that_is_wrong_whatever_it_holds() -> None:
+def test_unnamed_rest_may_be_a_tensor_that_is_wrong_whatever_it_holds() -> None:
     seen = Part(name="attention: rotation", words="")
     left = Part(name="FFN: activation", words="", left=True)
     assert by_its_number(seen).name == "attention: rotation, by its number"

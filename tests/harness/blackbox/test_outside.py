@@ -1,7 +1,7 @@
-"""What is wrong outside the layers, of models whose logits are capped and whose head is the table.
+"""Faults outside the layers, of models with capped logits whose head is the table.
 
-Gemma 2 has both: no model of it has a head of its own, which llama.cpp refuses, so that what is
-asked with one is not answered. That was taken for agreement, and the embedding was named.
+Gemma 2 has both. llama.cpp refuses a model of it with a head of its own, so it answers no question
+with one. That was taken for agreement, and the embedding was named.
 """
 
 from pathlib import Path
@@ -58,7 +58,7 @@ class WrongForOneRow(Mirror):
 
 
 class WrongForEightRows(Mirror):
-    """As the first batch of such a run has."""
+    """Engine that is wrong for eight rows, as the first batch of such a run has."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)
@@ -102,8 +102,10 @@ class WithEpsOff(Reference, name="test:eps-that-is-just-seen"):
 def test_an_eps_that_is_just_seen_is_not_taken_for_the_rows_of_some_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one token alone it is within the limit, so that the engines agree there: the qwen3 of an
-    engine that had 1e-6 for 1e-5 was said to have wrong embeddings of some tokens."""
+    """For one token alone the eps is within the limit, so the engines agree there.
+
+    An engine had 1e-6 for 1e-5 on a qwen3. It was said to have wrong embeddings of some tokens.
+    """
     path = builtin("f32", tmp_path)
     monkeypatch.setitem(OFF, "eps", 1e-3)
     first = bisected(path, tmp_path / "much", engine="test:eps-that-is-just-seen").rows[0].answer
@@ -129,10 +131,10 @@ class WithLastIdLost(Reference, name="test:the-table-loses-its-last-id"):
     ops = LosesLastIdOfTheTable
 
 
-def test_a_head_that_is_wrong_where_it_is_the_table_alone_is_no_wrong_embedding(
+def test_head_that_is_wrong_as_the_table_alone_is_no_wrong_embedding(
     tmp_path: Path,
 ) -> None:
-    """What is asked with embeddings of another kind has a head apart, and agrees for that alone."""
+    """Models with embeddings of another kind have a head apart, and agree for that alone."""
     path = builtin("f16", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:the-table-loses-its-last-id")
     assert faults(found) == {None: [TIED]}

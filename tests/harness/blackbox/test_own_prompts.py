@@ -34,7 +34,7 @@ def asked(model: Path, engine: str) -> list[Verdict]:
         ("mutant:prompt-beginning-of-last", "look at what is kept of a prompt for the next"),
     ],
 )
-def test_who_reads_no_prompt_for_itself_is_found_on_the_first_layer(
+def test_engine_that_cuts_or_mixes_prompts_is_found_on_the_first_layer(
     mistake: str, look: str, tmp_path: Path
 ) -> None:
     (found,) = asked(builtin("q4_0", tmp_path), mistake)
@@ -75,21 +75,21 @@ def test_nothing_is_said_where_no_prompt_tells(tmp_path: Path) -> None:
     ("arch", "loud"),
     [("gemma2", "post_attention_norm"), ("llama", "attn_output"), ("gpt-oss", "attn_output")],
 )
-def test_what_is_made_loud_is_what_attention_adds_behind_a_norm_of_it(
+def test_loud_tensor_is_what_attention_adds_behind_its_norm(
     arch: str, loud: str, tmp_path: Path
 ) -> None:
-    """gpt-oss names the norm before its FFN so, and its attention has none behind it."""
+    """gpt-oss gives this name to the norm before its FFN, and has no norm behind attention."""
     with GgufFile.open(one_layer_of(arch, tmp_path)) as file:
         changed = first_layer(file).changes
     assert {name.split(".")[2] for name in changed if name.startswith("blk.")} == {loud}
 
 
-def test_of_gemma2_as_synth_makes_it_prompts_tell(tmp_path: Path) -> None:
+def test_prompts_tell_on_gemma2_as_synth_makes_it(tmp_path: Path) -> None:
     (found,) = asked(one_layer_of("gemma2", tmp_path), "replay")
     assert found.status == "agreed"
 
 
-def test_who_fails_on_a_model_that_nobody_trained_is_not_held_to_it_and_it_is_said(
+def test_engine_that_fails_on_an_untrained_model_is_not_held_to_it(
     tmp_path: Path,
 ) -> None:
     class FailsBehindMany(Reference, name="own prompts: fails behind many"):
@@ -104,7 +104,7 @@ def test_who_fails_on_a_model_that_nobody_trained_is_not_held_to_it_and_it_is_sa
 
 
 @pytest.mark.parametrize("tell", [True, False])
-def test_it_is_asked_where_prompts_of_the_model_itself_do_not_tell(
+def test_made_model_is_asked_if_prompts_of_the_model_do_not_tell(
     tell: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = builtin("f32", tmp_path)

@@ -44,10 +44,10 @@ def of_own_tokens(found: list[Verdict]) -> list[Verdict]:
 
 @pytest.mark.parametrize("levels", [("greedy",), ("logits", "greedy")])
 @pytest.mark.parametrize(("first", "last", "id"), [(0, 1, VOCABULARY - 1), (1, 0, 0)])
-def test_a_greedy_search_that_loses_an_id_is_found_where_the_id_is_nowhere_the_likeliest(
+def test_greedy_search_that_loses_an_id_is_found_though_id_is_never_top(
     first: int, last: int, id: int, levels: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """No beginning that is asked for ends in it, by far: all else agrees."""
+    """No beginning that is asked for ends in the id by far, so all else agrees."""
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     greedy = without(first, last)
     name = made(f"own token: {first}, {last}, {levels}", Quiet, levels=levels, greedy=greedy)
@@ -59,7 +59,7 @@ def test_a_greedy_search_that_loses_an_id_is_found_where_the_id_is_nowhere_the_l
 
 
 def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """As JavaScript sorts numbers, if it is given nothing to compare them by."""
+    """Choose as JavaScript sorts numbers, if it is given nothing to compare them by."""
     ids: list[int] = []
     while len(ids) < n:
         row = self.evaluate(Request(batches=(Batch.of([*prompt, *ids]),))).logits[0][-1]
@@ -67,10 +67,11 @@ def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
     return ids
 
 
-def test_a_greedy_search_that_compares_logits_as_texts_is_found_where_one_has_two_digits(
+def test_greedy_search_that_compares_logits_as_text_is_found_at_two_digits(
     tmp_path: Path,
 ) -> None:
-    """On a model whose logits are all below ten the largest is the last text as well."""
+    """If all logits of a model are below ten, the largest is the last in the order of texts as
+    well."""
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     name = made("own token: by text", Quiet, levels=("greedy",), greedy=by_text)
     *fine, wrong = decoded(model, name)
@@ -78,10 +79,10 @@ def test_a_greedy_search_that_compares_logits_as_texts_is_found_where_one_has_tw
     assert (wrong.status, wrong.key) == ("diverged", "decode/own token")
 
 
-def test_a_greedy_search_of_ids_of_16_bits_is_found_on_a_model_that_has_more(
+def test_greedy_search_with_16_bit_ids_is_found_on_a_larger_vocabulary(
     tmp_path: Path,
 ) -> None:
-    """Of which the first thousand tokens alone would be asked elsewhere."""
+    """Without it, only the first thousand tokens of such a vocabulary would be asked about."""
     model = written(tmp_path, n_layer=1, n_vocab=32770)
     greedy = without(0, 2)
     name = made("own token: of 16 bits", Quiet, levels=("greedy",), greedy=greedy)
@@ -110,7 +111,7 @@ def test_a_right_engine_chooses_the_first_and_the_last_id(arch: str, tmp_path: P
     assert " it chooses 0, " in found[0].summary
 
 
-def test_what_was_the_likeliest_nowhere_is_not_said_to_be_the_same(tmp_path: Path) -> None:
+def test_token_that_was_likeliest_nowhere_is_not_reported_as_the_same(tmp_path: Path) -> None:
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     said = "; ".join(verdict.summary for verdict in decoded(model, Reference.name))
     assert "the likeliest by far nowhere" in said or "behind none of" in said

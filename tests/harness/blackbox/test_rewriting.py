@@ -84,7 +84,7 @@ def test_layers_of_an_encoder_and_a_decoder_are_refused_by_a_sentence(tmp_path: 
         n_layers(model)
 
 
-def test_where_others_are_muted_they_add_nothing(tmp_path: Path) -> None:
+def test_muted_layers_add_nothing(tmp_path: Path) -> None:
     path, out = written(tmp_path, n_layer=3), tmp_path / "muted.gguf"
     with GgufFile.open(path) as model:
         rewrite(model, mute_other_layers(model, (1,)), out)
@@ -149,7 +149,7 @@ def test_experts_may_all_be_the_first(tmp_path: Path) -> None:
 
 
 def slice_of_one(model: GgufFile, change: Change) -> Recipe:
-    """Of one tensor, whose experts are all the first."""
+    """Return the recipe of a slice with one tensor, whose experts are all the first."""
     (name,) = model.tensors
     rows = {name: np.zeros(model.tensors[name].ne[-1], np.int64)}
     return Recipe(names={name: name}, changes={name: change}, rows=rows)
@@ -166,10 +166,10 @@ def slice_of_one(model: GgufFile, change: Change) -> Recipe:
         ("olmo2", ATTENTION_OUT),  # no norm before the FFN
     ],
 )
-def test_what_is_made_larger_comes_to_the_same_but_for_eps(
+def test_larger_tensors_give_the_same_logits_but_for_eps(
     arch: str, muted: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Or a fault is named for eps that the size of what is computed hides."""
+    """If they did not, a fault hidden by the size of computed values would be named as eps."""
     with GgufFile.open(one_layer_of(arch, tmp_path)) as model:
         changes, logits = without(model, 0, muted), []
         for number, own in enumerate((Neutral(), larger(model, 0))):

@@ -68,7 +68,7 @@ def test_an_engine_that_is_right_with_several_threads_agrees(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("settings", ['{"n_threads": 1}', '{"n_threads": 2}'])
-def test_an_engine_that_says_how_many_threads_it_has_is_not_said_to_have_three(
+def test_engine_that_reports_its_threads_is_not_said_to_have_three(
     settings: str, tmp_path: Path
 ) -> None:
     old = '"can": can, "shows": SHOWS}'
@@ -79,10 +79,10 @@ def test_an_engine_that_says_how_many_threads_it_has_is_not_said_to_have_three(
 
 
 @pytest.mark.parametrize("ends", ["sys.exit(3)", 'raise ValueError("no threads here")'])
-def test_of_one_that_does_not_start_with_several_threads_that_is_said(
+def test_engine_that_does_not_start_with_several_threads_is_reported(
     ends: str, tmp_path: Path
 ) -> None:
-    """No fault of it: it runs already, and whatever it holds may be held once."""
+    """This is no fault: the engine runs already, and whatever it holds may be held once."""
     with_three = f'if question["settings"]["n_threads"] == 3:\n            {ends}'
     dies = f'if question["ask"] == "start":\n        {with_three}\n        can'
     (found,) = logits_of(program(tmp_path, {START: dies}), builtin("f32", tmp_path))

@@ -27,7 +27,7 @@ class WrongForOneRow(Reference, name="single rows: those of Q8_0 come one late")
     ops = OneRow
 
 
-def test_where_no_part_differs_the_run_that_does_is_described(tmp_path: Path) -> None:
+def test_run_that_differs_is_described_if_no_part_does(tmp_path: Path) -> None:
     path = builtin("q8_0", tmp_path)
     found = bisected(path, tmp_path / "made", engine=WrongForOneRow.name)
     assert found.exit_code == 1
@@ -36,7 +36,7 @@ def test_where_no_part_differs_the_run_that_does_is_described(tmp_path: Path) ->
     assert found.whole.summary.endswith(ONE_ROW)
 
 
-def test_of_an_honest_engine_nothing_is_described(tmp_path: Path) -> None:
+def test_honest_engine_gets_no_run_described(tmp_path: Path) -> None:
     path = builtin("q8_0", tmp_path)
     found = bisected(path, tmp_path / "made", engine="reference")
     assert found.exit_code == 0

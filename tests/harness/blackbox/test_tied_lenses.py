@@ -27,7 +27,7 @@ WRONG = ("q4-0-nibbles-in-order", "q4-0-scale-bf16", "q4-0-offset")
 
 
 def asker_of(path: Path, folder: Path, **changes: Any) -> SliceAsker:
-    """Whose oracle shows a graph, which says what a layer without a window is."""
+    """Open an asker whose oracle shows a graph, which says what a layer without a window is."""
     return any_asker_of(path, folder, oracle="llama.cpp", **changes)
 
 
@@ -65,7 +65,10 @@ def test_an_engine_that_reads_blocks_otherwise_diverges(engine: str, tmp_path: P
 
 
 def test_blocks_of_256_in_rows_of_256_are_shown_by_two_models(tmp_path: Path) -> None:
-    """As many gates as a row has elements cannot be told apart; each weight is met once."""
+    """One model is not enough: as many gates as a row has elements cannot be told apart.
+
+    Each weight is met once.
+    """
     path = gemma2(tmp_path, "Q4_K", n_embd=256, n_ff=512)
     with GgufFile.open(path) as file:
         lenses, left_out = lenses_of(file)
@@ -90,7 +93,7 @@ def alike(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
     rows[:] = rows[0]
 
 
-def test_a_subject_whose_rows_are_all_alike_is_not_compared(tmp_path: Path) -> None:
+def test_subject_with_equal_rows_is_not_compared(tmp_path: Path) -> None:
     path = gemma2(tmp_path, "Q4_0")
     other = copy_with(path, tmp_path / "other.gguf", "token_embd.weight", alike)
     asker = asker_of(path, tmp_path / "made", subject_model=other)

@@ -1,4 +1,4 @@
-"""What a scan does with large steps, which neither seeded models nor their slices have."""
+"""Scans with large steps, which neither seeded models nor their slices have."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.harness.blackbox.test_blackbox_in_check import plan_of, verdicts
 
 
 class StepsEnd(Reference, name="test: steps end at 20"):
-    """Of these layers. An x of more is that step itself: here it is 20."""
+    """Engine whose steps end at 20 in these layers; for a larger x, the step is x itself."""
 
     layers: tuple[int, ...] = (0, 1)
 
@@ -43,7 +43,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("wrong", [StepsEnd, StepsEndInOne])
-def test_a_wrong_branch_of_softplus_is_seen_on_the_model_made_with_large_steps(
+def test_wrong_branch_of_softplus_shows_on_a_model_with_large_steps(
     wrong: type[StepsEnd], model: Path
 ) -> None:
     found = {v.summary.partition(":")[0]: v.status for v in verdicts(plan_of(model))}
@@ -53,15 +53,17 @@ def test_a_wrong_branch_of_softplus_is_seen_on_the_model_made_with_large_steps(
 
 
 @pytest.mark.parametrize("shows", [("l_out", "result_output"), None])
-def test_who_shows_tensors_is_asked_as_well(model: Path, shows: tuple[str, ...] | None) -> None:
-    """Its runs of the model itself have no such steps either."""
+def test_engine_that_shows_tensors_is_asked_as_well(
+    model: Path, shows: tuple[str, ...] | None
+) -> None:
+    """The model itself has no such steps in such an engine's runs either."""
     wrong = plan_of(model, engine=StepsEnd.name)
     found = list(verdicts(wrong, ("logits", "trace"), shows=shows))
     assert [v.summary.partition(":")[0] for v in found if v.status == "diverged"] == [STEPS]
     assert len(found) == 1 or shows is not None  # of who shows all of them nothing else is asked
 
 
-def test_of_a_model_too_large_for_a_twin_the_first_layers_slice_has_large_steps(
+def test_first_layers_slice_has_large_steps_if_the_model_has_no_twin(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whole, "LARGEST_TWIN", 1)

@@ -49,8 +49,8 @@ def test_so_many_layers_are_in_f32_as_a_twin_has_room_for(
 
 
 @pytest.mark.usefixtures("small_room")
-def test_what_a_layer_does_by_its_number_is_seen_at_its_place_and_named(tmp_path: Path) -> None:
-    """In the model as it is stored conversions of activations may hide it."""
+def test_fault_by_layer_number_is_seen_at_its_place_and_named(tmp_path: Path) -> None:
+    """Conversions of activations may hide the fault in the model as it is stored."""
     fault = OneLayerFault(way=BY_NUMBER, layer=1, where="Qcur_rope", change="not-turned")
     models = KnownModels(folder=tmp_path)
     asker = asker_of(builtin("q4_0", tmp_path), tmp_path / "made")
@@ -88,6 +88,6 @@ def test_check_says_that_it_does_not_look_at_layers_by_their_numbers(tmp_path: P
     assert f"{TOO_LARGE}; {NOT_BY_NUMBER}" in said
 
 
-def test_of_a_small_one_nothing_is_left_out_for_its_size(tmp_path: Path) -> None:
+def test_small_model_leaves_nothing_out_for_its_size(tmp_path: Path) -> None:
     with closing(asker_of(written(tmp_path, n_layer=2), tmp_path / "made")) as asker:
         assert see_in_place(asker)[1] != TOO_LARGE

@@ -89,7 +89,7 @@ def test_an_engine_of_one_width_is_not_accused(model: Path) -> None:
     )
 
 
-def test_where_a_layer_may_have_more_they_are_left_out_by_name(tmp_path: Path) -> None:
+def test_tensors_left_out_of_a_layer_are_named(tmp_path: Path) -> None:
     with GgufFile.open(of_arch("granite", tmp_path)) as file:
         _, left_out = lenses_of(file)
     assert left_out == [

@@ -1,4 +1,4 @@
-"""What is said of a part besides its name: in which batches, whose bias, what was not looked at."""
+"""Words about a part besides its name: in which batches, whose bias, what was not looked at."""
 
 from collections.abc import Callable
 from math import exp, log
@@ -46,7 +46,7 @@ NEXT_EXPERT = "mutant:experts-ids-from-one"
 ALL_ALIKE = "experts that are all alike"
 
 
-def test_a_router_that_is_wrong_in_every_layer_is_asked_about_once_in_the_others(
+def test_router_that_is_wrong_in_every_layer_is_asked_about_once(
     tmp_path: Path,
 ) -> None:
     """Each question writes all experts of a layer in F32: of a real model some seconds."""
@@ -121,7 +121,7 @@ def words_of(path: Path, made: Path, engine: str) -> list[str]:
         ("gpt2", "mutant:qkv-bias-missing", "attn_qkv.bias"),
     ],
 )
-def test_whose_bias_is_wrong_is_said_once(
+def test_owner_of_a_wrong_bias_is_named_once(
     arch: str, engine: str, whose: str, tmp_path: Path
 ) -> None:
     first, *others = words_of(model_of_arch(arch, tmp_path, {}), tmp_path / "made", engine)

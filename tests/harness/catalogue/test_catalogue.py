@@ -85,8 +85,8 @@ def test_fixed_limits_find_another_token_and_another_direction() -> None:
     assert not any(on_short(right, right * np.float32(np.nan)).values())
 
 
-def test_check_nmse_divides_by_the_variance_and_looks_at_the_last_token_alone() -> None:
-    """As people apply it: logits that all lie far from 0 are no smaller a difference by that."""
+def test_check_nmse_divides_by_the_variance_and_takes_the_last_token_alone() -> None:
+    """People apply it so: logits that all lie far from 0 make a difference no smaller."""
     right = logits([1, 2, 3], [101, 102, 103])
     found = on_short(right, right + logits([9, 0, 0], [0, 0.3, 0]))
     assert not found[WIDE]
@@ -118,7 +118,7 @@ def test_a_table_counts_what_is_caught_and_says_what_is_not() -> None:
     ]
 
 
-def test_what_is_kept_of_a_catalogue_gives_the_same_tables() -> None:
+def test_stored_catalogue_gives_the_same_tables() -> None:
     found = [trial("one"), trial("two", caught=False, found="nowhere")]
     found.append(trial("fine", family=HONEST, found="nowhere"))
     assert list(lines(read(write_rates(found)))) == list(lines(found))
@@ -132,7 +132,7 @@ def test_tables_take_the_place_of_those_that_were_there() -> None:
     assert with_tables("reports/TRUST.md", made, [trial("one")]) == made
 
 
-def test_what_is_in_the_file_is_not_run_again(
+def test_result_in_the_file_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[CataloguePart] = []

@@ -118,7 +118,7 @@ def test_an_oracle_that_shows_no_graph_is_said_to_show_none(model: Path) -> None
     assert exit_code(found) == 3
 
 
-def test_a_verdict_on_the_oracle_alone_names_it_and_the_others_are_about_both(model: Path) -> None:
+def test_verdict_on_the_oracle_alone_names_it_and_others_are_about_both(model: Path) -> None:
     found = verdicts_of(plan_for(model, suites=("metadata", "shadow"), engine="fast"))
     assert {(v.suite, v.about) for v in found} == {("metadata", "both"), ("shadow", "reference")}
 
@@ -213,7 +213,7 @@ class Failing(LocalSession):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_question_without_an_answer_is_a_verdict_and_the_other_suites_run(
+def test_question_without_an_answer_is_a_verdict_and_other_suites_run(
     role: str, outcome: Outcome, status: Status, code: int, pair: Opened, model: Path
 ) -> None:
     with Failing(plan_for(model), "tokenize", outcome) as session:
@@ -285,7 +285,7 @@ def test_a_model_without_a_vocabulary_is_checked_on_seeded_ids(tmp_path: Path) -
     assert {v.suite for v in found if v.status == "agreed"} == {*SUITES} - {"tokens"}
 
 
-def test_where_only_what_does_not_apply_was_asked_nothing_conforms(tmp_path: Path) -> None:
+def test_run_conforms_in_nothing_if_no_suite_applies(tmp_path: Path) -> None:
     silent = written(tmp_path, "silent.gguf", vocabulary=False)
     assert exit_code(verdicts_of(plan_for(silent, suites=("tokens",)))) == 3
 

@@ -69,7 +69,7 @@ def model(name: str, folder: Path) -> Path:
 def verdicts(
     path: Path, engine: str, preset: str = "exact", suites: tuple[str, ...] = SUITES
 ) -> tuple[list[Verdict], int]:
-    """Of check, and the exit code of bisect."""
+    """Return the verdicts of check, and the exit code of bisect."""
     opened = open_plan(plan_for(path, engine=engine, settings=PRESETS[preset]), lambda _: None)
     try:
         found = list(run_suites(opened.context, suites))

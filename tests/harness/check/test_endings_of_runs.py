@@ -1,4 +1,4 @@
-"""What is said at the end of a run: whom it is about, and who was not asked."""
+"""Words at the end of a run: whom it is about, and who was not asked."""
 
 import json
 from dataclasses import replace
@@ -51,7 +51,7 @@ def test_a_run_that_compared_nothing_of_the_subject_says_so(
     assert "about mine" not in said(capfd, SHADOW, verdict("shadow", about="mine"))
 
 
-def test_nothing_about_the_subject_is_incomplete_however_right_the_oracle_is(
+def test_run_without_a_verdict_on_the_subject_is_incomplete(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     lacking = [verdict(suite, status="not-applicable") for suite in ("logits", "trace")]

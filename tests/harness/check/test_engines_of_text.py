@@ -69,7 +69,7 @@ def test_texts_that_are_no_utf8_are_not_asked_of_an_engine_of_text(tmp_path: Pat
     assert all("that are no UTF-8 were not compared" in v.summary for v in found)
 
 
-def test_what_an_engine_of_text_answers_wrongly_is_found(tmp_path: Path) -> None:
+def test_wrong_answer_of_a_text_engine_is_found(tmp_path: Path) -> None:
     wrong = [v for v in verdicts("test:of-text-and-wrong", tmp_path) if v.status == "diverged"]
     assert len(wrong) == 4
     first = wrong[0].detail

@@ -1,4 +1,5 @@
-"""What is no regular file is refused at once, whoever opens it: nobody waits for a writer."""
+"""Inputs that are no regular files are refused at once, in every command: nobody waits for a
+writer."""
 
 import io
 import os
@@ -25,7 +26,7 @@ PIPE, DEVICE = "a pipe; expected a regular file", "a character device; expected 
 
 @pytest.fixture(autouse=True)
 def nobody_waits() -> Iterator[None]:
-    """Who opens a pipe would wait for ever: then the test fails."""
+    """Fail a test that opens a pipe, which would wait for ever."""
 
     def too_long(*_: object) -> None:
         raise AssertionError("it waits")
@@ -171,7 +172,7 @@ def test_each_kind_of_file_has_its_name(tmp_path: Path) -> None:
                 check_regular(path)
 
 
-def test_what_is_linked_to_counts(tmp_path: Path, pipe: Path) -> None:
+def test_target_of_a_link_counts(tmp_path: Path, pipe: Path) -> None:
     (tmp_path / "model").symlink_to(builtin("f32", tmp_path))
     (tmp_path / "waits").symlink_to(pipe)
     check_regular(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""What an engine refuses or cannot do, or a model lacks: whom that accuses, and what it spoils."""
+"""Refusals of an engine, and models that lack something: whom that accuses, and what it spoils."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,14 +46,14 @@ class Refuses(Reference, name="test:refuses"):
 
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
-def test_who_refuses_what_our_own_engine_runs_is_at_fault(role: str, model: Path) -> None:
+def test_engine_that_refuses_a_model_which_ours_runs_is_at_fault(role: str, model: Path) -> None:
     (found,) = verdicts_of(plan_for(model, suites=("logits",), **{role: Refuses.name}))
     at_fault = "subject" if role == "engine" else role
     assert (found.status, found.detail["at_fault"]) == ("diverged", at_fault)
     assert found.summary.endswith(f"at fault: {at_fault}")
 
 
-def test_of_a_refusal_that_our_own_engine_says_nothing_of_nobody_is_accused(
+def test_refusal_that_our_own_engine_cannot_judge_accuses_no_engine(
     model: Path, tmp_path: Path
 ) -> None:
     other = written(tmp_path, "other.gguf", seed=2)
@@ -64,7 +64,7 @@ def test_of_a_refusal_that_our_own_engine_says_nothing_of_nobody_is_accused(
 
 
 class WithoutLogits(Reference, name="test:without-logits"):
-    """As llama.cpp of a BERT."""
+    """Engine without logits, such as llama.cpp with a BERT."""
 
     def evaluate(self, request: Request) -> Evaluation:
         raise NotInModel("the model has no logits")
@@ -84,7 +84,7 @@ class Breaks(Reference, name="test:breaks"):
         (Breaks.name, "crashed", 3),
     ],
 )
-def test_what_a_model_lacks_does_not_excuse_an_engine_that_cannot_run_it(
+def test_model_without_logits_does_not_excuse_an_engine_that_cannot_run_it(
     engine: str, status: Status, code: int, tmp_path: Path
 ) -> None:
     path = with_metadata(tmp_path / "other.gguf", LlamaRecipe(), general__architecture=("STR", "x"))

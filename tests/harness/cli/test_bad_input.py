@@ -173,7 +173,7 @@ WITHOUT_GRAPH = {
 
 
 @pytest.mark.parametrize("make", WITHOUT_GRAPH, ids=lambda make: make.__name__)
-def test_what_our_engine_has_no_graph_for_is_checked_in_the_rest(
+def test_model_without_a_graph_of_ours_is_checked_in_the_rest(
     make: Callable[[Path], Path], lockstep: Lockstep, tmp_path: Path
 ) -> None:
     path = make(tmp_path)
@@ -190,7 +190,7 @@ def test_what_our_engine_has_no_graph_for_is_checked_in_the_rest(
 
 @pytest.mark.parametrize("bad", [missing, text_file, partial_block])
 def test_a_process_ends_as_the_command_does(bad: Callable[[Path], Path], tmp_path: Path) -> None:
-    """What a shell sees: the in-process tests leave out the interpreter's own ending."""
+    """A shell sees this: the in-process tests leave out the interpreter's own ending."""
     ending = in_a_process("check", str(bad(tmp_path)), *OURSELVES, "--quiet")
     assert_refused(ending)
 

@@ -1,4 +1,4 @@
-"""What `bisect` says of the same fault in several layers, and of tokens in later batches."""
+"""Words of `bisect` about one fault in several layers, and about tokens in later batches."""
 
 import numpy as np
 

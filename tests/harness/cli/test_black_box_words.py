@@ -1,4 +1,4 @@
-"""What is said below the table of a bisection by slices."""
+"""Lines below the table of a bisection by slices."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ def test_weights_that_no_lens_showed_are_not_said_to_agree() -> None:
         (["agreed", "agreed"], ("blk.0.attn_q.weight",), False),
     ],
 )
-def test_where_no_part_is_named_the_run_that_differs_is(
+def test_run_that_differs_is_named_if_no_part_is(
     rows: list[Status], tensors: tuple[str, ...], said: bool
 ) -> None:
     """A kernel for one row of Q8_0: every slice and every lens agreed, and the last word was
@@ -70,7 +70,7 @@ def test_where_no_part_is_named_the_run_that_differs_is(
     assert (summary in " ".join(where_else(result))) == said
 
 
-def test_lists_that_are_empty_where_the_text_ends_do_not_hide_those_that_agree() -> None:
+def test_empty_lists_at_the_end_of_the_text_do_not_hide_agreement() -> None:
     def verdict(suite: str, status: Status) -> Verdict:
         return Verdict(suite=suite, case="m", status=status, summary="")
 

@@ -175,7 +175,7 @@ def test_selftest_refuses_what_would_try_something_else_than_was_asked(
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])  # at the end, and at the first line
-def test_a_reader_who_has_enough_of_the_output_is_no_error(unbuffered: str) -> None:
+def test_reader_that_closes_the_output_early_is_no_error(unbuffered: str) -> None:
     listing = subprocess.Popen(
         [sys.executable, "-m", "lockstep", "synth", "--list"],
         env={**os.environ, "PYTHONUNBUFFERED": unbuffered},

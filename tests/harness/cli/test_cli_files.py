@@ -41,7 +41,7 @@ def test_the_same_bytes_can_be_given_as_digits(fuzz: Lockstep) -> None:
         (("--resume", "nowhere"), "nowhere: no report.jsonl there"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
+def test_impossible_command_is_refused_in_one_line(
     fuzz: Lockstep, args: tuple[str, ...], says: str
 ) -> None:
     code, out, err = fuzz(*args, *OURSELVES)

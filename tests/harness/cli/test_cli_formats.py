@@ -69,7 +69,7 @@ def test_the_exit_code_stays_that_of_the_run(lockstep: Lockstep, tmp_path: Path)
         (["junit=same", "ctrf=./same"], "the same file"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_anything_runs(
+def test_format_that_cannot_be_written_is_refused_before_anything_runs(
     lockstep: Lockstep,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -92,7 +92,7 @@ def test_a_model_is_not_overwritten(lockstep: Lockstep, tmp_path: Path) -> None:
     assert mine.read_bytes() == builtin("f32", tmp_path).read_bytes()
 
 
-def test_what_an_earlier_run_left_is_not_taken_for_this_run(
+def test_file_of_an_earlier_run_is_not_taken_for_this_run(
     lockstep: Lockstep, tmp_path: Path
 ) -> None:
     file = tmp_path / "junit.xml"
@@ -137,7 +137,7 @@ def test_a_report_that_is_there_is_converted(lockstep: Lockstep, tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", [None, "", "no JSON\n", '{"kind": "footer"}\n'])
-def test_what_is_no_report_is_refused_in_one_line(
+def test_file_that_is_no_report_is_refused_in_one_line(
     lockstep: Lockstep, tmp_path: Path, text: str | None
 ) -> None:
     if text is not None:

@@ -46,7 +46,7 @@ def test_the_engine_that_is_printed_offers_what_it_says(lockstep: Lockstep, tmp_
 
 
 @pytest.mark.parametrize("as_words", [True, False])
-def test_what_smoke_says_to_go_on_with_is_an_engine(
+def test_command_that_smoke_proposes_runs_the_engine(
     lockstep: Lockstep, tmp_path: Path, as_words: bool
 ) -> None:
     engine = tmp_path / "my engine.py"
@@ -67,7 +67,7 @@ def test_an_empty_object_is_an_answer_and_a_wrong_one(lockstep: Lockstep) -> Non
     assert 'expected "id":1, got None, as answer to start: {}' in out
 
 
-def test_what_a_program_says_on_standard_error_is_shown_beside_what_it_wrote(
+def test_standard_error_of_a_program_is_shown_beside_its_output(
     lockstep: Lockstep,
 ) -> None:
     program = "import os; input(); os.write(2, b'oops\\n'); os.write(1, b'hello\\n'); input()"
@@ -87,7 +87,7 @@ def test_the_time_for_an_answer_is_also_that_for_the_start(lockstep: Lockstep) -
 
 
 @pytest.mark.parametrize("word", ["adapter:mine.py", "mine.py", "dump:folder"])
-def test_what_is_no_program_is_sent_to_check(lockstep: Lockstep, word: str) -> None:
+def test_word_that_is_no_program_is_sent_to_check(lockstep: Lockstep, word: str) -> None:
     code, _, err = lockstep("smoke", word)
     assert code == 2
     assert "lockstep check MODEL --adapter FILE" in " ".join(err.split())

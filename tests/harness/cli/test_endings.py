@@ -63,7 +63,7 @@ lockstep.harness.cli.main()
 """
 
 
-def test_who_is_asked_to_end_in_the_middle_of_an_import_ends_with_that_code(tmp_path: Path) -> None:
+def test_process_asked_to_end_during_an_import_ends_with_that_code(tmp_path: Path) -> None:
     """Dataclasses are made by exec(), and Python once ended by SIGINT after an interrupt in it."""
     (tmp_path / "asked.py").write_text(ASKED_WHILE_A_CLASS_IS_MADE)
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join((PYTHONPATH, str(tmp_path)))}
@@ -106,7 +106,7 @@ lockstep.harness.cli.main()
 """
 
 
-def test_where_no_template_can_be_started_workers_start_by_themselves(tmp_path: Path) -> None:
+def test_workers_start_by_themselves_if_no_template_can_be_started(tmp_path: Path) -> None:
     variables = {**os.environ, "PYTHONPATH": PYTHONPATH}
     command = [sys.executable, "-c", NO_TEMPLATE, "check", "builtin:f32", "--suite", "dequant"]
     done = subprocess.run(

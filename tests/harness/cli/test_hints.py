@@ -1,4 +1,4 @@
-"""Which command is proposed: whole, and only where it can say more."""
+"""Commands that hints propose: whole, and only if they can say more."""
 
 import sys
 from pathlib import Path
@@ -40,7 +40,7 @@ BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
 
 
 def plan_of_mine(folder: Path) -> Plan:
-    """Of a program that is there."""
+    """Return the plan of a program that is there."""
     path, command = Path("m.gguf"), folder / "mine"
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
@@ -123,11 +123,13 @@ def test_a_server_that_conforms_may_be_held_against_exact_settings(
 
 
 @pytest.mark.parametrize("settings", [DEFAULT, EXACT])
-def test_a_server_that_is_started_may_be_held_against_exact_settings_as_well(
+def test_started_server_may_be_held_against_exact_settings(
     settings: Settings,
 ) -> None:
-    """A sine that was reduced badly conformed, and by models made of it too; with an F32 cache it
-    was found at once, which was said of addresses alone."""
+    """An engine with a badly reduced sine conformed, and by models made of the user's too.
+
+    An F32 cache showed the fault at once, but the hint was for addresses alone.
+    """
     engine = "serve:./mine -m {model} --port {port}"
     plan = Plan(
         case="m",
@@ -179,7 +181,7 @@ def test_a_bisection_of_an_engine_without_tensors_names_whole_commands(
         (3, LARGE_FOR_MANY_RUNS, LARGE, False),
     ],
 )
-def test_of_a_large_model_the_command_that_writes_its_first_layers_is_named(
+def test_hint_names_the_command_for_first_layers_of_a_large_model(
     n_layer: int, size: int, limit: int, named: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "large one.gguf"
@@ -211,11 +213,14 @@ def test_a_split_model_is_as_large_as_all_its_parts(tmp_path: Path) -> None:
         ("the usual tokens", {"n_threads": 3}, [LAYER + BY_SLICES]),
     ],
 )
-def test_no_mistake_is_looked_for_in_answers_on_a_model_that_was_made_or_with_more_threads(
+def test_hint_proposes_no_diagnosis_on_a_made_model_or_with_more_threads(
     asked: str, more: dict[str, Any], lines: list[str], tmp_path: Path
 ) -> None:
-    """An engine that kept a prompt's cells for the next by their number: `decode` saw it on the
-    first layer of SmolLM2, and `diagnose`, which was proposed, that all answers were right."""
+    """An engine kept a prompt's cells for the next by their number.
+
+    `decode` saw that on the first layer of SmolLM2. The hint proposed `diagnose`, which found all
+    answers right.
+    """
     path, plan = Path("m.gguf"), plan_of_mine(tmp_path)
     own = EngineInfo(engine="mine", version="1", shows=(), levels=("greedy",))
     detail = {"asked": asked, **more}
@@ -241,11 +246,14 @@ def of_size(path: Path, size: int) -> None:
         ("builtin:f32", "builtin:f32", [0], ""),
     ],
 )
-def test_a_mistake_that_24_layers_hide_is_looked_for_in_the_first_that_have_it(
+def test_mistake_hidden_by_24_layers_is_looked_for_in_the_first_with_it(
     model: str, subject: str, wrong: list[int], cut: str
 ) -> None:
-    """Qwen2 of 24 layers in Q5_0 without the biases of queries: all its answers were within the
-    noise, every layer was wrong by its slice, and of two layers the mistake is named."""
+    """A Qwen2 with 24 layers in Q5_0 lacked the biases of queries: all answers were within the
+    noise.
+
+    Every layer was wrong by its slice. On two layers, the mistake is named.
+    """
     plan = Plan(
         case="m",
         model=Path("m.gguf"),

@@ -26,10 +26,10 @@ def test_another_file_is_not_written_over(lockstep: Lockstep, tmp_path: Path) ->
     assert report.read_text() == '{"type": "header"}\n'
 
 
-def test_reasons_stay_when_a_list_is_written_anew_without_being_read_as_known(
+def test_reasons_stay_in_a_list_written_anew_but_not_read_as_known(
     lockstep: Lockstep, tmp_path: Path
 ) -> None:
-    """The same command once more, after somebody wrote down why."""
+    """The same command runs once more, after somebody wrote down why."""
     path = tmp_path / "known.json"
     asked = ["check", "builtin:f32", "--engine", "mutant:wrong-eps", "--oracle", "reference"]
     asked += ["--suite", "trace", "--tokens", "4", "--report", str(tmp_path), "-q"]
@@ -40,7 +40,7 @@ def test_reasons_stay_when_a_list_is_written_anew_without_being_read_as_known(
     assert set(read_known(path).reasons.values()) == {"issue 12"}
 
 
-def test_what_is_listed_is_said_in_the_last_line(lockstep: Lockstep, tmp_path: Path) -> None:
+def test_number_of_listed_failures_is_in_the_last_line(lockstep: Lockstep, tmp_path: Path) -> None:
     path = tmp_path / "known.json"
     asked = ["check", "builtin:f32", "--engine", "mutant:wrong-eps", "--oracle", "reference"]
     asked += ["--suite", "trace", "--tokens", "4", "--report", str(tmp_path), "-q"]

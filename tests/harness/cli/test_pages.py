@@ -1,4 +1,4 @@
-"""What README.md and the other pages name is there: commands, their options, and files."""
+"""Names in README.md and the other pages: the commands, their options, and the files are there."""
 
 import re
 from typing import Any
@@ -35,7 +35,7 @@ def commands() -> dict[str, Any]:
 
 
 def problems(text: str) -> list[str]:
-    """What a page says of commands that is not so."""
+    """Return the wrong statements of a page about commands."""
     known, found = commands(), []
     code = "\n".join(re.findall(r"`[^`\n]+`|^\$? *lockstep .*$", text, re.MULTILINE))
     for words, rest in COMMAND.findall(code):

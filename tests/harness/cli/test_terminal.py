@@ -33,7 +33,7 @@ with Terminal(quiet=False) as out:
 
 
 def on_a_terminal(code: str, args: Sequence[str]) -> tuple[int, str]:
-    """What a program writes to a pseudo-terminal of 80 columns, and its exit code."""
+    """Return what a program writes to a pseudo-terminal of 80 columns, and its exit code."""
     ours, theirs = pty.openpty()
     variables = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     process = subprocess.Popen(
@@ -99,10 +99,10 @@ def test_a_pipe_that_is_closed_is_no_divergence() -> None:
 
 
 @pytest.mark.parametrize("word", ["##[error]no", "##vso[task.setvariable variable=PATH]no"])
-def test_a_ci_that_reads_the_output_gets_commands_in_what_was_asked_for_alone(
+def test_output_read_by_ci_has_commands_only_where_asked_for(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line is for people, and names of engines are in it; data is what somebody goes on with."""
+    """Lines are for people, and have names of engines in them; data is for programs."""
     with Terminal(quiet=True) as out:
         out.line(word)
         assert word not in capsys.readouterr().out
@@ -117,7 +117,7 @@ def test_no_line_of_an_engines_words_begins_a_line_of_a_log() -> None:
     assert lines == ["m logits: first", "  | ::error file=x.py::no"]
 
 
-def test_who_is_interrupted_is_shown_where_what_was_found_is(
+def test_interrupted_run_says_where_its_findings_are(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "a run"

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.command_line import Lockstep
 
 
-def test_a_dump_of_another_program_is_not_lost_and_one_of_ours_is_made_anew(
+def test_dump_of_another_program_is_kept_and_one_of_ours_is_made_anew(
     lockstep: Lockstep, tmp_path: Path
 ) -> None:
     trace = ("trace", "builtin:f32", "--tokens", 2, "--quiet", "-o")

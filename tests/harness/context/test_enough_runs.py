@@ -20,7 +20,7 @@ LIMIT = float(whole_run(FEW, 1.0).allowed)
 
 
 class Judge:
-    """Of a context what is looked at. types: of the weights."""
+    """Stand-in for the parts of a context that are looked at."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, jumps: bool = False) -> None:
         monkeypatch.setattr("lockstep.harness.context.enough_runs.may_jump", lambda _: jumps)
@@ -58,7 +58,7 @@ def test_more_runs_are_made_where_one_of_both_is_neither_near_nor_far(
 
 
 @pytest.mark.parametrize("by", [LIMIT / 2, 3 * LIMIT], ids=["within", "just-beyond"])
-def test_of_an_engine_that_converts_nothing_the_run_without_conversions_counts(
+def test_run_without_conversions_counts_for_an_engine_without_any(
     by: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is far from the run with them, and honest: more runs may say so."""
@@ -70,7 +70,7 @@ def test_of_an_engine_that_converts_nothing_the_run_without_conversions_counts(
     assert noise_beside(judge, (), [TRUTH], runs) == FEW
 
 
-def test_where_a_small_error_may_become_a_large_one_more_runs_are_always_made(
+def test_model_that_may_amplify_a_small_error_always_gets_more_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     judge: Any = Judge(monkeypatch, jumps=True)

@@ -32,7 +32,7 @@ def test_an_engine_without_logits_is_asked_further_as_well(
     assert wrong.detail["at_fault"] == "subject"
 
 
-def test_an_engine_of_tokens_alone_that_never_chooses_a_control_token_is_found(
+def test_token_engine_that_never_chooses_a_control_token_is_found(
     model: Path,
 ) -> None:
     never = never_choosing(0, 1, 2)  # UNK, BOS and EOS
@@ -53,7 +53,7 @@ def test_a_right_engine_of_tokens_alone_is_not_accused_by_a_wrong_oracle(model: 
     )
 
 
-def test_an_oracle_that_is_wrong_where_a_control_token_is_asked_for_is_said_to_be(
+def test_oracle_that_is_wrong_at_a_control_token_is_reported(
     model: Path,
 ) -> None:
     right = made("further: tokens beside wrong rows", Quiet, levels=("greedy",))
@@ -74,7 +74,7 @@ class ShortGreedy(Reference, name="further: greedy behind 64 tokens"):
         return super().greedy(prompt, n)
 
 
-def test_who_shows_logits_behind_many_tokens_may_not_refuse_to_choose_behind_them(
+def test_engine_with_logits_behind_many_tokens_must_choose_there_too(
     model: Path,
 ) -> None:
     found = check_engine(model, ShortGreedy, "decode", n_tokens=32)

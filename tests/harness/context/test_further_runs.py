@@ -35,7 +35,7 @@ ASKED = (LONG, EDGE, JOINED, FIRST, MIDDLE, LAST, ALONE)
 
 
 class RowsBehind64(Mirror):
-    """What is left behind two tiles of 32 rows is computed from their last."""
+    """Engine that computes rows behind two tiles of 32 from the last row of those."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         rows = np.minimum(np.arange(len(x)), 63)
@@ -43,7 +43,7 @@ class RowsBehind64(Mirror):
 
 
 def last_row_is_another(where: Callable[[int], bool]) -> type[Mirror]:
-    """Of so many rows the last one is the one before it."""
+    """Make ops that give the row before the last one as the last, for such numbers of rows."""
 
     class Ops(Mirror):
         def linear(self, x: F32, weight: Weight) -> F32:
@@ -135,7 +135,7 @@ def splits_of_128(visible: Bools, batch: Batch, n: int = 128) -> Bools:
 
 
 def splits_of_256(visible: Bools, batch: Batch) -> Bools:
-    """Of twice as many cells, which several tokens at once fill."""
+    """Split twice as many cells, which several tokens at once fill."""
     return splits_of_128(visible, batch, n=256)
 
 
@@ -151,7 +151,7 @@ class Wrong(Reference):
 
 
 class LastRowsOfLater(Reference, name="further: last rows"):
-    """Of batches on a filled cache the last rows, whichever were asked for."""
+    """Engine that gives the last rows of batches on a filled cache, whichever were asked for."""
 
     def evaluate(self, request: Request) -> Evaluation:
         every = [replace(b, outputs=np.ones(len(b), np.bool_)) for b in request.batches]
@@ -164,7 +164,7 @@ class LastRowsOfLater(Reference, name="further: last rows"):
 
 
 class AloneOnAnEmptyCache(Reference, name="further: alone on an empty cache"):
-    """Of a prompt of one token nothing is attended to, as what was there before is."""
+    """Engine that is wrong for a prompt of one token, which has an empty cache to attend to."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -255,7 +255,7 @@ def logits_of(model: Path, engine: str) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("engine", WRONG)
-def test_what_only_goes_wrong_further_on_is_found(engine: str, model: Path) -> None:
+def test_fault_further_on_is_found(engine: str, model: Path) -> None:
     first, *wrong = logits_of(model, engine)
     assert first.status == "agreed"  # a prompt of 32 tokens and two more, and the ways of asking
     assert statuses(wrong) == {"diverged"}
@@ -272,7 +272,7 @@ def test_the_place_is_a_batch_and_a_token_of_it(model: Path) -> None:
     assert wrong.detail["token_of_batch"] in (1, 3)
 
 
-def test_what_an_engine_does_not_answer_is_named_and_accuses_nobody(model: Path) -> None:
+def test_missing_answer_is_named_and_accuses_nobody(model: Path) -> None:
     (verdict,) = logits_of(model, "further: one batch of several")
     assert verdict.status == "agreed"
     for words in (LONG, JOINED):
@@ -298,7 +298,7 @@ class RefusesWhatIsMore(Reference, name="further: refuses what is more"):
         return super().evaluate(request)
 
 
-def test_what_an_engine_refuses_and_does_not_say_that_it_lacks_is_a_gap(model: Path) -> None:
+def test_undeclared_refusal_of_an_engine_is_a_gap(model: Path) -> None:
     found = logits_of(model, RefusesWhatIsMore.name)
     assert [v.status for v in found] == ["agreed", *["not-compared"] * 3]
     for verdict, words in zip(found[1:], ("beside another sequence", LONG, JOINED), strict=True):
@@ -351,7 +351,7 @@ def test_batches_are_of_all_sizes_and_fill_what_there_is(n: int) -> None:
     assert all(sizes)
 
 
-def test_where_there_is_room_several_rests_come_behind_whole_tiles() -> None:
+def test_batch_sizes_have_several_rests_behind_whole_tiles() -> None:
     assert {size % 8 for size in batch_sizes(512) if size > 16} == {0, 3, 4, 5, 6, 7}
     assert max(batch_sizes(512)) > 256
     assert 21 in batch_sizes(256)  # of two kernels, where there is room for one alone

@@ -97,8 +97,10 @@ def test_the_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> 
 def test_a_wrong_choice_of_experts_is_found_in_whichever_way_it_shows(
     tmp_path: Path,
 ) -> None:
-    """Where a few rows are others, honest runs are asked whether they choose so as well: with
-    outputs of some tokens only they have more rows."""
+    """If a few rows differ, honest runs are asked if they choose the same way.
+
+    With outputs of some tokens only they have more rows.
+    """
     model = builtin_model("moe", tmp_path)
     found = logits_of(model, "mutant:experts-of-limited-capacity", n_tokens=32)
     asked = {verdict.detail.get("asked") for verdict in found if verdict.status == "diverged"}
@@ -137,7 +139,7 @@ class WrongBeside(Reference, name="paths: wrong beside another sequence"):
         return super().evaluate(replace(request, batches=batches))
 
 
-def test_reference_agrees_beside_another_sequence_by_the_noise_of_both_paths(
+def test_reference_agrees_beside_another_sequence_within_both_paths_noise(
     tmp_path: Path,
 ) -> None:
     found = found_beside("reference", with_large_scores(tmp_path))

@@ -65,7 +65,7 @@ class Kept(Mirror):
 
 
 class Fading(Kept):
-    """What is left becomes less from run to run."""
+    """Engine with a rest that becomes smaller from run to run."""
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         before, self.left = self.left, np.float32(0.5) - self.left / np.float32(4096)
@@ -138,14 +138,14 @@ def test_a_race_is_a_verdict_of_its_own_kind_with_its_rate_and_place(model: Path
 
 
 @pytest.mark.parametrize("engine", [UNCLEARED, NEARLY_UNCLEARED])
-def test_what_an_earlier_run_left_is_told_from_a_race(engine: str, model: Path) -> None:
+def test_rest_of_an_earlier_run_is_told_from_a_race(engine: str, model: Path) -> None:
     _, shaky, _ = verdicts_of(model, engine, "logits")
     assert shaky.detail["first_alone"]
     _, race, _ = verdicts_of(model, OFTEN, "logits")
     assert not race.detail["first_alone"]
 
 
-def test_a_state_that_outlasts_many_runs_is_told_from_a_race_by_starting_anew(model: Path) -> None:
+def test_state_that_outlasts_many_runs_is_told_from_a_race_by_a_restart(model: Path) -> None:
     _, shaky, _ = verdicts_of(model, LONG_UNCLEARED, "logits")
     assert (shaky.detail["first_alone"], shaky.detail["by_history"]) == (False, True)
     _, race, _ = verdicts_of(model, Always.name, "logits")
@@ -216,7 +216,7 @@ def test_nan_of_another_sign_is_no_other_answer() -> None:
 
 
 def test_runs_that_show_tensors_alone_are_held_against_each_other_as_well() -> None:
-    """Of a dump, which need not have logits."""
+    """A dump is such an engine: it need not have logits."""
     site = Site(step=0, layer=0, name="norm")
 
     def shown(value: float) -> Evaluation:

@@ -41,7 +41,7 @@ HASTY = Runner(time_limit=0.5, modules=MODULES)
 
 @pytest.fixture(params=["started", "forked"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How a worker comes to be: by itself, or from a template."""
+    """Start workers by themselves, or fork them from a template."""
     if request.param == "started":
         monkeypatch.setattr(template, "KEPT", [])
         yield request.param
@@ -71,7 +71,7 @@ def worker_of(session: Session) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has not ended; a zombie has."""
+    """Return True if a process has not ended; a zombie has."""
     status = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -116,7 +116,7 @@ def test_a_worker_is_another_process_and_lives_from_question_to_question(
         ("chatter", "was killed by SIGABRT", "line 99999"),
     ],
 )
-def test_a_death_is_a_crash_with_its_last_words_and_the_next_question_is_answered(
+def test_death_is_a_crash_with_last_words_and_the_next_answer_comes(
     session: Session, deed: str, ending: str, last_words: str
 ) -> None:
     before = worker_of(session)
@@ -129,7 +129,7 @@ def test_a_death_is_a_crash_with_its_last_words_and_the_next_question_is_answere
     assert worker_of(session) != before
 
 
-def test_an_engine_may_decode_a_large_model_and_takes_no_more_than_the_machine_has(
+def test_engine_may_decode_a_large_model_within_the_machines_memory(
     tmp_path: Path,
 ) -> None:
     """A gigabyte in four bits is eight as F32: an engine that reads all of it is honest."""
@@ -350,7 +350,7 @@ def test_pieces_arrive_in_order_and_before_the_answer(session: Session) -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"), [("segfault", Crashed), ("refuse", Rejected), ("babble", Crashed)]
 )
-def test_what_ends_a_stream_is_its_outcome_and_what_came_before_is_kept(
+def test_end_of_a_stream_is_its_outcome_and_earlier_pieces_are_kept(
     kind: str, expected: type[Outcome], session: Session
 ) -> None:
     seen: list[int] = []
@@ -372,7 +372,7 @@ def test_a_slow_consumer_is_not_the_engines_fault() -> None:
     assert isinstance(outcome, Answered)
 
 
-def test_a_consumer_that_fails_ends_the_stream_and_the_next_question_is_answered(
+def test_consumer_that_fails_ends_the_stream_and_the_next_answer_comes(
     session: Session,
 ) -> None:
     def fails(piece: object) -> None:
@@ -396,5 +396,5 @@ def test_only_a_stream_can_be_streamed(session: Session) -> None:
         ("", ""),
     ],
 )
-def test_of_several_lines_one_says_why(message: str, why: str) -> None:
+def test_line_with_the_cause_is_chosen_among_several(message: str, why: str) -> None:
     assert line_that_says_why(message) == why

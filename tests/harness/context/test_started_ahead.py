@@ -70,7 +70,7 @@ def pid_of(session: Session) -> int | None:
 
 
 def pids(adapter: str, times: int, model: Path | None = None) -> list[int | None]:
-    """Of one session after the other."""
+    """Return the process ids of sessions, opened one after the other."""
     found = []
     for _ in range(times):
         with opened(adapter, model) as session:

@@ -57,7 +57,8 @@ CATALOGUE = (
 
 @dataclass(frozen=True)
 class Noise:
-    """What `harness.graph.honest_runs` measures by llama.cpp: of these models 8.6e-6 and 1.5e-2."""
+    """Stand-in for llama.cpp's noise in `harness.graph.honest_runs`: 8.6e-6 and 1.5e-2 on these
+    models."""
 
     relative: float
 
@@ -183,7 +184,7 @@ def test_a_mistake_is_named_by_its_text_alone(mistake: str, tmp_path: Path) -> N
 def test_a_mistake_of_the_choice_is_told_from_those_of_logits(
     mistake: str, by_text: str, tmp_path: Path
 ) -> None:
-    """Of right logits no error is so small that it tips a token beyond the noise."""
+    """No error of right logits is so small that it tips a token beyond the noise."""
     known = (mistake, *CATALOGUE)
     found = runs(diagnosed(mistake, tmp_path, known=known))
     rows, tokens = (row for row in found.rows if row.unit != "weights")
@@ -194,7 +195,7 @@ def test_a_mistake_of_the_choice_is_told_from_those_of_logits(
 
 
 @pytest.mark.parametrize("view", [LOGITS, TEXT], ids=lambda view: view.name)
-def test_a_prompt_whose_last_token_is_computed_twice_is_named(view: View, tmp_path: Path) -> None:
+def test_prompt_with_its_last_token_computed_twice_is_named(view: View, tmp_path: Path) -> None:
     mistake = "mutant:prompt-last-token-twice"
     known = (mistake, "mutant:prompt-bos-added", *CATALOGUE)
     found = runs(diagnosed(mistake, tmp_path, view=view, known=known))
@@ -250,7 +251,7 @@ def test_the_words_say_what_was_compared_and_what_it_was(tmp_path: Path) -> None
     assert f"rope on half-split pairs ({HALVES}" in text
 
 
-def test_where_too_few_answers_differ_there_is_no_diagnosis(tmp_path: Path) -> None:
+def test_diagnosis_names_nothing_if_too_few_answers_differ(tmp_path: Path) -> None:
     """One token of 144 is otherwise: whatever tips a near tie would make the same."""
     match = Match(engine="mutant:a", mistake="all is a bit off", effect="", source="", left=0.0)
     rows = (Rows(unit="tokens", compared=144, right=143),)
@@ -265,7 +266,7 @@ def test_where_too_few_answers_differ_there_is_no_diagnosis(tmp_path: Path) -> N
 # --- when answers are the same ------------------------------------------------------------------
 
 
-def test_a_row_is_the_same_within_the_limit_and_where_it_is_no_number_in_both() -> None:
+def test_row_is_the_same_within_the_limit_and_if_it_is_nan_in_both() -> None:
     said = np.array([[1, 2], [1, 2], [np.nan, 1], [np.inf, 1], [np.nan, 1]], np.float32)
     answer = np.array([[1.01, 2], [1.2, 2], [np.nan, 1], [np.inf, 1], [0, 1]], np.float32)
     found = within(said, answer, 0.1)
@@ -335,8 +336,8 @@ def test_an_engine_that_offers_nothing_is_incomplete_and_it_is_said(tmp_path: Pa
     assert "not answered: anything: it offers no logits" in line
 
 
-def test_of_a_model_that_is_not_ours_no_engine_is_said_to_offer_nothing(tmp_path: Path) -> None:
-    """One that shows logits was told that it offers none."""
+def test_diagnosis_of_a_foreign_model_says_no_engine_offers_nothing(tmp_path: Path) -> None:
+    """An engine that shows logits was told that it offers none."""
     found = diagnosed(OffersLogits, tmp_path, not_ours="our engine has no graph of 'olmoe'")
     assert found.exit_code == 3
     (text,) = found.missing
@@ -352,13 +353,13 @@ def test_the_same_failure_of_many_questions_is_said_once_by_its_last_line(tmp_pa
     assert "the logits of a prompt and of tokens behind it, the logits of the same" in text
 
 
-def test_where_there_is_no_limit_nobody_is_wrong(tmp_path: Path) -> None:
+def test_engine_is_not_wrong_without_a_limit(tmp_path: Path) -> None:
     found = diagnosed(HALVES, tmp_path, noise=inf)
     assert {each.aspect: each.status for each in found.of}["runs"] == "not-compared"
     assert found.exit_code == 3
 
 
-def test_who_keeps_no_types_of_keys_is_held_to_their_values_alone() -> None:
+def test_engine_without_types_of_keys_is_held_to_their_values_alone() -> None:
     keys = {"name": ("STR", "caf\udce9"), "n": ("U32", 7), "tokens": ("ARR[STR]", ["a", "inf"])}
     right = FileSummary(version=3, alignment=32, data_offset=0, metadata=keys, tensors=())
     said = {"name": ("", "caf\ufffd"), "n": ("", 7), "tokens": ("", ["a", "inf"])}
@@ -374,7 +375,7 @@ def test_who_keeps_no_types_of_keys_is_held_to_their_values_alone() -> None:
         assert found.same.tolist() == same
 
 
-def test_texts_that_are_no_utf8_are_asked_of_nobody_who_has_no_such_texts() -> None:
+def test_engine_with_utf8_alone_is_not_asked_for_other_texts() -> None:
     said, right = [b"\xef\xbf\xbd", b"a", b"b"], [b"\xff", b"a", b"c"]
     for utf8_only, same in ((True, [True, True, False]), (False, [False, True, False])):
         question = Written(words="", flags=(), rows=((1,), (2,), (3,)), utf8_only=utf8_only)

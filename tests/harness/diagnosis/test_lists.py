@@ -32,7 +32,8 @@ def compared(said: Listed, row: F32) -> Compared:
 
 
 def wrong_one() -> F32:
-    """Of an engine that is off by a little more than the noise, each logit by its own share."""
+    """Return logits of an engine that is off by a little more than the noise, each by its own
+    share."""
     shares = np.random.default_rng(7).uniform(-1, 1, RIGHT.size)
     off = SHARE * 2 * NOISE * largest(RIGHT) * shares
     return (RIGHT + off).astype(np.float32)
@@ -44,7 +45,7 @@ def left(said: Listed, own: Compared) -> float:
     return left_by([own], HeldAnswers(every=(one,), right=(right,), noise=NOISE))
 
 
-def test_log_probabilities_for_logits_explain_no_list_by_their_larger_limit() -> None:
+def test_log_probabilities_for_logits_explain_no_list_by_a_larger_limit() -> None:
     said = listed(wrong_one())
     own = compared(said, log_probabilities(RIGHT[None])[0])
     assert not compared(said, RIGHT).same.all()
@@ -57,7 +58,7 @@ def test_the_engine_that_makes_the_list_explains_all_of_it() -> None:
     assert left(said, compared(said, wrong_one())) < 1e-3
 
 
-def test_a_list_that_lacks_a_token_is_no_distance_and_is_explained_by_who_lacks_it() -> None:
+def test_list_that_lacks_a_token_is_explained_by_an_engine_that_lacks_it() -> None:
     without = RIGHT.copy()
     without[int(RIGHT.argmax())] = -np.inf
     said = listed(without)

@@ -1,4 +1,4 @@
-"""What an engine keeps of one prompt for the next is known by prompts that are asked in turn."""
+"""Faults that an engine keeps from one prompt for the next: prompts asked in turn show them."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -26,10 +26,8 @@ KNOWN = (LAST, BY_LENGTH, NOT_CLEARED, CUT, CUT_LATER, TOO_MANY, BY_BEGINNING, *
 
 @pytest.mark.parametrize("view", [LOGITS, TEXT], ids=lambda view: view.name)
 @pytest.mark.parametrize("mistake", [LAST, BY_LENGTH, NOT_CLEARED, CUT, CUT_LATER])
-def test_what_is_kept_of_a_prompt_or_cut_off_it_is_named(
-    mistake: str, view: View, tmp_path: Path
-) -> None:
-    """Its answers depend on what was asked before: known mistakes are asked in the same order."""
+def test_mistake_of_a_kept_or_cut_prompt_is_named(mistake: str, view: View, tmp_path: Path) -> None:
+    """The answers depend on what was asked before: known mistakes are asked in the same order."""
     found = runs(diagnosed(mistake, tmp_path, view=view, known=KNOWN))
     assert (found.status, names(found)) == ("named", [mistake])
 
@@ -52,13 +50,13 @@ def test_none_of_the_others_is_named_in_its_place(mistake: str, view: View, tmp_
 
 
 def test_a_text_that_goes_wrong_late_is_known_of_an_engine_with_logits_too(tmp_path: Path) -> None:
-    """As many tokens are asked for as `check` asks for."""
+    """The diagnosis asks for as many tokens as `check` does."""
     late = "mutant:greedy-position-late"
     found = runs(diagnosed(late, tmp_path, view=LOGITS, known=(late, *KNOWN)))
     assert (found.status, names(found)) == ("named", [late])
 
 
-def test_of_a_large_model_no_prompt_without_tokens_is_asked_for(
+def test_large_model_is_not_asked_for_a_prompt_without_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that is the one before once more has none of its own; engines fail at none."""

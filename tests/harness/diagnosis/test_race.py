@@ -40,8 +40,8 @@ def test_others_are_asked_for_the_first_tokens_that_are_off_alone(
 
 
 @pytest.mark.parametrize("mistake", [NO_MASK, *LATER])
-def test_what_tokens_behind_make_of_the_first_is_named(mistake: str, tmp_path: Path) -> None:
-    """The first tokens by themselves are right, and a shorter question says nothing of it."""
+def test_effect_of_later_tokens_on_the_first_is_named(mistake: str, tmp_path: Path) -> None:
+    """The first tokens by themselves are right, and a shorter question does not show the effect."""
     found = runs(diagnosed(mistake, tmp_path, view=LOGITS, known=(*CATALOGUE, *OTHERS)))
     assert (found.status, names(found)) == ("named", [mistake])
 

@@ -38,13 +38,13 @@ def compared(said: bytes, free: list[int], row: list[float]) -> Compared:
     return question.compare(said, (free, rows, None), session, 1e-3)
 
 
-def test_who_writes_nothing_where_the_right_engine_writes_characters_is_not_as_it() -> None:
+def test_empty_text_is_not_the_same_as_characters_of_the_right_engine() -> None:
     """The argmax of NaN is 0, a control token."""
     assert compared(b"", [1, 3], [0, 9, 0, 1]).same.tolist() == [False]
     assert compared(b"ab", [1, 3], [0, 9, 0, 1]).same.tolist() == [True, True]
 
 
-def test_an_engine_that_answers_with_control_tokens_is_as_who_writes_nothing() -> None:
+def test_empty_text_is_the_same_as_control_tokens_of_an_engine() -> None:
     assert compared(b"", [0, 0], [np.nan] * 4).same.tolist() == [True]
 
 

@@ -1,5 +1,7 @@
-"""What a diagnosis tells before its end: how long it takes, what differs, each aspect's result; and
-what it says of answers that no known mistake makes."""
+"""Words of a diagnosis before its end, and about answers that no known mistake makes.
+
+Before its end it tells how long it takes, what differs, and the result of each aspect.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +71,7 @@ def test_diagnosis_shows_one_row_of_logits_and_the_tokens(tmp_path: Path) -> Non
     assert all(one.got.isdigit() and one.expected.isdigit() for one in shown)
 
 
-def test_diagnosis_names_the_family_whose_effect_is_nearest(tmp_path: Path) -> None:
+def test_diagnosis_names_the_family_with_the_nearest_effect(tmp_path: Path) -> None:
     found = diagnosed(Hot, tmp_path, view=LOGITS)
     family = runs(found).family
     assert family is not None

@@ -39,13 +39,13 @@ def rows(*apart: float) -> Compared:
         (TEXT, (0.0, 1.0), (0.0, 1.0), False),  # other tokens than a third one's, perhaps
     ],
 )
-def test_whose_logits_are_the_right_ones_is_seen_by_distances_that_are_numbers(
+def test_right_logits_are_recognised_by_distances_that_are_numbers(
     one: AskedQuestion, own: Any, right: Any, as_right: bool
 ) -> None:
     assert is_as_right(one, rows(*own), rows(*right)) == as_right
 
 
-def test_what_does_nothing_where_the_subject_differs_is_not_tried_again() -> None:
+def test_mistake_without_effect_at_the_difference_is_not_tried_again() -> None:
     idle, other, elsewhere = (type(name, (), {}) for name in ("Idle", "Other", "Elsewhere"))
     before = [
         TriedMistake(cls=idle, survived=False, left=1.0, as_right=frozenset({"the logits"})),

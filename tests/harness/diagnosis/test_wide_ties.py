@@ -22,7 +22,7 @@ def of_single_rows(out: F32) -> F32:
     return out if len(out) > 1 else out + np.float32(0.6) * np.roll(out, 5)
 
 
-def test_who_chooses_as_the_right_engine_is_not_named_by_ties(tmp_path: Path) -> None:
+def test_engine_that_chooses_as_the_right_one_is_not_named_by_ties(tmp_path: Path) -> None:
     wrong = with_product(of_single_rows)
     found = runs(diagnosed(wrong, tmp_path, view=TEXT, noise=NOISE, known=(LOGARITHMS,)))
     assert found.status == "none"

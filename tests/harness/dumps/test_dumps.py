@@ -27,7 +27,7 @@ Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 def trace_of(model: Path, folder: Path) -> Path:
-    """As `lockstep trace` writes it."""
+    """Write a dump as `lockstep trace` does."""
     dump_trace(plan_for(model, "reference"), folder, None, lambda _: None)
     return folder
 
@@ -51,7 +51,7 @@ def with_context(model: Path, folder: Path, use: Callable[[Context], Any]) -> An
         return use(both.context)
 
 
-def test_what_lockstep_trace_writes_is_a_dump_of_the_same_run(model: Path, written: Path) -> None:
+def test_output_of_lockstep_trace_is_a_dump_of_the_same_run(model: Path, written: Path) -> None:
     def use(context: Context) -> None:
         assert [len(batch) for batch in context.batches] == [7, 1, 1]
         expected, actual = context.ask_both(
@@ -132,7 +132,7 @@ def no_ids(index: dict[str, Any], tensors: dict[str, Any]) -> None:
         (no_ids, "'one', which is no id"),
     ],
 )
-def test_what_is_wrong_with_a_dump_is_said(
+def test_fault_of_a_dump_is_reported(
     change: Change, words: str, model: Path, written: Path, tmp_path: Path
 ) -> None:
     folder = changed(written, tmp_path / "d", change)

@@ -111,7 +111,7 @@ def test_a_map_with_more_to_try_than_anybody_needs_is_refused_at_once() -> None:
             assert big.find(f"model.layers.{layer}.mlp.up_proj") is not None
 
 
-def test_what_stands_between_two_stars_is_not_looked_for_again() -> None:
+def test_text_between_two_stars_is_not_searched_again() -> None:
     """With stars that go back for one another a name takes its length to the third power."""
     names = parsed("m", b'[nodes]\n"*a*a{layer}z" = "x-{layer}"')
     assert names.find("a0" * 250) is None
@@ -130,10 +130,11 @@ def test_a_layer_is_the_whole_number_and_not_its_last_figure() -> None:
         assert found[0] == f"l_out-{number}"
 
 
-def test_a_map_is_for_the_models_whose_names_it_has(
+def test_map_applies_only_to_architectures_that_it_lists(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """Modules of another architecture have the same names and other values: it would be accused."""
+    """Modules of another architecture have the same names and other values: a dump would be
+    accused."""
     folder = changed(written, tmp_path / "d", lambda *_: None)
     (folder / "m.toml").write_text(f'architectures = ["qwen2"]\n{EVERYTHING}')
     say(folder, map="m.toml")
@@ -189,7 +190,7 @@ def test_both_halves_are_the_same_run_as_the_whole(
 
 
 def test_a_dump_that_calls_itself_a_known_engine_is_not_excused_for_it(tmp_path: Path) -> None:
-    """Of transformers it is known that it ignores the frequency factors of such a model."""
+    """Transformers is known to ignore the frequency factors of such a model."""
     model = tmp_path / "m.gguf"
     write_case(finding_named("transformers-rope-freqs"), model)
     folder = tmp_path / "transformers"
@@ -205,7 +206,7 @@ def test_a_dump_that_calls_itself_a_known_engine_is_not_excused_for_it(tmp_path:
 
 
 def renamed(index: dict[str, Any], tensors: dict[str, Any]) -> None:
-    """As another framework calls them, and the logits as llama.cpp does."""
+    """Rename tensors as another framework does, but logits as llama.cpp does."""
     for key in [key for key in tensors if not key.endswith("/result_output")]:
         step, _, name = key.partition("/")
         tensors[f"{step}/model.{name}"] = tensors.pop(key)
@@ -227,7 +228,7 @@ def test_a_dump_of_which_no_name_is_known_does_not_conform_by_its_logits(
     assert "llama.cpp's graph has no such node" in found[0].summary
 
 
-def test_a_dump_that_claims_more_than_the_machine_has_is_refused_before_it_is_read(
+def test_dump_that_claims_more_than_the_machine_has_is_refused_unread(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
     """A sparse file of a terabyte takes no room on the disk."""

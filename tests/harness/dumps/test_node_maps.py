@@ -37,7 +37,7 @@ HEADS = {"Qcur": 4, "Kcur": 2}  # of the built-in model
 
 
 def halves(value: Any, n_head: int) -> Any:
-    """As a library that rotates a head's first half with its second has the rows."""
+    """Order rows as a library does that rotates a head's first half with its second."""
     split = value.reshape(len(value), n_head, -1, 2)
     return np.ascontiguousarray(np.swapaxes(split, 2, 3).reshape(value.shape))
 
@@ -134,7 +134,7 @@ def test_halves_become_neighbours() -> None:
         ('[nodes]\n"*a*b*c" = "embd"\n', "at most 2"),
     ],
 )
-def test_what_is_wrong_with_a_map_is_said(text: str, words: str) -> None:
+def test_fault_of_a_map_is_reported(text: str, words: str) -> None:
     with pytest.raises(InvalidModel, match=words):
         parsed("m.toml", text.encode())
 
@@ -153,10 +153,10 @@ def test_a_map_is_for_dumps_alone(model: Path, capfd: pytest.CaptureFixture[str]
     assert "names of a dump" in capfd.readouterr().err
 
 
-def test_what_no_pattern_of_the_map_fits_is_named(
+def test_tensor_without_a_pattern_in_the_map_is_named(
     model: Path, written: Path, tmp_path: Path
 ) -> None:
-    """A slip of the pen in a pattern: what it was for is not compared, and that is said."""
+    """A pattern may be misspelt: its tensor is not compared, and the report says so."""
     folder = renamed(written, tmp_path / "d", as_transformers)
     own = tmp_path / "own.toml"
     text = '[nodes]\n"lm_head" = "result_output"\n"model.layers.{layer}" = "l_out-{layer}"\n'

@@ -126,7 +126,7 @@ def test_variables_of_the_users_python_are_not_the_engines(
         ("raise ImportError('no such library')", "fake was installed and does not load: .*no such"),
     ],
 )
-def test_what_cannot_be_built_says_why_and_leaves_nothing(
+def test_engine_that_cannot_be_built_says_why_and_leaves_nothing(
     wheel: Wheel, cache: Path, module: str | None, says: str
 ) -> None:
     if module is not None:

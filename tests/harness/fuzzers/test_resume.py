@@ -68,7 +68,9 @@ def stopped(folder: Path, after: int) -> Path:
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 10, 13, 19])
-def test_what_was_found_is_on_disk_and_the_rest_follows(tmp_path: Path, after: int) -> None:
+def test_stopped_run_has_its_findings_on_disk_and_the_rest_follows(
+    tmp_path: Path, after: int
+) -> None:
     run = stopped(tmp_path, after)
     told = [row for row in read_unfinished(run / "report.jsonl") if row["kind"] == "verdict"]
     assert len(told) == after
@@ -127,7 +129,7 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_gone_on_with_is_said(
+def test_run_that_cannot_be_resumed_is_refused_with_the_reason(
     tmp_path: Path, name: str, spoil: Any, says: str
 ) -> None:
     run = stopped(tmp_path, 3)
@@ -157,7 +159,7 @@ SIDE_BY_SIDE = FuzzPlan(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """What a run finds that nobody stops."""
+    """Return the findings of a run that nobody stops."""
     folder = tmp_path_factory.mktemp("whole")
     return {str(verdict) for verdict in run_campaign("quants", SIDE_BY_SIDE, folder, []).verdicts}
 

@@ -46,7 +46,7 @@ class WithoutFormat(InQ8_0):
 
 
 class OneRow(InQ8_0):
-    """Of one product row 3 is doubled."""
+    """Engine that doubles row 3 of one product."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)
@@ -60,7 +60,7 @@ class OneRowWithoutFormat(OneRow, WithoutFormat):
 
 
 class Honest(Reference, name="one format: blocks of Q8_0"):
-    """As llama.cpp's kernels for GPUs have it, and engines that have a single kernel."""
+    """Engine with a single kernel, as llama.cpp's for GPUs."""
 
     ops = InQ8_0
 
@@ -78,7 +78,7 @@ class WrongRowOfNumbers(Reference, name="one format: none, a wrong row"):
 
 
 @pytest.mark.parametrize("engine", [WrongRow, WrongRowOfNumbers])
-def test_where_one_row_is_wrong_the_others_are_not_said_to_be_for_their_format(
+def test_one_wrong_row_does_not_accuse_the_others_for_their_format(
     engine: type[Reference], tmp_path: Path
 ) -> None:
     """By llama.cpp's conversions nearly all elements of that product would be off."""

@@ -148,7 +148,7 @@ def test_a_value_of_another_size_is_refused_with_both_shapes(file: GgufFile) -> 
         replay(program(graph(0, *ADDS)), file, BUILD, values={(0, 0, 0): np.ones(5)})
 
 
-def test_what_reads_an_unknown_cache_is_unknown_in_later_graphs_too(file: GgufFile) -> None:
+def test_reader_of_an_unknown_cache_is_unknown_in_later_graphs_too(file: GgufFile) -> None:
     wrong = replace(ADDS[0], op="WISH")
     found = replay(program(graph(0, wrong, ADDS[1]), graph(1, *ADDS)), file, BUILD)
     assert found.outputs == (None, None)
@@ -294,7 +294,7 @@ def test_each_unlucky_run_is_made_once_whoever_makes_it(
 def test_no_more_unlucky_runs_are_held_than_there_is_room_for(
     file: GgufFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model of five megabytes with 150,000 tokens a hundred runs took three gigabytes."""
+    """A hundred runs of a model of five megabytes with 150,000 tokens took three gigabytes."""
     third = planned(0, "SCALE", view(TWICE), view(X), held=params(1 / 3, 1.0))
     made = program(graph(0, third, given=GIVEN + 1))
     monkeypatch.setattr(AlongLlamaCpp, "program", lambda *_: made)
@@ -320,7 +320,7 @@ def test_products_without_sizes_have_the_same_values() -> None:
     assert np.array_equal(with_sizes, without)
 
 
-def test_of_no_rows_nothing_is_moved() -> None:
+def test_noise_moves_nothing_in_a_node_without_rows() -> None:
     """A batch without outputs, and a bound that is one number for all."""
     found = Expected(np.zeros((1, 1, 0, 4)), 1e-6, "")
     result = Noisy(seed=1).result(node("SQR", np.zeros((0, 4), np.float32)), found)

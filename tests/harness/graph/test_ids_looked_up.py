@@ -64,7 +64,7 @@ def program() -> Program:
 
 
 def accused_of(ids: Any, folder: Path) -> list[str]:
-    """Of an engine that shows these and goes on with the nearest there are."""
+    """Return the sites accused if an engine shows these ids and goes on with the nearest."""
     write_llama(LlamaRecipe(n_layer=1), folder / "any.gguf")
     rows = np.nan_to_num(ids, nan=0, posinf=0, neginf=0).clip(0, 7).astype(np.int32)
     shown: dict[Any, Any] = {
@@ -88,12 +88,12 @@ def accused_of(ids: Any, folder: Path) -> list[str]:
 def test_ids_that_are_looked_up_are_found_where_they_are(
     moved: int, accused: list[str], tmp_path: Path
 ) -> None:
-    """What comes behind is right for them."""
+    """Everything behind the ids is right for them."""
     assert accused_of(TABLE[(TOKENS + moved) % 10], tmp_path) == accused
 
 
 @pytest.mark.parametrize("wrong", [8, -1, 2**30, np.nan, np.inf])
-def test_an_id_of_no_expert_is_a_fault_and_what_comes_behind_is_judged_all_the_same(
+def test_id_of_no_expert_is_a_fault_and_the_nodes_behind_are_judged(
     wrong: float, tmp_path: Path
 ) -> None:
     ids = TABLE[TOKENS].astype(np.int32 if np.isfinite(wrong) else np.float32)

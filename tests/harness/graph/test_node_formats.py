@@ -41,7 +41,7 @@ def shown(given: Node, number: int | None) -> NDArray[Any]:
 
 
 def accepted(numbers: list[int | None], kinds: list[str] | None = None) -> list[bool]:
-    """Of products that are off, each by the format of that number, are they right?"""
+    """Return True for each product that is accepted; each is off by its number's format."""
     formats = ProductFormats(build=BUILD)
     sites = [Site(step=0, layer=i, name="x") for i in range(len(numbers))]
     for i, (site, number) in enumerate(zip(sites, numbers, strict=True)):
@@ -96,7 +96,7 @@ def test_a_wrong_product_excuses_nothing_and_spoils_nothing() -> None:
     assert accepted([ROW, NONE]) == [False, False]
 
 
-def test_behind_wrong_products_the_honest_ones_are_still_known_once_one_was() -> None:
+def test_honest_products_behind_wrong_ones_are_known_once_one_was() -> None:
     wrong: list[int | None] = [NONE] * TRIED
     assert accepted([ROW, *wrong, *[ROW] * (TRIED + 1)]) == [
         True,

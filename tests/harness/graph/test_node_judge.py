@@ -49,7 +49,7 @@ def product(result: Any = None) -> Node:
 
 
 def compute(given: Node) -> NDArray[Any]:
-    """What an engine does that replays llama.cpp's graph."""
+    """Compute as an engine that replays llama.cpp's graph."""
     return Honest().compute(BUILD, given)
 
 
@@ -80,7 +80,7 @@ def test_the_axes_of_a_finding_are_as_many_as_its_index_has() -> None:
     assert axes_of(None) == "(ne3, ne2, ne1, ne0)"
 
 
-def test_what_both_compute_alike_is_no_finding(tmp_path: Path) -> None:
+def test_node_that_both_compute_alike_is_no_finding(tmp_path: Path) -> None:
     found = judge(tmp_path)
     found(product())
     (one,) = found.findings
@@ -99,7 +99,7 @@ def test_a_weight_of_the_subjects_file_is_at_fault_with_its_row(tmp_path: Path) 
     assert np.array_equal(found.kept[SITE][0, 0], (X @ W.T))
 
 
-def test_a_weight_that_moves_a_result_within_its_bound_is_found_by_its_bits(tmp_path: Path) -> None:
+def test_weight_that_moves_a_result_within_its_bound_is_found_by_bits(tmp_path: Path) -> None:
     found = judge(tmp_path, changed(1e-6))
     found(product())
     (one,) = found.findings
@@ -169,7 +169,7 @@ def test_parameters_of_the_subjects_file_are_the_subjects(tmp_path: Path) -> Non
     assert other.parameters.endswith("number 0 is 0.00999999978, expected 9.99999975e-06")
 
 
-def test_parameters_that_move_a_result_within_its_bound_are_found_by_its_bits(
+def test_parameters_that_move_a_result_within_its_bound_are_found_by_bits(
     tmp_path: Path,
 ) -> None:
     found = judge(tmp_path)
@@ -193,7 +193,7 @@ def test_a_weight_of_another_width_is_not_compared_and_said_to_be(tmp_path: Path
     }
 
 
-def test_what_a_second_run_leaves_out_is_not_compared_and_said_to_be(tmp_path: Path) -> None:
+def test_node_that_a_second_run_leaves_out_is_reported_as_not_compared(tmp_path: Path) -> None:
     found = judge(tmp_path)
     later = replace(found.wires[0, 0, 5], site=replace(SITE, layer=2))
     found.wires = {**found.wires, (0, 0, 6): later}
@@ -255,7 +255,7 @@ def planned(index: int, name: str, layer: int | None, result: int, *sources: int
     )
 
 
-def test_a_wire_says_what_a_node_reads_through_views_and_of_which_layer_it_is() -> None:
+def test_wire_tells_the_layer_and_the_sources_of_a_node_through_views() -> None:
     nodes = (
         planned(0, "Qcur-0", 0, 2, 0, 1),
         planned(1, "node_3", None, 3, 2),
@@ -349,7 +349,7 @@ def test_graphs_of_two_files_part_in_parameters_of_the_nodes_of_one_name() -> No
     assert other_parameters(program(one), program(one)) == {}
 
 
-def test_graphs_of_two_files_part_at_a_node_that_one_lacks_or_has_in_another_size() -> None:
+def test_graphs_of_two_files_diverge_at_a_node_missing_or_of_another_size() -> None:
     one, two = planned(0, "Qcur-0", 0, 2, 0), planned(1, "cap-0", 0, 3, 2)
     wide = replace(one, result=replace(one.result, ne=(4, 2, 1, 1)))
     assert first_other_node(program(one, two), program(one, two)) == ""

@@ -1,4 +1,4 @@
-"""What whole rows of a norm may be off by: as far as those of a float32 sum of squares are."""
+"""Errors allowed for whole rows of a norm: those of a float32 sum of squares."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def norm(x: Rows, op: str = "RMS_NORM") -> Node:
 
 
 def massive(x: Rows, times: float) -> Rows:
-    """As real models have them: of one channel all are thousands of times larger than others."""
+    """Make one channel thousands of times larger than others, as real models have it."""
     x = x.copy()
     x[:, 7] = times
     return x
@@ -43,7 +43,7 @@ def in_double(x: Rows) -> NDArray[np.float64]:
 
 
 def off(x: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How far a row is off as a whole where squares are added up in float32, and may be."""
+    """Return the error of whole rows with squares added up in float32, and the error allowed."""
     return np.abs(one_by_one(x) / in_double(x) - 1), error_of_rows(norm(x))[0, 0]
 
 
@@ -54,7 +54,7 @@ def test_a_float32_sum_of_squares_is_off_by_less_than_twice_of_it(width: int, ti
     assert (found < 2 * allowed).all()
 
 
-def test_where_one_element_is_thousands_of_times_larger_it_is_no_accident() -> None:
+def test_error_of_a_row_with_one_huge_element_is_no_accident() -> None:
     """Runs off by what a sum in double may be, and by roundings up and down, are no measure."""
     x = massive(normal(1, ROWS, 4096), 5000)
     found, allowed = off(x)
@@ -62,7 +62,7 @@ def test_where_one_element_is_thousands_of_times_larger_it_is_no_accident() -> N
     assert (allowed < 2 * found).all()
 
 
-def test_of_other_rows_it_is_a_few_last_bits() -> None:
+def test_error_of_other_rows_is_a_few_last_bits() -> None:
     _, allowed = off(normal(1, ROWS, 1024))
     assert (allowed < U * np.sqrt(1024 / 3)).all()  # twice what roundings up and down come to
 
@@ -82,7 +82,7 @@ def test_rows_of_zeros_or_of_no_numbers_are_off_by_nothing(op: str) -> None:
     assert not error_of_rows(norm(x, op)).any()
 
 
-def test_a_layer_norm_is_off_by_the_squares_of_what_is_left_without_the_mean() -> None:
+def test_error_of_a_layer_norm_is_that_of_squares_without_the_mean() -> None:
     x = massive(normal(1, ROWS, 4096), 5000)
     plain = error_of_rows(norm(x, "NORM"))
     assert np.allclose(plain, error_of_rows(norm(x - x.mean(axis=-1, keepdims=True))), rtol=0.2)

@@ -1,4 +1,4 @@
-"""How many segments tell that a format of activations is not an engine's."""
+"""Number of segments that tell that a format of activations is not an engine's."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ def own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("n_weights", [1, 2, 3, 8, 9])
-def test_what_is_left_out_has_half_of_the_weights_at_most_and_no_segment_is_lost(
+def test_segments_left_out_have_half_of_the_weights_at_most(
     n_weights: int,
 ) -> None:
     """An engine's format agrees with more than half: one of these is among the first."""

@@ -1,4 +1,4 @@
-"""What ggml computes on other processors than the oracle's is honest, and nothing near it is."""
+"""Results of ggml on processors not the oracle's: honest, and nothing near them is."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""What a sum of products may well be off by: what scalar loops come to, and not much more."""
+"""Probable errors of a sum of products: those of scalar loops, and not much more."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def first_down_then_up(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
 @pytest.mark.parametrize("kind", [first_up_then_down, first_down_then_up])
 @pytest.mark.parametrize("step", [1, -1])
 @pytest.mark.parametrize("rows", [8, ROWS])
-def test_so_is_one_whose_partial_sums_are_far_larger_than_the_sum(
+def test_sum_with_far_larger_partial_sums_is_within_its_probable_error(
     terms: int, kind: Any, step: int, rows: int
 ) -> None:
     weights, x = kind(normal(1, rows, terms), normal(2, TOKENS, terms))
@@ -73,7 +73,7 @@ def test_so_is_one_whose_partial_sums_are_far_larger_than_the_sum(
     assert np.abs(off).max() < 2.5
 
 
-def test_of_terms_in_no_order_the_file_s_order_adds_nothing() -> None:
+def test_file_order_adds_nothing_to_the_error_of_terms_in_no_order() -> None:
     weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
     value, error, _ = of(product(weights, x))
     squares = np.square(x, dtype=np.float64) @ np.square(weights, dtype=np.float64).mean(axis=0)
@@ -92,7 +92,7 @@ def test_a_scalar_loop_is_off_by_less_than_a_random_share(terms: int, kind: Any)
 
 
 def test_a_sum_that_loses_a_bit_of_each_term_is_off_by_more() -> None:
-    """What accumulates in half precision, or rounds terms to BF16."""
+    """Such an engine accumulates in half precision, or rounds terms to BF16."""
     weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
     value, error, _ = of(product(weights, x))
     short = (x.view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)  # sixteen bits are left
@@ -100,13 +100,13 @@ def test_a_sum_that_loses_a_bit_of_each_term_is_off_by_more() -> None:
     assert np.sqrt(np.mean(off**2)) > 2
 
 
-def test_of_long_rows_it_is_a_small_part_of_the_bound() -> None:
+def test_error_of_long_rows_is_a_small_part_of_the_bound() -> None:
     weights, x = normal(1, ROWS, 4096), normal(2, TOKENS, 4096)
     _, error, bound = of(product(weights, x))
     assert (error < bound / 50).all()
 
 
-def test_it_is_no_more_than_the_bound_of_a_scalar_engine() -> None:
+def test_error_is_no_more_than_the_bound_of_a_scalar_engine() -> None:
     weights, x = normal(1, 8, 64), normal(2, TOKENS, 64)
     _, error, bound = of(product(weights, x))
     assert (error < bound).all()
@@ -148,7 +148,7 @@ def test_heads_that_share_a_matrix_are_off_by_their_own_queries() -> None:
         assert np.allclose(found[head], alone, rtol=ROUNDED)
 
 
-def test_where_one_order_of_addition_overflows_no_error_is_finite() -> None:
+def test_error_is_not_finite_if_one_order_of_addition_overflows() -> None:
     weights, x = normal(1, 8, 64), normal(2, TOKENS, 64)
     x[3] *= np.float32(1e37)  # the sum is a number, what is added up on the way may be none
     value, error, bound = of(product(weights, x))

@@ -92,7 +92,7 @@ def test_a_row_that_no_run_gives_is_a_fault(wrong: float) -> None:
     assert len(judge.asked) == RARE_RUNS
 
 
-def test_a_row_that_nothing_limits_may_be_no_number_and_keeps_no_other_from_being_right() -> None:
+def test_row_without_a_limit_may_be_nan_and_does_not_spoil_other_rows() -> None:
     """It overflows in honest runs; the segment's own verdict leaves it out as well."""
     lost = np.array([[False], [False], [False], [True]])
     noise = {PLACE: Noise(worst=0.02, share=np.inf, lost=lost)}
@@ -115,7 +115,7 @@ def test_more_than_half_of_the_rows_are_no_rare_choice() -> None:
     assert not judge.asked
 
 
-def test_where_nothing_is_chosen_no_run_is_asked() -> None:
+def test_model_without_choices_gets_no_run() -> None:
     judge = Runs(engine=with_rows(r2=1.0), runs=[with_rows(r2=1.0)])
     assert not is_explained(judge, chooses=False)
     assert not judge.asked
@@ -126,13 +126,13 @@ def test_a_tensor_of_another_shape_is_a_fault() -> None:
     assert not is_explained(judge)
 
 
-def test_of_a_large_model_fewer_runs_are_made() -> None:
+def test_large_model_gets_fewer_runs() -> None:
     judge = Runs(engine=with_rows(r2=1.0), runs=[])
     assert not is_explained(judge, small=False)
     assert len(judge.asked) == MORE_RUNS
 
 
-def test_every_run_has_errors_of_its_own_and_every_other_another_activation_format() -> None:
+def test_every_run_has_its_own_errors_and_every_other_run_another_format() -> None:
     judge = Runs(engine=with_rows(r2=1.0), runs=[])
     is_explained(judge, small=False)
     seeds, builds = zip(*judge.asked, strict=True)

@@ -1,4 +1,4 @@
-"""How far honest runs are off is known of each row, by its own size."""
+"""Noise of honest runs, known for each row by the row's own size."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def test_the_error_of_a_huge_row_is_no_room_for_the_others() -> None:
     assert noise.room(HUGE).ravel().tolist() == [1.0, 2.0**-9, 2.0**-11]
 
 
-def test_no_row_has_less_room_than_twice_what_was_met_in_it_nor_more_than_the_worst() -> None:
+def test_row_has_twice_its_own_noise_as_room_and_no_more_than_the_worst() -> None:
     runs = [moved(0.5, 0.0, 0.0), moved(0.0, 0.25, 0.0), moved(0.0, 0.0, -0.125)]
     noise = Noise()
     for run in runs:
@@ -32,7 +32,7 @@ def test_no_row_has_less_room_than_twice_what_was_met_in_it_nor_more_than_the_wo
     assert noise.room(HUGE).max() == 1.0
 
 
-def test_where_an_honest_run_moved_a_row_of_zeros_the_worst_error_is_the_room() -> None:
+def test_room_is_the_worst_error_if_an_honest_run_moved_a_row_of_zeros() -> None:
     zeros = np.zeros((2, 3), np.float32)
     off = zeros.copy()
     off[1, 2] = 0.5
@@ -41,7 +41,7 @@ def test_where_an_honest_run_moved_a_row_of_zeros_the_worst_error_is_the_room() 
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_what_is_no_number_in_every_run_is_not_off_and_has_no_size(number: float) -> None:
+def test_nan_in_every_run_is_not_off_and_has_no_size(number: float) -> None:
     truth = np.array([[number, 4.0], [1.0, 2.0]], np.float32)
     run = np.array([[number, 4.5], [1.0, 2.0]], np.float32)
     assert noise_between(truth, run) == Noise(worst=0.5, share=0.125)
@@ -61,7 +61,7 @@ def test_a_row_that_overflows_in_one_run_hides_no_wrong_row_beside_it() -> None:
     assert (np.abs(wrong - truth[1]) > noise.room(truth)[1]).all()
 
 
-def test_where_one_number_of_a_column_overflows_any_other_may() -> None:
+def test_column_with_one_overflow_may_overflow_anywhere() -> None:
     column, off = np.array([[3e38], [4.0]]), np.array([[np.inf], [4.5]])
     assert np.isposinf(noise_between(column, off).room(column)).all()
 

@@ -34,7 +34,7 @@ def at_once(model: Path, engine: str) -> list[Verdict]:
 
 
 class Together:
-    """What is asked while another is being answered gets a change; two wait for each other."""
+    """Server that changes what is asked while it answers another; two wait for each other."""
 
     def __init__(self, change: Any) -> None:
         self.change, self.lock, self.inside = change, threading.Lock(), 0
@@ -139,7 +139,7 @@ def test_one_that_keeps_a_beginning_once_and_mixes_what_follows_diverges(model: 
     assert "Once there was" in found.summary
 
 
-def test_what_is_answered_is_compared_where_others_are_refused(model: Path) -> None:
+def test_answers_are_compared_though_others_are_refused(model: Path) -> None:
     busy = Busy({"error": {"message": "two at a time"}}, status=400)
     answers = iter([*[with_more] * 2, *[lambda said: busy] * 100])
     with serving(model, Together(lambda said: next(answers)(said))) as address:
@@ -147,14 +147,14 @@ def test_what_is_answered_is_compared_where_others_are_refused(model: Path) -> N
     assert (found.status, found.key) == ("diverged", "text/at once")
 
 
-def test_one_whose_answers_are_no_json_at_once_gives_no_proper_answer(model: Path) -> None:
+def test_server_with_broken_json_at_once_gives_no_proper_answer(model: Path) -> None:
     with serving(model, Together(lambda said: b'{"content": "{"content": "')) as address:
         found = verdicts_of(plan_for(model, engine=address, suites=("text",), n_steps=6))
     assert found[-1].status == "malformed", found[-1]
     assert "several times at once" in found[-1].summary
 
 
-def test_one_that_says_that_it_is_busy_with_a_status_of_success_is_not_accused(
+def test_server_that_is_busy_with_a_success_status_is_not_accused(
     model: Path,
 ) -> None:
     with serving(model, Together(lambda said: {"error": "one at a time"})) as address:

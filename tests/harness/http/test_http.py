@@ -182,7 +182,7 @@ def test_a_value_that_is_null_is_not_finite(model: Path) -> None:
 # --- another model, no server, a key --------------------------------------------------------------
 
 
-def test_a_server_with_another_model_is_refused_before_anything_is_compared(
+def test_server_with_another_model_is_refused_before_the_comparison(
     model: Path, other: Path
 ) -> None:
     with serving(other) as url, pytest.raises(BadInput, match="another model than MODEL: n_embd"):
@@ -197,7 +197,7 @@ def test_a_file_that_the_server_names_must_be_as_large(model: Path, other: Path)
         checked(model, url, "logprobs")
 
 
-def test_where_nobody_listens_that_is_said(model: Path) -> None:
+def test_refused_connection_is_reported(model: Path) -> None:
     with sending() as url:
         pass
     with pytest.raises(BadInput, match="nobody listens there; start the server"):

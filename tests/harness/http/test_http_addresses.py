@@ -29,14 +29,14 @@ PAST = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long is waited, in place of waiting."""
+    """Record the waits, and do not wait."""
     found: list[float] = []
     monkeypatch.setattr(asking, "sleep", found.append)
     return found
 
 
 class Untrusted(HTTPSConnection):
-    """As the ssl module ends a handshake with a self-signed certificate."""
+    """Connection that fails as the ssl module does with a self-signed certificate."""
 
     def connect(self) -> None:
         error = ssl.SSLCertVerificationError(1, "certificate verify failed")
@@ -63,7 +63,7 @@ def test_the_v1_that_an_address_lacks_is_named(model: Path) -> None:
         assert "belongs /v1" not in str(said.value)
 
 
-def test_what_a_server_says_of_an_error_is_shown_whatever_the_status(model: Path) -> None:
+def test_error_of_a_server_is_shown_whatever_the_status(model: Path) -> None:
     wrong = {"error": {"message": "context too small"}}
     with serving(model, lambda path, said: wrong if path == "/completion" else said) as url:
         (found,) = checked(model, url, "text")
@@ -89,7 +89,7 @@ def test_a_server_without_a_free_slot_is_waited_for(model: Path) -> None:
 
 
 def hurried(path: str, wrong: Callable[[int], Busy | None]) -> Callable[..., Any]:
-    """Of the answers of a page: wrong says of the n-th (from 1) what comes in its place."""
+    """Change answers of a page: `wrong` says what comes in place of the n-th (from 1)."""
     pages: list[str] = []
 
     def change(page: str, said: Any) -> Any:
@@ -132,7 +132,7 @@ def test_a_server_that_stays_in_a_hurry_has_not_answered(
 @pytest.mark.parametrize(
     ("status", "word"), [(429, "not answer"), (403, "not answer"), (413, "HTTP 413")]
 )
-def test_what_a_server_does_not_answer_of_long_prompts_spoils_the_exit_code(
+def test_missing_answer_to_long_prompts_spoils_the_exit_code(
     suite: str, status: int, word: str, model: Path, waits: list[float]
 ) -> None:
     with serving(model, to_long=Busy(status=status)) as url:
@@ -172,11 +172,11 @@ def test_a_hurry_while_a_server_is_looked_at_is_not_what_it_lacks(
         ("Wed, 99 Foo 2015 07:28:00 GMT", None),
     ],
 )
-def test_when_to_ask_again_is_a_number_or_a_date(said: str | None, seconds: float | None) -> None:
+def test_retry_after_is_a_number_or_a_date(said: str | None, seconds: float | None) -> None:
     assert client.seconds_of(said) == seconds
 
 
-def test_an_address_names_a_server_and_its_preset_is_what_servers_start_with() -> None:
+def test_address_names_a_server_with_the_preset_that_servers_start_with() -> None:
     assert is_address("http://localhost:8080")
     assert is_address("openai:https://example.org/v1#m")
     assert is_address("HTTP://LOCALHOST")
@@ -191,7 +191,7 @@ def test_an_address_names_a_server_and_its_preset_is_what_servers_start_with() -
 
 
 @pytest.mark.parametrize("url", ["http://", "http://x:port", "http://x:99999", "http://x/?a=b"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_text_that_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(Unsupported, match="is no address"):
         address_of(url)
 

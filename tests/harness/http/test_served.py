@@ -56,14 +56,14 @@ def engine(folder: Path, how: str = "") -> str:
     return f"serve:{sys.executable} {folder / 'server.py'} {{model}} {{port}} '{how}'"
 
 
-def test_it_is_compared_on_each_model_that_it_is_given(folder: Path) -> None:
+def test_server_is_compared_on_each_model_that_it_is_given(folder: Path) -> None:
     for name in ("f32", "q8_0"):
         model = builtin(name, folder)
         found = verdicts_of(plan_for(model, engine=engine(folder), suites=("logprobs",)))
         assert [v.status for v in found] == ["agreed"], found
 
 
-def test_it_is_started_anew_when_it_has_died_and_ends_with_the_session(folder: Path) -> None:
+def test_server_is_started_anew_after_its_death_and_ends_with_the_session(folder: Path) -> None:
     model = builtin("f32", folder)
     with Runner(time_limit=120).open(engine(folder), model, EXACT) as session:
         assert isinstance(session, ServedSession)
@@ -84,7 +84,7 @@ def test_it_is_started_anew_when_it_has_died_and_ends_with_the_session(folder: P
 
 
 @pytest.mark.parametrize("how", ["dies", "sleeps"])
-def test_what_becomes_of_its_start_is_said_with_its_log(how: str, folder: Path) -> None:
+def test_failed_start_of_a_server_is_reported_with_its_log(how: str, folder: Path) -> None:
     start = 120.0 if how == "dies" else 5.0
     with ServedSession(
         engine(folder, how),
@@ -113,7 +113,7 @@ def test_a_command_that_cannot_be_given_a_model_is_refused() -> None:
             words_of(command)
 
 
-def test_it_opens_other_models_and_is_held_against_what_servers_start_with() -> None:
+def test_server_opens_other_models_and_is_held_against_its_start_preset() -> None:
     served = "serve:cat {model} {port}"
     assert (preset_for(served), is_outside(served)) == ("default", True)
     assert not why_not_asked(served, ("logprobs",))
@@ -133,7 +133,7 @@ with socket.create_server(("127.0.0.1", int(sys.argv[2]))) as server:
 """
 
 
-def test_a_death_in_the_first_question_is_one_and_no_server_that_nobody_has_started(
+def test_death_in_the_first_question_is_a_crash_and_no_missing_server(
     tmp_path: Path,
 ) -> None:
     """The connection ends before the process has."""
@@ -150,7 +150,7 @@ def test_a_death_in_the_first_question_is_one_and_no_server_that_nobody_has_star
             assert outcome.log[-1] == f"no such tensor in {model}"
 
 
-def test_a_connection_to_itself_is_nobody_who_listens() -> None:
+def test_connection_to_itself_is_no_listener() -> None:
     real = socket.socket()
     with real, pytest.MonkeyPatch.context() as patch:
         real.bind((HOST, 0))
@@ -160,10 +160,10 @@ def test_a_connection_to_itself_is_nobody_who_listens() -> None:
         assert not listens(port)
 
 
-def test_a_port_that_another_process_has_taken_meanwhile_is_no_death_of_the_server(
+def test_port_that_another_process_has_taken_is_no_death_of_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one end of a connection, say: nobody listens there."""
+    """The port may be the other end of a connection, say: nobody listens there."""
     with socket.socket() as other:
         other.bind((HOST, 0))
         taken = other.getsockname()[1]
@@ -217,7 +217,7 @@ def runs(pid: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_what_it_has_started_ends_with_lockstep_however_that_ends(
+def test_children_of_a_server_end_with_lockstep_however_that_ends(
     how: signal.Signals, folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "wrapper.py").write_text(WRAPPER)

@@ -42,7 +42,7 @@ def checked(model: Path, suite: str, **how: Any) -> list[Verdict]:
 
 
 @pytest.mark.parametrize(("most", "compared"), [(4, 4), (3, 2), (1, 1)])
-def test_of_one_with_a_limit_of_tokens_so_many_are_compared(
+def test_server_with_a_limit_of_tokens_is_compared_on_so_many(
     most: int, compared: int, model: Path
 ) -> None:
     found = checked(model, "text", refuses=partial(more_than, most), **TEXT_ALONE)
@@ -94,7 +94,7 @@ def test_a_prompt_of_which_it_counts_more_tokens_names_the_nearer_cause(
     assert "; it counts " in found[0].summary
 
 
-def test_of_one_that_counts_as_we_do_nothing_is_said_of_it(model: Path) -> None:
+def test_server_that_counts_as_we_do_gets_no_remark(model: Path) -> None:
     for suite in ("text", "logprobs"):
         found = checked(model, suite, **TEXT_ALONE)
         assert all("it counts" not in v.summary for v in found)

@@ -43,7 +43,7 @@ def test_the_sums_of_no_rows_are_none() -> None:
 
 @pytest.mark.parametrize("engine", [Int8Rows, Int8Blocks, Bf16])
 @pytest.mark.parametrize("width", [96, 256, 4096])
-def test_what_honest_engines_convert_to_is_known(engine: type, width: int) -> None:
+def test_conversion_of_an_honest_engine_is_known(engine: type, width: int) -> None:
     x = normal(20, width)
     x[3] = 0
     weight = weight_of("Q8_0", 1, width)
@@ -70,7 +70,7 @@ WRONG: dict[str, Callable[[F32], F64]] = {
 
 
 @pytest.mark.parametrize("how", WRONG)
-def test_what_is_converted_wrongly_is_none_of_them(how: str) -> None:
+def test_wrong_conversion_is_none_of_the_known_ones(how: str) -> None:
     x = normal(20, 256)
     assert not is_known(x, WRONG[how](x))
 

@@ -21,7 +21,7 @@ from lockstep.harness.shadow.judge import rounded_to
 from tests.shadow_nodes import expected, four, params
 
 
-def test_the_smallest_scale_error_that_must_show_is_four_bounds_of_the_best_element() -> None:
+def test_smallest_visible_scale_error_is_four_bounds_of_the_best_element() -> None:
     truth, allowed = np.array([1.0, -8.0, 0.0, np.nan]), np.array([1e-6, 2e-6, 1e-6, 1e-6])
     assert smallest_scale_error(truth, allowed) == pytest.approx(1e-6, rel=1e-5)
     assert smallest_scale_error(np.zeros(3), np.full(3, 1e-6)) == float("inf")
@@ -59,7 +59,7 @@ TWOS = np.full(4, 2.0, np.float32)
     ],
     ids=["norm", "product", "gate"],
 )
-def test_what_is_computed_with_a_nan_is_nan_and_what_may_overflow_has_no_limit(
+def test_result_of_a_nan_is_nan_and_a_possible_overflow_has_no_limit(
     compute: Any, shown: float
 ) -> None:
     truth = compute(OPS)
@@ -121,7 +121,7 @@ def test_whoever_is_beyond_its_bound_is_blamed() -> None:
     assert same.mismatch is not None
 
 
-def test_what_is_not_there_and_what_has_another_shape_is_a_mismatch() -> None:
+def test_missing_tensor_and_one_of_another_shape_are_mismatches() -> None:
     missing, short = found_of(TRUTH, None), found_of(TRUTH[:1], TRUTH)
     assert missing.mismatch is not None
     assert missing.mismatch.kind == "missing"
@@ -146,7 +146,7 @@ NUMBERS = np.array([[1.0, 2.0, 3.0, 4.0], [4.0, -3.0, 2.0, 1.0]], np.float32)
         (3e38, 5.0, ""),  # its sum is beyond float32, or not, as it is added up
     ],
 )
-def test_what_is_computed_with_no_number_is_none(bad: float, shown: float, fault: str) -> None:
+def test_result_of_a_nan_or_infinity_is_no_number(bad: float, shown: float, fault: str) -> None:
     x = NUMBERS.copy()
     x[1] = [bad, abs(bad), 1.0, 1.0]
     asked = expected("MUL_MAT", NUMBERS[:, :2], np.abs(NUMBERS), x)
@@ -165,7 +165,7 @@ def test_a_bound_that_is_none_limits_what_is_no_number() -> None:
     np.testing.assert_array_equal(held, [1.0, 7.0, np.inf, 5.0, 2.0])
 
 
-def test_who_leaves_hidden_cells_out_has_numbers_where_llama_cpp_has_none() -> None:
+def test_engine_without_hidden_cells_has_numbers_where_llama_cpp_has_none() -> None:
     scores = np.array([[1.0, np.inf], [1.0, np.nan]], np.float32)
     mask = np.array([[0.0, -np.inf], [0.0, 0.0]], np.float32)
     found = expected("SOFT_MAX", scores, scores, mask, held=params(1.0, 0.0))

@@ -46,7 +46,7 @@ def test_a_seed_decides_it(folder: Path) -> None:
     assert [x.tobytes() for x in first.logits] == [x.tobytes() for x in other.logits]
 
 
-def test_it_grows_where_activations_are_converted(folder: Path) -> None:
+def test_noise_grows_if_activations_are_converted(folder: Path) -> None:
     """The same shapes and nearly the same weights: only the conversion is added."""
     from tests.models import written
 
@@ -121,7 +121,7 @@ class Unlucky(BoundedOps):
 
 @pytest.mark.parametrize("name", ["f32", "f16", "q8_0", "moe"])
 @pytest.mark.parametrize("seed", range(4))
-def test_it_covers_an_engine_that_uses_up_its_limits(name: str, seed: int, folder: Path) -> None:
+def test_noise_covers_an_engine_that_uses_up_its_limits(name: str, seed: int, folder: Path) -> None:
     path = builtin(name, folder)
     floor = floor_of(path)
     truth = np.concatenate(floor.logits)
@@ -147,7 +147,9 @@ class Louder(Float32):
 
 @pytest.mark.parametrize("name", ["f32", "f16", "bf16", "q8_0", "q4_0", "moe", "moe-q8_0"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_it_covers_an_engine_that_computes_in_float32(name: str, seed: int, folder: Path) -> None:
+def test_noise_covers_an_engine_that_computes_in_float32(
+    name: str, seed: int, folder: Path
+) -> None:
     path = builtin(name, folder)
     floor = floor_of(path, seed, lanes=1)
     truth = np.concatenate(floor.logits)
@@ -163,7 +165,7 @@ def test_it_covers_an_engine_that_computes_in_float32(name: str, seed: int, fold
     # judge of single ops says the rest
     [("f32", 1e-4), ("moe", 1e-3), ("f16", 0.01), ("bf16", 0.1), ("q8_0", 0.1), ("q4_0", 0.1)],
 )
-def test_it_does_not_cover_a_fault(name: str, share: float, folder: Path) -> None:
+def test_noise_does_not_cover_a_fault(name: str, share: float, folder: Path) -> None:
     path = builtin(name, folder)
     floor = floor_of(path, lanes=1)
     truth = np.concatenate(floor.logits)

@@ -47,7 +47,7 @@ def product(
     run: int,
     nonzero: NDArray[Any] | None = None,
 ) -> Bound:
-    """Of a sum of so many products."""
+    """Return the bound of a sum of so many products."""
     wide = out.astype(np.float64)
     build = Build(lanes=lanes)
     return limit_overflow(products.summed_products(wide, size, terms, build, run, nonzero))[1]
@@ -62,7 +62,7 @@ def scaled(truth: NDArray[np.float64]) -> F32:
 
 
 def near_alone(found: tuple[F32, Bound], honest: F32, *others: F32) -> bool:
-    """Whether the limit covers an honest way, and neither a small fault nor the others."""
+    """Return True if the limit covers an honest way, and neither a small fault nor the others."""
     truth, bound = found[0].astype(np.float64), found[1]
     return covers(bound, truth, honest) and not any(
         covers(bound, truth, wrong) for wrong in (scaled(truth), *others)
@@ -90,7 +90,7 @@ def pairwise(products: F32, lanes: int) -> F32:
 
 
 def in_vectors(products: F32, lanes: int) -> F32:
-    """As ggml's vector code: four registers of lanes, a tree, then what is left one by one."""
+    """Add up as ggml's vector code: four registers of lanes, a tree, then the rest in turn."""
     step = 4 * lanes
     whole = products.shape[-1] // step * step
     parts = products[..., :whole].reshape(*products.shape[:-1], -1, step)
@@ -130,7 +130,7 @@ def test_a_product_covers_float32_sums(order: Order, lanes: int, seed: int, term
 )
 @slice_of_cases
 @given(SEEDS, st.integers(0, 40))
-def test_of_a_sum_with_zeros_only_the_other_terms_are_rounded(
+def test_bound_of_a_sum_with_zeros_counts_only_the_other_terms(
     order: Order, lanes: int, seed: int, n: int
 ) -> None:
     a, b = normal(seed, 6, 4096), normal(seed + 1, 6, 4096)
@@ -220,7 +220,7 @@ def test_rope_covers_float32_and_no_small_fault(seed: int, position: int) -> Non
     assert near_alone(turned(wide), honest, turned(wide + FAULT)[0])
 
 
-def test_what_is_not_rotated_may_not_move_by_one_bit() -> None:
+def test_element_that_is_not_rotated_may_not_move_by_one_bit() -> None:
     x, positions = normal(1, 3, 2, 8), np.arange(3, dtype=np.int32)
     params = rotation.RopeParams(4, 100.0, 1.0, None, halves=True)
     _, bound = value_and_bound(

@@ -1,4 +1,4 @@
-"""What foreign engines are known to do: well formed, shown by a file, excused for them alone."""
+"""Known divergences of foreign engines: well formed, shown by a file, excused for them alone."""
 
 import re
 from dataclasses import replace
@@ -68,7 +68,7 @@ def test_its_file_has_what_it_is_about_and_is_small(finding: Finding, tmp_path: 
     assert path.stat().st_size < 2 << 20
 
 
-def test_what_is_known_is_excused_for_that_engine_and_version_alone(model: Path) -> None:
+def test_known_finding_is_excused_for_that_engine_and_version_alone(model: Path) -> None:
     said = verdict("logits", "3 of 9 logits differ; worst at position 2")
     excused = excused_if_foreign(said, "tinygrad", "tinygrad 0.14.0", model)
     assert excused.status == "excused"
@@ -126,7 +126,7 @@ def test_a_limit_keeps_larger_errors_from_being_excused(tmp_path: Path) -> None:
     assert after(2.01) == "diverged"
 
 
-def test_what_ended_a_question_stays_what_it_is_and_is_named(tmp_path: Path) -> None:
+def test_crash_known_of_an_engine_stays_a_crash_and_is_named(tmp_path: Path) -> None:
     finding = finding_named("tinygrad-freq-base")
     write_case(finding, tmp_path / "case.gguf")
     text = "tinygrad crashed in evaluate: KeyError: 'llama.rope.freq_base'"
@@ -136,7 +136,7 @@ def test_what_ended_a_question_stays_what_it_is_and_is_named(tmp_path: Path) -> 
     assert is_seen_in(finding, known)
 
 
-def test_an_engine_that_could_not_answer_does_not_show_that_a_finding_is_gone() -> None:
+def test_engine_that_could_not_answer_does_not_prove_a_finding_is_gone() -> None:
     agreed = replace(verdict("metadata", "all of it"), status="agreed")
     crashed = replace(verdict("logits", "tinygrad failed: no usable devices"), status="crashed")
     left_out = replace(verdict("logits", "it cannot"), status="not-compared")
@@ -170,7 +170,7 @@ def test_the_command_lists_all_and_refuses_what_is_none() -> None:
 
 
 @pytest.mark.parametrize("options", [["--run"], ["-o", "case.gguf"]])
-def test_what_is_asked_of_no_finding_is_refused_and_no_success(options: list[str]) -> None:
+def test_finding_command_without_a_finding_is_refused(options: list[str]) -> None:
     assert CliRunner().invoke(app, ["finding", *options]).exit_code == 2
 
 

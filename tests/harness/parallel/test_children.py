@@ -69,7 +69,7 @@ def run_of(plans: list[Plan], folder: Path, jobs: int = 1) -> tuple[RunResult, l
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_the_death_of_a_check_is_a_verdict_and_the_other_models_are_checked(
+def test_death_of_a_check_is_a_verdict_and_other_models_are_checked(
     jobs: int, tmp_path: Path
 ) -> None:
     path = builtin("f32", tmp_path)
@@ -142,7 +142,7 @@ def test_a_file_that_is_only_touched_is_the_same_file(
     assert result.code == 0
 
 
-def test_a_hash_taken_of_a_file_that_changed_before_is_not_that_of_the_first(
+def test_hash_of_a_file_that_changed_is_not_that_of_the_first(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "file"
@@ -162,7 +162,7 @@ def test_works_run_side_by_side_and_what_they_say_comes_in_order() -> None:
     assert found == {n: [10 * n, 10 * n + 1, 10 * n + 2, "end"] for n in range(4)}
 
 
-def test_who_is_ended_leaves_nothing_in_the_temporary_folder(
+def test_process_that_is_ended_leaves_nothing_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupted bisection would leave a model of a gigabyte there."""

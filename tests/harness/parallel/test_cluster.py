@@ -143,7 +143,7 @@ class Stumbles:
                 yield number, event
 
 
-def test_what_is_asked_of_every_executor_holds_for_a_cluster(cluster: DaskCluster) -> None:
+def test_cluster_passes_the_checks_of_every_executor(cluster: DaskCluster) -> None:
     check_executor(cluster)
     check_death(cluster)  # of a work's own process: no worker of Dask's is lost by it
     assert len(cluster.client.scheduler_info()["workers"]) == 2
@@ -158,7 +158,7 @@ PLAN = FuzzPlan(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What one process finds."""
+    """Return the findings of one process."""
     return found_by(None, tmp_path_factory.mktemp("alone"))
 
 
@@ -253,7 +253,7 @@ class Elsewhere:
         ({"files": ((__file__, 3),)}, "expected 3"),
     ],
 )
-def test_what_a_machine_lacks_is_one_sentence(change: dict[str, Any], says: str) -> None:
+def test_missing_need_of_a_machine_is_one_sentence(change: dict[str, Any], says: str) -> None:
     needs = Needs.here([Path(__file__)])
     assert needs.lacking() == ""
     assert says in replace(needs, **change).lacking()

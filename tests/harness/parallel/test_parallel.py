@@ -49,7 +49,7 @@ def refuse(part: int) -> int:
     raise BadInput(f"part {part} cannot be had")
 
 
-def test_what_a_process_refuses_is_refused_here() -> None:
+def test_refusal_in_a_process_is_raised_here() -> None:
     with pytest.raises(BadInput, match="part 7 cannot be had"):
         list(as_done(refuse, [7], Processes(1)))
 
@@ -66,7 +66,7 @@ def test_a_death_may_be_a_result_and_is_an_error_otherwise() -> None:
         list(as_done(die, [3], Processes(1)))
 
 
-def test_who_stops_to_listen_ends_what_still_runs() -> None:
+def test_listener_that_stops_ends_the_running_works() -> None:
     works = [Counting(n) for n in range(50)]
     for _, event in Processes(2).run(works):
         if isinstance(event, Said):

@@ -32,7 +32,7 @@ def test_a_fork_gives_what_its_work_gives() -> None:
 
 @forks
 @pytest.mark.parametrize("death", ["killed", "failed", "gave what may not cross"])
-def test_what_a_fork_does_not_give_is_done_here(death: str) -> None:
+def test_work_that_a_fork_does_not_give_is_done_here(death: str) -> None:
     here = os.getpid()
 
     def work() -> object:
@@ -48,7 +48,7 @@ def test_what_a_fork_does_not_give_is_done_here(death: str) -> None:
 
 
 @forks
-def test_what_a_fork_works_on_is_not_kept_here_where_something_else_is_done_if_it_dies() -> None:
+def test_input_of_a_fork_is_not_kept_if_another_work_replaces_it() -> None:
     class Shown(list[float]):
         pass
 
@@ -63,7 +63,7 @@ def test_what_a_fork_works_on_is_not_kept_here_where_something_else_is_done_if_i
     assert ahead.result() == "asked again"
 
 
-def test_where_no_process_can_be_made_the_work_is_done_here(
+def test_work_is_done_here_if_no_process_can_be_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full() -> int:
@@ -111,7 +111,7 @@ def test_two_are_done_at_once_and_what_fails_first_is_raised() -> None:
 
 @forks
 def test_a_fork_that_forgets_an_engine_does_not_end_it(tmp_path: Path) -> None:
-    """What is garbage in a fork may be asked by its parent still."""
+    """The parent may still ask an engine that is garbage in the fork."""
     with Runner().open("gguf-py", builtin("f32", tmp_path), EXACT) as session:
         assert isinstance(session, IsolatedSession)
         session.start()

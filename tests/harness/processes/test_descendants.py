@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def left_in(folder: Path) -> list[str]:
-    """What still runs, by name, after a while for those that end by themselves."""
+    """Return the names of what still runs; wait a while for those that end by themselves."""
     deadline = time.monotonic() + 10
     while True:
         left = [path.read_text() for path in folder.iterdir() if runs(int(path.name))]

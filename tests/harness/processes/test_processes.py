@@ -71,14 +71,14 @@ def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
 
 @pytest.fixture
 def interrupted() -> Iterator[None]:
-    """As in a terminal: whoever is started in the background of a shell ignores interrupts."""
+    """Handle interrupts as in a terminal: what a shell starts in the background ignores them."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_an_interrupt_waits_until_a_process_is_started_and_never_reaches_it() -> None:
+def test_interrupt_waits_until_a_process_is_started_and_never_reaches_it() -> None:
     ask = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     said: list[str] = []
 

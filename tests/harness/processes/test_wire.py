@@ -265,7 +265,7 @@ def test_garbage_is_refused(name: str, ends: tuple[socket.socket, Channel]) -> N
         channel.receive(deadline())
 
 
-def test_what_garbage_is_made_from_is_accepted_when_it_is_right(
+def test_right_message_is_accepted_in_the_form_of_the_garbage(
     ends: tuple[socket.socket, Channel],
 ) -> None:
     raw, channel = ends

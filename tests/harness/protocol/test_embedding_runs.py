@@ -93,7 +93,7 @@ def test_its_embeddings_come_of_the_tensors_that_are_put_in(tmp_path: Path) -> N
     assert [rows.tolist() for rows in healed.logits] == [[[2.0], [4.0]], [[10.0]]]
 
 
-def test_who_does_not_show_tensors_is_not_asked_for_them(tmp_path: Path) -> None:
+def test_engine_that_does_not_show_tensors_is_not_asked_for_them(tmp_path: Path) -> None:
     with program(tmp_path, "embed") as session:
         outcome = session.ask("evaluate", Request(batches=BATCHES, capture=True, embeddings=True))
     assert isinstance(outcome, Unanswerable)

@@ -36,7 +36,7 @@ def verdicts(folder: Path, *changes: tuple[str, str]) -> dict[str, Verdict]:
     return found
 
 
-def test_who_ignores_what_is_put_in_is_said_to_and_accused_of_nothing(tmp_path: Path) -> None:
+def test_engine_that_ignores_replace_is_reported_and_not_accused(tmp_path: Path) -> None:
     found = verdicts(tmp_path, (HEEDS, "return value"))
     assert {name: v.status for name, v in found.items()} == {
         "logits": "agreed",
@@ -46,7 +46,7 @@ def test_who_ignores_what_is_put_in_is_said_to_and_accused_of_nothing(tmp_path: 
     assert found["products"].summary == "made.py offers replace, and goes on with its own values"
 
 
-def test_who_heeds_it_is_asked(tmp_path: Path) -> None:
+def test_engine_that_heeds_replace_is_asked(tmp_path: Path) -> None:
     assert {v.status for v in verdicts(tmp_path).values()} == {"agreed"}
 
 

@@ -62,7 +62,7 @@ def test_an_answer_is_the_adapters_answer() -> None:
 
 
 @pytest.mark.parametrize("way", ["prints first", "uses the descriptor"])
-def test_what_libraries_print_is_no_answer(way: str) -> None:
+def test_output_of_libraries_is_no_answer(way: str) -> None:
     outcome = ids(way)
     assert isinstance(outcome, Answered)
     assert outcome.value == [[1, 2]]
@@ -90,7 +90,7 @@ def test_a_refusal_a_lack_and_a_failure_are_told_apart() -> None:
     assert died.startswith("fake_program.py crashed in greedy: ")
 
 
-def test_what_an_engine_does_not_say_that_it_can_is_not_asked() -> None:
+def test_undeclared_ability_of_an_engine_is_not_asked() -> None:
     with fake("answers") as session:
         outcome = session.ask("metadata")
     assert outcome == Unanswerable(message="fake_program.py does not offer parse", declared=True)
@@ -161,7 +161,7 @@ def test_a_list_that_is_none_is_malformed(way: str, words: str) -> None:
     assert words in outcome.message
 
 
-def test_death_is_a_crash_with_the_last_words_and_the_next_question_is_answered() -> None:
+def test_death_is_a_crash_with_last_words_and_the_next_answer_comes() -> None:
     with fake("dies") as session:
         outcome = session.ask("tokenize", list(TEXT))
         assert outcome == Crashed(
@@ -287,7 +287,7 @@ def test_the_schema_refuses_what_the_protocol_does_not_have() -> None:
             jsonschema.validate(wrong, SCHEMA)
 
 
-def test_the_page_names_every_level_and_its_examples_are_as_the_schema_says() -> None:
+def test_page_names_every_level_and_its_examples_match_the_schema() -> None:
     page = (Path(command_of.__code__.co_filename).parent / "PROTOCOL.md").read_text()
     for level in LEVELS:
         assert re.search(rf"^### .*\b{level}\b", page, re.MULTILINE), level

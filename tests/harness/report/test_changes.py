@@ -156,7 +156,7 @@ def tokens(margin: float) -> dict[str, Any]:
 
 
 def control_token(said: int) -> dict[str, Any]:
-    """How far ids are apart is no measure of anything."""
+    """Return a verdict about ids; their distance is no measure of anything."""
     return verdict("decode", "diverged", detail={"expected": 3, "actual": said, "allowed": 0.1})
 
 
@@ -209,9 +209,7 @@ def test_a_difference_that_shrank_is_told_and_no_worse(
         (control_token(9), control_token(3000)),
     ],
 )
-def test_what_the_same_fault_may_come_to_is_no_growth(
-    old: dict[str, Any], new: dict[str, Any]
-) -> None:
+def test_variation_of_the_same_fault_is_no_growth(old: dict[str, Any], new: dict[str, Any]) -> None:
     for a, b in ((old, new), (new, old)):
         found = changes(run(a), run(b))
         assert not any((found.larger, found.smaller, found.worse))
@@ -266,7 +264,7 @@ def test_the_command_says_it_in_lines_json_and_a_page(
     assert json.loads(capsys.readouterr().out)["worse"] is True
 
 
-def test_a_page_takes_the_place_of_no_model_no_report_that_is_read_and_no_device(
+def test_page_replaces_no_model_no_report_that_is_read_and_no_device(
     folder: Callable[[str, Rows], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a = folder("a", run(verdict("logits")))
@@ -326,7 +324,7 @@ def test_a_folder_without_a_report_is_one_clear_error(
 
 
 @pytest.mark.parametrize("command", ["page", "diff", "convert"])
-def test_report_whose_footer_does_not_add_up_is_a_usage_error(
+def test_report_with_a_wrong_sum_in_its_footer_is_a_usage_error(
     folder: Callable[[str, Rows], str], capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     whole = run(verdict("logits"), verdict("trace"))

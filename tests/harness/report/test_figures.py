@@ -1,4 +1,4 @@
-"""What suites put into reports for pages: shares of limits, logits by position, pieces, blocks."""
+"""Figures that suites put into reports: shares of limits, logits by position, pieces, blocks."""
 
 import math
 from pathlib import Path
@@ -28,7 +28,7 @@ F = np.float32
 
 @pytest.fixture
 def context(tmp_path: Path) -> Any:
-    """What the figures ask of a context: the oracle's tokenizer and whether it has one."""
+    """Yield what figures need of a context: the oracle's tokenizer, and if it has one."""
     with GgufFile.open(builtin("f32", tmp_path)) as file:
         own, facts = tokenizer_of(file.metadata), SimpleNamespace(has_vocabulary=True)
         yield SimpleNamespace(tokenizer=own, facts=facts)
@@ -48,7 +48,7 @@ def test_equal_elements_have_no_share_and_no_place() -> None:
     assert share_of_limit(same, same, 0.0) == (0.0, ())
 
 
-def test_where_nothing_is_allowed_any_error_is_beyond_every_limit() -> None:
+def test_error_without_tolerance_is_beyond_every_limit() -> None:
     assert share_of_limit(np.zeros(3), np.array([0, 0, 1e-9]), 0.0) == (math.inf, (2,))
 
 
@@ -89,7 +89,7 @@ def test_the_first_other_token_has_its_text_on_both_sides(context: Any) -> None:
     assert other["expected_text"] != other["actual_text"]
 
 
-def test_of_many_positions_the_worst_of_neighbours_is_kept(context: Any) -> None:
+def test_worst_of_neighbours_is_kept_of_many_positions(context: Any) -> None:
     expected = np.ones((3 * MOST, 2), F)
     actual = expected.copy()
     actual[4, 0] = 1.5
@@ -103,7 +103,7 @@ def test_embeddings_have_no_greedy_token(context: Any) -> None:
     assert set(found["by_position"]) == {"every", "error", "what"}
 
 
-def test_the_chart_counts_what_is_beyond_the_limit_also_where_it_is_infinite() -> None:
+def test_chart_counts_errors_beyond_the_limit_also_if_it_is_infinite() -> None:
     figures = {"every": 1, "error": [1e-7, 0.2, "inf"]}
     chart = chart_of({"allowed_relative": 1e-5, "by_position": figures})
     assert chart is not None
@@ -215,7 +215,7 @@ def test_a_figure_has_three_digits(value: float, written: str) -> None:
     assert repr(short(value)) == written
 
 
-def test_what_is_infinite_stays_so() -> None:
+def test_infinity_stays_infinite() -> None:
     assert short(math.inf) == math.inf
 
 

@@ -164,7 +164,7 @@ def test_a_line_that_was_cut_off_is_no_verdict(tmp_path: Path) -> None:
     assert len(junit_of(folder).findall("testsuite/testcase")) == 1 + 1
 
 
-def test_a_report_whose_footer_lies_is_refused(tmp_path: Path) -> None:
+def test_report_with_a_wrong_footer_is_refused(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", verdict("diverged", key="k", repro="r"))
     path = folder / "report.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -275,7 +275,7 @@ def test_a_badge_says_how_the_run_ended(
     }
 
 
-def test_a_summary_of_many_models_and_causes_stays_short_and_counts_the_rest(
+def test_summary_of_many_models_and_causes_is_short_and_counts_the_rest(
     tmp_path: Path,
 ) -> None:
     found = [

@@ -48,7 +48,7 @@ def page() -> Page:
     return Page(drawn(rich_rows()))
 
 
-def test_what_a_page_draws_is_in_the_schema() -> None:
+def test_rows_that_a_page_draws_are_in_the_schema() -> None:
     validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
     for row in json.loads(json.dumps(plain(rich_rows()))):
         validator.validate(row)
@@ -81,7 +81,7 @@ def test_the_verdict_stands_at_the_top_in_one_sentence(page: Page) -> None:
         "a line",  # an engine's last words
     ],
 )
-def test_what_differs_is_told(page: Page, text: str) -> None:
+def test_page_tells_the_differences(page: Page, text: str) -> None:
     assert text in page.text
 
 
@@ -268,7 +268,7 @@ def test_fifty_thousand_nodes_stay_below_five_megabytes() -> None:
     assert page.count("data-model=") == 159
 
 
-def test_of_many_runs_that_agree_those_nearest_to_their_limit_are_drawn() -> None:
+def test_page_draws_the_runs_nearest_to_their_limit() -> None:
     rows = rich_rows()
     usual = next(row for row in rows[1:] if (row["suite"], row["status"]) == ("logits", "agreed"))
     near = {"allowed_relative": 1.0}
@@ -300,7 +300,7 @@ def test_more_nodes_than_are_drawn_are_folded_and_it_is_said() -> None:
     assert "that of each name in a layer the worst step alone is drawn" in Page(page).text
 
 
-def test_a_finding_of_the_weights_fuzzer_shows_its_block_and_where_it_was_found() -> None:
+def test_finding_of_the_weights_fuzzer_shows_its_block_and_place() -> None:
     rows = rich_rows()
     raw = "003c" + "00" * 31 + "80"
     rows[1] |= {"suite": "fuzz-quants", "case": "Q8_0"}
@@ -327,7 +327,7 @@ ON = {
 
 
 def palettes() -> list[dict[str, str]]:
-    """Of the style's :root blocks: light, and dark where it says otherwise."""
+    """Return the palettes of the style's :root blocks: light, and dark where it says otherwise."""
     style = source("page.css")
     blocks = re.findall(r":root \{([^}]*)\}", style)
     light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]+);", block)) for block in blocks[:2])
@@ -335,7 +335,7 @@ def palettes() -> list[dict[str, str]]:
 
 
 def luminance(colour: str) -> float:
-    """As WCAG has it."""
+    """Return the luminance of a colour by WCAG."""
     digits = colour[1:] if len(colour) == 7 else "".join(c * 2 for c in colour[1:])
     parts = (int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4))
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]

@@ -64,7 +64,7 @@ def test_the_key_of_a_chart_has_every_color_of_its_bars() -> None:
     assert any(e.get("class") == "key over-key" for e in page.all("span"))
 
 
-def test_of_two_blocks_the_bytes_that_differ_are_marked() -> None:
+def test_page_marks_the_bytes_that_differ_between_two_blocks() -> None:
     rows = rich_rows()
     one = {"type": "Q4_0", "hex": "003c" + "80" * 16, "weight": 20, "values": [0.0] * 32}
     other = {**one, "hex": "003c" + "80" * 4 + "5f" + "80" * 11}
@@ -73,7 +73,7 @@ def test_of_two_blocks_the_bytes_that_differ_are_marked() -> None:
     assert marked == ["80", "5f"]
 
 
-def test_of_a_block_so_many_weights_are_shown_that_the_wrong_one_is_on_the_screen() -> None:
+def test_page_shows_the_weights_around_the_wrong_one() -> None:
     values = [float(i) for i in range(256)]
     one = {"type": "Q4_K", "hex": "00" * 144, "weight": 82, "values": values}
     other = {**one, "values": [*values[:82], -1.0, *values[83:]]}

@@ -66,7 +66,7 @@ def test_every_row_is_valid_and_comes_back(report: Path) -> None:
     assert rows[-1]["counts"] == {"agreed": 2, "diverged": 1, "not-compared": 1}
 
 
-def test_what_json_cannot_say_is_written_as_text(report: Path) -> None:
+def test_value_that_json_lacks_is_written_as_text(report: Path) -> None:
     detail = read_report(report)[4]["detail"]
     assert detail == {"gain": "inf", "err": "-inf", "deep": {"x": ["nan", 1.5, "ff"]}}
     assert b"NaN" not in report.read_bytes()

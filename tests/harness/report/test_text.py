@@ -1,4 +1,4 @@
-"""What a person reads: nothing from a file or a model reaches the terminal unescaped."""
+"""Text that a person reads: nothing from a file or a model reaches the terminal unescaped."""
 
 import io
 from typing import Any
@@ -37,7 +37,7 @@ def is_harmless(text: str) -> bool:
     return all(c.isprintable() or c in "\n\t" for c in text)
 
 
-def test_what_could_steer_a_terminal_is_escaped() -> None:
+def test_text_that_could_steer_a_terminal_is_escaped() -> None:
     shown = printable(HOSTILE)
     assert is_harmless(shown)
     assert "\\x1b[2J" in shown
@@ -93,7 +93,7 @@ def test_a_refusal_of_a_hostile_file_is_one_harmless_line(
     assert shown.count("\n") == 1
 
 
-def test_what_nobody_foresaw_is_a_defect_of_lockstep_and_exit_code_2(
+def test_unforeseen_error_is_a_defect_of_lockstep_with_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(typer.Exit) as ending, Terminal(quiet=True):

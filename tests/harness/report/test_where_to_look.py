@@ -1,4 +1,4 @@
-"""Where no op is wrong, what differs says where to look."""
+"""Hints where to look if no op is wrong, by what differs."""
 
 import pytest
 

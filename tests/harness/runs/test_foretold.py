@@ -1,4 +1,4 @@
-"""How long a check takes at least is said once, of a slow engine, and is no more than is asked."""
+"""Least time of a check: told once, of a slow engine, and never more than is asked."""
 
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,18 @@ def test_a_slow_engine_is_said_to_be_slow_once_with_what_takes_less(opened: Open
     assert "lockstep synth" in text
 
 
-def test_of_a_quick_engine_nothing_is_said(opened: Opened) -> None:
+def test_quick_engine_gets_no_forecast(opened: Opened) -> None:
     assert said_of(opened, Answered(value=None, seconds=0.1)) == []
 
 
-def test_nothing_is_foretold_of_a_suite_that_does_not_run_or_from_no_answer(
+def test_forecast_leaves_out_a_suite_that_does_not_run_and_missing_answers(
     opened: Opened,
 ) -> None:
     assert said_of(opened, Answered(value=None, seconds=68.0), suites=("trace",)) == []
     assert said_of(opened, Crashed(message="it died")) == []
 
 
-def test_behind_many_beginnings_an_engine_of_greedy_tokens_computes_each_from_its_start(
+def test_forecast_counts_each_beginning_from_its_start_for_token_engines(
     opened: Opened,
 ) -> None:
     assert still_to_come(opened.context, "greedy") == 32 * 33 // 2

@@ -1,4 +1,4 @@
-"""What a user lists as known is excused, what is not listed fails, and what is gone is an error."""
+"""Failures that a user lists as known: they are excused, others fail, gone ones are errors."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_listed_divergence_is_excused_with_its_reason_and_another_is_not() -> 
     assert other_suite.status == "diverged"
 
 
-def test_where_all_that_differs_is_listed_the_run_conforms() -> None:
+def test_run_conforms_if_all_divergences_are_listed() -> None:
     listed = known("rope").excuse(verdict("rope"))
     assert exit_code([listed]) == 0
     assert exit_code([listed, verdict("", "not-applicable")]) == 0
@@ -94,7 +94,7 @@ def test_another_fault_at_the_same_node_is_not_excused(
         ({}, None),
     ],
 )
-def test_what_the_size_of_a_divergence_is(
+def test_extent_of_a_divergence_is_its_size(
     detail: dict[str, Any], size: float | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "known.json"
@@ -157,7 +157,7 @@ def test_another_answer_to_a_test_of_an_acid_model_is_not_excused(
     assert words in seen.summary
 
 
-def test_a_list_that_is_written_anew_takes_what_is_another_and_keeps_what_is_the_same(
+def test_list_written_anew_takes_new_failures_and_keeps_the_same_ones(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "known.json"
@@ -250,7 +250,7 @@ def test_a_list_is_written_and_read_again_and_reasons_stay(tmp_path: Path) -> No
     }
 
 
-def test_what_was_not_looked_at_stays_listed_when_the_list_is_written_anew(tmp_path: Path) -> None:
+def test_unchecked_failures_stay_listed_in_a_list_written_anew(tmp_path: Path) -> None:
     """Only one suite was run, or one model, or it did not come to its end."""
     path = tmp_path / "known.json"
     listed = KnownFailures(
@@ -335,7 +335,7 @@ def run(folder: Path, engine: str, listed: KnownFailures) -> RunResult:
     return run_plans(plans, folder / "reports", ["lockstep"], Forks(1), Listener(), listed)
 
 
-def test_a_run_with_its_own_list_ends_well_and_the_list_of_a_mended_engine_does_not(
+def test_run_with_its_own_list_ends_well_and_a_mended_engines_does_not(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "known.json"
@@ -354,7 +354,7 @@ def test_a_run_with_its_own_list_ends_well_and_the_list_of_a_mended_engine_does_
     assert next_step([plan], mended) == ""  # the engine makes no mistake
 
 
-def test_a_list_of_one_engines_faults_does_not_excuse_a_graver_one_at_the_same_nodes(
+def test_list_of_one_engine_does_not_excuse_a_graver_fault_at_its_nodes(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "known.json"

@@ -47,7 +47,7 @@ def test_the_worst_verdict_of_a_case_stands_for_it() -> None:
     assert found["dequant"].text == "1/2, 1 diverged, 1 excused"
 
 
-def test_what_an_engine_does_not_offer_counts_neither_way() -> None:
+def test_suite_that_an_engine_does_not_offer_counts_neither_way() -> None:
     cell = Cell(cases={"a": verdict("trace", "a", "not-applicable")})
     assert cell.text == NOTHING
     both = Cell(cases={**cell.cases, "b": verdict("trace", "b", "agreed")})
@@ -66,7 +66,7 @@ def test_a_case_that_agrees_in_what_could_be_compared_counts_and_says_so() -> No
     assert found["tokens"].text == "1/2, 1 partly, 1 not compared"
 
 
-def test_what_says_nothing_of_the_subject_has_no_column() -> None:
+def test_suite_without_a_verdict_on_the_subject_has_no_column() -> None:
     assert cells_of([verdict("shadow", "a", "diverged")], ["a"]) == {}
 
 
@@ -140,7 +140,7 @@ def test_an_engine_of_which_nothing_was_compared_is_said_to_be_one() -> None:
     assert [note.partition(" nothing")[0] for note in notes] == ["- **mute**"]
 
 
-def test_of_one_case_the_page_says_so() -> None:
+def test_page_of_one_case_says_so() -> None:
     plan = Plan(case="a", model=Path("m"), subject_model=Path("m"), settings=EXACT)
     assert "Of 1 case (a) how many agree." in [*markdown([many_suites("x")], [plan])]
 
@@ -175,7 +175,7 @@ def test_a_file_that_is_not_there_is_no_verdict_on_any_engine(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_found_before_an_interruption_is_written_and_names_who_was_not_asked(
+def test_matrix_keeps_findings_before_an_interruption_and_names_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(plans: dict[str, object], *_: object) -> Iterator[MatrixRow]:
@@ -195,7 +195,7 @@ def test_what_was_found_before_an_interruption_is_written_and_names_who_was_not_
     assert [row["error"] for row in document["engines"]] == ["", "the run was interrupted before"]
 
 
-def test_engines_are_asked_the_same_and_one_that_cannot_start_costs_only_its_row(
+def test_engines_are_asked_the_same_and_a_failed_start_costs_its_row_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("llama_cpp", reason="llama_cpp is missing: no engine was asked")

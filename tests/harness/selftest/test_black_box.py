@@ -1,5 +1,4 @@
-"""How often the black box is right: what is counted, and by what it is known where an engine is
-wrong."""
+"""Success rate of the black box: what is counted, and how an engine's fault is known."""
 
 import json
 from dataclasses import asdict
@@ -164,7 +163,7 @@ def test_a_layer_too_many_and_a_part_too_many_are_not_right() -> None:
     assert (nothing["layer"], nothing["part"], nothing["seen"]) == (False, False, False)
 
 
-def test_only_those_that_change_logits_count_and_a_promise_is_kept_by_some_of_them() -> None:
+def test_rate_counts_only_logit_changes_and_a_promise_allows_some_misses() -> None:
     hidden = row(status="agreed", layer=True, layers=True, part=True)
     assert not counts(hidden)
     assert not is_kept([hidden])
@@ -197,14 +196,14 @@ def test_a_fault_of_one_layer_is_named_however_it_is_wrong(tmp_path: Path) -> No
     assert rows[0].said == (("1", "FFN: up matrix"),)
 
 
-def test_a_mistake_that_is_another_one_in_each_run_is_said_and_ends_nothing() -> None:
-    """It takes each fifth norm for the last, of which a layer of qwen3 has four."""
+def test_mistake_that_differs_in_each_run_is_told_and_ends_nothing() -> None:
+    """The mistake takes each fifth norm for the last; a layer of qwen3 has four norms."""
     part = CataloguePart(model="arch:qwen3", engines=("mutant:last-norm-missing",))
     (found,) = tries(part)
     assert found.status.startswith("not bisected: mutant:last-norm-missing is not deterministic")
 
 
-def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:
+def test_trial_in_the_file_is_not_tried_again(tmp_path: Path) -> None:
     out, file = Quietly(), tmp_path / "rows.jsonl"
     options: dict[str, Any] = {"only": "norms", "sample": 1, "seed": 5, "executor": None}
     run_black_box(out, **options, file=file)

@@ -23,14 +23,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seeds
 
 
-def test_an_honest_engine_that_chooses_another_expert_beside_another_sequence_is_not_accused() -> (
-    None
-):
+def test_honest_engine_that_chooses_another_expert_is_not_accused() -> None:
     """One row in 35: a near tie of routers, which an honest run in some dozens decides so too."""
     assert not clean_cases.try_clean(20963).alarm
 
 
-def test_what_lies_in_the_file_is_not_run_again_and_counts(tmp_path: Path, run: list[int]) -> None:
+def test_case_in_the_file_is_not_run_again_and_counts(tmp_path: Path, run: list[int]) -> None:
     file = tmp_path / "clean.jsonl"
     first = list(clean_results(range(2, 5), None, file))
     again = list(clean_results(range(6), None, file))

@@ -1,4 +1,4 @@
-"""What is said of a crash of llama.cpp that may be one of a build with AMX."""
+"""Words about a crash of llama.cpp that may be one of a build with AMX."""
 
 import pytest
 
@@ -18,7 +18,7 @@ DIED = "llama.cpp crashed in logits: the worker of llama.cpp was killed by SIGSE
     ],
     ids=["repacked weights", "weights as they are", "an abort", "a processor without"],
 )
-def test_who_dies_where_amx_is_used_is_sent_to_doctor(
+def test_crash_with_amx_in_use_points_to_doctor(
     settings: Settings, said: str, has_amx: bool, hint: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known, "has_amx", lambda: has_amx)
@@ -34,7 +34,7 @@ def test_who_dies_where_amx_is_used_is_sent_to_doctor(
     ],
     ids=["with AMX", "without AMX", "of another type"],
 )
-def test_a_crash_of_a_build_with_amx_is_known_of_models_with_weights_of_its_type(
+def test_crash_with_amx_is_known_for_models_with_weights_of_its_type(
     types: set[str], generic: tuple[str, ...], expected: str
 ) -> None:
     said = known.known_crash("deepseek2", "default", types, generic)

@@ -1,4 +1,4 @@
-"""What models are given: prompts, batches on a full cache, sequences side by side."""
+"""Batches for models: prompts, batches on a full cache, sequences side by side."""
 
 from pathlib import Path
 

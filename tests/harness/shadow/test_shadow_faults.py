@@ -122,7 +122,7 @@ def test_a_judge_that_misses_a_fault_or_sees_one_elsewhere_has_failed(judge: Any
         (Engine(1e-3, Crashed(message="an id that is none")), ShadowJudge, "fatal"),
     ],
 )
-def test_what_is_no_fault_is_drawn_again_and_never_counts_as_found(
+def test_change_that_is_no_fault_is_drawn_again_and_never_counts_as_found(
     engine: Session, judge: Any, why: str, run: Any
 ) -> None:
     trials = run(engine, judge, 2)
@@ -130,7 +130,7 @@ def test_what_is_no_fault_is_drawn_again_and_never_counts_as_found(
     assert all({w for _, w in t.again} == {why} and len(t.again) == TRIES for t in trials)
 
 
-def test_a_fault_in_an_op_that_nothing_is_known_of_is_drawn_again_and_ends_nothing() -> None:
+def test_fault_in_an_unknown_op_is_drawn_again_and_ends_nothing() -> None:
     trial = FaultTrial(number=1, kind="scale", again=[("WISH", "unjudged"), ("ADD", "same")])
     found = [one["family"] for one in detail_of(trial)["again"]]
     assert found == [NO_FAMILY, "elementwise"]

@@ -79,7 +79,7 @@ def test_a_node_that_makes_no_sense_is_not_compared(judge: ShadowJudge) -> None:
     assert sum(t.compared for _, t in judge.by_op()) == 0
 
 
-def test_what_has_no_meaning_is_reported_by_name_and_count(judge: ShadowJudge) -> None:
+def test_op_without_a_meaning_is_reported_by_name_and_count(judge: ShadowJudge) -> None:
     for _ in range(3):
         judge(node("OPT_STEP_SGD", X, X))
     judge(node("ADD", X + X, X, X))

@@ -123,7 +123,7 @@ def test_a_wrong_engine_is_named_at_any_level(model: Path, level: str) -> None:
     assert exit_code(found) == 1
 
 
-def test_what_rests_on_a_mistake_folds_under_it(model: Path) -> None:
+def test_answer_that_rests_on_a_mistake_folds_under_it(model: Path) -> None:
     found = checked(model, "mutant:missing-scale")
     noes = diverged(found)
     assert "acid/attention-scale" in {v.key for v in noes}
@@ -186,7 +186,7 @@ def test_an_engine_that_takes_no_long_prompt_is_asked_with_a_short_one(model: Pa
     assert set(found[-1].detail["tests"]) == {test.name for test in REPORT.prompted}
 
 
-def test_a_line_that_is_left_out_behind_the_long_prompt_is_not_made_good_by_the_short_one(
+def test_line_left_out_behind_the_long_prompt_is_not_made_good(
     model: Path,
 ) -> None:
     """The engine is wrong in long prompts alone, and leaves out tokens as long as that NO."""
@@ -215,7 +215,7 @@ def test_a_wrong_oracle_is_said_and_accuses_nobody_else(model: Path) -> None:
 # --- which models -------------------------------------------------------------------------------
 
 
-def test_other_models_do_not_have_it_and_who_asks_is_told_what_to_do(tmp_path: Path) -> None:
+def test_other_models_lack_the_acid_suite_and_say_what_to_do(tmp_path: Path) -> None:
     other = builtin("f32", tmp_path)
     (found,) = checked(other, "fast")
     assert found.status == "not-applicable"
@@ -277,7 +277,7 @@ def test_a_type_that_an_engine_refuses_is_said_and_spoils_nothing(tmp_path: Path
     ],
     ids=lambda given: str(given)[:20],
 )
-def test_who_cannot_be_given_models_is_told_so(
+def test_engine_that_cannot_be_given_models_is_refused_in_one_line(
     options: tuple[str, str], words: str, lockstep: Lockstep
 ) -> None:
     ending = lockstep("check", "--suite", "acid", *options)

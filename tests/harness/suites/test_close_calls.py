@@ -1,4 +1,4 @@
-"""Where two tokens are nearly alike an engine shows by its text alone that it is a little wrong.
+"""Close calls between two tokens: there an engine's text alone shows that it is a little wrong.
 
 Behind a tie two texts go on, and an engine's own is held to its own logits.
 """
@@ -73,7 +73,7 @@ def test_margins_are_small_and_beyond_the_noise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", [[1.0], [1.0, np.nan], [np.inf, 0.0], [2.0, 2.0]])
-def test_of_ties_and_of_no_numbers_there_is_no_margin(row: list[float]) -> None:
+def test_tied_or_nan_row_has_no_margin(row: list[float]) -> None:
     assert margin_of(np.array(row, np.float32)) == 0
 
 
@@ -104,7 +104,7 @@ def test_a_text_that_is_longer_than_a_token_is_not_counted_as_the_same(tmp_path:
 
 
 class Wavering(Quiet, name="close: the second-likeliest where it is near"):
-    """What an engine may choose that converts activations otherwise."""
+    """Engine that chooses as one may that converts activations otherwise."""
 
     levels = ("greedy",)
 
@@ -118,7 +118,7 @@ class Wavering(Quiet, name="close: the second-likeliest where it is near"):
 
 
 @pytest.mark.parametrize(("honest", "status"), [(True, "excused"), (False, "diverged")])
-def test_what_an_honest_run_would_choose_is_no_fault(
+def test_choice_of_an_honest_run_is_no_fault(
     honest: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(next_tokens, "designs_that_say", lambda *_: [3] if honest else [])
@@ -132,7 +132,7 @@ def test_what_an_honest_run_would_choose_is_no_fault(
 
 
 @pytest.mark.parametrize("coarse", [False, True])
-def test_who_shows_right_logits_may_choose_by_others(coarse: bool, tmp_path: Path) -> None:
+def test_engine_with_right_logits_may_choose_by_others(coarse: bool, tmp_path: Path) -> None:
     def greedy(self: Quiet, prompt: Sequence[int], n: int) -> list[int]:
         ids = list(prompt)
         for _ in range(n):
@@ -175,7 +175,7 @@ def test_a_token_that_its_own_logits_do_not_prefer_is_a_divergence(
 @pytest.mark.parametrize(
     ("changed", "expected"), [([3], "excused"), ([1, 2, 3, 5, 6], "diverged")], ids=["one", "most"]
 )
-def test_of_a_model_with_experts_one_token_may_be_another_and_most_may_not(
+def test_model_with_experts_may_have_one_other_token_but_not_most(
     changed: list[int], expected: str, tmp_path: Path
 ) -> None:
     made = written(tmp_path, quant="Q8_0", n_expert=4, n_expert_used=2)

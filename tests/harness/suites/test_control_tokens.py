@@ -36,7 +36,7 @@ def test_every_one_that_is_likeliest_somewhere_is_asked_for(tmp_path: Path) -> N
     assert found == [0, 2, 311]
 
 
-def test_of_each_the_first_place_where_no_other_is_near() -> None:
+def test_first_clear_place_is_found_for_each_control_token() -> None:
     rows = {3: [0, 0, 1.0], 4: [1.0, 0, 0], 5: [1.0, 0, 0.99], 7: [0, 1.0, 0], 8: [1.0, 0, 0]}
     logits = np.tile(np.array([0, 1.0, 0], np.float32), (9, 1))
     for at, row in rows.items():
@@ -69,7 +69,7 @@ class TakesFew(Reference, name="control tokens: takes 40 positions"):
     ("refusal", "status"),
     [(Unsupported("40 positions"), "agreed"), (InvalidBatch("40 positions"), "not-compared")],
 )
-def test_who_takes_fewer_positions_is_accused_of_nothing_and_asked_for_what_it_takes(
+def test_engine_with_fewer_positions_is_asked_for_what_it_takes(
     refusal: EngineError, status: str, tmp_path: Path
 ) -> None:
     TakesFew.refusal = refusal
@@ -82,7 +82,7 @@ def test_who_takes_fewer_positions_is_accused_of_nothing_and_asked_for_what_it_t
 
 
 @pytest.mark.parametrize("engine", ["prompt-keeps-last-32", "prompt-of-the-same-length"])
-def test_prompts_are_as_long_where_the_vocabulary_leaves_room_for_few_logits(
+def test_prompts_are_as_long_for_a_vocabulary_with_room_for_few_logits(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Room for 12 rows: no beginning of 67 tokens was among the first so many."""
@@ -93,7 +93,7 @@ def test_prompts_are_as_long_where_the_vocabulary_leaves_room_for_few_logits(
     assert found[-1].key == "decode/other prompt"
 
 
-def test_where_no_token_is_likeliest_by_far_it_is_said_that_other_prompts_are_not_known(
+def test_summary_says_other_prompts_are_unknown_without_a_clear_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_tokens, "clear_places", lambda *_: np.zeros(0, np.intp))
@@ -105,7 +105,7 @@ def test_where_no_token_is_likeliest_by_far_it_is_said_that_other_prompts_are_no
     )
 
 
-def test_the_lengths_asked_for_are_those_from_the_first_prompts_and_from_67_on(
+def test_lengths_are_those_of_the_first_prompts_and_from_67_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def asked(n_vocab: int, cells: int = 128) -> list[int]:
@@ -120,7 +120,7 @@ def test_the_lengths_asked_for_are_those_from_the_first_prompts_and_from_67_on(
     assert asked(262_144, cells=5) == [1, 2, 3, 4]
 
 
-def test_of_long_prompts_one_is_asked_for_whose_beginning_tells() -> None:
+def test_long_prompt_is_asked_if_its_beginning_tells() -> None:
     clear, lengths = np.arange(4), [1, 4, 67, 68]
     never, last = np.zeros(4, np.bool_), np.arange(4) == 3
     assert other_prompts(clear, never, lengths, 4) == [1, 2]
@@ -129,7 +129,7 @@ def test_of_long_prompts_one_is_asked_for_whose_beginning_tells() -> None:
     assert other_prompts(clear[:0], last, lengths, 4) == []
 
 
-def test_a_prompt_that_is_cut_is_seen_where_the_token_depends_on_its_beginning(
+def test_cut_prompt_is_seen_if_the_token_depends_on_its_beginning(
     tmp_path: Path,
 ) -> None:
     """Behind 67 tokens the next is the same without the first 35, behind 68 it is not."""

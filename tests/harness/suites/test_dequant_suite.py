@@ -90,7 +90,7 @@ def test_weights_and_logits_in_the_other_order_are_named_as_that(tmp_path: Path)
         assert WORDS in said[0]
 
 
-def test_of_numbers_that_are_wrong_in_another_way_nothing_is_said_of_bytes(tmp_path: Path) -> None:
+def test_summary_mentions_byte_order_only_for_swapped_numbers(tmp_path: Path) -> None:
     found = checked("mutant:rope-half-split", tmp_path, "logits")
     assert found
     assert not any(WORDS in v.summary for v in found)
@@ -116,7 +116,7 @@ class FlushesHalves(Reference, name="small scales: subnormal halves are zero"):
 
 
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_K", "Q4_0"])
-def test_a_file_without_small_scales_does_not_hide_who_reads_them_as_zero(
+def test_engine_that_flushes_small_scales_is_found_on_a_file_without_them(
     quant: str, tmp_path: Path
 ) -> None:
     model = written(tmp_path, n_layer=1, n_embd=256, n_ff=256, quant=quant)

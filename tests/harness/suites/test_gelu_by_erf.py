@@ -67,7 +67,7 @@ def said(model: Path, engine: type[Reference], suite: str) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("engine", [Hidden, LogitsAlone, FormulaAlone])
-def test_of_logits_that_agree_alone_it_is_said_that_they_may_not_show_it(
+def test_summary_says_agreeing_logits_alone_may_not_show_erf(
     engine: type[Reference], gpt2: Path
 ) -> None:
     found, *others = said(gpt2, engine, "logits")

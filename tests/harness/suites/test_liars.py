@@ -104,7 +104,7 @@ FLAGS = {"detokenize": {"remove_special": True, "unparse_special": False}}
 
 
 def outcome_of(name: str, model: Path) -> Outcome:
-    """What a session makes of a lie."""
+    """Return the outcome that a session makes of a lie."""
     question, batches = LIES[name][0], some_batches()
     shown = name.startswith(("trace:", "site:", "tensor:")) and name != "trace: though nobody asked"
     with Runner().open(f"fake-liar: {name}", model, EXACT) as session:
@@ -212,14 +212,14 @@ def test_tensors_that_a_side_does_not_list_are_not_compared_by_name(
 def test_an_engine_that_does_not_say_what_it_is_is_refused(
     name: str, role: str, ends: type[Exception], model: Path
 ) -> None:
-    """Of the engine under test it is a verdict, like all that it does wrong at its start."""
+    """For the engine under test it is a verdict, like all that it does wrong at its start."""
     spoil: Spoil = (lambda _: None) if name == "None" else (lambda i: replace(i, version=None))
     lying(f"fake-nobody: {name}, {role}", "describe", spoil)
     with pytest.raises(ends, match=r"expected .*, got None"):
         open_plan(plan_for(model, **{role: f"fake-nobody: {name}, {role}"}), lambda _: None)
 
 
-def test_an_engine_in_this_process_does_not_answer_for_a_consumer_that_fails(model: Path) -> None:
+def test_engine_in_this_process_does_not_answer_for_a_failed_consumer(model: Path) -> None:
     def fails(piece: Nodes) -> None:
         raise ZeroDivisionError("in the consumer")
 

@@ -107,7 +107,7 @@ def test_a_list_is_held_against_logits(
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_what_was_expected(
+def test_wrong_row_is_named_with_what_was_expected(
     said: list[tuple[int | bytes, float]], expected: dict[str, Any]
 ) -> None:
     found = off_from(read_list(said, NAMES), LOGITS, 0.01)
@@ -121,7 +121,7 @@ def test_a_text_of_no_token_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("shown", ["\ufffd", "\ufffd\ufffd", "\ufffd\ufffd\ufffd"])
-def test_how_many_signs_stand_for_bytes_that_are_no_characters_is_nobodys_rule(shown: str) -> None:
+def test_number_of_signs_for_bytes_that_are_no_characters_is_free(shown: str) -> None:
     # the beginnings of two characters; Go's JSON has a sign for each of the three bytes
     names = names_of([b"a", b"\xe5\xbd\xe5", b"\xe5\xbd"], [b"a", b"?", b"??"])
     assert 1 in names[shown.encode()]

@@ -181,7 +181,7 @@ def test_a_token_that_llama_cpp_hides_against_the_file_is_named() -> None:
     assert named_among(CONTEXT, [(b"</s>", [0], [1])]) == text
 
 
-def test_where_one_difference_has_no_such_token_nothing_is_said() -> None:
+def test_difference_without_such_a_token_names_none() -> None:
     assert named_among(CONTEXT, [([1], b"", b"</s>"), ([2], b"", b"<s>")]) == ""
     assert named_among(CONTEXT, [(b"a", [0], [2])]) == ""
 
@@ -192,7 +192,7 @@ def model_of_kind(kind: str, folder: Path) -> Path:
 
 
 def rightmost(tokenizer: LlamaTokenizer, text: bytes) -> list[int]:
-    """Of two merges of the same score the right one comes first."""
+    """Merge the right one of two pairs with the same score first."""
     vocabulary = tokenizer.vocabulary
     parts = [character.encode() for character in text.decode()]
     while True:
@@ -215,7 +215,7 @@ class MergesTheRightOne(LlamaTokenizer):
 
 
 def wrong_tokenizer(kind: str, file: GgufFile) -> Tokenizer:
-    """Of gpt2 one that cuts contractions in lower case alone: it's and not IT'S."""
+    """Make a wrong tokenizer; gpt2's cuts contractions in lower case alone: it's and not IT'S."""
     if kind == "llama":
         return MergesTheRightOne(file.metadata)
     wrong = Gpt2Tokenizer(file.metadata)
@@ -226,7 +226,7 @@ def wrong_tokenizer(kind: str, file: GgufFile) -> Tokenizer:
 
 
 @pytest.mark.parametrize("kind", RECIPES)
-def test_a_mistake_that_no_fixed_text_shows_is_seen_in_texts_of_the_vocabulary(
+def test_mistake_that_no_fixed_text_shows_is_seen_in_vocabulary_texts(
     kind: str, tmp_path: Path
 ) -> None:
     with GgufFile.open(model_of_kind(kind, tmp_path)) as file:

@@ -74,7 +74,7 @@ def test_gguf_py_is_compared_where_it_knows_every_type(tmp_path: Path) -> None:
     assert [v.status for v in found] == ["agreed", "agreed"]
 
 
-def test_nobody_waits_for_gguf_py_whose_verdict_comes_last(tmp_path: Path) -> None:
+def test_context_does_not_wait_for_gguf_py_which_comes_last(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason=NO_GGUF_PY)
     with context_of(builtin("f32", tmp_path)) as context:
         verdicts = list(run_suites(context, ("metadata", "dequant")))
@@ -99,10 +99,10 @@ def test_a_gguf_py_that_dies_while_others_are_asked_is_a_verdict(
     assert "gguf-py" in last.summary
 
 
-def test_a_block_of_another_size_is_a_difference_of_a_reader_and_a_known_one(
+def test_other_block_size_is_a_difference_of_a_reader_and_a_known_one(
     tmp_path: Path,
 ) -> None:
-    """It was malformed once, as if gguf-py had not answered."""
+    """The verdict was `malformed` once, as if gguf-py had not answered."""
     pytest.importorskip("gguf", reason=NO_GGUF_PY)
     path = tmp_path / "m.gguf"
     rows = [(name, (64,), name, bytes(2 * type_by_name(name).bytes)) for name in ("Q8_1", "Q8_0")]
@@ -164,7 +164,7 @@ def test_one_difference_is_found_from_either_side(other: FileSummary, what: str)
     assert [found["what"] for found in differences(other, SUMMARY)] == [what]
 
 
-def test_of_a_tensor_that_is_listed_otherwise_only_what_differs_is_said() -> None:
+def test_tensor_listed_otherwise_is_reported_by_its_difference_alone() -> None:
     """An author of another language reads no representation of ours."""
     moved = replace(SUMMARY, tensors=(replace(TENSOR, offset=32), SUMMARY.tensors[1]))
     (found,) = differences(SUMMARY, moved)
@@ -176,7 +176,7 @@ def test_of_a_tensor_that_is_listed_otherwise_only_what_differs_is_said() -> Non
     assert gone["text"].endswith(", got absent")
 
 
-def test_what_a_reader_does_not_show_is_not_held_against_it() -> None:
+def test_field_that_a_reader_does_not_show_is_not_held_against_it() -> None:
     bare = replace(
         SUMMARY,
         version=0,
@@ -195,7 +195,7 @@ def test_what_a_reader_does_not_show_is_not_held_against_it() -> None:
     assert [row["what"] for row in differences(SUMMARY, shown)] == ["version"]
 
 
-def test_a_token_inf_of_an_engine_that_shows_no_types_is_the_text_that_it_is() -> None:
+def test_token_inf_of_an_engine_without_types_is_the_text_that_it_is() -> None:
     """Most vocabularies have one; an infinity of a float is the same text in the protocol."""
     keys = {"tokens": ("ARR[STR]", ["a", "inf"]), "low": ("F32", -inf), "row": ("ARR[F64]", [inf])}
     said = {"tokens": [None, ["a", "inf"]], "low": [None, "-inf"], "row": [None, ["inf"]]}
@@ -223,7 +223,7 @@ def test_texts_that_are_no_utf8_accuse_no_engine_that_has_no_others() -> None:
         assert found["where"] == "key 'name'"
 
 
-def test_a_text_that_the_oracle_shows_up_to_a_nul_accuses_no_engine_that_shows_it_whole() -> None:
+def test_text_that_the_oracle_cuts_at_a_nul_accuses_no_engine() -> None:
     shown = {"name": ("STR", "a"), "tokens": ("ARR[STR]", ["", "b"])}
     summary = replace(SUMMARY, metadata=shown)
     honest = replace(
@@ -237,7 +237,7 @@ def test_a_text_that_the_oracle_shows_up_to_a_nul_accuses_no_engine_that_shows_i
         assert found["where"] == "key 'name'"
 
 
-def test_a_text_with_a_nul_is_read_whole_by_us_and_llama_cpp_accuses_nobody(tmp_path: Path) -> None:
+def test_text_with_a_nul_is_read_whole_and_llama_cpp_accuses_nobody(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="llama_cpp is missing: nothing was read by it")
     keys = {"general.architecture": ("STR", "llama"), "general.name": ("STR", "a\0b")}
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(keys, []))
@@ -270,7 +270,7 @@ def test_the_suite_believes_an_engine_that_says_it_has_no_other_texts(
     assert left_out is (texts == "utf8")
 
 
-def test_of_arrays_the_first_element_that_differs_is_named() -> None:
+def test_first_element_that_differs_is_named_in_an_array() -> None:
     ours = replace(SUMMARY, metadata={"k": ("ARR[U32]", [1, 2, 3])})
     theirs = replace(SUMMARY, metadata={"k": ("ARR[U32]", [1, 2, 4])})
     (found,) = differences(ours, theirs)

@@ -187,7 +187,7 @@ def all_rows_the_first(raw: NDArray[np.uint8], format: type[WeightFormat]) -> No
     rows[:] = rows[0].copy()
 
 
-def test_who_reads_no_prompt_is_seen_by_tokens_that_differ_and_else_it_is_said(
+def test_engine_that_reads_no_prompt_is_seen_if_tokens_differ(
     tmp_path: Path,
 ) -> None:
     path = builtin("f32", tmp_path)
@@ -200,7 +200,7 @@ def test_who_reads_no_prompt_is_seen_by_tokens_that_differ_and_else_it_is_said(
         assert (found.status, LITTLE in found.summary) == ("agreed", True), found.summary
 
 
-def test_of_tokens_that_differ_nothing_is_said(tmp_path: Path) -> None:
+def test_tokens_that_differ_get_no_remark(tmp_path: Path) -> None:
     assert LITTLE not in behind_beginnings(builtin("f32", tmp_path), ChoosesAlone.name).summary
 
 

@@ -107,7 +107,7 @@ def test_a_sentencepiece_model_holds_pieces_scores_and_types() -> None:
     assert b"\x0a\x08identity" in raw
 
 
-def test_what_has_no_original_here_is_refused_with_the_choices(bert: Path) -> None:
+def test_vocabulary_without_an_original_is_refused_with_the_choices(bert: Path) -> None:
     with GgufFile.open(bert) as file:
         data = plain(file.metadata)
     with pytest.raises(Exception, match=r"sentencepiece is not the original of 'bert'"):

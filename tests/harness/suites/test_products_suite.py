@@ -51,7 +51,7 @@ class OneRowInBlocks(Reference, name="products: one token is converted in other 
             return super().linear(x, weight) if len(x) == 1 else Mirror().linear(x, weight)
 
 
-def test_a_fault_of_single_tokens_shows_though_trace_takes_it_for_a_step_of_an_activation(
+def test_fault_of_single_tokens_shows_though_trace_takes_it_for_a_step(
     tmp_path: Path,
 ) -> None:
     model = builtin("q8_0", tmp_path)
@@ -77,7 +77,7 @@ def test_the_run_ends_with_the_first_token_that_stands_alone() -> None:
     assert up_to_one_token((prompt,)) == (prompt,)
 
 
-def test_what_shows_of_a_weight_is_no_more_for_a_token_of_which_less_is_left(
+def test_weight_shows_no_more_for_a_token_with_fewer_inputs_left(
     tmp_path: Path,
 ) -> None:
     with context_of(builtin("q8_0", tmp_path)) as context:
@@ -99,7 +99,7 @@ SHOWN = (
 
 
 class Folded(Reference, name="products: no norm is shown"):
-    """As one whose norms are multiplied into the matrices behind them."""
+    """Engine that shows no norm, as one that multiplies norms into the matrices behind them."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), shows=SHOWN)
@@ -108,7 +108,7 @@ class Folded(Reference, name="products: no norm is shown"):
         return showing(super().evaluate(request), SHOWN)
 
 
-def test_where_no_product_stands_alone_nothing_is_said_to_be_zero(tmp_path: Path) -> None:
+def test_engine_without_single_products_gets_no_zero_report(tmp_path: Path) -> None:
     first, *found = check_engine(builtin("f32", tmp_path), Folded, "logits", "products")
     assert (first.suite, first.status) == ("logits", "agreed")
     assert statuses(found) == {"not-applicable"}, [v.summary for v in found]
@@ -154,7 +154,7 @@ class WeightsAlone(HalfOfEachRow, name="products: weights alone"):
 @pytest.mark.parametrize(
     ("engine", "offered"), [(HalfOfEachRow.name, [["multiply"]]), (WeightsAlone.name, [])]
 )
-def test_what_is_offered_and_not_asked_is_said(
+def test_offered_question_that_is_not_asked_is_reported(
     engine: str, offered: list[list[str]], tmp_path: Path
 ) -> None:
     """A program whose products are wrong is not told that all agrees."""

@@ -93,7 +93,7 @@ def decoded(engine: str, model: Path) -> list[Verdict]:
         *((look, "q8_0") for look in ENGINES if look != ONE_KEPT),  # no prompt tells of it there
     ],
 )
-def test_who_cuts_a_long_prompt_or_keeps_one_by_its_beginning_is_found(
+def test_engine_that_cuts_a_prompt_or_keeps_one_by_its_start_is_found(
     look: str, model: str, tmp_path: Path
 ) -> None:
     found = decoded(ENGINES[look], builtin(model, tmp_path))
@@ -102,7 +102,8 @@ def test_who_cuts_a_long_prompt_or_keeps_one_by_its_beginning_is_found(
 
 
 class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
-    """As threads that share a buffer are once in a while, whatever was asked before."""
+    """Engine that is wrong once in a while, whatever was asked before, as threads with a shared
+    buffer."""
 
     levels = ("greedy",)
     n_asked = 0
@@ -117,10 +118,11 @@ class Races(Quiet, name="in turn: is wrong behind every fourth long prompt"):
     ("engine", "said"),
     [(Races.name, True), (ENGINES[KEPT], False)],
 )
-def test_of_who_is_right_when_asked_once_more_threads_are_named_as_well(
+def test_threads_are_named_for_an_engine_that_is_right_the_second_time(
     engine: str, said: bool, tmp_path: Path
 ) -> None:
-    """Nothing is kept by it: who looked there alone would not find it."""
+    """The engine keeps nothing from a prompt. A user who looks there alone would not find the
+    fault."""
     with context_of(builtin("f32", tmp_path), engine=engine, suites=("decode",)) as context:
         context.begin_noise()
         (found,) = in_turn(context, context)
@@ -129,7 +131,7 @@ def test_of_who_is_right_when_asked_once_more_threads_are_named_as_well(
     assert ("asked once more, it is right as well" in found.summary) == said
 
 
-def test_who_finds_a_prompt_by_its_end_is_found_on_the_first_layer_of_a_large_one(
+def test_engine_that_finds_a_prompt_by_its_end_is_found_on_a_first_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(facts, "SMALL", 0)
@@ -140,7 +142,7 @@ def test_who_finds_a_prompt_by_its_end_is_found_on_the_first_layer_of_a_large_on
     assert "which ends as the one before" in wrong.summary
 
 
-def test_a_prompt_that_goes_on_where_the_one_before_ends_tells_of_no_token_too_many(
+def test_prompt_that_continues_the_one_before_tells_of_no_extra_token(
     tmp_path: Path,
 ) -> None:
     with context_of(builtin("f32", tmp_path)) as context:
@@ -150,7 +152,7 @@ def test_a_prompt_that_goes_on_where_the_one_before_ends_tells_of_no_token_too_m
         assert not tells_of_one_more(context, long, short)
 
 
-def test_who_keeps_a_prompt_as_far_as_both_are_the_same_is_right(tmp_path: Path) -> None:
+def test_text_engine_that_keeps_a_common_beginning_is_right(tmp_path: Path) -> None:
     *_, last = decoded(Reads.name, builtin("f32", tmp_path))
     assert last.status == "agreed"
     assert "tokens, of which 1 is the one before" in last.summary
@@ -167,7 +169,7 @@ def test_who_keeps_a_prompt_as_far_as_both_are_the_same_is_right(tmp_path: Path)
         (DIES_OF_MANY, "crashed", "a buffer of 200 tokens"),
     ],
 )
-def test_who_takes_no_more_than_fifty_tokens_is_held_to_those_and_who_dies_of_more_is_said_to(
+def test_engine_with_a_limit_of_fifty_tokens_is_held_to_those(
     engine: str, status: str, says: str, tmp_path: Path
 ) -> None:
     *_, last = decoded(engine, builtin("f32", tmp_path))
@@ -184,7 +186,7 @@ class DiesOfOne(Reads, name="in turn: keeps the last 64 tokens, dies of one behi
         return prompt[-64:]
 
 
-def test_what_differs_is_said_though_it_dies_of_the_next_question(tmp_path: Path) -> None:
+def test_difference_is_reported_though_the_next_question_kills_the_engine(tmp_path: Path) -> None:
     *_, wrong, last = decoded(DiesOfOne.name, builtin("f32", tmp_path))
     assert (wrong.status, wrong.key) == ("diverged", "decode/other prompt")
     assert "it is not answered" in wrong.summary
@@ -199,7 +201,7 @@ def test_a_list_of_what_is_known_of_one_prompt_does_not_excuse_another(tmp_path:
 
 
 class KeepsLists(Quiet, name="lists: keeps a prompt"):
-    """As far as both are the same. `first` is how much of it is looked at."""
+    """Engine that keeps a prompt as far as both are the same; it looks at `first` tokens."""
 
     first: int | None = None
     kept: Sequence[int] = ()
@@ -250,14 +252,14 @@ def listed(model: Path, engine: type[Any]) -> list[Verdict]:
     return check_engine(model, engine, "logprobs", n_tokens=24)
 
 
-def test_who_keeps_a_prompt_as_far_as_both_are_the_same_agrees(model: Path) -> None:
+def test_list_engine_that_keeps_a_common_beginning_agrees(model: Path) -> None:
     (found,) = listed(model, KeepsLists)
     assert found.status == "agreed", found
     assert "the same behind a prompt that begins alike" in found.summary
 
 
 @pytest.mark.parametrize("engine", [ByItsFirstFour, ByItsFirstFourOfTexts])
-def test_who_keeps_more_of_it_is_found_and_told_where_to_look(
+def test_list_engine_that_keeps_too_much_is_found_with_a_hint(
     engine: type[Any], model: Path
 ) -> None:
     found = listed(model, engine)
@@ -283,7 +285,7 @@ class CutsOff(Quiet, name="text: cuts off the spaces around a prompt"):
         return super().generate(prompt.strip(), n)
 
 
-def test_who_cuts_off_the_spaces_around_a_prompt_is_told_so(model: Path) -> None:
+def test_engine_that_cuts_off_the_spaces_around_a_prompt_is_reported(model: Path) -> None:
     (found,) = diverged(check_engine(model, CutsOff, "text", n_steps=8))
     assert found.summary.startswith("behind '\\n The dog said: '")
     assert "it is the same without the spaces around it: are they cut off?" in found.summary

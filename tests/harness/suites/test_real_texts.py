@@ -91,7 +91,7 @@ def test_the_long_text_has_nothing_to_merge_in_it() -> None:
     ("parses", "asked"),
     [(True, [(True, True), (True, False)]), (False, [(True, False), (False, False)])],
 )
-def test_the_long_text_is_asked_with_the_first_two_sets_of_flags_that_are_answered(
+def test_long_text_uses_the_first_two_sets_of_flags_that_are_answered(
     parses: bool, asked: list[tuple[bool, bool]], model: Path
 ) -> None:
     seen: list[tuple[bool, bool]] = []
@@ -125,14 +125,14 @@ def encoded_by(kind: str, engine: str, folder: Path) -> list[Verdict]:
     return [v for v in found if v.summary.startswith("encode")]
 
 
-def test_who_reads_them_as_unicode_has_it_is_not_accused_under_bpe(tmp_path: Path) -> None:
+def test_engine_that_replaces_bytes_as_unicode_does_is_excused_under_bpe(tmp_path: Path) -> None:
     found = encoded_by("gpt2", EVERY_BYTE, tmp_path)
     assert statuses(found) == {"excused"}
     assert all(repr(OVERLONG) in v.detail["read_with_replacements"] for v in found)
 
 
 @pytest.mark.parametrize(("kind", "engine"), [("gpt2", DROPPED), ("llama", EVERY_BYTE)])
-def test_who_loses_bytes_that_the_vocabulary_has_tokens_for_diverges(
+def test_engine_that_loses_bytes_with_tokens_of_their_own_diverges(
     kind: str, engine: str, tmp_path: Path
 ) -> None:
     assert statuses(encoded_by(kind, engine, tmp_path)) == {"diverged"}

@@ -1,5 +1,4 @@
-"""What an engine does not answer costs that run, and not those behind it; of who is slow, not the
-shorter ones."""
+"""Runs that an engine does not answer: they cost no run behind them; slow ones, no shorter run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +60,7 @@ def logits_of(
     return found, subject.__dict__["asked"]
 
 
-def test_an_honest_engine_that_is_slow_is_asked_for_the_shorter_runs_all_the_same(
+def test_slow_honest_engine_is_still_asked_for_the_shorter_runs(
     model: Path,
 ) -> None:
     found, asked = logits_of(model, "reference", lambda n: n >= N)
@@ -73,14 +72,14 @@ def test_an_honest_engine_that_is_slow_is_asked_for_the_shorter_runs_all_the_sam
     assert asked.count(N) == 1
 
 
-def test_what_a_slow_engine_does_wrong_in_a_shorter_run_is_found(model: Path) -> None:
+def test_fault_of_a_slow_engine_in_a_shorter_run_is_found(model: Path) -> None:
     found, _ = logits_of(model, "further: later_sequences_leak", lambda n: n >= N)
     assert [v.status for v in found] == ["agreed", "timed-out", "diverged"]
     assert found[-1].detail["asked"] == JOINED
     assert exit_code(found) == 1
 
 
-def test_of_who_answers_no_more_only_two_runs_are_waited_for_and_the_others_named(
+def test_silent_engine_costs_two_waits_and_other_runs_are_named(
     model: Path,
 ) -> None:
     usual = iter(range(4))  # the run, the same again, with tensors, with some outputs
@@ -111,7 +110,7 @@ def test_no_longer_run_is_asked_for_than_one_that_was_waited_for_in_vain(model: 
     assert asked[-1] == 1
 
 
-def test_who_dies_of_a_second_sequence_is_asked_all_else_and_each_death_is_named(
+def test_engine_that_dies_of_a_second_sequence_is_asked_all_else(
     model: Path,
 ) -> None:
     """Beside another sequence there are twice the usual tokens, with two that come later 29."""
@@ -128,7 +127,7 @@ def test_a_death_says_nothing_of_longer_runs(model: Path) -> None:
     assert N in asked
 
 
-def test_who_dies_of_the_same_run_again_is_said_not_to_be_asked_more(model: Path) -> None:
+def test_engine_that_dies_of_a_repeated_run_is_not_asked_more(model: Path) -> None:
     usual = iter(range(1))
     late = lambda n: n == USUAL and next(usual, None) is None  # noqa: E731
     found, _ = logits_of(model, "reference", late, DEAD)

@@ -68,13 +68,13 @@ def going_on(name: str, *, always: bool) -> str:
 
 
 @pytest.mark.parametrize("n", [6, 9, 12])
-def test_who_goes_on_until_a_character_is_whole_is_not_accused(n: int, folder: Path) -> None:
+def test_engine_that_goes_on_to_a_whole_character_is_not_accused(n: int, folder: Path) -> None:
     engine = going_on("to the end of a character", always=False)
     found = verdicts(builtin("f32", folder), engine, "text", n_steps=n)
     assert not diverged(found)
 
 
-def test_who_always_goes_on_is(folder: Path) -> None:
+def test_engine_that_always_goes_on_is_accused(folder: Path) -> None:
     engine = going_on("three tokens too many", always=True)
     found = verdicts(builtin("f32", folder), engine, "text", n_steps=12)
     assert {"diverged", "not-compared"} & statuses(found), found
@@ -95,7 +95,7 @@ def test_an_honest_text_that_is_shown_otherwise_is_not_accused(
     assert found[0].status == "agreed"
 
 
-def test_that_the_prompt_is_shown_is_said(folder: Path) -> None:
+def test_prompt_in_the_answer_is_reported(folder: Path) -> None:
     engine = showing("behind the prompt")
     found = verdicts(builtin("f32", folder), engine, "text")
     assert found[0].summary.endswith("it shows the prompt before it")
@@ -138,7 +138,7 @@ def test_a_prompt_is_taken_off_where_the_text_is_not_the_prompt_once_more() -> N
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of bytes, as a vocabulary has them."""
+    """Tokenizer whose pieces are bytes, as a vocabulary has them."""
 
     pieces: tuple[bytes, ...]
 

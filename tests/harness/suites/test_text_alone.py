@@ -65,7 +65,7 @@ def third_wrong(self: Any, prompt: Sequence[int], n: int) -> list[int]:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Who streams a text keeps the beginning of a character back until its end comes."""
+    """Cut a text as a stream does: it keeps a character's start back until its end comes."""
     decoder = getincrementaldecoder("utf-8")("surrogateescape")
     return decoder.decode(text).encode("utf-8", "surrogateescape")
 
@@ -122,7 +122,7 @@ def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
     return Reference.greedy(self, given, n)
 
 
-def test_a_wrong_engine_that_is_right_behind_one_prompt_is_found_by_single_tokens(
+def test_wrong_engine_right_behind_one_prompt_is_found_by_single_tokens(
     folder: Path,
 ) -> None:
     made("greedy: BOS again", GreedyAlone, greedy=bos_again)
@@ -183,7 +183,7 @@ def test_an_engine_that_writes_nothing_behind_any_prompt_is_wrong(folder: Path) 
     assert ([v.status for v in empty], exit_code(empty)) == (["not-compared", "diverged"], 1)
 
 
-def test_a_wrong_engine_that_is_right_behind_one_prompt_is_found_behind_others(
+def test_wrong_engine_right_behind_one_prompt_is_found_behind_others(
     folder: Path,
 ) -> None:
     engine = text_engine("BOS again", read=lambda text: text if text == PROMPT else b"<s>" + text)
@@ -291,7 +291,7 @@ def in_json(pieces: Sequence[bytes]) -> bytes:
     return b"".join(pieces).decode("utf-8", "replace").encode()
 
 
-def test_what_stands_for_bytes_that_are_no_characters_is_recognised() -> None:
+def test_replacement_of_bytes_that_are_no_characters_is_recognised() -> None:
     replaced = "\ufffd".encode()
     assert is_replaced(replaced + b"x", b"\xffabc")
     assert is_replaced(b"a" + replaced, b"a\xe2\x80")
@@ -311,11 +311,13 @@ def test_a_wrong_text_is_asked_for_again(folder: Path) -> None:
     assert (wrong.status, again.status) == ("diverged", "diverged")
 
 
-def test_where_the_oracle_ends_at_once_the_text_behind_other_prompts_is_compared(
+def test_text_behind_other_prompts_is_compared_if_the_oracle_ends_at_once(
     tmp_path: Path,
 ) -> None:
-    """Its first token there is one of control, behind which engines may end; it was all that was
-    asked for."""
+    """The first token there is a control token, behind which engines may end.
+
+    It was all that was asked for.
+    """
     recipe = LlamaRecipe(n_layer=1)
     path = written(tmp_path, n_layer=1)
     engine = Reference(path, EXACT)

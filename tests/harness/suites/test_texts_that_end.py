@@ -89,11 +89,13 @@ def test_a_text_without_its_last_token_is_not_compared_to_its_end(
         ("m", 0.001, ["agreed", "not-compared"]),
     ],
 )
-def test_a_byte_more_of_a_tie_is_excused_and_not_called_a_text_that_ends_early(
+def test_extra_byte_of_a_tie_is_excused_and_not_called_an_early_end(
     said: str, margin: float, expected: list[str]
 ) -> None:
-    """The oracle's text is m, a byte that is no character, and h6; that byte once more is the
-    second likeliest there."""
+    """The oracle's text is m, a byte that is no character, and h6.
+
+    That byte once more is the second likeliest there.
+    """
     rows = {1: 5.0}, {2: 5.0}, {3: 5.0, 2: 5.0 - margin}
     pieces = Words({0: b"", 1: b"m", 2: b"\xda", 3: b"h6"})
     limits = {"noise": 1e-3, "more": 1e-3}
@@ -126,7 +128,7 @@ class Pieces(dict[int, bytes]):
         ([{6: 5.0}, {6: 5.0}], b""),
     ],
 )
-def test_an_engine_must_write_what_comes_before_any_end_of_a_text_or_a_line(
+def test_engine_must_write_the_text_before_any_end_of_a_text_or_line(
     rows: Sequence[dict[int, float]], written: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """rows: the oracle's logits before each of its tokens, others are -9."""
@@ -159,7 +161,7 @@ SEVERAL = [b",", b"are", b"", b"and", b"and"]
         (SEVERAL, b"x", False),  # whatever it writes is held against the oracle instead
     ],
 )
-def test_one_that_writes_nothing_where_honest_texts_begin_in_several_ways_diverges(
+def test_engine_that_writes_nothing_diverges_from_several_honest_starts(
     honest: Sequence[bytes], said: bytes, diverges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """honest: what must be written behind the five prompts."""

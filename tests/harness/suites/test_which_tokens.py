@@ -1,4 +1,4 @@
-"""Which logits differ is said, and a rare choice of experts is nobody's fault."""
+"""Tokens whose logits differ are named, and a rare choice of experts is nobody's fault."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -46,7 +46,7 @@ LAST_ALONE = replace(PROMPT, outputs=np.arange(8) == 7)
         ((LAST_ALONE, NEXT), (1,), "; those of 1 of 2 tokens, number 8, all of batch 1"),
     ],
 )
-def test_which_tokens_have_other_logits(
+def test_tokens_with_other_logits_are_named(
     batches: tuple[Batch, ...], rows: tuple[int, ...], said: str
 ) -> None:
     all_rows = sum(int(batch.outputs.sum()) for batch in batches)
@@ -98,7 +98,9 @@ BESIDE = replace(NEXT, seq_ids=NEXT.seq_ids + 2, positions=NEXT.positions * 0)
         ((PROMPT, BESIDE), 1, 2, "row 1"),  # pooled: of a sequence
     ],
 )
-def test_where_the_worst_is(batches: tuple[Batch, ...], row: int, all_rows: int, said: str) -> None:
+def test_place_of_the_worst_logit_is_named(
+    batches: tuple[Batch, ...], row: int, all_rows: int, said: str
+) -> None:
     off = Mismatch(kind="value", index=(row, 3))
     assert place_of(batches, off, all_rows) == said
 
@@ -134,7 +136,7 @@ def with_rows(**rows: float) -> F32:
 
 
 def context(runs: Sequence[F32], n_expert: int = 8) -> Any:
-    """Of a model whose honest runs give these."""
+    """Return the context of a model whose honest runs give these logits."""
 
     def unlucky(batches: Any, *, seed: int, runs: int) -> Iterator[F32]:
         return iter(every)

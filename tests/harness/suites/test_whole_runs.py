@@ -65,7 +65,7 @@ def test_a_wrong_oracle_is_a_divergence_and_at_fault(name: str, suite: str, tmp_
         (WRONG, False),
     ],
 )
-def test_what_a_second_batch_alone_shows_agrees_in_one_and_it_is_said(
+def test_fault_of_a_second_batch_alone_is_reported_as_right_in_one(
     engine: str, agrees: bool, model: Path
 ) -> None:
     wrong = diverged(verdicts_of(model, "logits", engine=engine))
@@ -74,7 +74,7 @@ def test_what_a_second_batch_alone_shows_agrees_in_one_and_it_is_said(
     assert found.detail.get("in_one_batch") == ("agreed" if agrees else None)
 
 
-def test_what_a_second_batch_of_a_recurrent_model_lacks_is_no_mask(tmp_path: Path) -> None:
+def test_fault_of_a_second_batch_of_a_recurrent_model_is_no_mask(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_recurrent(path)
     first, *_ = verdicts_of(path, "logits", engine="mutant:state-not-carried")
@@ -83,7 +83,7 @@ def test_what_a_second_batch_of_a_recurrent_model_lacks_is_no_mask(tmp_path: Pat
 
 
 class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
-    """Of matrices and so many activations at once the last row is not multiplied."""
+    """Engine that does not multiply the last row of matrices for so many activations at once."""
 
     n_rows = 1
 
@@ -118,7 +118,7 @@ def test_a_wrong_kernel_for_few_rows_is_no_matter_of_what_stands_before(
     assert "positions, mask, cache" not in texts[0]
 
 
-def test_what_is_another_the_first_time_alone_is_no_matter_of_batches(model: Path) -> None:
+def test_fault_of_the_first_run_alone_is_no_matter_of_batches(model: Path) -> None:
     class OnceWrong(Reference, name="test:once wrong"):
         asked = 0
 
@@ -134,7 +134,7 @@ def test_what_is_another_the_first_time_alone_is_no_matter_of_batches(model: Pat
     assert again.key == "logits/not-deterministic"
 
 
-def test_the_first_batch_that_is_wrong_beside_another_sequence_may_be_so_for_its_size(
+def test_first_wrong_batch_beside_a_sequence_may_be_so_for_its_size(
     model: Path,
 ) -> None:
     found = verdicts_of(model, "logits", engine="mutant:rope-second-prompt-late")
@@ -209,7 +209,7 @@ class Fickle(LocalSession):
 
 
 @pytest.mark.parametrize("roles", [["oracle"], ["subject"], ["oracle", "subject"]], ids=str)
-def test_a_greedy_choice_that_is_not_the_largest_logit_is_found_in_either_role(
+def test_greedy_choice_below_the_largest_logit_is_found_in_either_role(
     roles: list[str], pair: Opened, model: Path
 ) -> None:
     with Fickle(Reference, model, settings_for(plan_for(model))) as session:
@@ -245,8 +245,8 @@ class SaysThatThereAreNone(Reference, name="test:says-that-there-are-none"):
 
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
-def test_what_a_model_lacks_is_not_for_an_engine_to_say(role: str, model: Path) -> None:
-    """It once passed: logits, decode, trace and products were not applicable."""
+def test_engine_may_not_declare_what_a_model_lacks(role: str, model: Path) -> None:
+    """Such an engine once passed: logits, decode, trace and products were not applicable."""
     found = verdicts_of(model, **{role: SaysThatThereAreNone.name})
     asked = {"logits", "decode"} | ({"trace", "products"} if role == "engine" else set())
     assert {v.suite for v in found if v.status == "not-compared"} == asked
@@ -274,7 +274,7 @@ class KeepsPrompts(Reference):
 
 
 def by_its_beginning(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
-    """What is kept of prompts is found by how they begin and end."""
+    """Look kept prompts up by how they begin and end."""
     tokens = request.batches[0].tokens
     ids = tokens.tolist()
     found: NDArray[np.int32] = known.setdefault((len(ids), *ids[:3], ids[-1]), tokens)
@@ -292,7 +292,7 @@ def by_its_first_token(known: dict[Any, Any], request: Request) -> NDArray[np.in
 
 
 def by_its_sizes(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
-    """Of the call before, with batches as large, the first four tokens are taken."""
+    """Take the first four tokens from the call before, if its batches were as large."""
     tokens, sizes = request.batches[0].tokens.copy(), tuple(map(len, request.batches))
     tokens[:4] = known.get(sizes, tokens[:4])
     known.clear()
@@ -315,8 +315,8 @@ def test_an_answer_to_the_tokens_before_is_called_so(model: Path) -> None:
     assert not any("answered_before" in v.detail for v in others)
 
 
-def test_an_answer_to_other_tokens_than_the_usual_ones_is_called_so_as_well(model: Path) -> None:
-    """The last prompt alone is kept, which is one with another token."""
+def test_answer_to_other_tokens_than_usual_is_called_so_as_well(model: Path) -> None:
+    """The engine keeps the last prompt alone, which is one with another token."""
     found = verdicts_of(model, "logits", engine=BY_ITS_FIRST_TOKEN)
     (wrong,) = diverged(found)
     assert wrong.summary.startswith("with another last token: ")
@@ -324,10 +324,10 @@ def test_an_answer_to_other_tokens_than_the_usual_ones_is_called_so_as_well(mode
 
 
 @pytest.mark.parametrize(("name", "more"), [("f32", False), ("moe-q8_0", True)])
-def test_what_is_kept_of_calls_before_is_no_matter_of_how_many_tokens_there_are(
+def test_rest_of_earlier_calls_is_no_matter_of_the_number_of_tokens(
     name: str, more: bool, tmp_path: Path
 ) -> None:
-    """All in one batch they are as many as no call had before, and so they are read."""
+    """All tokens in one batch are as many as no call had before, so the engine reads them."""
     found = verdicts_of(builtin(name, tmp_path), "logits", engine=BY_ITS_SIZES)
     wrong = [v for v in found if v.detail.get("in_one_batch")]
     assert wrong

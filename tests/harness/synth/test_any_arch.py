@@ -73,7 +73,7 @@ def test_a_variant_has_the_keys_of_its_architecture_only(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "says"), [("nope", "near: "), ("gptj", "no graph")])
-def test_what_cannot_be_made_is_refused_with_the_reason(name: str, says: str) -> None:
+def test_impossible_variant_is_refused_with_the_reason(name: str, says: str) -> None:
     with pytest.raises(Unsupported, match=says):
         variant_named(name)
 
@@ -113,7 +113,7 @@ def test_embeddings_that_are_the_head_are_small_beside_what_layers_add(
     assert embeddings.std() == pytest.approx(size, rel=0.05)
 
 
-def test_embeddings_beside_a_head_of_its_own_are_as_large_as_what_layers_add(
+def test_embeddings_beside_a_head_are_as_large_as_what_layers_add(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "m.gguf"
@@ -122,7 +122,7 @@ def test_embeddings_beside_a_head_of_its_own_are_as_large_as_what_layers_add(
 
 
 def test_the_large_matrices_of_a_scan_are_of_the_type_asked_for(tmp_path: Path) -> None:
-    """As in published files; they stayed F32, so that nobody had to multiply by others."""
+    """Published files have such types. Ours stayed F32, so nobody had to multiply by others."""
     path = tmp_path / "m.gguf"
     names = ("ssm_in.weight", "ssm_out.weight", "ssm_x.weight", "ssm_conv1d.weight", "ssm_a")
     rows = [tensor(f"blk.0.{name}", 64, 32) for name in names]
@@ -174,7 +174,7 @@ def test_a_recurrent_layer_begins_as_it_is_published(tmp_path: Path) -> None:
     assert 0.05 < steps.max() < 0.11
 
 
-def test_where_a_sigmoid_takes_the_decay_it_is_open(tmp_path: Path) -> None:
+def test_sigmoid_of_a_decay_is_open(tmp_path: Path) -> None:
     """A gate that is shut for every token lets no fault before it through."""
     factor = drawn(tmp_path, "blk.0.ssm_a", 1, 400, arch="bailingmoe3")
     bias = drawn(tmp_path, "blk.0.ssm_dt.bias", 400, arch="bailingmoe3")

@@ -1,4 +1,4 @@
-"""What the GGUF writer writes is what our reader, gguf-py's and llama.cpp's read."""
+"""Files of the GGUF writer: our reader, gguf-py's and llama.cpp's read what it writes."""
 
 import errno
 import os
@@ -90,7 +90,7 @@ def test_arrays_of_arrays_read_back() -> None:
     assert [[plain(leaf) for leaf in middle.data] for middle in outer.data] == [[[1, 2], []], []]
 
 
-def test_what_was_read_can_be_written_again_unchanged() -> None:
+def test_file_that_was_read_can_be_written_again_unchanged() -> None:
     nested: dict[str, Typed] = {"nested": ("ARR[ARR[STR]]", [["a"], ["b", "c"]])}
     first = gguf_bytes({**METADATA, **nested}, TENSORS, alignment=64)
     file = GgufFile.from_bytes(first)

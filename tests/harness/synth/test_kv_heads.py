@@ -1,4 +1,4 @@
-"""Which models that are made share KV heads."""
+"""Made models that share KV heads."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from lockstep.harness.synth.variant_extras import SIZES
 
 @pytest.mark.parametrize("arch", ["rnd1", "chatglm", "olmo2", "qwen35", "gemma4", "nemotron_h"])
 def test_heads_share_kv_heads_where_those_of_published_models_do(arch: str) -> None:
-    """Of as many KV heads as heads, or of one, every way to say which share one is the same."""
+    """With as many KV heads as heads, or with one, every way to share them is the same."""
     sizes = SIZES[arch]
     assert sizes.n_head > sizes.kv_heads > 1

@@ -68,7 +68,7 @@ def test_a_random_recipe_can_be_run_and_its_logits_are_finite(seed: int, tmp_pat
     assert_runs(path)
 
 
-def test_random_recipes_are_small_legal_and_of_every_type_that_can_be_multiplied() -> None:
+def test_random_recipes_are_small_legal_and_of_every_type_with_a_product() -> None:
     recipes = [random_recipe(seed) for seed in range(600)]
     for recipe in recipes:
         check(recipe)
@@ -105,7 +105,7 @@ class IgnoresEps(Reference, name="test:ignores-eps"):
         ("test:ignores-eps", ("logits",), "black-box"),
     ],
 )
-def test_an_engine_that_takes_the_usual_for_what_the_file_says_is_seen_on_a_built_in_model(
+def test_engine_that_ignores_a_key_of_the_file_is_seen_on_a_built_in_model(
     engine: str, levels: tuple[str, ...], suite: str, tmp_path: Path
 ) -> None:
     diverges = {}

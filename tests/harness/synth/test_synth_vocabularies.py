@@ -61,9 +61,7 @@ def test_the_seed_decides_the_tokens_or_their_scores(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", WITH_TOKENS)
 @pytest.mark.parametrize("more", [0, 1, 50, 2000])
-def test_a_vocabulary_has_as_many_tokens_as_were_asked_for_and_no_two_alike(
-    kind: str, more: int
-) -> None:
+def test_vocabulary_has_as_many_tokens_as_asked_for_and_no_two_alike(kind: str, more: int) -> None:
     n_vocab = KINDS[kind][0] + more
     keys = vocabulary_keys(kind, n_vocab, seed=3)
     tokens = keys["tokenizer.ggml.tokens"][1]
@@ -119,7 +117,7 @@ def test_a_byte_level_vocabulary_takes_any_pre_tokenizer(pre: str, tmp_path: Pat
     assert getattr(tokenizer, "pre") == PRE_TOKENIZERS[pre]  # noqa: B009
 
 
-def test_equal_scores_and_scores_out_of_order_are_there_where_they_are_promised() -> None:
+def test_equal_scores_and_unordered_scores_are_where_they_are_promised() -> None:
     scores = vocabulary_keys("llama-ties", 640, seed=1)["tokenizer.ggml.scores"][1]
     pieces = scores[scores < 0]
     assert len(np.unique(pieces)) < len(pieces) / 2

@@ -108,10 +108,10 @@ def test_check_holds_a_twin_against_its_model(tmp_path: Path) -> None:
     assert any(said.startswith("Q4_1 as F32: ") for _, said in found)
 
 
-def test_a_twin_with_two_weights_exchanged_is_caught_and_the_weight_is_named(
+def test_twin_with_two_exchanged_weights_is_caught_and_the_weight_named(
     tmp_path: Path,
 ) -> None:
-    """As a reader would have it that takes the low nibble for the high one."""
+    """A reader that takes the low nibble for the high one would have it so."""
     model, copy = written(tmp_path, quant="Q4_1"), tmp_path / "twin.gguf"
     write_twin(model, copy)
     tensor, row = "blk.1.ffn_down.weight", 5

@@ -110,15 +110,15 @@ def test_most_schedules_have_no_known_cause(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("second", "part"), [([0], True), ([0, 1], False), ([2], False)])
-def test_sequences_that_part_at_the_position_of_a_token_they_share_have_parted(
+def test_sequences_that_diverge_at_a_shared_token_count_as_diverged(
     second: list[int], part: bool
 ) -> None:
-    """It sees all of its own position, also what comes later in the batch."""
+    """The token sees all of its own position, also what comes later in the batch."""
     case = made(UNIFIED, ["decode", [[1, 2, [0, 1], False], [2, 2, second, True]]], n_seq=3)
     assert ("parted" in causes(case, "attention")) is part
 
 
-def test_what_is_known_of_attention_is_known_of_it_with_yarn_as_well() -> None:
+def test_divergence_known_of_attention_is_known_with_yarn_as_well() -> None:
     of_attention = [known for known in KNOWN if "attention" in known.kinds]
     assert of_attention
     for known in of_attention:

@@ -160,7 +160,7 @@ def test_a_schedule_survives_its_json() -> None:
 
 
 def alone(change: Any, symptom: str, tmp_path: Path) -> bool:
-    """Whether an engine that plays both parts is found to contradict itself so."""
+    """Return True if an engine that plays both parts is found to contradict itself so."""
     path = tmp_path / "small.gguf"
     SMALL["attention"](path)
     cls = engine(change)
@@ -179,13 +179,13 @@ def test_an_engine_that_mixes_sequences_is_contradicted_by_itself(tmp_path: Path
     assert alone(mixes_sequences, "neighbours", tmp_path)
 
 
-def test_an_engine_that_depends_on_how_batches_are_split_is_contradicted_by_itself(
+def test_engine_that_depends_on_the_split_of_batches_contradicts_itself(
     tmp_path: Path,
 ) -> None:
     assert alone(reorders_outputs, "splitting", tmp_path)
 
 
-def test_what_has_shared_or_copied_anything_belongs_together() -> None:
+def test_sequences_that_shared_or_copied_anything_belong_together() -> None:
     row = [[1, 0, [0], True], [1, 0, [1], True], [1, 0, [3], False]]
     steps: list[Any] = [["decode", row], ["cp", 0, 2, -1, -1], ["save", 3], ["load", 2, 0]]
     shape = {"n_ctx": 256, "n_ubatch": 4, "n_seq": 4, "unified": True}

@@ -98,7 +98,7 @@ def test_a_kind_is_named_where_it_makes_sense() -> None:
         fuzzer.check(FuzzPlan(targets=("window",), oracle="llama.cpp@0.3.8"))
 
 
-def test_what_one_of_two_does_not_show_is_no_difference() -> None:
+def test_field_that_one_of_two_does_not_show_is_no_difference() -> None:
     seen, shown = [None, 1, [[7, None, None, True]]], [True, 1, [[7, 3, [0], True]]]
     assert same([seen], [shown])
     assert same(None, shown)

@@ -90,7 +90,7 @@ def test_other_files_of_the_folder_keep_their_names(folder: Path) -> None:
     assert (folder / "LICENSE").is_file()
 
 
-def test_what_ended_a_round_is_said() -> None:
+def test_cause_of_the_end_of_a_round_is_told() -> None:
     words = ["INFO: x", "KeyError: 'behind'", "==3== ERROR: libFuzzer: fuzz target exited"]
     assert complaint(words, 77) == "KeyError: 'behind'"
     assert complaint(["INFO: x"], -9) == "libFuzzer ended with status -9: INFO: x"

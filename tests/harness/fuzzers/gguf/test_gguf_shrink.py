@@ -26,7 +26,7 @@ def test_a_draft_is_read_back_from_its_bytes() -> None:
     assert sum(len(draft.rows) for draft in read if draft) > 200
 
 
-def test_what_cannot_be_read_becomes_the_tail() -> None:
+def test_unreadable_bytes_become_the_tail() -> None:
     for family in ("broken", "several", "mutated"):
         for case in cases(2, family, 0, 300):
             draft = draft_of(case.raw)

@@ -40,7 +40,7 @@ def test_half_of_the_first_cases_are_directed_and_each_of_them_comes_once(
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "IQ1_M", "NVFP4", "F16"])
-def test_directed_cases_have_every_value_of_every_scale_and_every_byte_in_every_place(
+def test_directed_cases_have_every_scale_value_and_every_byte_everywhere(
     name: str,
 ) -> None:
     kind = WeightFormat.member(name)

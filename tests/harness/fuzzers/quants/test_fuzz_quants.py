@@ -203,7 +203,7 @@ def test_too_few_weights_are_no_answer_and_one_block_shows_it() -> None:
     assert "--block" in verdict.repro
 
 
-def test_plain_numbers_that_the_oracle_cannot_decode_are_held_against_the_standard() -> None:
+def test_plain_numbers_that_the_oracle_cannot_decode_follow_the_standard() -> None:
     class NoDecoder(Reference):
         name = "no-decoder"
 

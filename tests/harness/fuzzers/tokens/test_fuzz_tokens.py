@@ -56,7 +56,7 @@ class Forgets(Reference):
 
 
 class Lossy(Reference):
-    """Of a language whose texts are UTF-8 and no other bytes."""
+    """Engine in a language whose texts are UTF-8 and no other bytes."""
 
     name = "lossy"
     says_so = True
@@ -133,7 +133,7 @@ def test_the_same_engine_twice_has_no_differences(kind: str) -> None:
     assert [v.detail["texts"] for v in verdicts if v.status == "agreed"] == [600]
 
 
-def test_what_one_engine_does_not_survive_is_told_with_a_small_text() -> None:
+def test_crash_of_one_engine_is_reported_with_a_small_text() -> None:
     verdicts = fuzzed("builtin:llama", engine="reference", oracle="dies", cases=300)
     (crashed,) = (v for v in verdicts if v.status == "crashed")
     assert crashed.detail["input"] == b"~".hex()
@@ -141,7 +141,7 @@ def test_what_one_engine_does_not_survive_is_told_with_a_small_text() -> None:
     assert exit_code(verdicts) == 3
 
 
-def test_what_neither_takes_is_excused_and_counted() -> None:
+def test_text_that_neither_engine_takes_is_excused_and_counted() -> None:
     verdicts = fuzzed("builtin:gpt2", cases=4000)
     agreed, excused = verdicts
     assert (agreed.status, excused.status) == ("agreed", "excused")
@@ -150,7 +150,7 @@ def test_what_neither_takes_is_excused_and_counted() -> None:
 
 
 @pytest.mark.parametrize(("says_so", "status"), [(True, "agreed"), (False, "diverged")])
-def test_who_says_that_it_has_utf8_alone_is_accused_of_no_other_texts(
+def test_engine_that_declares_utf8_alone_is_accused_of_no_other_texts(
     says_so: bool, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Lossy, "says_so", says_so)
@@ -284,7 +284,7 @@ def test_a_text_is_shrunk_to_what_matters(given_text: bytes, needle: bytes) -> N
     assert questions <= 60
 
 
-def test_what_does_not_matter_becomes_simple() -> None:
+def test_irrelevant_parts_of_a_text_become_simple() -> None:
     def wrong(texts: Any) -> list[bool]:
         return [len(each.decode()) >= 3 and "é" in each.decode() for each in texts]
 
