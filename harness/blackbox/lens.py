@@ -85,6 +85,12 @@ class Lens:
         uneven = [self.uneven_row(i) for i in self.uneven if start <= i < stop]
         return np.concatenate([self.inputs(even), np.reshape(uneven, (-1, self.width))])
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Return which power of two a block's largest uneven input has, by column."""
+        half = self.width // 2
+        return np.resize(np.arange(half) // BLOCK % 3, self.width)
+
     def uneven_row(self, number: int) -> NDArray[np.float64]:
         """Return 127 steps in every block, and others that lie between two steps, whatever the
         size of a block: eighths, of which one half comes again with the other sign."""
@@ -94,7 +100,7 @@ class Lens:
         steps = (raw >> np.uint64(40)).astype(np.int64) % 125 + eighths
         steps[number % 8 :: 8] = 127.0
         steps *= np.where(raw >> np.uint64(63), 1.0, -1.0)
-        steps *= 2.0 ** (np.arange(half) // BLOCK % 3)
+        steps *= 2.0 ** self.sizes[:half]
         steps[UNEVEN_COLUMNS:] = 0.0
         return np.concatenate([steps, -steps])[: self.width] / 2.0**7
 

@@ -103,17 +103,21 @@ def candidates_for(
     lens: Lens, kind: type[WeightFormat], generic: Collection[str]
 ) -> Iterator[tuple[Convert | None, Converted, NDArray[np.float64]]]:
     """Yield each way to convert, what it makes of the activations, and how far an honest engine's
-    may lie from that: the norm's roundings, and a step where these tip one over."""
+    may lie from that: the norm's roundings, and a step where these tip one over.
+
+    That happens only where a larger block holds several sizes: 127 steps of one are 63.5 of the
+    next. So these are moved against each other.
+    """
     x = met_by_head(lens)
-    share = np.float32((lens.width + MORE) * U)
-    around = x * (1 - share), x, x * (1 + share)
+    share = (lens.width + MORE) * U * (lens.sizes - 1)
+    around = (x * (1 - share)).astype(np.float32), x, (x * (1 + share)).astype(np.float32)
 
     def candidate(
         make: Callable[[F32], Converted],
     ) -> tuple[Converted, NDArray[np.float64]]:
         low, found, high = map(make, around)
         ends = np.abs(low.values - found.values), np.abs(high.values - found.values)
-        return found, np.maximum(*ends)
+        return found, np.maximum(*ends) + np.abs(found.values) * (lens.width + MORE) * U
 
     yield None, *candidate(lambda some: Converted(some.astype(np.float64)))
     target, sums = activation_format(kind), carries_sums(kind)

@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 from lockstep.harness.asking.session import Session
-from lockstep.harness.context.suite import HonestRuns
+from lockstep.harness.context.suite import Context, HonestRuns
 from lockstep.harness.processes.wire import digest
 from lockstep.harness.records import Answered, Outcome
 
@@ -39,6 +39,14 @@ class Remembering(Session):
 
     def close(self) -> None:
         self.inner.close()
+
+
+def remember(context: Context) -> None:
+    """Keep the oracle's answers, and the honest runs that come to logits or to embeddings."""
+    context.oracle = Remembering(context.oracle)
+    make = context.make_honest
+    both = [remembering(make(each)) for each in (context, context.for_embeddings())]
+    context.make_honest = lambda each: both[each.embeddings]
 
 
 def remembering(honest: HonestRuns) -> HonestRuns:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.harness.asking.session import Session
-from lockstep.harness.catalogue.memory import Remembering, remembering
+from lockstep.harness.catalogue.memory import remember
 from lockstep.harness.catalogue.views import LOGITS, View, seen_through
 from lockstep.harness.check.check import REFERENCE, Opened, Plan, describe_engine, open_plan
 from lockstep.harness.context.suite import Context
@@ -58,10 +58,7 @@ class KnownModels:
             copy = self.folder / f"{key}.gguf"  # the caller's file is gone when this is asked again
             shutil.copy(plan.model, copy)
             opened = opened_alone(replace(plan, model=copy), progress)
-            context = opened.context
-            context.oracle = Remembering(context.oracle)
-            honest = remembering(context.make_honest(context))
-            context.make_honest = lambda _: honest
+            remember(opened.context)
             self.known[key] = opened
         return self.known[key]
 

@@ -14,7 +14,7 @@ from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.bisect.bisection import bisect
 from lockstep.harness.blackbox.in_check import questions
 from lockstep.harness.catalogue.fixed_limits import Truth, passed_by, truth_of
-from lockstep.harness.catalogue.memory import Remembering, remembering
+from lockstep.harness.catalogue.memory import remember
 from lockstep.harness.catalogue.models import model_for
 from lockstep.harness.catalogue.opening import KnownModels
 from lockstep.harness.catalogue.views import ALL, VIEWS, View, seen_through
@@ -114,10 +114,7 @@ def bench_for(shows_on: str, folder: Path, settings: Settings = EXACT, seed: int
     )
     opened = open_plan(plan, lambda _: None)
     context = opened.context
-    context.oracle = Remembering(context.oracle)
-    make = context.make_honest
-    both = [remembering(make(each)) for each in (context, context.for_embeddings())]
-    context.make_honest = lambda each: both[each.embeddings]
+    remember(context)
     embeds = Architecture.member(context.facts.architecture).embeds
     if not embeds:
         context.noise_on(context.batches)
