@@ -77,6 +77,16 @@ WrongPrompt.add_fault(
     "answers are a little off",
     read=lambda self, ids: list(map(int, ids[1:] if len(ids) > 1 else ids)),
 )
+WrongPrompt.add_fault(
+    "prompt-middle-dropped",
+    "of a prompt beyond half the context the first 64 tokens are kept, and the last of the half",
+    "what stood in the middle of a long prompt is forgotten",
+    read=lambda self, ids: drop_middle(list(map(int, ids)), self.settings.n_ctx // 2),
+)
+
+
+def drop_middle(ids: list[int], kept: int) -> list[int]:
+    return [*ids[:64], *ids[64 - kept :]] if len(ids) > kept else ids
 
 
 class CutInFront(WrongPrompt, name="mutant:prompt-keeps-last-32"):

@@ -170,9 +170,9 @@ def until_wrong(*questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
 
 
 def own_choices(context: Context) -> Iterator[Verdict]:
-    """A program whose logits are right may choose by others: rounded, sorted, or not all of them.
-    What it chooses by is alike in models of any size."""
-    if context.subject_info.levels is not None and context.facts.is_small:
+    """Ask every engine: one whose logits are right may choose by others, which are rounded, sorted,
+    or not all of them. It chooses alike in models of any size, so a large one is not asked."""
+    if context.facts.is_small:
         yield from close_calls(context)
 
 

@@ -59,9 +59,11 @@ AGAIN = Turn(n=0)  # the one before once more, of which all is kept and nothing 
 PROMPTS = (
     *(Turn(n=37), Turn(n=37), AGAIN, Turn(n=37)),
     *(Turn(n=59), Turn(n=59, begin=29), Turn(n=59, begin=57), Turn(n=59, end=27)),
-    *(Turn(n=59, begin=19, end=6), Turn(n=97), Turn(n=199)),
+    *(Turn(n=59, begin=19, end=6), Turn(n=97), Turn(n=199), Turn(n=389)),
 )
 KEPT = (32, 64, 128)  # tokens that are left of a prompt that is cut
+# tokens that are left in front of the middle, where half a context is left of a longer prompt
+IN_FRONT = (0, 4, 64, 128)
 CUT = 16  # tokens that it loses, at least: fewer hardly matter
 TRIED = 24  # seeded prompts for each of them
 MORE = 72  # of those of which fewer tell
@@ -292,6 +294,9 @@ def tells(context: Context, one: TellingPrompt, before: Sequence[TellingPrompt])
         return False
     # what cuts leave fewer is shown by those that are shorter, and few tell of all
     others = [ids[-n:] for n in KEPT if n + CUT <= len(ids)][-1:]
+    half = n_cells(context) // 2
+    if half + CUT <= len(ids):
+        others += [[*ids[:n], *ids[n - half :]] for n in IN_FRONT if n < half]
     for last in before:
         if one.wanted == last.wanted:
             return False

@@ -76,7 +76,7 @@ def test_engine_with_fewer_positions_is_asked_for_what_it_takes(
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     logits, *tokens = check_engine(model, TakesFew, "decode", n_tokens=32, n_steps=6)
     assert logits.status == "agreed"
-    assert statuses(tokens) == {"agreed", status}
+    assert statuses(tokens) - {"not-applicable"} == {"agreed", status}
     (left,) = (v for v in tokens if "the token behind 71 seeded ones" in v.summary)
     assert left.summary.endswith("40 positions")
 

@@ -1,0 +1,48 @@
+"""Roundings of activations and subnormal scales, of engines that show logits alone."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from lockstep.harness.blackbox.asking import SliceAnswer
+from lockstep.harness.blackbox.lenses import lenses_of
+from lockstep.harness.blackbox.looking import through
+from tests.black_boxes import asker_of
+from tests.models import builtin
+
+
+def answer_of(engine: str, folder: Path, model: str = "q8_0") -> SliceAnswer:
+    """Return what the first lens shows, whose weights hide no conversion."""
+    path = builtin(model, folder)
+    with closing(asker_of(path, folder / "made", engine=engine, oracle="llama.cpp")) as asker:
+        lenses, _ = lenses_of(asker.file, asker.layers_to_load)
+        return through(asker, lenses[0]).answer
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["llama.cpp", "honest:activations-bf16", "honest:activations-int8-blocks"]
+    + ["honest:activations-int8-rows", "honest:activations-mxfp4", "honest:activations-nvfp4"],
+)
+def test_known_conversion_explains_the_logits(engine: str, tmp_path: Path) -> None:
+    assert answer_of(engine, tmp_path).status == "agreed"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "found"),
+    [
+        ("activations-truncated", "no known conversion"),
+        ("activation-scales-in-bf16", "no known conversion"),
+        ("activation-scales-mismatched", "token_embd.weight"),
+        ("q8-0-small-scales-flushed", "token_embd.weight with subnormal scales"),
+    ],
+)
+def test_mistake_in_a_product_is_seen(mistake: str, found: str, tmp_path: Path) -> None:
+    answer = answer_of(f"mutant:{mistake}", tmp_path)
+    assert answer.status == "diverged"
+    assert found in answer.summary
+
+
+def test_conversion_to_seven_bits_is_seen(tmp_path: Path) -> None:
+    assert answer_of("mutant:activations-of-seven-bits", tmp_path, "q4_0").status == "diverged"
