@@ -21,6 +21,7 @@ from lockstep.harness.blackbox import (
 )
 from lockstep.harness.blackbox.asking import NotSteady, SliceAnswer, SliceAsker
 from lockstep.harness.blackbox.in_halves import NOT_WEIGHTS
+from lockstep.harness.blackbox.large_gates import with_large_gates
 from lockstep.harness.blackbox.layers import (
     LayerRow,
     as_it_is,
@@ -57,6 +58,7 @@ from lockstep.harness.blackbox.slices import SCALES, n_layers
 from lockstep.harness.blackbox.slices import small as with_small_activations
 from lockstep.harness.blackbox.time_steps import with_large_steps
 from lockstep.harness.blackbox.whole import (
+    GATES,
     SMALL,
     STEPS,
     TWIN,
@@ -78,6 +80,7 @@ from lockstep.harness.suites.text import THREADS as THREADS_OF_TEXTS
 NO_LENS = "weights: lenses show them through the last norm and the head, which differ"
 EPS_OR_SCALE = "eps, or the scale of embeddings"
 EPS = Part(name="eps", words="they differ where the squares of activations are small")
+ACTIVATION = Part(name="FFN: activation", words="they differ where gates are large")
 STEP = Part(name="softplus of the time step", words="they differ where steps are large")
 
 
@@ -278,6 +281,7 @@ class MadeToShow:
 MADE = {
     SMALL: MadeToShow(words="small activations", make=with_small_activations, part=EPS),
     STEPS: MadeToShow(words="large time steps", make=with_large_steps, part=STEP),
+    GATES: MadeToShow(words="large gates", make=with_large_gates, part=ACTIVATION),
 }
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from lockstep.harness.bisect.bisection import OF_TWIN, Bisection, bisect_run
 from lockstep.harness.blackbox.asking import SliceAnswer, SliceAsker, holds_quantised
 from lockstep.harness.blackbox.in_halves import computes_in_halves, explain_embeddings
+from lockstep.harness.blackbox.large_gates import has_gates, with_large_gates
 from lockstep.harness.blackbox.offers import embeds
 from lockstep.harness.blackbox.probes import NO_ROOM, bisect_on_made
 from lockstep.harness.blackbox.slices import at_their_places, n_layers, small
@@ -27,6 +28,7 @@ from lockstep.harness.synth.twin import write_twin
 LARGEST_TWIN = 1 << 30  # bytes, which two engines hold at once
 TWIN, SMALL = "the F32 twin", "the model made with small activations"
 STEPS = "the model made with large time steps"
+GATES = "the model made with large gates"
 
 
 def is_small_enough(asker: SliceAsker) -> bool:
@@ -55,6 +57,9 @@ def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
     if has_steps(asker.file):
         asker.progress("large time steps")
         yield STEPS, asker.ask(with_large_steps)
+    if has_gates(asker.file):
+        asker.progress("large gates")
+        yield GATES, asker.ask(with_large_gates)
 
 
 def in_groups(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:

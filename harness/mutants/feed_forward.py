@@ -25,8 +25,16 @@ def tanh_gelu(x: F32, cubed: float) -> F32:
     return single(0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + cubed * wide**3))))
 
 
-def oai(gate: F32, up: F32, *, alpha: float = 1.702, low: float = -np.inf, more: float = 1) -> F32:
-    x, y = np.clip(gate, low, 7).astype(np.float64), np.clip(up, -7, 7).astype(np.float64)
+def oai(
+    gate: F32,
+    up: F32,
+    *,
+    alpha: float = 1.702,
+    low: float = -np.inf,
+    up_low: float = -7,
+    more: float = 1,
+) -> F32:
+    x, y = np.clip(gate, low, 7).astype(np.float64), np.clip(up, up_low, 7).astype(np.float64)
     return single(x * sigmoid(alpha * x) * (y + more))
 
 
@@ -90,6 +98,12 @@ WrongActivation.add_fault(
     "the gate is clamped where the model has no clamp",
     "text is worse",
     swiglu=lambda self, right, gate, up: right(np.clip(gate, -1, 1), up),
+)
+WrongActivation.add_fault(
+    "silu-clamped-at-seven",
+    "the gate is clamped at 7, as gpt-oss's is",
+    "nothing that a reader sees: few gates are as large",
+    swiglu=lambda self, right, gate, up: right(np.clip(gate, None, 7), up),
 )
 WrongActivation.add_fault(
     "gelu-by-erf",
@@ -164,6 +178,14 @@ WrongActivation.add_fault(
     shows_on="arch:gpt-oss",
     site="ffn_moe_swiglu_oai",
     swiglu_oai=lambda self, right, gate, up: oai(gate, up, low=-0.5),
+)
+WrongActivation.add_fault(
+    "swiglu-oai-clamped-above-only",
+    "gpt-oss's linear branch is clamped above, and not below",
+    "nothing that a reader sees: few numbers are as large",
+    shows_on="arch:gpt-oss",
+    site="ffn_moe_swiglu_oai",
+    swiglu_oai=lambda self, right, gate, up: oai(gate, up, up_low=-np.inf),
 )
 WrongActivation.add_fault(
     "gate-up-halves-exchanged",
