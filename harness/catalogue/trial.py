@@ -17,7 +17,7 @@ from lockstep.harness.catalogue.fixed_limits import Truth, passed_by, truth_of
 from lockstep.harness.catalogue.memory import remember
 from lockstep.harness.catalogue.models import model_for
 from lockstep.harness.catalogue.opening import KnownModels
-from lockstep.harness.catalogue.views import ALL, VIEWS, View, seen_through
+from lockstep.harness.catalogue.views import ALL, VIEWS, View, seen_through, views_of
 from lockstep.harness.check.check import (
     Opened,
     Plan,
@@ -216,7 +216,7 @@ def locate(bench: TrialBench, name: str) -> Located:
 def try_wrong(bench: TrialBench, cls: Wrong, model: str, through: Sequence[View] = VIEWS) -> Trial:
     """through: ALL among them."""
     started = time.process_time()
-    views = {view.name: look(bench, cls, view) for view in through}
+    views = {view.name: look(bench, cls, view) for view in views_of(cls, through)}
     site, layer = (cls.site, cls.layer) if issubclass(cls, Mutant) else ("tokens", None)
     if at_suite := site in {suite.name for suite in suites_named(())}:
         located = Located(found=views[ALL.name].suite, layer=None, confirmed=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from lockstep.engine.batch import Batch
 from lockstep.harness.asking.session import Session
+from lockstep.harness.mutants.tokenizers import WrongTokenizer
 from lockstep.harness.records import (
     Answered,
     EngineInfo,
@@ -46,6 +47,8 @@ LISTS = View(
 )
 # what is said behind a text needs a vocabulary: of models without one, tokens
 TEXT = View(name="text", levels=("greedy",), questions=frozenset({"greedy"}))
+# what a tokenizer does to a text is seen in texts alone
+TEXTS = View(name="text", levels=("generate",), questions=frozenset({"generate"}))
 VIEWS = (ALL, LAYERS, LOGITS, LISTS, TEXT)
 
 
@@ -72,6 +75,8 @@ class Narrow(Session):
             return Unanswerable(message=f"{self.name} does not offer {question}", declared=True)
         if question == "logprobs":
             return self.lists(*args)
+        if question == "generate":
+            return self.text_behind(*args)
         outcome = self.inner._ask(question, args, kwargs, consume)
         return self.narrow(outcome) if question == "evaluate" else outcome
 
@@ -100,6 +105,16 @@ class Narrow(Session):
             rows.append([(int(token), float(values[token])) for token in likeliest])
         return Answered(value=rows, seconds=0.0)
 
+    def text_behind(self, prompt: bytes, n: int) -> Outcome:
+        """Return the text of n greedy tokens."""
+        ids = self.inner.ask("tokenize", [prompt])
+        free = self.inner.ask("greedy", ids.value[0], n) if isinstance(ids, Answered) else ids
+        if not isinstance(free, Answered):
+            return free
+        flags = {"remove_special": True, "unparse_special": False}
+        text = self.inner.ask("detokenize", [free.value], **flags)
+        return replace(text, value=text.value[0]) if isinstance(text, Answered) else text
+
     def describe_view(self) -> Outcome:
         outcome = self.inner.ask("describe")
         if not isinstance(outcome, Answered):
@@ -120,3 +135,9 @@ class Narrow(Session):
 
 def seen_through(view: View, session: Session) -> Session:
     return session if view == ALL else Narrow(session, view)
+
+
+def views_of(cls: type[Any], some: Sequence[View] = VIEWS) -> tuple[View, ...]:
+    """Return the views through which an engine is tried: a wrong tokenizer is asked for texts."""
+    wrong = issubclass(cls, WrongTokenizer)
+    return tuple(TEXTS if wrong and view == TEXT else view for view in some)

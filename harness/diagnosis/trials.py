@@ -16,18 +16,16 @@ from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.catalogue.run import CataloguePart, wrong_engines
 from lockstep.harness.catalogue.trial import TrialBench as Tried
 from lockstep.harness.catalogue.trial import bench_for
-from lockstep.harness.catalogue.views import ALL, LOGITS, TEXT, Narrow, View
+from lockstep.harness.catalogue.views import ALL, LOGITS, TEXT, Narrow, View, views_of
 from lockstep.harness.check.check import describe_engine
 from lockstep.harness.diagnosis.asking import AskedQuestion, ask_questions, questions_for
 from lockstep.harness.diagnosis.diagnosis import ASPECTS, Diagnosis, DiagnosisBench, of_aspect
 from lockstep.harness.diagnosis.engines import without_roundings
 from lockstep.harness.judging.compare import largest
 from lockstep.harness.judging.noise import random_shares
-from lockstep.harness.mutants.tokenizers import WrongTokenizer
 from lockstep.harness.records import Answered, Evaluation, Outcome
 
-# what a tokenizer does to a text is seen in texts alone
-TEXTS = View(name="text", levels=("generate",), questions=frozenset({"generate"}))
+DIAGNOSED = (ALL, LOGITS, TEXT)
 RACES = "races"  # of mistakes: their answers are made to be others than those of the same engine
 
 
@@ -55,8 +53,7 @@ class TrialRow:
 
 
 class Shown(Narrow):
-    """An engine as a view shows it: its logits are as far off as an honest run's may be, and the
-    text behind a text is that of its greedy tokens."""
+    """An engine as a view shows it, whose logits are as far off as an honest run's may be."""
 
     def __init__(self, inner: LocalSession, view: View, noise: float) -> None:
         super().__init__(inner, view)
@@ -69,8 +66,6 @@ class Shown(Narrow):
         kwargs: dict[str, Any],
         consume: Callable[[Any], None] | None = None,
     ) -> Outcome:
-        if question == "generate" and question in self.view.questions:
-            return self.generate_outcome(*args)
         if self.view.levels is None:
             outcome = self.inner._ask(question, args, kwargs, consume)
         else:
@@ -89,19 +84,6 @@ class Shown(Narrow):
             np.float32
         )
 
-    def generate_outcome(self, prompt: bytes, n: int) -> Outcome:
-        ids = self.inner.ask("tokenize", [prompt])
-        free = self.inner.ask("greedy", ids.value[0], n) if isinstance(ids, Answered) else ids
-        if not isinstance(free, Answered):
-            return free
-        flags = {"remove_special": True, "unparse_special": False}
-        text = self.inner.ask("detokenize", [free.value], **flags)
-        return replace(text, value=text.value[0]) if isinstance(text, Answered) else text
-
-
-def views(cls: type[Any]) -> tuple[View, ...]:
-    return (ALL, LOGITS, TEXTS if issubclass(cls, WrongTokenizer) else TEXT)
-
 
 def tries(part: CataloguePart) -> list[TrialRow]:
     """Engines of one model, through each view."""
@@ -111,7 +93,9 @@ def tries(part: CataloguePart) -> list[TrialRow]:
         bench = DiagnosisBench.of(tried.context, keep=True)
         try:
             classes: list[Any] = [Adapter.member(name) for name in part.engines]
-            return [one(tried, bench, cls, view) for cls in classes for view in views(cls)]
+            return [
+                one(tried, bench, cls, view) for cls in classes for view in views_of(cls, DIAGNOSED)
+            ]
         finally:
             bench.close()
             tried.opened.close()
