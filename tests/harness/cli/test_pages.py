@@ -16,7 +16,14 @@ PAGES = (
         "harness/cli/README.md",
         "harness/acid/README.md",
     ),
-    *("reports/README.md", "reports/TRUST.md", "reports/CAMPAIGNS.md", "golden/README.md"),
+    *(
+        "reports/README.md",
+        "reports/TRUST.md",
+        "reports/SUITES.md",
+        "reports/PLACES.md",
+        "reports/CAMPAIGNS.md",
+        "golden/README.md",
+    ),
     *("ARCHITECTURE.md", "CONTRIBUTING.md"),
 )
 COMMAND = re.compile(r"(?<![\w./-])lockstep ([a-z][a-z-]*(?: [a-z][a-z-]*)?)([^`\n|#]*)")
@@ -75,4 +82,4 @@ def test_files_that_a_page_links_to_are_there(page: str) -> None:
 
 
 def test_readme_is_soon_read() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
