@@ -36,7 +36,7 @@ Known = tuple[NDArray[np.float64], NDArray[np.float64]]  # logits, and how far o
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionSeen:
-    """What the logits of the uneven tokens say of one engine.
+    """One engine's conversion, as the logits of the uneven tokens show it.
 
     known: whether a known conversion gives all of them; convert: that one, None where activations
     stay as they are or become what llama.cpp makes of them; the rest: the worst logit beside the
