@@ -57,7 +57,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
         name = "-" if layer.layer is None else str(layer.layer)
         lines.append(f"  {name:>5}   {layer.error:>18.1e}   {', '.join(layer.guilty) or '-'}")
     where = "outside the layers" if first.layer is None else f"layer {first.layer}"
-    lines += ["", f"first divergence: {where}, op {first.op}, site {first.site.name}"]
+    lines += ["", f"first divergence: {where}, {first.op} at {first.site.name}"]
     groups = alike_in_layers(result.culprits)
     for culprit, *others in groups[:SHOWN]:
         lines.append(f"  {explain_finding(culprit)}")

@@ -116,7 +116,7 @@ def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
         is_users(plan.engine) or served or command_of(plan.engine) is not None
     ):  # none of ours
         acid = f"lockstep check --suite acid --engine {shlex.quote(plan.engine)}"
-        found.append(f"what sees more without tensors: {black_box_command(plan)}; {acid}")
+        found.append(f"for a closer look without tensors: {black_box_command(plan)}; {acid}")
     return "\n".join(found)
 
 

@@ -185,7 +185,7 @@ class Terminal:
             f"{ending_of(result)}{listed_of(result)}{reach_of(result)} in {result.seconds:.1f} s"
         )
         self.out.print(f"\n{printable(ending)}; report: {result.folder}/report.jsonl")
-        self.out.print(f"to look at: {result.folder}/report.html")
+        self.out.print(f"page: {result.folder}/report.html")
         if next_step:
             self.out.print(printable(next_step, keep="\n"))
 
@@ -221,7 +221,7 @@ class Terminal:
     def where(self, folder: Path) -> None:
         """Print where a run's report is, for people."""
         if not self.as_json:
-            self.line(f"report: {folder}/report.jsonl\nto look at: {folder}/report.html")
+            self.line(f"report: {folder}/report.jsonl\npage: {folder}/report.html")
 
     def examination(self, rows: Sequence[tuple[str, str, bool]]) -> int:
         """Print what `doctor` found: name, text, whether it is well."""
@@ -254,10 +254,10 @@ ENDINGS = {
     0: "conform: everything compared agrees",
     1: "DIVERGENCE",
     2: "INTERNAL ERROR: Lockstep failed, please report it",
-    3: "INCOMPLETE: something that was asked for was not compared",
+    3: "INCOMPLETE: some comparisons were not possible",
 }
 STALE = (
-    "OUT OF DATE: what is listed as known differs no more, and all else that was compared agrees"
+    "OUT OF DATE: a listed divergence is gone, and everything compared agrees"
 )
 
 

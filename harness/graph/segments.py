@@ -375,7 +375,7 @@ class SegmentJudge:
             return segment.op
         ops = [self.op_of[site] for site in segment.inside]
         shown = " ".join(ops[:LONGEST]) + " ..." * (len(ops) > LONGEST)
-        return f"{len(ops) + 1} ops: {shown} {segment.op}"
+        return f"one of {len(ops) + 1} ops ({shown} {segment.op})"
 
     @cached_property
     def put_in(self) -> set[Site]:

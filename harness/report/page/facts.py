@@ -43,7 +43,7 @@ def how_far(d: Detail) -> Iterator[Fact]:
     if "err_local" in d:
         yield "How far", f"{number(d['err_local'])} on {d.get('basis', 'its inputs')}, absolute"
     if "margin" in d:
-        text = f"the token is {number(d['margin'])} below the oracle's largest logit"
+        text = f"the oracle scores the token {number(d['margin'])} lower than its own choice"
         yield "How far", text
 
 
@@ -53,7 +53,7 @@ def limits(d: Detail) -> Iterator[Fact]:
     elif "allowed" in d and is_plain(d["allowed"]) and not of_tokens(d):
         yield "Allowed", number(d["allowed"])
     if d.get("reason"):
-        yield "Why so much", str(d["reason"])
+        yield "Why this limit", str(d["reason"])
 
 
 def of_the_run(d: Detail) -> Iterator[Fact]:

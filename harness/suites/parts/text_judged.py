@@ -177,8 +177,8 @@ def divergence(
     below = (
         "no token fits it"
         if margin is None
-        else f"the likeliest that fits, {actual}, is "
-        + (f"{margin:.2g} below the oracle's largest logit")
+        else f"{context.oracle.name} scores token {actual}, the likeliest that fits the text, "
+        + f"{margin:.2g} lower than its own {chosen}"
     )
     if actual == chosen:
         below = "the same token may be meant: are bytes decoded before their characters are whole?"

@@ -75,7 +75,7 @@ def plan_of_mine(folder: Path) -> Plan:
         (("dequantize", "multiply"), {"dequant": "agreed"}, []),
         (("logits",), {"logits": "crashed"}, []),
         (("logits",), {"logits": "agreed", "black-box": "timed-out"}, []),
-        (("logits",), {"logits": "agreed"}, [f"what sees more without tensors: {BY_SLICES}"]),
+        (("logits",), {"logits": "agreed"}, [f"for a closer look without tensors: {BY_SLICES}"]),
     ],
 )
 def test_whole_commands_come_next_and_only_such_as_can_be_of_use(
@@ -143,7 +143,7 @@ def test_started_server_may_be_held_against_exact_settings(
     verdicts = [Verdict(suite="logprobs", case="m", status="agreed", summary="")]
     result = RunResult(code=0, folder=Path("."), verdicts=verdicts, engines=infos, seconds=0.0)
     *exactly, slices = next_step([plan], result).splitlines()
-    assert slices.startswith("what sees more without tensors: lockstep bisect m.gguf")
+    assert slices.startswith("for a closer look without tensors: lockstep bisect m.gguf")
     assert [line.endswith("--settings exact") for line in exactly] == [True] * (settings == DEFAULT)
 
 
