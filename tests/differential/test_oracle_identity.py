@@ -169,11 +169,28 @@ def test_other_versions_have_libraries_of_their_own(
         Runner().open("llama.cpp@0.3.8", None, EXACT)
 
 
+def another_commit_inside(folder: Path) -> None:
+    """The installed libraries, which say of themselves that they are of another commit."""
+    shutil.copytree(installed(), folder, dirs_exist_ok=True)
+    commit = library().ggml.ggml_commit()
+    for path in folder.glob("libggml-base.so*"):
+        path.write_bytes(path.read_bytes().replace(commit, commit[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"), [(nothing, LLAMA), (another_commit_inside, "says that it is commit")]
+)
 @pytest.mark.parametrize("oracle", ["llama.cpp", "reference"])
 def test_check_of_another_build_is_refused(
-    oracle: str, lockstep: Lockstep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    oracle: str,
+    make: Callable[[Path], None],
+    says: str,
+    lockstep: Lockstep,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is nobody's divergence, whoever needs llama.cpp."""
+    make(tmp_path)
     monkeypatch.setenv(LIBRARIES, str(tmp_path))
     ending = lockstep("check", "builtin:f32", "--oracle", oracle, "--report", tmp_path / "reports")
-    assert_refused(ending, LIBRARIES, LLAMA, COMMIT)
+    assert_refused(ending, LIBRARIES, says, COMMIT)
