@@ -12,7 +12,19 @@ AMX := $(if $(shell grep -sw amx_tile /proc/cpuinfo),-mno-amx-tile -mno-amx-int8
 HALVES := $(if $(shell grep -sw avx512_fp16 /proc/cpuinfo),-mno-avx512fp16)
 LEFT_OUT := $(strip $(AMX) $(HALVES))
 
-.PHONY: check test test-all lint selftest campaign clean
+# libllama and ggml alone, a third of the work. pip keeps such a wheel in a cache of ours: other
+# projects would find it in pip's own, and miss libmtmd.
+PIP := $(BIN)/pip --disable-pip-version-check
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lockstep/pip
+BUILD := CFLAGS="$$CFLAGS $(LEFT_OUT)" CXXFLAGS="$$CXXFLAGS $(LEFT_OUT)" \
+  CMAKE_ARGS="$$CMAKE_ARGS -DLLAVA_BUILD=OFF '-DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/.ci/llama_cpp.cmake'"
+CACHED := $(if $(LEFT_OUT),--no-cache-dir,--cache-dir "$(CACHE)")
+LLAMA_CPP := $(shell sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
+
+# A folder that `make wheel` has filled, such as dist: `make check WHEELS=dist` builds nothing.
+WHEELS ?=
+
+.PHONY: wheel check test test-all lint selftest campaign clean
 
 check: $(READY)
 	@$(BIN)/lockstep check
@@ -49,18 +61,27 @@ campaign: $(READY)
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Lockstep needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+ifeq ($(WHEELS),)
 	@command -v c++ > /dev/null || command -v g++ > /dev/null || command -v clang++ > /dev/null || \
 	  { echo "Lockstep needs a C++ compiler to build llama.cpp (Debian: apt install g++)" >&2; exit 2; }
+endif
 	@echo "[1/3] making .venv"
 	@$(PYTHON) -m venv .venv
-	@echo "[2/3] building llama.cpp (llama-cpp-python) from source: about 2.5 minutes on two cores"
-	@CFLAGS="$$CFLAGS $(LEFT_OUT)" CXXFLAGS="$$CXXFLAGS $(LEFT_OUT)" \
-	  $(BIN)/pip install --disable-pip-version-check --progress-bar off \
-	  $(if $(LEFT_OUT),--no-cache-dir) \
-	  "$$(sed -n 's/^ *"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)"
+ifeq ($(WHEELS),)
+	@echo "[2/3] building llama.cpp ($(LLAMA_CPP)) from source: about two minutes on two cores"
+	@$(BUILD) $(PIP) install --progress-bar off $(CACHED) $(LLAMA_CPP)
+else
+	@echo "[2/3] installing llama.cpp ($(LLAMA_CPP)) from $(WHEELS): nothing is built"
+	@$(PIP) install --quiet --no-index --find-links "$(WHEELS)" $(LLAMA_CPP)
+endif
 	@echo "[3/3] installing Lockstep and its tools"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,originals]'
+	@$(PIP) install --quiet -e '.[dev,originals]'
 	@touch $(READY)
 
+# Lockstep, llama.cpp for this processor, and all that they need, into dist/.
+wheel:
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@$(BUILD) $(PIP) wheel --progress-bar off $(CACHED) --wheel-dir dist .
+
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

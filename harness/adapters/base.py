@@ -40,6 +40,10 @@ class Adapter(Registered):
         self.model = model
         self.settings = settings
 
+    @classmethod
+    def check_libraries(cls) -> None:
+        """Raise Unsupported where a worker would load libraries that this was not written for."""
+
     def describe(self) -> EngineInfo:
         return EngineInfo(engine=self.name, version="unknown", settings=self.settings)
 

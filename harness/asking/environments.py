@@ -18,6 +18,7 @@ from pathlib import Path
 
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.harness.adapters import adapter_class, split_version
+from lockstep.harness.adapters.llama_cpp.identity import LIBRARIES as LIBRARIES
 from lockstep.harness.asking.downloads import cache_folder, hold_lock, last_words
 from lockstep.harness.records import StageText
 
@@ -25,7 +26,6 @@ from lockstep.harness.records import StageText
 # something else
 VERSION = re.compile(r"(?:\d+!)?\d{1,9}(?:\.\d{1,9})*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?")
 WORKER_NEEDS = ("numba>=0.60", "numpy>=1.26")  # all that our code loads in a worker
-LIBRARIES = "LLAMA_CPP_LIB_PATH"  # the user's own build of llama.cpp, of the pinned version
 # of AMX GCC 12 leaves out what sets it up: "gcc-amx-tiles" of the known divergences
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 CPU = Path("/proc/cpuinfo")

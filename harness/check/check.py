@@ -13,6 +13,7 @@ from lockstep.engine.ops.build import Build
 from lockstep.engine.registry import import_members
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.harness.adapters import split_version
+from lockstep.harness.adapters.llama_cpp.identity import named_folder
 from lockstep.harness.adapters.parts.users import is_users
 from lockstep.harness.asking.environments import provide
 from lockstep.harness.asking.facts import ModelFacts, facts_of_model, too_long
@@ -195,6 +196,8 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         subject = program or runner.open(engine, plan.subject_model, settings)
         graph = plan.oracle == LLAMA_CPP
         llama_cpp = oracle if graph else runner.open(LLAMA_CPP, plan.model, settings)
+        if not graph and named_folder() is not None:
+            describe_engine(llama_cpp)  # of the user's libraries: are they the pinned ones?
         rounds = program is not None and in_full(settings) != settings
         full = runner.open(LLAMA_CPP, plan.model, in_full(settings)) if rounds else None
     except Unsupported as error:

@@ -67,7 +67,8 @@ class Runner:
         self.modules = modules
 
     def open(self, adapter: str, model: Path | None, settings: Settings) -> Session:
-        """Raises Unsupported for an adapter that does not exist; the engine is not asked yet.
+        """Raises Unsupported for an adapter that does not exist, or for libraries that are not its;
+        the engine is not asked yet.
 
         A path, a command with arguments or the name of an engine of harness.foreign is a program
         (harness.protocol), dump:FOLDER the run that is written there (harness.dumps), an address a
@@ -94,6 +95,8 @@ class Runner:
             cls = adapter_class(adapter)
             if not cls.isolated and "@" not in adapter:
                 return LocalSession(cls, model, settings)
+            if not split_version(adapter)[1]:  # other versions have libraries of their own
+                cls.check_libraries()
         opening = {
             "adapter": adapter,
             "modules": list(self.modules),

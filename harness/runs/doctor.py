@@ -7,6 +7,14 @@ from pathlib import Path
 
 from lockstep.engine.activations.base import AMX
 from lockstep.engine.batch import Batch
+from lockstep.harness.adapters.llama_cpp.identity import (
+    COMMIT,
+    VERSION,
+    WANTED,
+    installed_folder,
+    named_folder,
+    why_not_pinned,
+)
 from lockstep.harness.asking.environments import WITHOUT_AMX, built_versions, has_amx
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.context.suite import line_that_says_why, no_answer
@@ -16,11 +24,10 @@ from lockstep.harness.report.header import versions
 from lockstep.harness.synth.builtin import BUILTIN
 from lockstep.harness.synth.llama import write_llama
 
-PINNED = "0.3.36"
 REBUILD = (
     "known of GCC 12, build it anew without AMX: "
     f'CFLAGS="{WITHOUT_AMX}" CXXFLAGS="{WITHOUT_AMX}" pip install --no-cache-dir --force-reinstall '
-    f"--no-deps llama-cpp-python=={PINNED}"
+    f"--no-deps llama-cpp-python=={VERSION}"
 )
 Row = tuple[str, str, bool]  # what, found, whether it is well
 
@@ -31,9 +38,11 @@ def examine() -> list[Row]:
         (name, text, text != "absent") for name, text in found.items() if name != "llama-cpp-python"
     ]
     theirs = found["llama-cpp-python"]
-    says = theirs if theirs == PINNED else f"{theirs}; the goldens are made with {PINNED}"
-    rows.append(("llama-cpp-python", says, theirs == PINNED))
-    rows += oracle_rows()
+    says = theirs if theirs == VERSION else f"{theirs}; the goldens are made with {VERSION}"
+    rows.append(("llama-cpp-python", says, theirs == VERSION))
+    rows.append(library_row())
+    if rows[-1][2] or named_folder() is None:  # no other build of the user's is loaded
+        rows += oracle_rows()
     rows += [
         ("another version", f"{name} in {folder}", True)
         for name, folder in built_versions("llama.cpp")
@@ -42,6 +51,16 @@ def examine() -> list[Row]:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     rows.append(("C++ compiler", Path(compiler).name if compiler else "none found", bool(compiler)))
     return rows
+
+
+def library_row() -> Row:
+    """Which library is the oracle, and whether it is the pinned one."""
+    folder = named_folder() or installed_folder()
+    if folder is None:
+        return ("oracle", "llama.cpp is not installed", False)
+    why = why_not_pinned(folder)
+    is_pinned = f"{folder}: by its exported names the pinned llama.cpp {COMMIT}"
+    return ("oracle", f"{why}. {WANTED}" if why else is_pinned, not why)
 
 
 def oracle_rows() -> list[Row]:

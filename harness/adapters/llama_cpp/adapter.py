@@ -12,7 +12,7 @@ from lockstep.engine.choices import choices
 from lockstep.engine.errors import EngineError, NotInModel, Unsupported
 from lockstep.engine.node import Node
 from lockstep.harness.adapters.base import Adapter
-from lockstep.harness.adapters.llama_cpp import gguf, product, synth
+from lockstep.harness.adapters.llama_cpp import gguf, identity, product, synth
 from lockstep.harness.adapters.llama_cpp import op as single_op
 from lockstep.harness.adapters.llama_cpp.activations import conversions
 from lockstep.harness.adapters.llama_cpp.lib import Library, TypeTraits, library
@@ -60,6 +60,10 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         self._embedding: LlamaContext | None = None
         self._watched: tuple[LlamaContext, NodeWatch] | None = None
         self._attention: AttentionKind | None = None  # once it has been looked at
+
+    @classmethod
+    def check_libraries(cls) -> None:
+        identity.check_libraries()
 
     @property
     def lib(self) -> Library:

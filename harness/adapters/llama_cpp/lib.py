@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from lockstep.engine.errors import EngineError, Unsupported
+from lockstep.harness.adapters.llama_cpp.identity import VERSION, check_loaded
 from lockstep.harness.adapters.llama_cpp.versions import Binding, declare, has_field, type_count
 from lockstep.harness.processes.variables import ENVIRONMENT
 
@@ -85,6 +86,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {  # name: (result, *arguments)
     "ggml_op_desc": (TEXT, P),
     "ggml_op_name": (TEXT, ctypes.c_int),
     "ggml_type_name": (TEXT, ctypes.c_int),
+    "ggml_commit": (TEXT,),
     "ggml_set_abort_callback": (P, P),
     "ggml_tensor_overhead": (SIZE,),
     "gguf_free": (None, P),
@@ -142,6 +144,8 @@ class Library:
         with suppress(Unsupported):  # older versions say them by themselves
             self.ggml.ggml_set_abort_callback(self._abort_callback)
         check_layout(self.ggml)
+        if self.number == VERSION:
+            check_loaded(self.ggml.ggml_commit().decode(errors="replace"), self.types())
         llama_cpp.llama_backend_init()
 
     @property
@@ -151,6 +155,12 @@ class Library:
     @property
     def n_types(self) -> int:
         return type_count(self.llama, self.ggml)
+
+    def types(self) -> Iterator[tuple[str, int, int]]:
+        """The name of each weight type, weights of a block, and bytes of a block."""
+        for i in range(self.n_types):
+            traits = self.ggml.ggml_get_type_traits(i).contents
+            yield traits.type_name.decode(), traits.block_weights, traits.block_bytes
 
     def declare(self, prototypes: Mapping[str, tuple[Any, ...]]) -> None:
         """Give functions of ggml their types: name -> (result, *arguments)."""
