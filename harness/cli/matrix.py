@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -48,6 +49,14 @@ def matrix(
     timeout: TimeoutOpt = 300.0,
     report: ReportOpt = Path("reports"),
     html: Annotated[bool, typer.Option("--html", help="Write matrix.html as well.")] = False,
+    site: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write a static site: an index, a page for each engine and each finding. "
+            "An interrupted run goes on where it stopped.",
+        ),
+    ] = None,
     as_json: JsonOpt = False,
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
     quiet: QuietOpt = False,
@@ -63,6 +72,7 @@ def matrix(
       lockstep matrix reference llama.cpp@0.3.8 ./my-engine
       lockstep matrix "./my-engine --threads 1" --model model.gguf --only
       lockstep matrix reference ./my-engine --html
+      lockstep matrix reference ./my-engine --site public
     """
     from lockstep.harness.check.check import preflight
     from lockstep.harness.cli.shared import plan_of, screen
@@ -73,6 +83,7 @@ def matrix(
         run_matrix,
         write_matrix,
     )
+    from lockstep.harness.runs.site import ask_rest, write_site
 
     if only and not model:
         raise typer.BadParameter("--only runs the files of --model: give one")
@@ -91,21 +102,26 @@ def matrix(
             for engine in dict.fromkeys(engines)
         }
         command = ["lockstep", *sys.argv[1:]]
-        rows: list[MatrixRow] = []
         same = next(iter(plans.values()))
         for plan in same:
             preflight(plan)  # a file that cannot be read at all is no verdict on any engine
+        rows: list[MatrixRow] = []
+        ask = partial(run_matrix, reports=report, command=command, jobs=jobs, progress=out.progress)
         try:
-            for row in run_matrix(plans, report, command, jobs, out.progress):
+            for row in ask_rest(site, plans, ask):
                 rows.append(row)
         except KeyboardInterrupt:  # what was found is kept, and nobody is left out in silence
-            left = [MatrixRow(engine=engine, error=INTERRUPTED) for engine in [*plans][len(rows) :]]
+            asked = {row.engine for row in rows}
+            left = [MatrixRow(engine=e, error=INTERRUPTED) for e in plans if e not in asked]
             if rows:
                 every = [*rows, *left]
                 paths = write_matrix(every, same, report, shlex.join(command), html=html)
                 out.remark(f"written: {paths[0]}, without {', '.join(e.engine for e in left)}")
             raise
+        rows.sort(key=lambda row: [*plans].index(row.engine))
         paths = write_matrix(rows, same, report, shlex.join(command), html=html)
+        if site:
+            paths.append(write_site(site, rows, same, shlex.join(command)))
         if as_json:
             out.json([row_of(row) for row in rows])
         else:
@@ -114,7 +130,7 @@ def matrix(
             for row in rows:
                 if row.error:
                     out.line(f"\n{row.engine} was not asked: {row.error}")
-            others = ", ".join(path.name for path in paths[1:])
+            others = ", ".join(p.name if p.parent == paths[0].parent else str(p) for p in paths[1:])
             out.line(f"\nwritten: {paths[0]}, {others}")
     raise typer.Exit(exit_code_of_matrix(rows))
 

@@ -256,9 +256,7 @@ ENDINGS = {
     2: "INTERNAL ERROR: Lockstep failed, please report it",
     3: "INCOMPLETE: some comparisons were not possible",
 }
-STALE = (
-    "OUT OF DATE: a listed divergence is gone, and everything compared agrees"
-)
+STALE = "OUT OF DATE: a listed divergence is gone, and everything compared agrees"
 
 
 def ending_of(result: "RunResult") -> str:

@@ -143,6 +143,18 @@ def write_matrix(
     """matrix.json and matrix.md in a new folder, with html matrix.html as well. plans: those of any
     one engine."""
     folder = run_folder(reports, "matrix")
+    document = document_of(rows, plans, command)
+    as_json, as_text = folder / "matrix.json", folder / "matrix.md"
+    as_json.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_text(as_text, "\n".join(markdown(rows, plans)) + "\n")
+    if not html:
+        return [as_json, as_text]
+    page = page_of_document(document, rows, folder)
+    return [as_json, as_text, write_text(folder / "matrix.html", page)]
+
+
+def document_of(rows: Sequence[MatrixRow], plans: Sequence[Plan], command: str) -> dict[str, Any]:
+    """Return what matrix.json holds. plans: those of any one engine."""
     document = {
         "format": FORMAT,
         **header(command, plans[0].seed, [], []),
@@ -152,15 +164,18 @@ def write_matrix(
         "engines": [row_of(row) for row in rows],
     }
     del document["models"]
-    as_json, as_text = folder / "matrix.json", folder / "matrix.md"
-    as_json.write_text(json.dumps(plain(document), indent=1, allow_nan=False) + "\n")
-    write_text(as_text, "\n".join(markdown(rows, plans)) + "\n")
-    if not html:
-        return [as_json, as_text]
+    found: dict[str, Any] = plain(document)
+    return found
+
+
+def page_of_document(document: dict[str, Any], rows: Sequence[MatrixRow], folder: Path) -> str:
+    """Return the page of a matrix that will lie in the folder. rows: whose reports it links to."""
     suites = columns(rows)
     texts = [dict(zip(suites, texts_of(row, suites), strict=True)) for row in rows]
-    page = page_of_matrix(plain(document), names_of(rows), texts, folder)
-    return [as_json, as_text, write_text(folder / "matrix.html", page)]
+    reports = [
+        {**one, "report": row.report} for one, row in zip(document["engines"], rows, strict=True)
+    ]
+    return page_of_matrix({**document, "engines": reports}, names_of(rows), texts, folder)
 
 
 def row_of(row: MatrixRow) -> dict[str, Any]:

@@ -73,8 +73,10 @@ def told_of(suites: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[
 
 
 def link_to(report: str, folder: Path) -> str:
-    """Relative, so that a folder of reports can be moved; "" where there is none."""
+    """Return a relative link, so that a folder of reports can be moved; "" where there is none.
+    report: a page, or the lines that a page lies beside."""
     if not report:
         return ""
-    relative = os.path.relpath(Path(report).with_name(NAME), folder)
+    page = Path(report) if report.endswith(".html") else Path(report).with_name(NAME)
+    relative = os.path.relpath(page, folder)
     return quote(f"./{relative}")
