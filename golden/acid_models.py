@@ -58,9 +58,9 @@ def manifest(rows: Sequence[Mapping[str, Any]], page: bytes) -> bytes:
 
 
 def tests_page() -> str:
-    lines = ["# What the lines of an acid report mean", ""]
+    lines = ["# Lines of an acid report", ""]
     lines += [
-        "Written by `lockstep golden regen`. How to get a report: [README.md](README.md).",
+        "Written by `lockstep golden regen`. [README.md](README.md) says how to get a report.",
         "",
     ]
     seen: set[str] = set()
@@ -68,7 +68,7 @@ def tests_page() -> str:
         report = report_for(arch, quant)
         new = [test for test in report.tests if test.name not in seen]
         seen |= {test.name for test in new}
-        more = "" if len(new) == len(report.tests) else ": what it tests besides"
+        more = "" if len(new) == len(report.tests) else ": additional tests"
         lines += [f"## acid-{arch}-{quant}.gguf{more}", ""]
         names = {test.name for test in report.tests}
         lines += [line for test in new for line in entry(test, names)]
@@ -77,7 +77,7 @@ def tests_page() -> str:
 
 def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
     """names: of the tests of its report; what it rests on elsewhere is not there."""
-    prompted = "; asked by the acid prompt only" if test.needs_prompt else ""
+    prompted = "; only with the acid prompt" if test.needs_prompt else ""
     yield f"### {test.name}"
     yield f"`ok`: {test.sees}. Measured in: {test.where}{prompted}."
     if known := [says for says, _ in test.wrong if says and not says.startswith("ok ")]:
@@ -85,7 +85,7 @@ def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
         yield from (f"- `NO ({says})`" for says in known)
     if rests := ", ".join(name for name in test.rests_on if name in names):
         yield ""
-        yield f"Look at these first, if they say NO as well: {rests}."
+        yield f"If these say NO too, look at them first: {rests}."
     yield ""
 
 

@@ -13,27 +13,26 @@ WHAT = {
 }
 RULES = {
     "tokens": """\
-Expect exactly the ids, and on the way back exactly the bytes. Some texts are no UTF-8: an
-engine whose strings are of characters cannot be asked for those, and must not put U+FFFD in
-their place.""",
+Expect exactly the ids, and on the way back exactly the bytes. Some texts are not UTF-8. An engine
+whose strings hold characters only leaves those out, and must not put U+FFFD in their place.""",
     "dequant": """\
 Compare bits: -0.0 is not 0.0. Any NaN equals any NaN. Multiply in ggml's order and round each
 product to float32: the scales first, then by the weight.""",
     "dot": """\
-No element may be further from `expected` than `allowed`; of an engine that does not convert
-activations to `vec_dot_type`, no further from `plain` than `plain_allowed`. NaN never is
+No element may be further from `expected` than `allowed`. If your engine does not convert
+activations to `vec_dot_type`, none may be further from `plain` than `plain_allowed`. NaN is never
 within.""",
     "ops": """\
 No element of an output may be further from what is expected than is allowed; NaN and infinity
 must be the same. Of several ways one must fit all elements of an output. Where an input has
 `nb`, lay its values out with these strides (bytes, fastest dimension first). Outputs that
-choose are judged by what they choose. `ties`: different places of a row, which choose from the
-input `of` the same values in the same order; `choice`: in any order. `rows`: of each row as
-many count as the output `of` says, in any order.""",
+choose are judged by the values that they choose. With `ties`, the places of a row must be distinct
+and choose the same values from the input `of`, in the same order. With `choice`, any order is
+right. With `rows`, only as many entries of a row count as the output `of` says, in any order.""",
     "logits": """\
 With an F32 cache and without flash attention, decode the prompt as one batch on an empty cache,
 then each greedy token but the last as a batch of its own. No logit may be further off than
-`allowed`, in absolute terms; NaN never is within. Models with F32 weights have the narrow
+`allowed`, in absolute terms; NaN is never within. Models with F32 weights have the narrow
 bounds: start with those.""",
     "files": """\
 A `valid` file must be accepted and an `invalid` one refused; with `implementation-defined` ones
@@ -45,14 +44,14 @@ USE = {
 bytes. In Python, without any library: `struct.unpack(f"<{n}f",
 base64.b64decode(tensor["base64"]))`.""",
     "safetensors": """\
-`NAME.json` is a document, and `NAME.safetensors` has its tensors: eight bytes that say how long
-the head is, the head as JSON, then raw little-endian arrays.""",
+`NAME.json` is a document, and `NAME.safetensors` has its tensors: eight bytes with the length of
+the header, the header as JSON, then raw little-endian arrays.""",
     "c": """\
 Write what `{level}.h` asks for into a file of yours, then
 
     cc -std=c99 *.c -lm && ./a.out
 
-`runner.c` holds your answers against the vectors, names what is wrong, and what you do not
+`runner.c` compares your answers with the vectors. It names what is wrong, and what you do not
 offer. Its exit code is 1 if anything is wrong and 3 if nothing was offered. No library is
 needed. The files of names that you do not want may go, with their lines in `vectors.c`.""",
 }
@@ -61,10 +60,10 @@ needed. The files of names that you do not want may go, with their lines in `vec
 def readme(about: Mapping[str, Any]) -> str:
     level, form = about["level"], about["as"]
     parts = [f"# Golden vectors: {level}", WHAT[level], "## Using them"]
-    parts += [USE[form].replace("{level}", level), "## What is right", RULES[level]]
+    parts += [USE[form].replace("{level}", level), "## Rules", RULES[level]]
     if level in ("logits", "tokens"):
         parts.append(models(about["models_not_included"]))
-    parts += ["## Where they come from", origin(about)]
+    parts += ["## Origin", origin(about)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -118,7 +118,7 @@ class BpeBeginning(Measurement):
     """BOS and the prompt's first letter, beside it, have the same score: a half each."""
 
     name = "bos"
-    sees = "tokenizer.ggml.add_bos_token: BOS is put before a text, and once"
+    sees = "tokenizer.ggml.add_bos_token: BOS is put before a text, exactly once"
     needs_prompt = of_tokenizer = True
     where = "the tokenizer; layer 0, head 0"
     right = (0.5,)

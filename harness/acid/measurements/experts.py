@@ -16,7 +16,7 @@ class Choice(Measurement):
     """Expert 2 is the likeliest, then 0, 1 and 3; each writes its weight to a value of its own."""
 
     name = "experts-choice"
-    sees = "the two likeliest of four experts are taken, and their softmax's shares sum to one"
+    sees = "the two likeliest of four experts are used, and their softmax weights sum to one"
     where = "layer 0, ffn_gate_inp, ffn_*_exps"
     right = (SECOND, 0.0, FIRST, 0.0)
     wrong = (
@@ -93,7 +93,7 @@ class EachTokensExperts(Prompted):
     """The letter k, of which there are two hundred, chooses expert 3, and no other token does."""
 
     name = "experts-of-each-token"
-    sees = "each token of a prompt goes to experts of its own, and all of them do"
+    sees = "every token of a prompt goes to its own experts"
     where = "layer 0, ffn_gate_inp, ffn_*_exps; layer 1, head 0"
     right = (0.982,)  # what an expert weighs whose logit is 4 above another's
     wrong = (

@@ -101,7 +101,7 @@ class MatrixEdges(FeedForward):
     are longer, and all is sqrt(2 / 3) of what it is elsewhere."""
 
     name = "matrix-edges"
-    sees = "the last rows and columns of ffn_gate, ffn_up and ffn_down, and of token_embd"
+    sees = "the last rows and columns of ffn_gate, ffn_up, ffn_down and token_embd are used"
     right = (1.0,)
     wrong = (
         ("", (0.0,)),

@@ -93,7 +93,7 @@ class HeadNormWeights(Measurement):
     0, and 8 for 1."""
 
     name = "head-norm-weights"
-    sees = "normed queries and keys are multiplied by attn_q_norm and attn_k_norm, and turned then"
+    sees = "normed queries and keys are multiplied by attn_q_norm and attn_k_norm, then rotated"
     where = "layer 1, heads 0 and 1, pair 0"
     right = (1.0, 1.0)
     wrong = (

@@ -54,7 +54,7 @@ class FfnNormWeight(Measurement):
     """The state has the weight 4 in ffn_norm, 1/2 in attn_norm, and 2 in ffn_norm of layer 1."""
 
     name = "ffn-norm-weight"
-    sees = "what is normalised is multiplied by ffn_norm of this layer, after it is divided"
+    sees = "the normalised value is multiplied by ffn_norm of this layer, after the division"
     where = "layer 0, ffn_norm"
     right = (1.0,)
     wrong = (
@@ -79,7 +79,7 @@ class AttnNormWeight(Measurement):
     """The state has the weight 2 in attn_norm, and its token reads its own value."""
 
     name = "attn-norm-weight"
-    sees = "attention reads what is multiplied by attn_norm of this layer"
+    sees = "attention reads values that are multiplied by attn_norm of this layer"
     where = "layer 1, attn_norm, read by head 0"
     right = (1.0,)
     wrong = (

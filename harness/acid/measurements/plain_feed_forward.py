@@ -43,7 +43,7 @@ class PlainEdges(MatrixEdges):
     are longer, and all is 0.795 of what it is elsewhere."""
 
     where = "layer 0, ffn_up, ffn_down"
-    sees = "the last rows and columns of ffn_up and ffn_down, and of token_embd"
+    sees = "the last rows and columns of ffn_up, ffn_down and token_embd are used"
     rests_on = ("gelu", "newest-token", "earlier-token")
 
     def build(self, w: AcidWeights, at: AcidPlace) -> None:

@@ -54,7 +54,7 @@ def find(w: AcidWeights, place: tuple[int, int], state: str, letter: str) -> Non
 class Far64(Far):
     name = "far-64"
     rests_on = FAR_RESTS_ON
-    sees = "a token more than 64 positions back, in a prompt of more than 256"
+    sees = "attention reaches a token more than 64 positions back, in a prompt of more than 256"
     letter = "n"
     catches = ("cache-ring-of-32", "cache-keeps-last")
 
@@ -62,7 +62,7 @@ class Far64(Far):
 class Far256(Far):
     name = "far-256"
     rests_on: Names = FAR_RESTS_ON
-    sees = "a token more than 256 positions back, the first letter of the prompt"
+    sees = "attention reaches the first letter of the prompt, more than 256 positions back"
     letter = "m"
     catches: Names = ("cache-ring-of-32", "cache-keeps-last")
 
@@ -73,7 +73,7 @@ class CausalMask(Prompted):
     scores of m are below -18, so that hidden ones of zero would be found instead of it."""
 
     name = "causal-mask"
-    sees = "a token of the prompt sees none behind it, nor counts it, and sees those before it"
+    sees = "a prompt's token neither sees nor counts later tokens, and sees those before it"
     layer = 1  # which finds what layer 0 made of the letters
     where = "layer 0, head 0; layer 1, heads 0 and 1"
     right = (-1.0, 1.0)
@@ -108,7 +108,7 @@ class PromptEnd(Prompted):
     """A letter of which there is one, in the last cells before the report."""
 
     name = "prompt-end"
-    sees = "the end of a long prompt, in cells beyond 256"
+    sees = "attention reaches the end of a long prompt, in cells beyond 256"
     where = "layer 0, head 0"
     right = (1.0,)
     wrong = (

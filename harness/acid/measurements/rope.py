@@ -37,7 +37,7 @@ class Pairing(Rope):
     """
 
     name = "rope-pairing"
-    sees = "which elements of a head turn together, which way, and from which position"
+    sees = "the right elements of a head rotate together, the right way, from the right position"
     where = "layer 0, head 0, pair 0"
     layer, turns, score = 0, 0, 100.0
     distances, others = (4, 3, 2, 5), (6,)
@@ -70,7 +70,7 @@ class Base(Rope):
 
     name = "rope-base"
     sees = (
-        "rope.freq_base of the file, against half and double of it and beyond; and that "
+        "rotation uses rope.freq_base of the file, not half or double of it or beyond; "
         "frequencies fall from pair to pair"
     )
     where = "layer 0, head 0, pair 4"
@@ -109,7 +109,7 @@ class SlowPairs(Rope):
     other."""
 
     name = "rope-slow-pairs"
-    sees = "the second half of a head's pairs turns as well"
+    sees = "the second half of a head's pairs rotates as well"
     where = "layer 1, head 0, pair 8"
     layer, turns, score = 1, 8, 400.0
     distances, others = (14,), (2, 3, 4)

@@ -112,7 +112,7 @@ class PostNorm(Measurement):
 class PostAttentionNorm(PostNorm):
     name = "post-attention-norm"
     sees = (
-        "what attention gives is normed, and multiplied by post_attention_norm, before it is added"
+        "attention's output is normed, and multiplied by post_attention_norm, before it is added"
     )
     where = "layer 1, post_attention_norm"
     catches = ("post-norm-missing",)
@@ -127,7 +127,7 @@ class PostAttentionNorm(PostNorm):
 
 class PostFfwNorm(PostNorm, FeedForward):
     name = "post-ffw-norm"
-    sees = "what the feed-forward network gives is normed, and multiplied by post_ffw_norm"
+    sees = "the feed-forward network's output is normed, and multiplied by post_ffw_norm"
     where = "layer 0, post_ffw_norm"
     rests_on = ("gelu",)
     radius = 9 * HALF_BF16
@@ -181,7 +181,7 @@ class LocalBase(Base):
     base 1000 of the others: then 16 positions are taken for 9."""
 
     name = "rope-base-of-windows"
-    sees = "layers with a window turn by the base 10000, whatever rope.freq_base says"
+    sees = "layers with a window rotate by the base 10000, whatever rope.freq_base says"
     where = "layer 0, head 0, pair 4"
     distances, slower, faster, score = (16,), (9,), (3,), 100.0
     wrong = (
@@ -200,7 +200,7 @@ class GlobalBase(Base):
     """Pair 4 turns by 0.178 radians at the base 1000 of the file, and by 0.1 at 10,000: then 9
     positions are taken for 16."""
 
-    sees = "layers without a window turn by rope.freq_base of the file, against five times as much"
+    sees = "layers without a window rotate by rope.freq_base of the file, not five times as much"
     where = "layer 5, head 0, pair 4"
     layer = 5
     slower, faster, score = (16,), (3,), 100.0

@@ -11,7 +11,7 @@ class NewestToken(Measurement):
     """The token looks for itself."""
 
     name = "newest-token"
-    sees = "a token attends to itself, so the newest cells of the cache are looked at"
+    sees = "a token attends to itself, so attention reads the newest cells of the cache"
     where = "layer 1, head 0"
     right = (1.0,)
     wrong = (
@@ -44,7 +44,7 @@ class EarlierToken(Measurement):
     """It looks for the token written five steps before."""
 
     name = "earlier-token"
-    sees = "a token attends to one written some steps before"
+    sees = "a token attends to one that was written some steps earlier"
     where = "layer 0, head 0"
     right = (1.0,)
     wrong = (
@@ -107,7 +107,7 @@ class Softmax(Measurement):
     that is left."""
 
     name = "softmax-sum"
-    sees = "a softmax is over the visible scores alone, and comes to one"
+    sees = "a softmax is over the visible scores only, and sums to one"
     where = "layer 1, head 0"
     right = (1.0,)
     wrong = (

@@ -53,7 +53,7 @@ class Bos(Cut):
     """BOS and the prompt's first token, beside it, have the same score: a half each."""
 
     name = "bos"
-    sees = "tokenizer.ggml.add_bos_token: BOS is put before a text, and once"
+    sees = "tokenizer.ggml.add_bos_token: BOS is put before a text, exactly once"
     right = (0.5,)
     wrong = (
         ("no BOS", (0.0,)),
@@ -111,7 +111,7 @@ class EqualMerges(Cut):
     """A test with "def": both pairs have the same score."""
 
     name = "merges-alike"
-    sees = "of two pairs with the same score the left one is merged"
+    sees = "if two pairs have the same score, the left one is merged"
     side = (0, LESS, 1.0)
     shown: ClassVar = {"left-of-two": (1.0,), "right-of-two": (-1.0,)}
     right = (1.0,)
@@ -128,7 +128,7 @@ class PoorMerges(Cut):
     """The token of "uv" has a score that is less than the sum of those of u and v."""
 
     name = "merges-not-sums"
-    sees = "what can be merged is, however poor its score: this is no unigram tokenizer"
+    sees = "every possible merge is made, however poor its score (no unigram tokenizer)"
     side = (0, LESS, -1.0)
     shown: ClassVar = {"merged": (1.0,), "best-sum": (-1.0,)}
     right = (1.0,)
@@ -166,7 +166,7 @@ class TwoSpaces(Cut):
     """Two spaces are one token, and one space is another."""
 
     name = "two-spaces"
-    sees = "spaces side by side stay two"
+    sees = "two adjacent spaces stay two"
     side = (1, LESS, -1.0)
     shown: ClassVar = {"two-spaces": (1.0,), "one-space": (-1.0,)}
     right = (1.0,)
@@ -183,7 +183,7 @@ class Specials(Cut):
     begins with a space, as a text does; where a text alone is asked for it is text."""
 
     name = "special-tokens"
-    sees = "the text of a control token is that token, with a space put behind it; or it is text"
+    sees = "the text of a control token becomes that token and a space, or stays text"
     side = (0, SLOW, -1.0)
     shown: ClassVar = {
         "parsed": (1.0, 0.0),

@@ -14,7 +14,7 @@ class WindowInside(Prompted):
     """The letter n is the last that the window reaches; nothing else has a value."""
 
     name = "window-inside"
-    sees = "a layer with a window of n tokens sees the one n - 1 positions back"
+    sees = "a layer with a window of n tokens sees the token n - 1 positions back"
     where = "layer 0, head 0, attention.sliding_window"
     right = (1.0,)
     wrong: Wrong = (
@@ -37,7 +37,7 @@ class WindowBeyond(WindowInside):
     """The letter n is one position beyond the window, though it would be found before s."""
 
     name = "window-beyond"
-    sees = "a layer with a window of n tokens does not see the one n positions back"
+    sees = "a layer with a window of n tokens does not see the token n positions back"
     right = (-1.0,)
     wrong = (
         ("the window reaches further, or there is none", (1.0,)),
@@ -61,7 +61,7 @@ class PromptInWindow(Prompted):
     """In layer 0 the letter s looks for m, which is far beyond the window, before itself."""
 
     name = "window-in-prompt"
-    sees = "a token of the prompt sees no more than its window either"
+    sees = "a token of the prompt also sees no more than its window"
     where = f"layer 0, head 0; layer {GLOBAL}, head 0"
     right = (-1.0,)
     wrong = (
