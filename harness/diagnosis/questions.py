@@ -30,7 +30,7 @@ TEXTS = ("detokenize", "tokenizer")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MistakeQuestion:
-    """`of` is asked of engines of ours in this process; None: it has no answer.
+    """Ask with `of` engines of ours in this process; None: it has no answer.
 
     words: what no other question of a model has. aspect: mistakes of one show in no other's
     answers. methods: an engine that has all of them from the right one answers as that does.

@@ -54,7 +54,7 @@ def examine() -> list[Row]:
 
 
 def library_row() -> Row:
-    """Which library is the oracle, and whether it is the pinned one."""
+    """Name the library of the oracle, and say if it is the pinned one."""
     folder = named_folder() or installed_folder()
     if folder is None:
         return ("oracle", "llama.cpp is not installed", False)

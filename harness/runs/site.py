@@ -161,7 +161,7 @@ def write_site(
 
 
 def write_page_of_site(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)
 
 

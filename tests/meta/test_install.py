@@ -1,4 +1,4 @@
-"""What installs Lockstep for others: the GitHub Action, the Dockerfile, the build of llama.cpp."""
+"""Installation for others: the GitHub Action, the Dockerfile, the build of llama.cpp."""
 
 import json
 import os
@@ -19,11 +19,11 @@ SAYS = {"page": "report.html", "divergences": [{"summary": "one row\nis off"}, {
 pytestmark = pytest.mark.skipif(not ACTION.exists(), reason="no checkout: it has no action.yml")
 
 
-def is_action(path: Path) -> bool:
+def is_valid(path: Path, kind: str = "actions") -> bool:
+    """Hold a file against GitHub's schema of actions or workflows."""
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
-    done = subprocess.run(
-        [*command, "vendor.github-actions", str(path)], capture_output=True, check=False
-    )
+    command += [f"vendor.github-{kind}", str(path)]
+    done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode in (0, 1), done.stderr.decode()
     return done.returncode == 0
 
@@ -31,7 +31,11 @@ def is_action(path: Path) -> bool:
 def test_action_is_one_by_githubs_schema(tmp_path: Path) -> None:
     wrong = tmp_path / "action.yml"
     wrong.write_text(ACTION.read_text().replace("using: composite", "using: whatever"))
-    assert [is_action(ACTION), is_action(wrong)] == [True, False]
+    assert [is_valid(ACTION), is_valid(wrong)] == [True, False]
+
+
+def test_nightly_workflow_is_one_by_githubs_schema() -> None:
+    assert is_valid(ROOT / ".github" / "workflows" / "matrix.yml", "workflows")
 
 
 def step_of(name: str) -> dict[str, Any]:

@@ -111,9 +111,7 @@ class PostNorm(Measurement):
 
 class PostAttentionNorm(PostNorm):
     name = "post-attention-norm"
-    sees = (
-        "attention's output is normed, and multiplied by post_attention_norm, before it is added"
-    )
+    sees = "attention's output is normed, and multiplied by post_attention_norm, before it is added"
     where = "layer 1, post_attention_norm"
     catches = ("post-norm-missing",)
     rests_on = ("newest-token", "softmax-division")

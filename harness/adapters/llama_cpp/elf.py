@@ -1,4 +1,4 @@
-"""What a shared library is built for, exports and needs, read from its ELF file.
+"""Platform, exported names and needed libraries of a shared library, read from its ELF file.
 
 Nothing is loaded: a library that cannot be loaded here, or should not be, can be read all the same.
 """
@@ -42,7 +42,7 @@ class Target:
 
 
 def own_target() -> Target:
-    """What this Python is built for."""
+    """Platform that this Python is built for."""
     with open(sys.executable, "rb") as file:
         return Target.of(file.read(20))
 

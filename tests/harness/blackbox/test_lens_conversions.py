@@ -22,11 +22,13 @@ def answer_of(engine: str, folder: Path, model: str = "q8_0") -> SliceAnswer:
 
 @pytest.mark.parametrize(
     "engine",
-    ["llama.cpp", "honest:activations-bf16", "honest:activations-int8-blocks"]
-    + ["honest:activations-int8-rows", "honest:activations-mxfp4", "honest:activations-nvfp4"],
+    [
+        *("activations-bf16", "activations-int8-blocks", "activations-int8-rows"),
+        *("activations-mxfp4", "activations-nvfp4"),
+    ],
 )
 def test_known_conversion_explains_the_logits(engine: str, tmp_path: Path) -> None:
-    assert answer_of(engine, tmp_path).status == "agreed"
+    assert answer_of(f"honest:{engine}", tmp_path).status == "agreed"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from lockstep.harness.blackbox.naming import Part
 from lockstep.harness.blackbox.numbers import ANOTHERS, by_its_number, guilty_among
 from lockstep.harness.blackbox.places import SeenInPlace, put_together
 from lockstep.harness.blackbox.slices import n_layers
+from lockstep.harness.catalogue.opening import KnownModels
 from lockstep.harness.mutants.parts.mistakes import put
 from lockstep.harness.selftest.black_box.one_layer import (
     BY_NAME,
@@ -28,7 +29,6 @@ from lockstep.harness.selftest.black_box.one_layer import (
     Spoilt,
     engine_with,
 )
-from lockstep.harness.catalogue.opening import KnownModels
 from tests.black_boxes import asker_of, bisected, faults, model_of_arch
 from tests.models import with_changed_weight, written
 

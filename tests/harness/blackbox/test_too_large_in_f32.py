@@ -16,10 +16,10 @@ from lockstep.harness.blackbox.bisection import BlackBoxBisection, of_the_whole
 from lockstep.harness.blackbox.in_check import BY_NUMBER as NOT_BY_NUMBER
 from lockstep.harness.blackbox.places import TOO_LARGE, see_in_place
 from lockstep.harness.blackbox.whole import groups_of, in_f32
+from lockstep.harness.catalogue.opening import KnownModels
 from lockstep.harness.cli.blackbox import lines_of
 from lockstep.harness.records import EngineInfo
 from lockstep.harness.selftest.black_box.one_layer import BY_NUMBER, OneLayerFault, engine_with
-from lockstep.harness.catalogue.opening import KnownModels
 from tests.black_boxes import asker_of, bisected, faults, with_made_models
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin, written

@@ -10,7 +10,7 @@ from lockstep.harness.records import Mismatch, Site
 WEIGHTS = ("attn_norm.weight", "attn_q.weight", "ffn_down.weight")
 
 
-def culprit(layer: int, *, step: int = 0, op: str = "one of 22 ops (RMS_NORM ... ADD)") -> SiteFinding:
+def culprit(layer: int, *, step: int = 0, op: str = "one of 22 ops (ROPE ... ADD)") -> SiteFinding:
     names = [f"blk.{layer}.{name}" for name in WEIGHTS]
     return SiteFinding(
         site=Site(step=step, layer=layer, name="l_out"),
