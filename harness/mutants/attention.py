@@ -147,11 +147,16 @@ WrongAttention.add_fault(
     kq=lambda self, right, q, k: in_half(right(q, k)),
 )
 WrongAttention.add_fault(
-    "attention-weights-f16",
-    "the weights of attention are rounded to F16 where F32 is asked for",
+    "attention-weights-cut-off",
+    "the weights of attention are cut off to BF16, not rounded",
     "small errors everywhere; long texts drift",
-    soft_max=lambda self, right, x, scale, visible: in_half(right(x, scale, visible)),
+    soft_max=lambda self, right, x, scale, visible: cut_off(right(x, scale, visible)),
 )
+
+
+def cut_off(x: F32) -> F32:
+    """Keep the upper half of each number's bits."""
+    return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 class NotDivided(WrongAttention, name="mutant:softmax-not-divided"):
