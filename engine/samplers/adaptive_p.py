@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 
 from lockstep.engine.samplers.base import DrawingSampler
-from lockstep.engine.samplers.parts.candidates import F32, Candidates, F
+from lockstep.engine.samplers.parts.candidates import F32, CandidateList, F
 from lockstep.engine.samplers.parts.draws import choose
 from lockstep.engine.samplers.parts.ways import Accident
 
@@ -33,7 +33,7 @@ class AdaptiveP(DrawingSampler, name="adaptive_p"):
         self.weight = F(1) / (F(1) - self.fade)
         self.pending = None
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         c = self.ways.softmax(c, sort=False)
         original = c.p
         if F(self.target) >= 0:
@@ -42,7 +42,11 @@ class AdaptiveP(DrawingSampler, name="adaptive_p"):
         self.remember(int(c.ids[chosen]), original[chosen])
         return c.change(selected=chosen)
 
-    def reshape(self, c: Candidates) -> F32:
+    def follow(self, before: CandidateList, after: CandidateList) -> None:
+        p = self.ways.softmax(before, sort=False).p
+        self.remember(after.token, p[np.flatnonzero(before.ids == after.token)[0]])
+
+    def reshape(self, c: CandidateList) -> F32:
         """Return logits that are largest where p is the target, moved by what was chosen."""
         target = np.clip(F(self.target), F(0), F(1))
         adapted = np.clip(F(2) * target - self.weighted / self.weight, F(0), F(1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from lockstep.engine.registry import Registered
-from lockstep.engine.samplers.parts.candidates import Candidates
+from lockstep.engine.samplers.parts.candidates import CandidateList
 from lockstep.engine.samplers.parts.draws import Draws, MersenneTwister
 from lockstep.engine.samplers.parts.ways import DEFINITION, Ways
 
@@ -14,10 +14,20 @@ from lockstep.engine.samplers.parts.ways import DEFINITION, Ways
 class SamplerVocabulary(Protocol):
     """What samplers that know texts ask about tokens."""
 
-    pieces: Sequence[bytes]  # of each token, control tokens left out
-    words: Sequence[bytes]  # of each token alone, control tokens spelled out
-    ends: Collection[int]  # tokens that end a generation
-    end_of_turn: int | None
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes of each token; none of control tokens."""
+
+    @property
+    def words(self) -> Sequence[bytes]:
+        """The text of each token alone, control tokens spelled out."""
+
+    @property
+    def ends(self) -> Collection[int]:
+        """Tokens that end a generation."""
+
+    @property
+    def end_of_turn(self) -> int | None: ...
 
     def tokenize(self, text: bytes) -> list[int]: ...
 
@@ -33,7 +43,7 @@ class Sampler(Registered):
         """What the next draw is; None: this sampler draws nothing."""
         return None
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         """Return what is left of the candidates, and how likely."""
         raise NotImplementedError
 
@@ -43,9 +53,13 @@ class Sampler(Registered):
     def reset(self) -> None:
         """Forget what was accepted and drawn."""
 
+    def follow(self, before: CandidateList, after: CandidateList) -> None:
+        """Go on as if this sampler had made `after` of `before`, with what was selected there."""
+
     def clone(self) -> Self:
-        """Return a sampler that goes on as this one would."""
-        return copy.deepcopy(self)
+        """Return a sampler that goes on as this one would. What is remembered is never changed
+        in place, so that both may hold it."""
+        return copy.copy(self)
 
 
 @dataclass(kw_only=True)
@@ -64,3 +78,8 @@ class DrawingSampler(Sampler):
 
     def reset(self) -> None:
         self.source = MersenneTwister(self.seed)
+
+    def clone(self) -> Self:
+        other = super().clone()
+        other.source = self.source.clone()
+        return other

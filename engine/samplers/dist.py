@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.engine.samplers.base import DrawingSampler
-from lockstep.engine.samplers.parts.candidates import Candidates, F
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
 
 @dataclass(kw_only=True)
 class Dist(DrawingSampler, name="dist"):
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         """Select the first candidate at which the sum of weights reaches draw * sum of all."""
         if len(c) == 1:  # it draws all the same
             self.source.double()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lockstep.engine.samplers.base import Sampler, SamplerVocabulary
-from lockstep.engine.samplers.parts.candidates import Candidates, F
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
 LARGEST_LOG = F(88.7228391)  # of a float32
 LEAST_BASE = F(1.000001)  # below it no power is too large
@@ -42,7 +42,7 @@ class Dry(Sampler, name="dry"):
     def reset(self) -> None:
         self.tokens = []
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         """Subtract multiplier * base ^ (length - allowed length)."""
         if self.is_off or len(self.tokens) <= self.dry_allowed_length:
             return c

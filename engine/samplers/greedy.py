@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.engine.samplers.base import Sampler
-from lockstep.engine.samplers.parts.candidates import F32, Candidates
+from lockstep.engine.samplers.parts.candidates import F32, CandidateList
 
 
 @dataclass(kw_only=True)
-class Greedy(Sampler, name="greedy"):
-    def apply(self, c: Candidates) -> Candidates:
+class GreedySampler(Sampler, name="greedy"):
+    def apply(self, c: CandidateList) -> CandidateList:
         return c.change(selected=first_largest(c.logits))
 
 

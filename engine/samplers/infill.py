@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.errors import NotInModel
 from lockstep.engine.samplers.base import Sampler, SamplerVocabulary
-from lockstep.engine.samplers.parts.candidates import Candidates, F
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
 LEAST = F(0.2)  # the probability that a word needs at first
 
@@ -22,7 +22,7 @@ class Infill(Sampler, name="infill"):
             raise NotInModel("infill needs a vocabulary, and there is none")
         return self.vocabulary
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         """Keep ends alone where they are likely; else merge words with their beginnings and cut."""
         c = self.ways.softmax(c, sort=True)
         ends = self.find_ends(c)
@@ -38,14 +38,14 @@ class Infill(Sampler, name="infill"):
         least = F(1.0 / (words + 1))
         return self.normalise(c.take(np.flatnonzero((c.p >= least) | self.find_ends(c))))
 
-    def find_ends(self, c: Candidates) -> NDArray[np.bool_]:
+    def find_ends(self, c: CandidateList) -> NDArray[np.bool_]:
         ends = self.known.ends
         return np.array([token in ends for token in c.ids.tolist()], np.bool_)
 
-    def normalise(self, c: Candidates) -> Candidates:
+    def normalise(self, c: CandidateList) -> CandidateList:
         return c.change(p=np.asarray(c.p / self.ways.total(c.p), F))
 
-    def merge(self, c: Candidates) -> Candidates:
+    def merge(self, c: CandidateList) -> CandidateList:
         """Give to the likelier of two the other's share, where one begins with the other."""
         logits, p = c.logits.copy(), c.p.copy()
         pieces = [self.known.pieces[token] for token in c.ids.tolist()]
@@ -60,7 +60,7 @@ class Infill(Sampler, name="infill"):
                 logits[lost], p[lost] = F(-np.inf), F(0)
         return c.change(logits=logits, p=p)
 
-    def end(self, c: Candidates) -> Candidates:
+    def end(self, c: CandidateList) -> CandidateList:
         """Return one candidate, the end of a turn."""
         token = self.known.end_of_turn
         if token is None:

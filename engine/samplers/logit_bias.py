@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.engine.samplers.base import Sampler
-from lockstep.engine.samplers.parts.candidates import Candidates, F
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
 from lockstep.engine.samplers.parts.ways import Accident
 
 
@@ -12,7 +12,7 @@ from lockstep.engine.samplers.parts.ways import Accident
 class LogitBias(Sampler, name="logit_bias"):
     biases: Sequence[tuple[int, float]]  # token, number
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         """Those of one token add up."""
         if not self.biases:
             return c

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.engine.samplers.base import Sampler
-from lockstep.engine.samplers.parts.candidates import Candidates, F
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
 LEAST = -np.finfo(F).max
 
@@ -15,8 +15,8 @@ class MinP(Sampler, name="min_p"):
     p: float  # 0 and less: all
     min_keep: int = 1
 
-    def apply(self, c: Candidates) -> Candidates:
-        """Cut by logits: p_i >= p * p_max is logit_i >= logit_max + log p. Order stays."""
+    def apply(self, c: CandidateList) -> CandidateList:
+        """Cut by logits: p_i >= p * p_max is logit_i >= logit_max + log p. EqualsOrder stays."""
         if F(self.p) <= 0:
             return c
         log = self.ways.log_of(self.p)

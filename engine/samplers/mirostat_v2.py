@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lockstep.engine.samplers.base import DrawingSampler
-from lockstep.engine.samplers.parts.candidates import F32, Candidates, F
+from lockstep.engine.samplers.parts.candidates import F32, CandidateList, F
 from lockstep.engine.samplers.parts.draws import choose
 
 
@@ -19,12 +19,15 @@ class MirostatV2(DrawingSampler, name="mirostat_v2"):
         super().reset()
         self.mu = F(2) * F(self.tau)
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         c = self.ways.softmax(c, sort=True)
         c = self.ways.softmax(c.take(slice(self.size(c.p))), sort=True)
         chosen = choose(c.p, self.source)
         self.learn(c.p[chosen])
         return c.change(selected=chosen)
+
+    def follow(self, before: CandidateList, after: CandidateList) -> None:
+        self.learn(self.ways.softmax(after, sort=False).p[after.selected])
 
     def learn(self, p: np.float32) -> None:
         """Move mu by the error of a chosen token's surprise. p: its probability."""

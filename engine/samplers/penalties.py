@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from lockstep.engine.samplers.base import Sampler
-from lockstep.engine.samplers.parts.candidates import Candidates, F
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
 
 @dataclass(kw_only=True)
@@ -27,7 +27,7 @@ class Penalties(Sampler, name="penalties"):
     def reset(self) -> None:
         self.tokens = []
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         if self.is_off:
             return c
         logits, counts = c.logits.copy(), Counter(self.tokens)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.engine.samplers.base import Sampler
-from lockstep.engine.samplers.parts.candidates import F32, Candidates, F
-from lockstep.engine.samplers.parts.ways import Sums
+from lockstep.engine.samplers.parts.candidates import F32, CandidateList, F
+from lockstep.engine.samplers.parts.ways import SumPrecision
 from lockstep.engine.samplers.temp import divide_by_temperature
 
 
@@ -16,7 +16,7 @@ class TempExt(Sampler, name="temp_ext"):
     delta: float  # 0 and less: t alone
     exponent: float
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         """t = low + (high - low) * (entropy / most entropy) ^ exponent"""
         if F(self.delta) <= 0:
             return divide_by_temperature(c, F(self.t))
@@ -33,6 +33,6 @@ class TempExt(Sampler, name="temp_ext"):
     def entropy(self, p: F32) -> np.float32:
         p = p[p > 0]
         terms = p * self.ways.log(p)
-        if self.ways.sums is Sums.DOUBLE:
+        if self.ways.sums is SumPrecision.DOUBLE:
             return F(-self.ways.total(terms))
         return F(np.subtract.accumulate(np.concatenate([np.zeros(1, F), terms]))[-1])

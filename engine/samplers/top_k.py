@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from lockstep.engine.samplers.base import Sampler
-from lockstep.engine.samplers.parts.candidates import Candidates
+from lockstep.engine.samplers.parts.candidates import CandidateList
 
 
 @dataclass(kw_only=True)
 class TopK(Sampler, name="top_k"):
     k: int  # 0 and less: all
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         if self.k <= 0:
             return c
         k = min(self.k, len(c))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.engine.samplers.base import Sampler
-from lockstep.engine.samplers.parts.candidates import F32, Candidates, F
+from lockstep.engine.samplers.parts.candidates import F32, CandidateList, F
 from lockstep.engine.samplers.parts.ways import Accident, running_max
 
 
@@ -13,7 +13,7 @@ from lockstep.engine.samplers.parts.ways import Accident, running_max
 class TopNSigma(Sampler, name="top_n_sigma"):
     n: float  # 0 and less: all
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         """Others stay in the list, at minus infinity."""
         if F(self.n) <= 0 or len(c) <= 1:
             return c

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.engine.samplers.base import Sampler
-from lockstep.engine.samplers.parts.candidates import Candidates, F
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
 
 @dataclass(kw_only=True)
@@ -13,7 +13,7 @@ class TopP(Sampler, name="top_p"):
     p: float  # 1 and more: all
     min_keep: int = 1
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         """Probabilities are those of the whole list, added up as it stands before it is sorted."""
         if F(self.p) >= 1:
             return c
@@ -24,7 +24,7 @@ class TopP(Sampler, name="top_p"):
                 return part.take(slice(kept))
         return part
 
-    def size(self, c: Candidates) -> int | None:
+    def size(self, c: CandidateList) -> int | None:
         """How many candidates reach p; None: all of these do not."""
         enough = self.ways.running(c.p) >= F(self.p)
         enough[: max(0, self.min_keep - 1)] = False

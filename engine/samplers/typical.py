@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.engine.samplers.base import Sampler
-from lockstep.engine.samplers.parts.candidates import F32, Candidates, F
+from lockstep.engine.samplers.parts.candidates import F32, CandidateList, F
 from lockstep.engine.samplers.parts.ways import Accident
 
 
@@ -14,7 +14,7 @@ class Typical(Sampler, name="typical"):
     p: float  # 1 and more: all
     min_keep: int = 1
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         if F(self.p) >= 1:
             return c
         c = self.ways.softmax(c, sort=True)

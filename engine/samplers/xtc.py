@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.engine.samplers.base import DrawingSampler
-from lockstep.engine.samplers.parts.candidates import Candidates, F
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
 
 @dataclass(kw_only=True)
@@ -22,7 +22,7 @@ class Xtc(DrawingSampler, name="xtc"):
     def draw(self) -> float | None:
         return None if self.is_off else self.source.clone().single()
 
-    def apply(self, c: Candidates) -> Candidates:
+    def apply(self, c: CandidateList) -> CandidateList:
         if self.is_off or len(c) < 2 or self.source.single() > F(self.p):
             return c
         c = self.ways.softmax(c, sort=True)

@@ -13,7 +13,7 @@ Number = float | np.float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Candidates:
+class CandidateList:
     """Tokens that may come next. p holds what the last softmax gave, and is stale behind others."""
 
     ids: I32  # (candidates,)
@@ -28,12 +28,12 @@ class Candidates:
         n = len(logits)
         return cls(ids=np.arange(n, dtype=np.int32), logits=np.array(logits, F), p=np.zeros(n, F))
 
-    def take(self, order: Any, **changes: Any) -> "Candidates":
+    def take(self, order: Any, **changes: Any) -> "CandidateList":
         """Return the candidates at these places, in this order."""
         kept = {name: getattr(self, name)[order] for name in ("ids", "logits", "p")}
         return replace(self, **{**kept, **changes})
 
-    def change(self, **changes: Any) -> "Candidates":
+    def change(self, **changes: Any) -> "CandidateList":
         return replace(self, **changes)
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.engine.errors import Unsupported
 from lockstep.engine.samplers.base import DrawingSampler, Sampler, SamplerVocabulary
-from lockstep.engine.samplers.parts.candidates import Candidates
+from lockstep.engine.samplers.parts.candidates import CandidateList
 from lockstep.engine.samplers.parts.constructors import BY_SAMPLER
 from lockstep.engine.samplers.parts.draws import GivenDraws
 from lockstep.engine.samplers.parts.ways import DEFINITION, Ways
@@ -22,7 +22,7 @@ class Chain:
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         self.samplers = list(samplers)
 
-    def apply(self, c: Candidates) -> list[Candidates]:
+    def apply(self, c: CandidateList) -> list[CandidateList]:
         """Return the candidates behind each sampler."""
         found = []
         with np.errstate(all="ignore"):

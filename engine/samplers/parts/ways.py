@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.samplers.parts import libm
-from lockstep.engine.samplers.parts.candidates import F32, Candidates, F, Number
+from lockstep.engine.samplers.parts.candidates import F32, CandidateList, F, Number
 from lockstep.engine.samplers.parts.libstdcxx import (
     HEAP,
     INT_END,
@@ -27,7 +27,7 @@ from lockstep.engine.samplers.parts.libstdcxx import (
 LARGE_LIST, FIRST_PART = 1024, 256  # candidates; llama.cpp's top-p sorts a part of a large list
 
 
-class Order(Enum):
+class EqualsOrder(Enum):
     """Where equal elements go."""
 
     STABLE = "stable"
@@ -41,7 +41,7 @@ class Functions(Enum):
     LIBM = "libm's functions of single floats"
 
 
-class Sums(Enum):
+class SumPrecision(Enum):
     """How many numbers are added up."""
 
     DOUBLE = "float64, rounded once"
@@ -65,16 +65,16 @@ class Accident(Enum):
 class Ways:
     """One answer to each of these questions; the default is the definition."""
 
-    order: Order = Order.STABLE
+    order: EqualsOrder = EqualsOrder.STABLE
     functions: Functions = Functions.DOUBLE
-    sums: Sums = Sums.DOUBLE
+    sums: SumPrecision = SumPrecision.DOUBLE
     accidents: frozenset[Accident] = frozenset()
 
     # --- order ------------------------------------------------------------------------------
 
     def descending(self, logits: F32, k: int) -> Places:
         """Return the places of the k largest, the largest first."""
-        if self.order is Order.LIBSTDCXX:
+        if self.order is EqualsOrder.LIBSTDCXX:
             return top_order(logits, k)
         keys = logits
         if Accident.BUCKET_OVERFLOW in self.accidents and k > HEAP:
@@ -82,17 +82,17 @@ class Ways:
         return np.argsort(-keys, kind="stable")[:k]
 
     def ascending(self, scores: F32) -> Places:
-        if self.order is Order.LIBSTDCXX:
+        if self.order is EqualsOrder.LIBSTDCXX:
             return sort_all(-scores)
         return np.argsort(scores, kind="stable")
 
     def parts_to_sort(self, n: int) -> Iterable[int]:
         """How many of n candidates top-p sorts, until these are enough."""
-        if self.order is Order.LIBSTDCXX and n > LARGE_LIST:
+        if self.order is EqualsOrder.LIBSTDCXX and n > LARGE_LIST:
             return FIRST_PART, n
         return (n,)
 
-    def sort(self, c: Candidates) -> Candidates:
+    def sort(self, c: CandidateList) -> CandidateList:
         if c.sorted:
             return c
         return c.take(self.descending(c.logits, len(c)), sorted=True)
@@ -128,7 +128,7 @@ class Ways:
 
     def running(self, terms: NDArray[Any]) -> NDArray[Any]:
         """Return the sums of the first 1, 2, ... terms."""
-        kind = np.float32 if self.sums is Sums.IN_TURN else np.float64
+        kind = np.float32 if self.sums is SumPrecision.IN_TURN else np.float64
         return np.add.accumulate(terms, dtype=kind)
 
     def total(self, terms: NDArray[Any]) -> np.float32:
@@ -136,13 +136,13 @@ class Ways:
 
     # --- what most samplers do first -----------------------------------------------------------
 
-    def softmax(self, c: Candidates, *, sort: bool) -> Candidates:
+    def softmax(self, c: CandidateList, *, sort: bool) -> CandidateList:
         """Return the list with probabilities, sorted where it is asked for."""
         c = self.sort(c) if sort else c
         e = self.exp(c.logits - self.largest(c))
         return c.change(p=np.asarray(e / self.total(e), F))
 
-    def largest(self, c: Candidates) -> np.float32:
+    def largest(self, c: CandidateList) -> np.float32:
         return F(c.logits[0]) if c.sorted else running_max(c.logits)
 
 
@@ -155,8 +155,8 @@ def running_max(values: F32) -> np.float32:
 
 DEFINITION = Ways()
 LLAMA_CPP = Ways(
-    order=Order.LIBSTDCXX,
+    order=EqualsOrder.LIBSTDCXX,
     functions=Functions.LIBM,
-    sums=Sums.IN_TURN,
+    sums=SumPrecision.IN_TURN,
     accidents=frozenset(Accident),
 )

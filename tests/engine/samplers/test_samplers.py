@@ -9,7 +9,7 @@ import pytest
 from lockstep.engine.errors import NotInModel, Unsupported
 from lockstep.engine.registry import import_members
 from lockstep.engine.samplers.base import DrawingSampler, Sampler
-from lockstep.engine.samplers.parts.candidates import Candidates
+from lockstep.engine.samplers.parts.candidates import CandidateList
 from lockstep.engine.samplers.parts.chain import make_chain, make_sampler
 from lockstep.engine.samplers.parts.constructors import BY_SAMPLER, CONSTRUCTORS
 from lockstep.engine.samplers.parts.draws import GivenDraws, MersenneTwister
@@ -69,7 +69,7 @@ def test_samplers_keep_candidates(
     described: dict[str, Any], logits: list[float], ids: list[int]
 ) -> None:
     (found,) = make_chain([described], len(logits)).apply(
-        Candidates.of_logits(np.array(logits, np.float32))
+        CandidateList.of_logits(np.array(logits, np.float32))
     )
     assert found.ids.tolist() == ids
 
@@ -98,7 +98,7 @@ def test_samplers_change_logits(
     chain = make_chain([described], 4)
     for token in accepted:
         chain.accept(token)
-    (found,) = chain.apply(Candidates.of_logits(np.array([1, 2, 3, -1], np.float32)))
+    (found,) = chain.apply(CandidateList.of_logits(np.array([1, 2, 3, -1], np.float32)))
     assert found.logits.tolist() == logits
 
 
@@ -108,13 +108,13 @@ def test_reset_forgets_accepted_tokens(described: dict[str, Any]) -> None:
     for token in [0, 1, 2, 0, 1]:
         chain.accept(token)
     chain.reset()
-    (found,) = chain.apply(Candidates.of_logits(np.zeros(4, "f4")))
+    (found,) = chain.apply(CandidateList.of_logits(np.zeros(4, "f4")))
     assert not found.logits.any()
 
 
 def test_greedy_takes_the_first_largest() -> None:
     (found,) = make_chain([stage("greedy")], 3).apply(
-        Candidates.of_logits(np.array([1, 3, 3], "f4"))
+        CandidateList.of_logits(np.array([1, 3, 3], "f4"))
     )
     assert found.token == 1
 
@@ -123,23 +123,23 @@ def test_greedy_takes_the_first_largest() -> None:
 def test_dist_draws_by_probability(draw: float, token: int) -> None:
     chain = make_chain([stage("dist")], 5)
     chain.give([draw])
-    (found,) = chain.apply(Candidates.of_logits(HALVES))
+    (found,) = chain.apply(CandidateList.of_logits(HALVES))
     assert found.token == token
     assert found.p == pytest.approx([0.5, 0.25, 0.125, 0.0625, 0.0625])
 
 
 def test_adaptive_p_prefers_the_target() -> None:
     chain = make_chain([stage("adaptive_p", target=0.25, decay=0.5)], 5)
-    (found,) = chain.apply(Candidates.of_logits(HALVES))
+    (found,) = chain.apply(CandidateList.of_logits(HALVES))
     assert int(np.argmax(found.p)) == 1
 
 
 def test_adaptive_p_moves_against_accepted_tokens() -> None:
     chain = make_chain([stage("adaptive_p", target=0.25, decay=0.0)], 5)
     chain.give([0.0])
-    (first,) = chain.apply(Candidates.of_logits(HALVES))
+    (first,) = chain.apply(CandidateList.of_logits(HALVES))
     chain.accept(first.token)
-    (second,) = chain.apply(Candidates.of_logits(HALVES))
+    (second,) = chain.apply(CandidateList.of_logits(HALVES))
     assert first.token == 0
     assert second.p[0] < first.p[0]
 
@@ -148,7 +148,7 @@ def test_mirostat_follows_surprise() -> None:
     sampler = make_sampler(stage("mirostat_v2", tau=2.0, eta=0.5), 5)
     assert isinstance(sampler, DrawingSampler)
     sampler.source = GivenDraws(0.0)
-    sampler.apply(Candidates.of_logits(HALVES))
+    sampler.apply(CandidateList.of_logits(HALVES))
     assert sampler.mu == pytest.approx(4 - 0.5 * (1 - 2), abs=1e-6)  # type: ignore[attr-defined]
 
 
@@ -157,27 +157,27 @@ def test_breaker_ends_a_repetition() -> None:
     chain = make_chain([described], 7, Words())
     for token in [4, 0, 2, 4, 0]:
         chain.accept(token)
-    (found,) = chain.apply(Candidates.of_logits(np.zeros(7, np.float32)))
+    (found,) = chain.apply(CandidateList.of_logits(np.zeros(7, np.float32)))
     assert found.logits.tolist() == [0, 0, -1, 0, 0, 0, 0]  # two tokens are alike, one counts
 
 
 def test_infill_merges_words_with_their_beginnings() -> None:
     logits = np.log(np.array([0.2, 0.3, 0.15, 0.3, 0.05, 1e-9, 1e-9], "f4"))
-    (found,) = make_chain([stage("infill")], 7, Words()).apply(Candidates.of_logits(logits))
+    (found,) = make_chain([stage("infill")], 7, Words()).apply(CandidateList.of_logits(logits))
     assert found.ids.tolist() == [1, 3, 6]
     assert found.p[0] == pytest.approx(0.5 / 0.8)
 
 
 def test_infill_keeps_likely_ends_alone() -> None:
     (found,) = make_chain([stage("infill")], 7, Words()).apply(
-        Candidates.of_logits(np.zeros(7, "f4"))
+        CandidateList.of_logits(np.zeros(7, "f4"))
     )
     assert found.ids.tolist() == [6]
 
 
 def test_infill_needs_a_vocabulary() -> None:
     with pytest.raises(NotInModel, match="vocabulary"):
-        make_chain([stage("infill")], 7).apply(Candidates.of_logits(np.zeros(7, "f4")))
+        make_chain([stage("infill")], 7).apply(CandidateList.of_logits(np.zeros(7, "f4")))
 
 
 def test_constructors_are_our_samplers() -> None:
@@ -209,11 +209,11 @@ def test_clone_goes_on_alike(described: dict[str, Any]) -> None:
     chain = make_chain([described, stage("greedy")], 300)
     logits = np.random.default_rng(1).normal(0, 2, 300).astype(np.float32)
     for token in (5, 9, 5):
-        chain.apply(Candidates.of_logits(logits))
+        chain.apply(CandidateList.of_logits(logits))
         chain.accept(token)
     other = chain.clone()
     for _ in range(4):
-        first, second = (each.apply(Candidates.of_logits(logits)) for each in (chain, other))
+        first, second = (each.apply(CandidateList.of_logits(logits)) for each in (chain, other))
         for a, b in zip(first, second, strict=True):
             assert (a.ids.tolist(), a.token) == (b.ids.tolist(), b.token)
             np.testing.assert_array_equal(a.logits, b.logits)
@@ -223,7 +223,7 @@ def test_clone_of_accident_draws_anew() -> None:
     described = stage("adaptive_p", target=0.3, decay=0.9)
     chain = make_chain([described], 9, ways=Ways(accidents=frozenset([Accident.ADAPTIVE_CLONE])))
     fresh = chain.draws()
-    chain.apply(Candidates.of_logits(np.zeros(9, "f4")))
+    chain.apply(CandidateList.of_logits(np.zeros(9, "f4")))
     assert chain.draws() != fresh
     assert chain.clone().draws() == fresh
 
