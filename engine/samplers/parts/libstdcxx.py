@@ -144,16 +144,18 @@ def sort(keys: F32, p: Places, first: int, last: int) -> None:
         insert_linearly(keys, p, i)
 
 
-def bucket_numbers(logits: F32) -> NDArray[np.int64]:
+def bucket_numbers(logits: F32, overflows: bool) -> NDArray[np.int64]:
+    """overflows: what is no int goes into the lowest bucket, however large."""
     place = SCALE * logits - SCALE * LOW
     inside = np.abs(place) < INT_END
-    whole = np.where(inside, np.trunc(np.where(inside, place, 0)), -INT_END)
+    beyond = -INT_END if overflows else np.where(place > 0, INT_END, -INT_END)
+    whole = np.where(inside, np.trunc(np.where(inside, place, 0)), beyond)
     return np.asarray(np.clip(whole, 0, BUCKETS - 1), np.int64)
 
 
-def bucket_order(logits: F32, k: int) -> Places:
+def bucket_order(logits: F32, k: int, *, overflows: bool = True) -> Places:
     """Return all places of the upper buckets, those of the lowest one needed sorted up to k."""
-    bucket = bucket_numbers(logits)
+    bucket = bucket_numbers(logits, overflows)
     counts = np.bincount(bucket, minlength=BUCKETS)
     enough = np.flatnonzero(np.cumsum(counts[::-1]) >= k)
     low = BUCKETS - 1 - int(enough[0]) if len(enough) else 0
@@ -167,10 +169,10 @@ def bucket_order(logits: F32, k: int) -> Places:
     return order
 
 
-def top_order(logits: F32, k: int) -> Places:
+def top_order(logits: F32, k: int, *, overflows: bool = True) -> Places:
     """Return the places of the k largest as llama.cpp has them, in its order."""
     if k > HEAP:
-        return bucket_order(logits, k)[:k]
+        return bucket_order(logits, k, overflows=overflows)[:k]
     order = np.arange(len(logits), dtype=np.int64)
     partial_sort(logits, order, 0, k, len(logits))
     return order[:k]

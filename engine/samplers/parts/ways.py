@@ -74,10 +74,11 @@ class Ways:
 
     def descending(self, logits: F32, k: int) -> Places:
         """Return the places of the k largest, the largest first."""
+        overflows = Accident.BUCKET_OVERFLOW in self.accidents
         if self.order is EqualsOrder.LIBSTDCXX:
-            return top_order(logits, k)
+            return top_order(logits, k, overflows=overflows)
         keys = logits
-        if Accident.BUCKET_OVERFLOW in self.accidents and k > HEAP:
+        if overflows and k > HEAP:
             keys = np.where(np.abs(SCALE * logits) < INT_END, logits, F(-np.inf))
         return np.argsort(-keys, kind="stable")[:k]
 

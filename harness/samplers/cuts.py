@@ -1,0 +1,214 @@
+"""What each sampler that cuts looks at, and how many candidates it may keep."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.samplers.base import Sampler
+from lockstep.engine.samplers.min_p import MinP
+from lockstep.engine.samplers.mirostat import Mirostat
+from lockstep.engine.samplers.mirostat_v2 import MirostatV2
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
+from lockstep.engine.samplers.parts.libstdcxx import INT_END
+from lockstep.engine.samplers.top_k import TopK
+from lockstep.engine.samplers.top_p import TopP
+from lockstep.engine.samplers.typical import Typical
+from lockstep.engine.samplers.xtc import Xtc
+from lockstep.harness.samplers.probabilities import (
+    F64,
+    LAST_PLACE,
+    LEAST_P,
+    UNIT,
+    probabilities_of,
+    running_total,
+)
+
+Kept = NDArray[np.bool_]
+Sizes = Callable[[Kept], tuple[int, int]]
+STEPS_OF_POWER = 64.0  # roundings of a power, and of what is raised
+STEPS_OF_MU = 16.0  # roundings of mu, one per row of a question, and of what moved it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A ranking, the highest kept, and how many: the fewest and the most for a kept set."""
+
+    score: F64  # (candidates,)
+    radius: F64  # (candidates,)
+    sizes: Sizes
+    lowest: bool = False  # the lowest are kept
+
+
+def cut_for(sampler: Sampler, before: CandidateList) -> Cut | None:
+    """None: the sampler cuts nothing, or its result is compared as it is."""
+    make = CUTS.get(type(sampler))
+    return None if make is None else make(sampler, before)
+
+
+def fixed(low: int, high: int) -> Sizes:
+    return lambda _: (low, high)
+
+
+def by_logits(before: CandidateList, sizes: Sizes, *, lowest: bool = False) -> Cut:
+    score = before.logits.astype(np.float64)
+    return Cut(score=score, radius=np.zeros(len(score)), sizes=sizes, lowest=lowest)
+
+
+def cut_top_k(sampler: TopK, c: CandidateList) -> Cut:
+    n = len(c) if sampler.k <= 0 else min(sampler.k, len(c))
+    return by_logits(c, fixed(n, n))
+
+
+def reaches(p: F64, radius: float, goal: float, min_keep: int, slack: Kept | None) -> Sizes:
+    """Return sizes of a set that just reaches a goal. slack: which candidates may be its last."""
+
+    def sizes(kept: Kept) -> tuple[int, int]:
+        n = int(np.count_nonzero(kept))
+        least = min(max(1, min_keep), len(p))
+        total = float(p[kept].sum())
+        last = kept if slack is None else kept & slack
+        without = total - float(p[last].max() if slack is not None and last.any() else 0.0)
+        if slack is None and n:
+            without = total - float(p[kept].min())
+        too_few = n < least or (n < len(p) and total < goal - radius)
+        too_many = n > least and without > goal + radius
+        return n + 1 if too_few else 0, n - 1 if too_many else len(p)
+
+    return sizes
+
+
+def cut_top_p(sampler: TopP, c: CandidateList) -> Cut:
+    if F(sampler.p) >= 1:
+        return by_logits(c, fixed(len(c), len(c)))
+    held = probabilities_of(c.logits)
+    goal, radius = float(F(sampler.p)), 2 * held.sum_radius
+    return by_logits(c, reaches(held.p, radius, goal, sampler.min_keep, None))
+
+
+def cut_min_p(sampler: MinP, c: CandidateList) -> Cut:
+    n = len(c)
+    if F(sampler.p) <= 0:
+        return by_logits(c, fixed(n, n))
+    wide = c.logits.astype(np.float64)
+    log = float(np.log(np.float64(F(sampler.p))))
+    least = float(wide.max()) + log
+    radius = UNIT * (6 + 4 * abs(log) + 2 * np.log(n) + 3 * abs(least)) + LAST_PLACE * abs(log)
+    keep = min(sampler.min_keep, n)
+    low, high = (max(int(np.count_nonzero(wide >= least + e)), keep) for e in (radius, -radius))
+    return by_logits(c, fixed(low, high))
+
+
+def cut_typical(sampler: Typical, c: CandidateList) -> Cut:
+    if F(sampler.p) >= 1:
+        return by_logits(c, fixed(len(c), len(c)))
+    held = probabilities_of(c.logits)
+    there = held.p > 0
+    surprise = np.where(there, -np.log(np.where(there, held.p, 1.0)), np.inf)
+    relative = held.radius / np.where(there, held.p, 1.0)
+    terms = np.where(there, held.p * np.where(there, surprise, 0.0), 0.0)
+    entropy = float(terms.sum())
+    off = relative + (LAST_PLACE + UNIT) * np.where(there, surprise, 0.0)
+    of_entropy = float((held.p * off + terms * (relative + UNIT)).sum()) + UNIT * running_total(
+        terms
+    )
+    score, radius = -np.abs(surprise - entropy), off + of_entropy + UNIT * np.abs(off)
+    radius = radius + 2 * UNIT * np.where(np.isfinite(score), np.abs(score), 0.0)
+
+    def sizes(kept: Kept) -> tuple[int, int]:
+        least = (score + radius)[kept].min() if kept.any() else 0.0
+        last = score - radius <= least
+        inside = reaches(held.p, 2 * held.sum_radius, float(F(sampler.p)), sampler.min_keep, last)
+        return inside(kept)
+
+    return Cut(score=score, radius=radius, sizes=sizes)
+
+
+def cut_xtc(sampler: Xtc, c: CandidateList) -> Cut:
+    """It keeps the lowest, from the last candidate that reaches the threshold on."""
+    n = len(c)
+    if sampler.is_off or n < 2 or F(sampler.source.clone().single()) > F(sampler.p):
+        return by_logits(c, fixed(n, n), lowest=True)
+    held = probabilities_of(c.logits)
+    threshold = float(F(sampler.t))
+    most, fewest = (
+        n - max(int(np.count_nonzero(held.p + e >= threshold)) - 1, 0)
+        for e in (-held.radius, held.radius)
+    )
+    low, high = (each if each >= sampler.min_keep else n for each in (fewest, most))
+    return by_logits(c, fixed(min(low, high), max(low, high)), lowest=True)
+
+
+def cut_mirostat_v2(sampler: MirostatV2, c: CandidateList) -> Cut:
+    held = probabilities_of(c.logits)
+    surprise = -np.log2(held.p)
+    relative = np.where(held.p > 0, held.radius / held.p, 0.0) / np.log(2)
+    finite = np.where(np.isfinite(surprise), surprise, 0.0)
+    radius = relative + LAST_PLACE * finite + mu_radius(sampler)
+    low, high = (
+        max(int(np.count_nonzero(surprise + e <= float(sampler.mu))), 1) for e in (radius, -radius)
+    )
+    return by_logits(c, fixed(low, high))
+
+
+def mu_radius(sampler: Mirostat | MirostatV2) -> float:
+    return STEPS_OF_MU * UNIT * (abs(float(sampler.mu)) + abs(sampler.tau) + 1)
+
+
+def cut_mirostat(sampler: Mirostat, c: CandidateList) -> Cut:
+    """Where probabilities are too small for float32, an engine may have them or not."""
+    held = probabilities_of(c.logits)
+    order = np.argsort(-held.p, kind="stable")
+    p, radius = held.p[order], held.radius[order]
+    most = len(p) if sampler.m < 1 else min(sampler.m, len(p))
+    shown = [int(np.count_nonzero(p[:most] > least)) for least in (LEAST_P, 0.0)]
+    if shown[0] < 2:
+        return by_logits(c, fixed(1, len(c)))
+    sizes = [
+        size
+        for n in range(shown[0], shown[1] + 1)
+        for size in zipf_sizes(sampler, p[:n], float((radius[:n] / p[:n]).max()))
+    ]
+    low, high = (min(max(int(min(k, INT_END)), 1), len(c)) for k in (min(sizes), max(sizes)))
+    return by_logits(c, fixed(low, high))
+
+
+def zipf_sizes(sampler: Mirostat, p: F64, relative: float) -> list[float]:
+    """Return k at the ends of what it may be. p: those that it is estimated from, sorted.
+
+    The exponent is off by its sums of products; mu and the power are off as well.
+    """
+    i = np.arange(len(p) - 1)
+    t, b = np.log((i + 2) / (i + 1)), np.log(p[:-1] / p[1:])
+    up, down = float((t * b).sum()), float((t * t).sum())
+    off = t * (2 * relative + 4 * UNIT + LAST_PLACE * np.abs(b)) + 4 * UNIT * np.abs(t * b)
+    radius = (float(off.sum()) + UNIT * running_total(np.abs(t * b))) / down
+    radius += up / down * UNIT * (len(p) + 5)
+    found = [
+        zipf_size(sampler, up / down + sign * radius, float(sampler.mu) + mu * mu_radius(sampler))
+        for sign in (-1, 0, 1)
+        for mu in (-1, 1)
+    ]
+    return [k * (1 + sign * STEPS_OF_POWER * UNIT) for k in found for sign in (-1, 1)]
+
+
+def zipf_size(sampler: Mirostat, s: float, mu: float) -> float:
+    eps = s - 1
+    if eps == 0:
+        return float(2.0**mu / np.log(sampler.n_vocab))
+    if s <= 0:
+        return float("inf") if mu >= np.log2(max(sampler.n_vocab - 1, 1)) else 1.0
+    log = np.log(abs(eps)) + mu * np.log(2) - np.log(abs(1 - float(sampler.n_vocab) ** -eps))
+    return float(np.exp(min(log / s, 700.0)))
+
+
+CUTS: dict[type[Sampler], Callable[..., Cut]] = {
+    TopK: cut_top_k,
+    TopP: cut_top_p,
+    MinP: cut_min_p,
+    Typical: cut_typical,
+    Xtc: cut_xtc,
+    Mirostat: cut_mirostat,
+    MirostatV2: cut_mirostat_v2,
+}
