@@ -27,12 +27,13 @@ from lockstep.harness.samplers.probabilities import (
 
 Kept = NDArray[np.bool_]
 Sizes = Callable[[Kept], tuple[int, int]]
+FARTHEST = 1e4  # nats from the mean surprise: no float64 that is not zero is as rare
 STEPS_OF_POWER = 64.0  # roundings of a power, and of what is raised
 STEPS_OF_MU = 16.0  # roundings of mu, one per row of a question, and of what moved it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class RankedCut:
     """A ranking, the highest kept, and how many: the fewest and the most for a kept set."""
 
     score: F64  # (candidates,)
@@ -41,24 +42,26 @@ class Cut:
     lowest: bool = False  # the lowest are kept
 
 
-def cut_for(sampler: Sampler, before: CandidateList) -> Cut | None:
+def cut_for(sampler: Sampler, before: CandidateList) -> RankedCut | None:
     """None: the sampler cuts nothing, or its result is compared as it is."""
     make = CUTS.get(type(sampler))
     return None if make is None else make(sampler, before)
 
 
-def fixed(low: int, high: int) -> Sizes:
+def size_between(low: int, high: int) -> Sizes:
     return lambda _: (low, high)
 
 
-def by_logits(before: CandidateList, sizes: Sizes, *, lowest: bool = False) -> Cut:
+def by_logits(before: CandidateList, sizes: Sizes, *, lowest: bool = False) -> RankedCut:
     score = before.logits.astype(np.float64)
-    return Cut(score=score, radius=np.zeros(len(score)), sizes=sizes, lowest=lowest)
+    return RankedCut(score=score, radius=np.zeros(len(score)), sizes=sizes, lowest=lowest)
 
 
-def cut_top_k(sampler: TopK, c: CandidateList) -> Cut:
+def cut_top_k(sampler: TopK, c: CandidateList) -> RankedCut:
+    """Of those equal to the last any number may stay: transformers keeps them all."""
     n = len(c) if sampler.k <= 0 else min(sampler.k, len(c))
-    return by_logits(c, fixed(n, n))
+    last = np.sort(c.logits)[-n]
+    return by_logits(c, size_between(n, int(np.count_nonzero(c.logits >= last))))
 
 
 def reaches(p: F64, radius: float, goal: float, min_keep: int, slack: Kept | None) -> Sizes:
@@ -79,30 +82,30 @@ def reaches(p: F64, radius: float, goal: float, min_keep: int, slack: Kept | Non
     return sizes
 
 
-def cut_top_p(sampler: TopP, c: CandidateList) -> Cut:
+def cut_top_p(sampler: TopP, c: CandidateList) -> RankedCut:
     if F(sampler.p) >= 1:
-        return by_logits(c, fixed(len(c), len(c)))
+        return by_logits(c, size_between(len(c), len(c)))
     held = probabilities_of(c.logits)
     goal, radius = float(F(sampler.p)), 2 * held.sum_radius
     return by_logits(c, reaches(held.p, radius, goal, sampler.min_keep, None))
 
 
-def cut_min_p(sampler: MinP, c: CandidateList) -> Cut:
+def cut_min_p(sampler: MinP, c: CandidateList) -> RankedCut:
     n = len(c)
     if F(sampler.p) <= 0:
-        return by_logits(c, fixed(n, n))
+        return by_logits(c, size_between(n, n))
     wide = c.logits.astype(np.float64)
     log = float(np.log(np.float64(F(sampler.p))))
     least = float(wide.max()) + log
     radius = UNIT * (6 + 4 * abs(log) + 2 * np.log(n) + 3 * abs(least)) + LAST_PLACE * abs(log)
     keep = min(sampler.min_keep, n)
     low, high = (max(int(np.count_nonzero(wide >= least + e)), keep) for e in (radius, -radius))
-    return by_logits(c, fixed(low, high))
+    return by_logits(c, size_between(low, high))
 
 
-def cut_typical(sampler: Typical, c: CandidateList) -> Cut:
+def cut_typical(sampler: Typical, c: CandidateList) -> RankedCut:
     if F(sampler.p) >= 1:
-        return by_logits(c, fixed(len(c), len(c)))
+        return by_logits(c, size_between(len(c), len(c)))
     held = probabilities_of(c.logits)
     there = held.p > 0
     surprise = np.where(there, -np.log(np.where(there, held.p, 1.0)), np.inf)
@@ -115,6 +118,8 @@ def cut_typical(sampler: Typical, c: CandidateList) -> Cut:
     )
     score, radius = -np.abs(surprise - entropy), off + of_entropy + UNIT * np.abs(off)
     radius = radius + 2 * UNIT * np.where(np.isfinite(score), np.abs(score), 0.0)
+    too_small = held.p < LEAST_P  # for float32: its surprise may be infinite there
+    score, radius = np.where(too_small, -FARTHEST, score), np.where(too_small, np.inf, radius)
 
     def sizes(kept: Kept) -> tuple[int, int]:
         least = (score + radius)[kept].min() if kept.any() else 0.0
@@ -122,14 +127,14 @@ def cut_typical(sampler: Typical, c: CandidateList) -> Cut:
         inside = reaches(held.p, 2 * held.sum_radius, float(F(sampler.p)), sampler.min_keep, last)
         return inside(kept)
 
-    return Cut(score=score, radius=radius, sizes=sizes)
+    return RankedCut(score=score, radius=radius, sizes=sizes)
 
 
-def cut_xtc(sampler: Xtc, c: CandidateList) -> Cut:
+def cut_xtc(sampler: Xtc, c: CandidateList) -> RankedCut:
     """It keeps the lowest, from the last candidate that reaches the threshold on."""
     n = len(c)
     if sampler.is_off or n < 2 or F(sampler.source.clone().single()) > F(sampler.p):
-        return by_logits(c, fixed(n, n), lowest=True)
+        return by_logits(c, size_between(n, n), lowest=True)
     held = probabilities_of(c.logits)
     threshold = float(F(sampler.t))
     most, fewest = (
@@ -137,10 +142,10 @@ def cut_xtc(sampler: Xtc, c: CandidateList) -> Cut:
         for e in (-held.radius, held.radius)
     )
     low, high = (each if each >= sampler.min_keep else n for each in (fewest, most))
-    return by_logits(c, fixed(min(low, high), max(low, high)), lowest=True)
+    return by_logits(c, size_between(min(low, high), max(low, high)), lowest=True)
 
 
-def cut_mirostat_v2(sampler: MirostatV2, c: CandidateList) -> Cut:
+def cut_mirostat_v2(sampler: MirostatV2, c: CandidateList) -> RankedCut:
     held = probabilities_of(c.logits)
     surprise = -np.log2(held.p)
     relative = np.where(held.p > 0, held.radius / held.p, 0.0) / np.log(2)
@@ -149,14 +154,14 @@ def cut_mirostat_v2(sampler: MirostatV2, c: CandidateList) -> Cut:
     low, high = (
         max(int(np.count_nonzero(surprise + e <= float(sampler.mu))), 1) for e in (radius, -radius)
     )
-    return by_logits(c, fixed(low, high))
+    return by_logits(c, size_between(low, high))
 
 
 def mu_radius(sampler: Mirostat | MirostatV2) -> float:
     return STEPS_OF_MU * UNIT * (abs(float(sampler.mu)) + abs(sampler.tau) + 1)
 
 
-def cut_mirostat(sampler: Mirostat, c: CandidateList) -> Cut:
+def cut_mirostat(sampler: Mirostat, c: CandidateList) -> RankedCut:
     """Where probabilities are too small for float32, an engine may have them or not."""
     held = probabilities_of(c.logits)
     order = np.argsort(-held.p, kind="stable")
@@ -164,14 +169,14 @@ def cut_mirostat(sampler: Mirostat, c: CandidateList) -> Cut:
     most = len(p) if sampler.m < 1 else min(sampler.m, len(p))
     shown = [int(np.count_nonzero(p[:most] > least)) for least in (LEAST_P, 0.0)]
     if shown[0] < 2:
-        return by_logits(c, fixed(1, len(c)))
+        return by_logits(c, size_between(1, len(c)))
     sizes = [
         size
         for n in range(shown[0], shown[1] + 1)
         for size in zipf_sizes(sampler, p[:n], float((radius[:n] / p[:n]).max()))
     ]
     low, high = (min(max(int(min(k, INT_END)), 1), len(c)) for k in (min(sizes), max(sizes)))
-    return by_logits(c, fixed(low, high))
+    return by_logits(c, size_between(low, high))
 
 
 def zipf_sizes(sampler: Mirostat, p: F64, relative: float) -> list[float]:
@@ -203,7 +208,7 @@ def zipf_size(sampler: Mirostat, s: float, mu: float) -> float:
     return float(np.exp(min(log / s, 700.0)))
 
 
-CUTS: dict[type[Sampler], Callable[..., Cut]] = {
+CUTS: dict[type[Sampler], Callable[..., RankedCut]] = {
     TopK: cut_top_k,
     TopP: cut_top_p,
     MinP: cut_min_p,

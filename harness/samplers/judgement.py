@@ -154,7 +154,7 @@ def run_mirror(
     sampler: Sampler, before: CandidateList, accidents: frozenset[Accident]
 ) -> CandidateList:
     if Accident.STALE_SORTED not in accidents:
-        before = before.change(sorted=is_descending(before.logits))
+        before = before.change(sorted=before.sorted and is_descending(before.logits))
     mirror = sampler.clone()
     mirror.ways = replace(LLAMA_CPP, accidents=accidents)
     with np.errstate(all="ignore"):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lockstep.engine.samplers.base import DrawingSampler, Sampler
 from lockstep.engine.samplers.infill import Infill
 from lockstep.engine.samplers.parts.candidates import CandidateList
-from lockstep.harness.samplers.cuts import Cut, cut_for
+from lockstep.harness.samplers.cuts import RankedCut, cut_for
 from lockstep.harness.samplers.limits import logit_limits, shows_p
 from lockstep.harness.samplers.probabilities import F64, UNIT, probabilities_of
 
@@ -97,7 +97,9 @@ def compare_ids(expected: NDArray[np.int32], actual: NDArray[np.int32]) -> Stage
     return None
 
 
-def check_rank(cut: Cut, kept: NDArray[np.bool_], before: CandidateList) -> StageDifference | None:
+def check_rank(
+    cut: RankedCut, kept: NDArray[np.bool_], before: CandidateList
+) -> StageDifference | None:
     score, radius = cut.score, cut.radius
     least = float((score + radius)[kept].min())
     ahead = np.flatnonzero(~kept & (score - radius > least))
@@ -113,7 +115,9 @@ def check_rank(cut: Cut, kept: NDArray[np.bool_], before: CandidateList) -> Stag
     )
 
 
-def check_size(cut: Cut, kept: NDArray[np.bool_], before: CandidateList) -> StageDifference | None:
+def check_size(
+    cut: RankedCut, kept: NDArray[np.bool_], before: CandidateList
+) -> StageDifference | None:
     low, high = cut.sizes(kept)
     n = int(np.count_nonzero(kept))
     if low <= n <= high:
