@@ -30,13 +30,13 @@ class Infill(Sampler, name="infill"):
         if F(3) * p_end * F(len(c)) > p_text:
             return self.normalise(c.take(np.flatnonzero(ends)))
         c = self.merge(c)
-        kept = c.take(np.flatnonzero((c.p >= LEAST) | ends))
+        kept = c.take(np.flatnonzero(~(c.p < LEAST) | ends))
         words = int(np.count_nonzero(~self.find_ends(kept)))
         if not words:
             return self.end(kept if len(kept) else c)
         c = self.normalise(kept)
         least = F(1.0 / (words + 1))
-        return self.normalise(c.take(np.flatnonzero((c.p >= least) | self.find_ends(c))))
+        return self.normalise(c.take(np.flatnonzero(~(c.p < least) | self.find_ends(c))))
 
     def find_ends(self, c: CandidateList) -> NDArray[np.bool_]:
         ends = self.known.ends
