@@ -28,8 +28,6 @@ from lockstep.harness.samplers.probabilities import (
 Kept = NDArray[np.bool_]
 Sizes = Callable[[Kept], tuple[int, int]]
 FARTHEST = 1e4  # nats from the mean surprise: no float64 that is not zero is as rare
-STEPS_OF_POWER = 64.0  # roundings of a power, and of what is raised
-STEPS_OF_MU = 16.0  # roundings of mu, one per row of a question, and of what moved it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +40,10 @@ class RankedCut:
     lowest: bool = False  # the lowest are kept
 
 
-def cut_for(sampler: Sampler, before: CandidateList) -> RankedCut | None:
+def cut_for(sampler: Sampler, before: CandidateList, learnt_off: float) -> RankedCut | None:
     """None: the sampler cuts nothing, or its result is compared as it is."""
+    if type(sampler) in LEARNT:
+        return LEARNT[type(sampler)](sampler, before, learnt_off)
     make = CUTS.get(type(sampler))
     return None if make is None else make(sampler, before)
 
@@ -145,23 +145,19 @@ def cut_xtc(sampler: Xtc, c: CandidateList) -> RankedCut:
     return by_logits(c, size_between(min(low, high), max(low, high)), lowest=True)
 
 
-def cut_mirostat_v2(sampler: MirostatV2, c: CandidateList) -> RankedCut:
+def cut_mirostat_v2(sampler: MirostatV2, c: CandidateList, off_mu: float) -> RankedCut:
     held = probabilities_of(c.logits)
     surprise = -np.log2(held.p)
     relative = np.where(held.p > 0, held.radius / held.p, 0.0) / np.log(2)
     finite = np.where(np.isfinite(surprise), surprise, 0.0)
-    radius = relative + LAST_PLACE * finite + mu_radius(sampler)
+    radius = relative + LAST_PLACE * finite + off_mu + UNIT * abs(float(sampler.mu))
     low, high = (
         max(int(np.count_nonzero(surprise + e <= float(sampler.mu))), 1) for e in (radius, -radius)
     )
     return by_logits(c, size_between(low, high))
 
 
-def mu_radius(sampler: Mirostat | MirostatV2) -> float:
-    return STEPS_OF_MU * UNIT * (abs(float(sampler.mu)) + abs(sampler.tau) + 1)
-
-
-def cut_mirostat(sampler: Mirostat, c: CandidateList) -> RankedCut:
+def cut_mirostat(sampler: Mirostat, c: CandidateList, off_mu: float) -> RankedCut:
     """Where probabilities are too small for float32, an engine may have them or not."""
     held = probabilities_of(c.logits)
     order = np.argsort(-held.p, kind="stable")
@@ -173,16 +169,17 @@ def cut_mirostat(sampler: Mirostat, c: CandidateList) -> RankedCut:
     sizes = [
         size
         for n in range(shown[0], shown[1] + 1)
-        for size in zipf_sizes(sampler, p[:n], float((radius[:n] / p[:n]).max()))
+        for size in zipf_sizes(sampler, p[:n], float((radius[:n] / p[:n]).max()), off_mu)
     ]
     low, high = (min(max(int(min(k, INT_END)), 1), len(c)) for k in (min(sizes), max(sizes)))
     return by_logits(c, size_between(low, high))
 
 
-def zipf_sizes(sampler: Mirostat, p: F64, relative: float) -> list[float]:
+def zipf_sizes(sampler: Mirostat, p: F64, relative: float, off_mu: float) -> list[float]:
     """Return k at the ends of what it may be. p: those that it is estimated from, sorted.
 
-    The exponent is off by its sums of products; mu and the power are off as well.
+    The exponent s of Zipf's law is off by its sums of products, mu by what was learnt, and k by the
+    roundings of its own formula.
     """
     i = np.arange(len(p) - 1)
     t, b = np.log((i + 2) / (i + 1)), np.log(p[:-1] / p[1:])
@@ -190,22 +187,31 @@ def zipf_sizes(sampler: Mirostat, p: F64, relative: float) -> list[float]:
     off = t * (2 * relative + 4 * UNIT + LAST_PLACE * np.abs(b)) + 4 * UNIT * np.abs(t * b)
     radius = (float(off.sum()) + UNIT * running_total(np.abs(t * b))) / down
     radius += up / down * UNIT * (len(p) + 5)
-    found = [
-        zipf_size(sampler, up / down + sign * radius, float(sampler.mu) + mu * mu_radius(sampler))
-        for sign in (-1, 0, 1)
-        for mu in (-1, 1)
-    ]
-    return [k * (1 + sign * STEPS_OF_POWER * UNIT) for k in found for sign in (-1, 1)]
+    found = []
+    for s in (up / down - radius, up / down, up / down + radius):
+        for mu in (float(sampler.mu) - off_mu, float(sampler.mu) + off_mu):
+            k, share = zipf_size(sampler.n_vocab, s, mu)
+            found += [k * (1 - share), k * (1 + share)]
+    return found
 
 
-def zipf_size(sampler: Mirostat, s: float, mu: float) -> float:
+def zipf_size(n_vocab: int, s: float, mu: float) -> tuple[float, float]:
+    """Return k = (eps * 2^mu / (1 - N^-eps)) ^ (1 / s), eps = s - 1, and its relative error.
+
+    N^-eps is within a last place and eps * ln N roundings, which the difference from 1 makes more
+    of; the power makes 1 / s of what it is given, and a rounding of 1 / s counts by the logarithm.
+    """
     eps = s - 1
+    if s <= 0:  # flat
+        return (float("inf") if mu >= np.log2(max(n_vocab - 1, 1)) else 1.0), 0.0
     if eps == 0:
-        return float(2.0**mu / np.log(sampler.n_vocab))
-    if s <= 0:
-        return float("inf") if mu >= np.log2(max(sampler.n_vocab - 1, 1)) else 1.0
-    log = np.log(abs(eps)) + mu * np.log(2) - np.log(abs(1 - float(sampler.n_vocab) ** -eps))
-    return float(np.exp(min(log / s, 700.0)))
+        return float(2.0**mu / np.log(n_vocab)), np.inf
+    power = float(n_vocab) ** -eps
+    log = np.log(abs(eps)) + mu * np.log(2) - np.log(abs(1 - power))
+    of_power = LAST_PLACE + abs(eps) * np.log(n_vocab) * UNIT
+    of_base = 4 * UNIT + LAST_PLACE + power * of_power / abs(1 - power)
+    share = (of_base + 2 * UNIT * abs(log)) / s + LAST_PLACE
+    return float(np.exp(min(log / s, 700.0))), float(min(share, 1.0))
 
 
 CUTS: dict[type[Sampler], Callable[..., RankedCut]] = {
@@ -214,6 +220,8 @@ CUTS: dict[type[Sampler], Callable[..., RankedCut]] = {
     MinP: cut_min_p,
     Typical: cut_typical,
     Xtc: cut_xtc,
+}
+LEARNT: dict[type[Sampler], Callable[..., RankedCut]] = {  # cuts by what was learnt from choices
     Mirostat: cut_mirostat,
     MirostatV2: cut_mirostat_v2,
 }

@@ -6,20 +6,17 @@ from itertools import combinations
 
 import numpy as np
 
-from lockstep.engine.samplers.adaptive_p import AdaptiveP
 from lockstep.engine.samplers.base import DrawingSampler, Sampler, SamplerVocabulary
-from lockstep.engine.samplers.mirostat import Mirostat
-from lockstep.engine.samplers.mirostat_v2 import MirostatV2
 from lockstep.engine.samplers.parts.candidates import CandidateList
 from lockstep.engine.samplers.parts.chain import make_chain
 from lockstep.engine.samplers.parts.draws import GivenDraws
 from lockstep.engine.samplers.parts.ways import LLAMA_CPP, Accident
 from lockstep.harness.adapters.parts.sampled_lists import SampledList, split_lists
 from lockstep.harness.records import SampleAnswer, SampleRequest
+from lockstep.harness.samplers.learned import LEARNING, learn_error
 from lockstep.harness.samplers.legal import StageDifference, judge_stage
 
 EVERY = frozenset(Accident)
-LEARNING = (Mirostat, MirostatV2, AdaptiveP)  # from what they choose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +82,7 @@ class StageJudge:
         self.mirror.ways = LLAMA_CPP
         self.accident: Accident | None = None  # the last one
         self.is_defined = True  # what it must do with this row
+        self.off = 0.0  # by how much an honest engine's state may be another
         self.has_lost_state = False  # what it learnt from a row of which nothing is defined
 
     def prepare(self, accepted: Sequence[int], draw: float) -> None:
@@ -99,7 +97,7 @@ class StageJudge:
         self.has_lost_state |= not is_defined(before) and isinstance(self.sampler, LEARNING)
         self.is_defined = is_defined(before) and not self.has_lost_state
         if self.is_defined:
-            found = judge_stage(self.sampler, before.change(sorted=False), after)
+            found = judge_stage(self.sampler, before.change(sorted=False), after, self.off)
         with np.errstate(all="ignore"):
             mirrored = self.mirror.apply(before) if len(before) else before
         if found is not None:
@@ -109,6 +107,8 @@ class StageJudge:
         if after.selected >= 0 and np.isin(after.token, before.ids):
             with np.errstate(all="ignore"):
                 self.sampler.follow(before.change(sorted=False), after.change(sorted=False))
+                if self.is_defined:
+                    self.off += learn_error(self.sampler, before, after)
         return found
 
 

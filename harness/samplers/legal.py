@@ -48,34 +48,46 @@ class StageDifference:
 
 
 def judge_stage(
-    sampler: Sampler, before: CandidateList, after: CandidateList
+    sampler: Sampler, before: CandidateList, after: CandidateList, learnt_off: float = 0.0
 ) -> StageDifference | None:
-    """Return what is wrong; None: nothing. The sampler is the definition in the engine's state."""
+    """Return what is wrong; None: nothing. The sampler is the definition in the engine's state,
+    from which what it has learnt may be off so far."""
     with np.errstate(all="ignore"):
         expected = sampler.clone().apply(before)
+        stage = JudgedStage(
+            sampler=sampler, before=before, expected=expected, after=after, off=learnt_off
+        )
         for check in (check_members, check_kept, check_logits, check_p, check_choice):
-            if (found := check(sampler, before, expected, after)) is not None:
+            if (found := check(stage)) is not None:
                 return found
     return None
 
 
-def check_members(
-    sampler: Sampler, before: CandidateList, expected: CandidateList, after: CandidateList
-) -> StageDifference | None:
-    known = np.union1d(before.ids, expected.ids)
-    strange = np.setdiff1d(after.ids, known)
+@dataclass(frozen=True, kw_only=True)
+class JudgedStage:
+    """A stage with what it was given, what ours makes of it, and what the engine made of it."""
+
+    sampler: Sampler
+    before: CandidateList
+    expected: CandidateList
+    after: CandidateList
+    off: float
+
+
+def check_members(stage: JudgedStage) -> StageDifference | None:
+    known = np.union1d(stage.before.ids, stage.expected.ids)
+    strange = np.setdiff1d(stage.after.ids, known)
     if len(strange):
         return StageDifference(wrong=Wrong.FOREIGN, token=int(strange[0]))
     return None
 
 
-def check_kept(
-    sampler: Sampler, before: CandidateList, expected: CandidateList, after: CandidateList
-) -> StageDifference | None:
-    cut = cut_for(sampler, before)
+def check_kept(stage: JudgedStage) -> StageDifference | None:
+    before, after = stage.before, stage.after
+    cut = cut_for(stage.sampler, before, stage.off)
     kept = np.isin(before.ids, after.ids)
     if cut is None:  # it keeps all, or what it keeps is no matter of rank
-        return compare_ids(expected.ids, after.ids)
+        return compare_ids(stage.expected.ids, after.ids)
     if kept.any() and not kept.all():
         if cut.lowest:
             kept = ~kept  # the same of those that are left out
@@ -130,10 +142,9 @@ def check_size(
     return StageDifference(wrong=wrong, token=token, expected=float(bound), actual=float(n))
 
 
-def check_logits(
-    sampler: Sampler, before: CandidateList, expected: CandidateList, after: CandidateList
-) -> StageDifference | None:
-    limits = logit_limits(sampler, before, expected)
+def check_logits(stage: JudgedStage) -> StageDifference | None:
+    after = stage.after
+    limits = logit_limits(stage.sampler, stage.before, stage.expected, stage.off)
     if limits is None:
         return None
     places = places_of(after.ids, limits.ids)
@@ -176,15 +187,14 @@ def places_of(ids: NDArray[np.int32], source: NDArray[np.int32]) -> NDArray[np.i
     return order[np.searchsorted(source, ids, sorter=order)]
 
 
-def check_p(
-    sampler: Sampler, before: CandidateList, expected: CandidateList, after: CandidateList
-) -> StageDifference | None:
+def check_p(stage: JudgedStage) -> StageDifference | None:
     """A list may be normalised or not; where it says nothing, NaN, nothing is held against it."""
+    after = stage.after
     if np.isnan(after.p).all() or not len(after):
         return None
-    if isinstance(sampler, Infill):
-        return check_merged_p(before, expected, after)
-    if not shows_p(sampler, before):
+    if isinstance(stage.sampler, Infill):
+        return check_merged_p(stage.before, stage.expected, after)
+    if not shows_p(stage.sampler, stage.before):
         return None
     held = probabilities_of(after.logits)
     total = float(after.p.astype(np.float64).sum())
@@ -207,10 +217,9 @@ def check_merged_p(
     return first_wrong(Wrong.P, right, after, want, share.astype(np.float32), allow)
 
 
-def check_choice(
-    sampler: Sampler, before: CandidateList, expected: CandidateList, after: CandidateList
-) -> StageDifference | None:
-    if expected.selected < 0:
+def check_choice(stage: JudgedStage) -> StageDifference | None:
+    sampler, after = stage.sampler, stage.after
+    if stage.expected.selected < 0:
         return None
     if after.selected < 0:
         return StageDifference(wrong=Wrong.NO_CHOICE)

@@ -5,6 +5,7 @@ Counted in roundings of 2^-24 of what is rounded, twice: ours are rounded as wel
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,6 @@ from lockstep.harness.samplers.probabilities import (
 )
 
 SMALLEST = 2.0**-148  # two steps of the smallest float32
-STEPS_OF_AVERAGE = 64.0  # roundings of the running averages that adaptive_p keeps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,14 @@ class LogitLimits:
 
 
 def logit_limits(
-    sampler: Sampler, before: CandidateList, expected: CandidateList
+    sampler: Sampler, before: CandidateList, expected: CandidateList, learnt_off: float
 ) -> LogitLimits | None:
-    """None: nothing is said of them."""
+    """None: nothing is said of them. learnt_off: how far what the sampler learnt may be off."""
     if isinstance(sampler, Infill):
         return None
     change = CHANGES.get(type(sampler))
+    if isinstance(sampler, AdaptiveP):
+        change = partial(adapt, learnt_off=learnt_off)
     if change is None:
         same = before.logits.astype(np.float64)
         return LogitLimits(ids=before.ids, logits=same, radius=np.zeros(len(same)))
@@ -180,16 +182,19 @@ def top_n_sigma(
     return np.zeros(len(e)), np.where(near, either, wide(e.logits))
 
 
-def adaptive_p(
-    sampler: AdaptiveP, c: CandidateList, e: CandidateList, places: NDArray[Any]
+def adapt(
+    sampler: AdaptiveP,
+    c: CandidateList,
+    e: CandidateList,
+    places: NDArray[Any],
+    learnt_off: float,
 ) -> Found:
     """The slope of 5 - 10 d^2 / (1 + d) is at most 10; d = |p - target| / 0.3."""
     if F(sampler.target) < 0:
         return np.zeros(len(e)), None
     held = probabilities_of(c.logits)
-    average = STEPS_OF_AVERAGE * UNIT
     far = (held.p[places] + 1) * float(WIDTH)
-    off = (held.radius[places] + average) * float(WIDTH) + 3 * UNIT * far
+    off = (held.radius[places] + learnt_off + 4 * UNIT) * float(WIDTH) + 3 * UNIT * far
     radius = float(SHARPNESS) * off + 4 * UNIT * (np.abs(wide(e.logits)) + float(PEAK))
     return np.where(np.isfinite(radius), radius, 0.0), None
 
@@ -201,5 +206,4 @@ CHANGES: dict[type[Sampler], Callable[..., Found]] = {
     Dry: dry,
     LogitBias: bias,
     TopNSigma: top_n_sigma,
-    AdaptiveP: adaptive_p,
 }
