@@ -24,6 +24,7 @@ from lockstep.harness.samplers.cases import CaseLimits, make_case
 from lockstep.harness.samplers.judgement import count_mirror_differences, judge_answer
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from tests.models import with_metadata
+from tests.places import EXAMPLES
 from tests.plans import plan_of, verdicts_of
 
 KNOWN = {entry["id"]: entry for entry in entries("sampler")}
@@ -145,9 +146,16 @@ def test_clone_of_adaptive_p_still_draws_anew() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "status"),
-    [("honest:log-space", "agreed"), ("mutant:temp-twice", "diverged")],
+    [
+        ("honest:log-space", "agreed"),
+        (f"{sys.executable} {EXAMPLES / 'sampler.py'}", "agreed"),
+        ("mutant:temp-twice", "diverged"),
+    ],
 )
-def test_suite_judges_engines(engine: str, status: str, vocabulary: Path) -> None:
+def test_suite_judges_engines(
+    engine: str, status: str, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.harness.suites.samplers.CASES", 40)  # of 120
     found = verdicts_of(plan_of(vocabulary, engine, suites=("samplers",), by_name=True))
     (temp,) = [v for v in found if v.detail.get("part") == "temp"]
     assert temp.status == status
