@@ -202,8 +202,10 @@ def zipf_size(n_vocab: int, s: float, mu: float) -> tuple[float, float]:
     of; the power makes 1 / s of what it is given, and a rounding of 1 / s counts by the logarithm.
     """
     eps = s - 1
-    if s <= 0:  # flat
-        return (float("inf") if mu >= np.log2(max(n_vocab - 1, 1)) else 1.0), 0.0
+    if s <= 0:  # flat: a power of infinity, which may be anything where its base may be 1
+        log = mu * float(np.log(2)) - float(np.log(max(n_vocab - 1, 1)))
+        may_be_one = abs(log) <= LAST_PLACE + UNIT * (4 + abs(mu))
+        return (INT_END, 1.0) if may_be_one else (INT_END if log > 0 else 1.0, 0.0)
     if eps == 0:
         return float(2.0**mu / np.log(n_vocab)), np.inf
     power = float(n_vocab) ** -eps
