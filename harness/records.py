@@ -86,6 +86,36 @@ class Evaluation:
     trace: Trace | None  # the values as computed, before any replacement
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SampleRequest:
+    """Rows of logits that one chain of samplers works on, one after the other.
+
+    Stages are described by `sampler`, llama.h's name of the constructor behind
+    llama_sampler_init_, and by that one's parameters.
+    """
+
+    chain: tuple[Mapping[str, Any], ...]
+    logits: NDArray[np.float32]  # (rows, vocabulary)
+    accepted: tuple[tuple[int, ...], ...]  # tokens that the chain is told before each row
+    draws: NDArray[np.float64]  # (rows, stages), 0 up to 1; NaN: the stage draws nothing
+    prompt: tuple[int, ...] = ()  # came first, and is nothing that the chain was told
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SampleAnswer:
+    """What each stage left of each row; of an engine that shows only the end, the last stage.
+
+    Lists lie behind each other: all stages of the first row, then those of the next.
+    """
+
+    sizes: NDArray[np.int32]  # (rows, stages) or (rows, 1)
+    selected: NDArray[np.int32]  # the same shape: a token's id; -1: none
+    ids: NDArray[np.int32]  # (candidates of all lists,)
+    logits: NDArray[np.float32]  # (candidates of all lists,)
+    p: NDArray[np.float32]  # (candidates of all lists,); NaN: not shown
+    sorted: NDArray[np.bool_] | None = None  # what the engine says of each list, if it says it
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
     """The engine that answered: enough to see whether a golden or a verdict still applies."""

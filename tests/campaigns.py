@@ -16,6 +16,7 @@ CAMPAIGNS = {
     "differential/test_honest_designs.py": "a whole check of engines of other designs",
     "differential/test_known_schedules.py": "short campaigns of schedules",
     "differential/test_original_tokenizers.py": "texts on which llama.cpp differs from originals",
+    "differential/test_sampler_chains.py": "1,000 chains of samplers on 10,000 rows",
     "differential/test_tokens.py::test_every_answer_on_a_real_vocabulary_is_that_of_llama_cpp": (
         "real vocabularies"
     ),

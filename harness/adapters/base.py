@@ -19,6 +19,8 @@ from lockstep.harness.records import (
     FileSummary,
     Nodes,
     Request,
+    SampleAnswer,
+    SampleRequest,
     Settings,
     TensorSummary,
 )
@@ -142,6 +144,14 @@ class Adapter(Registered):
     ) -> dict[str, NDArray[Any]]:
         """The named results of an operation of engines' interfaces (engine.ops.fused)."""
         raise Unsupported(f"{self.name} does not compute fused operations")
+
+    def sample(self, request: SampleRequest) -> SampleAnswer:
+        """What each stage of a chain of samplers leaves of each row of logits.
+
+        Where there is a draw, the stage takes it and not one of its own; llama.cpp's seeds come
+        to these very draws.
+        """
+        raise Unsupported(f"{self.name} does not show its samplers")
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """The ids of `n` tokens after the prompt, each the argmax of the logits before it.

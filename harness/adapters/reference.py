@@ -23,6 +23,8 @@ from lockstep.engine.ops.ggml.base import expect, round_to_type
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32, WeightFormat
+from lockstep.engine.samplers.base import SamplerVocabulary
+from lockstep.engine.samplers.parts.vocabulary import TokenizerWords
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.trace import silent
 from lockstep.engine.weights import Weight
@@ -30,12 +32,15 @@ from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.parts import file_summary as summary
 from lockstep.harness.adapters.parts.parsing import files_of
 from lockstep.harness.adapters.parts.reference_parse import parse
+from lockstep.harness.adapters.parts.reference_sample import sample
 from lockstep.harness.adapters.parts.timing import pieces_of, seconds_each
 from lockstep.harness.records import (
     EngineInfo,
     Evaluation,
     FileSummary,
     Request,
+    SampleAnswer,
+    SampleRequest,
     Site,
     TensorRecord,
     TensorSummary,
@@ -182,6 +187,13 @@ class Reference(Adapter, name="reference"):
             name: value.astype(np.float32) if value.dtype.kind == "f" else value
             for name, value in found.items()
         }
+
+    def sample(self, request: SampleRequest) -> SampleAnswer:
+        return sample(request, self.sampler_vocabulary)
+
+    @property
+    def sampler_vocabulary(self) -> SamplerVocabulary | None:
+        return None if self.model is None else TokenizerWords(self.tokenizer)
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if self.loaded.graph.embeds:

@@ -7,7 +7,7 @@ in the order of the adapter's method. It costs no copy and looks at no tensor's 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lockstep.harness.answers import files, ops, runs, texts
+from lockstep.harness.answers import files, ops, runs, sampling, texts
 from lockstep.harness.answers.base import Facts, MalformedAnswer, facts_of
 
 __all__ = ["FORMS", "PIECES", "Facts", "MalformedAnswer", "check_answer", "check_piece", "facts_of"]
@@ -32,6 +32,7 @@ FORMS: dict[str, Callable[..., None]] = {
     "time_capture": ops.check_time_capture,
     "compute": ops.check_compute,
     "operate": ops.check_operate,
+    "sample": sampling.check_sample,
 }
 PIECES: dict[str, Callable[..., None]] = {"capture": runs.check_nodes}
 

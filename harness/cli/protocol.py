@@ -11,9 +11,15 @@ class Language(StrEnum):
     PYTHON = "python"
     JAVASCRIPT = "javascript"
     C = "c"
+    SAMPLER = "sampler"
 
 
-FILES = {Language.PYTHON: "engine.py", Language.JAVASCRIPT: "engine.mjs", Language.C: "engine.c"}
+FILES = {
+    Language.PYTHON: "engine.py",
+    Language.JAVASCRIPT: "engine.mjs",
+    Language.C: "engine.c",
+    Language.SAMPLER: "sampler.py",
+}
 
 
 def protocol(
@@ -21,7 +27,8 @@ def protocol(
         Language | None,
         typer.Option(
             help="Instead, an engine of at most 150 lines: python and javascript run llama models "
-            "of F32 weights, c decodes weights (F32, F16, Q4_0, Q8_0) and multiplies by them."
+            "of F32 weights, c decodes weights (F32, F16, Q4_0, Q8_0) and multiplies by them, "
+            "sampler (in Python) chooses tokens."
         ),
     ] = None,
     guide: Annotated[

@@ -28,6 +28,7 @@ from lockstep.harness.protocol.runs import (
     send_embeddings,
     send_logits,
 )
+from lockstep.harness.protocol.sampling import read_sample, send_sample
 from lockstep.harness.records import (
     CACHE_TYPES,
     EngineInfo,
@@ -41,7 +42,7 @@ VERSION = 1
 # what an engine may say that it can do, from the least to the most
 LEVELS = (
     *("parse", "tokenize", "detokenize", "dequantize", "multiply", "operate"),
-    *("embed", "generate", "greedy", "logprobs", "logits", "trace", "replace"),
+    *("sample", "embed", "generate", "greedy", "logprobs", "logits", "trace", "replace"),
 )
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
@@ -322,6 +323,7 @@ QUESTIONS: dict[str, Question] = {
     "dequantize": Question("dequantize", send_dequantize, array_named("weights")),
     "multiply": Question("multiply", send_multiply, array_named("product")),
     "operate": Question("operate", send_operate, lambda answer: dict(answer.arrays)),
+    "sample": Question("sample", send_sample, read_sample),
     "embed": Question("embed", send_embed, read_embed),
     "greedy": Question("greedy", send_greedy, read_ids),
     "generate": Question("generate", send_generate, read_generate),

@@ -20,6 +20,7 @@ from lockstep.harness.records import (
     Outcome,
     Rejected,
     Request,
+    SampleRequest,
     Site,
     TimedOut,
     Unanswerable,
@@ -30,6 +31,12 @@ N_GREEDY = 4
 TEXTS = (b"Once upon a time", b"", "\u00e4\u2713\U0001f600".encode())
 NO_UTF8 = b"\xff no UTF-8"
 Q8_0 = np.arange(2 * 34, dtype=np.uint8)  # two blocks: a scale in half precision, 32 weights
+SAMPLED = SampleRequest(
+    chain=({"sampler": "top_k", "k": 2}, {"sampler": "greedy"}),
+    logits=np.array([[0, 2, 1, -1]], np.float32),
+    accepted=((),),
+    draws=np.full((1, 2), np.nan),
+)
 START = "start"
 
 
@@ -85,6 +92,7 @@ def question_for_level(
         "dequantize": ("dequantize", ("Q8_0", Q8_0), {}),
         "multiply": ("multiply", ("Q8_0", Q8_0, ones), {}),
         "operate": ("operate", ("weighted_rms_norm", norm, {"eps": 1e-5}), {}),
+        "sample": ("sample", (SAMPLED,), {}),
         "embed": ("embed", (batches[:1],), {}),
         "generate": ("generate", (TEXTS[0], N_GREEDY), {}),
         "greedy": ("greedy", (PROMPT, N_GREEDY), {}),

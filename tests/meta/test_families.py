@@ -16,6 +16,7 @@ from lockstep.engine.gguf.types import TYPES, type_by_name
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.engine.quants.base import NO_PRODUCT, WeightFormat
 from lockstep.engine.registry import Registered
+from lockstep.engine.samplers.base import Sampler
 from lockstep.engine.tokenizers.base import Tokenizer
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.base import Adapter
@@ -33,6 +34,7 @@ from tests.places import LOCKSTEP
 FAMILIES: dict[str, type[Any]] = {
     "lockstep.engine.activations": ActivationFormat,
     "lockstep.engine.quants": WeightFormat,
+    "lockstep.engine.samplers": Sampler,
     "lockstep.engine.tokenizers": Tokenizer,
     "lockstep.engine.architectures": Architecture,
     "lockstep.harness.adapters": Adapter,

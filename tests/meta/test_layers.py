@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("lockstep.harness.answers", "lockstep.harness.report"),
         *("lockstep.harness.mutants", "lockstep.harness.honest"),
+        "lockstep.harness.samplers",
     ),
     ("lockstep.harness.asking",),
     ("lockstep.harness.foreign", "lockstep.harness.real_models"),

@@ -12,7 +12,7 @@ from lockstep.engine.choices import choices
 from lockstep.engine.errors import EngineError, NotInModel, Unsupported
 from lockstep.engine.node import Node
 from lockstep.harness.adapters.base import Adapter
-from lockstep.harness.adapters.llama_cpp import gguf, identity, product, synth
+from lockstep.harness.adapters.llama_cpp import gguf, identity, product, sampling, synth
 from lockstep.harness.adapters.llama_cpp import op as single_op
 from lockstep.harness.adapters.llama_cpp.activations import conversions
 from lockstep.harness.adapters.llama_cpp.lib import Library, TypeTraits, library
@@ -37,6 +37,8 @@ from lockstep.harness.records import (
     FileSummary,
     Nodes,
     Request,
+    SampleAnswer,
+    SampleRequest,
     Settings,
     TensorSummary,
     Trace,
@@ -182,6 +184,12 @@ class LlamaCpp(Adapter, name="llama.cpp"):
 
     def compute(self, node: Node) -> NDArray[Any]:
         return single_op.compute(self.lib, node, self.settings.n_threads)
+
+    def sample(self, request: SampleRequest) -> SampleAnswer:
+        vocabulary = None
+        if sampling.needs_vocabulary(request):
+            vocabulary = self._tokenizer().vocabulary
+        return sampling.sample(self.lib, request, vocabulary)
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if not prompt:

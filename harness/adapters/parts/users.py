@@ -27,7 +27,7 @@ GROUP = "lockstep.engines"  # of entry points: NAME = "package.module:Class"
 LEVELS = {
     "parse": "metadata",
     **{name: name for name in ("tokenize", "detokenize", "dequantize", "multiply", "operate")},
-    **{name: name for name in ("embed", "generate", "greedy", "logprobs")},
+    **{name: name for name in ("sample", "embed", "generate", "greedy", "logprobs")},
     "logits": "evaluate",
 }
 

@@ -12,6 +12,7 @@ from lockstep.engine.batch import Batch
 from lockstep.harness.answers import FORMS, PIECES
 from lockstep.harness.asking.worker import QUESTIONS, STREAMS
 from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.protocol.smoke import SAMPLED
 from lockstep.harness.records import (
     EXACT,
     Answered,
@@ -20,6 +21,7 @@ from lockstep.harness.records import (
     Malformed,
     Nodes,
     Request,
+    SampleAnswer,
     TensorSummary,
 )
 from tests.lies import EVERYWHERE, Saying
@@ -74,6 +76,13 @@ SUM_OF = node("ADD", np.zeros((2, 3), np.float32))
 ROW = TensorSummary(name="t", ne=(32, 2), type="Q4_0", offset=0, n_bytes=36)
 TIMES = {"plain": 1.0, "callback": 1.0, "capture": 1.0, "copy": 1.0, "nodes": 3.0}
 TWO_AND_ONE = (Batch.of([0, 1]), Batch.of([2], start=2))
+CHOSEN = SampleAnswer(
+    sizes=np.array([[2, 1]], np.int32),
+    selected=np.array([[-1, 1]], np.int32),
+    ids=np.array([1, 2, 1], np.int32),
+    logits=np.zeros(3, np.float32),
+    p=np.full(3, np.nan, np.float32),
+)
 ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an answer, lies
     "multiply": (
         ("Q4_0", BYTES, np.zeros((5, 32), np.float32)),
@@ -148,6 +157,21 @@ ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an an
         (b"GGUF",),
         (ROW,),
         [[ROW], (ROW, ROW), (replace(ROW, n_bytes=35),), (replace(ROW, ne=(31, 2)),), ("t",)],
+    ),
+    "sample": (
+        (SAMPLED,),
+        CHOSEN,
+        [
+            None,
+            replace(CHOSEN, sizes=np.array([[2, 1]], np.int64)),
+            replace(CHOSEN, sizes=np.array([[2, 1, 0]], np.int32)),
+            replace(CHOSEN, sizes=np.array([[2, -1]], np.int32)),
+            replace(CHOSEN, ids=np.array([1, 4, 1], np.int32)),
+            replace(CHOSEN, ids=np.array([1, 1, 1], np.int32)),
+            replace(CHOSEN, selected=np.array([[-2, 1]], np.int32)),
+            replace(CHOSEN, p=np.zeros(2, np.float32)),
+            replace(CHOSEN, sorted=np.array([True])),
+        ],
     ),
     "time_dequantize": (("Q4_0", BYTES, 0.1, 1), 1e-6, [0.0, -1.0, float("nan"), "1", None]),
     "time_capture": (

@@ -1,0 +1,85 @@
+"""The contract of a sampler: parameters as llama.h has them, and a formula on candidates."""
+
+import copy
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from lockstep.engine.registry import Registered
+from lockstep.engine.samplers.parts.candidates import CandidateList
+from lockstep.engine.samplers.parts.draws import Draws, MersenneTwister
+from lockstep.engine.samplers.parts.ways import DEFINITION, Ways
+
+
+class SamplerVocabulary(Protocol):
+    """What samplers that know texts ask about tokens."""
+
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes of each token; none of control tokens."""
+
+    @property
+    def words(self) -> Sequence[bytes]:
+        """The text of each token alone, control tokens spelled out."""
+
+    @property
+    def ends(self) -> Collection[int]:
+        """Tokens that end a generation."""
+
+    @property
+    def end_of_turn(self) -> int | None: ...
+
+    def tokenize(self, text: bytes) -> list[int]: ...
+
+
+@dataclass(kw_only=True)
+class Sampler(Registered):
+    """One stage of a chain. Fields of subclasses are the constructor's parameters, by its names."""
+
+    ways: Ways = DEFINITION
+
+    @property
+    def draw(self) -> float | None:
+        """What the next draw is; None: this sampler draws nothing."""
+        return None
+
+    def apply(self, c: CandidateList) -> CandidateList:
+        """Return what is left of the candidates, and how likely."""
+        raise NotImplementedError
+
+    def accept(self, token: int) -> None:
+        """Remember a token that was taken, or was there before."""
+
+    def reset(self) -> None:
+        """Forget what was accepted and drawn."""
+
+    def follow(self, before: CandidateList, after: CandidateList) -> None:
+        """Go on as if this sampler had made `after` of `before`, with what was selected there."""
+
+    def clone(self) -> Self:
+        """Return a sampler that goes on as this one would. What is remembered is never changed
+        in place, so that both may hold it."""
+        return copy.copy(self)
+
+
+@dataclass(kw_only=True)
+class DrawingSampler(Sampler):
+    """A sampler with a generator of its own."""
+
+    seed: int
+    source: Draws = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    @property
+    def draw(self) -> float | None:
+        return self.source.clone().double()
+
+    def reset(self) -> None:
+        self.source = MersenneTwister(self.seed)
+
+    def clone(self) -> Self:
+        other = super().clone()
+        other.source = self.source.clone()
+        return other

@@ -1,0 +1,69 @@
+"""infill: few words and ends of a generation, for text that is filled in between."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import NotInModel
+from lockstep.engine.samplers.base import Sampler, SamplerVocabulary
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
+
+LEAST = F(0.2)  # the probability that a word needs at first
+
+
+@dataclass(kw_only=True)
+class Infill(Sampler, name="infill"):
+    vocabulary: SamplerVocabulary | None = field(default=None, repr=False)
+
+    @property
+    def known(self) -> SamplerVocabulary:
+        if self.vocabulary is None:
+            raise NotInModel("infill needs a vocabulary, and there is none")
+        return self.vocabulary
+
+    def apply(self, c: CandidateList) -> CandidateList:
+        """Keep ends alone where they are likely; else merge words with their beginnings and cut."""
+        c = self.ways.softmax(c, sort=True)
+        ends = self.find_ends(c)
+        p_end, p_text = self.ways.total(c.p[ends]), self.ways.total(c.p[~ends])
+        if F(3) * p_end * F(len(c)) > p_text:
+            return self.normalise(c.take(np.flatnonzero(ends)))
+        c = self.merge(c)
+        kept = c.take(np.flatnonzero(~(c.p < LEAST) | ends))
+        words = int(np.count_nonzero(~self.find_ends(kept)))
+        if not words:
+            return self.end(kept if len(kept) else c)
+        c = self.normalise(kept)
+        least = F(1.0 / (words + 1))
+        return self.normalise(c.take(np.flatnonzero(~(c.p < least) | self.find_ends(c))))
+
+    def find_ends(self, c: CandidateList) -> NDArray[np.bool_]:
+        ends = self.known.ends
+        return np.array([token in ends for token in c.ids.tolist()], np.bool_)
+
+    def normalise(self, c: CandidateList) -> CandidateList:
+        return c.change(p=np.asarray(c.p / self.ways.total(c.p), F))
+
+    def merge(self, c: CandidateList) -> CandidateList:
+        """Give to the likelier of two the other's share, where one begins with the other."""
+        logits, p = c.logits.copy(), c.p.copy()
+        pieces = [self.known.pieces[token] for token in c.ids.tolist()]
+        for i, head in enumerate(pieces):
+            for j, word in enumerate(pieces if head else ()):
+                if logits[i] == -np.inf:
+                    break
+                if i == j or logits[j] == -np.inf or not word.startswith(head):
+                    continue
+                kept, lost = (j, i) if p[j] > p[i] else (i, j)
+                p[kept] += p[lost]
+                logits[lost], p[lost] = F(-np.inf), F(0)
+        return c.change(logits=logits, p=p)
+
+    def end(self, c: CandidateList) -> CandidateList:
+        """Return one candidate, the end of a turn."""
+        token = self.known.end_of_turn
+        if token is None:
+            raise NotInModel("infill needs a token that ends a turn or a text, and there is none")
+        first = c.take(slice(1))
+        return first.change(ids=np.array([token], np.int32), logits=np.ones(1, F))

@@ -1,0 +1,61 @@
+"""mirostat: top-k with a k that holds the surprise of chosen tokens near tau."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lockstep.engine.samplers.base import DrawingSampler
+from lockstep.engine.samplers.parts.candidates import F32, CandidateList, F
+from lockstep.engine.samplers.parts.draws import choose
+from lockstep.engine.samplers.parts.libstdcxx import INT_END
+from lockstep.engine.samplers.parts.ways import Accident
+
+
+@dataclass(kw_only=True)
+class Mirostat(DrawingSampler, name="mirostat"):
+    n_vocab: int
+    tau: float
+    eta: float
+    m: int  # candidates that the exponent of Zipf's law is estimated from
+    mu: np.float32 = field(init=False, repr=False)
+
+    def reset(self) -> None:
+        super().reset()
+        self.mu = F(2) * F(self.tau)
+
+    def apply(self, c: CandidateList) -> CandidateList:
+        c = self.ways.softmax(c, sort=True)
+        c = self.ways.softmax(c.take(slice(self.size(c.p))), sort=True)
+        chosen = choose(c.p, self.source)
+        self.learn(c.p[chosen])
+        return c.change(selected=chosen)
+
+    def follow(self, before: CandidateList, after: CandidateList) -> None:
+        self.learn(self.ways.softmax(after, sort=False).p[after.selected])
+
+    def learn(self, p: np.float32) -> None:
+        """Move mu by the error of a chosen token's surprise. p: its probability."""
+        self.mu = F(self.mu - F(self.eta) * (-self.ways.log2_of(p) - F(self.tau)))
+
+    def size(self, p: F32) -> int:
+        """Return how many candidates are kept. p: (candidates,), sorted"""
+        k, accidents = self.estimate(p), self.ways.accidents
+        if np.isnan(k):
+            return 1 if Accident.MIROSTAT_ZERO in accidents else len(p)
+        if k >= INT_END:
+            return 1 if Accident.MIROSTAT_OVERFLOW in accidents else len(p)
+        return min(max(int(max(k, F(1))), 1), len(p))
+
+    def estimate(self, p: F32) -> np.float32:
+        """Return k as a number, which may be none."""
+        if Accident.MIROSTAT_ZERO not in self.ways.accidents:
+            p = p[p > 0]
+        n = len(p) - 1 if self.m < 1 else min(self.m - 1, len(p) - 1)
+        i = np.arange(n, dtype=F)
+        t = self.ways.log((i + F(2)) / (i + F(1)))
+        b = self.ways.log(p[:n] / p[1 : n + 1])
+        s = self.ways.total(t * b) / self.ways.total(t * t)
+        eps = s - F(1)
+        power = self.ways.pow
+        held = eps * power(2, self.mu) / (F(1) - power(self.n_vocab, -eps))
+        return power(held, F(1) / s)

@@ -1,0 +1,1 @@
+"""What samplers share: the list, its arithmetic, draws, constructors and chains."""

@@ -1,0 +1,77 @@
+"""Draws from 0 up to 1: llama.cpp's generator, or numbers that a question gives."""
+
+import copy
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.samplers.parts.candidates import F
+
+WORDS = 4294967296.0  # of 32 bits
+
+
+class Draws(Protocol):
+    """Where a sampler takes its chances from."""
+
+    def single(self) -> float:
+        """Return a draw with the bits of a float32."""
+
+    def double(self) -> float:
+        """Return a draw with the bits of a float64."""
+
+    def clone(self) -> Self: ...
+
+
+class MersenneTwister:
+    """std::mt19937 with libstdc++'s distributions; numpy's legacy seeding is the same."""
+
+    def __init__(self, seed: int) -> None:
+        self.bits = np.random.MT19937()
+        self.bits._legacy_seeding(seed & 0xFFFFFFFF)
+
+    def word(self) -> int:
+        return int(self.bits.random_raw())
+
+    def single(self) -> float:
+        """std::uniform_real_distribution<float>: one word, rounded to a float."""
+        value = F(self.word()) / F(WORDS)
+        return float(value if value < 1 else np.nextafter(F(1), F(0)))
+
+    def double(self) -> float:
+        """std::uniform_real_distribution<double>: two words, the low one first."""
+        low, high = self.word(), self.word()
+        value = (float(low) + float(high) * WORDS) / (WORDS * WORDS)
+        return value if value < 1 else float(np.nextafter(1.0, 0.0))
+
+    def clone(self) -> "MersenneTwister":
+        other = copy.copy(self)
+        other.bits = np.random.MT19937()
+        other.bits.state = self.bits.state
+        return other
+
+
+class GivenDraws:
+    """One number, which stays until another is given."""
+
+    def __init__(self, value: float = 0.5) -> None:
+        self.value = value
+
+    def single(self) -> float:
+        return self.value
+
+    def double(self) -> float:
+        return self.value
+
+    def clone(self) -> "GivenDraws":
+        return GivenDraws(self.value)
+
+
+def choose(p: NDArray[np.float32], draws: Draws) -> int:
+    """Return a place by std::discrete_distribution, which draws nothing for one candidate."""
+    if len(p) < 2:
+        return 0
+    wide = p.astype(np.float64)
+    shares = np.add.accumulate(wide / np.add.accumulate(wide)[-1])
+    shares[-1] = 1.0
+    return int(np.searchsorted(shares, draws.double(), side="left"))

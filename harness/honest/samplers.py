@@ -1,0 +1,149 @@
+"""Samplers that are right otherwise: other orders, sums, functions, and ways to show a list."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.samplers.base import SamplerVocabulary
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
+from lockstep.engine.samplers.parts.chain import Chain, make_chain
+from lockstep.engine.samplers.parts.libstdcxx import Places
+from lockstep.engine.samplers.parts.ways import LLAMA_CPP, EqualsOrder, SumPrecision, Ways
+from lockstep.engine.samplers.top_k import TopK
+from lockstep.harness.adapters.parts.reference_sample import sample
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.records import SampleAnswer, SampleRequest
+
+HONEST_SAMPLERS: dict[str, "type[HonestSampler]"] = {}
+Show = Callable[[CandidateList], CandidateList]
+
+
+class HonestSampler(Reference):
+    """The reference with other ways to compute, or to leave a list behind each stage."""
+
+    group: ClassVar[str] = "honest samplers"
+    design: ClassVar[str]
+    ways: ClassVar[Ways]
+    shows: ClassVar[tuple[Show, ...]] = ()
+
+    def sample(self, request: SampleRequest) -> SampleAnswer:
+        return sample(request, self.sampler_vocabulary, self.ways, self.make)
+
+    def make(self, stages: Any, n_vocab: int, words: SamplerVocabulary | None, ways: Ways) -> Chain:
+        chain = make_chain(stages, n_vocab, words, ways)
+        return ShownChain(chain, self.shows[0]) if self.shows else chain
+
+    @classmethod
+    def add_design(
+        cls, name: str, design: str, ways: Ways | None = None, show: Show | None = None
+    ) -> type[Self]:
+        """Register a row: other ways, or what is made of a list behind each stage."""
+        held = {"__module__": cls.__module__, "design": design, "ways": ways or Ways()}
+        held["shows"] = () if show is None else (show,)
+        found = type(name, (cls,), held, name=f"honest:{name}")
+        HONEST_SAMPLERS[f"honest:{name}"] = found
+        return found
+
+
+class ShownChain(Chain):
+    """A chain whose lists are changed behind each stage, before the next one."""
+
+    def __init__(self, chain: Chain, show: Show) -> None:
+        super().__init__(chain.samplers)
+        self.show = show
+
+    def apply(self, c: CandidateList) -> list[CandidateList]:
+        found = []
+        with np.errstate(all="ignore"):
+            for sampler in self.samplers:
+                after = sampler.apply(c)
+                c = self.show(after) if after.selected < 0 else after
+                found.append(c)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastFirst(Ways):
+    """Of equal logits the last one comes first."""
+
+    def descending(self, logits: NDArray[np.float32], k: int) -> Places:
+        return np.argsort(logits, kind="stable")[::-1][:k]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSpace(Ways):
+    """Probabilities are powers of rounded logarithms."""
+
+    def softmax(self, c: CandidateList, *, sort: bool) -> CandidateList:
+        c = self.sort(c) if sort else c
+        far = c.logits - self.largest(c)
+        return c.change(p=self.exp(far - self.log_of(self.total(self.exp(far)))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairwise(Ways):
+    """numpy's own sums of float32, by pairs."""
+
+    def total(self, terms: NDArray[Any]) -> np.float32:
+        return F(terms.sum(dtype=np.float32)) if len(terms) else F(0)
+
+
+def by_id(c: CandidateList) -> CandidateList:
+    return c.take(np.argsort(c.ids, kind="stable"), sorted=False)
+
+
+def by_logit(c: CandidateList) -> CandidateList:
+    return c.take(np.argsort(-c.logits, kind="stable"), sorted=True)
+
+
+def share_out(c: CandidateList) -> CandidateList:
+    """Normalise whatever is left, behind every stage."""
+    weights = np.exp(c.logits.astype(np.float64) - c.logits.max())
+    return c.change(p=np.asarray(weights / weights.sum(), F))
+
+
+def show_no_p(c: CandidateList) -> CandidateList:
+    return c.change(p=np.full(len(c), np.nan, F))
+
+
+FLOAT = Ways(sums=SumPrecision.IN_TURN, functions=LLAMA_CPP.functions)
+LIBRARY = Ways(order=EqualsOrder.LIBSTDCXX, functions=LLAMA_CPP.functions)
+add = HonestSampler.add_design
+
+add("last-of-equals", "of equal logits the last id comes first", LastFirst())
+add("floats-in-turn", "float32 sums, one after the other, and libm's functions", FLOAT)
+add("libstdcxx", "the order of libstdc++'s sorts", LIBRARY)
+add("log-space", "probabilities by logarithms", LogSpace())
+add("pairwise-sums", "float32 sums by pairs", Pairwise())
+add("list-by-id", "lists in the order of ids behind every stage", show=by_id)
+add("list-by-logit", "lists are sorted behind every stage", show=by_logit)
+add("p-of-the-rest", "probabilities of what is left", show=share_out)
+add("p-not-shown", "no probabilities but where a token is chosen", show=show_no_p)
+
+
+class TiesKept(HonestSampler, name="honest:ties-kept"):
+    """As transformers does: what is not below the k-th logit stays."""
+
+    design = "top_k keeps all that are equal to the last"
+    ways = Ways()
+
+    def make(self, stages: Any, n_vocab: int, words: SamplerVocabulary | None, ways: Ways) -> Chain:
+        chain = super().make(stages, n_vocab, words, ways)
+        for i, sampler in enumerate(chain.samplers):
+            if isinstance(sampler, TopK):
+                chain.samplers[i] = TiedTopK(k=sampler.k)
+        return chain
+
+
+class TiedTopK(TopK):
+    def apply(self, c: CandidateList) -> CandidateList:
+        found = super().apply(c)
+        if len(found) == len(c):
+            return found
+        return c.take(np.flatnonzero(c.logits >= found.logits.min()))
+
+
+HONEST_SAMPLERS[TiesKept.name] = TiesKept

@@ -1,0 +1,16 @@
+"""What llama.cpp's samplers are known to do by accident: [[sampler]] of the known divergences."""
+
+from typing import Any
+
+from lockstep.engine.samplers.parts.ways import Accident
+from lockstep.harness.known import entries
+
+
+def entry_of_accident(accident: Accident) -> dict[str, Any]:
+    """Every accident that our mirror does is known."""
+    return next(each for each in entries("sampler") if each["accident"] == accident.name)
+
+
+def describe_accident(accident: Accident) -> str:
+    entry = entry_of_accident(accident)
+    return f"{entry['id']}: {entry['sentence']}"

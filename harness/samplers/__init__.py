@@ -1,0 +1,1 @@
+"""Samplers of any engine, held stage by stage against our definitions."""

@@ -1,0 +1,220 @@
+"""Does an engine sample as the definitions of samplers say, stage by stage, whatever the chain?
+
+Rows of logits are seeded, so no weights are read; the model's vocabulary is, for infill and the
+breakers of dry. What llama.cpp does by accident (harness/known) is demanded of nobody.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.errors import EngineError
+from lockstep.engine.samplers.base import SamplerVocabulary
+from lockstep.engine.samplers.parts.vocabulary import TokenizerWords
+from lockstep.engine.samplers.parts.ways import Accident
+from lockstep.harness.adapters.parts.sampled_lists import split_lists
+from lockstep.harness.context.runner import Session
+from lockstep.harness.context.suite import Context, NoAnswer, Suite
+from lockstep.harness.known.samplers import describe_accident
+from lockstep.harness.records import (
+    PART,
+    SampleAnswer,
+    SampleRequest,
+    Status,
+    Unanswerable,
+    Verdict,
+)
+from lockstep.harness.samplers.asking import ask_every_stage
+from lockstep.harness.samplers.cases import (
+    CHOOSING,
+    CUTTING,
+    INFILL,
+    CaseLimits,
+    SampleCase,
+    make_case,
+    stage_for,
+)
+from lockstep.harness.samplers.describe import describe_finding
+from lockstep.harness.samplers.judgement import Judgement, StageFinding, judge_answer
+
+NAME, LEVEL = "samplers", "sample"
+CASES, ROWS = 120, 10
+WORD_CASES, WORD_ROWS = 12, 4  # with the model's vocabulary
+MAX_WORDS = 70_000  # of a vocabulary: each row is as long
+PLAIN = (17, 100, 129, 300)  # sizes of the vocabularies that each sampler alone is asked with
+SHOWN = 8  # candidates of a list in the report
+
+
+class Samplers(Suite, name=NAME):
+    order = 54
+    expected = False  # of an engine that says nothing of samplers
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        if not context.named and LEVEL not in (context.subject_info.levels or ()):
+            return
+        run = SamplerRun(context=context)
+        yield from run.find_samplers()
+        for case in run.cases() if run.names else ():
+            context.progress(f"chain {case.seed}: {', '.join(case.samplers)}")
+            yield from run.compare(case)
+        yield from run.report()
+
+
+@dataclass(kw_only=True)
+class SamplerRun:
+    """Both engines asked and judged; findings are counted by sampler and told once."""
+
+    context: Context
+    names: set[str] = field(default_factory=set)  # samplers that the subject has
+    judged: Counter[str] = field(default_factory=Counter)  # lists of the subject, by sampler
+    wrong: dict[tuple[str, str], list["Wronged"]] = field(default_factory=dict)
+    accidents: Counter[tuple[str, Accident]] = field(default_factory=Counter)
+    undefined: int = 0
+    unanswered: set[str] = field(default_factory=set)  # engines that broke a question
+
+    @cached_property
+    def words(self) -> SamplerVocabulary | None:
+        try:
+            tokenizer = self.context.tokenizer
+        except EngineError:
+            return None
+        return TokenizerWords(tokenizer) if len(tokenizer.pieces) <= MAX_WORDS else None
+
+    def find_samplers(self) -> Iterator[Verdict]:
+        """Ask for each sampler alone; yield a verdict for those that the engine lacks."""
+        lacking = []
+        for name, request in self.first_questions():
+            outcome = self.context.subject.ask(LEVEL, request)
+            if not isinstance(outcome, Unanswerable):
+                self.names.add(name)
+            elif outcome.declared:
+                self.context.answer(self.context.subject, LEVEL, outcome)
+            else:
+                lacking.append(name)
+        if self.words is None:
+            text = "infill and breakers of dry: the model has no vocabulary that we read"
+            yield self.context.verdict(NAME, "not-applicable", text, {PART: "infill"})
+        if lacking:
+            text = f"{self.context.subject.name} does not have: {', '.join(lacking)}"
+            status: Status = "excused" if self.names else "not-compared"
+            yield self.context.verdict(NAME, status, text, {PART: "not there"})
+
+    def first_questions(self) -> Iterator[tuple[str, SampleRequest]]:
+        limits = CaseLimits(sizes=PLAIN, kinds=("random",))
+        for i, name in enumerate((*CUTTING, *CHOOSING)):
+            stages = [stage_for(name, np.random.default_rng(i), max(PLAIN))]
+            yield name, make_case(i, 1, limits, stages).request
+        if self.words is not None:
+            limits = CaseLimits(words=self.words, kinds=("random",))
+            yield "infill", make_case(0, 1, limits, INFILL).request
+
+    def cases(self) -> Iterator[SampleCase]:
+        """Yield chains of what the engine has; some of them with the model's vocabulary."""
+        has = frozenset(self.names)
+        seed = self.context.seed * (CASES + WORD_CASES)
+        for i in range(CASES):
+            yield make_case(seed + i, ROWS, CaseLimits(samplers=has))
+        if self.words is not None:
+            limits = CaseLimits(samplers=has, words=self.words, kinds=("random", "peaked", "wide"))
+            for i in range(CASES, CASES + WORD_CASES):
+                yield make_case(seed + i, WORD_ROWS, limits)
+
+    def compare(self, case: SampleCase) -> Iterator[Verdict]:
+        for session in dict.fromkeys((self.context.oracle, self.context.subject)):
+            if session.name in self.unanswered:
+                continue
+            try:
+                ask = partial(self.context.ask, session, LEVEL)
+                answer = ask_every_stage(ask, case.request)
+            except NoAnswer as error:
+                yield from self.tell_no_answer(session, case, error)
+                continue
+            self.judge(session, case, answer)
+
+    def tell_no_answer(
+        self, session: Session, case: SampleCase, error: NoAnswer
+    ) -> Iterator[Verdict]:
+        if session is self.context.oracle and error.status == "not-compared":
+            self.unanswered.add(session.name)  # the definitions judge without it
+        chain = ", ".join(case.samplers)
+        text = f"{error.summary}: chain {case.seed} ({chain})"
+        detail = {**error.detail, "chain": list(case.request.chain), "seed": case.seed}
+        yield self.context.verdict(NAME, error.status, text, detail, (NAME, error.status))
+
+    def judge(self, session: Session, case: SampleCase, answer: SampleAnswer) -> None:
+        found: Judgement = judge_answer(case.request, answer, self.words)
+        if session is self.context.subject:
+            self.undefined += found.undefined
+            for name in case.samplers:
+                self.judged[name] += len(case.kinds)
+        for each in found.findings:
+            if each.accident is not None:
+                self.accidents[session.name, each.accident] += 1
+            else:
+                wronged = Wronged(case=case, finding=each, answer=answer)
+                self.wrong.setdefault((session.name, each.sampler), []).append(wronged)
+
+    def report(self) -> Iterator[Verdict]:
+        verdict, subject = self.context.verdict, self.context.subject.name
+        for (engine, sampler), cases in sorted(self.wrong.items()):
+            worst = min(cases, key=lambda each: each.size)
+            role = "subject" if engine == subject else "oracle"
+            text = f"{engine}: {describe_finding(worst.finding, worst.case.request)}"
+            text += f"; {len(cases)} lists are wrong so" if len(cases) > 1 else ""
+            detail = {**worst.detail(), "engine": engine, "at_fault": role, PART: sampler}
+            key = (NAME, sampler, worst.finding.difference.wrong.name)
+            yield verdict(NAME, "diverged", text, detail, key)
+        for (engine, accident), n in sorted(self.accidents.items(), key=lambda x: x[0][1].name):
+            text = f"{engine}: {n} lists as known of llama.cpp: {describe_accident(accident)}"
+            yield verdict(NAME, "excused", text, {"known": accident.name, PART: accident.name})
+        for name in sorted({*self.judged} - {each for engine, each in self.wrong}):
+            text = f"{name}: {self.judged[name]:,} lists are as its definition says"
+            yield verdict(NAME, "agreed", text, {PART: name})
+        if self.undefined:
+            text = f"{self.undefined} lists of which no definition says anything (nothing finite)"
+            yield verdict(NAME, "excused", text, {PART: "undefined"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wronged:
+    """A finding with the question and the answer that show it."""
+
+    case: SampleCase
+    finding: StageFinding
+    answer: SampleAnswer
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """The smallest is told: few candidates, few stages, an early row."""
+        request = self.case.request
+        return request.logits.shape[1], len(request.chain), self.finding.row
+
+    def detail(self) -> dict[str, Any]:
+        request, finding = self.case.request, self.finding
+        lists = split_lists(self.answer)[finding.row]
+        before = request.logits[finding.row] if not finding.stage else lists[finding.stage - 1]
+        return {
+            "sampler": finding.sampler,
+            "stage": finding.stage,
+            "chain": list(map(plain_stage, request.chain)),
+            "case": self.case.seed,
+            "row": finding.row,
+            "kind": self.case.kinds[finding.row],
+            "wrong": finding.difference.wrong.name,
+            "token": finding.difference.token,
+            "n_before": len(before) if not finding.stage else len(before.ids),
+            "ids": lists[finding.stage].ids[:SHOWN].tolist(),
+            "accepted": accepted_before(request, finding.row)[-SHOWN:],
+        }
+
+
+def accepted_before(request: SampleRequest, row: int) -> list[int]:
+    return [token for tokens in request.accepted[: row + 1] for token in tokens]
+
+
+def plain_stage(stage: Any) -> dict[str, Any]:
+    return {name: repr(v) if isinstance(v, tuple | bytes) else v for name, v in stage.items()}

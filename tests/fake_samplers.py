@@ -1,0 +1,12 @@
+"""Engines of our samplers that show less than ours does."""
+
+from lockstep.harness.adapters.parts.sampled_lists import join_lists, split_lists
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.records import SampleAnswer, SampleRequest
+
+
+class EndAlone(Reference, name="fake-end-alone"):
+    """The list behind the last stage of a chain, and no other."""
+
+    def sample(self, request: SampleRequest) -> SampleAnswer:
+        return join_lists([[row[-1]] for row in split_lists(super().sample(request))])
