@@ -103,7 +103,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampleAnswer:
-    """What each stage left of each row; of an engine that shows only the end, the last stage.
+    """Candidates that each stage left of each row. An engine that shows only the end has one stage.
 
     Lists lie behind each other: all stages of the first row, then those of the next.
     """

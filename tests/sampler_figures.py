@@ -23,7 +23,7 @@ ROWS, WITH_WORDS = 10, 5  # every fifth chain reads a vocabulary
 
 @dataclass(kw_only=True)
 class Figures:
-    """What was compared, and what differs."""
+    """Counts of comparisons and of differences."""
 
     chains: int = 0
     rows: int = 0

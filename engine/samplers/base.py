@@ -12,7 +12,7 @@ from lockstep.engine.samplers.parts.ways import DEFINITION, Ways
 
 
 class SamplerVocabulary(Protocol):
-    """What samplers that know texts ask about tokens."""
+    """Questions about tokens, for samplers that know texts."""
 
     @property
     def pieces(self) -> Sequence[bytes]:
@@ -40,7 +40,7 @@ class Sampler(Registered):
 
     @property
     def draw(self) -> float | None:
-        """What the next draw is; None: this sampler draws nothing."""
+        """The next draw; None if this sampler draws nothing."""
         return None
 
     def apply(self, c: CandidateList) -> CandidateList:

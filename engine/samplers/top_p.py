@@ -25,7 +25,7 @@ class TopP(Sampler, name="top_p"):
         return part
 
     def size(self, c: CandidateList) -> int | None:
-        """How many candidates reach p; None: all of these do not."""
+        """Return how many candidates reach p; None if all of these do not."""
         enough = self.ways.running(c.p) >= F(self.p)
         enough[: max(0, self.min_keep - 1)] = False
         found = np.flatnonzero(enough)

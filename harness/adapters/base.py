@@ -146,7 +146,7 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not compute fused operations")
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
-        """What each stage of a chain of samplers leaves of each row of logits.
+        """Return what each stage of a chain of samplers leaves of each row of logits.
 
         Where there is a draw, the stage takes it and not one of its own; llama.cpp's seeds come
         to these very draws.

@@ -67,7 +67,7 @@ class ShownChain(Chain):
 
 @dataclass(frozen=True, kw_only=True)
 class LastFirst(Ways):
-    """Of equal logits the last one comes first."""
+    """Puts the last of equal logits first."""
 
     def descending(self, logits: NDArray[np.float32], k: int) -> Places:
         return np.argsort(logits, kind="stable")[::-1][:k]
@@ -125,7 +125,7 @@ add("p-not-shown", "no probabilities but where a token is chosen", show=show_no_
 
 
 class TiesKept(HonestSampler, name="honest:ties-kept"):
-    """As transformers does: what is not below the k-th logit stays."""
+    """Keeps every candidate that is not below the k-th logit, as transformers does."""
 
     design = "top_k keeps all that are equal to the last"
     ways = Ways()

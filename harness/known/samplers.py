@@ -1,4 +1,4 @@
-"""What llama.cpp's samplers are known to do by accident: [[sampler]] of the known divergences."""
+"""Known accidents of llama.cpp's samplers: [[sampler]] of the known divergences."""
 
 from typing import Any
 

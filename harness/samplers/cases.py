@@ -164,7 +164,7 @@ def stage_for(name: str, rng: Generator, n: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseLimits:
-    """What may be in a case: samplers that an engine has, and a vocabulary for some of them."""
+    """Limits of a case: the samplers that an engine has, and a vocabulary for some of them."""
 
     samplers: frozenset[str] = frozenset((*CUTTING, *CHOOSING))
     words: SamplerVocabulary | None = None

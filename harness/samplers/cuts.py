@@ -1,4 +1,4 @@
-"""What each sampler that cuts looks at, and how many candidates it may keep."""
+"""Criteria of samplers that cut, and how many candidates each may keep."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def by_logits(before: CandidateList, sizes: Sizes, *, lowest: bool = False) -> R
 
 
 def cut_top_k(sampler: TopK, c: CandidateList) -> RankedCut:
-    """Of those equal to the last any number may stay: transformers keeps them all."""
+    """Allow any number of candidates equal to the last one: transformers keeps them all."""
     n = len(c) if sampler.k <= 0 else min(sampler.k, len(c))
     last = np.sort(c.logits)[-n]
     return by_logits(c, size_between(n, int(np.count_nonzero(c.logits >= last))))
@@ -158,7 +158,7 @@ def cut_mirostat_v2(sampler: MirostatV2, c: CandidateList, off_mu: float) -> Ran
 
 
 def cut_mirostat(sampler: Mirostat, c: CandidateList, off_mu: float) -> RankedCut:
-    """Where probabilities are too small for float32, an engine may have them or not."""
+    """Allow an engine to drop probabilities that are too small for float32."""
     held = probabilities_of(c.logits)
     order = np.argsort(-held.p, kind="stable")
     p, radius = held.p[order], held.radius[order]

@@ -1,4 +1,4 @@
-"""What is wrong with a stage, in words for people."""
+"""Sentences about the fault of a stage."""
 
 from lockstep.harness.records import SampleRequest
 from lockstep.harness.samplers.judgement import StageFinding

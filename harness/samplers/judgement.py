@@ -32,7 +32,7 @@ class StageFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What became of all lists of one answer."""
+    """Result of judging all lists of one answer."""
 
     judged: int
     undefined: int  # no definition says what becomes of a list without a finite best

@@ -1,4 +1,4 @@
-"""How far what a sampler has learnt from its choices may be from what ours has.
+"""Bounds of learnt state: how far that of an engine may be from ours.
 
 Each choice adds the error of its probability, and the roundings of the update, of both engines.
 """

@@ -24,7 +24,7 @@ from lockstep.harness.samplers.probabilities import F64, UNIT, probabilities_of
 
 
 class Wrong(Enum):
-    """What is wrong with what a stage left."""
+    """Fault of the list that a stage left."""
 
     FOREIGN = "a candidate that was not there"
     DROPPED = "too few candidates"

@@ -40,7 +40,7 @@ SMALLEST = 2.0**-148  # two steps of the smallest float32
 
 @dataclass(frozen=True, kw_only=True)
 class LogitLimits:
-    """What logits must be, by candidate."""
+    """Bounds of the logits, by candidate."""
 
     ids: NDArray[np.int32]
     logits: F64

@@ -19,14 +19,14 @@ LEAST_P = 2.0**-126  # below it float32 has fewer bits, or none
 
 @dataclass(frozen=True, kw_only=True)
 class Probabilities:
-    """Of a list of candidates in its order."""
+    """Probabilities of a list of candidates, in its order."""
 
     p: F64  # (candidates,)
     radius: F64  # (candidates,): absolute
 
     @property
     def sum_radius(self) -> float:
-        """How far the sum of any of them may be off, if it is added up in float32."""
+        """Return how far the sum of any of them may be off, if it is added up in float32."""
         return float(self.radius.sum() + UNIT * running_total(self.p))
 
 

@@ -1,1 +1,1 @@
-"""What samplers share: the list, its arithmetic, draws, constructors and chains."""
+"""Shared parts of samplers: the list, its arithmetic, draws, constructors and chains."""

@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What a parameter of a constructor is."""
+    """Type of a constructor's parameter."""
 
     INT32 = "int32_t"
     UINT32 = "uint32_t"

@@ -12,7 +12,7 @@ WORDS = 4294967296.0  # of 32 bits
 
 
 class Draws(Protocol):
-    """Where a sampler takes its chances from."""
+    """Source of the random numbers of a sampler."""
 
     def single(self) -> float:
         """Return a draw with the bits of a float32."""

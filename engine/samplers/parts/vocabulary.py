@@ -1,4 +1,4 @@
-"""What samplers ask about tokens, answered by a tokenizer of ours."""
+"""Questions of samplers about tokens, answered by our tokenizer."""
 
 from collections.abc import Collection
 from functools import cached_property

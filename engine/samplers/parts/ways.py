@@ -1,4 +1,4 @@
-"""How a sampler computes where definitions leave it open, and where llama.cpp goes another way.
+"""Choices that a definition leaves open, and those in which llama.cpp goes another way.
 
 The definition: equals stay in their order, functions and sums are exact but for one rounding.
 llama.cpp: the order of libstdc++, libm's functions, sums in float32 one after the other, and what
@@ -28,28 +28,28 @@ LARGE_LIST, FIRST_PART = 1024, 256  # candidates; llama.cpp's top-p sorts a part
 
 
 class EqualsOrder(Enum):
-    """Where equal elements go."""
+    """Order of equal elements."""
 
     STABLE = "stable"
     LIBSTDCXX = "libstdc++"
 
 
 class Functions(Enum):
-    """Who computes exp, log and pow."""
+    """Library that computes exp, log and pow."""
 
     DOUBLE = "float64, rounded once"
     LIBM = "libm's functions of single floats"
 
 
 class SumPrecision(Enum):
-    """How many numbers are added up."""
+    """Precision in which numbers are added up."""
 
     DOUBLE = "float64, rounded once"
     IN_TURN = "float32, one after the other"
 
 
 class Accident(Enum):
-    """What llama.cpp (0.3.36 of llama-cpp-python) does and no definition says."""
+    """Behaviour of llama.cpp (llama-cpp-python 0.3.36) that no definition states."""
 
     BUCKET_OVERFLOW = "sorting above 128 puts a logit beyond 3.4e8 last"
     TYPICAL_ZERO = "a p of zero makes typical's entropy NaN"
@@ -88,7 +88,7 @@ class Ways:
         return np.argsort(scores, kind="stable")
 
     def parts_to_sort(self, n: int) -> Iterable[int]:
-        """How many of n candidates top-p sorts, until these are enough."""
+        """Return how many of n candidates top-p sorts, until these are enough."""
         if self.order is EqualsOrder.LIBSTDCXX and n > LARGE_LIST:
             return FIRST_PART, n
         return (n,)

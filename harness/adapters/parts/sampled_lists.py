@@ -10,7 +10,7 @@ from lockstep.harness.records import SampleAnswer
 
 
 class SampledList(NamedTuple):
-    """What one stage left of one row."""
+    """Candidates that one stage left of one row."""
 
     ids: NDArray[np.int32]
     logits: NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""What right samplers may do otherwise, and what none does: small lists, judged alone."""
+"""Legal and illegal differences of samplers: small lists, judged alone."""
 
 from typing import Any
 
