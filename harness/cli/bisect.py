@@ -96,19 +96,24 @@ def bisect(
     with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
         from lockstep.harness.adapters import adapter_class
         from lockstep.harness.bisect.report import verdicts_of
+        from lockstep.harness.catalogue.models import model_for
         from lockstep.harness.blackbox import report as of_black_box
         from lockstep.harness.check.plan_report import PlanReport, write_plan_report
         from lockstep.harness.cli.bisection import bisection_lines
         from lockstep.harness.context.runner import is_outside
         from lockstep.harness.parallel.children import result_of
         from lockstep.harness.runs.run import bisect_one, provide_engines, run_folder
+        from lockstep.harness.synth.builtin import BUILTIN
 
         wanted = formats_wanted(formats)
         if text := what_is_quicker(model):
             out.remark(text)
         cls = None if is_outside(engine) else adapter_class(engine)
-        default = getattr(cls, "shows_on", "f32")
-        name, path = next(iter(models_of(model or Path(f"builtin:{default}"), folder)))
+        shown = getattr(cls, "shows_on", "f32")
+        if model is None and shown not in BUILTIN:
+            name, path = shown, model_for(shown, Path(folder))
+        else:
+            name, path = next(iter(models_of(model or Path(f"builtin:{shown}"), folder)))
         plan = plan_of(
             *(name, path, engine, oracle, settings, subject_model, tokens, 64, seed, ["trace"]),
             timeout=timeout,

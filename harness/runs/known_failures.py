@@ -117,8 +117,10 @@ class KnownFailures:
         return "" if "" in reasons else reasons[0]
 
     def is_gone(self, name: Name, own: Sequence[Verdict]) -> bool:
-        """own: verdicts of its case and suite, which must have been run to their end."""
+        """own: verdicts of its case and suite, which must have run to its end: a suite may stop at a
+        divergence that is not listed."""
         sure = bool(own) and all(v.status in CONCLUSIVE for v in own)
+        sure = sure and not any(v.status == "diverged" for v in own)
         return sure and name not in self.met
 
     def gone(self, verdicts: Sequence[Verdict], again: str) -> Iterator[Verdict]:
