@@ -150,7 +150,7 @@ def test_a_map_is_for_dumps_alone(model: Path, capfd: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as end:
         app(["check", str(model), "--map", "transformers"])
     assert end.value.code == 2
-    assert "names of a dump" in capfd.readouterr().err
+    assert "--map is only for dumps" in capfd.readouterr().err
 
 
 def test_tensor_without_a_pattern_in_the_map_is_named(

@@ -270,9 +270,9 @@ def test_a_type_that_an_engine_refuses_is_said_and_spoils_nothing(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--engine", "http://localhost:1"), "holds one model and opens no other"),
-        (("--engine", "dump:nowhere"), "holds one model and opens no other"),
-        (("--subject-model", "x.gguf"), "give no --subject-model"),
+        (("--engine", "http://localhost:1"), "serves one model and cannot open others"),
+        (("--engine", "dump:nowhere"), "serves one model and cannot open others"),
+        (("--subject-model", "x.gguf"), "omit --subject-model"),
         (("--arch", "nonsense"), "no acid model of architecture 'nonsense'"),
     ],
     ids=lambda given: str(given)[:20],
