@@ -167,7 +167,7 @@ def test_a_bad_model_is_refused_in_one_line(
 
 WITHOUT_GRAPH = {
     unknown_architecture: "unknown model architecture: 'transistor",
-    no_architecture: "the file has no general.architecture: it is no model",
+    no_architecture: "the file has no general.architecture, so it is not a model",
     type_of_ggml_only: "llama.cpp crashed",
 }
 

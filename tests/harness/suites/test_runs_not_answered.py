@@ -105,7 +105,7 @@ def test_no_longer_run_is_asked_for_than_one_that_was_waited_for_in_vain(model: 
     )
     assert [v.status for v in found] == ["agreed", "timed-out"]
     left = found[0].detail["not_answered"]
-    text = "not asked, as 29 tokens were not answered in time"
+    text = "not asked, because a run of 29 tokens timed out"
     assert {f"{words}: {text}" for words in OTHERS[:3]} <= set(left)
     assert asked[-1] == 1
 

@@ -139,7 +139,7 @@ def test_first_wrong_batch_beside_a_sequence_may_be_so_for_its_size(
 ) -> None:
     found = verdicts_of(model, "logits", engine="mutant:rope-second-prompt-late")
     (beside,) = (v for v in found if "beside another sequence" in v.summary)
-    assert "twice as many tokens, which may be what is wrong" in beside.summary
+    assert "twice as many tokens, which may be the cause" in beside.summary
     assert any(v.detail.get("in_one_batch") == "agreed" for v in found)
 
 
