@@ -100,7 +100,7 @@ def test_summary_says_other_prompts_are_unknown_without_a_clear_token(
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     (_, tokens, *_) = check_engine(model, "reference", "decode", n_tokens=32, n_steps=6)
     assert tokens.status == "agreed"
-    assert "whether it reads other prompts, or chooses control tokens, is not known" in (
+    assert "reading of other prompts and the choice of control tokens were not compared" in (
         tokens.summary
     )
 

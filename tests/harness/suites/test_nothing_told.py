@@ -25,7 +25,7 @@ from tests.harness.suites.test_whole_runs import scaled
 from tests.models import builtin, with_values, written
 from tests.quiet_engines import Quiet, made
 
-LITTLE = "whatever is read, which shows little"
+LITTLE = "whatever the prompt, so this shows little"
 OF_TOKENS = ("logprobs", "decode", "black-box")
 
 

@@ -133,5 +133,5 @@ def test_engine_that_dies_of_a_repeated_run_is_not_asked_more(model: Path) -> No
     found, _ = logits_of(model, "reference", late, DEAD)
     assert [v.status for v in found] == ["agreed", "crashed"]
     assert found[0].detail["not_answered"] == [
-        "in other ways, and further on: not asked after that"
+        "other batches and longer runs: not asked after that failure"
     ]
