@@ -196,7 +196,7 @@ def test_engine_in_half_precision_is_not_accused_on_a_model_in_f32(
     twin = of_twin(found)
     assert twin.status == "not-applicable"
     assert twin.detail["computed_in"] == kind
-    assert "smaller faults are not seen on it" in twin.summary
+    assert "smaller faults do not show" in twin.summary
 
 
 def test_a_fault_that_is_larger_than_halves_make_is_seen(model: Path) -> None:

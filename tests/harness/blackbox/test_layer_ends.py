@@ -178,7 +178,7 @@ def test_check_asks_for_the_twin_where_tensors_say_no_more_than_logits(
 ) -> None:
     first, *_ = with_made_models(plan_of(models[quant], engine, "black-box"))
     assert first.status == expected
-    of = "the F32 twin: " if quant == "Q8_0" else f"{engine} shows tensors, which say more"
+    of = "the F32 twin: " if quant == "Q8_0" else f"{engine} shows tensors, which show more"
     assert first.summary.startswith(of)
 
 
@@ -189,7 +189,7 @@ def test_engine_that_shows_tensors_of_its_layers_is_not_asked_for_ends(
     """Neither is an engine asked that computes single ops, and shows none in a run."""
     (found,) = with_made_models(plan_of(models["Q8_0"], engine, "black-box"))
     assert (found.status, found.summary) == (
-        "not-applicable", f"{engine} shows tensors, which say more",
+        "not-applicable", f"{engine} shows tensors, which show more",
     )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def test_a_vocabulary_that_is_cut_as_it_is_large_is_said_to_be(
     model = written(tmp_path, n_layer=1, n_embd=32, n_ff=32, n_vocab=5000)
     (found,) = of_own_tokens(decoded(model, Reference.name))
     assert found.status == "agreed"
-    assert "1023 (that has 1024 of 5000 tokens, as they are many)" in found.summary
+    assert "1023 (this model has 1024 of 5000 tokens)" in found.summary
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt2", "rwkv6", "mamba", "deepseek2"])
