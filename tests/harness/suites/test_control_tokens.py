@@ -77,7 +77,7 @@ def test_engine_with_fewer_positions_is_asked_for_what_it_takes(
     logits, *tokens = check_engine(model, TakesFew, "decode", n_tokens=32, n_steps=6)
     assert logits.status == "agreed"
     assert statuses(tokens) - {"not-applicable"} == {"agreed", status}
-    (left,) = (v for v in tokens if "the token behind 71 seeded ones" in v.summary)
+    (left,) = (v for v in tokens if "the token after 71 seeded tokens" in v.summary)
     assert left.summary.endswith("40 positions")
 
 
