@@ -214,7 +214,7 @@ def test_a_bad_model_for_the_subject_is_refused_too(lockstep: Lockstep, tmp_path
         (("check", "builtin:f32", "--engine", "rust"), ["'rust'", "llama.cpp", "reference"]),
         (("check", "builtin:f32", "--oracle", "rust"), ["'rust'", "llama.cpp", "reference"]),
         *(
-            ((*command, role, "llama.cpp@"), ["'llama.cpp@' names no version", "llama.cpp@0.3.8"])
+            ((*command, role, "llama.cpp@"), ["'llama.cpp@' is not a version", "llama.cpp@0.3.8"])
             for command in (("check", "builtin:f32"), ("fuzz", "batch"), ("fuzz", "tokens"))
             for role in ("--engine", "--oracle")
         ),

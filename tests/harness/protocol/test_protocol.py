@@ -189,7 +189,7 @@ def test_memory_is_bounded() -> None:
     outcome = ids("takes memory", memory=1 << 30)
     assert isinstance(outcome, Crashed)
     assert "MemoryError" in " ".join(outcome.log)
-    assert outcome.message.endswith("(it may use 1.0 GiB of memory, mapped files apart)")
+    assert outcome.message.endswith("(its memory limit is 1.0 GiB, without mapped files)")
 
 
 def test_an_array_of_another_shape_is_malformed() -> None:
