@@ -60,14 +60,12 @@ def address_of(url: str) -> Address:
         port = parts.port
     except ValueError as error:
         if "@" in url:  # the error quotes the beginning of a password
-            raise Unsupported(
-                f"an address must not contain a key: put the key into the variable {API_KEY}"
-            ) from None
+            raise Unsupported(f"an address must hold no key: set the variable {API_KEY}") from None
         raise Unsupported(f"{url!r} is not an address: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise Unsupported(f"{url!r} is not an address such as http://localhost:8080")
     if parts.username is not None or parts.password is not None:
-        raise Unsupported(f"an address must not contain a key: put the key into the variable {API_KEY}")
+        raise Unsupported(f"an address must hold no key: set the variable {API_KEY}")
     secure = parts.scheme == "https"
     return Address(
         secure=secure,

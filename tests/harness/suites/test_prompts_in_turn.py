@@ -157,9 +157,10 @@ def test_prompt_that_continues_the_one_before_tells_of_no_extra_token(
 def test_text_engine_that_keeps_a_common_beginning_is_right(tmp_path: Path) -> None:
     *_, last = decoded(Reads.name, builtin("f32", tmp_path))
     assert last.status == "agreed"
-    assert "tokens, of which 1 is the one before" in last.summary
+    assert "tokens, of which 1 repeats the one before" in last.summary
     assert (
-        "2 begin as the one before, 1 ends as the one before, 1 begins and ends as" in last.summary
+        "2 begin like the one before, 1 ends like the one before, 1 begins and ends like"
+        in last.summary
     )
 
 
