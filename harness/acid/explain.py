@@ -7,12 +7,12 @@ from lockstep.harness.acid.read import AcidReading, Read, known_report
 from lockstep.harness.acid.report import Report
 
 LOST = (
-    "each of these is likely a NO whose words were lost: some programs leave long tokens out "
-    "(llama-cpp-python those of more than 32 bytes)"
+    "each of these is probably a lost NO: some programs drop long tokens "
+    "(llama-cpp-python drops tokens of more than 32 bytes)"
 )
 # what is wrong where a test of the tokenizer says NO of ids that are right
 GIVEN_IDS = (
-    "it is attention that does not find these tokens of the prompt, so far back: positions, masks"
+    "attention does not find these distant tokens of the prompt: look at positions and masks"
 )
 
 
@@ -27,23 +27,23 @@ def explain(reading: AcidReading) -> Iterator[str]:
     groups = causes(tests, wrong)
     for group in groups:
         if len(group) > 1:
-            yield f"One of these {len(group)} is the cause; each is measured through the others:"
+            yield f"One of these {len(group)} is the cause; each test depends on the others:"
         for answer in group:
             yield from explain_no(answer, tests[answer.test])
     shown = {answer.test for group in groups for answer in group}
     rest = [answer for answer in wrong if answer.test not in shown]
     if rest:
-        yield "These rest on what is wrong above; look at them when it is right:"
+        yield "These tests depend on the faults above; look at them when the faults are fixed:"
         yield from (f"  {answer.test}: {answer.says or 'NO'}" for answer in rest)
     yield from what_is_missing(reading, len(report.prompted))
 
 
 def explain_no(answer: Read, test: Measurement) -> Iterator[str]:
     yield f"{test.name} NO{f': {answer.says}' if answer.says else ''}"
-    yield f"  should be so: {test.sees}"
+    yield f"  tested: {test.sees}"
     yield f"  measured in: {test.where}"
     if test.of_tokenizer:
-        yield f"  of an engine that was given the right ids: {GIVEN_IDS}"
+        yield f"  if the engine was given the right ids: {GIVEN_IDS}"
 
 
 def what_is_missing(reading: AcidReading, n_prompted: int) -> Iterator[str]:
@@ -54,10 +54,7 @@ def what_is_missing(reading: AcidReading, n_prompted: int) -> Iterator[str]:
     if not reading.ended:
         yield "the report does not end: let the engine write 64 tokens or more"
     if not reading.prompted:
-        yield (
-            f"{n_prompted} tests were left out, because the prompt was not the acid prompt: "
-            "lockstep acid list --prompt prints it"
-        )
+        yield (f"{n_prompted} tests need the acid prompt: lockstep acid list --prompt prints it")
 
 
 def causes(tests: Mapping[str, Measurement], answers: Sequence[Read]) -> list[tuple[Read, ...]]:
@@ -89,7 +86,7 @@ def list_tests(report: Report) -> Iterator[str]:
     """Each test: what it sees, by how much right leads wrong, what it tells apart."""
     for title, tests in (
         ("for any prompt:", report.usual),
-        ("with the acid prompt besides:", report.prompted),
+        ("only with the acid prompt:", report.prompted),
     ):
         yield title
         for test in tests:
@@ -101,8 +98,9 @@ def describe(test: Measurement) -> Sequence[str]:
     return (
         f"{test.name}: {test.sees}",
         f"  in: {test.where}",
-        f"  margin: an honest engine's answer leads by {honest_lead(test):.0f} logits or more, and "
-        f"its values lie {room(test):.0f} times closer than they might ({test.reason})",
+        f"  margin: the answer of an honest engine leads by {honest_lead(test):.0f} "
+        f"logits or more, and its values have {room(test):.0f} times the room that they "
+        f"need ({test.reason})",
         f"  tells apart: {says}",
         f"  catches: {', '.join(test.catches) or '-'}",
     )

@@ -59,7 +59,7 @@ def read_report(text: str) -> AcidReading:
     report = known_report(arch, quant)
     if int(version) != VERSION or report is None:
         said = f"acid {int(version)} {arch} {quant}"
-        return AcidReading(problem=f"no report of {said!r} is known (version {VERSION} is)")
+        return AcidReading(problem=f"no known report for {said!r} (version {VERSION} is known)")
     prompted = sign == ":"
     tests = report.tests if prompted else report.usual
     rest = text[found.end() :]
@@ -111,5 +111,5 @@ def no_title(text: str) -> str:
     if not text.strip():
         return "the text is empty"
     if TITLE.search(text.replace(SPACE, " ")):
-        return f"the report is written with {SPACE!a} for spaces: tokens are decoded as stored"
+        return f"the report has {SPACE!a} for spaces: the engine does not detokenize them"
     return f"no report in this text: no line begins with 'acid {VERSION} ARCH TYPE'"

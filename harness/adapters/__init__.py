@@ -10,7 +10,7 @@ from lockstep.engine.registry import import_members
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.parts.users import PREFIX, is_users, registered_names, users_class
 
-NAMES = "there are reference, fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME"
+NAMES = "known: reference, fast, replay, llama.cpp, llama.cpp@VERSION, mutant:NAME, honest:NAME"
 # of an engine that is more than asked: it computes along what llama.cpp shows
 ELSEWHERE = {"replay": "lockstep.harness.graph.engine"}
 PACKAGES = (
@@ -35,7 +35,7 @@ def split_version(name: str) -> tuple[str, str]:
     if "/" in engine or name.startswith(PREFIX):
         return name, ""
     if at and not version:
-        raise Unsupported(f"{name!r} names no version; expected one such as {engine}@0.3.8")
+        raise Unsupported(f"{name!r} is not a version; expected a name such as {engine}@0.3.8")
     return engine, version
 
 
@@ -57,6 +57,6 @@ def adapter_class(name: str) -> type[Adapter]:
             import_members(package)
     if name not in Adapter.family:
         known = choices(name, sorted({*Adapter.family, *registered_names()}))
-        more = f"{NAMES}, those of lockstep engine list, or a program: ./{name}"
+        more = f"{NAMES}, the names of lockstep engine list, or a program: ./{name}"
         raise Unsupported(f"no engine named {name!r} {known}; {more}")
     return Adapter.member(name)

@@ -47,7 +47,7 @@ class HfTokenizers(Adapter, name="tokenizers"):
         self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False
     ) -> list[list[int]]:
         if add_special:
-            raise Unsupported("GGUF does not hold what the original adds around a text")
+            raise Unsupported("GGUF does not store the tokens that the original adds around a text")
         if parse_special not in self.made:
             described = originals.tokenizer_json(self.data, parse_special=parse_special)
             self.made[parse_special] = self.library.Tokenizer.from_str(json.dumps(described))

@@ -24,9 +24,9 @@ class Ieee754(Adapter, name="ieee754"):
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         if type_name not in NUMBERS:
             known = ", ".join(NUMBERS)
-            raise Unsupported(f"{type_name} is no plain number (known: {known})")
+            raise Unsupported(f"{type_name} is not a plain number type (known: {known})")
         dtype = np.dtype(NUMBERS[type_name])
         if raw.size % dtype.itemsize:
-            raise EngineError(f"{raw.size} bytes are no whole number of {type_name} values")
+            raise EngineError(f"{raw.size} bytes are not a multiple of a {type_name} value")
         with np.errstate(all="ignore"):  # too large for float32, or a signalling NaN
             return np.ascontiguousarray(raw).reshape(-1).view(dtype).astype(np.float32)

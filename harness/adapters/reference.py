@@ -136,7 +136,7 @@ class Reference(Adapter, name="reference"):
         weights = kind.whole_blocks(raw) * kind.weights
         if not columns or columns % kind.weights or weights % columns:
             raise InvalidModel(
-                f"{raw.size} bytes of {type_name} are no whole rows of {columns} weights"
+                f"{raw.size} bytes of {type_name} are not a multiple of rows of {columns} weights"
             )
         shape = (weights // columns, columns)
         return self.make_ops().linear(x, Weight("weights", kind, shape, raw.reshape(-1)))

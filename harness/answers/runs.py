@@ -36,7 +36,7 @@ def check_evaluate(value: Any, facts: Facts, request: Request) -> None:
     check_outputs = check_embed if request.embeddings else check_logits
     check_outputs(value.logits, facts, request.batches)
     if not request.capture:
-        expect_type(value.trace, type(None), "the trace that nobody asked for")
+        expect_type(value.trace, type(None), "a trace that was not asked for")
         return
     expect_record(value.trace, Trace, "the trace")
     if not value.trace.records:
@@ -97,11 +97,11 @@ def check_step(site: Any, steps: int) -> None:
 
 
 def check_capture(value: Any, *_: Any, **__: Any) -> None:
-    expect_record(value, Captured, "what was captured")
+    expect_record(value, Captured, "the captured values")
     for name in ("nodes", "views"):
         expect_size(getattr(value, name), name)
     if value.honest is not None:
-        expect_array(value.honest, None, value.honest.shape, "what a fault replaced")
+        expect_array(value.honest, None, value.honest.shape, "the values that a fault replaced")
 
 
 def check_nodes(value: Any, facts: Facts, batches: Sequence[Batch], *_: Any, **__: Any) -> None:

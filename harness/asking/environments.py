@@ -45,12 +45,11 @@ def package_of(name: str) -> tuple[str, str, str]:
     engine, version = split_version(name)
     package = adapter_class(engine).package
     if package is None:
-        raise Unsupported(
-            f"{engine} cannot be asked in another version; llama.cpp can: llama.cpp@0.3.8"
-        )
+        raise Unsupported(f"{engine} has no other versions; llama.cpp has: llama.cpp@0.3.8")
     if not VERSION.fullmatch(version):
         raise Unsupported(
-            f"{version[:40]!r} is no version of {package[0]}; expected one such as {engine}@0.3.8"
+            f"{version[:40]!r} is not a version of {package[0]}; expected a name such as "
+            f"{engine}@0.3.8"
         )
     return *package, version
 
@@ -70,7 +69,7 @@ def python_of(name: str) -> Path:
     """The interpreter that answers for this version. Raises NotBuilt; nothing is built."""
     folder = folder_of(name)
     if not folder.is_dir():
-        raise NotBuilt(f"{name} is not built yet; do so: lockstep oracle add {name}")
+        raise NotBuilt(f"{name} is not built yet; build it: lockstep oracle add {name}")
     return interpreter(folder)
 
 

@@ -49,7 +49,7 @@ class ModelFacts:
     @property
     def no_choice(self) -> str:
         """The reason why no engine can choose a wrong token; "": it can."""
-        one = "its vocabulary has one token, so that there is nothing to choose from"
+        one = "its vocabulary has only one token, so there is no choice"
         return self.no_run or (one if self.n_vocab == 1 else "")
 
 
@@ -93,9 +93,9 @@ def what_it_is(file: GgufFile) -> tuple[str, str]:
 def why_no_run(architecture: str, kind: str, n_tensors: int) -> str:
     """Return why no engine can run such a file; "" if llama.cpp may."""
     if not architecture:
-        return "the file has no general.architecture: it is no model"
+        return "the file has no general.architecture, so it is not a model"
     if kind != "model":
-        return f"the file is of type {kind!r}, no model"
+        return f"the file is of type {kind!r}, not a model"
     return "" if n_tensors else "the file holds no tensors"
 
 
@@ -140,8 +140,8 @@ def too_long(n_positions: int, needed: int) -> str:
     if not 0 < n_positions < needed:
         return ""
     return (
-        f"the model has {n_positions} positions ({POSITIONS}), and {needed} are needed; beyond "
-        f"them llama.cpp aborts (positions-beyond-the-table)"
+        f"the model has {n_positions} positions ({POSITIONS}), and the run needs "
+        f"{needed}; beyond them llama.cpp aborts (positions-beyond-the-table)"
     )
 
 
@@ -151,11 +151,11 @@ def our_graph(file: GgufFile, arch: str, kind: str) -> Architecture | str:
     import_members("lockstep.engine.architectures")
     if arch not in Architecture.family:
         ours = ", ".join(sorted(Architecture.family))
-        return f"our engine has no graph of {arch!r} (it has: {ours})"
+        return f"our engine has no graph for {arch!r} (it has: {ours})"
     try:
         return architecture_of(file)(file)
     except Unsupported as error:
-        return f"our graph of {arch!r} lacks something: {error}"
+        return f"our graph for {arch!r} is incomplete: {error}"
     except InvalidModel as error:
         if kind == "model" and file.tensors and arch in IN_EVERY_FORM:
             raise

@@ -10,7 +10,7 @@ from lockstep.engine.batch import Batch
 from lockstep.harness.records import TimedOut
 
 MOST = 2  # times that a run is waited for: the first may have met a busy machine
-AGAIN = f"it was asked for this run {MOST} times before, and not again"
+AGAIN = f"this run was already asked for {MOST} times"
 OF_BATCHES = ("evaluate", "embed")
 OF_TEXT = ("greedy", "generate")
 Run = tuple[bytes, ...]

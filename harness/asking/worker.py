@@ -93,7 +93,7 @@ def serve(channel: Channel) -> None:
 def refuse_ignored_values(cls: type[Adapter]) -> dict[str, Any]:
     """Return the answer for an engine that ignores replaced values: nothing is asked by them, so
     nobody is accused of its own."""
-    text = f"{cls.name} goes on with its own values where others are put in: request.replace"
+    text = f"{cls.name} ignores values that are put in: request.replace"
     return {"kind": "unanswerable", "message": text, "of_model": False, "declared": True}
 
 

@@ -62,7 +62,7 @@ class TokensBench(Bench, name="tokens"):
                 found.append(Promise(text=text, least=HALF, found=ratio))
             part = ours.get(f"{row.target}, {PART}")
             if part:
-                text = f"{row.target}: speed in relation to a quarter of it"
+                text = f"{row.target}: speed relative to a quarter of the text"
                 found.append(Promise(text=text, least=LINEAR, found=ours[row.target] / part))
         return found
 

@@ -26,7 +26,7 @@ from lockstep.harness.suites.parts.kept_in_f16 import kept_in_f16
 from lockstep.harness.suites.parts.whole_runs import compare_runs
 from lockstep.harness.suites.products import on_sparse_inputs
 
-OF_TWIN = "the F32 twin, in which nothing is converted"
+OF_TWIN = "the F32 twin, which needs no conversions"
 NO_OP = 4  # exit code: both engines part, and no op is wrong on its own inputs
 WRITTEN = "SET_ROWS"  # into the cache
 UNANSWERED = {"crashed", "timed-out", "malformed", "not-compared"}
@@ -107,7 +107,7 @@ def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: N
             return found
     if any(verdict.suite == "products" for verdict in wrong):
         found = make_bisection(
-            on_sparse_inputs(context), asked="on inputs that are put into its run"
+            on_sparse_inputs(context), asked="on inputs that Lockstep puts into its run"
         )
         if found.culprits:
             return found

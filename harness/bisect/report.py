@@ -38,7 +38,7 @@ def verdicts_of(
     yield Verdict(
         **usual,
         status=status,
-        summary="\n".join(said) or "nothing was said",
+        summary="\n".join(said) or "no findings",
         detail={"bisection": bisection_detail(result), "by_node": by_node(result.found)},
         key=f"{SUITE}/{status}",
     )

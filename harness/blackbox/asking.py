@@ -220,7 +220,7 @@ class SliceAsker:
     @cached_property
     def graph(self) -> Graph:
         """llama.cpp's, of one token of the whole model."""
-        self.progress("what llama.cpp's graph says of each layer")
+        self.progress("reading the kind of each layer from llama.cpp's graph")
         return self.graph_in(self.plan.model)
 
     def graph_in(self, model: Path) -> Graph:
@@ -234,7 +234,7 @@ class SliceAsker:
         if architecture(self.file) in ALIKE:
             return {}
         if self.plan.oracle != LLAMA_CPP:
-            raise Unsupported("only llama.cpp's graph says what a layer is by its number")
+            raise Unsupported("layers differ by their number, and only llama.cpp's graph says how")
         other_mask = mask_of(self.graph, layer) != mask_of(self.graph, 0)
         key = role_of(self.graph, layer), other_mask
         if key not in self.roles:
@@ -257,7 +257,7 @@ class SliceAsker:
                 continue  # llama.cpp refuses or aborts: it is no such model
             finally:
                 path.unlink()
-        return f"layer {layer} is what it is by its number: no model of one layer has such a one"
+        return f"layer {layer} depends on its number: no model of one layer can contain it"
 
     @cached_property
     def layers_to_load(self) -> int:
@@ -294,7 +294,7 @@ def verdicts_of(
     if levels is None or "logits" in levels:
         return [logits_of(context, whole=whole, kept=kept)]
     if given:
-        text = "no single tokens can be given to an engine that shows no logits"
+        text = "an engine that shows no logits cannot be asked for single tokens"
         return [context.verdict(SUITE, "not-applicable", text)]
     if text := context.facts.no_choice:
         return [context.verdict(SUITE, "not-applicable", text)]
@@ -369,7 +369,7 @@ def left_unanswered(error: NoAnswer, oracle: str) -> SliceAnswer:
         return SliceAnswer(status=error.status, summary=str(error))
     text, detail = str(error), error.detail
     if detail.get("kind") == REFUSED:  # no engine is wrong in that, so none is said to be
-        text = f"{detail['engine']} does not take the model that is made for it: {detail['where']}"
+        text = f"{detail['engine']} does not load the probe model: {detail['where']}"
     return SliceAnswer(status="not-compared", summary=text)
 
 

@@ -77,11 +77,13 @@ from lockstep.harness.suites.logits import FEWER_LAYERS
 from lockstep.harness.suites.logprobs import THREADS as THREADS_OF_LISTS
 from lockstep.harness.suites.text import THREADS as THREADS_OF_TEXTS
 
-NO_LENS = "weights: lenses show them through the last norm and the head, which differ"
+NO_LENS = "weights: lenses need the last norm and the head, which differ"
 EPS_OR_SCALE = "eps, or the scale of embeddings"
-EPS = Part(name="eps", words="they differ where the squares of activations are small")
-ACTIVATION = Part(name="FFN: activation", words="they differ where gates are large")
-STEP = Part(name="softplus of the time step", words="they differ where steps are large")
+EPS = Part(name="eps", words="the engines differ on a model with small activations")
+ACTIVATION = Part(name="FFN: activation", words="the engines differ on a model with large gates")
+STEP = Part(
+    name="softplus of the time step", words="the engines differ on a model with large time steps"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,9 @@ def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
         return bisect_steady(asker)
     except NotSteady as error:
         whole = SliceAnswer(status="diverged", summary=str(error))
-        left_out = ("layers and parts: what differs once shows nothing of such an engine",)
+        left_out = (
+            "layers and parts: one difference proves nothing, as the engine is not deterministic",
+        )
         return BlackBoxBisection(rows=(), lenses=(), whole=whole, left_out=left_out)
 
 
@@ -128,7 +132,7 @@ def bisect_steady(asker: SliceAsker) -> BlackBoxBisection:
     rows = list(outside(asker))
     check_can_be_asked(asker, rows[0].answer.engines)
     if any(row.answer.differs for row in rows):
-        left_out.append(f"{n} layers: their slices have the fault outside the layers as well")
+        left_out.append(f"{n} layers: their slices contain the fault outside the layers too")
     else:
         rows += of_layers(asker, n)
     halves = any(row.answer.is_in_halves for row in rows)
@@ -195,7 +199,7 @@ def names_one(places: Sequence[SeenInPlace]) -> bool:
 
 def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
     """Return other verdicts of `check` that diverge; if there are none, those without an answer."""
-    asker.progress("what check asks besides")
+    asker.progress("the further runs of check")
     plan = replace(asker.plan, suites=(), by_name=False)
     opened = asker.open(plan)
     opened.context.on_made_models = questions_besides(plan)
@@ -229,7 +233,7 @@ def outside(asker: SliceAsker) -> Iterator[LayerRow]:
     answer = as_it_is(ask)
     asked = Asked(ask=ask)
     if answer.is_no_number and (part := asked.first_of(OF_ATTENTION)):
-        text = f"a muted layer gives what is no number: {part.words}"
+        text = f"a muted layer gives NaN or infinity: {part.words}"
         yield LayerRow(layer=None, answer=replace(answer, status="not-compared", summary=text))
         return
     if answer.differs:

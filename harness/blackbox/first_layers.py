@@ -50,15 +50,17 @@ def write_first_layers(
     with open_model(model) as file:
         total = n_layers(file)
         if not 0 < n < total + short:
-            raise InvalidModel(f"{model} has {total} layers: take fewer, and one at least")
+            raise InvalidModel(
+                f"{model} has {total} layers: keep at least 1 and at most {total - 1 + short}"
+            )
         check_output(output, model)
         begins = list(only_in_long(file)) if short else []
         if short and not begins:
-            raise Unsupported(f"{model} has no window, and nothing else that only long texts show")
+            raise Unsupported(f"{model} has no window or other part that only long texts show")
         keys = merge_keys(each.short for each in begins)
         # what was there stays until this one is right, and any name beside it may be somebody's
         with TemporaryDirectory(prefix=".lockstep-", dir=output.absolute().parent) as folder:
-            progress("what llama.cpp's graph says of each layer")
+            progress("reading the kind of each layer from llama.cpp's graph")
             graph = graph_in(model)
             every = layers_in(graph, total)
             enough = max(enough_of(every), enough_types(file, total))
@@ -126,8 +128,8 @@ def check_alike(every: list[Layer], kept: list[Layer]) -> None:
         if layer == last:
             alike = by_name(role) == by_name(full) and set(role) <= {*full, *every[-1][0]}
         if not alike or mask != sees:
-            text = f"layer {layer} is another one in a model of {len(kept)} layers"
-            raise Unsupported(f"{text}: take another number of them")
+            text = f"layer {layer} changes in a model of {len(kept)} layers"
+            raise Unsupported(f"{text}: choose a different number of layers")
 
 
 def by_name(role: Role) -> list[Node]:

@@ -49,7 +49,7 @@ from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
 from lockstep.harness.records import Verdict
 
-BY_NUMBER = "nor are layers, at theirs: lockstep bisect --black-box does that"
+BY_NUMBER = "layers are not tested in their places either; lockstep bisect --black-box does that"
 SUITE = "black-box"
 ALL_OF_THEM = "lockstep bisect --black-box"  # asks for what `check` asks for some of
 LENSES = 8  # for which both engines are started
@@ -102,7 +102,7 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     if is_quantised(asker):
         of_one_file = asker.subject_file is asker.file  # else it may be that which differs
         if wrong and of_one_file and as_it_is(without_layers(asker)).differs:
-            yield context.verdict(SUITE, "not-applicable", f"not seen: {NO_LENS}")
+            yield context.verdict(SUITE, "not-applicable", f"not compared: {NO_LENS}")
         else:
             yield from of_weights(asker, context)
     if not wrong and not halves:
@@ -112,7 +112,7 @@ def verdicts_of(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 def not_asked(context: Context) -> str:
     # no run of the model itself has the steps that are asked for
     if says_more(context) and not has_steps(context.file):
-        return f"{context.subject.name} shows tensors, which say more"
+        return f"{context.subject.name} shows tensors, which show more"
     enough = (*ENOUGH, "embed") if embeds(context) else ENOUGH
     return why_not_asked(context.subject.name, context.subject_info.levels, enough)
 
@@ -141,7 +141,7 @@ def of_embeddings(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     """Yield verdicts on a model that gives embeddings. It has neither slices nor lenses, as both
     read logits."""
     if not is_small_enough(asker):
-        text = "in F32 the model takes too much room, and no slices are made of one without logits"
+        text = "the model is too large in F32, and there are no slices of models without logits"
         yield context.verdict(SUITE, "not-applicable", text)
         return
     for what, answer in in_f32(asker):
@@ -165,7 +165,7 @@ def of_graph(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     if has_steps(asker.file):
         yield from of_steps(asker, context)
     if 0 < len(some) < n:
-        text = f"slices of {n - len(some)} layers more, computed alike: {ALL_OF_THEM}"
+        text = f"{n - len(some)} more layers of the same kind were not sliced: {ALL_OF_THEM}"
         yield context.verdict(SUITE, "not-applicable", text)
 
 
@@ -193,7 +193,7 @@ def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
         asker.progress(f"lens {number} of {len(some)}: {lens.type}")
         found.append(through(asker, lens))
     if len(some) < len(lenses):
-        unseen.append(f"{len(lenses) - len(some)} lenses more: {ALL_OF_THEM}")
+        unseen.append(f"{len(lenses) - len(some)} more lenses: {ALL_OF_THEM}")
     for each in found:
         if each.answer.differs:
             text = f"a lens of {each.lens.type}: {each.answer.summary}"
@@ -204,7 +204,7 @@ def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     yield from of_right_ones([each for each in found if each.answer.agrees], context)
     others = [e.answer.summary for e in found if not (e.answer.agrees or e.answer.differs)]
     for text in dict.fromkeys((*others, *unseen)):
-        yield context.verdict(SUITE, "not-applicable", f"weights not seen: {text}")
+        yield context.verdict(SUITE, "not-applicable", f"weights not compared: {text}")
 
 
 def of_places(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
@@ -220,7 +220,7 @@ def of_places(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     if fine:
         worst = max(each.answer.allowed for each in fine)
         words = ", ".join(each.look.words for each in fine)
-        text = f"in their places, of every layer: {words} (allowed {worst:.1e} of the largest)"
+        text = f"in their places, in every layer: {words} (allowed {worst:.1e} of the largest)"
         yield context.verdict(SUITE, "agreed", text, {"models": len(fine)})
 
 
@@ -228,6 +228,6 @@ def of_right_ones(fine: Sequence[Looked], context: Context) -> Iterator[Verdict]
     if fine:
         types = ", ".join(dict.fromkeys(each.lens.type for each in fine))
         n = sum(each.weights for each in fine)
-        text = f"{n:,} weights ({types}) are what their bytes say, seen through {len(fine)} lenses"
-        text += ": models that are made to have weights for logits"
+        text = f"{n:,} weights ({types}) agree with their bytes, through {len(fine)} lenses"
+        text += ": models whose logits are weights"
         yield context.verdict(SUITE, "agreed", text, {"lenses": len(fine), "weights": n})

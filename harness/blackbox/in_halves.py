@@ -22,7 +22,7 @@ from lockstep.harness.judging.stored import half_step, looks_like
 from lockstep.harness.records import Evaluation, Request
 
 COMPUTED_IN = "computed_in"  # in the detail of a verdict: F16 or BF16
-NOT_WEIGHTS = "halves do not show weights to the last bit"
+NOT_WEIGHTS = "F16 or BF16 values do not show weights to the last bit"
 LIMIT = 2  # times what our own run in halves is off: another engine rounds in other places
 Kept = Callable[[], str | None]  # "F16", "BF16", "": neither, None: it cannot be told
 
@@ -66,13 +66,13 @@ def explain_by_halves(
     off, size = worst_distance(*runs), largest(runs[0]) or 1.0
     if not isfinite(limit) or off > limit:
         return None
-    how = f"all its {outputs} are {kind} numbers"
+    how = f"all {outputs} are {kind} numbers"
     if shown != kind:
-        how = f"the engine cannot tell apart numbers that are equal in {kind}"
+        how = f"the engine does not distinguish numbers that are equal in {kind}"
     why = (
-        f"{how}, and its largest error is {off / size:.1e} of the largest; an engine that computes "
-        f"in {kind} may be off by {limit / size:.1e} on this model, which is made in F32; smaller "
-        "faults are not seen on it"
+        f"{how}, and the largest error is {off / size:.1e} of the largest; an engine that "
+        f"computes in {kind} may be off by {limit / size:.1e} on this F32 model, so "
+        "smaller faults do not show"
     )
     return InHalves(kind=kind, why=why)
 
@@ -85,8 +85,8 @@ def explain_by_rounding(
     if not np.all(np.abs(expected.astype(np.float64) - actual) <= limit):
         return None
     why = (
-        f"all its {outputs} are {kind} numbers, and rounding to {kind} explains every error; "
-        "smaller faults are not seen on it"
+        f"all {outputs} are {kind} numbers, and rounding to {kind} explains every error; "
+        "smaller faults do not show"
     )
     return InHalves(kind=kind, why=why)
 

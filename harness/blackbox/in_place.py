@@ -143,12 +143,14 @@ def layout_of(file: GgufFile) -> Layout:
     """Raises Unsupported for what no such model can be made of."""
     arch, embedding = architecture(file), file.tensors.get(EMBEDDING)
     if arch not in ARCHITECTURES or embedding is None or f"{arch}.{EPS}" not in file.metadata:
-        raise Unsupported(f"{arch}: its layers have more than the matrices that can be looked at")
+        raise Unsupported(
+            f"{arch}: its layers have matrices that Lockstep cannot test in their places"
+        )
     known = {*MATRICES, *NORMS, *NORMS_BESIDE}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
         if inside and inside[2].rsplit(".", 1)[0] not in known:
-            raise Unsupported(f"{name}: an op that no model of matrices alone has")
+            raise Unsupported(f"{name}: this op does not occur in a model of matrices only")
     width, vocabulary = embedding.ne
     n, heads = n_layers(file), number(file, "attention.head_count", 1)
     head = number(file, "attention.key_length", width // heads)
@@ -165,9 +167,11 @@ def layout_of(file: GgufFile) -> Layout:
     )
     for name, inputs in (("attn_output", found.inside), ("ffn_down", found.hidden)):
         if any(file.tensors[own].ne[0] != inputs for own in found.every(name)):
-            raise Unsupported(f"{name}: its width is no number of all layers")
+            raise Unsupported(f"{name}: its width differs between layers")
     if width // EVERY < 2 * n + 1 or vocabulary < 2 * max(n, TOKENS):
-        raise Unsupported(f"{n} layers of width {width}: no element for each")
+        raise Unsupported(
+            f"{n} layers of width {width}: the width is too small for an element per layer"
+        )
     return found
 
 

@@ -115,7 +115,10 @@ def of_its_own(asker: SliceAsker, row: LayerRow, before: Sequence[LayerRow]) -> 
 
     if not asker.ask_of_layer(make).agrees:
         return row
-    text = f"it reads what layer {', '.join(wrong)} keeps, which differs; else it agrees"
+    text = (
+        f"the layer reads the cache of layer {', '.join(wrong)}, which differs; apart "
+        "from that it agrees"
+    )
     return replace(row, answer=SliceAnswer(status="not-compared", summary=text), parts=())
 
 

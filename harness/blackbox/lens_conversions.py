@@ -53,8 +53,8 @@ class ConversionSeen:
     @property
     def sentence(self) -> str:
         return (
-            "no known conversion of activations explains its logits: "
-            f"one is {self.actual:.9g}, the nearest conversion gives {self.expected:.9g} "
+            "no known conversion of activations explains the logits: one is "
+            f"{self.actual:.9g}, and the nearest conversion gives {self.expected:.9g} "
             f"(allowed {self.allowed:.1e})"
         )
 

@@ -60,7 +60,7 @@ def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
     of how many first ones there is a model."""
     embedding = file.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.ne) != 2:
-        raise Unsupported(f"it has no matrix {EMBEDDING}: no lenses")
+        raise Unsupported(f"the file has no matrix {EMBEDDING}, so there are no lenses")
     width, vocabulary = embedding.ne
     by_type: dict[tuple[str, int], list[TensorInfo]] = {}
     left_out: dict[str, list[str]] = {}
@@ -69,11 +69,11 @@ def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
             continue
         whole = width if width % info.type.block == 0 else wide.width_of(file, info.type.block)
         if not whole:
-            why = f"rows of {width} are no whole blocks of {info.type.name}"
+            why = f"rows of {width} are not a multiple of the {info.type.name} block"
             left_out.setdefault(why, []).append(info.name)
             continue
         if (period := period_of(info, whole)) > vocabulary:
-            why = f"it takes {period} tokens, of {vocabulary}"
+            why = f"a lens needs {period} tokens, and the vocabulary has {vocabulary}"
             left_out.setdefault(why, []).append(info.name)
             continue
         by_type.setdefault((info.type.name, whole), []).append(info)
@@ -131,7 +131,7 @@ def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
     """Raises Unsupported where the file has other types than the one that the lens is of."""
     for stretch in lens.stretches:
         if file.tensors[stretch.tensor].type.name != lens.type:
-            raise Unsupported(f"{stretch.tensor} is of another type than {lens.type}")
+            raise Unsupported(f"{stretch.tensor} does not have type {lens.type}")
     head, kind = EMBEDDING if lens.ids else OUTPUT, "F32" if lens.decoded else lens.type
     bytes_of_head = (head, (lens.width, lens.vocabulary), kind, head_of(file, lens))
     if wide.is_wide(file, lens):

@@ -53,11 +53,11 @@ LARGEST = 1 << 30  # bytes in F32, which two engines hold at once
 def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
     every, chunk = unseen(context), fixed_window(context.file)
     if chunk:
-        text = f"llama.cpp ends attention at every {chunk} tokens, whatever the file says"
-        yield context.verdict(SUITE, "not-applicable", f"{text}: no run is as long")
+        text = f"llama.cpp limits attention to chunks of {chunk} tokens, whatever the file says"
+        yield context.verdict(SUITE, "not-applicable", f"{text}: no run is that long")
     if not every:
         if context.named and not chunk:
-            text = "nothing in it begins behind the usual run"
+            text = "the model has nothing that begins after the usual run"
             yield context.verdict(SUITE, "not-applicable", text)
         return
     levels, enough = context.subject_info.levels, (*ENOUGH, "embed")
@@ -65,7 +65,7 @@ def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
         cut = f"lockstep slice {shlex.quote(str(plan.model))} -o short.gguf --short"
         text = f"{' and '.join(each.name for each in every)} {{}} longer than the usual run, and "
         text = text.format("is" if len(every) == 1 else "are")
-        text += f"{reason}: {cut} makes a model to check"
+        text += f"{reason}; to make a model to check: {cut}"
         yield context.verdict(SUITE, "not-applicable", text)
         return
     yield from on_made_models(plan, context, SUITE, partial(ask_beyond_context, context, every))
@@ -162,7 +162,7 @@ def open_shown(
         return opened, every
     opened.close()
     if not shown:
-        raise MakesNothing(f"{asker.plan.oracle} gives the same logits without")
+        raise MakesNothing(f"{asker.plan.oracle} gives the same logits without it")
     return open_shown(asker, way, shown)
 
 
@@ -251,7 +251,7 @@ def unseen_of(
     try:
         return too_coarse(asker, opened, way, every, allowed)
     except NoAnswer as error:
-        return f"what is within what is allowed is not known: {error}"
+        return f"mistakes below the limit are unknown: {error}"
 
 
 def too_coarse(
@@ -265,7 +265,7 @@ def too_coarse(
         for each in every
         if changed_by(each, each.nearly, asker, opened, way, every) <= least
     ]
-    return f"{' and '.join(hidden)} is within what is allowed" if hidden else ""
+    return f"{' and '.join(hidden)} would stay below the limit" if hidden else ""
 
 
 def not_read(
@@ -284,7 +284,10 @@ def not_read(
         return ""
     if not unread:
         return ""
-    text = "it answers as without: it does not know it, or has the number in its code"
+    text = (
+        "the engine's answers do not change with this key: it ignores the key, or has "
+        "the number in its code"
+    )
     return text if len(unread) == len(every) else f"{text} ({', '.join(unread)})"
 
 

@@ -82,7 +82,7 @@ def ask_long_prompt(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     n, of = tokens_of(context), n_layers(asker.file)
     layers = f"its first {min(LAYERS, of)} of {of} layers"
     if weights_of(asker) > LARGEST:
-        text = f"{asked_for(n, THREADS)}, {layers}: not asked, it would take an engine long"
+        text = f"{asked_for(n, THREADS)}, {layers}: not asked, because it would take too long"
         yield context.verdict(SUITE, "not-applicable", text)
         return
     context.progress("a long prompt")
@@ -94,7 +94,10 @@ def ask_long_prompt(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
     for verdict in found:
         if verdict.status == "diverged" and is_right_with_fewer(asker, settings, n):
             fewer = asker.plan.settings.n_threads
-            text = f"; with n_threads {fewer} the same is right, so look at what threads share"
+            text = (
+                f"; with n_threads {fewer} the same run is right, so look at memory that "
+                "threads share"
+            )
             verdict = replace(verdict, summary=verdict.summary + text)
         yield verdict
 
@@ -116,7 +119,7 @@ def is_right_with_fewer(asker: SliceAsker, settings: Settings, n: int) -> bool:
 
 
 def asked_for(n: int, threads: int) -> str:
-    return f"with a prompt of {n} tokens at once and {STEPS} behind it, {threads} threads"
+    return f"with a prompt of {n} tokens at once and {STEPS} after it, {threads} threads"
 
 
 def weights_of(asker: SliceAsker) -> int:
@@ -152,15 +155,15 @@ def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> 
     n = min(n, inner.settings.n_ctx - STEPS)  # of an engine that says that it has fewer
     what = f"{asked_for(n, inner.settings.n_threads)}, {layers}"
     if n <= LEAST:
-        text = f"no long prompt was asked for: {inner.subject.name} has a context of "
+        text = f"a long prompt was not asked: {inner.subject.name} has a context of "
         text += f"{inner.settings.n_ctx} tokens"
         return [context.verdict(SUITE, "not-applicable", text)]
     seconds = seconds_of(inner, n)
     if seconds > PATIENCE and not context.named:
         seconds = min(seconds, seconds_of(inner, n))  # some compile for each length that is new
     if seconds > PATIENCE and not context.named:
-        text = f"{what}: not asked, it would take {inner.subject.name} some {seconds:.0f} s"
-        text += "; --suite long-context asks all the same"
+        text = f"{what}: not asked, because {inner.subject.name} would take about {seconds:.0f} s"
+        text += "; --suite long-context asks anyway"
         return [context.verdict(SUITE, "not-applicable", text)]
     run = Run(words=what, batches=batches_of(inner, n, STEPS), usual=True, known=True)
     try:
@@ -173,7 +176,7 @@ def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> 
         slow |= left.status == "not-compared" or error.status == "diverged"
         status = "not-applicable" if slow else left.status
         if status == "timed-out":
-            text += f"; by its shorter ones it would take some {seconds:.1f} s"
+            text += f"; shorter prompts suggest about {seconds:.1f} s"
         elif status == "crashed":
             what = f"{what}{of_answered(inner, n)}"
             text = f"{what}: {left.summary}"
@@ -215,15 +218,15 @@ def of_answered(context: Context, n: int) -> str:
     asked: list[Outcome] = []
 
     def fails(tokens: int, steps: int) -> bool:
-        context.progress(f"whether a prompt of {tokens} tokens is answered")
+        context.progress(f"asking for a prompt of {tokens} tokens")
         request = Request(batches=batches_of(context, tokens, steps))
         asked.append(context.subject.ask("evaluate", request))
         return not isinstance(asked[-1], Answered)
 
     steps = next((steps for steps in (0, STEPS) if fails(n, steps)), None)
     if steps is None:
-        return " (asked again, it answered)"
-    prompt = f"{steps} tokens behind one" if steps else "one"
+        return " (asked again, the engine answered)"
+    prompt = f"{steps} tokens after one" if steps else "one"
     be = "are" if steps else "is"
     fewest = first_where(lambda tokens: fails(tokens, steps), context.n_tokens, n)
     if any(isinstance(outcome, TimedOut) for outcome in asked):
@@ -252,7 +255,7 @@ def more_of(context: Context, run: Run, first: Evaluation, n: int) -> str:
             raise NotSteady(f"{context.subject.name} is not deterministic: {shaky}")
         found = shortest_wrong(context, n)
     except NoAnswer as error:
-        return f"; from which length on is not known: {error}"
+        return f"; the shortest wrong length is unknown: {error}"
     return said_of_length(*found, context.n_tokens) if found else ""
 
 
@@ -260,12 +263,12 @@ def said_of_length(wrong: int, steps: int, usual: int) -> str:
     """Describe what `shortest_wrong` found."""
     if not steps:
         if wrong == usual:
-            return f"; one of {wrong} is wrong as well"
-        return f"; one of {wrong - 1} is right, and one of {wrong} is not"
-    text = f"; the prompt itself is right, and {steps} tokens behind it are not"
+            return f"; a prompt of {wrong} is wrong as well"
+        return f"; a prompt of {wrong - 1} is right, and one of {wrong} is not"
+    text = f"; the prompt itself is right, and {steps} tokens after it are not"
     if wrong == usual:
-        return f"{text}; behind one of {wrong} they are wrong as well"
-    return f"{text}; they are behind one of {wrong - 1}, and not behind one of {wrong}"
+        return f"{text}; after a prompt of {wrong} they are wrong as well"
+    return f"{text}; they are right after a prompt of {wrong - 1}, and wrong after one of {wrong}"
 
 
 def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:
@@ -327,6 +330,6 @@ def bisection_of(opened: Opened, n: int) -> Bisection | None:
     wrong, steps = shortest
     found = bisect(replace(context, given=batches_of(context, wrong, steps)))
     threads = context.settings.n_threads
-    behind = f" and {steps} behind it" if steps else ""
-    words = f"with a prompt of {wrong} tokens{behind}, {threads} threads, its first layers alone"
+    behind = f" and {steps} after it" if steps else ""
+    words = f"with a prompt of {wrong} tokens{behind}, {threads} threads, only the first layers"
     return replace(found, asked=words) if found.culprits else None

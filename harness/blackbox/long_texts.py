@@ -68,12 +68,12 @@ def window(file: GgufFile) -> OnlyInLong | None:
         return None
     return OnlyInLong(
         name=f"its window of {n} tokens",
-        what=f"a window of {SHORT} tokens in the place of {n}",
+        what=f"a window of {SHORT} tokens instead of {n}",
         length=n,
         short={key: (kind, SHORT)},
         hidden={key: (kind, NO_END)},
         nearly={key: (kind, SHORT - 1)},
-        nearly_what="a window of one token less",
+        nearly_what="a window that is one token shorter",
     )
 
 
@@ -106,12 +106,12 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
     hidden: Keys = {**keys, f"{arch}.{ORIGINAL}": ("U32", NO_END)}
     return OnlyInLong(
         name=f"its original context of {original} tokens",
-        what=f"an original context of {FEW} tokens in the place of {original}",
+        what=f"an original context of {FEW} tokens instead of {original}",
         length=original,
         short={**keys, f"{arch}.{ORIGINAL}": ("U32", FEW)},
         hidden=hidden,
         nearly=hidden,
-        nearly_what="what the factors of short contexts give",
+        nearly_what="using the factors of short contexts",
         of_cells=True,
     )
 
@@ -133,10 +133,10 @@ def temperature(file: GgufFile) -> OnlyInLong | None:
     hidden: Keys = {full: (file.metadata[full].type, NO_END)}
     return OnlyInLong(
         name=f"its temperature_length of {n} tokens",
-        what=f"attention that is scaled every {SHORT} tokens, not every {n}",
+        what=f"attention scaled every {SHORT} tokens instead of every {n}",
         length=n,
         short={full: (file.metadata[full].type, SHORT)},
         hidden=hidden,
         nearly=hidden,
-        nearly_what="attention that is not scaled",
+        nearly_what="attention without scaling",
     )

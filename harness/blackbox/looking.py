@@ -29,7 +29,7 @@ from lockstep.harness.judging.stored import ROUNDED, half_step, looks_like
 from lockstep.harness.records import Request
 
 More = Callable[[F32, NDArray[np.float64]], NDArray[np.float64]]
-AS_A_HEAD = "every matrix is wrong in the place of the head: perhaps the head's product alone is"
+AS_A_HEAD = "every matrix is wrong as the head, so the head's product may be the only fault"
 
 
 @dataclass(kw_only=True)
@@ -79,7 +79,7 @@ def through(asker: SliceAsker, lens: Lens) -> Looked:
     ) as of_one_file:
         if through_once(of_one_file, replace(lens, decoded=True)).answer.agrees:
             return found
-    text = f"it takes no model of width {lens.width}, with which {lens.type} would show"
+    text = f"the engine takes no model of width {lens.width}, which {lens.type} needs"
     return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
 
 
@@ -104,7 +104,7 @@ def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked
     converted = conversions[1].convert if conversions else None
     oracle, subject = seen_by_both(context, file, lens, converted=converted)
     if oracle.wrong:
-        text = f"{context.oracle.name} does more to logits than a product: {oracle.sentence}"
+        text = f"{context.oracle.name} changes logits after the head's product: {oracle.sentence}"
         return Looked(lens=lens, answer=SliceAnswer(status="not-compared", summary=text))
     if subject.wrong and (more := allowed_in_halves(subject.stored, kept, lens)):
         _, subject = seen_by_both(context, file, lens, more, converted)
@@ -188,7 +188,7 @@ def hold(
         seen.kind = off.kind
         some = "one weight" if lens.hot == 1 else f"the sum of {lens.hot} weights"
         seen.sentence = (
-            f"{some} of the {lens.width} from number {first} of {tensor} on "
-            f"is {off.actual:.9g}, expected {off.expected:.9g} (allowed {off.allowed:.1e})"
+            f"{some} among the {lens.width} weights from number {first} of {tensor} is "
+            f"{off.actual:.9g}, expected {off.expected:.9g} (allowed {off.allowed:.1e})"
         )
     seen.wrong[tensor] += off.mismatched

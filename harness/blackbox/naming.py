@@ -102,7 +102,7 @@ class Asked:
 
     def rest(self, name: str) -> Part:
         differ = ", ".join(words for words, answer in self.found.items() if answer.differs)
-        return Part(name=name, words=f"they differ with {differ} as well" if differ else "")
+        return Part(name=name, words=f"the engines also differ with {differ}" if differ else "")
 
 
 def part_that_agrees(name: str, words: str) -> Part:
@@ -167,7 +167,7 @@ def with_batches(asked: Asked, part: Part) -> Part:
     """Add to the part if its fault lies in what a second batch is given."""
     if not asked.agrees(in_one_batch, ONE_BATCH):
         return part
-    text = "and with all tokens in one batch: of batches behind the first it is wrong"
+    text = "and with all tokens in one batch: only batches after the first are wrong"
     return replace(part, words=f"{part.words}, {text}")
 
 
@@ -180,13 +180,13 @@ def with_one_bias(asked: Asked, part: Part, likely: Collection[str]) -> Part:
     alone = [name for name, maker in whose.items() if asked.agrees(maker, f"{name} of zero")]
     if len(alone) != 1:
         return part
-    return replace(part, words=f"{part.words}, and with {alone[0]} alone of zero")
+    return replace(part, words=f"{part.words}, and with only {alone[0]} zero")
 
 
 # --- FFN ----------------------------------------------------------------------------------------
 
 ROUTER = "router: which experts are chosen or read, or their shares"
-WEIGHED = "router: what the weights of experts add up to"
+WEIGHED = "router: sum of the expert weights"
 OF_FFN: Table = (
     (no_bias, "biases of zero", BIAS),
     (larger, "a smaller eps", "eps"),
@@ -227,7 +227,7 @@ def half_of_the_activation(part: Part) -> Part:
     """Note that the model read only half of the activation, so a cut row of the down matrix
     loses nothing. A gate that wrote over the end of the other factor was said to be a norm or a
     matrix."""
-    text = "of the activation the first half alone was looked at"
+    text = "only the first half of the activation was compared"
     return replace(part, words=f"{part.words}; {text}" if part.words else text)
 
 

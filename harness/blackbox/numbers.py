@@ -27,16 +27,16 @@ BY_NUMBER, OR_A_TENSOR = "by its number", "or a tensor that is taken wrongly"
 MUCH = 2.0**-6  # of the largest logit
 ONE_OF_ITS_OWN = "the others with the first one's tensors"
 ANOTHERS = Part(
-    name="tensors: another layer's are taken, or this one's for another",
-    words="the engines agree where all layers have the same",
+    name="tensors: the engine uses another layer's, or uses this layer's elsewhere",
+    words="the engines agree if all layers have the same tensors",
 )
 BETWEEN = Part(
-    name="what a layer hands to those behind it",
+    name="the output of a layer that later layers read",
     words="each of these layers agrees alone, and they differ together",
 )
 OUTSIDE = Part(
-    name="what comes before or behind so many layers",
-    words="they differ where no layer adds anything, and a slice of one layer agrees",
+    name="parts before or after this many layers",
+    words="the engines differ if all layers are muted, and a slice of one layer agrees",
 )
 
 
@@ -141,7 +141,7 @@ def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) 
     right = [row.layer for row in slices if row.layer is not None and row.answer.agrees]
     if not wrong or not is_small_enough(asker) or not have_roles(asker, n):
         return False
-    asker.progress("whether slices say what layers do at their places")
+    asker.progress("comparing slices with layers in their places")
     few = dict.fromkeys((wrong[0], wrong[min(1, len(wrong) - 1)], wrong[-1]))
     if right and with_others_muted(asker, right).status == "diverged":
         return True
@@ -152,8 +152,8 @@ def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) ->
     """placed: layers at their places, whose parts then say what slices came to."""
     wrong = ", ".join(str(row.layer) for row in slices if row.answer.differs)
     text = (
-        f"as models of one layer it is layers {wrong} that differ: which layers are of which kind "
-        "is counted otherwise"
+        f"as models of one layer, layers {wrong} differ: the engine counts the kinds of "
+        "layers differently"
     )
 
     def with_text(part: Part) -> Part:

@@ -42,7 +42,10 @@ def why_not_asked(
     """Return why an engine cannot be asked on models that are made for it; "" if it can. enough:
     any of these levels suffices."""
     if folder_of(engine) is not None or is_address(engine):
-        return f"{engine} holds one model and opens no other (serve:COMMAND starts one for each)"
+        return (
+            f"{engine} serves one model and cannot open others (serve:COMMAND starts a "
+            "server for each)"
+        )
     if levels is not None and not set(levels).intersection(enough):
-        return f"{engine} offers none of {', '.join(enough)}, and models made of this one need one"
+        return f"{engine} offers none of {', '.join(enough)}, and probe models need one of them"
     return ""

@@ -41,11 +41,11 @@ EDGES = (256, 32768, 65536)  # ids that do not fit: in a byte, in 16 bits with a
 # of each logit that is the likeliest: a cap, of 30 where there is one, leaves it above the others;
 # and it has two digits where others have one, for who compares them as texts: "16" is before "5"
 LOUD = 16.0
-WHERE = "on a model of which each token is the likeliest behind itself"
+WHERE = "on a model that repeats its last token"
 
 
 def check_own_tokens(plan: Plan, context: Context) -> Iterator[Verdict]:
-    words = "tokens that are the likeliest behind themselves"
+    words = "tokens of a model that repeats its last token"
     yield from asked_to_choose(plan, context, words, recipe_of, judge_choices, every_id=True)
 
 
@@ -86,8 +86,8 @@ def judge_choices(outer: Context, context: Context) -> Iterator[Verdict]:
         same.append(wanted)
     if same:
         n, of = context.facts.n_vocab, outer.facts.n_vocab
-        cut = f" (that has {n} of {of} tokens, as they are many)" * (n != of)
-        text = f"{WHERE} it chooses {', '.join(map(str, same))}{cut}"
+        cut = f" (this model has {n} of {of} tokens)" * (n != of)
+        text = f"{WHERE} the engine chooses {', '.join(map(str, same))}{cut}"
         yield outer.verdict(SUITE, "agreed", text)
 
 
@@ -98,8 +98,9 @@ def another(
     margin = float(row[wanted] - row[found]) if 0 <= found < n else float("inf")
     which = {0: ", the first id", n - 1: f", the last of {n} ids"}.get(wanted, "")
     text = (
-        f"{WHERE}: behind {', '.join(map(str, ids))} the next is {found}, the oracle's {wanted}"
-        f"{which}, which it likes better by {margin:.2g} (allowed {allowed:.2g})"
+        f"{WHERE}: after {', '.join(map(str, ids))} the engine chooses {found}, and the "
+        f"oracle {wanted}{which}, whose logit is higher by {margin:.2g} (allowed "
+        f"{allowed:.2g})"
     )
     detail: dict[str, Any] = {
         "at_fault": "subject",
@@ -107,7 +108,7 @@ def another(
         "actual": found,
         MADE_MODEL: True,
     }
-    detail |= {"allowed": allowed, "asked": f"token {wanted} behind itself"}
+    detail |= {"allowed": allowed, "asked": f"token {wanted} after itself"}
     if 0 <= found < n:
         detail["margin"] = margin
     return context.verdict(SUITE, "diverged", text, detail, key=(SUITE, "own token"))

@@ -36,14 +36,14 @@ from lockstep.harness.suites.parts.whole_runs import compare_runs
 ALIKE = 2.0**-6  # of the largest: what is left of a multiple, which bf16 leaves at most
 OTHER_EPS = "the engine under test does not take attention.layer_norm_rms_epsilon from the file"
 IN_F32_AS_WELL = (
-    "wherever they are the engines differ, in F32 as well: norms of heads, or behind halves, may "
-    "have an eps of their own, or embeddings another scale"
+    "the engines differ in every place, also in F32: norms of heads or after a "
+    "half-layer may have a different eps, or embeddings a different scale"
 )
 WITHOUT_F32 = (
-    "the engines differ at these in every layer, which may be how they are stored or how they are "
-    "used, and of the same in F32 the engine has no answer"
+    "the engines differ in every layer. The fault may be in the weights or in the ops, "
+    "and the engine does not answer for the F32 model"
 )
-TOO_LARGE = "matrices are not looked at in their places: the model in F32 is too large"
+TOO_LARGE = "matrices are not tested in their places: the model in F32 is too large"
 TOGETHER = (("attn_q", "attn_k"), ("ffn_up", "ffn_gate"))  # to scores, to the activation
 
 
@@ -68,7 +68,7 @@ def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
         others = [pair for pair in TOGETHER if stem in pair]
         both = [name.replace(stem, other) for pair in others for other in pair]
         if both and all(other in named for other in both) and name == both[0]:
-            found.append(f"{both[0]} and {both[1].split('.', 2)[2]}, or what they are put into")
+            found.append(f"{both[0]} and {both[1].split('.', 2)[2]}, or their common product")
     return found
 
 
@@ -79,15 +79,15 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
     try:
         layout = layout_of(asker.file)
     except Unsupported as error:
-        return [], f"matrices are not looked at in their places: {error}"
+        return [], f"matrices are not tested in their places: {error}"
     found, unseen, untold = [], [], []
     for number, look in enumerate(LOOKS, 1):
         asker.progress(f"matrices at their places, {number} of {len(LOOKS)}: {look.words}")
         each = see_one(asker, layout, look)
         if each.answer.status == "not-applicable":  # of the others as well
-            return [], f"matrices are not looked at in their places: {each.answer.summary}"
+            return [], f"matrices are not tested in their places: {each.answer.summary}"
         if each.other_eps:
-            return [], f"matrices are not looked at in their places: {OTHER_EPS}"
+            return [], f"matrices are not tested in their places: {OTHER_EPS}"
         each = without_those_wrong_in_f32(asker, layout, each)
         if each.in_f32:
             unseen.append(each.in_f32)
@@ -97,7 +97,7 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
             found.append(each)
     if unseen:
         untold.insert(0, f"{', '.join(unseen)}: {IN_F32_AS_WELL}")
-    return found, f"not looked at in their places: {'; '.join(untold)}" if untold else ""
+    return found, f"not tested in their places: {'; '.join(untold)}" if untold else ""
 
 
 def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPlace) -> SeenInPlace:

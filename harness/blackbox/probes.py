@@ -78,8 +78,8 @@ def on_made_models(
             if error.errno not in NO_ROOM:
                 raise
             place = f"{asker.folder}: {error.strerror}"
-            text = f"a model made of this one cannot be written to {place}"
-            yield context.verdict(suite, "not-applicable", f"{text}; TMPDIR names another folder")
+            text = f"a probe model cannot be written to {place}"
+            yield context.verdict(suite, "not-applicable", f"{text}; set TMPDIR to another folder")
 
 
 def open_first(
@@ -157,7 +157,7 @@ def asked_to_choose(
             try:
                 yield from said(context, opened.context)
             except NoAnswer as error:
-                text = f"{words}, on a model made of this one: {error}"
+                text = f"{words}, on a probe model: {error}"
                 yield context.verdict(CHOICES, "not-applicable", text)
 
     if not why_not_asked(context.subject.name, levels, ("greedy",)):

@@ -26,7 +26,7 @@ def graph_of(session: Session) -> Graph:
     found = record(session, ONE_TOKEN)
     if not isinstance(found, Program):
         said = getattr(found, "message", str(found))
-        raise Unsupported(f"{session.name} shows no graph of it: {said}")
+        raise Unsupported(f"{session.name} shows no graph of the model: {said}")
     return found.graphs[-1]
 
 

@@ -87,7 +87,7 @@ def asked_with_threads(
         if isinstance(asked, Context):
             yield from said(asked)
         elif asked:
-            text = f"{WORDS}: it does not start: {asked}"
+            text = f"{WORDS}: the engine does not start: {asked}"
             yield context.verdict(suite, "not-applicable", text, {"n_threads": THREADS})
 
 
@@ -145,7 +145,7 @@ def until_wrong(answers: Answers, context: Context) -> Iterator[Verdict]:
         if not answers.told:
             text = f"{WORDS}: {text}"
         detail = {**verdict.detail, "n_threads": THREADS} if wrong else verdict.detail
-        more = "; with one thread that is right" if wrong else ""
+        more = "; with one thread the answer is right" if wrong else ""
         yield replace(verdict, summary=text + more, detail=detail)
 
 

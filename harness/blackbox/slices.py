@@ -65,9 +65,9 @@ def n_layers(file: GgufFile) -> int:
     if reason := why_no_run(arch, kind, len(file.tensors)):
         raise Unsupported(reason)
     if any(name.startswith(("enc.blk.", "dec.blk.")) for name in file.tensors):
-        raise Unsupported("its encoder and its decoder have layers of their own: no slices")
+        raise Unsupported("encoder and decoder have separate layers, so there are no slices")
     if f"{arch}.{COUNT}" not in file.metadata:
-        raise Unsupported(f"{arch}.{COUNT} is not in the file: no slices")
+        raise Unsupported(f"the file has no {arch}.{COUNT}, so there are no slices")
     return number_in(file, COUNT) - number_in(file, MTP)
 
 
@@ -77,7 +77,7 @@ def number_in(file: GgufFile, key: str) -> int:
     name = f"{architecture(file)}.{key}"
     found = file.metadata.get(name)
     if found is not None and type(found.data) is not int:
-        raise Unsupported(f"{name} is not one number: no slices")
+        raise Unsupported(f"{name} is not one number, so there are no slices")
     return 0 if found is None else int(found.data)
 
 

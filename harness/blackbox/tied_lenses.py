@@ -69,7 +69,7 @@ def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
         ids = tuple(int(i) for i in np.sort(order[:n]))
         if are_apart(read_by_gates(file, lens, ids)):
             return ids
-    raise Unsupported(f"{lens.type}: no {n} rows of {used} that gates tell apart")
+    raise Unsupported(f"{lens.type}: gates cannot distinguish {n} rows of {used}")
 
 
 def are_apart(x: NDArray[np.float64]) -> bool:
@@ -126,12 +126,15 @@ def changes_of(file: GgufFile, lens: Lens) -> dict[str, Change]:
     have other rows."""
     read = read_by_gates(file, lens, lens.ids)
     if not are_apart(read):
-        raise Unsupported(f"{lens.type}: no rows that gates tell apart, as the oracle's file has")
+        raise Unsupported(
+            f"{lens.type}: gates cannot distinguish the rows that they distinguish in the "
+            "oracle's file"
+        )
     gates = gates_of(read)
     largest = float(np.abs(rows_of(file, lens, lens.ids)).max()) * lens.width**0.5
     hot = 2.0 ** np.ceil(np.log2(largest / COLD))
     if not hot < MOST:
-        raise Unsupported(f"{lens.type}: its rows are as large as {largest:.1e}")
+        raise Unsupported(f"{lens.type}: its rows are too large ({largest:.1e})")
     changes: dict[str, Change] = {UP: first_rows(gates), DOWN: columns(lens, hot / OPEN**2)}
     for name in within(file, 0):
         stem, _, end = name[len("blk.0.") :].rpartition(".")

@@ -104,10 +104,10 @@ def table(seen: Sequence[SeenReport]) -> Iterator[str]:
     covered = [s for s in seen if s.covering]
     for s in seen:
         mark = "named" if s.names_cause else ("MISSED" if s.covering else "-")
-        said = "all ok" if s.complete else "no whole report"
+        said = "all ok" if s.complete else "no complete report"
         said = f"{len(s.said_no)} NO: {', '.join(s.said_no[:4])}" if s.said_no else said
         lost = f"  (lost {len(s.lost)}: {', '.join(s.lost[:6])})" if s.covering and s.lost else ""
         yield f"{s.engine:44} {mark:7} {said}{lost}"
-    yield f"covered {len(covered)}, named rightly {sum(s.names_cause for s in covered)}"
+    yield f"covered {len(covered)}, correctly named {sum(s.names_cause for s in covered)}"
     kept, lost_ = (sum(len(getattr(s, what)) for s in covered) for what in ("kept", "lost"))
-    yield f"tests that do not rest on it: {kept} of {kept + lost_} ok"
+    yield f"tests that do not depend on the fault: {kept} of {kept + lost_} ok"

@@ -12,12 +12,12 @@ def why_not_followed(settings: Settings) -> str:
     they can. llama.cpp would be blamed for refusing them."""
     if unknown := sorted({settings.type_k, settings.type_v} - {*PLAIN, *STORED}):
         return (
-            f"keeps keys or values in a cache of type {unknown[0]}, and no honest run of Lockstep "
-            f"can (known: F32, F16, {', '.join(STORED)}); let it take one of these"
+            f"has a cache of type {unknown[0]}, which Lockstep cannot compute (known: "
+            f"F32, F16, {', '.join(STORED)}); run the engine with one of these"
         )
     if settings.type_v not in UNQUANTISED and not settings.flash_attn:
         return (
-            f"keeps values in a {settings.type_v} cache without flash attention, which llama.cpp "
-            "cannot; let it take another type, or flash attention"
+            f"has a {settings.type_v} cache of values without flash attention, which "
+            "llama.cpp cannot run; choose a different type, or flash attention"
         )
     return ""

@@ -114,7 +114,7 @@ def preflight(plan: Plan) -> ModelFacts:
                     tokenizer_of(file.metadata)
             check_length(plan, facts.n_positions)
             if plan.prompt != PROMPT and not facts.has_vocabulary:
-                raise Unsupported("it has no vocabulary, so that a --prompt cannot be read")
+                raise Unsupported("the model has no vocabulary, so --prompt cannot be tokenized")
         except EngineError as error:
             raise BadInput(f"{path}: {error}") from error
         except OSError as error:
@@ -203,7 +203,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
     except Unsupported as error:
         raise BadInput(str(error)) from error
     if not is_compiled(flash_attn=settings.flash_attn):
-        progress(StageText("compiling kernels, which only the first run does: some seconds"))
+        progress(StageText("compiling kernels (some seconds, only in the first run)"))
     subject_info = describe_engine(subject, under_test=True)
     if engine == REPLAY and plan.oracle == LLAMA_CPP and plan.subject_model == plan.model:
         assert isinstance(subject, LocalSession)
@@ -308,7 +308,7 @@ def describe_engine(session: Session, *, under_test: bool = False) -> EngineInfo
     if under_test and isinstance(outcome, Crashed | TimedOut | Busy | Malformed):
         raise no_answer(session.name, "describe", outcome)
     if isinstance(outcome, Rejected | Unanswerable) and isinstance(session, ProgramSession):
-        text = f"{session.name} does not take the model: {outcome.message}"
+        text = f"{session.name} does not load the model: {outcome.message}"
         raise NoAnswer("not-compared", text, {})
     if not isinstance(outcome, Answered):
         why = line_that_says_why(str(no_answer(session.name, "describe", outcome)))
@@ -317,7 +317,7 @@ def describe_engine(session: Session, *, under_test: bool = False) -> EngineInfo
     version = split_version(session.name)[1]
     if version and not info.version.endswith(f" {version}"):
         raise BadInput(
-            f"the environment of {session.name} holds {info.version}; build it anew: "
+            f"the environment of {session.name} holds {info.version}; to rebuild it: "
             f"lockstep oracle remove {session.name}"
         )
     return replace(info, engine=session.name)

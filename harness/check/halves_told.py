@@ -45,7 +45,7 @@ def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdi
             if not agreed & {*BY_LOGITS} and shows_no_logits(context):
                 what, same = "likeliest token", chooses_alike(truth, without)
             if same:
-                text = f"no {what} depends on {words} beyond the limit: nothing was compared of it"
+                text = f"{words} cannot be compared: removing it moves no {what} beyond the limit"
                 yield context.verdict(suites[0], "not-compared", text, {"half": half})
 
 

@@ -47,7 +47,7 @@ def check_is_no_model(path: Path) -> None:
     if path.is_file():
         with path.open("rb") as file:
             if file.read(len(MAGIC)) == MAGIC:
-                raise BadInput(f"{path}: it is a model, and would be overwritten")
+                raise BadInput(f"{path} is a model, and would be overwritten")
 
 
 def check_replaced(path: Path, *inputs: Path) -> None:
@@ -60,7 +60,7 @@ def check_replaced(path: Path, *inputs: Path) -> None:
         check_file(path)
     check_is_no_model(path)
     if any(path.exists() and path.samefile(each) for each in inputs):
-        raise BadInput(f"{path}: it is read, and would be overwritten; name another file")
+        raise BadInput(f"{path} is an input, and would be overwritten; name another file")
 
 
 def read_text(path: Path) -> bytes:

@@ -65,16 +65,16 @@ def lockstep(
 ) -> None:
     """Conformance and differential testing for GGUF language-model engines.
 
-    Runs two engines in step, usually a small reference engine and llama.cpp, and says where, why
-    and by how much they part. What is asked most:
+    Runs two engines in step, usually a small reference engine and llama.cpp, and reports where, why
+    and by how much they diverge. The most common commands:
 
     \b
       lockstep check MODEL --engine "COMMAND"    is this engine right on this model?
       lockstep bisect MODEL --engine "COMMAND"   which op is wrong?
       lockstep run MODEL --prompt TEXT           what do both write?
 
-    Exit codes: 0 conform, 1 divergence, 2 usage or configuration error, 3 incomplete; 4 of bisect:
-    they diverge, and no op is wrong.
+    Exit codes: 0 conform, 1 divergence, 2 usage or configuration error, 3 incomplete, 4 (`bisect`)
+    the engines diverge and no op is wrong.
     """
 
 
@@ -113,7 +113,7 @@ app.command("twin")(twin.twin)
 
 @app.command()
 def doctor(as_json: JsonOpt = False) -> None:
-    """Versions, llama.cpp's build, CPU features, what is missing.
+    """Show versions, llama.cpp's build, CPU features and missing parts.
 
     Example:
 
@@ -192,6 +192,6 @@ def has_folder() -> bool:
     try:
         os.getcwd()
     except FileNotFoundError:
-        sys.stderr.write("lockstep: the folder that this is started in has been deleted\n")
+        sys.stderr.write("lockstep: the current folder has been deleted\n")
         return False
     return True

@@ -10,8 +10,8 @@ from lockstep.harness.cli.options import JsonOpt, QuietOpt
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Models with constructed weights: whatever engine runs one writes a report on itself. For "
-    "engines that show nothing but text: no adapter, no Python.",
+    help="Models with constructed weights. An engine that runs one writes a report on itself. For "
+    "engines that show only text: no adapter, no Python.",
 )
 # of harness/acid, which is too much to import for --help
 ACID_ARCHITECTURES = "llama llama-moe qwen3 gpt2 gemma3"
@@ -19,7 +19,7 @@ ACID_TYPES = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 IQ4_NL MXFP4 Q2_K Q3_K Q4_K 
 ArchOpt = Annotated[str, typer.Option(help=f"One of: {ACID_ARCHITECTURES}.")]
 QuantOpt = Annotated[
     str,
-    typer.Option(help=f"Type of the matrices, or of the one that is tested besides: {ACID_TYPES}."),
+    typer.Option(help=f"Type of the matrices, or of the extra matrix under test: {ACID_TYPES}."),
 ]
 
 
@@ -30,11 +30,12 @@ def write(
     quant: QuantOpt = "F32",
     quiet: QuietOpt = False,
 ) -> None:
-    """Write an acid model; the same bytes on every machine. Run it in the engine under test.
+    """Write an acid model. Its bytes are the same on every machine. Run it in the engine under
+    test.
 
     In a chat, say anything: the template asks for every test. As a completion, any prompt gives a
-    report, and the acid prompt (`lockstep acid list --prompt`) all of it. Let it write 64 tokens,
-    then give the text to `lockstep acid read`. Example:
+    report. The acid prompt (`lockstep acid list --prompt`) gives the full report. Let the engine
+    write 64 tokens, then give the text to `lockstep acid read`. Example:
 
         lockstep acid write -o acid.gguf
     """
@@ -57,8 +58,8 @@ def list_(
         bool, typer.Option("--prompt", help="Only print the acid prompt, for raw completion.")
     ] = False,
 ) -> None:
-    """List what the tests see, by how much right leads wrong, which mistakes they tell apart; and
-    what no test sees. Example:
+    """List what each test sees, by how much the right answer leads, and which mistakes it tells
+    apart. Also list what no test sees. Example:
 
     \b
       lockstep acid list
@@ -84,13 +85,14 @@ def list_(
 @app.command()
 def read(
     file: Annotated[
-        Path, typer.Argument(help="What the engine wrote; -: standard input.", metavar="FILE|-")
+        Path,
+        typer.Argument(help="A file with the engine's text; -: standard input.", metavar="FILE|-"),
     ],
     as_json: JsonOpt = False,
 ) -> None:
-    """Say what a report means. What else the engine printed may stand around it.
+    """Explain a report. Other output of the engine may stand around it.
 
-    Exit codes: 0 every test ok, 1 a NO, 2 no report in the text, 3 the report is not whole.
+    Exit codes: 0 every test ok, 1 a NO, 2 no report in the text, 3 the report is incomplete.
     Examples:
 
     \b

@@ -34,10 +34,10 @@ def check_opens_files(engine: str, subject_model: Path | None) -> None:
     from lockstep.harness.http.session import is_address
 
     if subject_model is not None:
-        raise usage("--suite acid makes the models of both engines: give no --subject-model")
+        raise usage("--suite acid makes the models for both engines: omit --subject-model")
     if is_address(engine) or folder_of(engine) is not None:
         raise usage(
-            f"{engine} holds one model and opens no other (serve:COMMAND starts one for each): "
-            "write an acid model (lockstep acid write -o acid.gguf), let it hold that, and check "
-            "acid.gguf"
+            f"{engine} serves one model and cannot open others. Use serve:COMMAND to start a "
+            "server for each model, or write an acid model (lockstep acid write -o acid.gguf), "
+            "serve it, and check acid.gguf"
         )

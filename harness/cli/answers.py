@@ -10,7 +10,10 @@ from lockstep.harness.cli.options import QuietOpt
 
 def ops(
     answers: Annotated[
-        Path, typer.Option(help="A folder with NAME.safetensors for each operation answered.")
+        Path,
+        typer.Option(
+            help="A folder with one NAME.safetensors for each operation that the engine answered."
+        ),
     ],
     only: Annotated[
         list[str] | None, typer.Option(help="Only this operation, such as rope (repeatable).")
@@ -20,10 +23,11 @@ def ops(
     ] = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Judge the results that an engine wrote into files: tensors CASE/OUTPUT, as
-    golden/README.md describes. An engine need not have every operation: those without a
-    file are named, as are files that answer none. Of an operation that it has, every case: else the
-    exit code is 3. It is 1 if anything is wrong, and 3 if nothing was answered. Example:
+    """Judge the results that an engine wrote into files: tensors CASE/OUTPUT, as golden/README.md
+    describes. An engine need not have every operation. Operations without a file are listed, and
+    files without an operation. An engine that has an operation must answer all of its cases, or
+    the exit code is 3. The exit code is 1 if a result is wrong, and 3 if there are no results.
+    Example:
 
     \b
       lockstep golden ops --answers answers/

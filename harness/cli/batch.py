@@ -15,9 +15,9 @@ def fuzz_batch(
         list[str] | None,
         typer.Option(
             "--type",
-            help="Only this memory: attention, window, recurrent, hybrid, or yarn (attention, "
-            "keys stretched); with llama.cpp@0.3.9 or older: attention, recurrent, pooled "
-            "(repeatable).",
+            help="Only this kind of memory: attention, window, recurrent, hybrid, or yarn "
+            "(attention with scaled keys). With llama.cpp@0.3.9 or older: attention, "
+            "recurrent, pooled (repeatable).",
         ),
     ] = None,
     cases: Annotated[int, typer.Option(help="Schedules for each kind of memory.", min=1)] = 1000,
@@ -27,20 +27,20 @@ def fuzz_batch(
     engine: Annotated[
         str,
         typer.Option(
-            help="The engine under test: reference, llama.cpp, llama.cpp@VERSION. No program: "
-            "what `check` asks for of batches and sequences is all that those are asked."
+            help="The engine under test: reference, llama.cpp, llama.cpp@VERSION. Programs cannot "
+            "run schedules; `check` asks them for batches and sequences."
         ),
     ] = "reference",
     oracle: OracleOpt = "llama.cpp",
 ) -> "FuzzPlan":
     """Run schedules of decode calls and cache operations on two engines, and on each one twice.
 
-    Compared: return codes, positions, each ubatch and the cells looked at for it, and logits. Then
-    an engine against itself: what other sequences say must not change a bit, ubatches of another
-    size no more than rounding does. What differs is made small and told once.
+    It compares return codes, positions, logits, and each ubatch with the cells that it uses. Then
+    it compares an engine with itself. Tokens of other sequences must not change a bit, and another
+    ubatch size no more than rounding does. Each difference is shrunk and reported once.
 
-    Against llama.cpp@0.3.8 or older the batches alone are compared, as llama_sbatch took them
-    apart (types attention, recurrent and pooled). Examples:
+    With llama.cpp@0.3.8 or older, it compares only the batches, which llama_sbatch split (types
+    attention, recurrent and pooled). Examples:
 
     \b
       lockstep fuzz batch

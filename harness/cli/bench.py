@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="How fast we are, beside llama.cpp and its peers; they take turns in one run.",
+    help="Compare our speed with llama.cpp and its peers. They take turns in one run.",
 )
 
 
@@ -33,9 +33,10 @@ def quants(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Weights a second of every decoder: ours, ggml's to_float and gguf-py, one thread and two.
+    """Measure weights a second of each decoder: ours, ggml's to_float and gguf-py, with one thread
+    and two.
 
-    The exit code says nothing about speed: a machine that is busy is slow. Example:
+    The exit code says nothing about speed: a busy machine is slow. Example:
 
     \b
       lockstep bench quants --type Q4_K --type Q6_K
@@ -59,8 +60,8 @@ def shadow(
 ) -> None:
     """Measure the cost of watching llama.cpp: a plain decode, an empty callback, and a capture.
 
-    A capture leaves every node's inputs and result in memory, ready to be sent; to send and to
-    judge them is not counted. The exit code says nothing about speed. Example:
+    A capture leaves every node's inputs and result in memory, ready to be sent. Sending and judging
+    them is not counted. The exit code says nothing about speed. Example:
 
     \b
       lockstep bench shadow
@@ -68,7 +69,7 @@ def shadow(
     from lockstep.harness.bench.base import BenchPlan
 
     plan = BenchPlan(targets=tuple(model or ()), rounds=rounds)
-    legend = "callback: past an empty one of Python; copy: of the bytes that were captured"
+    legend = "callback: with an empty Python callback; copy: copying the captured bytes"
     measure("shadow", plan, times_of, legend, as_json=as_json, quiet=quiet)
 
 
@@ -84,9 +85,9 @@ def check(
 ) -> None:
     """Measure the time of a check, suite by suite and phase by phase.
 
-    In the rest of the seconds llama.cpp computes, or an engine of yours, or a fork of ours in which
-    the noise of honest runs is measured. The exit code says nothing about speed, nor about what the
-    check finds. Examples:
+    In the remaining seconds llama.cpp computes, or your engine, or a fork of ours that measures the
+    noise of honest runs. The exit code says nothing about speed, or about what the check finds.
+    Examples:
 
     \b
       lockstep bench check model.gguf
@@ -98,7 +99,7 @@ def check(
     name = engine_of(engine, adapter, None)
     settings = PRESETS[preset_of(name, None)]
     plan = BenchPlan(targets=tuple(model or ()), engine=name, settings=settings)
-    legend = "of our processor: what this process computed in that time, on all processors"
+    legend = "our processor: processor time of this process, on all processors"
     measure("check", plan, seconds_of, legend, as_json=as_json, quiet=quiet)
 
 
@@ -111,10 +112,11 @@ def run(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Tokens a second of `fast`, our engine as it is run, and of llama.cpp, with two threads each.
+    """Measure tokens a second of `fast` (our compiled engine) and of llama.cpp, with two threads
+    each.
 
-    A prompt of 128 tokens, and 32 tokens one by one, under the preset "default". The exit code says
-    nothing about speed: a machine that is busy is slow. Example:
+    Both run a prompt of 128 tokens and 32 tokens one by one, under the preset "default". The exit
+    code says nothing about speed: a busy machine is slow. Example:
 
     \b
       lockstep bench run model.gguf

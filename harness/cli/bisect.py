@@ -47,8 +47,8 @@ def bisect(
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="A GGUF file, or builtin:NAME. Default: the built-in model that the engine is "
-            "known to be wrong on, or the first."
+            help="A GGUF file, or builtin:NAME. Default: a built-in model on which the engine is "
+            "known to be wrong, or the first."
         ),
     ] = None,
     engine: EngineOpt = REFERENCE,
@@ -64,9 +64,9 @@ def bisect(
         bool,
         typer.Option(
             "--black-box",
-            help="Of a program that shows no tensors, but logits, lists of likely tokens or greedy "
-            "ones: it is given models made of MODEL, a layer each, with parts made neutral, and "
-            "such whose logits are decoded weights.",
+            help="For an engine that shows logits, likely tokens or greedy tokens, and no "
+            "tensors. Lockstep gives it models made from MODEL: single layers, layers with "
+            "neutral parts, and models whose logits are decoded weights.",
         ),
     ] = False,
     report: ReportOpt = Path("reports"),
@@ -74,15 +74,14 @@ def bisect(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Find the first layer, then the op, then the elements where two engines part.
+    """Find the first layer, then the op, then the elements where two engines diverge.
 
-    Every op of the engine under test is computed from the engine's own inputs, so that the ops that
-    introduce an error are told from those that pass it on. Then the oracle's tensors are put in at
-    the culprits: if the rest agrees, they were all. An engine that shows nothing inside its layers
-    is asked for the F32 twin of a quantised model first. Where the usual run agrees, what `check`
-    asks besides is asked as well; where no op is found wrong, known mistakes are tried, as
-    `diagnose` does. Exit code: 0 nothing to find, 1 culprits, 3 incomplete, 4 the engines part and
-    no op is wrong on its own inputs. Examples:
+    Lockstep recomputes each op from the engine's own inputs. This tells ops that introduce an error
+    from ops that pass it on. Then it puts the oracle's tensors in at the wrong ops: if the rest
+    agrees, these were all. An engine that shows no tensors inside its layers first runs the F32
+    twin of a quantised model. If the usual run agrees, the further runs of `check` follow. If no op
+    is wrong, known mistakes are tried, as in `diagnose`. Exit code: 0 no difference, 1 wrong ops
+    found, 3 incomplete, 4 the engines diverge and no op is wrong on its own inputs. Examples:
 
     \b
       lockstep bisect model.gguf --engine "./my-engine --threads 1"
@@ -96,8 +95,8 @@ def bisect(
     with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
         from lockstep.harness.adapters import adapter_class
         from lockstep.harness.bisect.report import verdicts_of
-        from lockstep.harness.catalogue.models import model_for
         from lockstep.harness.blackbox import report as of_black_box
+        from lockstep.harness.catalogue.models import model_for
         from lockstep.harness.check.plan_report import PlanReport, write_plan_report
         from lockstep.harness.cli.bisection import bisection_lines
         from lockstep.harness.context.runner import is_outside

@@ -51,8 +51,8 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
     if result.asked == OF_TWIN:
         lines.append(f"  of {result.asked}, so that smaller errors stand out")
     elif result.asked:
-        lines.append(f"  {result.asked}; in the usual run there is nothing to find")
-    lines.append("  layer   error it passes on   ops that are wrong by themselves")
+        lines.append(f"  {result.asked}; the usual run shows no wrong op")
+    lines.append("  layer         output error   ops wrong on their own inputs")
     for layer in result.layers:
         name = "-" if layer.layer is None else str(layer.layer)
         lines.append(f"  {name:>5}   {layer.error:>18.1e}   {', '.join(layer.guilty) or '-'}")
@@ -67,8 +67,9 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
             lines.append(f"    {culprit.parameters}")
         if isfinite(culprit.err_local):  # of a wrong shape no distance is known
             lines.append(
-                f"    error in {found.err_in(culprit):.1e}, out {found.err_out(culprit):.1e} (of "
-                f"the largest value); on {found.basis} at most {culprit.err_local:.2g} off"
+                f"    in the engine's own run the error is {found.err_in(culprit):.1e} at its "
+                f"input and {found.err_out(culprit):.1e} at its output (of the largest value); on "
+                f"{found.basis} it is {culprit.err_local:.2g}"
             )
         lines.append(f"    allowed because: {culprit.reason}")
         if culprit.at_fault != "subject":
@@ -86,12 +87,12 @@ def as_stored(result: Bisection) -> list[str]:
     """Return lines on what the twin does not show, though the proof is about the twin."""
     every = result.as_stored
     lines = [
-        f"in the model as it is {site_name(finding.site)} is at most {finding.err_local:.2g} off "
-        f"(allowed {allowed_at(finding):.2g}), on the twin {there:.2g}: look at how its weights "
-        f"are decoded and multiplied as well"
+        f"in the stored model {site_name(finding.site)} is off by {finding.err_local:.2g} "
+        f"(allowed {allowed_at(finding):.2g}), in the twin by {there:.2g}: also check how its "
+        "weights are decoded and multiplied"
         for finding, there in every[:SHOWN]
     ]
-    return lines + [f"and so are {len(every) - SHOWN} more"] * (len(every) > SHOWN)
+    return lines + [f"{len(every) - SHOWN} more differ like this"] * (len(every) > SHOWN)
 
 
 def rows_of(culprit: SiteFinding) -> str:
@@ -125,7 +126,7 @@ def proof(plan: Plan, result: Bisection) -> list[str]:
     if result.unsteady is not None:
         return [f"not confirmed: {plan.engine} is not deterministic: {result.unsteady}"]
     if result.failed:
-        return [f"not confirmed: with the oracle's tensors put in, {result.failed}"]
+        return [f"not confirmed: the patched run failed: {result.failed}"]
     return [] if result.patched is None else [confirmation(result.patched, result.found.not_put_in)]
 
 
@@ -174,7 +175,7 @@ def in_other_layers(result: Bisection, others: Sequence[SiteFinding]) -> str:
         "every layer" if len(others) + 1 == n_layers else f"layer{'s' * (len(layers) > 1)} {which}"
     )
     off = [other.err_local for other in others if isfinite(other.err_local)]
-    worst = f", at most {max(off):.2g} off" if off else ""
+    worst = f", off by up to {max(off):.2g}" if off else ""
     return f"the same ops are wrong in {where}{worst}"
 
 
@@ -189,7 +190,7 @@ def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
     lines += [f"  {line}" for line in other_graph(result)]
     if result.logits is not None:
         own = f"{result.logits.status}: {result.logits.summary}"
-        lines.append(f"  {result.found.what}s of its own run: {own}")
+        lines.append(f"  {result.found.what}s of the engine's own run: {own}")
     lines += [f"  {v.suite}: {v.summary}" for v in result.others]
     if result.unsteady is not None:
         lines.append(f"  {plan.engine} is not deterministic: {result.unsteady}")
@@ -203,10 +204,12 @@ def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
 def other_graph(result: Bisection) -> list[str]:
     """Say what no op judged alone can show, and where it comes from."""
     where, keys = result.found.other_graph, result.found.other_keys
-    lines = [f"llama.cpp makes another graph of the subject's file: {where}"] if where else []
+    lines = (
+        [f"llama.cpp builds a different graph from the subject's file: {where}"] if where else []
+    )
     if keys:
         more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
-        lines.append(f"keys that the subject's file has otherwise: {', '.join(keys[:SHOWN])}{more}")
+        lines.append(f"keys that differ in the subject's file: {', '.join(keys[:SHOWN])}{more}")
     return lines
 
 
@@ -214,7 +217,7 @@ def the_end(p: Patched) -> str:
     """Say that values put in at a wrong last op hide whatever else may be wrong."""
     if not p.at_the_end:
         return ""
-    return f"; where {p.what}s were put in they are the oracle's, whatever stands before them"
+    return f"; patched {p.what}s are the oracle's own, so errors before them do not show"
 
 
 def confirmation(p: Patched, left: int = 0) -> str:
@@ -224,18 +227,18 @@ def confirmation(p: Patched, left: int = 0) -> str:
     design = " from an honest run of another design" if p.otherwise else ""
     agrees = "agrees with an honest run of another design" if p.otherwise else "agrees"
     if not p.sites:
-        return "not confirmed: the engine cannot go on with other values at these sites"
+        return "not confirmed: the engine cannot continue with other values at these sites"
     if not p.differed and p.explains:
         return (
-            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the {p.what}s are "
-            f"{p.worst:.1e} of the largest off{design}, {p.before:.1e} before (which alone would "
-            f"be within what honest runs may differ, {allowed}){the_end(p)}"
+            f"confirmed by patching: with the oracle's tensor at {p.sites} sites the {p.what}s "
+            f"differ{design} by {p.worst:.1e} of the largest, {p.before:.1e} before (honest runs "
+            f"may differ by {allowed}){the_end(p)}"
         )
     if not p.differed:
         return (
-            f"not confirmed: the {p.what}s are {p.before:.1e} of the largest off without a patch, "
-            f"within what honest runs of this model may differ ({allowed}), so patching proves "
-            "nothing; the op was judged by itself"
+            f"not confirmed: without a patch the {p.what}s differ by {p.before:.1e} of the "
+            f"largest, and honest runs of this model may differ by {allowed}. Patching proves "
+            "nothing here; the op was judged on its own inputs"
         )
     if p.agrees:
         return (
@@ -245,9 +248,9 @@ def confirmation(p: Patched, left: int = 0) -> str:
         )
     if left:
         return (
-            f"not confirmed: with the oracle's tensor at {p.sites} sites the {p.what}s are "
-            f"{p.worst:.1e} of the largest off, {p.before:.1e} before (allowed {allowed}); "
-            f"at {left} more that are wrong nothing can be put in"
+            f"not confirmed: with the oracle's tensor at {p.sites} sites the {p.what}s differ by "
+            f"{p.worst:.1e} of the largest, {p.before:.1e} before (allowed {allowed}); {left} "
+            "more wrong ops cannot be patched"
         )
     return (
         f"patching {p.sites} sites: THE REST STILL DIFFERS: there is more to find ({p.what}s "

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from lockstep.harness.check.check import Plan
     from lockstep.harness.cli.terminal import Terminal
 
-AGREE = "every slice, {weights}the whole model and what check asks besides agree"
+AGREE = "every slice, {weights}the whole model and the further runs of check agree"
 ENDS = {
     1: "DIVERGENCE",
-    3: "INCOMPLETE: something was not compared",
+    3: "INCOMPLETE: some comparisons were not possible",
 }
 SHOWN_TENSORS = 4
 SHOWN_LENSES = 3  # of one type that differ
@@ -111,13 +111,13 @@ def ends(plan: "Plan", result: "BlackBoxBisection") -> Iterator[str]:
     yield from reasons(result.rows, result.lenses)
     if (types := only_as_stored(result)) and result.whole.differs:
         yield (
-            f"every slice agrees in F32, and the whole model as stored does not: weights of {types}"
-            " are decoded or multiplied otherwise, or the layers are put together otherwise"
+            "every slice agrees in F32, and the stored model differs: the engine decodes or "
+            f"multiplies weights of {types} differently, or connects the layers differently"
         )
     for what, answer in result.in_f32.items():
         if not answer.agrees:
             yield f"the whole model, {what}: {answer.status}: {answer.summary[:SHOWN]}"
-    yield from (f"what check asks besides, {v.suite}: {v.summary}" for v in result.others)
+    yield from (f"further runs of check, {v.suite}: {v.summary}" for v in result.others)
     yield from where_else(result)
     yield from (f"not compared: {text}" for text in result.left_out)
     yield from (f"not asked: {text}" for text in [result.no_places] if text)
@@ -147,12 +147,12 @@ def where_else(result: "BlackBoxBisection") -> Iterator[str]:
     from lockstep.harness.report.text import CALLS, THREADS
 
     if result.rows and result.whole.differs and no_part_is_named(result):
-        yield f"no part of it differs alone, and the whole model does: {result.whole.summary}"
+        yield f"every part agrees alone, and the whole model differs: {result.whole.summary}"
     wrong = [verdict for verdict in result.others if verdict.status == "diverged"]
     if wrong and all("n_threads" in verdict.detail for verdict in wrong):
         yield f"with one thread every part is right: look at {THREADS}"
     elif wrong and {verdict.suite for verdict in wrong} == {"decode"} and result.whole.allowed:
-        yield f"every part of it is right, and so are its logits: look at {CALLS}"
+        yield f"every part is right, and the logits are right: look at {CALLS}"
 
 
 def no_part_is_named(result: "BlackBoxBisection") -> bool:
@@ -177,7 +177,7 @@ def fault_of(same: Sequence["Looked"]) -> str:
     if not wrong:
         return "; ".join(dict.fromkeys(mark(look.answer) for look in same))
     if len(wrong) == len(held) > 1:
-        return f"the format: all of its {len(held)} tensors"
+        return f"the format: all {len(held)} tensors of this type"
     return ", ".join(wrong[:SHOWN_TENSORS]) + (", ..." if len(wrong) > SHOWN_TENSORS else "")
 
 
@@ -224,4 +224,4 @@ def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[
         said = [*dict.fromkeys(f"{each.status}: {cut(each.summary, SHOWN)}" for each in wrong)]
         yield from (f"lens {kind}: {text}" for text in said[:SHOWN_LENSES])
         if len(said) > SHOWN_LENSES:  # one wrong decoder is wrong in all
-            yield f"lens {kind}: and {len(said) - SHOWN_LENSES} more like it: in the report"
+            yield f"lens {kind}: {len(said) - SHOWN_LENSES} more like this are in the report"

@@ -54,22 +54,26 @@ def check(
     steps: Annotated[
         int | None,
         typer.Option(
-            help="Tokens to generate, of more than 256 MB some by the first layer alone. "
-            "Default: 64; with --arch 16.",
+            help="Tokens to generate. Models above 256 MB generate some with the first layer "
+            "alone. Default: 64, or 16 with --arch.",
             min=1,
             max=4096,
         ),
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help='What decode goes on from. Default: "Once upon a time".')
+        str | None, typer.Option(help='Text that decode continues. Default: "Once upon a time".')
     ] = None,
     seed: SeedOpt = 0,
     known: Annotated[
         Path | None,
-        typer.Option(help="Divergences listed there are excused; one that is gone is an error."),
+        typer.Option(help="Excuse the divergences in this file. One that is gone is an error."),
     ] = None,
     write_known: Annotated[
-        Path | None, typer.Option(help="Write such a list of what diverges now; reasons stay.")
+        Path | None,
+        typer.Option(
+            help="Write a list of the divergences of this run for --known. Reasons already in the "
+            "file stay."
+        ),
     ] = None,
     timeout: TimeoutOpt = SECONDS,
     report: ReportOpt = Path("reports"),
@@ -78,19 +82,19 @@ def check(
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
     cluster: ClusterOpt = None,
     diagnose: Annotated[
-        bool, typer.Option("--diagnose", help="Where something diverges, try known mistakes.")
+        bool, typer.Option("--diagnose", help="If something diverges, try known mistakes.")
     ] = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Run every suite that applies.
 
     In order: metadata, tokens, dequant, logits, long-context, logprobs, embeddings, decode, text,
-    black-box, acid, trace, products, shadow. logprobs and text are for engines that show no logits,
-    black-box for those that show no tensors, long-context for models of which longer texts than the
-    usual run show more (windows, long factors), acid for models of `lockstep acid`.
+    black-box, acid, trace, products, shadow. logprobs and text are for engines that show no logits.
+    black-box is for engines that show no tensors. long-context is for models that need longer texts
+    than the usual run (windows, long factors). acid is for models of `lockstep acid`.
 
-    Without MODEL it checks the built-in seeded models; with --suite acid the acid models of every
-    type, of which one alone is acid:ARCH:TYPE in the place of MODEL. Examples:
+    Without MODEL, it checks the built-in seeded models. With --suite acid, it checks the acid
+    models of every type; MODEL acid:ARCH:TYPE is one of them. Examples:
 
     \b
       lockstep check
@@ -111,7 +115,7 @@ def check(
 
     engine = engine_of(engine, adapter, node_map)
     if arch is not None and (model is not None or subject_model is not None):
-        raise typer.BadParameter("--arch makes the model: give no MODEL, no --subject-model")
+        raise typer.BadParameter("--arch makes the model: omit MODEL and --subject-model")
     n = steps or (64 if arch is None else STEPS_OF_VARIANTS)
     # it loads llama.cpp while we load the rest
     with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
@@ -153,5 +157,8 @@ def check(
         write_formats(wanted, result.folder, out)
         if write_known:
             n = write_failures(write_known, result.verdicts, written | listed)
-            out.remark(f"{n} divergences in {write_known}: write down why, and pass it as --known")
+            out.remark(
+                f"{n} divergences written to {write_known}: add the reasons, and pass the file as "
+                "--known"
+            )
     raise typer.Exit(result.code)

@@ -41,9 +41,9 @@ def diagnose(
     adapter: AdapterOpt = None,
     settings: SettingsOpt = None,
     subject_model: SubjectOpt = None,
-    prompt: Annotated[str | None, typer.Option(help="As of check.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="The prompt, as in check.")] = None,
     tokens: TokensOpt = 32,
-    steps: Annotated[int, typer.Option(help="Tokens of text.", min=1, max=4096)] = 64,
+    steps: Annotated[int, typer.Option(help="Tokens of text to generate.", min=1, max=4096)] = 64,
     seed: SeedOpt = 0,
     timeout: TimeoutOpt = SECONDS,
     report: ReportOpt = Path("reports"),
@@ -51,13 +51,13 @@ def diagnose(
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Find the known mistake that makes the answers of a wrong engine.
+    """Find the known mistake that reproduces the answers of a wrong engine.
 
-    All that the engine can be asked (logits, lists, greedy tokens, text, ids) is asked of it and of
-    the right engine. Where these differ, it is asked of some four hundred engines that are wrong in
-    one known way each. A mistake is named if it gives all of the answers, within the noise of
-    honest runs, and the right engine does not. Exit code: 0 all is as the right engine has it, 1 it
-    is not, 3 incomplete. Examples:
+    `diagnose` asks the engine and the right engine everything that the engine can answer: logits,
+    likely tokens, greedy tokens, text, ids. If they differ, it asks four hundred engines with one
+    known mistake each. It names a mistake that reproduces all answers within the noise of honest
+    runs, if the right engine does not. Exit code: 0 all answers agree with the right engine, 1 some
+    differ, 3 incomplete. Examples:
 
     \b
       lockstep diagnose model.gguf --engine ./my-engine

@@ -62,5 +62,5 @@ class Remarks:
                 self.say(f"the first difference: {describe_difference(told)}")
             case Estimate(seconds=seconds) if seconds >= MINUTE_SECONDS and not self.warned:
                 self.warned = True
-                left = f"{self.plan.engine} takes about {describe_time(seconds)} more to answer"
+                left = f"{self.plan.engine} needs about {describe_time(seconds)} more to answer"
                 self.say(f"{left}; {smaller_model(self.plan)}")

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from lockstep.harness.diagnosis.differences import Difference
     from lockstep.harness.records import Verdict
 
-SMALLER = "what is smaller than honest runs may differ by is seen on models made for it"
-TIES = "ties within the noise, where engines part and both may be right"
+SMALLER = "models made for one question each show errors below the noise of honest runs"
+TIES = "a tie within the noise, where two right engines may diverge"
 # Of the squares of a difference, as a mistake must explain (LEFT of diagnosis/race.py): half of it
 # lies along the effect of zeroed logits whatever an engine does.
 NEAR_SHARE = 0.75
 SHOWN = 4  # mistakes that cannot be told apart
-OF = {"metadata": "what it says of the file", "tokens": "its tokens", "runs": "its runs"}
+OF = {"metadata": "its metadata", "tokens": "its tokens", "runs": "its runs"}
 
 
 def diagnosis_of(plan: "Plan", found: "Diagnosed") -> Mapping[str, Any]:
@@ -42,7 +42,7 @@ def diagnosis_lines(plan: "Plan", found: "Diagnosed") -> Iterator[str]:
     if found.exit_code == 0:
         more = f"; {SMALLER}: " if sliced else ""
         ties = any(row.not_compared for each in found.of for row in each.rows)
-        every = "what was compared of these answers is" if ties else "all of these answers are"
+        every = "all compared answers are" if ties else "all of these answers are"
         yield f"no mistake to name: {every} the right engine's{more}"
         if sliced:
             yield f"  {black_box_command(plan)}"
@@ -53,7 +53,7 @@ def diagnosis_lines(plan: "Plan", found: "Diagnosed") -> Iterator[str]:
 def aspect_lines(each: "Diagnosis") -> Iterator[str]:
     yield f"{OF[each.aspect]}: {as_the_right(each.rows)} as the right engine's"
     if ties := sum(row.not_compared for row in each.rows):
-        yield f"  {ties} tokens more were not compared: they stand behind {TIES}"
+        yield f"  {ties} more tokens were not compared: they follow {TIES}"
     yield from (f"  differs: {describe_difference(one)}" for one in each.differences)
     yield from result_lines(each)
 
@@ -76,23 +76,23 @@ def describe_difference(one: "Difference") -> str:
 
 def result_lines(each: "Diagnosis") -> Iterator[str]:
     if each.status == "not-compared" and any(not row.nothing for row in each.rows):
-        yield "  honest runs of this model overflow, so that no limit can be given"
+        yield "  honest runs of this model overflow, so there is no limit"
     if each.unsteady:
-        yield f"  {each.unsteady}: no mistake that is always made gives such answers"
+        yield f"  {each.unsteady}: no constant mistake gives such answers"
     if each.status == "none":
         far = ""
         if each.closest:
             near = each.closest.left < 0.01  # two mistakes, or one made a little otherwise
             left = "less than 1%" if near else f"{each.closest.left:.0%}"
-            other = "" if near else ", so there is another in its place, or beside it"
+            other = "" if near else ", so the mistake is a different one, or there are two"
             far = f"; the closest leaves {left} of the difference{other}: {words_of(each.closest)}"
-        yield f"  none of {each.tried} known mistakes makes all of these answers{far}"
+        yield f"  none of {each.tried} known mistakes reproduces all of these answers{far}"
         if each.family and not each.closest:
             yield f"  {describe_family(each.family)}"
     if not each.named:
         return
     if each.status == "few":  # nearly ties: whatever tips them makes these answers
-        title = "too few answers differ to name a mistake; what makes these among others"
+        title = "too few answers differ to name one mistake; one that reproduces them"
     else:
         every = ", ".join(f"{row.compared} of {row.compared} {row.unit}" for row in each.rows)
         title = f"DIAGNOSIS ({every})"
@@ -103,15 +103,21 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
 def describe_family(family: "Family") -> str:
     """Return how near the nearest known mistake comes, which is not near enough for a name."""
     if family.alike:
-        share = f"{family.alike**2:.0%} of the difference is like its effect, in another strength"
+        share = (
+            f"{family.alike**2:.0%} of the difference has the shape of its effect, at a different "
+            "strength"
+        )
     else:
-        share = f"it makes {family.explains} of these answers, and {family.breaks} others wrong"
+        share = (
+            f"it reproduces {family.explains} of these answers, and gets {family.breaks} others "
+            "wrong"
+        )
     words = f"{family.name}, {words_of(family.nearest)}: {share}"
     is_near = family.alike**2 >= NEAR_SHARE if family.alike else True
     return (
         f"nearest family by effect: {words}"
         if is_near
-        else f"no family is near; the nearest: {words}"
+        else f"no known mistake comes near; the nearest: {words}"
     )
 
 

@@ -8,9 +8,10 @@ from lockstep.harness.cli.options import JsonOpt, QuietOpt
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Engines from public packages, for --engine: built from pinned packages, and kept.",
+    help="Engines from public packages, for --engine. Lockstep builds them from pinned packages "
+    "and keeps them.",
 )
-NameArg = Annotated[str, typer.Argument(help="One of lockstep engine list.")]
+NameArg = Annotated[str, typer.Argument(help="A name from lockstep engine list.")]
 
 
 @app.command()
@@ -30,12 +31,12 @@ def add(name: NameArg, quiet: QuietOpt = False) -> None:
         out.line(f"{name} is ready: {folder}")
         if needs := engine_named(name).needs:
             out.remark(f"it needs {needs}")
-        out.remark(f"go on: lockstep smoke -- {name}; lockstep check MODEL --engine {name}")
+        out.remark(f"next: lockstep smoke -- {name}; lockstep check MODEL --engine {name}")
 
 
 @app.command("list")
 def list_(as_json: JsonOpt = False) -> None:
-    """All that can be had, what each can be asked, and what became of those that cannot.
+    """List all engines, what each can answer, and why some cannot be built.
 
     Example:
 

@@ -30,16 +30,16 @@ class ExportForm(StrEnum):
 
 def export(
     folder: Annotated[Path, typer.Argument(help="A new folder, or an empty one.", metavar="DIR")],
-    level: Annotated[ExportLevel, typer.Option(help="What the vectors are of.")],
+    level: Annotated[ExportLevel, typer.Option(help="The kind of vectors.")],
     form: Annotated[ExportForm, typer.Option("--as", help="c: C99 source, with a runner.")],
     only: Annotated[
-        list[str] | None, typer.Option(help="Only this one, such as q4_k (repeatable).")
+        list[str] | None, typer.Option(help="Only these vectors, such as q4_k (repeatable).")
     ] = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Write the vectors of one level into a folder, to be vendored: with a page, a licence, hashes.
+    """Write the vectors of one level into a folder to vendor, with a page, a licence and hashes.
 
-    What is exported needs nothing of Lockstep, and this command no llama.cpp. Examples:
+    The exported files do not need Lockstep, and this command does not need llama.cpp. Examples:
 
     \b
       lockstep golden export vendor/dequant --level dequant --as c

@@ -20,7 +20,10 @@ def fuzz_gguf(
     ] = None,
     cases: Annotated[
         int | None,
-        typer.Option(help="Files of each family: 250,000; of a guided round: a million.", min=1),
+        typer.Option(
+            help="Number of files. Default: 250,000 of each family, a million in a guided round.",
+            min=1,
+        ),
     ] = None,
     file: Annotated[list[Path] | None, typer.Option(help="This file instead (repeatable).")] = None,
     hex_: HexOpt = None,
@@ -31,28 +34,31 @@ def fuzz_gguf(
         Path | None,
         typer.Option(
             "--guided",
-            help="A folder: make files until no new branch of our reader is reached in a whole "
-            "round, keep those that reach one, and show them to every parser. Needs atheris.",
+            help="A folder. Make files until a whole round reaches no new branch of our reader, "
+            "keep the files that reach one, and show them to every parser. Needs atheris.",
         ),
     ] = None,
     engine: Annotated[
         str,
         typer.Option(
-            help="The parser under test: reference, llama.cpp. No program: `check` asks one how "
-            "it reads a model, a file at a time."
+            help="The parser under test: reference, llama.cpp. For a program, use `check`, which "
+            "asks how it reads a model."
         ),
     ] = "reference",
     oracle: OracleOpt = "llama.cpp",
     witness: Annotated[
         bool,
-        typer.Option(help="Ask gguf-py too, about a sample and all about which the others part."),
+        typer.Option(
+            help="Also ask gguf-py, about a sample and every file on which the others disagree."
+        ),
     ] = True,
 ) -> "FuzzPlan":
-    """Parse files that are valid, unusual, broken in named ways or mutated, with every parser.
+    """Parse valid, unusual, broken and mutated files with every parser.
 
-    Ours and llama.cpp's parser in memory see every file; its parser of files, of files with their
-    data, its vocab-only and full load see some, gguf-py a few and all that is odd. A crash costs a
-    process and no file. Findings fold by stage, symptom and kind, and are made small. Examples:
+    Our parser and llama.cpp's in-memory parser see every file. llama.cpp's file parser (with and
+    without data), vocab-only load and full load see some. gguf-py sees a few, and all odd ones. A
+    crash ends a process, and no file is lost. Findings are shrunk, and folded by stage, symptom and
+    kind. Examples:
 
     \b
       lockstep fuzz gguf -j 2
@@ -85,7 +91,7 @@ def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tu
         from lockstep.harness.check.check import BadInput
 
         if given:
-            raise BadInput("--guided makes files of its own kind: leave --family away")
+            raise BadInput("--guided makes its own files: omit --family")
         return ("guided",)
     if given or corpus is None:
         return tuple(dict.fromkeys(given))

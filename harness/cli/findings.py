@@ -10,18 +10,22 @@ from lockstep.harness.cli.options import QuietOpt
 
 def finding(
     name: Annotated[
-        str | None, typer.Argument(help="Its id. Default: list all.", metavar="ID")
+        str | None, typer.Argument(help="The finding's id. Default: list all.", metavar="ID")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the smallest file that shows it.")
+        Path | None,
+        typer.Option("-o", "--output", help="Write the smallest file that shows the finding."),
     ] = None,
-    run: Annotated[bool, typer.Option("--run", help="See whether it is still true.")] = False,
+    run: Annotated[
+        bool, typer.Option("--run", help="Check that the finding is still true.")
+    ] = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """List what engines of `lockstep engine` do otherwise than llama.cpp.
+    """List known differences between engines of `lockstep engine` and llama.cpp.
 
-    With an ID: a text that can be filed as it is, with the commands that show it. Exit codes of
-    --run: 0 it is, 1 the engine does so no more, 3 the engine failed otherwise. Example:
+    With an ID: print a text ready to file as an issue, with the commands that reproduce it. Exit
+    codes of --run: 0 the finding is still true, 1 it is not, 3 the engine failed in another way.
+    Example:
 
     \b
       lockstep finding
@@ -41,7 +45,7 @@ def finding(
     )
 
     if name is None and (run or output is not None):
-        raise typer.BadParameter("--run and -o are about one finding: give its ID")
+        raise typer.BadParameter("--run and -o need the ID of one finding")
     code = 0
     with Terminal(quiet=quiet) as out:
         if name is None:

@@ -17,9 +17,9 @@ FormatOpt = Annotated[
     list[str] | None,
     typer.Option(
         "--format",
-        help="Write the report as junit, ctrf, markdown or badge (JSON for shields.io) too, into "
-        "its folder or into FILE (repeatable). On GitHub markdown is the job's summary as well, "
-        "with annotations.",
+        help="Also write the report as junit, ctrf, markdown or badge (JSON for shields.io), into "
+        "its folder or into FILE (repeatable). On GitHub, markdown also becomes the job's "
+        "summary, with annotations.",
         metavar="NAME[=FILE]",
         autocompletion=lambda: list(COMPLETIONS),
     ),
@@ -45,7 +45,7 @@ def formats_wanted(given: Sequence[str] | None) -> list[WantedFormat]:
         if name not in FORMATS:
             raise BadInput(f"--format: no format {name!r:.80} {choices(name, FORMATS)}")
         if equals and not file:
-            raise BadInput(f"--format {name}=: name a file, or leave the = away")
+            raise BadInput(f"--format {name}=: name a file, or omit the =")
         wanted.append(WantedFormat(name=name, path=Path(file) if file else None))
     paths = [one.path.resolve() for one in wanted if one.path]
     if len(set(paths)) < len(paths):
@@ -63,7 +63,7 @@ def make_room(path: Path) -> None:
         raise BadInput(f"--format: {path} is a folder: name a file in it")
     if path.name == "report.jsonl":
         raise BadInput(
-            f"--format: {path} has the name of a report, and may be the one that is read"
+            f"--format: {path} is named like a report of Lockstep: choose a different name"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     check_is_no_model(path)
@@ -105,7 +105,7 @@ def convert(
 ) -> None:
     """Write the report of a run in other formats; junit if none is named.
 
-    A run that did not finish is converted too, and says so. Examples:
+    The report of an unfinished run says so. Examples:
 
     \b
       lockstep report convert reports/20261120-103923-check

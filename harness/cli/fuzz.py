@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Random and directed cases, until two engines part; what differs is made small and named.",
+    help="Try random and directed cases until two engines diverge. Lockstep shrinks each "
+    "difference and names it.",
 )
 
 
@@ -85,7 +86,11 @@ def campaign(
         else:
             result = resume_campaign(name, resume, executor, listener)
         n = len({verdict.case for verdict in result.verdicts})
-        each = f"--seconds {seconds:g} was for each of {n} targets" if seconds and n > 1 else ""
+        each = (
+            f"note: --seconds {seconds:g} applies to each of {n} targets"
+            if seconds and n > 1
+            else ""
+        )
         out.summary(result, next_step=each)
         write_formats(wanted, result.folder, out)
     raise typer.Exit(result.code)
@@ -102,17 +107,17 @@ def fuzz_quants(
     engine: Annotated[
         str,
         typer.Option(
-            help="The engine under test: as of check, or reference, gguf-py, mutant:NAME."
+            help="The engine under test, as in check, or reference, gguf-py, mutant:NAME."
         ),
     ] = "reference",
     oracle: OracleOpt = "llama.cpp",
 ) -> "FuzzPlan":
-    """Decode blocks of any bytes with two engines and compare the bits of every weight.
+    """Decode blocks of arbitrary bytes with two engines and compare the bits of every weight.
 
-    Half of the blocks are directed while there are any left: every value of every scale, every byte
-    in every place, every pair of bytes in two fields. The rest is random. NaN equals NaN; where
-    only its sign differs, that is counted. gguf-py sees one block in 64, and every one that
-    differs. Examples:
+    Half of the blocks are directed, until these run out: every value of every scale, every byte in
+    every place, every pair of bytes in two fields. The rest are random. NaN equals NaN; a different
+    sign of a NaN is only counted. gguf-py sees one block in 64, and every block that differs.
+    Examples:
 
     \b
       lockstep fuzz quants

@@ -20,13 +20,13 @@ OWN_FOLDER = Path("goldens")  # of a user's models, if no other is named
 @app.command()
 def regen(
     model: Annotated[
-        list[Path] | None, typer.Argument(help="Any models: their vectors are written to --out.")
+        list[Path] | None, typer.Argument(help="Models of yours. Their vectors go to --out.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The folder of your vectors. Default: goldens, but for the models whose vectors "
-            "ship: those are written anew where they are."
+            help="The folder for your vectors. Default: goldens. Vectors that ship with Lockstep "
+            "are rewritten in place."
         ),
     ] = None,
     node: Annotated[
@@ -35,15 +35,17 @@ def regen(
     ] = None,
     vectors: Annotated[
         Path | None,
-        typer.Option(help="Another folder than the one that ships, for what ships.", hidden=True),
+        typer.Option(
+            help="The folder for the vectors that ship, instead of their own.", hidden=True
+        ),
     ] = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Ask llama.cpp again and write the vectors that ship; or write those of your models.
+    """Ask llama.cpp again, and write the vectors that ship or those of your models.
 
-    On an unchanged oracle no byte changes, whatever the CPU: of yours because all that is written
-    down does not depend on it, of those that ship because sums within their bound are kept.
-    Example:
+    With an unchanged oracle no byte changes, on any CPU. Vectors of your models hold only values
+    that do not depend on the CPU. Vectors that ship keep old sums that are still within their
+    bound. Example:
 
     \b
       lockstep golden regen model.gguf --out vectors/
@@ -58,10 +60,10 @@ def regen(
         say = progress(screen_)
         models, root = model or [], vectors or DEFAULT_ROOT
         if out and not models:
-            raise BadInput("name the models whose vectors --out is for")
+            raise BadInput("--out needs the models whose vectors to write")
         shipped = bool(vectors) or (out is None and all(is_ours(path) for path in models))
         if shipped and (node or out):
-            raise BadInput("--node and --out are for your own models, without --vectors")
+            raise BadInput("--node and --out are for your own models: omit --vectors")
         if shipped:
             changed = regenerate(root, models, say)
         else:
@@ -78,27 +80,31 @@ def verify(
         Path | None, typer.Argument(help="The folder of vectors. Default: the ones that ship.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="Hold this engine against the vectors; no oracle needed.")
+        str | None, typer.Option(help="Compare this engine with the vectors. This needs no oracle.")
     ] = None,
     ask_oracle: Annotated[
-        bool, typer.Option("--oracle", help="Ask llama.cpp whether they still hold.")
+        bool, typer.Option("--oracle", help="Check that llama.cpp still gives these vectors.")
     ] = False,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this file, such as logits/f32 (repeatable).")
     ] = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option(help="A model that has vectors; one in the folder is found (repeatable)."),
+        typer.Option(
+            help="A model that the vectors are for. Models in the folder are found without this "
+            "(repeatable)."
+        ),
     ] = None,
     subject_model: Annotated[
-        Path | None, typer.Option(help="Run this file in the model's place, whatever its hash.")
+        Path | None, typer.Option(help="Run this file instead of the model, whatever its hash.")
     ] = None,
     vectors: Annotated[Path | None, typer.Option(help="The same as FOLDER.", hidden=True)] = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Are the vectors whole and unedited? With --engine or --oracle: do they hold for it?
+    """Check that the vectors are whole and unedited. With --engine or --oracle, also compare its
+    answers.
 
-    What an engine does not answer is not compared, by name, and the exit code is 3. Examples:
+    If the engine does not answer a question, the report names it and the exit code is 3. Examples:
 
     \b
       lockstep golden verify
@@ -132,7 +138,7 @@ def verify(
         for verdict in verdicts:
             out.verdict(verdict)
         if engine != "replay" and any(verdict.about == "replay" for verdict in verdicts):
-            out.line(f"{engine} has no graph of its own here and replays llama.cpp's")
+            out.line(f"{engine} has no graph for this architecture and replays llama.cpp's")
         counts = Counter(v.status for v in verdicts)
         agreed = counts.pop("agreed", 0)
         others = "".join(f", {n} {status}" for status, n in counts.most_common())
@@ -143,8 +149,8 @@ def verify(
 
 @app.command()
 def diff(a: Path, b: Path) -> None:
-    """List the differences between two folders of vectors, or two files of them. Exit code 1 if
-    any.
+    """List the differences between two folders of vectors, or two of their files. Exit code 1:
+    there are some.
 
     Example:
 
@@ -164,7 +170,7 @@ def diff(a: Path, b: Path) -> None:
 
 @app.command()
 def models(folder: Path) -> None:
-    """Write the seeded models of the vectors, so that any engine can run them.
+    """Write the seeded models of the vectors for any engine to run.
 
     Example:
 

@@ -17,12 +17,10 @@ OF_RUNS = (
     *("trace", "products"),
 )
 OF_FILES = ("metadata", "tokens")  # what diagnose looks for mistakes of as well
-PLACE, MISTAKE = "the place, and the proof", "which mistake it is, if it is a known one"
-MISTAKE_OF_A_SLICE = (
-    "which mistake it is, if the first layers show it, which the whole model does not"
-)
-EXACTLY = "what sees far more, if its cache is F32 and it has no flash attention"
-LAYER = "the layer, and the part of it"
+PLACE, MISTAKE = "find the place, with a proof", "name the mistake, if it is a known one"
+MISTAKE_OF_A_SLICE = "name the mistake on the first layers, as the whole model does not show it"
+EXACTLY = "compare far more closely, if the server has an F32 cache and no flash attention"
+LAYER = "find the layer and the part"
 SMALL = "builtin:f32"
 LAYERS = 2  # that `slice` leaves, if nobody says how many
 LARGE = 1 << 30  # bytes: from here on a check takes more than a minute on two cores
@@ -51,7 +49,10 @@ def what_is_quicker(model: Path | None, large: int = LARGE) -> str:
     if model is None or size < large or layers <= LAYERS:
         return ""
     cut = shlex.join(["lockstep", "slice", str(model), "-o", slice_name(model)])
-    return f"{model.name} has {size / 1e9:.1f} GB, which takes minutes; its first layers: {cut}"
+    return (
+        f"{model.name} has {size / 1e9:.1f} GB, which takes minutes; to check only its first "
+        f"layers: {cut}"
+    )
 
 
 def diagnose_of_a_slice(plan: "Plan", wrong: Sequence[int], n: int) -> str:
@@ -76,9 +77,9 @@ def smaller_model(plan: "Plan") -> str:
     with open_model(plan.model) as file:
         first = diagnose_of_a_slice(plan, [0], n_layers(file))
     if first:
-        return f"its first layers alone take less: {first}"
+        return f"its first layers take less time: {first}"
     _, *options = shlex.split(without(plan.command, "--oracle", "--subject-model"))
-    return f"a small model takes less: {shlex.join(['lockstep', 'diagnose', SMALL, *options])}"
+    return f"a small model takes less time: {shlex.join(['lockstep', 'diagnose', SMALL, *options])}"
 
 
 def slice_name(model: Path) -> str:
@@ -116,7 +117,7 @@ def what_sees_more(plans: "Sequence[Plan]", result: "RunResult") -> str:
         is_users(plan.engine) or served or command_of(plan.engine) is not None
     ):  # none of ours
         acid = f"lockstep check --suite acid --engine {shlex.quote(plan.engine)}"
-        found.append(f"for a closer look without tensors: {black_box_command(plan)}; {acid}")
+        found.append(f"look closer without tensors: {black_box_command(plan)}; {acid}")
     return "\n".join(found)
 
 

@@ -35,20 +35,23 @@ INTERRUPTED = "the run was interrupted before"
 def matrix(
     engines: Annotated[
         list[str],
-        typer.Argument(help="As --engine of check, each in quotes.", metavar="ENGINE..."),
+        typer.Argument(
+            help="Engines, as in --engine of check, each in quotes.", metavar="ENGINE..."
+        ),
     ],
     model: Annotated[
-        list[Path] | None, typer.Option(help="One more: GGUF file or builtin:NAME (repeatable).")
+        list[Path] | None,
+        typer.Option(help="An additional GGUF file or builtin:NAME (repeatable)."),
     ] = None,
-    only: Annotated[bool, typer.Option("--only", help="The files of --model alone.")] = False,
+    only: Annotated[bool, typer.Option("--only", help="Only the files of --model.")] = False,
     oracle: OracleOpt = "llama.cpp",
-    settings: Annotated[Preset | None, typer.Option(help="As of check.")] = None,
+    settings: Annotated[Preset | None, typer.Option(help="The preset, as in check.")] = None,
     tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)] = 16,
     steps: Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=4096)] = 16,
     seed: SeedOpt = 0,
     timeout: TimeoutOpt = 300.0,
     report: ReportOpt = Path("reports"),
-    html: Annotated[bool, typer.Option("--html", help="Write matrix.html as well.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Also write matrix.html.")] = False,
     site: Annotated[
         Path | None,
         typer.Option(
@@ -61,12 +64,12 @@ def matrix(
     jobs: Annotated[int, typer.Option("-j", help="Models checked side by side.", min=1)] = 1,
     quiet: QuietOpt = False,
 ) -> None:
-    """Compare many engines, what each can do and where it stands: one table, one JSON.
+    """Compare what many engines can answer and where they diverge, in one table or JSON.
 
-    The cases are the same for all: five built-in llama models (plain, bf16, Q8_0, Q4_0, experts),
-    one each of qwen3, gemma3 and gpt2, and those of --model. A cell counts the cases that agree, of
-    those that the engine offers an answer to. Each engine has a report of its own beside it. The
-    exit code is the worst of all. Examples:
+    All engines run the same cases: five built-in llama models (plain, bf16, Q8_0, Q4_0, experts),
+    one each of qwen3, gemma3 and gpt2, and the files of --model. A cell counts the cases that
+    agree, among those that the engine can answer. Each engine gets its own report. The exit code is
+    the worst of all engines. Examples:
 
     \b
       lockstep matrix reference llama.cpp@0.3.8 ./my-engine
@@ -86,7 +89,7 @@ def matrix(
     from lockstep.harness.runs.site import ask_rest, write_site
 
     if only and not model:
-        raise typer.BadParameter("--only runs the files of --model: give one")
+        raise typer.BadParameter("--only needs at least one --model")
     with screen(quiet, as_json) as out, TemporaryDirectory(prefix="lockstep-") as folder:
         out.progress("models", "making them")
         cases = named_apart(model or [], folder)

@@ -8,16 +8,17 @@ from lockstep.harness.cli.options import QuietOpt
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Other versions of llama.cpp, for --oracle and --engine: built from source, and kept.",
+    help="Other versions of llama.cpp, for --oracle and --engine. Lockstep builds them from "
+    "source and keeps them.",
 )
 NameArg = Annotated[
-    str, typer.Argument(help="Such as llama.cpp@0.3.8: a version of llama-cpp-python.")
+    str, typer.Argument(help="A version of llama-cpp-python, such as llama.cpp@0.3.8.")
 ]
 
 
 @app.command()
 def add(name: NameArg, quiet: QuietOpt = False) -> None:
-    """Build a version now. `check` and `fuzz` do it by themselves when they first need one.
+    """Build a version now. `check` and `fuzz` build a version when they first need it.
 
     Example:
 
@@ -37,7 +38,7 @@ def add(name: NameArg, quiet: QuietOpt = False) -> None:
 
 @app.command("list")
 def list_() -> None:
-    """The versions that are built for this Python.
+    """List the versions that are built for this Python.
 
     Example:
 

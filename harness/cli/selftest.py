@@ -27,56 +27,71 @@ ALWAYS = {"jobs", "cluster", "quiet", "report"}
 
 def selftest(
     context: typer.Context,
-    list_only: Annotated[bool, typer.Option("--list", help="Only name the wrong engines.")] = False,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="List the wrong engines, and run nothing.")
+    ] = False,
     clean: Annotated[
-        int, typer.Option(help="Clean random cases, of all own graphs, to try as well.", min=0)
+        int,
+        typer.Option(
+            help="Also try this many random cases without a fault, on all graphs of our engine.",
+            min=0,
+        ),
     ] = 0,
     arch: Annotated[
         str | None,
-        typer.Option(help="Damage models of this architecture instead; all: of every one."),
+        typer.Option(help="Damage models of this architecture instead; all: every architecture."),
     ] = None,
     faults: Annotated[
-        int, typer.Option(help="Tensors of each model in which one element is changed.", min=1)
+        int,
+        typer.Option(help="Number of tensors of each model that get one changed element.", min=1),
     ] = 3,
-    quant: Annotated[str, typer.Option(help="Type of the matrices of such a model.")] = "F32",
-    settings: Annotated[Preset, typer.Option(help="Of such runs.")] = Preset.exact,
+    quant: Annotated[str, typer.Option(help="Weight type of these models.")] = "F32",
+    settings: Annotated[Preset, typer.Option(help="Settings of these runs.")] = Preset.exact,
     seed: SeedOpt = 0,
     catalogue: Annotated[
-        bool, typer.Option("--catalogue", help="All wrong engines, and what an engine shows.")
+        bool,
+        typer.Option(
+            "--catalogue", help="Run all wrong engines, at each level of what an engine can show."
+        ),
     ] = False,
     diagnosis: Annotated[
         bool,
-        typer.Option("--diagnosis", help="Of each of them, is the mistake named (see diagnose)?"),
+        typer.Option("--diagnosis", help="For each wrong engine: does diagnose name its mistake?"),
     ] = False,
     black_box: Annotated[
         bool,
         typer.Option(
             "--black-box",
-            help="Of each, and of engines wrong in one layer, are layer and part named (see "
-            "bisect)?",
+            help="For each wrong engine, also wrong in one layer only: does bisect --black-box "
+            "name layer and part?",
         ),
     ] = False,
     sample: Annotated[
-        int | None, typer.Option(help="So many of them, drawn by --seed.", min=1)
+        int | None, typer.Option(help="Run this many of them, chosen by --seed.", min=1)
     ] = None,
     honest: Annotated[
         int,
-        typer.Option(help="Runs of each honest engine, over ten models and presets.", min=0),
+        typer.Option(
+            help="Number of runs of each honest engine, over ten models and both presets.", min=0
+        ),
     ] = 0,
-    only: Annotated[str, typer.Option(help="This family of them alone.")] = "",
+    only: Annotated[str, typer.Option(help="Only this family of engines.")] = "",
     file: Annotated[
         Path | None,
-        typer.Option("--json", help="What came of each: those are not run again."),
+        typer.Option(
+            "--json", help="File of results. Engines with a result in it are not run again."
+        ),
     ] = None,
     report: ReportOpt = Path("reports"),
     jobs: Annotated[int, typer.Option("-j", help="Processes.", min=1)] = 1,
     cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Run the wrong engines: are all caught, and located where they are wrong?
+    """Run the wrong engines, and check that all are caught and located.
 
-    With --arch: is the tensor named in which one element was changed? With --catalogue: how many
-    are found of an engine that shows all, layers, logits, lists of tokens, text? Examples:
+    With --arch: change one element of a tensor, and check that this tensor is named. With
+    --catalogue: count the wrong engines found if they show all tensors, layers, logits, likely
+    tokens or text. Examples:
 
     \b
       lockstep selftest

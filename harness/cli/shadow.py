@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 ALL = "all"
 FAULT_LEGEND = """\
-found/injected for each kind of fault; located: found at its node and nowhere else; smallest: of
-those injected, in bounds (of more than 2 none may be missed). Drawn again: same: no bit changed;
-small: at most 2 bounds; fatal: llama.cpp ended of it; unjudged: the node is not compared.
+Each kind of fault: found/injected. located: found at its node and nowhere else. smallest: the
+smallest injected fault, in bounds (a fault of more than 2 bounds must be found).
+Faults that were drawn again: same: no bit changed; small: at most 2 bounds; fatal: llama.cpp
+crashed; unjudged: the node is not compared.
 """
 
 
@@ -32,7 +33,7 @@ def cache_type(name: str) -> str:
 
     if name.upper() not in CACHE_TYPES:
         known = ", ".join(CACHE_TYPES)
-        raise typer.BadParameter(f"{name!r} is no type of a cache; llama.cpp has {known}")
+        raise typer.BadParameter(f"{name!r} is not a cache type; llama.cpp has {known}")
     return name.upper()
 
 
@@ -42,28 +43,33 @@ def shadow(
     ] = None,
     arch: Annotated[
         str | None,
-        typer.Option(help="Make a model of this architecture instead; all: of every one."),
+        typer.Option(help="Make a model of this architecture instead; all: every architecture."),
     ] = None,
-    quant: Annotated[str, typer.Option(help="Type of the matrices of such a model.")] = "F32",
+    quant: Annotated[str, typer.Option(help="Weight type of that model.")] = "F32",
     settings: Annotated[
         Preset,
-        typer.Option(help="exact: F32 cache, one thread. default: what users of llama.cpp run."),
+        typer.Option(
+            help="exact: F32 cache, one thread. default: the settings of most llama.cpp users."
+        ),
     ] = Preset.exact,
     tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)] = 16,
     steps: Annotated[
-        int, typer.Option(help="Batches after it: one of three tokens, then single ones.", min=0)
+        int,
+        typer.Option(
+            help="Batches after the prompt: one of three tokens, then single tokens.", min=0
+        ),
     ] = 2,
     sequences: Annotated[
-        int, typer.Option(help="Sequences side by side in every batch.", min=1, max=8)
+        int, typer.Option(help="Number of sequences in every batch.", min=1, max=8)
     ] = 1,
     ubatch: Annotated[
         int | None,
-        typer.Option(help="Tokens that llama.cpp computes together at most.", min=1),
+        typer.Option(help="Maximum tokens in one ubatch of llama.cpp.", min=1),
     ] = None,
     cache_type_k: Annotated[
         str | None,
         typer.Option(
-            help="Type of the keys in the cache, such as Q8_0, instead of the preset's.",
+            help="Type of cached keys, such as Q8_0. Default: the preset's.",
             parser=cache_type,
             metavar="TYPE",
         ),
@@ -71,7 +77,7 @@ def shadow(
     cache_type_v: Annotated[
         str | None,
         typer.Option(
-            help="Type of the values; a quantised one needs flash attention.",
+            help="Type of cached values. A quantised type needs flash attention.",
             parser=cache_type,
             metavar="TYPE",
         ),
@@ -79,20 +85,23 @@ def shadow(
     seed: SeedOpt = 0,
     faults: Annotated[
         int,
-        typer.Option(help="Put so many faults into llama.cpp's tensors instead: all found?", min=0),
+        typer.Option(
+            help="Inject this many faults into llama.cpp's tensors instead. All must be found.",
+            min=0,
+        ),
     ] = 0,
-    start: Annotated[int, typer.Option(help="The first of these faults.", min=0)] = 0,
+    start: Annotated[int, typer.Option(help="Number of the first fault.", min=0)] = 0,
     report: ReportOpt = Path("reports"),
     formats: FormatOpt = None,
     as_json: JsonOpt = False,
-    jobs: Annotated[int, typer.Option("-j", help="Models judged side by side.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option("-j", help="Models to judge in parallel.", min=1)] = 1,
     cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Recompute every op of llama.cpp's own graph from llama.cpp's own inputs.
 
-    Each node is held to a bound that is derived from its roundings. What has no semantics here is
-    reported as not compared, by name and count. Examples:
+    Each node has a bound that is derived from its roundings. Ops without semantics in Lockstep are
+    reported as not compared, with name and count. Examples:
 
     \b
       lockstep shadow model.gguf

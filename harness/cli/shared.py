@@ -60,12 +60,14 @@ def engine_of(engine: str, adapter: str | None, node_map: str | None) -> str:
 
     if node_map is not None:
         if folder_of(engine) is None:
-            raise typer.BadParameter("--map translates the names of a dump: --engine dump:FOLDER")
+            raise typer.BadParameter("--map is only for dumps: --engine dump:FOLDER")
         return engine + MAP + node_map
     if adapter is None:
         return engine
     if engine != REFERENCE:
-        raise typer.BadParameter("--adapter names the engine under test, and so does --engine")
+        raise typer.BadParameter(
+            "--adapter and --engine both name the engine under test: give one of them"
+        )
     return PREFIX + adapter
 
 

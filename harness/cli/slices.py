@@ -13,20 +13,26 @@ from lockstep.harness.cli.options import QuietOpt
 def first_layers(
     model: Annotated[Path, typer.Argument(help="A GGUF file.", metavar="MODEL")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
-    layers: Annotated[int, typer.Option(help="So many, from the first on.", min=1)] = LAYERS,
+    layers: Annotated[
+        int, typer.Option(help="Number of layers to keep, from the first.", min=1)
+    ] = LAYERS,
     short: Annotated[
-        bool, typer.Option("--short", help="Let short texts show what long ones do.")
+        bool,
+        typer.Option(
+            "--short",
+            help="Let windows and factors of long contexts begin after few tokens, so "
+            "that short texts show them.",
+        ),
     ] = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Write the first layers of MODEL, with all that comes before and after them.
+    """Write the first layers of MODEL, with all tensors outside the layers.
 
-    Every command takes the time of all layers, which of a model of gigabytes is minutes; of its
-    first two it is seconds, and whatever is wrong in how an engine computes a layer is wrong there:
-    weights, types, vocabulary and metadata are the model's own. llama.cpp's graphs of both files
-    are compared, so that each layer is what it was; it is said how many layers have one of each
-    kind. With --short what long texts alone show begins after few tokens: windows, the factors of
-    long contexts. Examples:
+    A model of gigabytes takes minutes, and its first two layers take seconds. Weights, types,
+    vocabulary and metadata stay the same, so mistakes in the computation of a layer still show.
+    Lockstep compares llama.cpp's graphs of both files, so each layer stays as it was. It says how
+    many layers hold one of each kind. With --short, windows and factors of long contexts begin
+    after few tokens. Examples:
 
     \b
       lockstep slice model.gguf -o first.gguf
@@ -45,6 +51,6 @@ def first_layers(
         out.line(f"{output}: {found.n} of {found.of} layers, {size:,} bytes")
         if found.enough > found.n:
             out.remark(
-                f"layer {found.enough - 1} is of another kind than these; "
-                f"--layers {found.enough} has one of each"
+                f"layer {found.enough - 1} is of a different kind; --layers {found.enough} keeps "
+                "one of each kind"
             )

@@ -13,8 +13,9 @@ from lockstep.harness.cli.options import JsonOpt, QuietOpt
 # the second while libraries and the model are loaded, as PROTOCOL.md promises
 ANSWER_SECONDS, START_SECONDS = 30.0, 300.0
 NO_PROGRAM = (
-    "it tries programs and servers; a Python file is run by naming python before it, a class of "
-    "one is asked by `lockstep check MODEL --adapter FILE`, a folder by `--engine dump:FOLDER`"
+    "smoke tries programs and servers. For a Python program, write python before the file. For a "
+    "Python class, use `lockstep check MODEL --adapter FILE`; for a folder, `--engine "
+    "dump:FOLDER`"
 )
 MARKS = {"works": "ok", "not offered": "-", "wrong": "WRONG"}  # others as they are called
 NOT_TAKEN = ("unsupported", "refused")
@@ -24,38 +25,38 @@ def smoke(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The program and its arguments, behind --; or a server's address.",
+            help="The program and its arguments after --, or a server's address.",
             metavar="COMMAND...",
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="The same in one text, as `check` takes it.")
+        str | None, typer.Option(help="The same in one string, as for `check`.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="A GGUF file. Default: a tiny llama model of ours.")
+        Path | None, typer.Option(help="A GGUF file. Default: our tiny llama model.")
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
             "--timeout",
             "--seconds",
-            help="Seconds for one answer, and for the start. Default: 30, and 300.",
+            help="Seconds for each answer and for the start. Default: 30 and 300.",
             min=0.1,
         ),
     ] = None,
     start_seconds: Annotated[
-        float | None, typer.Option(help="Seconds for the start alone.", min=0.1)
+        float | None, typer.Option(help="Seconds for the start only.", min=0.1)
     ] = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Say level by level what an engine can be asked, and what it answers wrongly in form.
+    """Show, level by level, which questions an engine answers, and which answers are malformed.
 
-    It is what `check --engine COMMAND` asks, once each and on a tiny model; whether the numbers are
-    right is for `check`. A level is ok, or - (it is not offered, which is no error), unsupported,
-    refused, or WRONG. `lockstep protocol` prints what a program has to answer, with --example one
-    that does. Exit codes: 0 all that is offered works, 1 something is answered wrongly or not in
-    time, 3 nothing is offered. Examples:
+    It asks each question of `check --engine COMMAND` once, on a tiny model. It checks the form of
+    answers; `check` checks the numbers. A level is ok, or - (not offered, which is no error),
+    unsupported, refused, or WRONG. `lockstep protocol` prints the protocol, and an example engine
+    with --example. Exit codes: 0 all offered levels work, 1 an answer is malformed or too late, 3
+    nothing is offered. Examples:
 
     \b
       lockstep smoke -- ./my-engine --threads 1
@@ -128,11 +129,13 @@ def smoke(
             out.json({"command": words, "levels": [asdict(step) for step in steps]})
         elif offered and not wrong:
             asked_about = join([str(model)]) if model else "MODEL"
-            out.line(f"go on: lockstep check {asked_about} --engine {join([text])}")
+            out.line(f"next: lockstep check {asked_about} --engine {join([text])}")
         ours = not (model or as_json or isinstance(session, HttpSession))
         if ours and any(
             step.status in NOT_TAKEN or (step.level == work.START and step.status == "wrong")
             for step in steps
         ):
-            out.line("it was given a tiny llama: --model FILE asks about one that it runs")
+            out.line(
+                "smoke used a tiny llama model; to try one that the engine runs, add --model FILE"
+            )
     raise typer.Exit(1 if wrong else 0 if offered else 3)

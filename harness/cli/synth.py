@@ -33,7 +33,7 @@ def synth(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file to write.")
     ] = None,
-    arch: Annotated[str, typer.Option(help="llama, or any other of --list.")] = "llama",
+    arch: Annotated[str, typer.Option(help="llama, or a name from --list.")] = "llama",
     quant: Annotated[
         str, typer.Option(help=f"Type of the matrices, any of: {SYNTH_TYPES}.")
     ] = "F32",
@@ -47,28 +47,29 @@ def synth(
     vocabulary: Annotated[int, typer.Option(help="Number of tokens.", min=1, max=1_000_000)] = 384,
     experts: Annotated[int, typer.Option(help="0: dense", min=0, max=512)] = 0,
     experts_used: Annotated[int, typer.Option(min=0, max=512)] = 0,
-    tied: Annotated[bool, typer.Option("--tied", help="No output head of its own.")] = False,
+    tied: Annotated[
+        bool, typer.Option("--tied", help="Share the embedding with the output head.")
+    ] = False,
     rope_freqs: Annotated[bool, typer.Option("--rope-freqs", help="Frequency factors.")] = False,
-    rope_factor: Annotated[float, typer.Option(help="Linear scaling; 0: none.", min=0)] = 0.0,
+    rope_factor: Annotated[float, typer.Option(help="Linear rope scaling; 0: none.", min=0)] = 0.0,
     rope_base: Annotated[
-        float, typer.Option(help="rope.freq_base; engines that ignore it have 10000.", min=1)
+        float, typer.Option(help="rope.freq_base. Engines that ignore it use 10000.", min=1)
     ] = 10000.0,
     eps: Annotated[
         float, typer.Option(help="layer_norm_rms_epsilon; most models have 1e-5 or 1e-6.", min=0)
     ] = 1e-5,
     no_vocab: Annotated[bool, typer.Option("--no-vocab", help="No tokenizer.")] = False,
     list_only: Annotated[
-        bool, typer.Option("--list", help="Only name the architectures, and those left out.")
+        bool, typer.Option("--list", help="List the architectures, and those left out.")
     ] = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Write a small seeded model; the same options give the same bytes on every machine.
+    """Write a small seeded model. The same options give the same bytes on every machine.
 
-    The defaults are those of a llama. Of other architectures llama.cpp is asked which tensors they
-    have, among them biases and factors that published files may lack; their sizes are tiny ones
-    that go together, but for those that are given. --tied, --eps, --head-size and --rope-... are
-    for llama alone. They have a vocabulary of the kind that published models have, where that is
-    known. Examples:
+    The defaults are for llama. For other architectures, llama.cpp says which tensors they have,
+    including biases and factors that published files may lack. Their sizes are tiny and consistent,
+    except the sizes that you give. Their vocabulary is of the kind of published models, if that is
+    known. --tied, --eps, --head-size and --rope-... are only for llama. Examples:
 
     \b
       lockstep synth -o tiny.gguf --quant Q4_0
@@ -91,7 +92,10 @@ def synth(
             left = write_any(arch, output, seed, quant, sizes, vocabulary=n_vocab)
             out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
             if left:
-                out.line(f"F32, as their rows are no whole blocks of {quant}: {', '.join(left)}")
+                out.line(
+                    f"stored as F32, as their rows are not a multiple of the {quant} block: "
+                    f"{', '.join(left)}"
+                )
             for line in besides(output):
                 out.line(line)
             return
@@ -126,7 +130,7 @@ def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:
     given = [name for name, at in sources.items() if at and at.name == "COMMANDLINE"]
     if unknown := [name for name in given if name not in SIZES and name not in ANY]:
         options = ", ".join("--" + name.replace("_", "-") for name in unknown)
-        raise usage(f"{options}: can be chosen for llama only, not for {arch}")
+        raise usage(f"{options}: only for llama, not for {arch}")
     return {SIZES[name]: context.params[name] for name in given if name in SIZES}
 
 
@@ -156,8 +160,9 @@ def besides(path: Path) -> list[str]:
     if not names:
         return []
     return [
-        f"with {len(names)} factors of matrices such as {names[0]}, which llama.cpp reads and few "
-        "published files have: an engine that leaves them out is not right on this file"
+        f"the file has {len(names)} scales of matrices such as {names[0]}. llama.cpp applies "
+        "them, and few published files have them; an engine that ignores them diverges on this "
+        "file"
     ]
 
 

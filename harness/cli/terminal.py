@@ -91,9 +91,9 @@ class Terminal:
         if self.folder is None:
             at = ": ".join(filter(None, self.last))
             where = f"at {at}; " if at else ""
-            return printable(f"{where}what was found until now is in the report, if there is one")
+            return printable(f"{where}the report, if there is one, has the findings so far")
         page = f"as a page: lockstep report {shlex.quote(str(self.folder))}"
-        return printable(f"what was found until now is in {self.folder}/report.jsonl; {page}")
+        return printable(f"{self.folder}/report.jsonl has the findings so far; {page}")
 
     # --- progress -------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ def reach_of(result: "RunResult") -> str:
     if result.code == 3:
         return f"; nothing was compared about {', '.join(left_out)};"
     who = ", ".join(dict.fromkeys(v.about for v in result.verdicts if v.status == "agreed"))
-    return f", all of it about {who}: nothing was compared about {', '.join(left_out)};"
+    return f"; only {who} was compared, and nothing about {', '.join(left_out)};"
 
 
 def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:

@@ -34,18 +34,18 @@ def fuzz_tokens(
     engine: Annotated[
         str,
         typer.Option(
-            help="The engine under test: as of check, or reference, llama.cpp, mutant:NAME."
+            help="The engine under test, as in check, or reference, llama.cpp, mutant:NAME."
         ),
     ] = "reference",
     oracle: Annotated[
-        str, typer.Option(help="The engine it is held against; or tokenizers, sentencepiece.")
+        str, typer.Option(help="The engine to compare with; also tokenizers or sentencepiece.")
     ] = "llama.cpp",
 ) -> "FuzzPlan":
-    """Tokenize texts that know the vocabulary with two engines, and ids at random the way back.
+    """Tokenize texts made from the vocabulary with two engines, and detokenize random ids.
 
-    Pieces are glued, cut and made to overlap; there are ties of score, sides of merges, unknown
-    characters, normalisation traps, broken UTF-8 and what looks like special tokens. What differs
-    is shrunk. Without --vocab: the built-in vocabularies, and llama.cpp's if they were fetched.
+    Texts glue, cut and overlap tokens. They have ties of score, sides of merges, unknown
+    characters, normalisation traps, broken UTF-8 and look-alikes of special tokens. Differences are
+    shrunk. Default of --vocab: the built-in vocabularies, and llama.cpp's if they were fetched.
     Examples:
 
     \b
@@ -70,15 +70,15 @@ def bench_tokens(
     rounds: Annotated[
         int, typer.Option(help="Turns of each engine; the best one counts.", min=1)
     ] = 5,
-    size: Annotated[int, typer.Option(help="Bytes of a text.", min=1000)] = 1 << 20,
+    size: Annotated[int, typer.Option(help="Bytes in each text.", min=1000)] = 1 << 20,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Bytes a second of our tokenizer and of llama.cpp's: on prose, and on one word without end.
+    """Measure bytes a second of our tokenizer and llama.cpp's, on prose and on one endless word.
 
-    Each turn has a new text and a tokenizer that has just been opened. Without --vocab: llama-spm
-    and gpt-2 if they were fetched, else built-in ones. The exit code says nothing about speed: a
-    machine that is busy is slow. Example:
+    Each turn has a new text and a freshly opened tokenizer. Default of --vocab: llama-spm and gpt-2
+    if they were fetched, else built-in ones. The exit code says nothing about speed: a busy machine
+    is slow. Example:
 
     \b
       lockstep bench tokens --vocab gpt-2 --rounds 3
@@ -104,14 +104,14 @@ def bench_tokens(
 
 def fetch(
     sdist: Annotated[
-        Path | None, typer.Option(help="The archive, if you have it; pip is not asked.")
+        Path | None, typer.Option(help="The archive, if you have it. Default: pip downloads it.")
     ] = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Get llama.cpp's 19 vocabularies: from the pinned llama-cpp-python sdist, by pip, once.
+    """Download llama.cpp's 19 vocabularies by pip, once, from the pinned llama-cpp-python sdist.
 
-    The cache is `lockstep` in the user's cache folder, or LOCKSTEP_CACHE. A folder that holds the
-    files already is named by LOCKSTEP_VOCABULARIES. Example:
+    The cache is `lockstep` in the user's cache folder, or LOCKSTEP_CACHE. Set LOCKSTEP_VOCABULARIES
+    to a folder that already has the files. Example:
 
     \b
       lockstep golden fetch

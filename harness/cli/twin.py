@@ -13,11 +13,11 @@ def twin(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
     quiet: QuietOpt = False,
 ) -> None:
-    """Write MODEL with every matrix decoded to F32; metadata stays, but for the file type.
+    """Write MODEL with every matrix decoded to F32. Metadata stay, except the file type.
 
-    llama.cpp converts activations to 8 bits before it multiplies them by quantised weights, and an
-    engine that does not is honest too, so much must be allowed of logits and text. On the twin
-    nothing is converted: what two engines differ by there is an error. Examples:
+    llama.cpp converts activations to 8 bits before it multiplies them by quantised weights. An
+    engine that does not is honest too, so limits for logits and text must be wide. The twin needs
+    no conversion, so a difference between two engines is an error there. Examples:
 
     \b
       lockstep twin model.gguf -o twin.gguf

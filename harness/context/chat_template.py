@@ -22,7 +22,7 @@ def rendered_prompt(context: Context, message: bytes) -> bytes:
     """The chat's text, without the BOS that the tokenizer adds. Raises NoAnswer."""
     held = context.file.metadata.get(KEY)
     if held is None:
-        why = f"{context.subject.name} takes chats alone, and the model has no {KEY}"
+        why = f"{context.subject.name} takes only chats, and the model has no {KEY}"
         raise NoAnswer("not-compared", why, {"key": KEY})
     try:
         vocabulary = context.tokenizer.vocabulary
@@ -35,5 +35,7 @@ def rendered_prompt(context: Context, message: bytes) -> bytes:
     try:
         text = render_apart(str(held.data), message.decode("utf-8", "replace"), bos, eos)
     except NoText as error:
-        raise NoAnswer("not-compared", f"{KEY} gives no text: {error}", {"key": KEY}) from error
+        raise NoAnswer(
+            "not-compared", f"{KEY} cannot be rendered: {error}", {"key": KEY}
+        ) from error
     return (text.removeprefix(bos) if vocabulary.add_bos else text).encode()

@@ -76,7 +76,7 @@ def by_chance(
     if not all(0 < 2 * off.sum() <= len(off) for off in left):
         return False  # whoever is blamed without a row of its own is not explained by other rows
     n = RARE_RUNS if context.facts.is_small else MORE_RUNS
-    context.progress("few rows differ: looking for an honest run that chooses such experts")
+    context.progress("few rows differ: looking for an honest run that chooses the same experts")
     for honest in context.honest.unlucky(batches, seed=context.seed + 2 * MORE_RUNS, runs=n):
         found = honest if rows is None else honest[rows]
         left = [off & ~near(found, run, allowed) for off, run in zip(left, runs, strict=True)]

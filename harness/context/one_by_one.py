@@ -47,7 +47,7 @@ def ask_apart(
     while groups:
         group = groups.pop()
         if len(found.failures) >= MAX_FAILURES or waits >= MAX_WAITS:
-            text = f"not asked, after {len(found.failures)} others had no answer"
+            text = f"not asked, because {len(found.failures)} other questions had no answer"
             error = NoAnswer("not-compared", text, {UNASKED: True})
             found.failures |= dict.fromkeys(group, error)
             continue
@@ -89,10 +89,10 @@ class Waits:
         """Return why a run is not asked; "": it is. An engine too slow for some tokens is so for
         more."""
         if len(self.tokens) >= MOST_WAITS:
-            return f"{words}: not asked, as {MOST_WAITS} runs before were not answered in time"
+            return f"{words}: not asked, because {MOST_WAITS} earlier runs timed out"
         shortest = min(self.tokens, default=0)
         if self.tokens and n_tokens(batches) >= shortest:
-            return f"{words}: not asked, as {shortest} tokens were not answered in time"
+            return f"{words}: not asked, because a run of {shortest} tokens timed out"
         return ""
 
     def verdict(

@@ -70,7 +70,7 @@ def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Run:
         words="beside another sequence",
         batches=tuple(mixed),
         same=SameRows(first=[np.arange(len(batch)) for batch in batches], own=own),
-        besides="such batches have twice as many tokens, which may be what is wrong",
+        besides="these batches have twice as many tokens, which may be the cause",
     )
 
 
@@ -104,8 +104,8 @@ def compare_way(
     far = worst_distance(before, after) / (largest(before) or 1.0)
     allowed /= largest(before) or 1.0
     text = (
-        f"{context.subject.name} gives other logits {way.words}: {off.mismatched} of {off.total} "
-        f"are not what they were, worst {far:.1e} of the largest (allowed {allowed:.1e}); "
+        f"{context.subject.name} gives other logits {way.words}: {off.mismatched} of "
+        f"{off.total} changed, by up to {far:.1e} of the largest (allowed {allowed:.1e}); "
         "at fault: subject"
     )
     text += f"; {way.besides}" if way.besides else ""
@@ -139,7 +139,7 @@ def distance_of_paths(
         moved = before + (other.astype(np.float64) - honest)
     far = f"{worst_distance(before, after) / size:.1e}"
     apart = f"{worst_distance(honest, other) / size:.1e}"
-    words = f"{far} of the largest apart, as honest runs are: {apart}"
+    words = f"{far} of the largest apart; honest runs are {apart} apart"
     if mismatch_between(moved, after, whole_run(noise, size).allowed) is None:
         return words
     # of these rows alone: a row of the other sequence may have far more noise

@@ -42,19 +42,19 @@ class Unsteady:
 
     def __str__(self) -> str:
         text = (
-            f"{self.differ} of {self.runs} more runs of the same batches give other bits, from "
-            f"{self.place} on; logits are up to {self.apart:.1e} of the largest apart"
+            f"{self.differ} of {self.runs} repeated runs give other bits, from "
+            f"{self.place} on; logits differ by up to {self.apart:.1e} of the largest"
         )
         if self.first_alone:
             text += (
-                f"; those {self.differ} are alike, and the first alone is another: no race, but "
-                f"what an earlier run left behind, and is not cleared"
+                "; only the first run differs from the others. This is no race: an "
+                "earlier run leaves something behind that is not cleared"
             )
         elif self.by_history:
             text += (
-                f"; each time it is started anew its first {IN_A_ROW} runs give the same bits as "
-                f"after the last start, so no race, but what an earlier run left behind, and is "
-                f"not cleared"
+                f"; after each restart the first {IN_A_ROW} runs give the same bits "
+                "again. This is no race: an earlier run leaves something behind that is "
+                "not cleared"
             )
         return text
 
@@ -172,7 +172,10 @@ def asked_again(
     differ = sum(not same(answer, first) for answer in answers)
     if differ:
         who = context.subject.name
-        text = f"{who} is not deterministic: {differ} of {AGAIN} answers are others than the first"
-        text += "; does it draw at random, or keep something of an earlier question?"
+        text = (
+            f"{who} is not deterministic: {differ} of {AGAIN} repeated answers differ "
+            "from the first"
+        )
+        text += "; does the engine sample at random, or keep state of an earlier question?"
         detail = {"differ": differ, "runs": AGAIN, "at_fault": "subject"}
         yield context.verdict(suite, "diverged", text, detail, (suite, "not-deterministic"))

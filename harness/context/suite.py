@@ -156,7 +156,7 @@ class Context:
         """Seeded ids from all over the vocabulary: text would only reach the common ones."""
         n_vocab = self.facts.n_vocab
         if not n_vocab:
-            raise NoAnswer("not-compared", "how many tokens there are is not in the file", {})
+            raise NoAnswer("not-compared", "the file does not say how many tokens there are", {})
         raw = Philox(key=self.seed).random_raw(self.n_tokens + STEPS_TRACED)
         return [int(r >> np.uint64(33)) % n_vocab for r in raw]
 
@@ -266,7 +266,7 @@ class Context:
         if error.status == "not-applicable" and lacking:
             # the oracle was asked first, and a graph of ours has logits: it is the engine that
             # lacks something, not the model
-            text = f"{session.name} cannot be asked: {error.summary}"
+            text = f"{session.name} cannot answer: {error.summary}"
             raise NoAnswer("not-compared", text, error.detail)
         raise error
 
@@ -275,9 +275,9 @@ class Context:
         wrong = "unknown"
         if self.takes(session, question):
             wrong = {self.oracle: "oracle", self.subject: "subject"}.get(session, session.name)
-        why = f"our own engine takes it: at fault: {wrong}"
+        why = f"our own engine accepts it: at fault: {wrong}"
         if wrong == "unknown":
-            why = "nothing is known of which of them is right"
+            why = "it is unknown which engine is right"
         return NoAnswer(error.status, f"{error.summary}; {why}", error.detail | {"at_fault": wrong})
 
     def takes(self, session: Session, question: str) -> bool:
@@ -343,12 +343,12 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
         text = f"{engine} did not answer {question}: {outcome.message}"
         return NoAnswer("not-compared", text, {ENGINE: engine, BUSY: True})
     if isinstance(outcome, Malformed):
-        text = f"{engine} gave no proper answer to {question}: {outcome.message}"
+        text = f"{engine} gave a malformed answer to {question}: {outcome.message}"
         return NoAnswer("malformed", text, {ENGINE: engine, "question": question})
     if isinstance(outcome, Unanswerable):
         if outcome.of_model:
             return NoAnswer("not-applicable", outcome.message, {})
-        text = f"{engine} cannot be asked: {outcome.message}"
+        text = f"{engine} cannot answer: {outcome.message}"
         return NoAnswer("not-compared", text, {ENGINE: engine})
     if isinstance(outcome, Rejected):
         text = f"{engine} refuses what the other engine accepts: {outcome.message}"
@@ -368,8 +368,8 @@ def patient(error: NoAnswer) -> NoAnswer:
     if error.status != "timed-out":
         return error
     less = error.detail.get(LESS)
-    more = f"; {less} N: for how many tokens it is asked" if less else ""
-    text = f"{error.summary} (--timeout SECONDS: how long is waited for an answer{more})"
+    more = f"; {less} N asks for fewer tokens" if less else ""
+    text = f"{error.summary} (--timeout SECONDS allows more time{more})"
     return NoAnswer(error.status, text, error.detail)
 
 

@@ -96,7 +96,7 @@ def one_bit(
                 at=start + at,
                 raw=bytes([other[at % size]]),
             )
-    raise EngineError(f"none of {TRIES} bits of {name!r} matters")
+    raise EngineError(f"none of {TRIES} changed bits of {name!r} changes an output")
 
 
 def draw_number(bits: Philox, n: int) -> int:

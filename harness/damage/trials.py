@@ -128,7 +128,7 @@ def ending_of(
     if named:
         return "agreed", f"{change}: named at {seen}", detail
     if not changed and not result.culprits:
-        return "excused", f"{change}: moves no bit of the outputs", detail
+        return "excused", f"{change}: changes no bit of the outputs", detail
     return "diverged", f"{change}: found {seen or 'nowhere'}", detail
 
 

@@ -175,7 +175,7 @@ def of_embeddings(context: Context) -> Iterator[MistakeQuestion]:
 def of_logits(context: Context, *, greedy: bool) -> Iterator[MistakeQuestion]:
     """Yield the questions of `check`, and one with other tokens in batches of the same sizes."""
     yield RunQuestion(
-        words="the logits of a prompt and of tokens behind it", batches=context.batches
+        words="the logits of a prompt and of tokens after it", batches=context.batches
     )
     if context.subject_info.partial or context.given:
         return
@@ -222,7 +222,7 @@ def prompts_in_turn(context: Context) -> Iterator[InTurn]:
         for turn in turns:
             prompts.append(seed_prompt(turn, prompts[-1] if prompts else (), ids))
     if prompts:
-        words = f"the token behind {len(prompts)} prompts in turn"
+        words = f"the next token after {len(prompts)} prompts in turn"
         yield InTurn(words=words, prompts=(prompts[0][:1], *prompts))
 
 
@@ -239,7 +239,7 @@ def of_tokens_behind(context: Context) -> Iterator[MistakeQuestion]:
     seen, however long it is."""
     if context.facts.decoder_start is None:
         for ids, n in beginnings(context):
-            words = f"the token behind {n} seeded ones, from {ids[0]} on"
+            words = f"the token after {n} seeded tokens, from {ids[0]} on"
             yield Greedy(words=words, ids=tuple(ids[:n]), n=1)
     yield text_of(context)
     yield from prompts_in_turn(context)
@@ -264,7 +264,7 @@ def of_lists(context: Context) -> Iterator[MistakeQuestion]:
         ids = tuple(context.tokens[: context.n_tokens])
         prefixes = [ids[:n] for n in (len(ids), *reversed(LENGTHS)) if n <= len(ids)]
     for prefix in prefixes:
-        words = f"the likeliest tokens behind {prefix!r:.60} ({len(prefix)})"
+        words = f"the likeliest tokens after {prefix!r:.60} ({len(prefix)})"
         yield Likeliest(words=words, prefix=prefix, k=k)
 
 
@@ -275,5 +275,5 @@ def of_texts(context: Context) -> Iterator[MistakeQuestion]:
     room = n_cells(context) - SHORT - 2  # a token is a byte at least
     prompts = [text for text in (*OTHERS, *some) if len(text) <= room]
     for prompt, n in ((context.prompt, context.n_steps), *((text, SHORT) for text in prompts)):
-        words = f"the text behind {prompt[-24:]!r} ({len(prompt)} bytes)"
+        words = f"the text after {prompt[-24:]!r} ({len(prompt)} bytes)"
         yield Continued(words=words, prompt=prompt, n=n, pieces=pieces)

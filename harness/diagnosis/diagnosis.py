@@ -56,7 +56,7 @@ ASPECTS = ("metadata", "tokens", "runs")
 PLACES = 3
 AGAIN = 3
 KEPT_DIFFERENCES = 4  # of a unit
-NOTHING = "anything: it offers no logits, lists, tokens, text, ids, weights or keys of its file"
+NOTHING = "anything: the engine offers no logits, lists, tokens, text, ids, weights or metadata"
 TINY = 1e-6  # of the difference: what float32 leaves of two ways to compute one mistake
 
 # right: as the right engine; few: too little differs for a name; not-compared: there is no limit
@@ -190,7 +190,7 @@ def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: 
     if not (found or missing or facts.not_ours):
         missing.append(NOTHING)
     if facts.not_ours:  # of its runs nothing was asked, whatever it offers
-        missing.append(f"its runs: {facts.not_ours}, so that no known mistake can be tried")
+        missing.append(f"its runs: {facts.not_ours}, so no known mistake can be tried")
     return Diagnosed(of=tuple(found), missing=tuple(missing))
 
 
@@ -378,5 +378,5 @@ def unsteadiness(context: Context, of: HeldAnswers) -> str:
             return ""
         if not question.repeats(said, readable(context, question, outcome.value), of.noise):
             who = context.subject.name
-            return f"asked again for {question.words}, {who} gives something else"
+            return f"asked again for {question.words}, {who} gives a different answer"
     return ""

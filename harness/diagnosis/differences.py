@@ -100,7 +100,7 @@ def describe_token(question: Greedy, said: Any, answer: Any, row: int) -> Pair:
 
 def describe_next_token(question: InTurn, said: Any, answer: Any, row: int) -> Pair:
     n = len(question.prompts[row + 1])
-    where = f"the token behind prompt {row + 1} of {question.words} ({n} tokens)"
+    where = f"the token after prompt {row + 1} of {question.words} ({n} tokens)"
     return (where, str(said[row + 1]), str(answer[row + 1][0][0]))
 
 

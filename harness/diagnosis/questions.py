@@ -66,7 +66,7 @@ class MistakeQuestion:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Header(MistakeQuestion):
-    words: str = "what the file says"
+    words: str = "the metadata of the file"
     utf8_only: bool = False  # of the subject: its other texts are not looked at
     unit = "entries"
     aspect = "metadata"

@@ -166,7 +166,7 @@ def so_far(best: TriedMistake | None) -> str:
     if best is None or best.left > CLOSE:
         return ""
     if best.survived:
-        return f"; one makes these answers: {best.cls.mistake}"
+        return f"; one reproduces these answers: {best.cls.mistake}"
     return f"; the closest leaves {best.left:.0%} of the difference: {best.cls.mistake}"
 
 

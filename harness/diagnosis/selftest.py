@@ -88,7 +88,9 @@ def lines(rows: Sequence[TrialRow], of: int) -> Iterator[str]:
         yield "".join(f"{cell:>9}" for cell in count_rows(view, rows))
     without = [row for row in rows if differs(row)]
     n = sum(bool(row.others) for row in without)
-    yield f"with the mistake left out of the catalogue another is named: {n} of {len(without)}"
+    yield (
+        f"a different mistake is named if the catalogue lacks the right one: {n} of {len(without)}"
+    )
     for row in rows:
         if differs(row) and not is_named(row):
             yield f"{row.engine} on {row.model}, {row.view}: {row.status} {' '.join(row.named)}"

@@ -103,7 +103,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
     try:
         index = json.loads(read_regular(path, LARGEST_INDEX))
     except OSError as error:
-        text = f"{path}: {error.strerror or error}; lockstep trace shows what a dump is like"
+        text = f"{path}: {error.strerror or error}; lockstep trace writes an example of a dump"
         raise InvalidModel(text) from error
     except (ValueError, RecursionError) as error:
         raise InvalidModel(f"{path}: no JSON: {error}") from error
@@ -153,7 +153,8 @@ def check_model(dump: Dump, path: Path) -> None:
     if found not in dump.models:
         raise InvalidModel(
             f"{dump.folder / INDEX}: the run was of a model with sha256 "
-            f"{printable(dump.models[0][:64])}, and {path} has {found}: check the dump with its own"
+            f"{printable(dump.models[0][:64])}, and {path} has {found}: check the dump "
+            "with its own model"
         )
 
 
@@ -186,9 +187,7 @@ def check_inside(folder: Path, path: Path) -> None:
     except (OSError, ValueError, RuntimeError):  # a loop, a NUL: said where it is opened
         return
     if not inside:
-        raise InvalidModel(
-            f"{path} leads out of the dump's folder: copy it there, or give a map by --map"
-        )
+        raise InvalidModel(f"{path} is outside the dump's folder: copy it there, or use --map")
 
 
 def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
@@ -203,7 +202,7 @@ def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
         )
     for token in (token for row in tokens for token in row):
         if type(token) is not int or not 0 <= token < 1 << 31:
-            raise InvalidModel(f'{path}: "tokens" holds {token!r:.40}, which is no id')
+            raise InvalidModel(f'{path}: "tokens" holds {token!r:.40}, which is not an id')
     starts = (0, *accumulate(map(len, tokens)))
     return tuple(Batch.of(row, start=at) for row, at in zip(tokens, starts, strict=False))
 
@@ -223,7 +222,11 @@ def sites_in(
                 continue
             site = site_in(path, *held)
             if site.step >= steps or site in found:
-                why = "is there twice" if site in found else f"is of none of {steps} batches"
+                why = (
+                    "occurs twice"
+                    if site in found
+                    else f"does not belong to any of {steps} batches"
+                )
                 raise InvalidModel(f"{path}: {key} {why}")
             found[site] = held[1]
     for step in range(steps):
@@ -244,7 +247,7 @@ def other_files(folder: Path) -> str:
     """Return a clause about a file that the user may have meant, for a folder without tensors."""
     there = {path.suffix for path in islice(folder.iterdir(), MOST_FILES)}
     kind = next((kind for kind in OTHER_KINDS if kind in there), "")
-    return f"; what lies there as *{kind} is not read" if kind else ""
+    return f"; Lockstep does not read *{kind}" if kind else ""
 
 
 def unknown(site: Site) -> str:
@@ -317,7 +320,7 @@ class DumpSession(Session):
                 rows = outcome.value.logits if isinstance(outcome, Answered) else None
                 return outcome if rows is None else replace(outcome, value=rows)
             if question != "evaluate":
-                return Unanswerable(message=f"a dump holds no answer to {question}", declared=True)
+                return Unanswerable(message=f"a dump cannot answer {question}", declared=True)
             return self.evaluate(self.dump, args[0])
         except EngineError as error:
             return Rejected(message=str(error))
@@ -344,14 +347,14 @@ class DumpSession(Session):
 
     def evaluate(self, dump: Dump, request: Request) -> Outcome:
         if not same(request.batches, dump.batches):
-            text = "a dump holds one run, and was asked for another one"
+            text = "a dump holds one run, and this question needs another one"
             return Unanswerable(message=text, declared=True)
         if request.replace:
-            return Unanswerable(message="nothing can be put into a dump", declared=True)
+            return Unanswerable(message="Lockstep cannot put values into a dump", declared=True)
         name = EMBEDDINGS if request.embeddings else LOGITS
         ends = [result(step, name) for step in range(len(dump.batches))]
         if not all(site in dump.files for site in ends):
-            return Unanswerable(message=f"the dump holds no {name} of some batch", declared=True)
+            return Unanswerable(message=f"the dump lacks {name} of a batch", declared=True)
         sizes = self.facts.axes
         values = values_of(dump.files, sizes)
         wide = (site for site, held in dump.files.items() if held.kind in WIDE)

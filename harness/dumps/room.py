@@ -21,8 +21,8 @@ def check_room(folder: Path, paths: Iterable[Path]) -> None:
     needed, there = sum(map(bytes_of, set(paths))), memory_of_machine()
     if needed > there:
         raise InvalidModel(
-            f"{folder}: its tensors take {needed:,} bytes in F32, and this machine has {there:,}: "
-            "leave nodes or layers out of the dump, or run fewer tokens"
+            f"{folder}: its tensors take {needed:,} bytes in F32, and this machine has "
+            f"{there:,}: dump fewer nodes, layers or tokens"
         )
 
 

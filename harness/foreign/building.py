@@ -42,7 +42,7 @@ def command_of(name: str) -> list[str] | None:
     engine = ENGINES[name]
     folder, program = folder_of(engine), str(PROGRAMS / engine.program)
     if not folder.is_dir():
-        raise Unsupported(f"{name} is not added yet; do so: lockstep engine add {name}")
+        raise Unsupported(f"{name} is not added yet; add it: lockstep engine add {name}")
     if engine.kind == "node":
         return ["node", program, str(folder / ENTRY)]
     # neither variables nor packages of the user's Python are meant; its own folder is

@@ -146,7 +146,7 @@ NOT_RUNNING: dict[str, str] = {}
 def engine_named(name: str) -> Foreign:
     """Raises Unsupported, with the names that are known or what became of it."""
     if name in NOT_RUNNING:
-        raise Unsupported(f"{name} cannot be put under test: {NOT_RUNNING[name]}")
+        raise Unsupported(f"{name} cannot be tested: {NOT_RUNNING[name]}")
     if name not in ENGINES:
         raise Unsupported(f"no engine named {name!r} {choices(name, ENGINES)}")
     return ENGINES[name]

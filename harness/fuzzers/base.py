@@ -171,9 +171,9 @@ def told_how_to_go_on(fuzzer: Fuzzer, folder: Path) -> Iterator[None]:
     try:
         yield
     except ChildProcessError as error:
-        text = f"{error}, by the system for want of memory or by somebody"
+        text = f"{error}; the system may have run out of memory"
         again = shlex.join(["lockstep", "fuzz", fuzzer.name, "--resume", str(folder)])
-        raise ChildProcessError(f"{text}; go on with {again}") from error
+        raise ChildProcessError(f"{text}; continue with {again}") from error
 
 
 def as_text(verdict: Verdict) -> str:

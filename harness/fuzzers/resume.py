@@ -24,7 +24,7 @@ def resume_campaign(
     """The plan is that of the report. Findings that it has are not told again."""
     path = folder / "report.jsonl"
     if not path.is_file():
-        raise BadInput(f"{folder}: no report.jsonl there, so there is nothing to go on with")
+        raise BadInput(f"{folder} has no report.jsonl, so there is no run to continue")
     try:
         rows = read_unfinished(path)
     except BrokenReport as error:
@@ -33,7 +33,7 @@ def resume_campaign(
     if fuzzer_name != name:
         raise BadInput(f"{folder}: a report of {fuzzer_name or 'no fuzzer'}, expected {name}")
     if rows[-1]["kind"] == "footer":
-        raise BadInput(f"{folder}: the run has finished; start another with --start")
+        raise BadInput(f"{folder}: the run has finished; start another run with --start")
     fuzzer = fuzzer_named(name)
     plan = plan_in(folder, rows[0])
     fuzzer.check(plan)
@@ -51,8 +51,8 @@ def check_engines(folder: Path, then: Rows, now: Sequence[EngineInfo]) -> None:
         before, here = f"{row['version']} {row['build']}", f"{info.version} {info.build}"
         if before != here:
             raise BadInput(
-                f"{folder}: the run was of {info.engine} {before.strip()}, and here is "
-                f"{here.strip()}: start another with --start"
+                f"{folder}: the run had {info.engine} {before.strip()}, and this machine "
+                f"has {here.strip()}: start another run with --start"
             )
 
 
@@ -62,7 +62,7 @@ def plan_in(folder: Path, header: Mapping[str, Any]) -> FuzzPlan:
         return plan_of(header)
     except (KeyError, TypeError, ValueError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise BadInput(f"{folder}: its header is none of a campaign: {what:.200}") from error
+        raise BadInput(f"{folder}: the report is not from a campaign: {what:.200}") from error
 
 
 def plan_of(header: Mapping[str, Any]) -> FuzzPlan:

@@ -57,7 +57,7 @@ class ReplayEngine(Reference, name="replay"):
         return EngineInfo(
             engine=self.name,
             version=super().describe().version,
-            build="it replays llama.cpp's graph, so a wrong graph cannot be found by it",
+            build="it replays llama.cpp's graph, so it cannot find a wrong graph",
             settings=self.settings,
             shows=(),  # in a run; of single ops all
             computes_nodes=True,

@@ -87,5 +87,5 @@ def hidden_cells(seen: Seen) -> Mismatch | None:
     all behind it would agree."""
     if not seen.more:
         return None
-    text = f"more than the {seen.truth.shape[-1]} cells that are shown have weight"
+    text = f"more cells than the {seen.truth.shape[-1]} shown ones have weight"
     return Mismatch(kind="shape", detail=text)

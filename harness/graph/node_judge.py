@@ -35,10 +35,10 @@ from lockstep.harness.shadow.judge import SENSELESS, rounded_to, view_of
 
 AXES = ("ne3", "ne2", "ne1", "ne0")  # ggml's sizes, as numpy has them
 KEPT_BYTES = 1 << 30  # of guilty values: more of them make no run that is worth putting right
-OWN_WEIGHTS = "the same op on the same inputs gives every bit again if the weights are the same"
+OWN_WEIGHTS = "the same op on the same inputs and weights gives the same bits"
 OWN_PARAMETERS = OWN_WEIGHTS.replace("weights", "parameters")
 
-ABSENT = "the second run has not these nodes, which the first had"
+ABSENT = "the second run lacks these nodes of the first"
 
 Compute = Callable[[Node], NDArray[Any] | None]  # None: the engine does not offer such an op
 
@@ -102,7 +102,7 @@ class NodeJudge:
 
     def judge(self, node: Node, place: Place) -> None:
         if place not in self.wires:
-            raise EngineError(f"the second run has a node that the first had not: {node.name}")
+            raise EngineError(f"the second run has a new node: {node.name}")
         wire = self.wires[place]
         if not node.value.size:
             return
@@ -114,7 +114,7 @@ class NodeJudge:
             expected = expect(with_weights(node, self.oracle), self.build)
         except (EngineError, *SENSELESS) as error:
             known = isinstance(error, EngineError)
-            reason = str(error) if known else f"the node makes no sense: {error!r:.200}"
+            reason = str(error) if known else f"the node is malformed: {error!r:.200}"
             self.unknown.setdefault(reason, []).append(wire.site)
             return
         finding = self.finding(node, wire, expected)

@@ -45,14 +45,14 @@ def first_other_node(oracle: Program, subject: Program) -> str:
     ours_read, theirs_read = reads(oracle), reads(subject)
     for name, (_, node) in ours.items():
         if name not in theirs:
-            return f"{name[2]!r} ({node.op}) is not in it"
+            return f"the graph lacks {name[2]!r} ({node.op})"
         if not same_form(node, theirs[name][1]):
             return f"{name[2]!r} is {form(theirs[name][1])}, expected {form(node)}"
         for expected, actual in zip_longest(ours_read[name], theirs_read[name]):
             if expected != actual:
                 return f"{name[2]!r} reads {in_words(actual)}, expected {in_words(expected)}"
     more = next((name for name in theirs if name not in ours), None)
-    return f"{more[2]!r} ({theirs[more][1].op}) is not in the oracle's" if more else ""
+    return f"the oracle's graph lacks {more[2]!r} ({theirs[more][1].op})" if more else ""
 
 
 def first_other_input(oracle: Program, subject: Program) -> str:
@@ -132,7 +132,7 @@ def parameters_in_words(expected: NDArray[np.int32], actual: NDArray[np.int32]) 
         f"number {i} is {number(actual[i])}, expected {number(expected[i])}"
         for i in np.flatnonzero(expected != actual)
     ]
-    return "its parameters are those of the subject's file: " + "; ".join(found)
+    return "its parameters come from the subject's file: " + "; ".join(found)
 
 
 def number(word: np.int32) -> str:

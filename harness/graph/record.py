@@ -249,7 +249,7 @@ class ProgramRecorder:
             place, _, value = draft.output
             if piece.data[at : at + value.nbytes].tobytes() == value.tobytes():
                 return replace(root, kind="carried", carried=place)
-        raise EngineError(f"{root.name} is not what the encoder computed last")
+        raise EngineError(f"{root.name} is not the encoder's last result")
 
     def fill(self, draft: ProgramDraft, view: TensorView, operand: Operand) -> None:
         """Copy what is read of an input, the first time that it is."""
@@ -257,7 +257,7 @@ class ProgramRecorder:
             return
         root = draft.roots[view.root]
         if root.kind == "cache" and root.cache not in self.written and operand.value.any():
-            raise EngineError(f"{root.name} is not empty when it is read first")
+            raise EngineError(f"{root.name} is not empty at its first read")
         if root.kind != "input":
             return
         draft.filled.add(view)

@@ -203,7 +203,7 @@ def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
     part = part_shown(new, given.shape, name)
     if part is None:
         raise EngineError(
-            f"a value of shape {given.shape} is put in at {name}, which has {value.shape}"
+            f"the value put in at {name} has shape {given.shape}, expected {value.shape}"
         )
     if name.startswith(WEIGHTS):
         new[...] = 0  # of a row of NaN they are none either

@@ -47,11 +47,12 @@ class Segment:
             return f"one op on the engine's own inputs: {own}"
         if noise.rows:
             bound = (
-                f"twice the worst error of honest runs ({noise.worst:.1e}, and in a row "
-                f"{noise.share:.1e} of its largest number), and the last op's own bound"
+                f"twice the worst error of honest runs ({noise.worst:.1e}, or "
+                f"{noise.share:.1e} of the largest number in a row), plus the last op's "
+                "own bound"
             )
         else:
-            bound = "within the last op's own bound alone, so honest runs of them were not needed"
+            bound = "the last op's own bound is enough, so Lockstep made no honest runs of them"
         text = f"{len(self.inside) + 1} ops from the engine's own inputs: {bound}"
         if self.middle is None:
             return text

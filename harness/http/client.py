@@ -60,14 +60,12 @@ def address_of(url: str) -> Address:
         port = parts.port
     except ValueError as error:
         if "@" in url:  # the error quotes the beginning of a password
-            raise Unsupported(
-                f"an address holds no key: put it into the variable {API_KEY}"
-            ) from None
-        raise Unsupported(f"{url!r} is no address: {error}") from error
+            raise Unsupported(f"an address must hold no key: set the variable {API_KEY}") from None
+        raise Unsupported(f"{url!r} is not an address: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-        raise Unsupported(f"{url!r} is no address such as http://localhost:8080")
+        raise Unsupported(f"{url!r} is not an address such as http://localhost:8080")
     if parts.username is not None or parts.password is not None:
-        raise Unsupported(f"an address holds no key: put it into the variable {API_KEY}")
+        raise Unsupported(f"an address must hold no key: set the variable {API_KEY}")
     secure = parts.scheme == "https"
     return Address(
         secure=secure,
@@ -100,7 +98,7 @@ def exchange(address: Address, method: str, path: str, body: Any, deadline: floa
     if not ok:
         text = sentence_of(reply.status, said)
         if 300 <= reply.status < 400 and location:
-            text += f" (no redirect is followed; give its address: {location[:200]})"
+            text += f" (Lockstep does not follow redirects; use {location[:200]})"
         raise StatusRefused(reply.status, text, wait)
     return json_of(said)
 
@@ -123,7 +121,7 @@ def connection(address: Address, deadline: float) -> Iterator[HTTPConnection]:
             raise TimeoutError("the deadline has passed")
     except ssl.SSLCertVerificationError as error:  # a ValueError too, and no answer at all
         text = f"its certificate is not trusted: {error.verify_message}"
-        raise Unsupported(f"{text} (SSL_CERT_FILE names one that is)") from error
+        raise Unsupported(f"{text} (set SSL_CERT_FILE to trust another one)") from error
     except (HTTPException, OSError, ValueError, WireError) as error:
         if over.is_set() or isinstance(error, TimeoutError):
             raise TimeoutError("the deadline has passed") from error
@@ -131,7 +129,7 @@ def connection(address: Address, deadline: float) -> Iterator[HTTPConnection]:
             raise
         if isinstance(error, ConnectionError) or not isinstance(error, HTTPException | ValueError):
             raise Closed(reason(error)) from error
-        raise WireError(f"the answer is no HTTP: {type(error).__name__}: {error}") from error
+        raise WireError(f"the answer is not HTTP: {type(error).__name__}: {error}") from error
     finally:
         timer.cancel()
         server.close()
@@ -145,7 +143,7 @@ def cut(server: HTTPConnection, over: threading.Event) -> None:
 
 def reason(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
+        return "no server listens there"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
@@ -156,10 +154,10 @@ def body_of(reply: HTTPResponse, most: int, *, whole: bool) -> bytes:
         found += piece
         if len(found) > most:
             if whole:
-                raise WireError(f"an answer of more than the {most} bytes that are read")
+                raise WireError(f"the answer is longer than {most} bytes")
             break
     if whole and reply.length:  # what was announced and did not come
-        raise WireError(f"an answer that ends {reply.length} bytes before its end")
+        raise WireError(f"the answer ends {reply.length} bytes too early")
     return bytes(found)
 
 

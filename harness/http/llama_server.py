@@ -17,7 +17,9 @@ from lockstep.harness.protocol.messages import printable
 LEVELS = ("tokenize", "generate", "greedy", "logprobs")
 SURELY = 10_000  # added to a logit, which makes it the largest of any model's
 OF_MODEL = ("n_vocab", "n_embd", "n_params", "vocab_type")
-NO_LIST = ": it ignores logit_bias, and sends no completion_probabilities where the text ends"
+NO_LIST = (
+    ": the server ignores logit_bias, and sends no completion_probabilities at the end of the text"
+)
 NO_VOCABULARY = 0  # of vocab_type; llama_token_to_piece asserts that there is one
 # the likeliest token whatever options the server was started with
 GREEDY = {
@@ -48,7 +50,9 @@ class LlamaServer:
         mute = dict(facts).get("vocab_type") == NO_VOCABULARY
         return About(
             version=printable(f"llama-server {build if type(build) is str else 'unknown'}"),
-            build="a model without a vocabulary: any question would end the server" if mute else "",
+            build="the model has no vocabulary: any question would crash the server"
+            if mute
+            else "",
             levels=() if mute else LEVELS,
             facts=facts,
             path=printable(path) if type(path) is str else "",
@@ -93,7 +97,7 @@ class LlamaServer:
         if not rows and ended and len(ends := self.ends()) == 1:
             return min(ends)
         if not rows or type(rows[0][0]) is not int:
-            raise Unsupported(f"the server does not say which token it ends with{NO_LIST}")
+            raise Unsupported(f"the server does not report its last token{NO_LIST}")
         return rows[0][0]
 
     def logprobs(
@@ -138,7 +142,8 @@ class LlamaServer:
     def check_room(self, n: int) -> None:
         if 0 < self.n_ctx < n:
             raise Unsupported(
-                f"the server's context has {self.n_ctx} cells, {n} are needed: --ctx-size"
+                f"the server's context has {self.n_ctx} cells, and the run needs {n}: set "
+                "--ctx-size"
             )
 
 

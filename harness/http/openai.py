@@ -119,7 +119,7 @@ def only_model(ask: Ask) -> str:
     names = [text(row, "id") for row in member(ask("GET", "/models"), "data")]
     if len(names) != 1:
         known = ", ".join(printable(name)[:80] for name in names[:8]) or "none"
-        raise Unsupported(f"name one of the server's models behind #, as in .../v1#NAME: {known}")
+        raise Unsupported(f"add one of the server's models after #, as in .../v1#NAME: {known}")
     return names[0]
 
 

@@ -34,7 +34,7 @@ def words_of(engine: str) -> list[str]:
     try:
         words = shlex.split(engine.removeprefix(SERVE))
     except ValueError as error:
-        raise Unsupported(f"{engine!r} is no command: {error}") from error
+        raise Unsupported(f"{engine!r} is not a command: {error}") from error
     for part, what in ((MODEL, "the file"), (PORT, "where it listens")):
         if not any(part in word for word in words):
             raise Unsupported(

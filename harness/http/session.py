@@ -141,7 +141,7 @@ class HttpSession(Session):
             text = printable(f"{error}; asked: {self.last.request}")
             return Malformed(message=text, said=isinstance(error, Complaint))
         except UnicodeDecodeError:
-            text = "a text that is no UTF-8 cannot be sent as JSON"
+            text = "a text that is not UTF-8 cannot be sent as JSON"
             return Unanswerable(message=text, declared=True)
         except Unsupported as error:
             return Unanswerable(message=str(error))
@@ -199,14 +199,14 @@ class HttpSession(Session):
             if self.lacking and self.said is None:
                 more = f"; the server has none of {', '.join(dict.fromkeys(self.lacking))}"
                 if "/v1" not in self.address.base:
-                    more += "; to the address of most servers of that kind belongs /v1"
+                    more += "; most servers of that kind need /v1 in the address"
             return Unanswerable(message=words + more)
         if error.status in REFUSALS:
             return Rejected(message=words)
         if error.status >= 500:
             return Crashed(message=words)
         if error.status in CLOSED_TO_US:
-            words += " (a key? it goes into LOCKSTEP_API_KEY)"
+            words += " (if it needs a key, set LOCKSTEP_API_KEY)"
         # at the start it is for whoever gave the address to mend; later it is nothing about what
         # was asked: a key that has run out is no question that the server does not offer
         return Unanswerable(message=words) if self.said is None else Busy(message=words)
@@ -218,7 +218,7 @@ class HttpSession(Session):
         if self.said is None:
             self.server, about = self.find_server(deadline)
             if difference := other_model(about, self.model):
-                raise Unsupported(f"the server has another model than MODEL: {difference}")
+                raise Unsupported(f"the server's model is not MODEL: {difference}")
             self.said = info_of(self.name, about, settings=self.settings)
         return self.said
 
@@ -294,7 +294,7 @@ def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
     if error.status == LOADING and error.wait is None:
         return StillBusy(error.message, failed=True)
     text = f"{error.message} (asked {f'{times} times' if times > 1 else 'once'}"
-    text += f"; to be asked again in {wait:g} s, beyond the time limit" if wait else ""
+    text += f"; it asks to wait {wait:g} s, beyond the time limit" if wait else ""
     return StillBusy(f"{text})", failed=False)
 
 

@@ -72,7 +72,7 @@ def in_other_byte_order(expected: NDArray[Any], actual: NDArray[Any], allowed: f
     """Return what to say of numbers that are right once their bytes are swapped; else ""."""
     if mismatch_between(expected, actual.byteswap(), allowed) is not None:
         return ""
-    return "; with the bytes of each number in the other order all are right"
+    return "; with swapped byte order all numbers are right"
 
 
 def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:

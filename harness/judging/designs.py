@@ -112,7 +112,7 @@ def swiglu_by_tanh(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) ->
     x = build.number(gate)
     turn = tanh(build.number(gate / 2))
     out = times(x * (0.5 + in_half(turn)), up, build)
-    return because(out, "tanh to 2 ulp beside 1; sum, two products")
+    return because(out, "tanh within 2 ulp of 1; sum, two products")
 
 
 def in_half(x: Number) -> Number:
@@ -131,5 +131,5 @@ def swiglu_by_exp2(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) ->
     out = swish(x, Near(x.v, 2 * U * np.abs(x.v)))
     return because(
         times(out, up, build),
-        "exp by way of exp2, whose exponent is rounded twice; sum, division, product",
+        "exp computed by exp2, whose exponent is rounded twice; sum, division, product",
     )

@@ -87,7 +87,10 @@ class Findings:
         what = "segments" if self.own_inputs else "ops"
         text = f"on {self.basis} {fine} of {len(self.all)} {what} agree"
         kind = self.in_halves
-        more = f" (all that it shows are numbers of {kind}: half a step of these is not seen)"
+        more = (
+            f" (the engine shows only {kind} numbers, so errors below half a step of "
+            f"{kind} do not show)"
+        )
         return text + more * bool(kind)
 
     @property

@@ -43,7 +43,7 @@ def why_nothing_is_told(
     outputs are of different tokens, so a right engine gives different rows.
     """
     if not expected.size:
-        return NothingTold(why=Why.NO_ROWS, words=f"there is no {what}")
+        return NothingTold(why=Why.NO_ROWS, words=f"the answer has no {what}")
     numbers = np.isfinite(expected) & np.isfinite(got)
     empty = int((~numbers.any(axis=-1)).sum())
     if empty:
@@ -58,7 +58,7 @@ def why_nothing_is_told(
         words = f"every {what} is equal within the limit, so one number for all agrees"
         return NothingTold(why=Why.ONE_NUMBER, words=words)
     if rows_differ and len(expected) > 1 and (high - low).max() <= 2 * allowed:
-        words = "each row is the same within the limit, so an engine that reads no token agrees"
+        words = "each row is the same within the limit, so an engine that ignores its tokens agrees"
         return NothingTold(why=Why.SAME_ROWS, words=words)
     return None
 

@@ -75,7 +75,7 @@ def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64] 
 
 
 BY_BOUNDS = "runs whose every op is off by a random share of its derived bound"  # as vectors say
-BY_SUMS = f"{BY_BOUNDS}, or of what is probable of a sum of products"
+BY_SUMS = "perturbing every op within its rounding error"
 
 
 def whole_run(noise: float, size: float, runs: str = BY_SUMS) -> Bound:

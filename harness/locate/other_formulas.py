@@ -22,17 +22,17 @@ from lockstep.harness.judging.compare import largest, worst_distance
 
 # names of ggml's, and how a formula is called in papers; of one input, and of two
 FUNCTIONS = {
-    "GELU": "GELU by tanh",
-    "GELU_ERF": "GELU by erf",
-    "GELU_QUICK": "GELU by a sigmoid",
+    "GELU": "tanh GELU",
+    "GELU_ERF": "erf GELU",
+    "GELU_QUICK": "sigmoid GELU",
     "SILU": "SiLU",
     "RELU": "ReLU",
     "SIGMOID": "the sigmoid alone",
 }
 GATES = {
     "GEGLU": "a gate by tanh GELU",
-    "GEGLU_ERF": "a gate by GELU with erf",
-    "GEGLU_QUICK": "a gate by GELU with a sigmoid",
+    "GEGLU_ERF": "a gate by erf GELU",
+    "GEGLU_QUICK": "a gate by sigmoid GELU",
     "SWIGLU": "a gate by SiLU",
     "REGLU": "a gate by ReLU",
 }
@@ -69,7 +69,7 @@ class NearestFormulas:
 
     def describe(self) -> str:
         words = " or ".join(each.words for each in self.alike)
-        return f"what is shown is {words} of the same input ({self.error:.1e} of the largest off)"
+        return f"the engine shows {words} of the same input ({self.error:.1e} of the largest off)"
 
 
 @dataclass
@@ -108,9 +108,7 @@ def as_published(file: GgufFile, found: NearestFormulas) -> str:
     name = PUBLISHED_BY_ERF.get(str(file.metadata["general.architecture"].data))
     if name is None or all(each.op != ERF for each in found.alike):
         return ""
-    return (
-        f"; {name} is published with {FUNCTIONS[ERF]}, and llama.cpp runs its files with the other"
-    )
+    return f"; {name} is published with {FUNCTIONS[ERF]}, and llama.cpp uses tanh GELU for it"
 
 
 def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
@@ -160,11 +158,11 @@ def others(node: Node) -> Iterator[tuple[str, Node]]:
     known = next((each for each in (FUNCTIONS, GATES, NORMS) if node.op in each), {})
     for op, words in known.items():
         if op != node.op:
-            yield f"{words}, where llama.cpp has {known[node.op]},", replace(node, op=op)
+            yield f"{words} (llama.cpp: {known[node.op]})", replace(node, op=op)
     if node.op in GATES and node.optional(1) is not None:
         first, second, *rest = node.sources
         turned = replace(node, sources=(second, first, *rest))
-        yield f"{known[node.op]} with its two factors exchanged,", turned
+        yield f"{known[node.op]} with its two factors exchanged", turned
     if node.op in NORMS:
         yield from of_other_eps(node)
 
@@ -175,5 +173,5 @@ def of_other_eps(node: Node) -> Iterator[tuple[str, Node]]:
         if np.float32(eps) != own:
             params = node.params.copy()
             params.view(np.float32)[0] = eps
-            words = f"the norm with an eps of {eps:g}, where llama.cpp has {own:g},"
+            words = f"the norm with eps {eps:g} (llama.cpp: {own:g})"
             yield words, replace(node, params=params)

@@ -67,8 +67,8 @@ def other_axes(shown: NDArray[Any], value: NDArray[Any]) -> str:
         off = worst_distance(value, turned)
         if off < here * MUCH_NEARER:
             return (
-                f"what is shown is this tensor in another order of axes: with {[*order]} of "
-                f"{shown.shape} it is {off / size:.1e} of its largest value off"
+                f"the engine shows this tensor in another order of axes: with {[*order]} "
+                f"of {shown.shape} it is off by {off / size:.1e} of the largest value"
             )
     return ""
 
@@ -103,6 +103,6 @@ def other_name(
         return ""
     best = min(named, key=lambda p: off[p])
     return (
-        f"what is shown is llama.cpp's {names[best]} ({off[best]:.1e} of its largest value off): "
-        "it has another name, or what lies between them is left out"
+        f"the engine shows llama.cpp's {names[best]} ({off[best]:.1e} of its largest "
+        "value off): it has a different name, or the engine skips the ops between them"
     )

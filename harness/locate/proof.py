@@ -112,7 +112,7 @@ def held_against(expected: tuple[Rows, Rows], found: tuple[Rows, Rows], noise: f
 def other_designs(context: Context) -> Iterator[Callable[[Values], Rows]]:
     """Yield runs of honest engines that make none of ggml's roundings, with values put in. A
     quantised model also has those that convert activations otherwise."""
-    context.progress("honest runs of other designs with the same tensors put in")
+    context.progress("patching honest runs of other designs with the same tensors")
     program = record_program(context)
     places = places_by_site(program, wires_of(program))
 

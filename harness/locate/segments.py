@@ -37,16 +37,16 @@ from lockstep.harness.sites import SITES
 
 LOGITS = "result_output"
 # an honest number beyond 65504 is infinite in F16, and what is computed from that is none
-TOO_LARGE = "infinite where they were stored in F16, so nothing can be computed from these"
+TOO_LARGE = "infinite because they were stored in F16, so they cannot be used as inputs"
 UNJUDGED_IDS = (
-    "ids behind a choice that is not shown may be those of any order, and what reads them is "
-    "computed from them; show the choice itself as well"
+    "ids of a choice that the engine does not show, which may be in any order; show the "
+    "choice as well"
 )
 NOT_BY_TOKEN = (
-    "llama.cpp takes these batches apart by their sequences, and which of these numbers belong to "
-    "a part cannot be told"
+    "llama.cpp splits these batches by sequence, and Lockstep cannot tell which numbers "
+    "belong to a part"
 )
-UNLIKE = "this is what it answers, which is not what it shows by this name"
+UNLIKE = "this value is the engine's answer, and the engine shows a different one under this name"
 FEW = 4  # of the same kind, that are named
 CACHES = ("k_cache", "v_cache")
 
@@ -216,7 +216,7 @@ def of_no_use(context: Context, run: OwnRun, judge: SegmentJudge) -> dict[str, t
         unknown[UNJUDGED_IDS] = judge.unjudged_ids
     if nowhere := shown_nowhere(context, run.places, run.values):
         who = context.subject.name
-        unknown[f"{who} says that it shows these, and shows them nowhere"] = nowhere
+        unknown[f"{who} says that it shows these, and does not"] = nowhere
     return unknown
 
 
@@ -302,9 +302,9 @@ def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
     if all(site.name in there for site in sites):  # of another layer
         names = list(dict.fromkeys(map(str, sites)))
         more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-        return f"llama.cpp's graph has no such node as {', '.join(names[:FEW])}{more}"
+        return f"llama.cpp's graph has no node {', '.join(names[:FEW])}{more}"
     near = choices(next(site.name for site in sites if site.name not in there), sorted(there))
-    return f"llama.cpp's graph has no such node, or keeps it in another order of axes {near}"
+    return f"llama.cpp's graph has no such node, or has it in another order of axes {near}"
 
 
 def sites_to_replace(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
@@ -357,7 +357,7 @@ def misshapen(program: Program, shown: Mapping[Place, NDArray[Any]]) -> dict[Pla
                 what, least = "cells", cells_in_use(program, graph, node, value.shape)
             there = value.shape[0 if node.op == "SET_ROWS" else -1]  # cells of caches come first
             if there < least:
-                text = f"{least} {what} are in use, and {there} are shown"
+                text = f"{least} {what} are in use, and the engine shows {there}"
                 found[place] = Mismatch(kind="shape", detail=text)
     return found
 

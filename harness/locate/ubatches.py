@@ -79,7 +79,7 @@ def which_rows(batch: Batch, program: Program, place: Place, n: int) -> str:
     if len(some) != n:
         return ""
     numbers = ", ".join(map(str, some.tolist()))
-    return f"llama.cpp takes this batch apart: what this part has are tokens {numbers} of the batch"
+    return f"llama.cpp splits this batch; this part has tokens {numbers} of the batch"
 
 
 def ids_of(graph: Graph) -> NDArray[np.int32] | None:

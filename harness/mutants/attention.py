@@ -57,7 +57,7 @@ WrongAttention.add_fault(
 )
 WrongAttention.add_fault(
     "attention-key-length-ignored-gpt-oss",
-    "of gpt-oss a head is taken for n_embd / n_head wide in the scale",
+    "the scale of gpt-oss assumes heads of width n_embd / n_head",
     source="candle #3917",
     shows_on="arch:gpt-oss",
     soft_max_with_sinks=lambda self, right, x, scale, *more: right(x, share_of_width(self), *more),
@@ -72,7 +72,7 @@ WrongAttention.add_fault(
 )
 WrongAttention.add_fault(
     "attention-scale-missing-gpt2",
-    "of gpt2 the root of the head's width is left out",
+    "gpt2 does not divide scores by the root of the head's width",
     shows_on="arch:gpt2",
     soft_max=lambda self, right, x, scale, visible: right(x, 1.0, visible),
 )

@@ -299,7 +299,7 @@ class ShiftsTheOtherWay(Operations, name="mutant:cache-shifts-other-way"):
 class OutputsFromTheFirst(Cache, name="mutant:batch-outputs-from-the-first"):
     """No op is wrong while the outputs of all rows are asked for."""
 
-    mistake = "of n outputs that are asked for, the first n rows are given"
+    mistake = "if n outputs are asked for, the engine returns the first n rows"
     effect = "generation starts from the wrong word of the prompt"
     site = "logits"
     layer = None
@@ -325,7 +325,7 @@ class FifthRowOfFive(Cache, name="mutant:batch-fifth-row-of-five"):
     """An engine with kernels for four rows and for one, of which the last begins a row too
     early."""
 
-    mistake = "behind whole tiles of 8 rows the last of five is the one before"
+    mistake = "after whole tiles of 8 rows, the last of five rows repeats the one before"
     effect = "one prompt in eight is misunderstood"
     site = "Qcur"
 

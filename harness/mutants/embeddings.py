@@ -35,7 +35,7 @@ WrongEmbeddings.add_fault(
 )
 WrongEmbeddings.add_fault(
     "first-id-is-padding",
-    "id 0 is taken for padding, whose row is zero",
+    "id 0 is treated as padding with a row of zeros",
     "nothing, but where token 0 is read",
     get_rows=lambda self, right, w, ids: np.where(ids[:, None] == 0, np.float32(0), right(w, ids)),
 )

@@ -154,7 +154,7 @@ WrongExperts.add_fault(
 
 
 class SoftmaxOverAll(WrongExperts, name="mutant:experts-softmax-over-all"):
-    mistake = "of gpt-oss the softmax goes over all experts instead of the chosen"
+    mistake = "the softmax of gpt-oss covers all experts instead of the chosen ones"
     shows_on = "arch:gpt-oss"
     site = "ffn_moe_weighted"
     seen: tuple[F32, I32]
@@ -185,7 +185,7 @@ WrongExperts.add_fault(
 
 
 class BiasInWeights(WrongExperts, name="mutant:experts-bias-in-weights"):
-    mistake = "exp_probs_b, which is for the choice alone, goes into the weights as well"
+    mistake = "exp_probs_b changes the weights, and not only the choice of experts"
     shows_on = "arch:deepseek2"
     site = "ffn_moe_weights"
     layer = 1
@@ -280,7 +280,7 @@ class Capacity(WrongExperts, name="mutant:experts-of-limited-capacity"):
 
 WrongExperts.add_fault(
     "experts-gate-and-up-exchanged",
-    "what is gated and what gates are exchanged",
+    "the gate and the gated values are exchanged",
     site="ffn_moe_swiglu",
     swiglu=lambda self, right, gate, up: right(up, gate),
 )

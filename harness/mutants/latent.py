@@ -25,7 +25,7 @@ class Latent(Mistake):
 
 
 class KeyPositionFirst(Latent, name="mutant:mla-key-position-first"):
-    mistake = "what is rotated of a key is taken from the beginning of what is kept"
+    mistake = "the rotated part of a key is read from the beginning of the cached row"
     site = "kv_cmpr"
 
     def graph_linear(self, right: Op, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
@@ -34,7 +34,7 @@ class KeyPositionFirst(Latent, name="mutant:mla-key-position-first"):
 
 
 class QueryPositionFirst(Latent, name="mutant:mla-query-position-first"):
-    mistake = "what is rotated of a query is taken from the beginning of a head"
+    mistake = "the rotated part of a query is read from the beginning of a head"
     site = "q_nope_absorbed"
 
     def graph_queries(self, right: Op, step: Step, layer: int, x: F32) -> F32:
@@ -52,7 +52,7 @@ Latent.add_fault(
 
 
 class ExponentOfHead(Latent, name="mutant:mla-frequencies-of-the-head"):
-    mistake = "frequencies are those of a whole head, of which only a part is rotated"
+    mistake = "frequencies are those of a whole head, though only a part is rotated"
     effect = LATER
     site = "q_pe"
 
@@ -78,7 +78,7 @@ class NormMissing(Latent):
 
 NormMissing.add_fault(
     "mla-kv-norm-missing",
-    "what is kept of a token is not normed",
+    "the cached row of a token is not normed",
     site="kv_cmpr",
     tensor="attn_kv_a_norm",
 )
@@ -91,7 +91,7 @@ NormMissing.add_fault(
 
 
 class NormOfAll(Latent, name="mutant:mla-norm-with-position"):
-    mistake = "what is kept is normed together with the key of positions"
+    mistake = "the cached row is normed together with the rotated key"
     site = "kv_cmpr"
     whole = np.zeros((0, 0), np.float32)
 
@@ -191,13 +191,13 @@ HeadsBackwards.add_fault(
 )
 HeadsBackwards.add_fault(
     "mla-v-b-of-other-heads",
-    "what attention gives goes through the matrices of other heads",
+    "the output of attention goes through the matrices of other heads",
     site="kqv_mla",
     tensor="attn_v_b",
 )
 HeadsBackwards.add_fault(
     "mla-v-b-of-the-first-head",
-    "what attention gives goes through the matrix of the first head",
+    "the output of attention goes through the matrix of the first head",
     site="kqv_mla",
     tensor="attn_v_b",
     wrong=lambda self, ids: np.zeros_like(ids),

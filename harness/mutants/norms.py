@@ -87,7 +87,7 @@ WrongNorm.add_fault(
 )
 WrongNorm.add_fault(
     "norm-in-half",
-    "what a norm gives is rounded to half precision",
+    "the result of a norm is rounded to half precision",
     "nothing that a reader sees",
     rms_norm=lambda self, right, x, w, eps: right(x, w, eps).astype(F16).astype(np.float32),
 )

@@ -50,7 +50,7 @@ WrongProduct.add_fault(
 )
 WrongProduct.add_fault(
     "lane-dropped",
-    "of eight partial sums one is not added",
+    "one of eight partial sums is not added",
     NOISE,
     shows_on="arch:llama:F16",
     linear=lambda self, right, x, w: right(without_columns(x, slice(7, None, 8)), w),
@@ -107,7 +107,7 @@ class SumsInHalf(FromFactors, name="mutant:sums-in-half"):
 
 
 class BlockSumsInHalf(FromFactors, name="mutant:block-sums-in-half"):
-    mistake = "what a block comes to is rounded to half precision"
+    mistake = "the sum of a block is rounded to half precision"
     effect = "text is a little worse; NaN for large activations"
     source = "ik_llama.cpp #540"
     shows_on = "q4_0"

@@ -51,7 +51,7 @@ def is_for_the_next_token(request: Request) -> bool:
 
 
 class BosAdded(WrongPrompt, name="mutant:prompt-bos-added"):
-    mistake = "BOS is put before a prompt of ids, which has it already if it wants it"
+    mistake = "BOS is put before a prompt of ids, which already has BOS if the model wants it"
     effect = "answers are a little off"
 
     def read(self, ids: Sequence[int]) -> list[int]:
@@ -79,8 +79,8 @@ WrongPrompt.add_fault(
 )
 WrongPrompt.add_fault(
     "prompt-middle-dropped",
-    "of a prompt beyond half the context the first 64 tokens are kept, and the last of the half",
-    "what stood in the middle of a long prompt is forgotten",
+    "a prompt longer than half the context keeps only its first 64 tokens and its end",
+    "the middle of a long prompt is forgotten",
     read=lambda self, ids: drop_middle(list(map(int, ids)), self.settings.n_ctx // 2),
 )
 
@@ -90,8 +90,8 @@ def drop_middle(ids: list[int], kept: int) -> list[int]:
 
 
 class CutInFront(WrongPrompt, name="mutant:prompt-keeps-last-32"):
-    mistake = "of a prompt of more than 32 tokens the last 32 are kept, as if there were no room"
-    effect = "what stood at the beginning of a long prompt is forgotten, BOS too"
+    mistake = "a prompt of more than 32 tokens keeps only its last 32"
+    effect = "the beginning of a long prompt is forgotten, with BOS"
     kept = 32
 
     def read(self, ids: Sequence[int]) -> list[int]:
@@ -99,14 +99,14 @@ class CutInFront(WrongPrompt, name="mutant:prompt-keeps-last-32"):
 
 
 class CutTo64(CutInFront, name="mutant:prompt-keeps-last-64"):
-    mistake = "of a prompt of more than 64 tokens the last 64 are kept, as if there were no room"
+    mistake = "a prompt of more than 64 tokens keeps only its last 64"
     kept = 64
 
 
 class TakenForLast(WrongPrompt, name="mutant:prompt-beginning-of-last"):
     """An engine whose cache keeps nothing of what was generated behind the last prompt."""
 
-    mistake = "as many tokens as the last prompt had are taken from it, without a look at them"
+    mistake = "the cache reuses all tokens of the last prompt without comparing them"
     effect = "the second prompt is answered as if it began as the first"
     remembers = True
     last: tuple[int, ...] = ()
@@ -118,7 +118,7 @@ class TakenForLast(WrongPrompt, name="mutant:prompt-beginning-of-last"):
 
 
 class TakenByLength(WrongPrompt, name="mutant:prompt-of-the-same-length"):
-    mistake = "a prompt as long as one before is taken for that one, which is kept"
+    mistake = "the cache mistakes a prompt for an earlier one of the same length"
     effect = "now and then the answer to another question"
     remembers = True
 
@@ -150,7 +150,7 @@ class KeptPrompt(WrongPrompt):
 
 
 class OneTooMany(KeptPrompt, name="mutant:prompt-one-kept-too-many"):
-    mistake = "of the last prompt one token more is kept than both begin with"
+    mistake = "the cache keeps one token more than the common prefix with the last prompt"
     effect = "a question like the last one is answered with a word of that"
 
     def taken(self, ids: Sequence[int], alike: int) -> int:

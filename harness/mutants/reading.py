@@ -210,7 +210,7 @@ class WrongSummary(Misread):
 
 WrongSummary.add_fault(
     "arrays-cut",
-    "of arrays the first 256 elements are kept",
+    "only the first 256 elements of arrays are kept",
     "a vocabulary without words",
     value=lambda self, kind, value: value[:256] if kind.startswith("ARR") else value,
 )

@@ -87,7 +87,7 @@ class ConvolutionLate(WrongRead, name="mutant:conv-state-one-late"):
 
 ConvolutionLate.add_fault(
     "conv-state-one-late-lfm2",
-    "of lfm2 the newest token is not in the convolution's state",
+    "the convolution's state of lfm2 lacks the newest token",
     **LFM2,
 )
 WrongRead.add_fault(
@@ -100,7 +100,7 @@ WrongRead.add_fault(
 class TailOfFew(WrongState, name="mutant:conv-state-of-few"):
     """Right behind single tokens, which a kernel of their own computes, and behind many."""
 
-    mistake = "behind a batch shorter than the convolution's state, this is the batch and zeros"
+    mistake = "after a batch shorter than the convolution's state, the state is the batch and zeros"
 
     def graph_convolve(self, right: Op, layer: int, x: F32, tail: F32) -> Any:
         out, kept = right(layer, x, tail)
@@ -144,7 +144,7 @@ def in_half(x: F32) -> F32:
 
 
 class NotActive(WrongState, name="mutant:conv-silu-missing"):
-    mistake = "what comes out of the convolution is not put through SiLU"
+    mistake = "the result of the convolution does not go through SiLU"
     effect = NONSENSE
 
     def graph_convolve(self, right: Op, layer: int, x: F32, tail: F32) -> Any:
@@ -238,7 +238,7 @@ Kernel.add_fault(
 )
 Kernel.add_fault(
     "ssm-d-missing",
-    "what goes past the state, D, is left out",
+    "the term D, which bypasses the state, is left out",
     "text is fluent and beside the point",
     tensor="ssm_d",
     other=lambda self, kernel: np.zeros_like(kernel),
@@ -311,7 +311,7 @@ Scan.add_fault(
 class ZeroOrderHold(Scan, name="mutant:ssm-zero-order-hold"):
     """The step as the paper derives it; the code that models were trained by takes Euler's step."""
 
-    mistake = "what enters the state is held constant over the step, instead of multiplied by it"
+    mistake = "the input of the state is held constant over the step, instead of multiplied by it"
 
     def next(self, state: F64, a: F64, x: F64, dt: F64, b: F64) -> F64:
         decay: F64 = np.exp(dt[..., None] * a)
@@ -320,7 +320,7 @@ class ZeroOrderHold(Scan, name="mutant:ssm-zero-order-hold"):
 
 WrongState.add_fault(
     "ssm-b-and-c-exchanged",
-    "what writes the state and what reads it are exchanged",
+    "the vectors that write and read the state are exchanged",
     NONSENSE,
     graph_scan=lambda self, right, layer, x, dt, b, c, state: right(layer, x, dt, c, b, state),
 )
@@ -339,7 +339,7 @@ class StepLast(WrongState, name="mutant:ssm-x-order"):
 
 
 class StateHalvesExchanged(WrongState, name="mutant:ssm-in-halves-exchanged"):
-    mistake = "what is mixed and its gate are exchanged"
+    mistake = "the mixed values and their gate are exchanged"
     effect = NONSENSE
 
     def linear(self, right: Op, x: F32, weight: Weight) -> F32:

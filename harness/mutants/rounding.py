@@ -184,7 +184,7 @@ Sums.add_fault(
 )
 Sums.add_fault(
     "activation-sums-of-sixteen",
-    "of the two sums of a group of 32 one is taken twice",
+    "one of the two sums of a group of 32 is used twice",
     WORSE,
     shows_on="arch:llama:Q4_K",
     changed=lambda self, right: np.repeat(right[..., ::2], 2, axis=-1),

@@ -67,7 +67,7 @@ class MergesByRank(WrongTokenizer, name="mutant:merges-by-rank"):
 
 
 class TiesToTheRight(WrongTokenizer, name="mutant:ties-to-the-right"):
-    mistake = "of merges with one score the rightmost is made first"
+    mistake = "among merges with the same score, the rightmost comes first"
     shows_on = "llama-ties"
     size = 4
 

@@ -42,7 +42,7 @@ class RampInverted(Yarn, name="mutant:yarn-ramp-inverted"):
 
 RampInverted.add_fault(
     "yarn-ramp-inverted-gpt-oss",
-    "of gpt-oss fast pairs are scaled and slow ones kept",
+    "gpt-oss scales fast pairs and keeps slow ones",
     shows_on="arch:gpt-oss",
 )
 Yarn.add_fault(
@@ -68,7 +68,7 @@ class OriginalContextIgnored(Yarn, name="mutant:yarn-original-context-ignored"):
 
 OriginalContextIgnored.add_fault(
     "yarn-original-context-gpt-oss",
-    "of gpt-oss the ramp is that of the new context",
+    "the ramp of gpt-oss uses the new context",
     shows_on="arch:gpt-oss",
 )
 
@@ -93,7 +93,7 @@ class RampNotRounded(Yarn, name="mutant:yarn-ramp-not-rounded"):
 
 
 class MagnitudeMissing(Yarn, name="mutant:yarn-magnitude-missing"):
-    mistake = "what YaRN turns is not made larger"
+    mistake = "rotated values are not enlarged as YaRN requires"
 
     def angles(self, params: RopeParams) -> RopeParams:
         return replace(params, magnitude=1.0)
@@ -101,7 +101,7 @@ class MagnitudeMissing(Yarn, name="mutant:yarn-magnitude-missing"):
 
 MagnitudeMissing.add_fault(
     "yarn-magnitude-missing-gpt-oss",
-    "of gpt-oss what YaRN turns is not made larger",
+    "gpt-oss does not enlarge rotated values as YaRN requires",
     shows_on="arch:gpt-oss",
 )
 Yarn.add_fault(

@@ -135,7 +135,7 @@ def result_of(
                 value = said
                 tell(said)
             case Died(how):
-                text = f"the process that did the work {how}; did a file change meanwhile?"
+                text = f"the process that did the work {how}; did a file change during the work?"
                 raise NoAnswer("crashed", text, {})
             case _:
                 raise_for(event)

@@ -51,11 +51,9 @@ def on_cluster(address: str) -> Iterator["DaskCluster"]:
             raise ValueError(f"a {who} does")
         client = Client(address, timeout=CONNECT, set_as_default=False)
     except (OSError, TypeError, ValueError) as error:  # TypeError: what a scheme lacks here
-        why = str(error) or f"nothing that is understood in {CONNECT:.0f} s"
+        why = str(error) or f"no valid answer within {CONNECT:.0f} s"
         text = f"--cluster {address}: no Dask scheduler answers there ({why})"
-        raise BadInput(
-            f"{text}; start one with `dask scheduler`, or leave --cluster away"
-        ) from error
+        raise BadInput(f"{text}; start one with `dask scheduler`, or omit --cluster") from error
     with client:
         try:
             client.wait_for_workers(1, timeout=WORKERS)
@@ -181,7 +179,7 @@ class DaskCluster:
         if progress.losses >= MOST_LOSSES:
             self.client.cancel([progress.future])
             del self.open[number]
-            yield number, Died(f"was lost with its worker {progress.losses} times")
+            yield number, Died(f"lost its worker {progress.losses} times")
         elif progress.released or not goes_on:
             self.client.cancel([progress.future])
             work = progress.work
@@ -198,7 +196,7 @@ class DaskCluster:
         for number, progress in list(self.open.items()):
             status = progress.future.status
             if status == "cancelled":
-                raise BadInput("the scheduler was lost, or the run was cancelled there")
+                raise BadInput("the scheduler was lost, or it cancelled the run")
             if status == "finished" and progress.is_over:  # what it said last would be here
                 yield from self.note_lost(number, progress, goes_on=False)
             elif status == "error":

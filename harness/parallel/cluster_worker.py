@@ -53,7 +53,7 @@ class Needs:
         for name, size in self.files:
             path = Path(name)
             if not path.exists():
-                how = "; models that a run makes lie in TMPDIR" if TEMPORARY_NAME in name else ""
+                how = "; generated models are in TMPDIR" if TEMPORARY_NAME in name else ""
                 return f"sees no file {name}; {same}{how}"
             if size_of(path) != size:
                 return f"sees {size_of(path)} bytes in {name}, expected {size}; {same}"

@@ -19,7 +19,7 @@ def read_rows(file: Path | None, row_of: Callable[[dict[str, Any]], Row]) -> lis
         try:
             found.append(row_of(json.loads(text.decode())))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            what = f"{file}, line {number}: no result of such a run ({error})"
+            what = f"{file}, line {number}: not a result of this command ({error})"
             raise BadInput(f"{what}; name another file, or delete the line") from None
     return found
 

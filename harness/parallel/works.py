@@ -98,7 +98,7 @@ def events_of(
     left = set(range(len(works)))
     for number, event in executor.run(works, files):
         if number not in left:
-            raise RuntimeError(f"work {number} said something after its end: {event}")
+            raise RuntimeError(f"work {number} sent a message after its end: {event}")
         left -= set() if isinstance(event, Said) else {number}
         yield number, event
     if left:

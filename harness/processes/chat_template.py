@@ -34,10 +34,10 @@ def render_apart(template: str, message: str, bos: str, eos: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise NoText(f"it renders for more than {TIME_LIMIT_SECONDS:g} s") from error
+        raise NoText(f"rendering takes more than {TIME_LIMIT_SECONDS:g} s") from error
     if done.returncode or len(done.stdout) > MAX_TEXT_BYTES:
         last = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["out of memory"]
-        raise NoText(last[-1][:200] if done.returncode else "its text is longer than 1 MiB")
+        raise NoText(last[-1][:200] if done.returncode else "the text is longer than 1 MiB")
     return done.stdout.decode()
 
 

@@ -81,7 +81,7 @@ def of_memory(log: Sequence[str], limit: int | None) -> str:
     """Return what to add to the report of a death that the memory limit probably caused."""
     if limit is None or not any(map(NO_MEMORY.search, log)):
         return ""
-    return f" (it may use {limit / (1 << 30):.1f} GiB of memory, mapped files apart)"
+    return f" (its memory limit is {limit / (1 << 30):.1f} GiB, without mapped files)"
 
 
 def has_ended(process: Process) -> bool:

@@ -200,7 +200,7 @@ def open_head(
         arrays, tree = message["arrays"], message["value"]
         shapes = [(DTYPES[name], checked_shape(shape)) for name, shape in arrays]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise WireError(f"the head is no message: {type(error).__name__}: {error}") from error
+        raise WireError(f"the head is not a message: {type(error).__name__}: {error}") from error
     declared = sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes)
     if declared != payload_bytes:
         raise WireError(f"arrays of {declared} bytes in a payload of {payload_bytes} bytes")
@@ -271,7 +271,7 @@ def decode(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:
     try:
         return build(tree, arrays)
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise WireError(f"the tree is no value: {type(error).__name__}: {error}") from error
+        raise WireError(f"the tree is not a value: {type(error).__name__}: {error}") from error
 
 
 def build(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:

@@ -73,7 +73,7 @@ class Pipe:
                 except BlockingIOError:
                     continue
                 except OSError as error:
-                    raise Closed("the engine does not read any more") from error
+                    raise Closed("the engine stopped reading its input") from error
 
     def receive(self, deadline: float) -> Message:
         """Raises WireError for what is no message; Closed; TimeoutError."""
@@ -162,13 +162,13 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"twice the key {key!r:.80}")
+                raise ValueError(f"duplicate key {key!r:.80}")
             seen.add(key)
     return found
 
 
 def no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON; numbers that may be NaN belong into arrays")
+    raise ValueError(f"{name} is not JSON; send numbers that may be NaN in arrays")
 
 
 def shapes_of(rows: Any, n_bytes: Any) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
@@ -187,7 +187,7 @@ def shapes_of(rows: Any, n_bytes: Any) -> list[tuple[str, np.dtype[Any], tuple[i
         raise WireError('"arrays" names one array twice')
     declared = sum(dtype.itemsize * size_of(shape) for _, dtype, shape in found)
     if declared > MOST_BYTES:
-        raise WireError(f"arrays of {declared} bytes are more than the {MOST_BYTES} allowed")
+        raise WireError(f"the arrays have {declared} bytes, and at most {MOST_BYTES} are allowed")
     if n_bytes is not None and n_bytes != declared:
         raise WireError(f'"bytes" is {n_bytes!r:.40}, and the arrays have {declared}')
     return found

@@ -35,9 +35,9 @@ def is_message(line: bytes) -> bool:
 def words_for_banner(who: str, printed: str) -> str:
     """Return a sentence: what an engine printed before its first message, and what to check."""
     return (
-        f"{who} printed {printed} on standard output before its first message, which does not "
-        f"count: does the adapter print? Write answers to the descriptor in {DESCRIPTOR}, or print "
-        "on standard error"
+        f"{who} printed {printed} on standard output before its first message. Lockstep "
+        f"skips this text. Write answers to the descriptor in {DESCRIPTOR}, or print on "
+        "standard error"
     )
 
 
@@ -76,8 +76,8 @@ class EngineProgram(EngineProcess):
         nothing."""
         if not self.printed:
             return ""
-        text = f"it wrote {self.printed[:SHOWN]!r}, and an answer is a line of JSON"
-        return f"{text} (lockstep protocol prints what)"
+        text = f"the engine wrote {self.printed[:SHOWN]!r}, expected a line of JSON"
+        return f"{text} (lockstep protocol prints the format)"
 
     def exchange(self, message: Message, deadline: float) -> Message:
         """Raises WireError, Closed, TimeoutError."""
@@ -92,7 +92,7 @@ class EngineProgram(EngineProcess):
         self.announced = sum(array.nbytes for array in answer.arrays.values())
         head = answer.head
         if type(head.get("id")) is not int or head["id"] != self.asked:
-            twice = "; was the question before answered twice?"
+            twice = "; did the engine answer the question before twice?"
             raise WireError(
                 f'expected "id":{self.asked}, got {head.get("id")!r:.60}, as answer to '
                 f"{message.head['ask']}: {json.dumps(head)[:SHOWN]}"
@@ -106,13 +106,15 @@ class EngineProgram(EngineProcess):
         """Say that a line without JSON may be the end of the answer before."""
         if self.announced is None:
             return ""
-        return f"; did more follow the answer before than its {self.announced} bytes of arrays?"
+        return f"; did the answer before send more than its {self.announced} bytes of arrays?"
 
     def who_else(self) -> str:
         """Say that a library may print to standard output as well, if answers go there."""
         if self.pipe is None or self.pipe.from_engine != self.output.fileno():
             return ""
-        return f"; a library's words? Write answers to the descriptor in {DESCRIPTOR} instead"
+        return (
+            f"; did a library print this? Write answers to the descriptor in {DESCRIPTOR} instead"
+        )
 
     def first(self, deadline: float) -> Message:
         """Return the first message, from the descriptor that was offered or from standard output.

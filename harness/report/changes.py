@@ -310,7 +310,7 @@ def moves(before: Mapping[Spot, float], after: Mapping[Spot, float]) -> list[Mov
 def remarks(a: RowsOfRun, b: RowsOfRun) -> Iterator[str]:
     for name, run in (("A", a), ("B", b)):
         if run.footer is None:
-            yield f"{name} did not finish: what it lacks may only not have been reached"
+            yield f"{name} did not finish, so it may lack verdicts for that reason alone"
     yield from otherwise(a, b)
 
 
@@ -321,7 +321,7 @@ def otherwise(a: RowsOfRun, b: RowsOfRun) -> Iterator[str]:
     hashes = [{m["case"]: m["sha256"] for m in run.header["models"]} for run in (a, b)]
     for case in hashes[0].keys() & hashes[1].keys():
         if hashes[0][case] != hashes[1][case]:
-            yield f"{case} is another file in B: its sha256 differs"
+            yield f"{case} is a different file in B: its sha256 differs"
     settings = [[e["settings"] for e in run.header["engines"]] for run in (a, b)]
     if settings[0] != settings[1]:
         yield "the engines' settings differ"

@@ -120,7 +120,7 @@ def rows_of(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
-            raise BrokenReport(f"{path}, line {number}: cut off or no JSON ({error})") from None
+            raise BrokenReport(f"{path}, line {number}: truncated, or not JSON ({error})") from None
         if fault := fault_of(row):
             raise BrokenReport(f"{path}, line {number}: {fault}")
         rows.append(row)
@@ -152,7 +152,9 @@ def check_order(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     if not kinds or kinds[0] != "header":
         raise BrokenReport(f"{path}: the first line must be the header")
     if kinds[-1] != "footer":
-        raise BrokenReport(f"{path}: no footer: the run did not finish, its verdicts are not all")
+        raise BrokenReport(
+            f"{path}: no footer: the run did not finish, and verdicts may be missing"
+        )
     if set(kinds[1:-1]) - {"verdict", "checkpoint"}:
         raise BrokenReport(f"{path}: only verdicts may stand between header and footer")
     if rows[-1]["verdicts"] != kinds.count("verdict"):

@@ -22,21 +22,18 @@ MARKS = {
 
 
 # where to look if no op is wrong
-CALLS = "what is kept from call to call, at the order of calls, and at sampling"
-THREADS = "what threads share, and at the rows that are left over among them"
-LEFT = "what an earlier run left behind, and is not cleared: a state, a cache, a buffer"
-RACES = (
-    "threads that add up in any order, at memory that is read before it is written, and at what an "
-    "earlier run left behind"
-)
+CALLS = "state kept between calls, at the order of calls, and at sampling"
+THREADS = "memory that threads share, and at the rows that remain after splitting"
+LEFT = "state of an earlier run that is not cleared: a recurrent state, a cache, a buffer"
+RACES = "sums in thread order, at reads of uninitialized memory, and at state of an earlier run"
 BEFORE_RUNS = {  # suites that ask for parts of an engine by themselves
     "tokens": "the tokenizer (its runs are right)",
-    "metadata": "how the file is read (its runs are right)",
-    "dequant": "how weights are decoded by themselves (its runs are right)",
+    "metadata": "the file reader (its runs are right)",
+    "dequant": "the decoding of single weights (its runs are right)",
 }
 OF_THREADS = "long-context"  # asked of several as well, and may follow from them
 OF_MADE_MODELS = "black-box"  # an op is wrong on these, by less than the model itself would show
-OF_SMALL = "look at what differs on models made of this one, as bisect --black-box does"
+OF_SMALL = "look for differences on probe models with bisect --black-box"
 LONG_WORD = 48  # characters: of one that is longer, such as hex, a part is shown
 CI_COMMAND = re.compile(r"##(?=\w*\[)")
 
@@ -97,9 +94,12 @@ def explain(verdict: Verdict) -> str:
     if "reason" in d:
         lines.append(f"  allowed because: {d['reason']}")
     if "err_local" in d and isfinite(d["err_local"]):  # of a wrong shape no distance is known
-        line = f"  on {d.get('basis', 'its inputs')} at most {d['err_local']:.2g} off"
+        line = f"  on {d.get('basis', 'its inputs')} off by {d['err_local']:.2g}"
         if isfinite(d["err_out"]):  # of what is shown
-            line += f"; in its own run {d['err_in']:.1e} comes in and {d['err_out']:.1e} goes out"
+            line += (
+                f"; in the engine's own run the error is {d['err_in']:.1e} at the input "
+                f"and {d['err_out']:.1e} at the output"
+            )
             line += " (of the largest value)"
         lines.append(line)
     if d.get("parameters"):
@@ -145,9 +145,9 @@ def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
         return f"no op is wrong on its own inputs: look at {THREADS}"
     races = [detail for _, detail in every if detail.get("kind") == "not-deterministic"]
     if races:  # whatever else differs may follow from it
-        then = f"; if these are in order, at {CALLS}" if len(races) < len(every) else ""
+        then = f"; if these are right, at {CALLS}" if len(races) < len(every) else ""
         left = all(detail.get("first_alone") or detail.get("by_history") for detail in races)
         return f"no op is wrong on its own inputs: look at {LEFT if left else RACES + then}"
     if suites == {OF_MADE_MODELS}:
-        return f"no op is wrong by more than honest runs may differ by: {OF_SMALL}"
+        return f"no op is wrong by more than the noise of honest runs: {OF_SMALL}"
     return f"no op is wrong on its own inputs: look at {CALLS}"

@@ -25,9 +25,9 @@ from lockstep.harness.synth.builtin import BUILTIN
 from lockstep.harness.synth.llama import write_llama
 
 REBUILD = (
-    "known of GCC 12, build it anew without AMX: "
-    f'CFLAGS="{WITHOUT_AMX}" CXXFLAGS="{WITHOUT_AMX}" pip install --no-cache-dir --force-reinstall '
-    f"--no-deps llama-cpp-python=={VERSION}"
+    f'a known fault of GCC 12; rebuild without AMX: CFLAGS="{WITHOUT_AMX}" '
+    f'CXXFLAGS="{WITHOUT_AMX}" pip install --no-cache-dir --force-reinstall --no-deps '
+    f"llama-cpp-python=={VERSION}"
 )
 Row = tuple[str, str, bool]  # what, found, whether it is well
 
@@ -59,7 +59,7 @@ def library_row() -> Row:
     if folder is None:
         return ("oracle", "llama.cpp is not installed", False)
     why = why_not_pinned(folder)
-    is_pinned = f"{folder}: by its exported names the pinned llama.cpp {COMMIT}"
+    is_pinned = f"{folder}: the exported symbols match the pinned llama.cpp {COMMIT}"
     return ("oracle", f"{why}. {WANTED}" if why else is_pinned, not why)
 
 
@@ -112,6 +112,6 @@ def rounding_rows() -> list[Row]:
     for part in outcome.value.build.split(" | "):
         name, _, variants = part.partition(": ")
         ways = " and ".join(f"as {variant} code" for variant in variants.split())
-        says = ways or "in a way that is unknown; products are mirrored as x86 code rounds"
+        says = ways or "in an unknown way; Lockstep rounds products as x86 code does"
         rows.append((f"{name} activations", f"rounded {says}", bool(ways)))
     return rows

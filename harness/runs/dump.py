@@ -73,10 +73,10 @@ def check_folder(folder: Path) -> None:
     """Before a run that takes a while. Raises BadInput where it is none, and where it holds the
     dump of another program, which has files of the same names."""
     if folder.exists() and not folder.is_dir():
-        raise BadInput(f"{folder} is no folder: name one for the tensors")
+        raise BadInput(f"{folder} is not a folder: name one for the tensors")
     there = [name for name in (INDEX, TENSORS) if (folder / name).exists()]
     if there and not is_ours(folder / INDEX):
-        text = f"{folder} holds {' and '.join(there)}, not of {COMMAND}, and would lose it"
+        text = f"{folder} holds {' and '.join(there)}, not from {COMMAND}, and would lose it"
         raise BadInput(f"{text}: name another folder")
 
 

@@ -46,13 +46,16 @@ class FileState:
                 return ""
             sha256 = sha256_of(path)
         except OSError as error:
-            return f"{path} is gone ({error.strerror or error}); it had {self.size:,} bytes"
+            return (
+                f"{path} was deleted during the check ({error.strerror or error}); it had "
+                f"{self.size:,} bytes"
+            )
         if sha256 == self.sha256:
             return ""
         return (
-            f"{path} changed while it was checked: it had {self.size:,} bytes, modified "
-            f"{clock(self.modified)}, sha256 {self.sha256[:12] or 'not known'}; now {now.size:,} "
-            f"bytes, {clock(now.modified)}, {sha256[:12]}"
+            f"{path} changed during the check: it had {self.size:,} bytes, modified "
+            f"{clock(self.modified)}, sha256 {self.sha256[:12] or 'not known'}; now "
+            f"{now.size:,} bytes, {clock(now.modified)}, {sha256[:12]}"
         )
 
 

@@ -40,10 +40,10 @@ class Foretold:
         each, left = outcome.seconds / n, still_to_come(self.context, question)
         if each * left > LONG:
             self.remark(
-                f"{self.context.subject.name} took {outcome.seconds:.3g} s for {n} tokens; suite "
-                f"{suite} asks this model for at least {left} more, some {each * left / 60:.0f} "
-                f"minutes, and other suites and models made of this one come on top. "
-                f"{what_takes_less(self.context)}"
+                f"{self.context.subject.name} took {outcome.seconds:.3g} s for {n} "
+                f"tokens; suite {suite} asks this model for at least {left} more, which "
+                f"takes about {each * left / 60:.0f} minutes. Other suites and probe "
+                f"models come on top. {what_takes_less(self.context)}"
             )
 
 

@@ -34,7 +34,7 @@ SHARE = 0.05  # and the size of the fault with them
 LARGEST = 16 << 20
 CONCLUSIVE = ("agreed", "diverged", "excused", "not-applicable")
 GONE = "known/"  # begins the key of an entry that differs no more: no fault of the engine's
-UNKNOWN = "why it differs is not written down yet"
+UNKNOWN = "no reason written yet"
 
 Name = tuple[str, str, str]  # case, suite, key
 
@@ -50,9 +50,9 @@ class Extent:
     def exceeded_by(self, other: "Extent") -> str:
         """Return why the other is not the same; "": it may be."""
         if self.kind and other.kind != self.kind:
-            return f"it is of kind {other.kind!r}, and {self.kind!r} is listed"
+            return f"its kind is {other.kind!r}, and {self.kind!r} is listed"
         if self.size is not None and other.size is None:
-            return "its size cannot be told, and one is listed"
+            return "its size is unknown, and a size is listed"
         if self.size is not None and other.size is not None and other.size > LARGER * self.size:
             return f"its size is {other.size:.3g}, and {self.size:.3g} is listed"
         return ""
@@ -61,7 +61,7 @@ class Extent:
         """Return why the other is not the same, at the same place; "": it is."""
         if other.kind != self.kind:
             listed = repr(self.kind) if self.kind else "none"
-            return f"it is of kind {other.kind!r}, and {listed} is listed"
+            return f"its kind is {other.kind!r}, and {listed} is listed"
         if self.size is None or other.size is None:
             same = self.size is other.size
         elif type(self.size) is int and type(other.size) is int:
@@ -99,7 +99,10 @@ class KnownFailures:
         self.met.add(name)
         reason = self.reasons[name]
         if why := self.why_not(name, verdict):
-            return replace(verdict, summary=f"not as known ({reason}), {why}: {verdict.summary}")
+            return replace(
+                verdict,
+                summary=f"differs from the known divergence ({reason}), {why}: {verdict.summary}",
+            )
         detail = {**verdict.detail, "known": reason, "listed": True}
         return replace(
             verdict, status="excused", detail=detail, summary=f"known ({reason}): {verdict.summary}"
@@ -134,7 +137,8 @@ class KnownFailures:
                     suite=suite,
                     case=case,
                     status="diverged",
-                    summary=f"{key} is listed as known ({reason}) and differs no more: take it out",
+                    summary=f"{key} is listed as known ({reason}), and no longer differs: "
+                    "remove it from the list",
                     detail={"known": reason},
                     key=f"{GONE}{key}",
                     repro=again,
@@ -219,7 +223,7 @@ def check_row(row: Any, where: str) -> None:
     check_size(row, where)
     at = row.get("at", {})
     if type(at) is not dict or ("at" in row and set(row) & {"kind", "size"}):
-        raise InvalidModel(f"{where}: at: expected places, and no kind or size beside them")
+        raise InvalidModel(f"{where}: at: give either places, or kind and size")
     for place, some in at.items():
         here = f"{where}: at {place!r:.80}"
         if type(some) is not list or not all(type(one) is dict for one in some):

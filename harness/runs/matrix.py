@@ -26,7 +26,7 @@ WORST_FIRST: tuple[Status, ...] = (
     *("excused", "agreed", "not-applicable"),
 )
 WELL: tuple[Status, ...] = ("agreed", "excused")
-NOT_COMPARED = "nothing was compared: it offers nothing that these models need"
+NOT_COMPARED = "nothing was compared: the engine offers nothing that these models need"
 NOTHING = "-"  # of a cell: the engine does not offer it, or no case has it
 
 
@@ -236,8 +236,8 @@ def markdown(rows: Sequence[MatrixRow], plans: Sequence[Plan]) -> Iterator[str]:
     yield f"# Engines against {first.oracle}, `{first.settings.name}`"
     yield ""
     cases = ", ".join(safe(plan.case) for plan in plans)
-    yield f"Of {count_words(len(plans), 'case')} ({cases}) how many agree."
-    yield f"`{NOTHING}`: the engine does not offer it, or no case has it."
+    yield f"Each cell: cases that agree, of {count_words(len(plans), 'case')} ({cases})."
+    yield f"`{NOTHING}`: the engine does not offer this suite, or it applies to no case."
     yield ""
     yield f"| engine | {' | '.join(suites)} |"
     yield "|---" * (len(suites) + 1) + "|"

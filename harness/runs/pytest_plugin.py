@@ -38,20 +38,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--lockstep-engine",
         metavar="CMD",
-        help="The engine under test: a command, or whatever lockstep check --engine takes.",
+        help="The engine under test: a command, or any value of lockstep check --engine.",
     )
     group.addoption(
         "--lockstep-model",
         metavar="FILE",
         action="append",
         default=[],
-        help="A GGUF file to check it on (repeatable).",
+        help="A GGUF file to check the engine on (repeatable).",
     )
     group.addoption(
         "--lockstep-settings",
         choices=("exact", "default"),
-        help="What llama.cpp runs with: exact (F32 cache, one thread) or default. [exact; of a "
-        "server default]",
+        help="Settings of llama.cpp: exact (F32 cache, one thread) or default. [exact; "
+        "default for servers]",
     )
     group.addoption(
         "--lockstep-suite",
@@ -63,20 +63,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--lockstep-known",
         metavar="FILE",
-        help="Divergences listed there pass (lockstep check --write-known FILE lists them).",
+        help="Pass the divergences in this file (lockstep check --write-known FILE writes one).",
     )
     group.addoption(
         "--lockstep-timeout",
         metavar="SECONDS",
         type=float,
         default=300.0,
-        help="Seconds that the engine has for one answer, and for its start. [300]",
+        help="Seconds the engine may take to start, and for each answer. [300]",
     )
     group.addoption(
         "--lockstep-report",
         metavar="FOLDER",
         default="reports",
-        help="Where the folder of this session's runs goes. [reports]",
+        help="The folder for reports; each session makes a folder in it. [reports]",
     )
 
 
@@ -89,7 +89,9 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = Path(told) if told else reports / f"{datetime.now():%Y%m%d-%H%M%S}-pytest"
     config.pluginmanager.register(PluginSummary(folder), SUMMARY)
     if config.getoption("--lockstep-model") and not config.getoption("--lockstep-engine"):
-        raise pytest.UsageError("--lockstep-model needs --lockstep-engine: which one is checked?")
+        raise pytest.UsageError(
+            "--lockstep-model needs --lockstep-engine: name the engine to check"
+        )
     if config.getoption("--lockstep-engine") and not config.getoption("--lockstep-model"):
         raise pytest.UsageError("--lockstep-engine needs --lockstep-model: a GGUF file")
     for name in config.getoption("--lockstep-suite"):
@@ -191,7 +193,7 @@ def check_with(
     said = [explain(v) for v in result.verdicts if v.status not in ("agreed", "excused")]
     applies = {v.status for v in result.verdicts} - {"not-applicable"}
     if not applies:
-        why = "; ".join(v.summary for v in result.verdicts) or "it does not apply"
+        why = "; ".join(v.summary for v in result.verdicts) or "the suite does not apply"
         pytest.skip(redact(why))
     if result.code:
         text = "\n\n".join([*said, f"report: {result.folder}"])

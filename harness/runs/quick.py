@@ -27,7 +27,7 @@ from lockstep.harness.records import (
 )
 
 USUAL, ELSE = "fast", "llama.cpp"  # who runs a model, and who where our engine has no graph of it
-NO_VOCABULARY = "the file has no vocabulary (tokenizer.ggml.model), so it knows no text"
+NO_VOCABULARY = "the file has no vocabulary (tokenizer.ggml.model), so it has no text"
 
 
 def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ def who_runs(engine: str | None, facts: ModelFacts) -> tuple[str, str]:
     if engine == USUAL:
         raise BadInput(f"{USUAL}: {facts.not_ours}; --engine {ELSE} or {REPLAY} runs any")
     if engine == REFERENCE:
-        return REPLAY, f"{facts.not_ours}, so it follows llama.cpp's ({REPLAY})"
+        return REPLAY, f"{facts.not_ours}, so {REPLAY} follows llama.cpp's graph"
     return engine, ""
 
 
@@ -112,7 +112,7 @@ def generate_texts(
         by_us: list[str] = []
         ids = ids_in(session, path, raw, by_us) if isinstance(prompt, str) else list(prompt)
         if not ids:
-            raise BadInput("the prompt is empty and the model adds no BOS: nothing to go on from")
+            raise BadInput("the prompt is empty and the model adds no BOS: give a prompt")
         progress(f"generating {n} tokens")
         new = tokens_behind(session, ids, n, by_us)
         text = None
@@ -136,7 +136,7 @@ def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[
     """by_us: is told what our own tokenizer does where the engine offers none."""
     said = session.ask("tokenize", [text])
     if isinstance(said, Unanswerable) and (ours := tokenizer_in(path)):
-        by_us.append(f"{session.name} offers no tokenizer, so the prompt's ids are by ours")
+        by_us.append(f"{session.name} offers no tokenizer, so our tokenizer made the prompt's ids")
         return ours.encode(text, add_special=True, parse_special=False)
     found: list[int] = value_of(session, "tokenize", said)[0]
     return found
@@ -157,7 +157,7 @@ def tokens_behind(session: Session, ids: list[int], n: int, by_us: list[str]) ->
         if isinstance(run, Unanswerable):
             value_of(session, "greedy", said)  # raises: it has neither
         every.append(int(value_of(session, "evaluate", run).logits[0][-1].argmax()))
-    by_us.append(f"{session.name} does not choose tokens: the likeliest by its logits")
+    by_us.append(f"{session.name} does not choose tokens, so the largest logit decides")
     return every[len(ids) :]
 
 
@@ -167,7 +167,7 @@ def text_of(session: Session, path: Path, ids: list[int], by_us: list[str]) -> s
     if not isinstance(said, Unanswerable):
         raw: bytes = value_of(session, "detokenize", said)[0]
     elif ours := tokenizer_in(path):
-        by_us.append(f"{session.name} shows ids, whose text is by our own tokenizer")
+        by_us.append(f"{session.name} shows ids, and our tokenizer made the text")
         raw = ours.decode(ids, **flags)
     else:
         return None

@@ -327,7 +327,7 @@ def bisect_one(plan: Plan, say: Say) -> None:
 
 
 def file_changed(plan: Plan, change: str) -> Verdict:
-    text = f"{change}; what was found from then on does not count"
+    text = f"{change}; later findings do not count"
     return Verdict(
         suite="file",
         case=plan.case,

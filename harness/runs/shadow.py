@@ -282,7 +282,7 @@ def results(
 
 
 def verdict_of_death(plan: ShadowPlan, how: str) -> Judged:
-    text = f"{plan.case}: the process in which it was judged {how}"
+    text = f"{plan.case}: the process that judged this model {how}"
     return Judged(case=plan.case, verdicts=[verdict_of(plan, "crashed", text)], row={})
 
 

@@ -79,8 +79,8 @@ def ending_of(finding: Finding, verdicts: Sequence[Verdict]) -> tuple[int, str]:
     if failed or all(v.status not in ("agreed", "diverged", "excused") for v in verdicts):
         needs = ENGINES[finding.engine].needs
         hint = f"; {finding.engine} needs {needs}" if needs else ""
-        return 3, f"nothing can be said: {(failed or ['nothing was compared'])[0]}{hint}"
-    return 1, "seen no more: take it out"
+        return 3, f"no result: {(failed or ['nothing was compared'])[0]}{hint}"
+    return 1, "no longer reproduces: remove the finding"
 
 
 def commands(finding: Finding) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ class ShadowJudge:
             expected, actual = self.expect(node)
         except (EngineError, *SENSELESS) as error:
             known = isinstance(error, EngineError)
-            tally.skip(str(error) if known else f"the node makes no sense: {error!r:.200}")
+            tally.skip(str(error) if known else f"the node is malformed: {error!r:.200}")
             return
         self.compare(node, expected, actual, tally)
 

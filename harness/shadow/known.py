@@ -37,6 +37,4 @@ def known_crash_of(context: Context) -> str:
 def perhaps_amx(settings: Settings, said: str) -> str:
     """Return a clause for a crash that may be that of builds whose AMX is not set up; else ""."""
     dies = settings.repack and "SIGSEGV" in said and has_amx()
-    return (
-        "; it may be gcc-amx-tiles: lockstep doctor says whether this build dies so" if dies else ""
-    )
+    return "; this may be gcc-amx-tiles: lockstep doctor tests this build for it" if dies else ""

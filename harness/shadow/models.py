@@ -31,7 +31,9 @@ def make_variant(
     names no tensors."""
     outcome = session.ask("name_tensors", metadata_bytes(variant))
     if not isinstance(outcome, Answered):
-        raise EngineError(f"{NAMES_TENSORS} names no tensors of {variant.name!r}: {outcome}")
+        raise EngineError(
+            f"{NAMES_TENSORS} does not name the tensors of {variant.name!r}: {outcome}"
+        )
     return write_variant(variant, outcome.value, path, seed=seed, quant=quant, insist=insist)
 
 

@@ -64,7 +64,7 @@ def node_of(piece: Nodes, first: int, end: int, *, values: bool = True) -> Node:
     value = value_of(piece, first)
     if value is None:
         if values:
-            raise ValueError(f"the result of {name!r} is not there")
+            raise ValueError(f"the result of {name!r} is missing")
         dtype, shape, _ = layout(piece.types[piece.type[first]], tuple(piece.ne[first].tolist()))
         value = np.broadcast_to(np.zeros((), dtype), shape)
     return Node(

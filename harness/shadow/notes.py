@@ -19,11 +19,12 @@ def note_of(op: str, free: int, reach: float, worst: float) -> str:
         return ""
     if worst == 0.0:
         return (
-            f"{op}: all {free} elements are the correctly rounded truth, though the bound counts "
-            "more roundings: the op is computed in higher precision than we think, or they are few"
+            f"{op}: all {free} elements are correctly rounded, and the bound counts more "
+            "roundings. The op has a higher precision than we assume, or the elements "
+            "are few"
         )
     return (
         f"{op}: the worst of {free} elements reaches {worst:.1g} of its bound, "
-        f"{EIGHTH / reach:.1f} times less than an eighth of what roundings of random signs add up "
-        "to: it is computed more exactly than we count, or the bound is too wide to see a fault"
+        f"{EIGHTH / reach:.1f} times less than an eighth of the sum of random roundings. "
+        "The op is more exact than we assume, or the bound is too wide to show a fault"
     )

@@ -25,7 +25,7 @@ def verdicts_of(judge: ShadowJudge, make: MakeVerdict[Made]) -> Iterator[Made]:
             key = (SUITE, "value", op, found[0].type)
             yield make("diverged", sentence(found), {**detail, **places(found)}, key)
         elif tally.compared and not tally.elements:
-            yield make("excused", f"{op}: {tally.compared} nodes hold no elements", detail, ())
+            yield make("excused", f"{op}: {tally.compared} nodes have no elements", detail, ())
         elif tally.compared:
             text = f"{op}: {tally.compared} nodes agree, at most {tally.worst:.0%} of the bound"
             if note := note_of(op, tally.free, tally.reach, tally.worst):

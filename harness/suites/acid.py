@@ -25,12 +25,12 @@ SUITE = "acid"
 ANOTHER = "Hello"  # any prompt gives a report; this one where the acid prompt's is not all ok
 SPARE = 8  # tokens besides those of the tests: a title and an end
 NO_ACID = (
-    "this is no acid model, and those are their own: leave MODEL out, and one of each type is made "
-    "for the engine; an engine that holds one model holds one of lockstep acid write"
+    "this is not an acid model. Omit MODEL, and Lockstep makes one of each type; a "
+    "server with one model must serve a file of lockstep acid write"
 )
 NO_REPORT = (
-    "the token embedding, decoding to text, the output matrix or the choice of tokens is wrong, or "
-    "all of attention and the norms give NaN"
+    "the fault is in the token embedding, detokenization, the output matrix or sampling, "
+    "or attention and the norms give NaN"
 )
 
 
@@ -123,7 +123,7 @@ def ask_report(context: Context, session: Session, report: Report) -> Found:
     texts: list[WrittenText] = []
     failed: list[NoAnswer] = []
     for prompt in (report.prompt, ANOTHER):
-        context.progress(f"the report of {session.name} behind a prompt of {len(prompt)} letters")
+        context.progress(f"the report of {session.name} after a prompt of {len(prompt)} letters")
         try:
             texts.append(text_behind(context, session, prompt, n))
         except NoAnswer as error:
@@ -141,7 +141,7 @@ def of_this_file(reading: AcidReading, report: Report) -> AcidReading:
     """A report of another model is none of this one."""
     if not reading.problem and (reading.arch, reading.quant) != (report.arch, report.quant):
         said = f"acid {reading.arch} {reading.quant}"
-        return AcidReading(problem=f"the report is that of another model, {said}")
+        return AcidReading(problem=f"the report belongs to another model, {said}")
     return reading
 
 
@@ -154,7 +154,7 @@ def of_oracle(context: Context, report: Report, truth: Found) -> Iterator[Verdic
         yield context.verdict(SUITE, "diverged", text, detail, (SUITE, "oracle", no.test))
     missing = [test.name for test in report.tests if not truth.answers(test)]
     if missing:
-        text = f"{name}, the oracle, writes nothing of {', '.join(missing)}"
+        text = f"the oracle {name} does not report {', '.join(missing)}"
         yield context.verdict(SUITE, "not-compared", text, {"tests": missing})
 
 
@@ -170,14 +170,14 @@ def of_subject(
     noes = {no.test: no for no in found.noes(report)}
     for test in report.tests:
         if test.name in wrong_in_oracle and test.name in noes:
-            text = f"{line_of(noes[test.name])}, and the oracle writes no ok either"
+            text = f"{line_of(noes[test.name])}, and the oracle does not write ok either"
             yield context.verdict(SUITE, "not-compared", text, {"test": test.name})
         elif test.name in noes:
             no = said_no_of_given_ids if found.given_ids(test) else said_no
             yield no(context, report, noes, test)
         elif not found.is_unanswered(test):
             detail = {"test": test.name, "file": report.quant}
-            of = " (of ids that it was given, not of a tokenizer)" if found.given_ids(test) else ""
+            of = " (with given ids; the tokenizer was not tested)" if found.given_ids(test) else ""
             yield context.verdict(SUITE, "agreed", f"{test.name} ok{of}", detail)
     yield from left_out(context, report, found)
 
@@ -192,13 +192,13 @@ def said_no(
     group = next((names for names in groups if test.name in names), None)
     if group is not None:
         root = group[0]
-        text = f"{line_of(own)}; should be so: {test.sees}; measured in: {test.where}"
+        text = f"{line_of(own)}; tested: {test.sees}; measured in: {test.where}"
         if others := [name for name in group if name != test.name]:
-            text += f"; or the cause is one of {', '.join(others)}, which are measured through it"
+            text += f"; or the cause is one of {', '.join(others)}, whose tests depend on this one"
     else:
         under = below(tests, test.name, noes)
         root = next((names[0] for names in groups if under & {*names}), groups[0][0])
-        text = f"{line_of(own)}; it rests on {root}, which is wrong as well"
+        text = f"{line_of(own)}; this test depends on {root}, which is wrong as well"
     text = f"acid {report.arch} {report.quant}: {text}; at fault: subject"
     return context.verdict(SUITE, "diverged", text, detail, (SUITE, root))
 
@@ -208,8 +208,8 @@ def said_no_of_given_ids(
 ) -> Verdict:
     """Return a verdict that does not blame the ids: they are the oracle's."""
     text = (
-        f"acid {report.arch} {report.quant}: {test.name} NO, and its ids are the oracle's, so that "
-        f"no tokenizer is at fault: {GIVEN_IDS}; at fault: subject"
+        f"acid {report.arch} {report.quant}: {test.name} NO. The ids were the oracle's, "
+        f"so the tokenizer is not at fault: {GIVEN_IDS}; at fault: subject"
     )
     detail = {"test": test.name, "file": report.quant, "given_ids": True, "at_fault": "subject"}
     return context.verdict(SUITE, "diverged", text, detail, (SUITE, "given ids"))
@@ -227,8 +227,8 @@ def no_report(context: Context, report: Report, found: Found) -> Verdict:
         return context.verdict(SUITE, "not-compared", said)
     why = next(reading.problem for reading in found.readings)
     said = (
-        f"acid {report.arch} {report.quant}: {why}: {text[:60]!r}; {NO_REPORT}; its {n} tests were "
-        "not compared; at fault: subject"
+        f"acid {report.arch} {report.quant}: {why}: {text[:60]!r}; {NO_REPORT}; {n} tests "
+        "were not compared; at fault: subject"
     )
     detail = {"text": text[:200], "at_fault": "subject"}
     return context.verdict(SUITE, "diverged", said, detail, (SUITE, "no report"))
@@ -248,7 +248,7 @@ def left_out(context: Context, report: Report, found: Found) -> Iterator[Verdict
 
 def reason_of(report: Report, found: Found, missing: Sequence[str]) -> str:
     if any(not reading.problem and not reading.ended for reading in found.readings):
-        return f"it does not end within {len(report.tests) + SPARE} tokens"
+        return f"the report does not end within {len(report.tests) + SPARE} tokens"
     if set(missing) <= {test.name for test in report.prompted}:
-        return "behind the acid prompt there is no report of all tests"
-    return "it ends without them: a NO may be lost where an engine leaves long tokens out"
+        return "the engine writes no full report after the acid prompt"
+    return "the report ends without them; an engine that drops long tokens may lose a NO"

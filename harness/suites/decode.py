@@ -46,7 +46,7 @@ PROMPTS = "decode: prompts"  # what is asked on a made model where this one tell
 TEXT = "decode: text"  # as PROMPTS, of a text
 LONGER = "decode/longer text"  # of what is said of more tokens than the model itself was asked for
 THREADS = "decode: threads"  # what a program of greedy tokens alone is asked with several
-EXACT_TIE = "an exact tie, of which llama.cpp takes the first"
+EXACT_TIE = "an exact tie, where llama.cpp takes the first"
 # more than so many tokens are generated of any model, if they are asked for; at least, so that a
 # text is hardly shared by chance; and bytes that they read, which takes llama.cpp a second or some
 STEPS, LEAST, READ = 64, 16, 16 << 30
@@ -259,7 +259,7 @@ def greedy_alone(
             return
         ids = [*prompt, *oracle[:start]]
         subject = context.ask(context.subject, "greedy", ids, len(oracle) - start)
-    text = f"the {len(oracle) - start} tokens behind {MOST_TIES} ties were not compared"
+    text = f"the {len(oracle) - start} tokens after {MOST_TIES} ties were not compared"
     yield context.verdict("decode", "not-compared", text)
 
 
@@ -298,16 +298,21 @@ def judge_tokens(
     allowed = float(bound.allowed)
     detail: dict[str, Any] = {"step": start + first, "expected": a, "actual": b, "allowed": allowed}
     detail |= {"margin": float(margins[1]), "margin_of_oracle": float(margins[0])}
-    detail["reason"] = f"each of two logits may be off by it, so twice between them: {bound.reason}"
+    detail["reason"] = (
+        "each of two logits may be off by this limit, so their distance by twice as "
+        f"much: {bound.reason}"
+    )
     detail["sides"] = sides(context, oracle, subject)
     text = f"greedy token {start + first} is {two_choices(a, b, margins)}"
     if not np.isfinite(allowed):
-        return context.verdict("decode", "not-compared", f"{text}; no limit can be given", detail)
+        return context.verdict(
+            "decode", "not-compared", f"{text}; there is no limit for this model", detail
+        )
     if margins.max() <= 2 * allowed:
         text = f"{text}, {EXACT_TIE if not margins.any() else 'a tie within the noise'}"
         if subjects is not None:
             detail |= choices(oracle, subjects)
-            text += f"; in the oracle's text {detail['same_choices']} of {len(oracle)} choices are "
+            text += f"; on the oracle's text {detail['same_choices']} of {len(oracle)} choices are "
             text += "the same"
         return context.verdict("decode", "excused", text, detail)
     wrong = [r for r, m in zip(("oracle", "subject"), margins, strict=True) if m > 2 * allowed]

@@ -46,7 +46,10 @@ class Dequant(Suite, name="dequant"):
         for i, tensor in enumerate(tensors.values()):
             context.progress(f"weights {i + 1}/{len(tensors)}: {tensor.name}")
             if tensor.type in broken:
-                text = f"{tensor.name}: not asked, as weights of {tensor.type} had no answer before"
+                text = (
+                    f"{tensor.name}: not asked, because the engine did not decode weights "
+                    f"of {tensor.type} before"
+                )
                 key = ("dequant", "not asked", tensor.type)
                 yield context.verdict("dequant", "not-compared", text, {}, key)
                 continue
@@ -63,7 +66,7 @@ class Dequant(Suite, name="dequant"):
                 yield wrong
             text = f"{kind}: {sum(sizes):,} weights of {len(sizes)} tensors"
             if pair.told.isdisjoint(names[kind]):
-                text += " are all zero or no numbers, so how they are decoded was not compared"
+                text += " are all zero or not finite, so their decoding was not compared"
                 yield context.verdict("dequant", "not-compared", text)
             else:
                 yield context.verdict("dequant", "agreed", f"{text} agree bit for bit")
@@ -105,7 +108,7 @@ class Side:
     def lacks(self, name: str) -> str:
         """Return why its tensor cannot be decoded as the file has it; "" if it can."""
         if name not in self.listed:
-            return f"{self.session.name} does not list it"
+            return f"{self.session.name} does not list this tensor"
         said, held = form(self.listed[name]), form(self.held[name])
         return "" if said == held else f"{self.session.name} lists {said}, the file holds {held}"
 
@@ -201,9 +204,9 @@ class FilePair:
         if other is None:
             return "absent", "the other file has no such tensor"
         if other.ne != tensor.ne:
-            return "shape", f"the other file has it as {form(other)}, this one as {form(tensor)}"
+            return "shape", f"the other file has {form(other)}, this one {form(tensor)}"
         if not tensor.n_bytes:
-            return "empty", "it holds no weights"
+            return "empty", "the tensor holds no weights"
         lacks = self.oracle.lacks(tensor.name) or self.subject.lacks(tensor.name)
         return ("table", lacks) if lacks else ("", "")
 
@@ -246,9 +249,9 @@ class FilePair:
         differ = np.flatnonzero(bits(expected) != bits(actual))
         at = int(differ[0])
         text = (
-            f"{kind}: {len(differ)} of {len(expected)} weights differ in blocks with scales below "
-            f"6.1e-05, which are subnormal halves: weight {at} is {actual[at]:.9g}, expected "
-            f"{expected[at]:.9g}"
+            f"{kind}: {len(differ)} of {len(expected)} weights differ in blocks with "
+            f"scales below 6.1e-05 (subnormal F16): weight {at} is {actual[at]:.9g}, "
+            f"expected {expected[at]:.9g}"
         )
         detail = {"type": kind, "hex": raw.tobytes().hex(), "weight": at}
         return verdict("dequant", "diverged", text, detail, ("dequant", "small scales", kind))

@@ -86,7 +86,10 @@ def with_length(verdict: Verdict, expected: Evaluation, actual: Evaluation) -> V
     allowed = 2 * np.sqrt(truth.shape[-1]) * off / lengths
     if (np.abs(got - truth / lengths) > allowed).any():
         return verdict
-    text = "each row is the oracle's divided by its length: give them as they are pooled, undivided"
+    text = (
+        "each row is the oracle's divided by its norm: return pooled embeddings without "
+        "normalization"
+    )
     return replace(verdict, summary=f"{verdict.summary}; {text}")
 
 

@@ -83,7 +83,9 @@ class Logits(Suite, name="logits"):
         try:
             more = asked_more(context, request, actual, verdict, again)
         except NoAnswer:
-            yield with_ways(verdict, [], ["in other ways, and further on: not asked after that"])
+            yield with_ways(
+                verdict, [], ["other batches and longer runs: not asked after that failure"]
+            )
             raise
         if verdict.status == "agreed":
             more.unanswered += hidden_by_the_table(context)
@@ -111,14 +113,16 @@ def asked_more(
     if shaky:
         found.wrong.append(not_deterministic(context, "logits", shaky))
         if shaky.apart > 2 * context.noise.relative:
-            why = "in other ways, and further on: its own runs differ by more than is allowed"
+            why = (
+                "other batches and longer runs: the engine's own runs differ by more than the limit"
+            )
             found.wrong.append(context.verdict("logits", "not-compared", why))
             return found
     waits = Waits()
     otherwise = [run for run in ways(context) if run.capture or not fewer]
     run_all(context, otherwise, first, waits, found)
     if not agrees:  # it would be said of every run again
-        found.unanswered.append("further on: this run does not agree")
+        found.unanswered.append("longer runs: not asked, because this run differs")
         return found
     found.unanswered += [LATER_LAYERS] * bool(fewer)
     run_all(context, runs, first, waits, found)
@@ -223,7 +227,10 @@ def with_old_answer(
         return verdict
     for words, answer in earlier.items():
         if first_difference(replace(answer, trace=None), actual) is None:
-            text = f"; bit for bit what it answered {words}: those that changed were not read"
+            text = (
+                f"; the answer is bit for bit the one {words}: the engine did not read "
+                "the changed tokens"
+            )
             detail = {**verdict.detail, "answered_before": True}
             return replace(verdict, summary=verdict.summary + text, detail=detail)
     return verdict

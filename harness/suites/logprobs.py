@@ -54,7 +54,7 @@ TEXT = (
 )
 THREADS = "logprobs: threads"  # what a program of lists alone is asked with several
 MIDDLE = 2  # tokens that are the same before it, at least
-WRONG_ORACLE = "lists are held against the oracle's logits, and these are wrong"
+WRONG_ORACLE = "lists are compared with the oracle's logits, and these are wrong"
 
 
 class LogProbs(Suite, name="logprobs"):
@@ -63,7 +63,9 @@ class LogProbs(Suite, name="logprobs"):
 
     def inapplicable(self, facts: ModelFacts) -> str:
         if facts.decoder_start is not None:
-            return facts.no_run or "an encoder reads the prompt, so prefixes are not asked for"
+            return (
+                facts.no_run or "the model's encoder reads the whole prompt, so it has no prefixes"
+            )
         return facts.no_choice
 
     def run(self, context: Context) -> Iterator[Verdict]:
@@ -133,7 +135,7 @@ def by_ids(context: Context) -> AskedPrefixes:
 def by_text(context: Context) -> AskedPrefixes:
     """Beginnings of a text whose ids are the beginnings of its ids."""
     if not context.facts.has_vocabulary:
-        why = f"{context.subject.name} takes texts alone, and the file has no vocabulary"
+        why = f"{context.subject.name} takes only texts, and the file has no vocabulary"
         raise NoAnswer("not-applicable", why, {})
     ids: list[int] = context.ask(context.oracle, "tokenize", [TEXT])[0][: context.n_tokens]
     flags = {"remove_special": True, "unparse_special": False}
@@ -144,7 +146,10 @@ def by_text(context: Context) -> AskedPrefixes:
     again = context.ask(context.oracle, "tokenize", texts)
     fits = [n for n in numbers if texts[n - 1] and again[n - 1] == ids[:n]]
     if not fits:
-        text = "no beginning of a text has the ids that begin it, so there is no prefix to ask for"
+        text = (
+            "no part of a text tokenizes to the first ids of that text, so there is no "
+            "prefix to ask for"
+        )
         raise NoAnswer("not-compared", text, {})
     places = sorted({0, *(n for n in LENGTHS if n < len(fits)), len(fits) - 1})
     ends = [fits[place] for place in places]
@@ -170,15 +175,15 @@ def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[st
         listed = [read_list(row, names(context, lists)) for row in lists]
         return compare_lists(context, one, run.logits[0], listed)
 
-    context.progress("a prompt behind one that begins alike")
+    context.progress("a prompt after one with the same beginning")
     found = behind(usual[-1])
     if found.status != "diverged":
-        return "; the same behind a prompt that begins alike" * (found.status == "agreed"), []
+        return "; the same after a prompt with the same beginning" * (found.status == "agreed"), []
     again = behind(b"2 + 2 =" if type(other) is bytes else ids[::-1])
-    text = f"behind a prompt that is another from its middle on: {found.summary}"
+    text = f"after a prompt that differs from the middle on: {found.summary}"
     if again.status == "agreed":
-        text += "; behind one that begins otherwise it is right, so look at what is kept of a "
-        text += "prompt for the next: it may be taken as far as both are the same, and no further"
+        text += "; after a prompt with a different beginning it is right. Look at the prompt "
+        text += "cache: it may reuse only the common prefix"
     return "", [replace(found, summary=text, key=f"{found.key}/begins-alike")]
 
 
@@ -201,7 +206,7 @@ def names(context: Context, lists: Sequence[Sequence[tuple[Any, float]]]) -> dic
     try:
         tokenizer = context.tokenizer
     except EngineError as error:
-        text = f"candidates are texts, and our own reader cannot tell whose: {error}"
+        text = f"candidates are texts, and our tokenizer cannot map them to tokens: {error}"
         raise NoAnswer("not-compared", text, {}) from error
     attrs = enumerate(tokenizer.vocabulary.attrs)
     hidden = {token for token, attr in attrs if attr & Attr.HIDDEN}
@@ -213,14 +218,14 @@ def compare_lists(
 ) -> Verdict:
     batches = asked.batches
     if not (np.isfinite(logits) | np.isneginf(logits)).all():
-        text = "logits are NaN or infinite, so that probabilities are not determined"
+        text = "logits are NaN or infinite, so probabilities are undefined"
         return context.verdict("logprobs", "not-compared", text)
     truth = np.concatenate(context.honest.floor(batches, seed=context.seed, runs=0).logits)
     if is_oracle_wrong(context, batches, logits, truth):
         return context.verdict("logprobs", "not-compared", WRONG_ORACLE)
     n = sum(len(each.candidates) for each in listed)
     if not n:
-        text = f"{context.subject.name} lists no token that is known"
+        text = f"{context.subject.name} lists no known token"
         return context.verdict("logprobs", "not-compared", text)
     bound = whole_run(context.noise.relative, largest(logits))
     first = first_off(listed, logits, float(bound.allowed))
@@ -228,7 +233,7 @@ def compare_lists(
         bound = whole_run(context.noise_on(batches), largest(logits))
         first = first_off(listed, logits, float(bound.allowed))
     if not np.isfinite(bound.allowed):
-        text = "honest runs of this model overflow, so that no limit can be given"
+        text = "honest runs of this model overflow, so there is no limit"
         return context.verdict("logprobs", "not-compared", text, {"reason": bound.reason})
     detail = what_was_compared(listed, logits, float(bound.allowed)) | {"reason": bound.reason}
     if first is None:
@@ -236,7 +241,7 @@ def compare_lists(
     if (run := honest_run_of(context, batches, listed)) is not None:
         allowed = float(whole_run(context.noise_on(batches), largest(run)).allowed)
         detail = what_was_compared(listed, run, allowed) | {"reason": bound.reason}
-        text = f"{agreement(listed, detail)}, of an honest run of another design"
+        text = f"{agreement(listed, detail)}, compared with an honest run of another design"
         return told_by_lists(context, run, text, detail)
     row, off = first
     detail |= {"prefix": asked.prefixes[row], "at_fault": "subject", "kind": off.kind}
@@ -249,13 +254,13 @@ def compare_lists(
     elsewhere = whose(context, beginning, listed[row], float(bound.allowed))
     detail["right_after"] = elsewhere
     text = f"after prefix {row + 1} of {len(listed)}, {lengths(asked.ends, row)}, {sentence(off)}"
-    text += f"; it is right behind the first {elsewhere[-1]}" if elsewhere else ""
+    text += f"; the list would be right after the first {elsewhere[-1]} tokens" if elsewhere else ""
     text += "; at fault: subject"
     scale = find_scale(listed, logits, float(bound.allowed))
     text += f"; {scale.describe()}" if scale else ""
     detail |= scale.facts() if scale else {}
     if off.missing and set(off.missing) <= set(ids_of_control(context).tolist()):
-        text += "; all that are missing are tokens of control"
+        text += "; all missing tokens are control tokens"
     if isinstance(given := asked.prefixes[row], bytes):
         text += counted_otherwise(context, given, asked.ends[row])
     return context.verdict("logprobs", "diverged", text, detail, ("logprobs", off.kind))
@@ -325,30 +330,34 @@ def agreement(listed: Sequence[Listed], detail: dict[str, Any]) -> str:
         f"{detail['allowed_relative']:.1e}), none missing"
     )
     if not detail["values_compared"]:
-        text = f"{len(listed)} prefixes: ranks alone, no two values of a list could be compared"
+        text = (
+            f"{len(listed)} prefixes: only ranks were compared, as no list has two "
+            "comparable values"
+        )
     return text
 
 
 def sentence(off: Off) -> str:
     if off.kind == "missing":
         return (
-            f"token {off.token} is not listed, and its logit is {off.expected:.3g} above that of "
-            f"the last that is (allowed {off.allowed:.2g}); {off.wrong} are missing"
+            f"token {off.token} is not listed, and its logit is {off.expected:.3g} above "
+            f"the last listed token's (allowed {off.allowed:.2g}); {off.wrong} are missing"
         )
     if off.kind == "not finite":
         return f"{off.wrong} values are not finite; token {off.token} is {off.actual}"
     if off.kind == "order":
         return (
-            f"token {off.token} with {off.actual:.7g} is listed behind one with "
-            f"{off.expected:.7g}, and the likeliest come first (allowed {off.allowed:.2g})"
+            f"token {off.token} with {off.actual:.7g} is listed after a token with "
+            f"{off.expected:.7g}, and the likeliest must come first (allowed "
+            f"{off.allowed:.2g})"
         )
     if off.kind == "twice":
         return (
-            f"the text of token {off.token} is listed {off.actual:.0f} times, and stands for "
-            f"{off.expected:.0f}; {off.wrong} texts are listed too often"
+            f"the text of token {off.token} is listed {off.actual:.0f} times, and only "
+            f"{off.expected:.0f} tokens have it; {off.wrong} texts are listed too often"
         )
     # a log-probability above 0 there is none, and the list may be of logits
-    shifted = " with the constant that fits most of the list" if off.expected > 0 else ""
+    shifted = " plus the constant that fits most of the list" if off.expected > 0 else ""
     return (
         f"token {off.token} is {off.actual:.7g}, expected {off.expected:.7g}{shifted} (allowed "
         f"{off.allowed:.2g}); {off.wrong} are off"

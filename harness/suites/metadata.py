@@ -49,7 +49,7 @@ class Metadata(Suite, name="metadata"):
         left_out = ""
         if context.subject_info.utf8_only:
             theirs, n = readable(oracle, subject)
-            left_out = f"; {n} texts that are no UTF-8 were not compared" if n else ""
+            left_out = f"; {n} texts that are not UTF-8 were not compared" if n else ""
         else:
             theirs = oracle
         verdict = compare_summaries(context, context.subject.name, theirs, subject)
@@ -69,7 +69,7 @@ class Metadata(Suite, name="metadata"):
             oracle = reading.expected
             if oracle is None:
                 return  # it has been said as well
-            context.progress("waiting for gguf-py to read it")
+            context.progress("waiting for gguf-py to read the file")
             outcome = reading.outcome()
             lacking = type_that_it_lacks(outcome, oracle)
             if lacking:
@@ -85,8 +85,10 @@ def check_arrays(metadata: Mapping[str, Value]) -> None:
     """Raise NoAnswer for an array longer than three readers show in minutes."""
     for key, value in metadata.items():
         if value.element is not None and len(value.data) > MAX_ENTRIES:
-            text = f"{key} has {len(value.data):,} entries, more than the {MAX_ENTRIES:,} that a "
-            raise NoAnswer("not-compared", f"{text}message about the metadata may hold", {})
+            text = (
+                f"{key} has {len(value.data):,} entries, and an answer to metadata holds at most "
+            )
+            raise NoAnswer("not-compared", f"{text}{MAX_ENTRIES:,}", {})
 
 
 class ReadByGgufPy:
@@ -124,7 +126,7 @@ def compare_summaries(
     n += f" and {len(oracle.tensors)} tensors" if "tensors" not in other.unknown else ""
     if not found:
         text = f"{reader} and the oracle agree on {n}"
-        text += f"; it does not show {', '.join(other.unknown)}" if other.unknown else ""
+        text += f"; {reader} does not show {', '.join(other.unknown)}" if other.unknown else ""
         text += f"; {n_ended} texts were compared up to a NUL, which ends them in C" * bool(n_ended)
         return context.verdict("metadata", "agreed", text)
     detail: dict[str, Any] = {"reader": reader, "total": len(found)}

@@ -61,8 +61,8 @@ def asked_elsewhere(context: Context) -> Iterator[Verdict]:
     agrees would take them to be right."""
     offered = [level for level in SINGLE if level in (context.subject_info.levels or ())]
     if offered:
-        text = f"what {context.subject.name} answers to {' and '.join(offered)} is not asked by "
-        text += "check: lockstep golden verify --engine COMMAND"
+        text = f"check does not ask {context.subject.name} for {' and '.join(offered)}; "
+        text += "to test them: lockstep golden verify --engine COMMAND"
         yield context.verdict("products", "not-applicable", text, {"offered": offered})
 
 
@@ -74,12 +74,12 @@ def rest(context: Context, found: Findings) -> Verdict:
     empty = sum(not math.isfinite(f.sees) for f in fine)
     shown = visible_in_some_batch(fine)
     if not products and not found.guilty:  # those that could be there are named already
-        text = "no product has both its input and its result shown"
+        text = "the engine shows no product with both its input and its result"
         if others:
             text += f"; {len(others)} gates on large inputs and norms on small ones agree"
         return context.verdict("products", "not-applicable", text)
     if not shown and not found.guilty:  # the empty ones are named already
-        text = "the products of what was kept of their inputs are zero throughout"
+        text = "all products on the nearly empty inputs are zero"
         return context.verdict("products", "not-compared", text)
     text = f"{len(fine)} of {len(products)} products agree on nearly empty inputs"
     steps = sorted({f.site.step for f in products})

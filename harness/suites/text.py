@@ -137,15 +137,17 @@ def behind_others(context: Context) -> Iterator[Verdict]:
         except NoAnswer as error:
             if prompt in OTHERS or error.status not in ("not-compared", "diverged"):
                 raise
-            text = f"behind a prompt of {len(prompt)} bytes: {error.summary}"
+            text = f"after a prompt of {len(prompt)} bytes: {error.summary}"
             # what the oracle takes, or what nobody has looked at
             in_vain = error.status == "diverged" or BUSY in error.detail
             yield context.verdict("text", "not-compared" if in_vain else "not-applicable", text)
     if early:
-        more = f"; so do those behind {len(early) - 1} more prompts" if len(early) > 1 else ""
+        more = f"; so do the texts after {len(early) - 1} more prompts" if len(early) > 1 else ""
         yield replace(early[0], summary=early[0].summary + more)
     if same:
-        text = f"the texts behind {same} more prompts are the same, of up to {N_OTHERS} tokens each"
+        text = (
+            f"the texts after {same} more prompts are the same, with up to {N_OTHERS} tokens each"
+        )
         yield context.verdict("text", "agreed", text)
 
 
@@ -173,8 +175,8 @@ def kept_too_long(context: Context) -> str:
         return ""
     if not again or any(map(is_wrong, again)):
         return ""
-    text = "; it is right when it is not asked right behind one that begins alike, so look at what "
-    return text + "is kept of a prompt for the next"
+    text = "; the text is right if the prompt before has a different beginning, so look at "
+    return text + "the prompt cache"
 
 
 def is_wrong(verdict: Verdict) -> bool:
@@ -185,7 +187,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
     """The next token where the two likeliest are nearly alike, and not within the noise."""
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
-    context.progress("looking for prompts behind which two tokens are nearly alike")
+    context.progress("looking for prompts with two close next tokens")
     pieces = Pieces.of(context)
     texts: dict[tuple[int, ...], bytes] = {}
     runs = []
@@ -219,7 +221,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
         yield with_more(replace(wrong, summary=f"{where}: {wrong.summary}"), more)
         return
     if unclear:
-        text = f"behind {unclear} prompts its text is longer or shorter than one token's"
+        text = f"after {unclear} prompts the engine's text is longer or shorter than one token"
         yield context.verdict("text", "not-applicable", text)
     if left:
         yield left.verdict(context, "text")
@@ -270,7 +272,7 @@ def behind(
     """whole: it may not end early. Raises NoAnswer."""
     ids = prompt_ids(context, prompt)
     if not ids:
-        raise NothingToAsk("the prompt has no tokens, so there is nothing to go on from")
+        raise NothingToAsk("the prompt has no tokens, so there is nothing to continue")
     context.progress(f"the text of {n} tokens")
     free = context.ask(context.oracle, "greedy", ids, n)
     taken, said_text, left = (
@@ -285,11 +287,11 @@ def behind(
     pieces = Pieces.of(context)
     free = free[: pieces.count_shown(free)]
     if not free:
-        raise NothingToAsk("the oracle begins with a token of no text, and engines may end there")
+        raise NothingToAsk("the oracle begins with a token without text, and engines may end there")
     own = without_prompt(said_text, prompt, b"".join(pieces[token] for token in free))
     found = list(judge_text(context, batches, logits[-n:], free, own, pieces, whole=whole))
     more = counted_otherwise(context, prompt, len(ids))
-    echo = "" if own == said_text else "; it shows the prompt before it"
+    echo = "" if own == said_text else "; the engine repeats the prompt before the text"
     for verdict in found:
         yield with_more(replace(verdict, summary=verdict.summary + echo), more)
     if any(map(is_wrong, found)) and said_before is None:

@@ -186,7 +186,10 @@ class Way:
         if not wrong:
             summary = f"{self}: {len(rows)} inputs agree"
             if known:
-                summary += f"; {len(known)} of them: llama.cpp differs from the original"
+                summary += (
+                    f"; {len(known)} of them are known: llama.cpp differs from the "
+                    "original tokenizer"
+                )
                 detail["differs_from_the_original"] = [each.row() for each in known]
             return self.context.verdict("tokens", "agreed", summary, detail)
         why = named_among(self.context, wrong)
@@ -257,7 +260,7 @@ def encode_beyond(way: Way) -> Iterator[Verdict]:
     if not isinstance(reply, Answered | Rejected | Crashed):
         raise no_answer(context.subject.name, "tokenize", reply)
     words = reply.message if isinstance(reply, Rejected | Crashed) else "answers"
-    text = f"a code point beyond U+10FFFF: {error.summary.splitlines()[0]}, as is known; "
+    text = f"a code point beyond U+10FFFF: {error.summary.splitlines()[0]} (a known fault); "
     text += f"{context.subject.name}: {line_that_says_why(words)}"
     detail = {"input": repr(BEYOND), "oracle": error.summary, "subject": words}
     yield context.verdict("tokens", "excused", text, detail)
@@ -316,8 +319,8 @@ def with_read_strictly(verdict: Verdict, texts: Sequence[bytes]) -> Verdict:
     if not texts:
         return verdict
     text = (
-        f"{verdict.summary}; {len(texts)} with bytes that are no characters are read with U+FFFD "
-        "there, as Unicode has it, where llama.cpp decodes overlong forms and surrogates"
+        f"{verdict.summary}; the engine reads invalid UTF-8 as U+FFFD in {len(texts)} of "
+        "them, as Unicode recommends, and llama.cpp decodes overlong forms and surrogates"
     )
     detail = {**verdict.detail, "read_with_replacements": [repr(text) for text in texts]}
     status = "excused" if verdict.status == "agreed" else verdict.status
@@ -325,5 +328,5 @@ def with_read_strictly(verdict: Verdict, texts: Sequence[bytes]) -> Verdict:
 
 
 def with_left_out(verdict: Verdict, n: int) -> Verdict:
-    text = f"{verdict.summary}; {n} that are no UTF-8 were not compared"
+    text = f"{verdict.summary}; {n} inputs that are not UTF-8 were not compared"
     return replace(verdict, summary=text) if n else verdict

@@ -32,7 +32,7 @@ class TraceSuite(TensorSuite, name="trace"):
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
         if found.other_graph:
-            text = f"llama.cpp makes another graph of {context.subject.name}'s file"
+            text = f"llama.cpp builds a different graph from {context.subject.name}'s file"
             text += f": {found.other_graph}"
             key = ("trace", "other graph", found.other_graph)
             yield context.verdict("trace", "diverged", text, {"rest": found.rest}, key=key)
@@ -56,13 +56,13 @@ class TraceSuite(TensorSuite, name="trace"):
 def in_design(name: str, findings: Sequence[SiteFinding]) -> str:
     """Return what is said of ops that a known design other than llama.cpp's gives."""
     sees = max(finding.sees for finding in findings)
-    return f"{len(findings)} have {name}, and a scale that is {sees:.1e} off is still seen there"
+    return f"{len(findings)} have {name}; a scale that is off by {sees:.1e} still shows there"
 
 
 def closest(findings: Sequence[SiteFinding]) -> str:
     """Describe the finding that is closest to its limit, among those whose limits are known."""
     if not findings:
-        return "all are within what the last of their ops alone may be off"
+        return "all are within the limit of their last op alone"
     tightest = max(findings, key=share)
     of_it = f"{share(tightest):.0%} of it"
     return f"none beyond its limit, {site_name(tightest.site)} closest ({of_it})"

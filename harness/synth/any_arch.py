@@ -47,8 +47,8 @@ MOE = "-moe"  # ends the name of the form with experts, where there are both
 # What llama.cpp cannot build, or not decode, from metadata alone
 IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
     {
-        "clip": "llama.cpp loads it as a companion of another model only",
-        "gptj": "llama.cpp knows the name and has no graph for it",
+        "clip": "llama.cpp loads it only as a companion of another model",
+        "gptj": "llama.cpp knows the name, and has no graph for it",
         "gemma4-assistant": "it decodes on the cache of another model",
         "eagle3": "it decodes on the layers of another model",
         "dflash": "it decodes on the layers of another model",
@@ -95,7 +95,7 @@ def variant_named(name: str) -> Variant:
     """Raises Unsupported with the reason, or with the names that there are."""
     known = variants()
     if name in IMPOSSIBLE:
-        raise Unsupported(f"synth makes no {name!r}: {IMPOSSIBLE[name]}")
+        raise Unsupported(f"synth cannot make {name!r}: {IMPOSSIBLE[name]}")
     if name not in known:
         raise Unsupported(f"synth knows no architecture {name!r} {choices(name, known)}")
     return known[name]
@@ -134,7 +134,7 @@ def check(variant: Variant, sizes: Sizes) -> None:
     if sizes.n_embd % sizes.n_head:
         raise InvalidModel(f"n_embd is {sizes.n_embd}; expected a multiple of {sizes.n_head} heads")
     if sizes.n_head % sizes.kv_heads:
-        raise InvalidModel(f"{sizes.n_head} heads do not go with {sizes.kv_heads} KV heads")
+        raise InvalidModel(f"{sizes.n_head} heads are not a multiple of {sizes.kv_heads} KV heads")
     if sizes.n_expert_used > sizes.n_expert:
         raise InvalidModel(f"{sizes.n_expert_used} of {sizes.n_expert} experts cannot be used")
     if variant.vocab:
@@ -181,7 +181,7 @@ def write_variant(
     if insist and len(left) == len(chosen):
         text = f"{quant} needs rows of a multiple of {type_by_name(quant).block} weights"
         lengths = ", ".join(map(str, sorted({tensor.ne[0] for tensor in chosen})))
-        raise InvalidModel(f"{text}; those of the matrices of {variant.arch} have {lengths}")
+        raise InvalidModel(f"{text}; the matrices of {variant.arch} have rows of {lengths}")
     writes = f"{variant.arch}.pooling_type" not in keys  # others have no logits
     size = embedding_size(variant.arch, kept) if writes else 1.0
     rows = {tensor.name: row(tensor, variant.arch, seed, quant, size) for tensor in kept}

@@ -95,7 +95,7 @@ def check_output(path: Path, model: Path | None = None) -> None:
     if path.exists():
         check_regular(path)  # renamed over, a device would be gone
     if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such folder to write a file to", str(path))
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(path))
     if model is not None and path.exists():
         parts = parts_of(model)
         if any(path.samefile(part) for part in parts):
@@ -194,7 +194,7 @@ def _value(key: str, value: Typed | Value) -> bytes:
 def _value_type(name: str) -> ValueType:
     if name not in ValueType.__members__ or name == "ARR":
         known = ", ".join(kind for kind in ValueType.__members__ if kind != "ARR")
-        raise ValueError(f"no type of value is named {name!r} (known: {known}, ARR[...])")
+        raise ValueError(f"no value type named {name!r} (known: {known}, ARR[...])")
     return ValueType[name]
 
 
@@ -211,7 +211,7 @@ def _array(type_name: str, data: Any) -> bytes:
     if not type_name.endswith("]"):
         raise ValueError(f"the bracket of {type_name!r} is not closed")
     if isinstance(data, str):
-        raise TypeError("one string is no array of strings")
+        raise TypeError("expected an array of strings, got one string")
     inner = type_name[len("ARR[") : -1]
     if inner == "ARR" or inner.startswith("ARR["):
         parts = [_inner_array(inner, item) for item in data]
@@ -245,7 +245,7 @@ def _string(data: Any) -> bytes:
 def _identifier(name: str, limit: int) -> bytes:
     raw = name.encode()
     if not 1 <= len(raw) <= limit or b"\0" in raw:
-        raise ValueError(f"{name[:80]!r} is no name of 1 to {limit} bytes without NUL")
+        raise ValueError(f"{name[:80]!r} is not a name of 1 to {limit} bytes without NUL")
     return pack("<Q", len(raw)) + raw
 
 
@@ -258,7 +258,9 @@ def _row(name: str, ne: Sequence[int], type_name: str, source: Source) -> _Row:
     if len(dims) > 4 or min(dims, default=0) < 0:
         raise ValueError(f"{name!r} has the shape {dims}, expected at most 4 dimensions from 0 up")
     if (dims[0] if dims else 1) % kind.block:
-        raise ValueError(f"rows of {name!r} are no multiple of {kind.block}, as {type_name} needs")
+        raise ValueError(
+            f"rows of {name!r} are not a multiple of {kind.block}, as {type_name} needs"
+        )
     return _Row(name, dims, kind, prod(dims) // kind.block * kind.bytes, source)
 
 

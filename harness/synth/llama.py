@@ -68,11 +68,11 @@ def check(r: LlamaRecipe) -> None:
         if size % block:
             raise InvalidModel(f"{name} is {size}; {r.quant} needs a multiple of {block}")
     if r.n_head % r.n_head_kv:
-        raise InvalidModel(f"{r.n_head} heads are no multiple of {r.n_head_kv} KV heads")
+        raise InvalidModel(f"{r.n_head} heads are not a multiple of {r.n_head_kv} KV heads")
     if r.head_size % 2:
         raise InvalidModel(
-            f"a head has {r.head_size} elements (width {r.n_embd}, {r.n_head} heads); rope turns "
-            "pairs, so it needs an even number"
+            f"a head has {r.head_size} elements (width {r.n_embd}, {r.n_head} heads); "
+            "rope rotates pairs, so the number must be even"
         )
     if r.vocabulary:
         check_kind(r.vocab_kind, r.n_vocab)

@@ -38,7 +38,7 @@ def write_twin(model: Path, output: Path, progress: Progress = lambda _: None) -
             if info.type.name not in KEPT
         }
         if not formats:
-            raise InvalidModel(f"{model} holds nothing but F32: it is its own twin")
+            raise InvalidModel(f"{model} has only F32 weights, so it needs no twin")
         write_gguf(
             output,
             metadata_of(file),

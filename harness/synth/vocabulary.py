@@ -18,7 +18,7 @@ NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types of the GGUF specifica
 def sentencepiece(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
     """The `tokenizer.ggml.*` keys of a vocabulary of this size."""
     if n_vocab < SMALLEST:
-        raise ValueError(f"a vocabulary needs at least {SMALLEST} tokens, {n_vocab} were asked for")
+        raise ValueError(f"a vocabulary needs at least {SMALLEST} tokens, got {n_vocab}")
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256
     pieces = glued_pieces(n_vocab - len(tokens), seed)

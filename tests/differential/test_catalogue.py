@@ -51,7 +51,7 @@ def test_prompts_taken_for_others_show_though_logits_are_right(
 ) -> None:
     found = try_wrong(bench, Adapter.member(f"mutant:prompt-{name}"), "f32")
     assert all(seen.caught for seen in found.views.values())
-    assert "seeded tokens the next is" in found.views["logits"].said
+    assert "seeded tokens the engine chooses" in found.views["logits"].said
     assert found.found == "decode"
 
 

@@ -118,7 +118,7 @@ def test_rows_that_are_divided_by_their_length_are_told_from_wrong_ones(
     first, more = of_embeddings(bert, engine.name)
     assert {first.status, more.status} == {"diverged"}
     for verdict in (first, more):
-        said = "each row is the oracle's divided by its length" in verdict.summary
+        said = "each row is the oracle's divided by its norm" in verdict.summary
         assert said == (engine is OfLengthOne)
 
 

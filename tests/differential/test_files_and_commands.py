@@ -24,9 +24,9 @@ GIVEN = {
     "shadow": ("--tokens", "4", "--steps", "1"),
 }
 OURS = ("qwen3", "gemma3", "gpt2", "phi3")
-OTHER_GRAPH = "our engine has no graph of '{}' (it has: "
-NO_TEXT = "the file has no vocabulary (tokenizer.ggml.model), so it knows no text"
-NO_MODEL = "the file is of type 'adapter', no model"
+OTHER_GRAPH = "our engine has no graph for '{}' (it has: "
+NO_TEXT = "the file has no vocabulary (tokenizer.ggml.model), so it has no text"
+NO_MODEL = "the file is of type 'adapter', not a model"
 NO_TENSORS = "the file holds no tensors"
 CUT = "the file ends inside the data of tensor"
 

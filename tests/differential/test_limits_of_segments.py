@@ -10,7 +10,7 @@ from lockstep.harness.suites.trace import closest
 from tests.recorded import LAYERS, Recorded
 
 SHOWN = ("attn_norm", "kqv_out", "ffn_out", *LAYERS)
-ALONE = "within the last op's own bound alone"
+ALONE = "the last op's own bound is enough"
 
 
 def judged(

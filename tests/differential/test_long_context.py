@@ -170,7 +170,9 @@ def test_answers_agree_though_the_oracle_dies_of_a_further_question(
     monkeypatch.setattr(long_context, "too_coarse", dies)
     (found,) = says(gemma3, "long-context")
     assert found.status == "agreed"
-    assert found.summary.endswith("is not known: llama.cpp crashed in evaluate")
+    assert found.summary.endswith(
+        "mistakes below the limit are unknown: llama.cpp crashed in evaluate"
+    )
 
 
 @pytest.mark.parametrize("engine", ["mutant:window-one-more", "mutant:window-one-less"])
@@ -193,7 +195,7 @@ def test_report_says_window_may_be_hard_coded(
 
     One that knows no window is not.
     """
-    right_way, text = Gemma3.window, "it does not know it, or has the number in its code"
+    right_way, text = Gemma3.window, "it ignores the key, or has the number in its code"
     (other,) = says(gemma3, "long-context", engine="mutant:window-one-more")
     monkeypatch.setattr(Gemma3, "window", lambda graph, il: right_way(graph, il) and LONG)
     (fixed,) = says(gemma3, "long-context")
@@ -251,7 +253,7 @@ def test_long_context_does_not_apply_if_the_usual_run_has_the_window(
     model = model_of("gemma3", tmp_path, n_layer=2)
     found = says(model, "long-context")
     assert [(v.status, v.summary) for v in found] == [
-        ("not-applicable", "nothing in it begins behind the usual run")
+        ("not-applicable", "the model has nothing that begins after the usual run")
     ]
 
 
@@ -314,7 +316,7 @@ def test_attention_that_is_scaled_far_behind_is_asked_about(tmp_path: Path, says
     with_keys(model_for("arch:deepseek2", tmp_path), model, keys)
     found = says(model, "long-context", engine="replay")
     assert [v.status for v in found] == ["agreed"]
-    assert "with attention that is scaled every 10 tokens, not every 8192" in found[0].summary
+    assert "with attention scaled every 10 tokens instead of every 8192" in found[0].summary
 
 
 def test_layers_that_are_others_in_a_shorter_model_are_not_asked(
@@ -324,7 +326,7 @@ def test_layers_that_are_others_in_a_shorter_model_are_not_asked(
     windowed(whole, 46, model, LONG)
     found = says(model, "long-context")
     assert [v.status for v in found] == ["not-applicable"]
-    assert "is another one in a model of 3 layers" in found[0].summary
+    assert "changes in a model of 3 layers" in found[0].summary
     plan = plan_for(model)
     with open_for(plan) as opened:
         assert bisect_long_context(plan, opened.context) is None

@@ -93,7 +93,7 @@ def says(plan_for: Callable[..., Plan], open_for: OpenPlan) -> Callable[..., lis
 def test_right_engines_agree(engine: str, model: Path, says: Callable[..., list[Verdict]]) -> None:
     found = says(model, SUITE, engine=engine)
     assert [v.status for v in found] == ["agreed"]
-    words = "with a prompt of 1101 tokens at once and 3 behind it, 3 threads, its first 2 of 2"
+    words = "with a prompt of 1101 tokens at once and 3 after it, 3 threads, its first 2 of 2"
     assert found[0].summary.startswith(f"{words} layers: 4 positions")
 
 
@@ -113,8 +113,8 @@ def test_right_prompt_is_not_called_wrong_for_the_tokens_behind_it(
     found = says(model, SUITE, engine=KeepsTooFew.name)
     assert [v.status for v in found] == ["diverged"]
     assert found[0].summary.endswith(
-        "; the prompt itself is right, and 3 tokens behind it are not; "
-        f"they are behind one of {ROWS}, and not behind one of {ROWS + 1}"
+        "; the prompt itself is right, and 3 tokens after it are not; "
+        f"they are right after a prompt of {ROWS}, and wrong after one of {ROWS + 1}"
     )
 
 
@@ -137,7 +137,7 @@ class FailsInSteps(FailsBehind, name="long prompt: the first token behind one of
         (FailsBehind.name, f"(one of {ROWS} is answered, one of {ROWS + 1} is not)"),
         (
             FailsInSteps.name,
-            "(3 tokens behind one of 1098 are answered, 3 tokens behind one of 1099 are not)",
+            "(3 tokens after one of 1098 are answered, 3 tokens after one of 1099 are not)",
         ),
     ],
 )
@@ -171,7 +171,7 @@ def test_engine_that_hangs_on_a_long_prompt_is_not_taken_for_slow(
     monkeypatch.setattr(long_prompt, "seconds_of", lambda context, n: foretold)
     (found,) = says(model, SUITE)
     assert found.status == status
-    assert ("by its shorter ones it would take some 1.0 s" in found.summary) is (foretold == 1.0)
+    assert ("shorter prompts suggest about 1.0 s" in found.summary) is (foretold == 1.0)
 
 
 def test_a_bisection_finds_the_place_in_the_shortest_wrong_prompt(
@@ -181,7 +181,7 @@ def test_a_bisection_finds_the_place_in_the_shortest_wrong_prompt(
     with open_for(plan) as opened:
         found = long_prompt.bisect_long_prompt(plan, opened.context)
     assert found is not None
-    assert found.asked == f"with a prompt of {ROWS + 1} tokens, 3 threads, its first layers alone"
+    assert found.asked == f"with a prompt of {ROWS + 1} tokens, 3 threads, only the first layers"
     places = {f"{c.site.name}-{c.layer}" for c in found.culprits}
     assert places == {"Qcur_rope-0", "Kcur_rope-0", "Qcur_rope-1", "Kcur_rope-1"}
 
@@ -194,7 +194,7 @@ def test_rows_that_threads_leave_over_are_found_at_any_length(
     found = says(model, SUITE, engine=RowsLeftOver.name)
     assert {v.status for v in others} == {"agreed"}
     assert [v.status for v in found] == ["diverged"]
-    words = "one of 32 is wrong as well; with n_threads 1 the same is right"
+    words = "a prompt of 32 is wrong as well; with n_threads 1 the same run is right"
     assert words in found[0].summary
 
 
@@ -270,7 +270,7 @@ def test_difference_stays_one_though_the_engine_dies_in_the_search(
 ) -> None:
     (found,) = says(model, SUITE, engine=DiesInSearch.name)
     assert found.status == "diverged"
-    assert "; from which length on is not known: " in found.summary
+    assert "; the shortest wrong length is unknown: " in found.summary
 
 
 @pytest.mark.parametrize("engine", ["reference", "llama.cpp"])

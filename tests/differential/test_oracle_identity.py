@@ -93,10 +93,10 @@ OTHERS = {
     ),
     "another ggml": (changed(GGML, renamed(b"ggml_rope", b"ggml_role")), "lacks 1 (ggml_rope)"),
     "fork": (compiled("void llama_decode(void) {}"), "lacks 2076 ("),
-    "no llama.cpp": (compiled("void decode(void) {}"), "is no llama.cpp"),
+    "no llama.cpp": (compiled("void decode(void) {}"), "is not llama.cpp"),
     "no library": (nothing, "No such file"),
-    "text": (text_file, "is no ELF library: it begins with b'libllama'"),
-    "cut off": (changed(LLAMA, lambda raw: raw[:100_000]), "is cut off or broken"),
+    "text": (text_file, "is not an ELF library: it begins with b'libllama'"),
+    "cut off": (changed(LLAMA, lambda raw: raw[:100_000]), "is truncated or broken"),
     "another processor": (changed(LLAMA, for_arm), "is built for AArch64, this Python for "),
 }
 

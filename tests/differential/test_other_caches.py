@@ -50,7 +50,7 @@ def test_a_server_with_a_cache_of_f32_is_not_accused(keys_matter: Path) -> None:
     with serving(keys_matter) as address:
         (found,) = asked(keys_matter, address, DEFAULT)
         assert found.status == "agreed", found
-        assert "of an honest run of another design" in found.summary
+        assert "compared with an honest run of another design" in found.summary
         detail = found.detail
         assert detail["worst_relative_to_largest_logit"] <= detail["allowed_relative"]
         (exactly,) = asked(keys_matter, address, EXACT)

@@ -26,7 +26,7 @@ NAMES = {A: "embd", B: "inp_scaled"}
 
 def test_the_nearest_is_named_if_it_is_much_nearer_than_what_it_is_called() -> None:
     said = other_name(SMALL, A, {A: OFF, B: RIGHT}, NAMES)
-    assert said.startswith("what is shown is llama.cpp's inp_scaled (1.4e-05 of")
+    assert said.startswith("the engine shows llama.cpp's inp_scaled (1.4e-05 of")
     assert other_name(SMALL + 0.5, A, {A: OFF, B: RIGHT}, NAMES) == ""  # as far from each
     assert other_name(SMALL, A, {A: OFF, C: RIGHT}, NAMES) == ""  # it cannot be shown by a name
     assert other_name(SMALL, A, {B: RIGHT}, NAMES) == ""  # of the node nothing is known
@@ -128,7 +128,7 @@ def test_another_eps_is_named_where_a_norm_is_shown_with_its_weights(
             formulas.look(each)
         return formulas.text
 
-    words = f"the norm with an eps of {theirs:g}, where llama.cpp has {eps:g}, of the same input"
+    words = f"the norm with eps {theirs:g} (llama.cpp: {eps:g}) of the same input"
     assert words in said(wrong[1].value)
     assert "LayerNorm" in said(with_weights(x, weights, eps, "NORM")[1].value)
     assert said(right[1].value) == ""

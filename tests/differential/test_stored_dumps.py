@@ -159,7 +159,7 @@ def test_numbers_beyond_half_precision_are_not_compared_and_accuse_nobody(
         *(("logits", "agreed"), ("trace", "agreed")),
         ("trace", "not-compared"),
     }
-    assert any("infinite where they were stored in F16" in v.summary for v in found)
+    assert any("infinite because they were stored in F16" in v.summary for v in found)
 
 
 def test_an_engine_that_is_infinite_itself_is_found_behind_that(

@@ -180,7 +180,7 @@ def test_texts_that_an_engine_declares_it_lacks_are_left_out_and_counted(
 ) -> None:
     verdicts = held(Lossy, "gpt2", tmp_path)
     assert {v.status for v in verdicts} == {"agreed"}
-    assert all("that are no UTF-8 were not compared" in v.summary for v in verdicts[-2:])
+    assert all("that are not UTF-8 were not compared" in v.summary for v in verdicts[-2:])
     assert "diverged" in {v.status for v in held(SilentlyLossy, "gpt2", tmp_path)}
 
 

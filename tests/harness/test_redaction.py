@@ -87,7 +87,7 @@ def test_redact_hides_what_a_header_or_an_address_holds(text: str, shown: str) -
 @pytest.mark.parametrize(
     "text",
     [
-        "HTTP 401: Bearer authentication required (a key? it goes into LOCKSTEP_API_KEY)",
+        "HTTP 401: Bearer authentication required (if it needs a key, set LOCKSTEP_API_KEY)",
         "openai:http://localhost:8080/v1#@cf/model and me@host",
         "tokenizer.ggml.bos_token_id: expected 1, got 2",
         "lockstep check m.gguf --tokens 32 --engine ./e",

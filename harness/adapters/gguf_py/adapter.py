@@ -46,7 +46,7 @@ class GgufPy(Adapter, name="gguf-py"):
         kind, (block, _) = known_type(type_name)
         if raw.size % block:
             raise EngineError(
-                f"{raw.size} bytes are no whole number of {type_name} blocks of {block}"
+                f"{raw.size} bytes are not a multiple of a {type_name} block ({block} bytes)"
             )
         return np.array(decode_value(kind, raw), np.float32).reshape(-1)
 
@@ -56,7 +56,7 @@ class GgufPy(Adapter, name="gguf-py"):
         """It makes a new array each time, as its users cannot have it otherwise."""
         kind, sizes = known_type(type_name)
         if type_name == "F32":
-            raise Unsupported("gguf-py reads F32 as it is: there is nothing to time")
+            raise Unsupported("gguf-py does not decode F32, so there is nothing to time")
         pieces = pieces_of(raw, sizes, threads)
         return seconds_each(lambda piece: decode_value(kind, piece[0]), pieces, seconds)
 

@@ -306,8 +306,9 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         longest = max(map(len, request.batches), default=0)
         if longest > self.settings.n_ubatch:
             raise EngineError(
-                f"a batch of {longest} tokens is computed in several ubatches of "
-                f"{self.settings.n_ubatch}; sites can be shown for one ubatch per batch only"
+                f"llama.cpp computes a batch of {longest} tokens in several ubatches of "
+                f"{self.settings.n_ubatch}, and can show sites only for a single ubatch "
+                "per batch"
             )
 
     def _check_embeds(self, context: LlamaContext) -> None:
@@ -323,8 +324,8 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         longest = max((len(batch) for batch in batches if every or batch.encoder), default=0)
         if longest > self.settings.n_ubatch:
             raise Unsupported(
-                f"llama.cpp computes a batch of this model in one ubatch; {longest} tokens are "
-                f"more than {self.settings.n_ubatch}"
+                f"llama.cpp needs a batch of this model in one ubatch, and {longest} "
+                f"tokens are more than n_ubatch {self.settings.n_ubatch}"
             )
 
     def _check_room(self, tokens: int) -> None:
@@ -344,7 +345,9 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         if both and batches and not batches[0].encoder:
             raise EngineError("the first batch of a model with a decoder is for its encoder")
         if not both and any(batch.encoder for batch in batches):
-            raise EngineError("a batch is for an encoder, and the model has none beside a decoder")
+            raise EngineError(
+                "a batch is for an encoder, and the model has no encoder beside a decoder"
+            )
 
     def _check_tokens(self, batch: Batch) -> None:
         n_vocab = self._weights().n_vocab
@@ -360,7 +363,8 @@ def dequantize(lib: Library, type_name: str, raw: NDArray[np.uint8]) -> NDArray[
     blocks, rest = divmod(raw.size, traits.block_bytes)
     if rest:
         raise EngineError(
-            f"{raw.size} bytes are no whole number of {type_name} blocks of {traits.block_bytes}"
+            f"{raw.size} bytes are not a multiple of a {type_name} block "
+            f"({traits.block_bytes} bytes)"
         )
     raw = np.ascontiguousarray(raw, np.uint8).reshape(-1)
     if type_name == "F32":  # ggml needs no decoder for it
@@ -389,7 +393,7 @@ def time_to_float(
 ) -> float:
     traits = decoder(lib, type_name)
     if not traits.to_float:
-        raise Unsupported(f"llama.cpp reads {type_name} as it is: there is nothing to time")
+        raise Unsupported(f"llama.cpp does not decode {type_name}, so there is nothing to time")
 
     def decode(piece: Piece) -> None:
         traits.to_float(piece[0].ctypes.data, piece[1].ctypes.data, piece[1].size)

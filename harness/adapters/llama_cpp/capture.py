@@ -107,7 +107,9 @@ class NodeWatch:
                 self.hand_on()
                 self.make_room(argument)
                 if self.get("index") > MOST_NODES:
-                    raise RuntimeError(f"a graph of more than {MOST_NODES} nodes is not captured")
+                    raise RuntimeError(
+                        f"the graph has more than {MOST_NODES} nodes, too many to capture"
+                    )
             elif what == BEFORE:
                 self.injector.before(self.memory(argument))
             else:

@@ -34,7 +34,7 @@ class Target:
     @classmethod
     def of(cls, header: bytes) -> "Target":
         if len(header) < 20 or not header.startswith(MAGIC):
-            raise NotElf(f"is no ELF library: it begins with {header[:8]!r}")
+            raise NotElf(f"is not an ELF library: it begins with {header[:8]!r}")
         return cls(header[4], header[5], int.from_bytes(header[18:20], "little"))
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class Elf:
             every = [SECTION.unpack_from(self.raw, start + i * size) for i in range(count)]
             return {s[1]: (s[4], s[5], every[s[6]][4]) for s in every if s[1] in (DYNAMIC, DYNSYM)}
         except (struct.error, IndexError) as error:
-            raise NotElf("is cut off or broken") from error
+            raise NotElf("is truncated or broken") from error
 
     def _sizes(self) -> tuple[int, int]:
         size, count = struct.unpack_from("<HH", self.raw, 58)

@@ -37,8 +37,9 @@ TYPES = "a3e54a686770ba89"  # digest of the table of weight types
 STANDARD_LIBRARY = re.compile(rb"_Z.*(?:S[tsabiod]|va_list)")
 EXAMPLES = 2  # names that a message lists
 WANTED = (
-    f"Wanted: llama.cpp {COMMIT} of llama-cpp-python {VERSION}, with any compiler and flags; build "
-    f"that, or unset {LIBRARIES}. Other releases are asked by number: --oracle llama.cpp@VERSION"
+    f"Wanted: llama.cpp {COMMIT} of llama-cpp-python {VERSION}, with any compiler and "
+    f"flags. Build it, or unset {LIBRARIES}. For another release use --oracle "
+    "llama.cpp@VERSION"
 )
 
 
@@ -136,16 +137,16 @@ def difference(part: PinnedPart, library: Elf, path: Path) -> str:
     if part.is_pinned(names):
         return ""
     if not names:
-        return f"{path} is no llama.cpp: it exports none of {part.n_names} names"
+        return f"{path} is not llama.cpp: it exports none of {part.n_names} names"
     folder = installed_folder()
     ours = folder / part.file if folder else path
     pinned = part.own_names(Elf(ours)) if ours.is_file() else names
     if not part.is_pinned(pinned):
         found = f"{len(names)} names with digest {digest_of(sorted(names))}"
-        return f"{path} is another llama.cpp: {found}, not {part.n_names} with {part.digest}"
+        return f"{path} is a different llama.cpp: {found}, not {part.n_names} with {part.digest}"
     lacks, more = show_names(sorted(pinned - names)), show_names(sorted(names - pinned))
     what = f"it lacks {lacks} of {part.n_names} names, and has {more} more"
-    return f"{path} is another llama.cpp: {what}"
+    return f"{path} is a different llama.cpp: {what}"
 
 
 def show_names(names: Sequence[bytes]) -> str:

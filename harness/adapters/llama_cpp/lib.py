@@ -115,8 +115,8 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {  # name: (result, *arguments)
 
 NO_ROOM = "failed to allocate"  # what ggml and llama.cpp log, of a buffer of any kind
 NOT_INSTALLED = (
-    "llama.cpp is not installed: `pip install gguf-lockstep` builds it, with a C++ compiler; the "
-    "vectors need none: lockstep golden verify --engine ENGINE"
+    "llama.cpp is not installed: `pip install gguf-lockstep` builds it with a C++ "
+    "compiler. Golden vectors do not need it: lockstep golden verify --engine ENGINE"
 )
 
 

@@ -132,7 +132,7 @@ def laid_out(source: Operand) -> NDArray[np.uint8]:
     whole = (*reversed(source.ne[1:]), source.ne[0] // kind.block * kind.bytes)
     value = np.ascontiguousarray(source.value, PLAIN.get(source.type, np.uint8))
     if value.size * value.itemsize != prod(whole) or value.ndim != len(whole):
-        raise EngineError(f"the source {source.name!r} has no value of its shape")
+        raise EngineError(f"the source {source.name!r} has a value of another shape")
     if not value.size:
         return np.zeros(0, np.uint8)
     blocks = value.view(np.uint8).reshape(*whole[:-1], -1, kind.bytes)

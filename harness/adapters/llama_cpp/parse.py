@@ -48,7 +48,9 @@ REASONS = [(re.compile(pattern), kind) for pattern, kind in WORDS]
 
 def parse(lib: Library, files: Sequence[bytes], way: str) -> dict[str, Any]:
     if way not in WAYS:
-        raise Unsupported(f"llama.cpp parses no file by way of {way!r} (known: {', '.join(WAYS)})")
+        raise Unsupported(
+            f"llama.cpp cannot parse files by way of {way!r} (known: {', '.join(WAYS)})"
+        )
     with in_memory_file() as file, quiet(lib) as said:
         return parse_forked(reader(lib, way, file, said), files)
 

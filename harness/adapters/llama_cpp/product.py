@@ -73,8 +73,8 @@ def rows_of(lib: Library, kind: tuple[str, int], raw: NDArray[np.uint8], columns
     rows, rest = divmod(raw.size * traits.block_weights, traits.block_bytes * max(columns, 1))
     if rest or columns % traits.block_weights or not rows or not columns:
         raise EngineError(
-            f"{raw.size} bytes of {kind[0]} are no whole rows of {columns} weights "
-            f"({traits.block_weights} in {traits.block_bytes} bytes)"
+            f"{raw.size} bytes of {kind[0]} are not a multiple of rows of {columns} "
+            f"weights ({traits.block_weights} in {traits.block_bytes} bytes)"
         )
     return int(rows)
 

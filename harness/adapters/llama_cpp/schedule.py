@@ -190,7 +190,7 @@ class ScheduleRun:
             case ["load", seq, k]:
                 return self.load(seq, self.saved[k])
             case _:
-                raise EngineError(f"no step of a schedule is {step!r:.80}")
+                raise EngineError(f"{step!r:.80} is not a step of a schedule")
         return 0
 
     def save(self, seq: int) -> int:

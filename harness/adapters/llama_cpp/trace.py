@@ -104,7 +104,7 @@ class SiteRecorder:
         site = Site(step=self.step, layer=place.layer, name=place.name)
         value = place.view(node, self.cells)
         if site.name == "kq_soft_max" and reach_beyond(node.values(), self.cells):
-            raise RuntimeError(f"llama.cpp attends to cells that hold nothing in {site}")
+            raise RuntimeError(f"llama.cpp attends to empty cells in {site}")
         if self.capture:
             self._record(site, value)
         if site in self.replace:
@@ -122,13 +122,13 @@ class SiteRecorder:
         if self.cells != tokens:
             raise RuntimeError(f"{tokens} tokens are in {self.cells} cells: they have gaps")
         if self.capture and not any(site.step == self.step for site in self.seen):
-            raise Unsupported(f"llama.cpp's graph shows no site that we know in step {self.step}")
+            raise Unsupported(f"llama.cpp's graph shows no known site in step {self.step}")
         left = [s for s in self.replace if s.step == self.step and s not in self.replaced]
         if left:
             names = ", ".join(map(str, left[:5]))
             if all(self._possible(site, layers, flash) for site in left):
                 raise Unsupported(
-                    f"llama.cpp's graph does not show {names} in step {self.step}, so that no "
+                    f"llama.cpp's graph does not show {names} in step {self.step}, so no "
                     "value can be put in there"
                 )
             raise EngineError(f"llama.cpp computed no {names} in step {self.step} to replace")

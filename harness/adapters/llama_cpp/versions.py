@@ -48,7 +48,7 @@ class Binding:
                 function.restype = ctypes.c_int32
                 function.argtypes = [ctypes.c_void_p, ctypes.c_int32]
                 return function
-        raise Unsupported(f"{self._version} does not tell positions")
+        raise Unsupported(f"{self._version} does not report positions")
 
     def _clear(self, memory: Any, data: bool) -> None:
         """Cells are zeroed as well, whatever `data` says."""

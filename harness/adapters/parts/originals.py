@@ -142,7 +142,7 @@ def byte_bpe(data: Data) -> Json:
     if pre not in ORIGINALS:
         known = ", ".join(name for name in ORIGINALS if name)
         raise Unsupported(
-            f"nobody wrote down the original of pre-tokenizer {pre!r} (known: {known})"
+            f"Lockstep does not have the original of pre-tokenizer {pre!r} (known: {known})"
         )
     normalizer, pre_tokenizer, whole = ORIGINALS[pre]
     model = bpe(data, byte_fallback=False)

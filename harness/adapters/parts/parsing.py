@@ -97,7 +97,7 @@ def parse_answer(answer: Any, n: int) -> Parsed:
     if any(not isinstance(c, np.ndarray) or c.shape != (n,) for c in columns):
         raise ValueError(f"the answer is not about {n} files")
     if found.endings.max(initial=0) >= len(ENDINGS):
-        raise ValueError("an ending that is none")
+        raise ValueError("an unknown ending")
     return found
 
 

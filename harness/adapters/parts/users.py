@@ -110,7 +110,7 @@ def module_in(path: Path) -> ModuleType:
     name = f"lockstep_user_{path.stem}"  # a file engine.py must not take our package's place
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError("it is no Python source")
+        raise ImportError("it is not Python source")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and the like look there
     spec.loader.exec_module(module)

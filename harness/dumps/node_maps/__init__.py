@@ -64,7 +64,7 @@ def neighbours(value: NDArray[Any], n_head: int) -> NDArray[Any]:
     """Interleave the halves of each head, so that elements i and i + n/2 are neighbours."""
     width = value[0].size if len(value) else 0
     if not n_head or width % (2 * n_head):
-        raise ValueError(f"{width} rows are no {n_head} heads of two halves")
+        raise ValueError(f"{width} rows cannot be split into {n_head} heads of two halves")
     halves = value.reshape(len(value), n_head, 2, -1)  # (tokens, heads, halves, head_dim / 2)
     return np.swapaxes(halves, 2, 3).reshape(value.shape)
 
@@ -84,8 +84,8 @@ class NodeMap:
         if name not in self.known:
             if (len(self.known) + 1) * len(self.rules) > MOST_TRIES:
                 raise InvalidModel(
-                    f"{self.name}: {len(self.rules)} patterns and more than {len(self.known)} names"
-                    f" to try them on: at most {MOST_TRIES} tries"
+                    f"{self.name}: {len(self.rules)} patterns for more than "
+                    f"{len(self.known)} names need too many tries (at most {MOST_TRIES})"
                 )
             self.known[name] = self.looked_up(name)
         return self.known[name]
@@ -158,7 +158,7 @@ def check_node(where: str, pattern: str, node: Any) -> None:
     if type(node) is not str or not NODE.fullmatch(node):
         raise InvalidModel(f"{where}: expected a node such as attn_norm-{LAYER}, got {node!r:.80}")
     if (LAYER in node) is not (LAYER in pattern):
-        raise InvalidModel(f"{where}: {LAYER} must be in both the name and the node, or in none")
+        raise InvalidModel(f"{where}: use {LAYER} in both the name and the node, or in neither")
 
 
 def regex(where: str, pattern: str) -> re.Pattern[str]:
@@ -181,4 +181,4 @@ def not_found(names: Sequence[str]) -> str:
 def fits_none(names: Sequence[str]) -> str:
     """The same, of names that differ in their batch or layer alone only one."""
     alike = dict.fromkeys(NUMBER.sub("*", STEP.sub("", name)) for name in names)
-    return f"no pattern of the map fits {not_found([*alike])}"
+    return f"no pattern of the map matches {not_found([*alike])}"

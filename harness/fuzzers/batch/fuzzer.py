@@ -77,7 +77,7 @@ class BatchFuzzer(Fuzzer, name="batch"):
                 f"(known: {', '.join(known)})"
             )
         if plan.given and len(plan.targets) != 1:
-            raise BadInput("a schedule of your own needs its kind of memory: give one --type")
+            raise BadInput("--schedule needs the kind of memory: give one --type")
         for text in plan.given:
             schedule_from(text)
 
@@ -205,7 +205,7 @@ class ScheduleCampaign:
         differ = sum(self.seen.values())
         if differ:
             kinds = ", ".join(f"{n} in {key}" for key, n in self.seen.most_common())
-            text += f"; {differ} end in a difference: {kinds}"
+            text += f"; {differ} of them differ: {kinds}"
         if self.reached:
             text += "; reached " + ", ".join(f"{s} {self.reached[s]:,}" for s in SITUATIONS)
         detail = {

@@ -142,7 +142,7 @@ class Judge:
             self.counts["neighbours"] += 1
             return np.array_equal(a, b, equal_nan=True)
 
-        text = "logits change with what sequences say that have nothing to do with these"
+        text = "logits change with the tokens of unrelated sequences"
         return self.rows_differ(session, case, changed, base, same, "neighbours", text)
 
     def splitting(

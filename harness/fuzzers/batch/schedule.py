@@ -71,20 +71,21 @@ def schedule_from(text: bytes | str) -> ScheduleCase:
         raise BadInput(f"no schedule: {type(error).__name__}: {error}") from error
     for (name, most), n in zip(MOST.items(), (n_ctx, n_ubatch, n_seq), strict=True):
         if type(n) is not int or not 1 <= n <= most:
-            raise BadInput(f"no schedule: {name} is {n!r:.40}; expected 1 to {most}")
+            raise BadInput(f"not a schedule: {name} is {n!r:.40}; expected 1 to {most}")
     if type(unified) is not bool:
-        raise BadInput(f"no schedule: unified is {unified!r:.40}; expected true or false")
+        raise BadInput(f"not a schedule: unified is {unified!r:.40}; expected true or false")
     if sbatch not in ("", *SBATCH_SPLITS):
-        raise BadInput(f"no schedule: sbatch is {sbatch!r:.40}; expected one of {SBATCH_SPLITS}")
+        raise BadInput(f"not a schedule: sbatch is {sbatch!r:.40}; expected one of {SBATCH_SPLITS}")
     saves: list[int] = []
     for step in steps:
         if step[0] == "save":
             saves.append(step[1])
         if step[0] == "load" and not 0 <= step[2] < len(saves):
-            raise BadInput(f"no schedule: {list(step)} loads what is not saved yet")
+            raise BadInput(f"not a schedule: {list(step)} loads a state that is not saved yet")
         if step[0] == "load" and (step[1] < 0) != (saves[step[2]] < 0):
             raise BadInput(
-                f"no schedule: {list(step)} loads one sequence from all, or all from one"
+                f"not a schedule: {list(step)} loads one sequence from a state of all, or "
+                "all from a state of one"
             )
     return ScheduleCase(n_ctx, n_ubatch, n_seq, unified, steps, sbatch)
 
@@ -116,5 +117,5 @@ def row_from(row: Any) -> Row:
 
 def whole(n: Any) -> int:
     if type(n) is not int or not -(2**31) <= n < 2**31:
-        raise ValueError(f"{n!r:.40} is no whole number of 32 bits")
+        raise ValueError(f"{n!r:.40} is not a 32-bit integer")
     return n

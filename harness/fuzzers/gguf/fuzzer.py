@@ -37,7 +37,7 @@ class GgufFuzzer(Fuzzer, name="gguf"):
                 known = choices(target, (*FAMILIES, MODELS))
                 raise BadInput(f"fuzz gguf knows no {target!r} {known}")
         if MODELS in plan.targets and plan.oracle != NAMES_TENSORS:
-            raise BadInput(f"the family models is made by {NAMES_TENSORS}: leave --oracle away")
+            raise BadInput(f"{NAMES_TENSORS} makes the family models: omit --oracle")
         if GUIDED in plan.targets:
             check_guided(plan)
         if plan.corpus is not None and not plan.corpus.is_dir():

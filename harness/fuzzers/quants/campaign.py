@@ -186,7 +186,10 @@ class BlockCampaign:
         text = f"{self.subject.blocks:,} blocks ({counts['directed']:,} directed) agree bit for bit"
         text += f" with {self.oracle.name}"
         if self.subject.nan_sign:
-            text += f"; in {self.subject.nan_sign:,} a NaN has another sign, which is no difference"
+            text += (
+                f"; in {self.subject.nan_sign:,} only the sign of a NaN differs, which "
+                "does not count"
+            )
         return self.verdict("agreed", text, counts)
 
     def verdict_for_unanswered(self, error: NoAnswer) -> Verdict:

@@ -39,7 +39,7 @@ class Example:
 
     def in_words(self, kind: type[WeightFormat]) -> str:
         if self.symptom == "unsteady":
-            return "differed once and then no more: the answer depends on more than the bytes"
+            return "differed only once: the answer depends on more than the bytes"
         text = in_words(self.symptom, self.expected, self.actual)
         return text if self.beside else f"{block_in_words(kind, self.block)}: {text}"
 

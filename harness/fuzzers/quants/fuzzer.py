@@ -24,12 +24,13 @@ class QuantsFuzzer(Fuzzer, name="quants"):
     def check(self, plan: FuzzPlan) -> None:
         super().check(plan)
         if plan.given and len(plan.targets) != 1:
-            raise BadInput("a block of your own needs its type: give one --type")
+            raise BadInput("--block needs the type: give one --type")
         for block in plan.given:
             size = WeightFormat.member(plan.targets[0]).layout.itemsize
             if len(block) != size:
                 raise BadInput(
-                    f"a block of {plan.targets[0]} has {size} bytes, the one given {len(block)}"
+                    f"a block of {plan.targets[0]} has {size} bytes, and the given block "
+                    f"{len(block)}"
                 )
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict]:

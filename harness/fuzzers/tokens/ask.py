@@ -55,7 +55,7 @@ class TextAsker:
         if isinstance(outcome, Rejected):
             return Failure("diverged", f"refused: {outcome.message}")
         if isinstance(outcome, Malformed):
-            return Failure("malformed", f"no proper answer: {outcome.message}")
+            return Failure("malformed", f"malformed answer: {outcome.message}")
         if not isinstance(outcome, Crashed | TimedOut):
             raise no_answer(self.session.name, question, outcome)
         self.deaths += 1

@@ -90,7 +90,7 @@ class FuzzedVocabulary:
             with GgufFile.open(self.path) as file:
                 material = material_of(tokenizer_of(file.metadata), file.metadata)
         except (EngineError, OSError) as error:
-            yield self.verdict("not-compared", f"no texts can be made: {error}")
+            yield self.verdict("not-compared", f"Lockstep cannot make texts: {error}")
             return
         settings = self.plan.settings
         limit = min(SECONDS, self.plan.time_limit)
@@ -171,12 +171,12 @@ class FuzzedVocabulary:
             if campaign.refused:
                 summary += f"; {campaign.refused:,} are refused"
             if campaign.left_out:
-                summary += f"; {campaign.left_out:,} that are no UTF-8 were not compared"
+                summary += f"; {campaign.left_out:,} that are not UTF-8 were not compared"
             compared = campaign.texts > campaign.refused_texts
             yield self.verdict("agreed" if compared else "not-compared", summary, counts)
         if campaign.confirmed:
             way, given, want, got = min(campaign.confirmed, key=lambda row: len(row[1]))
-            summary = f"neither engine takes {given!r}: {want.text}; {self.plan.engine} {got.text}"
+            summary = f"both engines refuse {given!r}: {want.text}; {self.plan.engine} {got.text}"
             detail = {"way": way, "input": repr(given), "oracle": want.text, "subject": got.text}
             yield self.verdict("excused", summary, detail)
 

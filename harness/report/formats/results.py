@@ -133,9 +133,9 @@ def name_of(verdict: Verdict) -> str:
 def ending(exit_code: int | None, results: Sequence[TestResult]) -> list[TestResult]:
     """Return results for what the exit code says and no verdict does."""
     if exit_code is None:
-        return [of_run("finished", "the run did not finish: what was found is not all")]
+        return [of_run("finished", "the run did not finish: its findings are incomplete")]
     if exit_code and not any(result.is_red for result in results):
-        text = "of a model, or of the engine under test, nothing was compared"
+        text = "nothing was compared for a model or for the engine under test"
         return [of_run("compared", f"{text} (exit code {exit_code})")]
     return []
 

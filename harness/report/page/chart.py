@@ -101,7 +101,7 @@ def caption(
     if margins:
         close = sum(m <= 2 * e for m, e in zip(margins, errors, strict=True))
         text += f" The greedy token's smallest margin is {min(margins):.2g}"
-        text += f"; at {close} it is less than two errors." if close else "."
+        text += f"; at {close} it is below twice the error." if close else "."
         other = int(given.get("other_choices", 0))
-        text += f" Another token is chosen at {count_words(other, 'position')}."
+        text += f" The engines choose different tokens at {count_words(other, 'position')}."
     return text

@@ -58,7 +58,7 @@ def limits(d: Detail) -> Iterator[Fact]:
 
 def of_the_run(d: Detail) -> Iterator[Fact]:
     if "err_in" in d and "err_out" in d:
-        text = f"{number(d['err_in'])} comes in, {number(d['err_out'])} goes out"
+        text = f"{number(d['err_in'])} at the input, {number(d['err_out'])} at the output"
         gain = f", gain {number(d['gain'])}" if "gain" in d else ""
         yield "In its own run", f"{text}{gain} (of the largest value)"
     if d.get("rest"):
@@ -66,7 +66,11 @@ def of_the_run(d: Detail) -> Iterator[Fact]:
 
 
 def whose(d: Detail) -> Iterator[Fact]:
-    labels = {"at_fault": "At fault, by float64", "weight": "Weight", "parameters": "Parameters"}
+    labels = {
+        "at_fault": "At fault, compared with float64",
+        "weight": "Weight",
+        "parameters": "Parameters",
+    }
     labels |= {
         "asked": "Asked",
         "known": "Known as",

@@ -29,7 +29,7 @@ def figures_of(row: Mapping[str, Any]) -> list[Figure]:
         try:
             data = draw(row["detail"])
         except MALFORMED:
-            text = f"The {kind} of this verdict is not in the form that this page draws; "
+            text = f"This page cannot draw the {kind} of this verdict; "
             found.append(Figure(kind="remark", data=f"{text}report.jsonl has it."))
             continue
         if data is not None:

@@ -19,7 +19,7 @@ def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
         sides = {name: given[name] for name in ("oracle", "subject")}
         same = sides["oracle"]["hex"] == sides["subject"]["hex"]
         names = (
-            {"as both engines were given it": sides["oracle"]}
+            {"as given to both engines": sides["oracle"]}
             if same
             else {f"of the {who}'s file": one for who, one in sides.items()}
         )
@@ -30,7 +30,7 @@ def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     found = [block("the smallest block", detail["type"], detail["block"])]
     if detail.get("original") not in (None, detail["block"]):
-        found.append(block("as it was found", detail["type"], detail["original"]))
+        found.append(block("as found", detail["type"], detail["original"]))
     return {"blocks": found, "values": []}
 
 

@@ -46,7 +46,7 @@ def sentence_of(engines: Sequence[Mapping[str, Any]], oracle: str) -> str:
     codes = [row["exit_code"] for row in engines]
     conform = codes.count(0)
     text = (
-        f"{conform} of {count_words(len(codes), 'engine')} agree with {oracle} in everything asked"
+        f"{conform} of {count_words(len(codes), 'engine')} agree with {oracle} in every comparison"
     )
     diverged, rest = codes.count(1), len(codes) - conform - codes.count(1)
     text += f"; {diverged} {'diverges' if diverged == 1 else 'diverge'}" if diverged else ""

@@ -139,7 +139,7 @@ def sentence(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     """Sum up the run."""
     if run.footer is None:
         n = len(run.verdicts)
-        return f"Not finished: the run was stopped; what its {n} verdicts say is true, and not all."
+        return f"Not finished: the run was stopped. Its {n} verdicts are valid and incomplete."
     return SENTENCES[run.footer["exit_code"]](run, causes)
 
 
@@ -149,11 +149,11 @@ def conform(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     text = f"Conform: {count_words(both or alone.total(), 'comparison')} of "
     text += f"{count_words(len(run.cases), subject_of(run))} agree"
     if both:
-        text += "".join(f", {n:,} more are about {who} alone" for who, n in alone.items())
+        text += "".join(f", {n:,} more are about {who} only" for who, n in alone.items())
     excused = run.counts.get("excused", 0)
     text += f", {count_words(excused, 'difference')} known or explained" if excused else ""
     if alone and not both:
-        text += f"; all of it is about {', '.join(sorted(alone))} alone"
+        text += f"; all of them are about {', '.join(sorted(alone))} only"
     return f"{text}."
 
 
@@ -176,7 +176,8 @@ def sentence_if_diverged(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     if ops:
         first = ops[0].first
         text += (
-            f"; the first op that is wrong by itself is {show_value(place_of(first), IN_SENTENCE)}"
+            "; the first op that is wrong on its own inputs is "
+            f"{show_value(place_of(first), IN_SENTENCE)}"
         )
         text += f" ({show_value(first['detail'].get('op', ''), IN_SENTENCE)})"
     elif wrong and not weights:
@@ -196,7 +197,7 @@ def incomplete(run: RowsOfRun, causes: Sequence[Cause]) -> str:
     why = ", ".join(names) or "nothing was compared"
     if not run.counts.keys() & {"agreed", "excused"}:
         return f"Incomplete: nothing was compared ({why})."
-    return f"Incomplete: what was compared agrees, and something was not compared ({why})."
+    return f"Incomplete: all comparisons agree, and some were not possible ({why})."
 
 
 def no_op(run: RowsOfRun, causes: Sequence[Cause]) -> str:

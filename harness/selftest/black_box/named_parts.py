@@ -48,10 +48,10 @@ NODES: Mapping[str, str] = MappingProxyType(
         "FFN: its norm": "ffn_norm|ffn_post_norm|ffn_up|ffn_gate|ffn_out|ffn_down",
         "FFN: activation": "ffn_swiglu|ffn_geglu|ffn_gelu|ffn_moe_swiglu.*",
         "FFN: router: which experts": "ffn_moe_.*",
-        "FFN: router: what the weights": "ffn_moe_(logits|probs|weight).*|ffn_moe_out",
+        "FFN: router: sum of the expert weights": "ffn_moe_(logits|probs|weight).*|ffn_moe_out",
         "FFN: shared experts": "ffn_shexp.*|ffn_out",
         "FFN: bias": "ffn_up_b|ffn_out|ffn_moe_.*biased",
-        "tensors: another layer": ".*",
+        "tensors: the engine uses another layer": ".*",
         # tensors, of lenses and of matrices at their places
         "token_embd": "embd",
         "output.": "result_output",

@@ -31,7 +31,7 @@ def lines(rows: Sequence[BlackBoxRow]) -> Iterator[str]:
     yield line_of("all", rows)
     hidden = [row for row in rows if row.status == "agreed" and row.wrong]
     seen, layer = (sum(bool(getattr(row, what)) for row in hidden) for what in ("seen", "layer"))
-    yield f"wrong in one layer, and the whole model's logits agree: {len(hidden)}"
+    yield f"wrong in one layer, and the logits of the whole model agree: {len(hidden)}"
     yield f"  of these are seen {seen}, with the right layer {layer}"
     for row in rows:
         if counts(row) and not (row.layers and row.part):

@@ -44,21 +44,22 @@ TYPES = "tokenizer.ggml.token_type"
 UNKNOWN, CONTROL = 2, 3  # llama_token_type
 TURNED = PROMPT // 2  # tokens of a beginning that is another: what is cut has lost as many
 MOST = 4  # tokens asked for, each a prompt of hundreds to read
-OTHER_PROMPTS = "the token behind other prompts is the same"
-CONTROL_TOKENS = "control tokens, the first and the last, are the same"
+OTHER_PROMPTS = "the same token after other prompts"
+CONTROL_TOKENS = "the same control tokens, first and last token"
 KEYS = {OTHER_PROMPTS: "other prompt", CONTROL_TOKENS: "control token"}
 NOT_KNOWN = {
-    OTHER_PROMPTS: "whether it reads other prompts is not known: behind one",
-    CONTROL_TOKENS: "whether it chooses control tokens is not known: where one is likeliest",
+    OTHER_PROMPTS: "reading of other prompts was not compared: after one of them",
+    CONTROL_TOKENS: "the choice of control tokens was not compared: where one is likeliest",
 }
 NONE = {
-    OTHER_PROMPTS: "whether it reads other prompts, or chooses control tokens, is not known: "
-    "behind none of {} seeded beginnings is one token the likeliest by far",
-    CONTROL_TOKENS: "behind none of {} seeded beginnings is a control token the likeliest by far",
+    OTHER_PROMPTS: "reading of other prompts and the choice of control tokens were not compared: "
+    "no token is a clear choice after any of {} seeded beginnings",
+    CONTROL_TOKENS: "the choice of control tokens was not compared: none is a clear choice after "
+    "any of {} seeded beginnings",
 }
 WORDS = {OTHER_PROMPTS: "the token", CONTROL_TOKENS: "a control token"}
 TOO_NEAR = "noise decides"
-HONEST = "honest engines of another design choose as it does"
+HONEST = "honest engines of another design choose the same"
 
 Ids = NDArray[np.intp]
 
@@ -93,15 +94,15 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
         wanted, ids = int(logits[at].argmax()), every[: ends[at]]
         outcome = context.subject.ask("greedy", ids, 1)
         if isinstance(outcome, Unanswerable | Rejected) and (may_refuse or len(ids) > first):
-            one = LeftOut.of(f"{WORDS[what]} behind {len(ids)} seeded ones", outcome)
+            one = LeftOut.of(f"{WORDS[what]} after {len(ids)} seeded tokens", outcome)
             if not may_refuse and shows_logits_behind(context, ids):
-                why = f"{one.why}, though it shows logits behind them"
+                why = f"{one.why}, though the engine shows logits after them"
                 one = LeftOut(status="not-compared", why=why)
             left.setdefault(one.status, one.verdict(context, "decode"))
             continue
         (said,) = context.answer(context.subject, "greedy", outcome)
         if said == wanted:
-            same.setdefault(what, []).append(f"{wanted} behind {len(ids)}")
+            same.setdefault(what, []).append(f"{wanted} after {len(ids)}")
             continue
         if is_oracle_wrong(context, whole, logits, whole_truth(context, whole)):
             yield context.verdict("decode", "not-compared", WRONG_ORACLE)
@@ -112,10 +113,10 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
             yield found
             return
         unclear = found.summary
-    parts = [f"{what}: {', '.join(tokens)} seeded ones" for what, tokens in same.items()]
+    parts = [f"{what}: {', '.join(tokens)} seeded tokens" for what, tokens in same.items()]
     chosen = {int(logits[at].argmax()) for at in asked[CONTROL_TOKENS]}
     if chosen and (unseen := sorted({0, logits.shape[1] - 1} - chosen)):
-        parts.append(f"not {' and '.join(map(str, unseen))}, the likeliest by far nowhere")
+        parts.append(f"{' and '.join(map(str, unseen))} not asked, as nowhere a clear choice")
     parts += [*none, unclear] if unclear else none
     if parts:
         status: Status = "agreed" if same else "not-applicable"
@@ -161,8 +162,8 @@ def another(
         return context.verdict("decode", "not-applicable", f"{NOT_KNOWN[asked]}, {TOO_NEAR}")
     if is_honest(context, batches, partial(nearly_chosen, [said], first=-1)):
         return context.verdict("decode", "not-applicable", f"{NOT_KNOWN[asked]}, {HONEST}")
-    text = f"behind the first {n} seeded tokens {text}"
-    detail["asked"] = f"{what} {detail['expected']} behind {n} seeded tokens"
+    text = f"after the first {n} seeded tokens {text}"
+    detail["asked"] = f"{what} {detail['expected']} after {n} seeded tokens"
     return context.verdict("decode", "diverged", text, detail, key=("decode", KEYS[asked]))
 
 

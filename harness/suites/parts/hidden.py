@@ -18,7 +18,10 @@ BY_TANH = frozenset({"GELU", "GEGLU"})
 # The two are at most 4.7e-4 apart, at -2.7. ggml looks the first one up in a table of halves, which
 # is off by up to 2.0e-3 between -4 and 4, and engines without a table are honest: limits of logits
 # mostly have room for both.
-HIDDEN = "GELU by tanh against GELU by erf: ggml's table is off by four times more; tensors show it"
+HIDDEN = (
+    "tanh GELU and erf GELU cannot be told apart here, as ggml's table is off by four "
+    "times more; tensors show the difference"
+)
 
 
 def hidden_tokens(expected: F32, allowed: float) -> int:
@@ -37,7 +40,7 @@ def most_are_hidden(detail: Mapping[str, Any]) -> bool:
 
 def in_words(detail: Mapping[str, Any]) -> str:
     text = f"{detail['hidden_tokens']} of {detail['vocabulary']} tokens"
-    return f"{text}, whose logits are all smaller than what is allowed"
+    return f"{text} have only logits smaller than the limit"
 
 
 def hidden_by_the_table(context: Context) -> list[str]:

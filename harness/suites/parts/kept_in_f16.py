@@ -21,9 +21,9 @@ NEARER = 0.25
 # are ten times as large in Q8_0, come to a hundredth or two behind tens of layers.
 AT_MOST = 2.0**-5
 WORDS = (
-    "its {what}s are much nearer to those of a run that keeps keys and values in F16: if yours "
-    'does, say so in the answer to start, "settings":{{"type_k":"F16","type_v":"F16"}}, and '
-    "llama.cpp will as well"
+    "the {what}s are much nearer to a run with an F16 cache. If your engine has one, "
+    'declare it in the answer to start, "settings":{{"type_k":"F16","type_v":"F16"}}, '
+    "and llama.cpp runs with an F16 cache too"
 )
 
 

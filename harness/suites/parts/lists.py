@@ -39,11 +39,11 @@ class ListScale:
 
     def describe(self) -> str:
         if self.kind is ScaleKind.PROBABILITIES:
-            return "these are probabilities, and their logarithms are right"
+            return "the values are probabilities, and their logarithms are right"
         what = f"a temperature of {1 / self.by:.4g}"
         if self.kind is ScaleKind.OTHER_BASE:
             what = f"logarithms to base {self.base}"
-        return f"all are right but for a factor of {self.by:.4g}, as of {what}"
+        return f"all values are right except for a factor of {self.by:.4g}, as with {what}"
 
     def facts(self) -> dict[str, str]:
         """Return the facts that a verdict keeps: none of a temperature, which a matrix can make as
@@ -98,8 +98,8 @@ def ends(context: Context, listed: Sequence[Listed], logits: F32, allowed: float
 
 def ending(listed: Sequence[Listed], ended: Sequence[int]) -> str:
     return (
-        f"{len(ended)} of {len(listed)} lists are empty, where the text ends for the oracle too: "
-        "nothing else is known of them"
+        f"{len(ended)} of {len(listed)} lists are empty where the oracle's text ends too, "
+        "and were not compared"
     )
 
 
@@ -113,8 +113,8 @@ def left_open(listed: Sequence[Listed], ended: Sequence[int]) -> str:
     empty = sum(map(is_empty, listed)) - len(ended)
     unknown = sum(each.unknown for each in listed)
     found = [f"{empty} of {len(listed)} lists, which are empty"] if empty else []
-    found += [f"{unknown} candidates whose texts no token has"] if unknown else []
-    return f"not compared were {' and '.join(found)}" if found else ""
+    found += [f"{unknown} candidates whose text is not a token"] if unknown else []
+    return f"not compared: {' and '.join(found)}" if found else ""
 
 
 def alike(allowed: float, a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -16,5 +16,5 @@ class OnMadeModels(Suite):
     def run(self, context: Context) -> Iterator[Verdict]:
         yield from context.asked_on_made_models(self.name)
         if self.name not in context.on_made_models and context.named:
-            text = "no models are made for it here; lockstep check and bisect make them"
+            text = "this command makes no probe models; lockstep check and bisect do"
             yield context.verdict(self.name, "not-applicable", text)

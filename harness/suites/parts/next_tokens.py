@@ -48,7 +48,7 @@ MOST = 1 << 24  # logits of a run
 # noise of its own runs, which may be larger: a margin just beyond the first limit would be within
 # the second, and one of the few questions would say nothing.
 ROOM = 1.5
-NO_LIMIT = "honest runs of this model overflow, so that no limit can be given for its tokens"
+NO_LIMIT = "honest runs of this model overflow, so there is no limit for its tokens"
 MOST_BEGINNINGS = 32  # behind each of which an engine is asked for one token
 
 
@@ -152,16 +152,16 @@ def said_of(
     """Yield the verdict on an engine without a fault. n: answers; those that are neither the same
     nor ties are what one honest run of another design comes to."""
     if not n:
-        text = "no two tokens are nearly alike and further apart than honest runs"
+        text = "no two tokens are close and still further apart than the noise of honest runs"
         yield context.verdict(suite, "not-applicable", text)
         return
     parts, others = [], n - len(same) - ties
     if same:
-        parts += [f"the next token is the same behind {len(same)} prompts with {in_words(same)}"]
+        parts += [f"the next token is the same after {len(same)} prompts with {in_words(same)}"]
     if ties:
-        parts += [f"behind {ties} another one is within the noise"]
+        parts += [f"after {ties} prompts it differs within the noise"]
     if others:
-        parts += [f"behind {others} it is what honest runs of another design choose"]
+        parts += [f"after {others} prompts it is the choice of honest runs of another design"]
     status: Status = "agreed" if same else "excused"
     detail = {"close": len(same), "ties": ties, "others": others}
     yield context.verdict(suite, status, ", ".join(parts), detail)
@@ -192,7 +192,7 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
     if why := why_any_choice_agrees(context, logits):
         yield context.verdict("decode", "not-compared", why)
         return
-    context.progress(f"the next token behind {len(ends)} beginnings")
+    context.progress(f"the next token after {len(ends)} beginnings")
     said = [context.ask(context.subject, "greedy", ids[:n], 1)[0] for n in ends]
     margins = logits.max(axis=1) - logits[np.arange(len(ends)), said]
     allowed = between_two_in_rows(context.noise.relative, logits)
@@ -202,20 +202,20 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
         yield context.verdict("decode", "not-compared", NO_LIMIT)
         return
     n_same = int((logits.argmax(axis=1) == said).sum())
-    text = f"the next token behind {n_same} of {len(ends)} seeded beginnings is the same"
+    text = f"the next token is the same after {n_same} of {len(ends)} seeded beginnings"
     detail: dict[str, Any] = {"beginnings": len(ends), "same": n_same}
     detail["allowed"] = float(allowed.max())
     wrong = np.flatnonzero(margins > allowed)
     if not wrong.size:
-        others = ", and a tie within the noise behind the others"
+        others = ", and a tie within the noise after the others"
         text += of_one_choice(said) if n_same == len(ends) else others
     elif is_honest(context, batches, partial(nearly_chosen, said)):
-        text += f", and behind all {AS_NEAR}"
+        text += f", and after all {AS_NEAR}"
     else:
         first = int(wrong[0])
         text, of_it = other_choice(logits[first], said[first], float(allowed[first]))
-        text = f"behind the first {ends[first]} seeded tokens {text}"
-        text += f"; wrong behind {wrong.size} of {len(ends)} beginnings"
+        text = f"after the first {ends[first]} seeded tokens {text}"
+        text += f"; wrong after {wrong.size} of {len(ends)} beginnings"
         detail |= of_it | {"step": ends[first] - 1}
         yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
         return
@@ -227,14 +227,14 @@ def of_one_choice(chosen: Sequence[int]) -> str:
     biases is: whether prompts are read at all its tokens do not show."""
     if len(chosen) < 2 or len(set(chosen)) > 1:
         return ""
-    return f": {chosen[0]} behind each of them, whatever is read, which shows little"
+    return f": always {chosen[0]}, whatever the prompt, so this shows little"
 
 
 def close_calls(context: Context) -> Iterator[Verdict]:
     """The next token where the two likeliest are nearly alike, and not within the noise."""
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
-    context.progress("looking for beginnings behind which two tokens are nearly alike")
+    context.progress("looking for beginnings with two close next tokens")
     close = closest(context, seeded_runs(context))
     answers, left = said_behind(context, close, "greedy", lambda one: list(one.ids))
     same = [one for one, (said,) in answers if said == one.chosen]
@@ -255,7 +255,7 @@ def close_calls(context: Context) -> Iterator[Verdict]:
             yield context.verdict("decode", "not-compared", WRONG_ORACLE)
             return
         text, detail = other_choice(one.logits[0], said, allowed)
-        text = f"behind {len(one.ids)} seeded tokens {text}"
+        text = f"after {len(one.ids)} seeded tokens {text}"
         detail |= {"step": len(one.ids) - 1, "ids": one.ids}
         yield context.verdict("decode", "diverged", text, detail, key=("decode", "token"))
         return

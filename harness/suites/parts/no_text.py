@@ -36,9 +36,9 @@ def no_text_at_all(context: Context) -> Verdict | None:
     if len({*had_to.values()}) < FEWEST:
         return None
     text = (
-        f"it writes nothing behind any of {len(had_to)} prompts, where honest runs write "
-        "characters: it chooses a control token, or ends at once (an argmax of NaN "
-        "is often 0), or takes no plain text to go on with, but chats alone"
+        f"the engine writes nothing after any of {len(had_to)} prompts, and honest runs "
+        "write characters. It may choose a control token, end at once (an argmax of NaN "
+        "is often 0), or accept only chats"
     )
     detail = {"at_fault": "subject", "prompts": [repr(prompt) for prompt in had_to]}
     return context.verdict("text", "diverged", text, detail, key=("text", "nothing"))

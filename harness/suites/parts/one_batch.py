@@ -14,8 +14,8 @@ from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Answered, Evaluation, Request, Verdict
 from lockstep.harness.suites.parts.which_tokens import part, rounding, wrong_rows
 
-KEPT = "and other tokens in such batches do: look at what is kept of calls before"
-EXPERTS = ", or at experts that are chosen for few of these tokens"  # rows are few there as well
+KEPT = "and so do other tokens in these batches: look at state kept from earlier calls"
+EXPERTS = ", or at experts that only a few of these tokens choose"  # rows are few there as well
 
 
 def with_one_batch(
@@ -61,10 +61,10 @@ def by_size_or_place(
     """Say what a wrong batch was given wrongly, and whether its size is the reason; None: nobody
     knows. wrong: the number of the first such batch."""
     n, first = len(batches[wrong]), len(batches[0])
-    size = "the kernels for so many rows" if n > 1 else "the kernels for a single row"
-    place = f"what a batch behind the first {first} tokens gets: {what_it_keeps(context.file)}"
+    size = "the kernels for this many rows" if n > 1 else "the kernels for a single row"
+    place = f"the inputs of a batch after the first {first} tokens: {what_it_keeps(context.file)}"
     if not wrong:
-        return f"so look at what is done with {n} tokens at once: {size}", True
+        return f"so look at a batch of {n} tokens: {size}", True
     whole = join_batches(batches)
     alone = Batch.of(whole.tokens[:n].tolist())
     request = Request(batches=(alone,))
@@ -73,7 +73,7 @@ def by_size_or_place(
     if oracle is None or subject is None:
         return f"so look at {place}, or at {size}", None
     if part(context, np.concatenate(oracle.logits), subject):
-        return f"and a first batch of {n} does not: look at {size}", True
+        return f"and a first batch of size {n} differs: look at {size}", True
     return f"so look at {place}", False
 
 

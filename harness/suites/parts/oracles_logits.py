@@ -20,11 +20,11 @@ from lockstep.harness.judging.tolerances import between_two_in_rows
 from lockstep.harness.records import Request
 from lockstep.harness.suites.parts.whole_runs import is_oracle_wrong
 
-NOT_DETERMINED = "logits are NaN or infinite, so that greedy tokens are not determined"
-ALL_TIE = "every token ties with every other one, so that any choice agrees"
-WRONG_ORACLE = "greedy tokens are held against the oracle's logits, and these are wrong"
+NOT_DETERMINED = "logits are NaN or infinite, so greedy tokens are undefined"
+ALL_TIE = "all tokens tie, so any choice agrees"
+WRONG_ORACLE = "greedy tokens are compared with the oracle's logits, and these are wrong"
 # none of these runs need choose it: the limit is a share of the largest logit there
-AS_NEAR = "as near the largest logit of an honest run of ours as two such runs may part"
+AS_NEAR = "within the noise of the choice of an honest run"
 FIRST_ROUNDED = 1 << 16  # the number of the first design that rounds the factors of products
 # of such a run, (outputs, vocabulary), and how far honest ones may be from it in each row
 Fits = Callable[[F32, NDArray[np.float64]], bool]
@@ -109,13 +109,13 @@ def nearly_chosen(
 
 
 def other_choice(
-    row: F32, actual: int, allowed: float, what: str = ""
+    row: F32, actual: int, allowed: float, what: str = "token "
 ) -> tuple[str, dict[str, Any]]:
     """Return the words and the detail of a token chosen in the place of the likeliest. what: the
     kind of that one, with a space behind it."""
     wanted = int(row.argmax())
     margin = float(row[wanted]) - float(row[actual])
-    text = f"the next is {actual}, the oracle's {what}{wanted}, which it likes better by "
+    text = f"the engine chooses token {actual}. The oracle's {what}{wanted} has a logit higher by "
     detail = {"at_fault": "subject", "expected": wanted, "actual": actual}
     detail |= {"margin": margin, "allowed": allowed}
     return f"{text}{margin:.2g} (allowed {allowed:.2g})", detail

@@ -90,5 +90,8 @@ def named_among(context: Context, wrong: Iterable[tuple[Any, Sequence[Any], Sequ
         f"{i} {vocabulary.texts[i].decode(errors='replace')!r}" for i in found[:SHOWN]
     )
     texts += f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    one = "a control token" if vocabulary.attrs[found[0]] & Attr.HIDDEN else "one that is shown"
-    return f"; llama.cpp takes {texts} for {one} by its text, against the file (see its log)"
+    one = "a control token" if vocabulary.attrs[found[0]] & Attr.HIDDEN else "a visible token"
+    return (
+        f"; llama.cpp treats {texts} as {one} because of its text, though the file says "
+        "otherwise (see its log)"
+    )

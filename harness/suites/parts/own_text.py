@@ -25,13 +25,15 @@ def held_to_its_own(
     """tie: what was excused; batches: the prompt and all but the last token of the text. The
     verdict in its place. Two honest runs of few tokens and of many may choose other experts at a
     near tie, and then logits of a token are others altogether: not of most tokens, though."""
-    context.progress("the logits of its own text")
+    context.progress("the logits of the engine's own text")
     outcome = context.subject.ask("evaluate", Request(batches=tuple(batches)))
     if not isinstance(outcome, Answered):
-        return add_words(tie, "its own text behind it was not compared: no logits of it")
+        return add_words(tie, "the engine's text after it was not compared: no logits")
     logits = np.concatenate(outcome.value.logits)[-len(text) :]
     if not np.isfinite(logits).all():
-        return add_words(tie, "its own text behind it was not compared: its logits are no numbers")
+        return add_words(
+            tie, "the engine's text after it was not compared: its logits are not finite"
+        )
     margins = logits.max(axis=1).astype(np.float64) - logits[np.arange(len(text)), list(text)]
     size = largest(logits)
     # each of its logits may be off by what honest runs are, from one way to ask to the other
@@ -40,26 +42,30 @@ def held_to_its_own(
         bound = whole_run(noise_of_subject(context, batches), size)
     allowed = float(bound.allowed)
     if not np.isfinite(allowed):
-        return add_words(tie, "its own text behind it was not compared: no limit can be given")
+        return add_words(tie, "the engine's text after it was not compared: there is no limit")
     if margins.max() <= 2 * allowed:
         return add_words(
-            tie, f"all {len(text)} tokens are its own logits' choice, within the noise"
+            tie,
+            f"all {len(text)} tokens are the choice of the engine's own logits, within the noise",
         )
     wrong = margins > 2 * allowed
     if chooses_experts(context) and 2 * wrong.sum() <= len(text):
         return add_words(
-            tie, "its own text behind it was not compared: other experts may be chosen"
+            tie, "the engine's text after it was not compared: it may choose other experts"
         )
     step = int(np.flatnonzero(wrong)[0])
     best = int(logits[step].argmax())
     message = (
-        f"greedy token {step} is {text[step]}, and its own logits there prefer {best} by "
-        f"{margins[step]:.2g} (allowed {2 * allowed:.2g}): look at what writing a text does "
-        f"otherwise than logits that are asked for: positions, cache, choice"
+        f"greedy token {step} is {text[step]}, and the engine's own logits prefer {best} "
+        f"by {margins[step]:.2g} (allowed {2 * allowed:.2g}): look at how generation "
+        "differs from evaluation: positions, cache, sampling"
     )
     detail: dict[str, Any] = {"step": step, "actual": text[step], "expected": best}
     detail |= {"margin": float(margins[step]), "allowed": allowed, "at_fault": "subject"}
-    detail["reason"] = f"each of two logits may be off by it, so twice between them: {bound.reason}"
+    detail["reason"] = (
+        "each of two logits may be off by this limit, so their distance by twice as "
+        f"much: {bound.reason}"
+    )
     return context.verdict("decode", "diverged", message, detail, key=("decode", "own text"))
 
 

@@ -51,6 +51,6 @@ def two_choices(oracle: int, subject: int, margins: Sequence[float]) -> str:
     if oracle == subject:
         return f"{oracle} in both, {margins[0]:.2g} below {best} in a run of all tokens at once"
     return (
-        f"{subject}, the oracle's {oracle}; they are {margins[1]:.2g} and {margins[0]:.2g} below "
-        f"{best}"
+        f"{subject}, and the oracle's is {oracle}; they are {margins[1]:.2g} and "
+        f"{margins[0]:.2g} below {best}"
     )

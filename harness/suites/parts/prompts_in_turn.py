@@ -70,10 +70,10 @@ MORE = 72  # of those of which fewer tell
 LONG = 64  # tokens: of more, beginnings of one run are tried, which the oracle reads at once
 ENDS = 12  # of each run
 NEARLY = 8  # of those that tell, tried for one that also does where one token too many is kept
-SAME = "is the one before"
-BEGINS, ENDS_SO = "begins as the one before", "ends as the one before"
-BOTH = "begins and ends as the one before"
-PLURAL = {BEGINS: "begin as the one before"}
+SAME = "repeats the one before"
+BEGINS, ENDS_SO = "begins like the one before", "ends like the one before"
+BOTH = "begins and ends like the one before"
+PLURAL = {BEGINS: "begin like the one before"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +123,12 @@ def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdi
 
 def the_same(asked: Sequence[TellingPrompt], ties: int) -> str:
     lengths = [len(prompt.ids) for prompt in asked]
-    text = f"the token behind {len(asked)} prompts in turn is the same"
+    text = f"the next token is the same after {len(asked)} prompts in turn"
     text += f", of {min(lengths)} to {max(lengths)} tokens"
     alike = Counter(prompt.like for prompt in asked if prompt.like)
     words = [f"{n} {PLURAL.get(like, like) if n > 1 else like}" for like, n in alike.items()]
     text += f", of which {', '.join(words)}" if words else ""
-    return text + f", but behind {ties} one that an honest engine may choose" * bool(ties)
+    return text + f"; after {ties} it differs as an honest engine may" * bool(ties)
 
 
 def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
@@ -197,18 +197,23 @@ def another(
 ) -> Verdict:
     """alone: None if it does not answer there; steady: wrong again behind the one before it."""
     how = {True: "right", False: "wrong as well", None: "not answered"}[alone]
-    look = "whether such a prompt is cut, or taken for one as long"
+    look = "prompts that are cut, or mistaken for one of the same length"
     if alone:
-        look = "what is kept of a prompt for the next"
+        look = "the prompt cache"
         if not steady:  # a race is right most of the time
-            look += ", or at what threads share: behind the one before it, asked once more, it is "
+            look += (
+                ", or at memory that threads share: asked again after the same prompt, "
+                "the token is "
+            )
             look += "right as well"
     elif 0 <= found < len(prompt.logits):  # a small error of every run may be enough
         margin = prompt.logits[prompt.wanted] - prompt.logits[found]
-        look += f", and how much is wrong at all: the oracle likes its own better by {margin:.2g}"
+        look += (
+            f", and at how far off the logits are: the oracle's own choice leads by {margin:.2g}"
+        )
     text = (
-        f"{which}, the next is {found}, the oracle's {prompt.wanted}; asked right behind a "
-        f"prompt of one token it is {how}: look at {look}"
+        f"{which}, the engine chooses token {found}, and the oracle {prompt.wanted}; "
+        f"asked directly after a prompt of one token, it is {how}: look at {look}"
     )
     detail = {"at_fault": "subject", "expected": prompt.wanted, "actual": found, "asked": which}
     return context.verdict(SUITE, "diverged", text, detail, key=(SUITE, "other prompt"))

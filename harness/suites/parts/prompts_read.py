@@ -7,9 +7,9 @@ from lockstep.harness.suites.parts.prompts import N_OTHERS, SPACED
 
 # of a prompt that is asked where those before it were right
 READ_OTHERWISE = (
-    "; behind plainer prompts it is right, so look at how characters are read: as Latin-1, in "
-    "halves of UTF-16, without \\u escapes of two halves, composed or decomposed, or a line's end "
-    "as two"
+    "; after plainer prompts it is right, so look at how the engine reads characters: as "
+    "Latin-1, as UTF-16 surrogates, without \\u escapes of surrogate pairs, composed or "
+    "decomposed, or a line end as two characters"
 )
 
 
@@ -28,7 +28,11 @@ def cut_off(context: Context) -> str:
             return ""
     whole = texts.pop("")
     where = next((name for name, text in texts.items() if text == whole), None)
-    return f"; it is the same without the spaces {where}: are they cut off?" if where else ""
+    return (
+        f"; the text is the same without the spaces {where}: does the engine strip them?"
+        if where
+        else ""
+    )
 
 
 def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
@@ -38,10 +42,10 @@ def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
     said = context.subject.counted.get(prompt)
     if said is None or said == n:
         return ""
-    what = "a chat template around it, BOS once too often, or its tokenizer"
+    what = "look for a chat template around the prompt, a doubled BOS, or the tokenizer"
     if said < n:
-        what = "BOS left out, a prompt that was cut, or its tokenizer"
-    return f"; it counts {said} token{'s' * (said != 1)} in a prompt of {n}: {what}"
+        what = "look for a missing BOS, a truncated prompt, or the tokenizer"
+    return f"; the engine counts {said} token{'s' * (said != 1)} in a prompt of {n}: {what}"
 
 
 def said_in_full(context: Context, prompt: bytes, n: int) -> tuple[int, bytes, LeftOut | None]:
@@ -56,5 +60,5 @@ def said_in_full(context: Context, prompt: bytes, n: int) -> tuple[int, bytes, L
     if taken == n or not isinstance(outcome, Answered):
         return n, context.answer(context.subject, "generate", first), None
     assert isinstance(first, Unanswerable | Rejected)
-    what = f"the text behind its first {taken} tokens (--steps {taken} asks for no more)"
+    what = f"the text after its first {taken} tokens (--steps {taken} asks for no more)"
     return taken, outcome.value, LeftOut.of(what, first)

@@ -84,7 +84,7 @@ def nearer_designs(
     far = min(size_of(run, logits) for run in float32)
     if not far <= FARTHEST * size_of(logits, np.zeros_like(logits)):
         return
-    context.progress("a difference: our own runs with factors of fewer bits")
+    context.progress("a difference: our own runs with factors in fewer bits")
 
     def is_nearer(design: FactorDesign) -> bool:
         floor = context.honest.rounded_run(batches, design, seed=context.seed, runs=0)

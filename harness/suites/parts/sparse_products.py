@@ -73,7 +73,7 @@ def sparse_run(context: Context, keep: Keep) -> SparseRun:
     given = replaceable(context, given)
     if not given:
         who = context.subject.name
-        text = f"nothing that products read can be put into the runs of {who}"
+        text = f"Lockstep cannot put inputs of products into the runs of {who}"
         raise NoAnswer(nothing_shown(context), text, {})
     return SparseRun(
         program=program,

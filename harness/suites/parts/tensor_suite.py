@@ -102,12 +102,12 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
     known = suite != "trace" or any(f.site.name not in (LOGITS, EMBEDDINGS) for f in found.all)
     unknown_name: Status = "not-applicable" if known else "not-compared"
     reasons: tuple[tuple[Status, Sequence[Site], str], ...] = (
-        ("not-compared", found.not_shown, f"{oracle} does not show these, or what they read:"),
+        ("not-compared", found.not_shown, f"{oracle} does not show these, or their inputs:"),
         ("not-compared", empty, "every element is NaN on both sides, or beyond float32's range:"),
         *(("not-compared", sites, f"{why}:") for why, sites in found.unknown.items()),
         *((unknown_name, sites, f"{why}:") for why, sites in found.skipped.items()),
         ("not-applicable", found.hidden, f"{who} does not show"),
-        ("not-applicable", found.not_given, f"nothing can be put in before {who}'s"),
+        ("not-applicable", found.not_given, f"Lockstep cannot put inputs before {who}'s"),
     )
     for status, sites, why in reasons:
         if sites:

@@ -45,10 +45,10 @@ def judge_text(
         return
     best = max(readings(said, free, pieces), key=lambda r: (r.end, -len(r.rest)))
     if best.end == len(free):
-        more = "" if len(free) == len(logits) else "; there the oracle's has an end of text"
+        more = "" if len(free) == len(logits) else "; the oracle's text ends there"
         yield context.verdict("text", "agreed", f"{same(best)}{more}")
         if best.rest.strip() and not (more or ends_a_character(best.rest, free, pieces)):
-            text = f"its text goes on behind the {len(free)} tokens that were asked for"
+            text = f"the engine's text continues after the requested {len(free)} tokens"
             status: Status = "diverged" if whole else "not-compared"
             yield context.verdict("text", status, f"{text}: {best.rest[:40]!r}")
         return
@@ -62,7 +62,7 @@ def judge_text(
     if tie is None:  # else more runs are not worth their time: each prompt would have its own
         tie = first_tie(noise := context.noise_on(batches), logits, free, best, pieces)
     if not np.isfinite(noise):
-        text = "honest runs of this model overflow, so that no limit can be given for its ties"
+        text = "honest runs of this model overflow, so there is no limit for ties"
         yield context.verdict("text", "not-compared", text)
         return
     if tie is None and reason:
@@ -76,9 +76,9 @@ def judge_text(
     if step:
         yield context.verdict("text", "agreed", same(Reading(end=step, rest=b"", note=best.note)))
     text = (
-        f"token {step} may be {detail['actual']}, the oracle's is {detail['expected']}: {kind} "
-        f"({detail['margin']:.2g} apart, allowed {detail['allowed']:.2g}); what "
-        f"follows is another text"
+        f"token {step} may be {detail['actual']}, and the oracle's is "
+        f"{detail['expected']}: {kind} ({detail['margin']:.2g} apart, allowed "
+        f"{detail['allowed']:.2g}); later tokens were not compared"
     )
     yield context.verdict("text", "excused", text, detail)
 
@@ -92,7 +92,7 @@ def verdict_for_early_end(
     if unclear or lacks_characters(best, free, pieces):
         yield context.verdict("text", "not-compared", reason, {} if unclear else {ENDED: best.end})
     elif not best.end:
-        text = "it writes nothing, and the oracle no whole characters"
+        text = "the engine writes nothing, and the oracle no whole characters"
         yield context.verdict("text", "not-applicable", text)
 
 
@@ -108,9 +108,9 @@ def why_not_compared(
     of = f"of the {len(free)} tokens of the oracle's text"
     piece = pieces[free[best.end]]
     if piece.startswith(best.rest) and not whole:
-        return f"its text ends after {best.end} {of}: what is behind them was not compared"
+        return f"the engine's text ends after {best.end} {of}: the rest was not compared"
     if is_replaced(best.rest, piece):
-        return f"behind {best.end} {of} bytes that are no characters are shown as U+FFFD"
+        return f"after {best.end} {of} the engine shows incomplete UTF-8 as U+FFFD"
     return ""
 
 
@@ -175,15 +175,17 @@ def divergence(
     detail |= {"at_fault": "subject", "expected_text": repr(pieces[chosen])}
     detail |= {"actual_text": repr(best.rest[:40])}
     below = (
-        "no token fits it"
+        "no token fits the text"
         if margin is None
-        else f"{context.oracle.name} scores token {actual}, the likeliest that fits the text, "
+        else f"{context.oracle.name} scores the likeliest token that fits, {actual}, "
         + f"{margin:.2g} lower than its own {chosen}"
     )
     if actual == chosen:
-        below = "the same token may be meant: are bytes decoded before their characters are whole?"
+        below = (
+            "it may be the same token: does the engine decode bytes before a character is complete?"
+        )
     text = (
-        f"behind {best.end} greedy tokens the text goes on with {best.rest[:40]!r}, the oracle's "
-        f"with {pieces[chosen]!r}; {below}; at fault: subject"
+        f"after {best.end} greedy tokens the text continues with {best.rest[:40]!r}, and "
+        f"the oracle's with {pieces[chosen]!r}; {below}; at fault: subject"
     )
     return context.verdict("text", "diverged", text, detail, key=("text", "token"))

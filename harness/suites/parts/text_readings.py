@@ -23,7 +23,7 @@ class Pieces:
         try:
             return cls(tokenizer=context.tokenizer)
         except EngineError as error:
-            text = f"our own reader cannot tell the texts of tokens: {error}"
+            text = f"our tokenizer cannot give the texts of tokens: {error}"
             raise NoAnswer("not-compared", text, {}) from error
 
     def __getitem__(self, token: int) -> bytes:
@@ -63,7 +63,7 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
     spaces = leading(b"".join(pieces[token] for token in free))
     # of one token with a space, and one without, each may be wrong
     if said.strip() and (spaces.endswith(leading(said)) or len(free) > 1):
-        note = f"but for the space{'' if spaces == b' ' else 's'} that it begins with"
+        note = f"except for the leading space{'' if spaces == b' ' else 's'}"
         yield replace(reading(spaces + said.lstrip(), free, pieces, bytes), note=note)
     if pieces.cleans:
         yield reading(clean_spaces(said), free, pieces, clean_spaces)
@@ -71,7 +71,7 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
         note = "but for bytes that are no characters"
         yield replace(reading(in_characters(said), free, pieces, in_characters), note=note)
     elif said.strip() and is_text(said) and not is_text(b"".join(pieces[token] for token in free)):
-        note = "but for bytes that are no characters, which it leaves out"
+        note = "except for incomplete UTF-8, which the engine drops"
         found = reading(said, free, pieces, whole_characters)
         of_none = found.end == len(free) and bool(found.rest.strip())
         if not of_none or ends_a_character(found.rest, free, pieces):

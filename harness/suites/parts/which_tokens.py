@@ -77,13 +77,13 @@ def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int], all_rows: 
         return ""
     if all_rows != n:
         rest = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-        return f"; those of {len(rows)} of {all_rows} sequences, number {rows[0]}{rest}"
+        return f"; only sequence number {rows[0]}{rest}, {len(rows)} of {all_rows}"
     asked = np.flatnonzero(np.concatenate([batch.outputs for batch in batches]))
     first, last = int(asked[rows[0]]), int(asked[rows[-1]])
     numbers = f"number {first}" if first == last else f"numbers {first} to {last}"
     starts = np.cumsum([0, *(len(batch) for batch in batches)])
     among = sorted({int(starts.searchsorted(asked[row], "right")) - 1 for row in rows})
-    text = f"; those of {len(rows)} of {n} tokens, {numbers}"
+    text = f"; only {len(rows)} of {n} tokens, {numbers}"
     if len(batches) > 1 and among[0] == among[-1]:
         text += f", all of batch {among[0]}"
     elif among and among[0]:

@@ -41,9 +41,9 @@ from lockstep.harness.suites.parts.which_tokens import (
     wrong_rows,
 )
 
-AS_HONEST = "each agrees with an honest run, which may round activations as llama.cpp does or not"
-BY_FACTORS = "a run of ours comes to the subject's logits with"
-BY_CHANCE = "where they part, an honest run in some dozens chooses the same other experts"
+AS_HONEST = "each agrees with an honest run, with llama.cpp's rounding of activations or without"
+BY_FACTORS = "the subject's logits agree with our run that has"
+BY_CHANCE = "where they diverge, one of some dozen honest runs chooses the same other experts"
 
 
 def compare_runs(
@@ -74,7 +74,7 @@ def compare_runs(
         bound = whole_run(noise_beside(context, batches, [truth], (expected, got)), size)
         off = difference(expected, got, truth, bound, rounded)
     if not np.isfinite(bound.allowed):
-        text = f"honest runs of this model overflow, so that no limit can be given for its {what}s"
+        text = f"honest runs of this model overflow, so there is no limit for its {what}s"
         return context.verdict(suite, "not-compared", text, {"reason": bound.reason})
     detail: dict[str, Any] = {
         "worst_relative_to_largest_logit": worst_distance(expected, got) / (size or 1.0),

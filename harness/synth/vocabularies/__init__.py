@@ -65,7 +65,7 @@ USUAL: Mapping[str, tuple[str, str]] = MappingProxyType(
 def check_kind(kind: str, n_vocab: int) -> None:
     """Raises Unsupported for a kind that nobody knows, InvalidModel for too few tokens."""
     if kind not in KINDS:
-        raise Unsupported(f"synth makes no vocabulary {kind!r} {choices(kind, KINDS)}")
+        raise Unsupported(f"synth cannot make a vocabulary of kind {kind!r} {choices(kind, KINDS)}")
     smallest = KINDS[kind][0]
     if n_vocab < smallest:
         what = "a vocabulary" if kind == "llama" else f"a vocabulary of kind {kind}"

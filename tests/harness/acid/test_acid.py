@@ -286,7 +286,9 @@ def test_reading_names_rope_pairing_before_positions(tmp_path: Path, lockstep: L
     path.write_text(f"acid 1 llama F32: 35 tests\n{oks}{noes}{END}")
     said = lockstep("acid", "read", path).out.splitlines()
     assert said[1] == "rope-pairing NO: pairs of the other kind"
-    rest = said.index("These rest on what is wrong above; look at them when it is right:")
+    rest = said.index(
+        "These tests depend on the faults above; look at them when the faults are fixed:"
+    )
     assert {*said[rest + 1 :]} == {"  positions-in-prompt: one position off", "  rope-base: NO"}
 
 

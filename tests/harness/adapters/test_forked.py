@@ -123,7 +123,7 @@ def test_an_answer_about_other_files_is_none() -> None:
     with pytest.raises(ValueError, match="not about 4 files"):
         parse_answer(parse_forked(read, [b"a"] * 3), 4)
     bad = parse_forked(read, [b"a"]) | {"endings": np.array([250], np.uint8)}
-    with pytest.raises(ValueError, match="an ending that is none"):
+    with pytest.raises(ValueError, match="an unknown ending"):
         parse_answer(bad, 1)
 
 

@@ -149,7 +149,7 @@ def test_a_site_that_is_not_shown_leaves_a_trace_of_the_others() -> None:
 
 
 def test_a_graph_without_any_site_is_none_that_we_know() -> None:
-    with pytest.raises(Unsupported, match="shows no site that we know in step 0"):
+    with pytest.raises(Unsupported, match="shows no known site in step 0"):
         recorder().finish_step(tokens=3, layers=1, flash=False)
     with pytest.raises(Unsupported, match="does not show in which cells it stores keys"):
         recorder(cells=0).finish_step(tokens=3, layers=1, flash=False)
@@ -158,7 +158,7 @@ def test_a_graph_without_any_site_is_none_that_we_know() -> None:
 @pytest.mark.parametrize(
     ("name", "layer", "error", "text"),
     [
-        ("l_out", 0, Unsupported, "does not show l_out-0 in step 0, so that no value can be put"),
+        ("l_out", 0, Unsupported, "does not show l_out-0 in step 0, so no value can be put"),
         ("embd", None, Unsupported, "does not show embd in step 0"),
         ("l_out", 1, EngineError, "computed no l_out-1 in step 0 to replace"),
         ("l_out", None, EngineError, "computed no l_out in step 0"),

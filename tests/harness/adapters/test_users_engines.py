@@ -276,7 +276,7 @@ def test_the_option_is_the_engine_with_a_prefix(
     with pytest.raises(SystemExit) as end:
         app([*options, "--engine", "fast"])
     assert end.value.code == 2
-    assert "so does --engine" in capfd.readouterr().err
+    assert "--adapter and --engine both name" in capfd.readouterr().err
 
 
 def test_a_crash_is_no_engine_that_is_missing(model: Path, tmp_path: Path) -> None:

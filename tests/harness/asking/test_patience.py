@@ -44,7 +44,7 @@ def test_timeout_names_the_option(model: Path, tmp_path: Path) -> None:
         ("is silent", "timed-out", "did not answer start within 1 s (--timeout SECONDS"),
         ("cannot load", "crashed", "a kind of tensor that is not implemented: Q4_K"),
         ("nameless", "malformed", '"engine": expected a text'),
-        ("wants another model", "not-compared", "does not take the model: no model of this kind"),
+        ("wants another model", "not-compared", "does not load the model: no model of this kind"),
     ],
 )
 def test_a_start_that_fails_is_a_verdict_of_each_model(

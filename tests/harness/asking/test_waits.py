@@ -37,12 +37,12 @@ LATE = TimedOut(seconds=300.0)
 @pytest.mark.parametrize(
     ("question", "args", "words"),
     [
-        ("evaluate", (RUN,), "logits of 4 tokens within 300 s (--timeout SECONDS: how long is"),
-        ("evaluate", (RUN,), "an answer; --tokens N: for how many tokens it is asked)"),
+        ("evaluate", (RUN,), "logits of 4 tokens within 300 s (--timeout SECONDS allows"),
+        ("evaluate", (RUN,), "allows more time; --tokens N asks for fewer tokens)"),
         ("greedy", ([1, 2], 64), "greedy of 66 tokens within 300 s"),
-        ("greedy", ([1, 2], 64), "; --steps N: for how many tokens it is asked)"),
-        ("tokenize", ([b"text"],), "tokenize within 300 s (--timeout SECONDS: how long is waited "),
-        ("tokenize", ([b"text"],), "is waited for an answer)"),
+        ("greedy", ([1, 2], 64), "; --steps N asks for fewer tokens)"),
+        ("tokenize", ([b"text"],), "tokenize within 300 s (--timeout SECONDS allows "),
+        ("tokenize", ([b"text"],), "SECONDS allows more time)"),
     ],
 )
 def test_timeout_says_for_how_many_tokens_and_how_to_ask_for_fewer(

@@ -104,7 +104,7 @@ def test_patch_confirms_nothing_for_an_engine_that_is_not_deterministic(
     assert found.patched is None
     assert found.unsteady is not None
     assert "is not deterministic" in words
-    assert found.culprits or "look at threads that add up in any order" in words
+    assert found.culprits or "look at sums in thread order" in words
 
 
 def test_bisect_finds_nothing_in_an_honest_engine(tmp_path: Path) -> None:

@@ -111,10 +111,10 @@ def test_a_second_fault_that_was_not_put_right_is_no_other_design(gemma2: Path) 
     assert "THE REST STILL DIFFERS" in confirmation(proof)
     # of a batch that llama.cpp takes apart nothing can be put in: the rest is no second fault then
     said = confirmation(proof, left=3)
-    assert said.endswith("at 3 more that are wrong nothing can be put in")
+    assert said.endswith("; 3 more wrong ops cannot be patched")
 
 
-OF_THE_ORACLE = "they are the oracle's, whatever stands before them"
+OF_THE_ORACLE = "are the oracle's own, so errors before them do not show"
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,7 @@ def test_fault_by_layer_number_is_no_silence(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:wrong-by-number")
     assert found.whole.status == "diverged"
-    assert faults(found) == {None: ["what comes before or behind so many layers"]}
+    assert faults(found) == {None: ["parts before or after this many layers"]}
     assert found.exit_code == 1
 
 

@@ -62,10 +62,10 @@ def test_a_right_engine_agrees_on_the_twin_and_through_lenses(model: Path) -> No
     twin, eps, weights, *left_out = verdicts(plan_of(model))
     assert (twin.status, eps.status, weights.status) == ("agreed", "agreed", "agreed")
     assert twin.summary.startswith("the F32 twin: ")
-    assert "weights (Q8_0) are what their bytes say" in weights.summary
+    assert "weights (Q8_0) agree with their bytes" in weights.summary
     more, places = left_out
     assert (places.status, "in their places" in places.summary) == ("agreed", True)
-    assert (more.status, "lenses more" in more.summary) == ("not-applicable", True)
+    assert (more.status, "more lenses" in more.summary) == ("not-applicable", True)
 
 
 def test_a_weight_that_is_read_wrong_is_named_by_its_tensor(model: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_layers_computed_alike_are_asked_in_part_and_the_others_named(
     asked = {v.summary.split(": ")[0].split(", ")[1] for v in found if v.status == "agreed"}
     assert asked == {"outside the layers", "layer 0", "layer 4"}
     (left,) = [v for v in found if v.status != "agreed"]
-    words = "slices of 3 layers more, computed alike: lockstep bisect --black-box"
+    words = "3 more layers of the same kind were not sliced: lockstep bisect --black-box"
     assert (left.status, left.summary) == ("not-applicable", words)
 
 
@@ -200,4 +200,4 @@ def test_made_model_that_llama_cpp_refuses_accuses_no_engine() -> None:
     }
     found = left_unanswered(NoAnswer("diverged", said, detail), "llama.cpp")
     assert found.status == "not-compared"
-    assert found.summary == "llama.cpp does not take the model that is made for it: wrong number"
+    assert found.summary == "llama.cpp does not load the probe model: wrong number"

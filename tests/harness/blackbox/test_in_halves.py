@@ -196,7 +196,7 @@ def test_engine_in_half_precision_is_not_accused_on_a_model_in_f32(
     twin = of_twin(found)
     assert twin.status == "not-applicable"
     assert twin.detail["computed_in"] == kind
-    assert "smaller faults are not seen on it" in twin.summary
+    assert "smaller faults do not show" in twin.summary
 
 
 def test_a_fault_that_is_larger_than_halves_make_is_seen(model: Path) -> None:
@@ -279,7 +279,7 @@ def test_bisect_names_only_the_fault_of_an_engine_in_half_precision(
     assert isinstance(said[-1], Bisection)
     assert [each.site.name for each in said[-1].culprits] == places
     assert said[-1].exit_code == len(places)
-    assert "numbers of F16: half a step of these is not seen" in said[-1].found.rest
+    assert "errors below half a step of F16 do not show" in said[-1].found.rest
 
 
 def test_no_weight_is_blamed_by_black_box_for_what_halves_make_of_logits(

@@ -186,7 +186,7 @@ def test_a_model_with_too_many_layers_for_its_width_is_not_asked(tmp_path: Path)
     asker = asker_of(path, tmp_path / "made")
     found, why = see_in_place(asker)
     asker.close()
-    assert (found, why.startswith("matrices are not looked at")) == ([], True)
+    assert (found, why.startswith("matrices are not tested")) == ([], True)
 
 
 def test_an_engine_without_logits_is_asked_once_and_that_is_said(

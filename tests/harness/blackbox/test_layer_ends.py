@@ -109,7 +109,7 @@ def test_each_layer_that_is_wrong_is_named_and_confirmed_on_the_twin(
     assert found.patched is not None
     assert found.patched.confirms
     assert "of the F32 twin" in text
-    assert "in the usual run there is nothing to find" not in text
+    assert "the usual run shows no wrong op" not in text
 
 
 def test_the_twin_says_nothing_against_an_honest_engine(models: dict[str, Path]) -> None:
@@ -189,7 +189,7 @@ def test_engine_that_shows_tensors_of_its_layers_is_not_asked_for_ends(
     """Neither is an engine asked that computes single ops, and shows none in a run."""
     (found,) = with_made_models(plan_of(models["Q8_0"], engine, "black-box"))
     assert (found.status, found.summary) == (
-        "not-applicable", f"{engine} shows tensors, which say more",
+        "not-applicable", f"{engine} shows tensors, which show more",
     )  # fmt: skip
 
 

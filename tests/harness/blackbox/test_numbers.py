@@ -90,7 +90,7 @@ def test_layers_counted_otherwise_are_named_not_those_with_other_slices(
     found = bisected(path, tmp_path / "made", engine=engine, oracle="llama.cpp")
     part = "attention: mask, softmax or cache, by its number"
     assert faults(found) == {0: [part], 5: [part]}
-    assert "counted otherwise" in found.guilty[0].parts[0].words
+    assert "counts the kinds of layers differently" in found.guilty[0].parts[0].words
 
 
 def test_a_tensor_of_one_layer_is_no_matter_of_numbers(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_op_of_a_later_layer_is_named_at_its_place_and_not_by_two_matrices(
     assert part.startswith("FFN: activation, or ")
     assert part.endswith("or a tensor that is taken wrongly, by its number")
     assert put_together(found.places) == [
-        "blk.2.ffn_up.weight and ffn_gate.weight, or what they are put into"
+        "blk.2.ffn_up.weight and ffn_gate.weight, or their common product"
     ]
 
 
@@ -166,6 +166,6 @@ def test_two_matrices_that_are_put_into_the_same_are_named_with_it() -> None:
         return SeenInPlace(look=LOOKS[1], answer=DIFFERS, tensors=tensors)
 
     both = put_together([seen("1.ffn_up", "0.attn_q"), seen("1.ffn_gate", "0.ffn_down")])
-    assert both == ["blk.1.ffn_up.weight and ffn_gate.weight, or what they are put into"]
+    assert both == ["blk.1.ffn_up.weight and ffn_gate.weight, or their common product"]
     assert not put_together([seen("1.ffn_up"), seen("2.ffn_gate", "1.attn_q")])
     assert len(put_together([seen("0.attn_q"), seen("0.attn_k")])) == 1

@@ -29,9 +29,9 @@ def asked(model: Path, engine: str) -> list[Verdict]:
 @pytest.mark.parametrize(
     ("mistake", "look"),
     [
-        ("mutant:prompt-keeps-last-32", "look at whether such a prompt is cut"),
-        ("mutant:prompt-of-the-same-length", "or taken for one as long"),
-        ("mutant:prompt-beginning-of-last", "look at what is kept of a prompt for the next"),
+        ("mutant:prompt-keeps-last-32", "look at prompts that are cut"),
+        ("mutant:prompt-of-the-same-length", "or mistaken for one of the same length"),
+        ("mutant:prompt-beginning-of-last", "look at the prompt cache"),
     ],
 )
 def test_engine_that_cuts_or_mixes_prompts_is_found_on_the_first_layer(
@@ -50,7 +50,7 @@ def test_an_honest_engine_is_right_behind_all_of_them(
 ) -> None:
     (found,) = asked(builtin(model, tmp_path), engine)
     assert found.status == "agreed"
-    assert found.summary.startswith(f"{WHERE}the token behind ")
+    assert found.summary.startswith(f"{WHERE}the next token is the same after ")
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "gpt2", "gpt-oss", "rwkv6", "mamba", "deepseek2"])
@@ -112,5 +112,5 @@ def test_made_model_is_asked_if_prompts_of_the_model_do_not_tell(
     if not tell:
         monkeypatch.setattr(decode, "in_turn", lambda *_: iter(()))
     said = "; ".join(verdict.summary for verdict in with_made_models(plan))
-    assert "prompts in turn is the same" in said
+    assert "prompts in turn" in said
     assert (WHERE not in said) is tell

@@ -99,7 +99,7 @@ def test_a_vocabulary_that_is_cut_as_it_is_large_is_said_to_be(
     model = written(tmp_path, n_layer=1, n_embd=32, n_ff=32, n_vocab=5000)
     (found,) = of_own_tokens(decoded(model, Reference.name))
     assert found.status == "agreed"
-    assert "1023 (that has 1024 of 5000 tokens, as they are many)" in found.summary
+    assert "1023 (this model has 1024 of 5000 tokens)" in found.summary
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt2", "rwkv6", "mamba", "deepseek2"])
@@ -114,4 +114,4 @@ def test_a_right_engine_chooses_the_first_and_the_last_id(arch: str, tmp_path: P
 def test_token_that_was_likeliest_nowhere_is_not_reported_as_the_same(tmp_path: Path) -> None:
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     said = "; ".join(verdict.summary for verdict in decoded(model, Reference.name))
-    assert "the likeliest by far nowhere" in said or "behind none of" in said
+    assert "as nowhere a clear choice" in said or "a clear choice after any" in said

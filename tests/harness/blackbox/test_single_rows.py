@@ -13,7 +13,7 @@ from lockstep.harness.adapters.reference import Reference
 from tests.black_boxes import bisected, wrong_tensors
 from tests.models import builtin
 
-ONE_ROW = "a first batch of 1 does not: look at the kernels for a single row"
+ONE_ROW = "a first batch of size 1 differs: look at the kernels for a single row"
 
 
 class OneRow(Mirror):

@@ -18,7 +18,7 @@ from tests.quiet_engines import changed, made
 # --- later batches --------------------------------------------------------------------------------
 # Where only batches behind the first are wrong, the place is the same and the mistake is not.
 
-LATER = "with all tokens in one batch: of batches behind the first it is wrong"
+LATER = "with all tokens in one batch: only batches after the first are wrong"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_fault_in_a_layer_is_not_taken_for_the_router_of_earlier_layers(
 # --- half of the activation -----------------------------------------------------------------------
 # A buffer that another is written into: the end of one factor of the FFN is the other's.
 
-HALF = "of the activation the first half alone was looked at"
+HALF = "only the first half of the activation was compared"
 
 
 class OneBuffer(Mirror):
@@ -125,7 +125,7 @@ def test_owner_of_a_wrong_bias_is_named_once(
     arch: str, engine: str, whose: str, tmp_path: Path
 ) -> None:
     first, *others = words_of(model_of_arch(arch, tmp_path, {}), tmp_path / "made", engine)
-    assert first == f"{ZERO_BIASES}, and with {whose} alone of zero"
+    assert first == f"{ZERO_BIASES}, and with only {whose} zero"
     assert set(others) <= {ZERO_BIASES}
 
 

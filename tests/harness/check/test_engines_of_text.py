@@ -66,7 +66,7 @@ def test_texts_that_are_no_utf8_are_not_asked_of_an_engine_of_text(tmp_path: Pat
     found = verdicts("test:of-text", tmp_path)
     assert {v.status for v in found} == {"agreed"}
     assert len(found) == 8
-    assert all("that are no UTF-8 were not compared" in v.summary for v in found)
+    assert all("that are not UTF-8 were not compared" in v.summary for v in found)
 
 
 def test_wrong_answer_of_a_text_engine_is_found(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_refusal_that_our_own_engine_cannot_judge_accuses_no_engine(
     plan = plan_for(model, subject_model=other, suites=("logits",), engine=Refuses.name)
     (found,) = verdicts_of(plan)
     assert (found.status, found.detail["at_fault"]) == ("diverged", "unknown")
-    assert "nothing is known of which of them is right" in found.summary
+    assert "it is unknown which engine is right" in found.summary
 
 
 class WithoutLogits(Reference, name="test:without-logits"):

@@ -167,7 +167,7 @@ def test_a_bad_model_is_refused_in_one_line(
 
 WITHOUT_GRAPH = {
     unknown_architecture: "unknown model architecture: 'transistor",
-    no_architecture: "the file has no general.architecture: it is no model",
+    no_architecture: "the file has no general.architecture, so it is not a model",
     type_of_ggml_only: "llama.cpp crashed",
 }
 
@@ -214,7 +214,7 @@ def test_a_bad_model_for_the_subject_is_refused_too(lockstep: Lockstep, tmp_path
         (("check", "builtin:f32", "--engine", "rust"), ["'rust'", "llama.cpp", "reference"]),
         (("check", "builtin:f32", "--oracle", "rust"), ["'rust'", "llama.cpp", "reference"]),
         *(
-            ((*command, role, "llama.cpp@"), ["'llama.cpp@' names no version", "llama.cpp@0.3.8"])
+            ((*command, role, "llama.cpp@"), ["'llama.cpp@' is not a version", "llama.cpp@0.3.8"])
             for command in (("check", "builtin:f32"), ("fuzz", "batch"), ("fuzz", "tokens"))
             for role in ("--engine", "--oracle")
         ),

@@ -79,7 +79,7 @@ def test_a_divergence_is_exit_code_1_with_the_command_that_repeats_it(
     repeated = again.split("lockstep ", 1)[1].split()
     assert lockstep(*repeated, "--report", tmp_path / "r", "-q").code == 1
     said, _, place = ending.out.splitlines()[-1].partition("lockstep ")
-    assert said == "the place, and the proof: "
+    assert said == "find the place, with a proof: "
     assert lockstep(*place.split(), "-q").code == 1
 
 

@@ -38,7 +38,7 @@ def test_the_same_bytes_can_be_given_as_digits(fuzz: Lockstep) -> None:
         (("--family", "corpus"), "the family corpus needs files"),
         (("--corpus", "nowhere"), "nowhere: no such folder"),
         (("--file", "nowhere.gguf"), "nowhere.gguf: no such file"),
-        (("--resume", "nowhere"), "nowhere: no report.jsonl there"),
+        (("--resume", "nowhere"), "nowhere has no report.jsonl"),
     ],
 )
 def test_impossible_command_is_refused_in_one_line(

@@ -54,7 +54,7 @@ def test_command_that_smoke_proposes_runs_the_engine(
     words = [sys.executable, str(engine)]
     code, out, _ = lockstep("smoke", "--", *(words if as_words else [shlex.join(words)]))
     assert code == 0
-    said = shlex.split(out.splitlines()[-1].removeprefix("go on: "))
+    said = shlex.split(out.splitlines()[-1].removeprefix("next: "))
     assert said[:4] == ["lockstep", "check", "MODEL", "--engine"]
     assert command_of(said[4]) == words
 

@@ -89,7 +89,7 @@ def test_a_folder_that_has_been_deleted_is_no_divergence(tmp_path: Path) -> None
     done = subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, check=False
     )
-    words = "lockstep: the folder that this is started in has been deleted\n"
+    words = "lockstep: the current folder has been deleted\n"
     assert (done.returncode, done.stderr) == (2, words)
 
 

@@ -33,8 +33,8 @@ from tests.split_files import write_parts
 
 EXAMPLE = EXAMPLES / "engine.py"
 SHOWN = '"logits", "trace", "replace"'
-LAYER, MISTAKE = "the layer, and the part of it: ", "which mistake it is, if it is a known one: "
-PLACE = "the place, and the proof: "
+LAYER, MISTAKE = "find the layer and the part: ", "name the mistake, if it is a known one: "
+PLACE = "find the place, with a proof: "
 BY_SLICES = "lockstep bisect m.gguf --engine ./mine --black-box"
 BY_ANSWERS = "lockstep diagnose m.gguf --engine ./mine"
 
@@ -75,7 +75,7 @@ def plan_of_mine(folder: Path) -> Plan:
         (("dequantize", "multiply"), {"dequant": "agreed"}, []),
         (("logits",), {"logits": "crashed"}, []),
         (("logits",), {"logits": "agreed", "black-box": "timed-out"}, []),
-        (("logits",), {"logits": "agreed"}, [f"for a closer look without tensors: {BY_SLICES}"]),
+        (("logits",), {"logits": "agreed"}, [f"look closer without tensors: {BY_SLICES}"]),
     ],
 )
 def test_whole_commands_come_next_and_only_such_as_can_be_of_use(
@@ -143,7 +143,7 @@ def test_started_server_may_be_held_against_exact_settings(
     verdicts = [Verdict(suite="logprobs", case="m", status="agreed", summary="")]
     result = RunResult(code=0, folder=Path("."), verdicts=verdicts, engines=infos, seconds=0.0)
     *exactly, slices = next_step([plan], result).splitlines()
-    assert slices.startswith("for a closer look without tensors: lockstep bisect m.gguf")
+    assert slices.startswith("look closer without tensors: lockstep bisect m.gguf")
     assert [line.endswith("--settings exact") for line in exactly] == [True] * (settings == DEFAULT)
 
 
@@ -155,8 +155,12 @@ def test_a_bisection_of_an_engine_without_tensors_names_whole_commands(
     text = EXAMPLE.read_text()
     assert SHOWN in text
     for offered, options, said in (
-        ('"logits"', (), ["does not show tensors; the layer", "--black-box; which mistake"]),
-        ('"generate"', ("--black-box",), ["offers none of logits", "which mistake"]),
+        (
+            '"logits"',
+            (),
+            ["does not show tensors; find the layer", "--black-box; name the mistake"],
+        ),
+        ('"generate"', ("--black-box",), ["offers none of logits", "name the mistake"]),
     ):
         mine.write_text(text.replace(SHOWN, offered))
         command = f"{sys.executable} {mine}"

@@ -127,5 +127,5 @@ def test_interrupted_run_says_where_its_findings_are(
         raise KeyboardInterrupt
     assert ended.value.exit_code == 130
     words = capsys.readouterr().err
-    assert f"what was found until now is in {folder}/report.jsonl" in words
+    assert f"{folder}/report.jsonl has the findings so far" in words
     assert f"lockstep report '{folder}'" in words

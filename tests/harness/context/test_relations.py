@@ -83,7 +83,7 @@ def test_an_engine_that_contradicts_itself_is_found(engine: str, way: str, model
     of_itself = [verdict for verdict in wrong if "gives other logits" in verdict.summary]
     assert [verdict.detail["asked"] for verdict in of_itself] == [way]
     assert wrong[0].status == "diverged"
-    twice = "such batches have twice as many tokens, which may be what is wrong"
+    twice = "these batches have twice as many tokens, which may be the cause"
     assert wrong[0].summary.endswith(twice) is (way == "beside another sequence")
 
 
@@ -144,7 +144,7 @@ def test_reference_agrees_beside_another_sequence_within_both_paths_noise(
 ) -> None:
     found = found_beside("reference", with_large_scores(tmp_path))
     assert isinstance(found, str), found.summary
-    assert "as honest runs are" in found
+    assert "; honest runs are" in found
 
 
 def test_wrong_engine_is_found_beside_another_sequence(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_an_exact_tie_is_called_one_and_accuses_nobody(engine: str, tmp_path: Pa
         assert greedy.status == "agreed"
         return
     assert (greedy.status, greedy.detail["actual"]) == ("excused", 383)
-    assert "an exact tie, of which llama.cpp takes the first" in greedy.summary
+    assert "an exact tie, where llama.cpp takes the first" in greedy.summary
 
 
 def test_a_clear_choice_needs_no_word(tmp_path: Path) -> None:

@@ -333,7 +333,7 @@ def test_an_engine_that_offers_nothing_is_incomplete_and_it_is_said(tmp_path: Pa
     found = diagnosed(Offers, tmp_path)
     assert found.exit_code == 3
     _, line = diagnosis_lines(plan_for(tmp_path / "m.gguf"), found)
-    assert "not answered: anything: it offers no logits" in line
+    assert "not answered: anything: the engine offers no logits" in line
 
 
 def test_diagnosis_of_a_foreign_model_says_no_engine_offers_nothing(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_the_same_failure_of_many_questions_is_said_once_by_its_last_line(tmp_pa
     (text,) = found.missing
     assert "\n" not in text
     assert text.endswith("NotImplementedError: later")
-    assert "the logits of a prompt and of tokens behind it, the logits of the same" in text
+    assert "the logits of a prompt and of tokens after it, the logits of the same" in text
 
 
 def test_engine_is_not_wrong_without_a_limit(tmp_path: Path) -> None:

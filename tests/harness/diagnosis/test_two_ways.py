@@ -64,7 +64,7 @@ def test_progress_says_what_explains_most_until_now() -> None:
     )
     assert so_far(None) == so_far(far) == ""
     assert so_far(near) == "; the closest leaves 3% of the difference: the eps is another one"
-    assert so_far(same) == "; one makes these answers: the eps is another one"
+    assert so_far(same) == "; one reproduces these answers: the eps is another one"
 
 
 def test_a_mistake_of_an_engine_that_converts_nothing_is_named_behind_them(tmp_path: Path) -> None:

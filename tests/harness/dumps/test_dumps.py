@@ -127,9 +127,9 @@ def no_ids(index: dict[str, Any], tensors: dict[str, Any]) -> None:
     [
         (drop_logits, "no tensor step1/result_output"),
         (no_step, "logitsN, rowsN or stepN/NODE"),
-        (too_late, "is of none of 3 batches"),
+        (too_late, "does not belong to any of 3 batches"),
         (no_tokens, "must be a list of lists of ids"),
-        (no_ids, "'one', which is no id"),
+        (no_ids, "'one', which is not an id"),
     ],
 )
 def test_fault_of_a_dump_is_reported(
@@ -198,7 +198,7 @@ def test_a_misspelt_node_is_said(model: Path, written: Path, tmp_path: Path) -> 
 
 
 def test_no_folder_no_json_and_no_safetensors_are_said(written: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidModel, match="no such file; lockstep trace shows"):
+    with pytest.raises(InvalidModel, match="no such file; lockstep trace writes"):
         read_dump(tmp_path / "nothing")
     (tmp_path / "index.json").write_text("[")
     with pytest.raises(InvalidModel, match="no JSON"):

@@ -127,8 +127,8 @@ def test_halves_become_neighbours() -> None:
         ('[nodes]\na = "attn norm"\n', "expected a node such as attn_norm-"),
         ("[nodes]\na = 7\n", "expected a node, or a table"),
         ('[nodes]\na = { node = "embd", scale = 2 }\n', "expected a node, or a table"),
-        ('[nodes]\n"a.{layer}" = "embd"\n', "must be in both"),
-        ('[nodes]\na = "attn_norm-{layer}"\n', "must be in both"),
+        ('[nodes]\n"a.{layer}" = "embd"\n', "in both the name and the node"),
+        ('[nodes]\na = "attn_norm-{layer}"\n', "in both the name and the node"),
         ('[nodes]\na = { node = "embd", rows = "halves" }\n', "rows may be"),
         ('[nodes]\na = { node = "embd", axes = [0, 2] }\n', "axes must be an order"),
         ('[nodes]\n"*a*b*c" = "embd"\n', "at most 2"),
@@ -150,7 +150,7 @@ def test_a_map_is_for_dumps_alone(model: Path, capfd: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as end:
         app(["check", str(model), "--map", "transformers"])
     assert end.value.code == 2
-    assert "names of a dump" in capfd.readouterr().err
+    assert "--map is only for dumps" in capfd.readouterr().err
 
 
 def test_tensor_without_a_pattern_in_the_map_is_named(
@@ -163,12 +163,12 @@ def test_tensor_without_a_pattern_in_the_map_is_named(
     own.write_text(f'{text}"model.norms" = "result_norm"\n')
     unfit, agreed = checked(model, f"dump:{folder}#map={own}", "trace", oracle="llama.cpp")
     assert (agreed.status, unfit.status) == ("agreed", "not-applicable")
-    assert "no pattern of the map fits" in unfit.summary
+    assert "no pattern of the map matches" in unfit.summary
     assert "model.layers.*.input_layernorm" in unfit.summary
     own.write_text(
         '[nodes]\n"lm_head" = "result_output"\n"model.layer.{layer}" = "l_out-{layer}"\n'
     )
     (nothing,) = checked(model, f"dump:{folder}#map={own}", "trace", oracle="llama.cpp")
-    assert "does not show tensors: no pattern of the map fits" in nothing.summary
+    assert "does not show tensors: no pattern of the map matches" in nothing.summary
     fits = checked(model, f"dump:{written}", "trace", oracle="llama.cpp")
     assert [verdict.status for verdict in fits] == ["agreed"]

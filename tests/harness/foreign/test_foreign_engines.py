@@ -146,11 +146,11 @@ def test_without_node_its_engines_say_what_is_missing(monkeypatch: pytest.Monkey
 
 
 def test_an_engine_that_is_not_added_says_how_to_add_it() -> None:
-    with pytest.raises(Unsupported, match="do so: lockstep engine add fake"):
+    with pytest.raises(Unsupported, match="add it: lockstep engine add fake"):
         command_of("fake")
     said = CliRunner().invoke(app, ["check", "builtin:f32", "--engine", "fake"])
     assert said.exit_code == 2
-    assert said.stderr == "lockstep: fake is not added yet; do so: lockstep engine add fake\n"
+    assert said.stderr == "lockstep: fake is not added yet; add it: lockstep engine add fake\n"
 
 
 def test_a_name_that_is_none_names_those_there_are() -> None:

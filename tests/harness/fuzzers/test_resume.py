@@ -108,24 +108,28 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
     ("name", "spoil", "says"),
     [
         ("tokens", lambda run: None, "a report of counting, expected tokens"),
-        ("counting", lambda run: (run / "report.jsonl").unlink(), "nothing to go on with"),
+        ("counting", lambda run: (run / "report.jsonl").unlink(), "no run to continue"),
         ("counting", lambda run: (run / "report.jsonl").write_text(""), "must be the header"),
         ("counting", lambda run: resume_campaign("counting", run), "has finished"),
-        ("counting", lambda run: head(run, lambda row: row["engines"].pop()), "none of a campaign"),
+        (
+            "counting",
+            lambda run: head(run, lambda row: row["engines"].pop()),
+            "not from a campaign",
+        ),
         (
             "counting",
             lambda run: head(run, lambda row: row["campaign"].update(given=["zz"])),
-            "its header is none of a campaign: non-hexadecimal",
+            "the report is not from a campaign: non-hexadecimal",
         ),
         (
             "counting",
             lambda run: head(run, lambda row: row["engines"][1]["settings"].update(name="mine")),
-            "its header is none of a campaign: no 'mine'",
+            "the report is not from a campaign: no 'mine'",
         ),
         (
             "counting",
             lambda run: head(run, lambda row: row["engines"][1].update(version="0.0.9")),
-            "the run was of reference 0.0.9, and here is",
+            "the run had reference 0.0.9, and this machine has",
         ),
     ],
 )

@@ -246,7 +246,7 @@ def test_a_cache_that_is_not_empty_at_first_is_refused() -> None:
     x = normal(1, 2, 3)
     shown = piece(node("SQR", x * x, x))
     shown.root_home[1] = KEPT
-    with pytest.raises(EngineError, match="x is not empty when it is read first"):
+    with pytest.raises(EngineError, match="x is not empty at its first read"):
         recorder().piece(shown)
 
 

@@ -353,7 +353,7 @@ def test_graphs_of_two_files_diverge_at_a_node_missing_or_of_another_size() -> N
     one, two = planned(0, "Qcur-0", 0, 2, 0), planned(1, "cap-0", 0, 3, 2)
     wide = replace(one, result=replace(one.result, ne=(4, 2, 1, 1)))
     assert first_other_node(program(one, two), program(one, two)) == ""
-    assert first_other_node(program(one, two), program(one)) == "'cap-0' (ADD) is not in it"
+    assert first_other_node(program(one, two), program(one)) == "the graph lacks 'cap-0' (ADD)"
     more = first_other_node(program(one), program(one, two))
-    assert more == "'cap-0' (ADD) is not in the oracle's"
+    assert more == "the oracle's graph lacks 'cap-0' (ADD)"
     assert "F32 [4, 2, 1, 1] (ne0 first), expected" in first_other_node(program(one), program(wide))

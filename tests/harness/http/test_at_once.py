@@ -77,7 +77,7 @@ def test_one_that_mixes_requests_up_diverges(model: Path) -> None:
     with serving(model, Together(with_more)) as address:
         (found,) = at_once(model, address)
     assert (found.status, found.key) == ("diverged", "text/at once")
-    assert "what do requests share" in found.summary
+    assert "state that concurrent requests share" in found.summary
 
 
 @pytest.mark.parametrize("change", [cut_short, nothing])
@@ -196,7 +196,7 @@ def test_a_program_is_asked_for_one_thing_at_a_time(model: Path) -> None:
     ("how", "status", "words"),
     [
         ("honest", "agreed", "are the same"),
-        ("mixes", "diverged", "what do requests share"),
+        ("mixes", "diverged", "state that concurrent requests share"),
         ("dies", "crashed", "exited with status 3 while it was asked to generate several times"),
     ],
 )

@@ -60,7 +60,7 @@ def test_the_v1_that_an_address_lacks_is_named(model: Path) -> None:
             BadInput, match=r"HTTP 404: File Not Found; the server has none"
         ) as said:
             checked(model, f"openai:{url}/v1/v1", "text")
-        assert "belongs /v1" not in str(said.value)
+        assert "need /v1" not in str(said.value)
 
 
 def test_error_of_a_server_is_shown_whatever_the_status(model: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_wait_beyond_the_time_limit_is_not_waited_for(model: Path, waits: list
             session = HttpSession(url, None, EXACT, time_limit=20)
             outcome = session.ask("greedy", [1], 2)
         assert isinstance(outcome, records.Busy), outcome
-        assert "asked once; to be asked again in 3600 s, beyond the time limit" in outcome.message
+        assert "asked once; it asks to wait 3600 s, beyond the time limit" in outcome.message
     assert not waits
 
 

@@ -107,7 +107,7 @@ def test_a_command_that_cannot_be_given_a_model_is_refused() -> None:
         ("serve:cat {model}", "no {port}, where it listens"),
         ("serve:cat {port}", "no {model}, the file"),
         ("serve:./nowhere {model} {port}", "no such file"),
-        ("serve:cat '{model} {port}", "is no command"),
+        ("serve:cat '{model} {port}", "is not a command"),
     ):
         with pytest.raises(Unsupported, match=re.escape(words)):
             words_of(command)

@@ -82,7 +82,7 @@ def test_lists_of_one_that_refuses_a_bias_are_compared_without(model: Path) -> N
 
 @pytest.mark.parametrize(
     ("around", "says"),
-    [("<s>{}", "BOS once too often"), ("User: {} Assistant:", "a chat template around it")],
+    [("<s>{}", "a doubled BOS"), ("User: {} Assistant:", "a chat template around the prompt")],
 )
 @pytest.mark.parametrize("suite", ["text", "logprobs"])
 def test_a_prompt_of_which_it_counts_more_tokens_names_the_nearer_cause(
@@ -91,7 +91,7 @@ def test_a_prompt_of_which_it_counts_more_tokens_names_the_nearer_cause(
     found = checked(model, suite, around=around, **TEXT_ALONE)
     assert found[0].status == "diverged", found
     assert says in found[0].summary
-    assert "; it counts " in found[0].summary
+    assert "; the engine counts " in found[0].summary
 
 
 def test_server_that_counts_as_we_do_gets_no_remark(model: Path) -> None:

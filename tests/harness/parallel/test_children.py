@@ -130,7 +130,7 @@ def test_a_file_that_changes_is_no_divergence_but_said(
     assert result.code == 3
     assert "diverged" not in {v.status for v in result.verdicts}
     (said,) = (v for v in result.verdicts if v.suite == "file")
-    assert "is gone" in said.summary if what == "deleted" else "changed while" in said.summary
+    assert "was deleted" in said.summary if what == "deleted" else "changed during" in said.summary
 
 
 def test_a_file_that_is_only_touched_is_the_same_file(

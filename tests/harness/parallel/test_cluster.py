@@ -249,7 +249,7 @@ class Elsewhere:
         ({"source": "other"}, "another version of Lockstep"),
         ({"folder": "no/such/folder"}, "sees no folder no/such/folder"),
         ({"files": (("no/such.gguf", 3),)}, "sees no file no/such.gguf"),
-        ({"files": (("tmp/lockstep-x/model.gguf", 3),)}, "models that a run makes lie in TMPDIR"),
+        ({"files": (("tmp/lockstep-x/model.gguf", 3),)}, "generated models are in TMPDIR"),
         ({"files": ((__file__, 3),)}, "expected 3"),
     ],
 )

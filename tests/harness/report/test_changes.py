@@ -272,9 +272,9 @@ def test_page_replaces_no_model_no_report_that_is_read_and_no_device(
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(Path(a) / "report.jsonl")
     for name, why in (
-        ("m.gguf", "it is a model, and would be overwritten"),
-        ("a/report.jsonl", "it is read, and would be overwritten"),
-        ("link", "it is read, and would be overwritten"),
+        ("m.gguf", "is a model, and would be overwritten"),
+        ("a/report.jsonl", "is an input, and would be overwritten"),
+        ("link", "is an input, and would be overwritten"),
         ("pipe", "a pipe; expected a regular file"),
         ("nowhere/d.html", "is no folder"),
     ):

@@ -60,7 +60,7 @@ def test_rows_that_a_page_draws_are_in_the_schema() -> None:
 def test_the_verdict_stands_at_the_top_in_one_sentence(page: Page) -> None:
     assert page.tags.count("h1") == 1
     weight = "the first weight that differs is blk.0.attn_q.weight, row 23, column 3"
-    op = "the first op that is wrong by itself is Qcur-1"
+    op = "the first op that is wrong on its own inputs is Qcur-1"
     assert f"Diverged: 5 differences of 5 kinds; {weight}; {op}" in page.text
 
 
@@ -136,8 +136,8 @@ def test_a_detail_in_another_form_is_named_and_the_page_stands() -> None:
             if key in row["detail"]:
                 row["detail"][key] = ["another", "form"]
     text = Page(drawn(rows)).text
-    assert "The chart of this verdict is not in the form that this page draws" in text
-    assert "The schedule of this verdict is not in the form" in text
+    assert "This page cannot draw the chart of this verdict" in text
+    assert "This page cannot draw the schedule of this verdict" in text
 
 
 # --- nothing on it runs, or comes from elsewhere ------------------------------------------------
@@ -240,7 +240,7 @@ def test_a_defect_of_the_page_is_said_in_it_and_costs_no_run(
     path.write_text("".join(json.dumps(row) + "\n" for row in rich_rows()))
     monkeypatch.setattr("lockstep.harness.report.page.write.page_of", broken)
     text = Page.at(write_page_of_run(path)).text
-    assert "This page could not be drawn, which is a defect of Lockstep to report." in text
+    assert "Lockstep could not draw this page. Please report this defect." in text
     assert "KeyError: 'a defect'" in text
 
 
@@ -297,7 +297,7 @@ def test_more_nodes_than_are_drawn_are_folded_and_it_is_said() -> None:
     rows[1]["detail"] = {"by_node": node_columns(many)}
     page = drawn(rows)
     assert len(page) < 1_000_000
-    assert "that of each name in a layer the worst step alone is drawn" in Page(page).text
+    assert "for each name in a layer only the worst step is drawn" in Page(page).text
 
 
 def test_finding_of_the_weights_fuzzer_shows_its_block_and_place() -> None:
@@ -307,8 +307,8 @@ def test_finding_of_the_weights_fuzzer_shows_its_block_and_place() -> None:
     rows[1]["detail"] = {"type": "Q8_0", "block": raw, "original": "11" * 34, "blocks": 20_000}
     text = Page(drawn(rows)).text
     assert "A block of Q8_0, 34 bytes, the smallest block" in text
-    assert "as it was found" in text
-    assert "not in the form" not in text
+    assert "as found" in text
+    assert "cannot draw" not in text
 
 
 # --- colours -------------------------------------------------------------------------------------

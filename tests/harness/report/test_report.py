@@ -92,7 +92,7 @@ def test_a_file_cut_inside_any_line_is_broken(report: Path) -> None:
     for start, end in zip([-1, *ends], ends, strict=False):
         for at in (start + 2, (start + end) // 2, end - 1):
             report.write_bytes(raw[:at])
-            with pytest.raises(BrokenReport, match="cut off or no JSON"):
+            with pytest.raises(BrokenReport, match="truncated, or not JSON"):
                 read_report(report)
 
 
@@ -109,8 +109,8 @@ def without_line(n: int) -> Callable[[list[bytes]], list[bytes]]:
         (lambda lines: [*lines, lines[-1]], "between header and footer"),
         (lambda lines: [*lines, lines[1]], "no footer"),
         (lambda lines: [lines[0], *lines], "between header and footer"),
-        (lambda lines: [*lines[:3], b"\xff\xfe\n", *lines[3:]], "line 4: cut off or no JSON"),
-        (lambda lines: [*lines[:3], b"[" * 100_000 + b"\n"], "line 4: cut off or no JSON"),
+        (lambda lines: [*lines[:3], b"\xff\xfe\n", *lines[3:]], "line 4: truncated, or not JSON"),
+        (lambda lines: [*lines[:3], b"[" * 100_000 + b"\n"], "line 4: truncated, or not JSON"),
         (lambda lines: [*lines[:3], b"7\n", *lines[3:]], "line 4"),
         (lambda lines: [*lines[:3], b'{"kind": "verdict"}\n', *lines[3:]], "line 4"),
         (lambda lines: [x.replace(b'"agreed"', b'"fine"') for x in lines], "line 2"),

@@ -54,7 +54,10 @@ def test_a_slow_engine_is_said_to_be_slow_once_with_what_takes_less(opened: Open
     left = still_to_come(opened.context, "evaluate")
     (text,) = said_of(opened, Answered(value=None, seconds=68.0), times=2)
     assert "reference took 68 s for 34 tokens" in text
-    assert f"suite logits asks this model for at least {left} more, some {left / 30:.0f} " in text
+    assert (
+        f"suite logits asks this model for at least {left} more, which takes about {left / 30:.0f} "
+        in text
+    )
     assert "--tokens 2 --steps 2" in text
     assert "lockstep synth" in text
 

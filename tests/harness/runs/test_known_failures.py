@@ -63,7 +63,7 @@ def test_run_conforms_if_all_divergences_are_listed() -> None:
         (off_by(5.9), ""),
         (off_by(1.1), "its size is 1.1, and 4 is listed"),
         (off_by(41.0), "its size is 41, and 4 is listed"),
-        (off_by(4.0, "not finite"), "it is of kind 'not finite', and 'value' is listed"),
+        (off_by(4.0, "not finite"), "its kind is 'not finite', and 'value' is listed"),
         (off_by(float("nan")), "its size is none, and 4 is listed"),
     ],
 )
@@ -143,7 +143,7 @@ def acid(test: str, says: str) -> Verdict:
     ("found", "words"),
     [
         (acid("rope-base", "10000 taken for 1000?"), ""),
-        (acid("rope-base", "all pairs alike"), "it is of kind 'all pairs alike'"),
+        (acid("rope-base", "all pairs alike"), "its kind is 'all pairs alike'"),
         (acid("context", "10000 taken for 1000?"), "context is not listed"),
     ],
 )
@@ -221,7 +221,7 @@ def test_one_that_differs_no_more_is_an_error() -> None:
     seen = [listed.excuse(verdict("rope")), verdict("", "agreed")]
     (gone,) = listed.gone(seen, "lockstep check m --known k")
     assert gone.status == "diverged"
-    assert "norm is listed as known (issue 12) and differs no more: take it out" in gone.summary
+    assert "norm is listed as known (issue 12), and no longer differs: remove it" in gone.summary
     assert gone.repro == "lockstep check m --known k"
     assert exit_code([*seen, gone]) == 1
 
@@ -292,7 +292,7 @@ def one(name: str, value: Any) -> str:
         (one("size", "large"), "entry 0: size: expected a number, got 'large'"),
         (one("size", -1), "entry 0: size: expected a number, got -1"),
         (one("size", float("nan")), "entry 0: size: expected a number, got nan"),
-        (one("at", []), "entry 0: at: expected places"),
+        (one("at", []), "entry 0: at: give either places"),
         (one("at", {"rope": {}}), "entry 0: at 'rope': expected a list of objects"),
         (one("at", {"rope": [{"size": "x"}]}), "at 'rope': size: expected a number, got 'x'"),
         (one("at", {"rope": [{"more": 1}]}), "at 'rope': expected a kind and a size"),
@@ -347,7 +347,7 @@ def test_run_with_its_own_list_ends_well_and_a_mended_engines_does_not(
     assert {v.status for v in again.verdicts} == {"excused", "agreed"}
     mended = run(tmp_path, "reference", read_known(path))
     assert mended.code == 1
-    assert any("differs no more" in v.summary for v in mended.verdicts)
+    assert any("no longer differs" in v.summary for v in mended.verdicts)
     assert ending_of(mended).startswith("OUT OF DATE")
     assert ending_of(wrong) == "DIVERGENCE"
     (plan,) = plans_of(tmp_path, "reference")

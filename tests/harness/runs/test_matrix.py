@@ -142,7 +142,7 @@ def test_an_engine_of_which_nothing_was_compared_is_said_to_be_one() -> None:
 
 def test_page_of_one_case_says_so() -> None:
     plan = Plan(case="a", model=Path("m"), subject_model=Path("m"), settings=EXACT)
-    assert "Of 1 case (a) how many agree." in [*markdown([many_suites("x")], [plan])]
+    assert "Each cell: cases that agree, of 1 case (a)." in [*markdown([many_suites("x")], [plan])]
 
 
 def test_files_of_one_name_are_cases_of_their_own_and_a_file_is_one_case(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def test_logits_alone_are_enough_for_text(tmp_path: Path) -> None:
     right, found = said_by("reference", path), said_by(LogitsAlone.name, path)
     assert (found["ids"], found["text"]) == (right["ids"], right["text"])
     assert not right["why"]
-    assert "the prompt's ids are by ours" in str(found["why"])
-    assert "the likeliest by its logits" in str(found["why"])
+    assert "our tokenizer made the prompt's ids" in str(found["why"])
+    assert "so the largest logit decides" in str(found["why"])
 
 
 def test_an_engine_with_nothing_to_choose_tokens_from_is_refused(tmp_path: Path) -> None:

@@ -56,5 +56,5 @@ def test_without_a_file_all_are_run(run: list[int]) -> None:
 def test_a_file_of_something_else_is_one_clear_error(text: str, tmp_path: Path) -> None:
     file = tmp_path / "clean.jsonl"
     file.write_text(f"{text}\n", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"clean\.jsonl, line 1: no result of such a run"):
+    with pytest.raises(BadInput, match=r"clean\.jsonl, line 1: not a result of this command"):
         list(clean_results(range(1), None, file))

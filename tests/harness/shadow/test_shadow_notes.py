@@ -57,12 +57,12 @@ def test_an_inflated_bound_gets_its_note_and_an_honest_one_none(op: str, file: G
     assert honest.free >= ELEMENTS
     assert note_of(op, honest.free, honest.reach, honest.worst) == ""
     wide = tally(Inflated(file, BUILD), in_float32(op))
-    assert "too wide to see a fault" in note_of(op, wide.free, wide.reach, wide.worst)
+    assert "too wide to show a fault" in note_of(op, wide.free, wide.reach, wide.worst)
 
 
 def test_an_op_in_higher_precision_gets_a_note(file: GgufFile) -> None:
     found = tally(ShadowJudge(file, BUILD), node("SILU", SILU, X))
-    assert "correctly rounded truth" in note_of("SILU", found.free, found.reach, found.worst)
+    assert "elements are correctly rounded" in note_of("SILU", found.free, found.reach, found.worst)
 
 
 def test_few_elements_say_nothing() -> None:

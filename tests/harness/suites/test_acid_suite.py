@@ -104,7 +104,7 @@ def test_an_engine_that_is_given_ids_has_no_tokenizer_to_blame(model: Path, own:
     (bos,) = [v for v in found if v.detail.get("test") == "bos"]
     assert bos.status == "diverged"
     assert ("no BOS" in bos.summary) is own
-    assert ("no tokenizer is at fault" in bos.summary) is not own
+    assert ("the tokenizer is not at fault" in bos.summary) is not own
 
 
 # --- what a wrong engine comes to ---------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_a_wrong_oracle_is_said_and_accuses_nobody_else(model: Path) -> None:
     assert {v.detail["at_fault"] for v in wrong_ones} == {"oracle"}
     both = checked(model, oracle, oracle=oracle)
     assert {v.detail["at_fault"] for v in both if v.status == "diverged"} == {"oracle"}
-    assert any("the oracle writes no ok either" in v.summary for v in both)
+    assert any("the oracle does not write ok either" in v.summary for v in both)
 
 
 # --- which models -------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_other_models_lack_the_acid_suite_and_say_what_to_do(tmp_path: Path) -> 
     other = builtin("f32", tmp_path)
     (found,) = checked(other, "fast")
     assert found.status == "not-applicable"
-    assert "leave MODEL out" in found.summary
+    assert "Omit MODEL" in found.summary
     assert checked(other, "fast", by_name=False, suites=("acid",)) == []
 
 
@@ -270,9 +270,9 @@ def test_a_type_that_an_engine_refuses_is_said_and_spoils_nothing(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--engine", "http://localhost:1"), "holds one model and opens no other"),
-        (("--engine", "dump:nowhere"), "holds one model and opens no other"),
-        (("--subject-model", "x.gguf"), "give no --subject-model"),
+        (("--engine", "http://localhost:1"), "serves one model and cannot open others"),
+        (("--engine", "dump:nowhere"), "serves one model and cannot open others"),
+        (("--subject-model", "x.gguf"), "omit --subject-model"),
         (("--arch", "nonsense"), "no acid model of architecture 'nonsense'"),
     ],
     ids=lambda given: str(given)[:20],

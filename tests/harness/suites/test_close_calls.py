@@ -100,7 +100,7 @@ class Longer(Quiet, name="close: a longer text"):
 def test_a_text_that_is_longer_than_a_token_is_not_counted_as_the_same(tmp_path: Path) -> None:
     *_, last = check_engine(builtin("f32", tmp_path), Longer, "text", n_steps=8)
     assert last.status == "not-applicable"
-    assert "prompts its text is longer or shorter than one token's" in last.summary
+    assert "prompts the engine's text is longer or shorter than one token" in last.summary
 
 
 class Wavering(Quiet, name="close: the second-likeliest where it is near"):
@@ -167,7 +167,7 @@ def test_a_token_that_its_own_logits_do_not_prefer_is_a_divergence(
     found = held(builtin("q8_0", tmp_path), [] if changed is None else [changed])
     if changed is None:
         assert found.status == "excused"
-        assert "all 8 tokens are its own logits' choice" in found.summary
+        assert "all 8 tokens are the choice of the engine's own logits" in found.summary
     else:
         assert (found.status, found.detail["step"]) == ("diverged", changed)
 

@@ -77,7 +77,7 @@ def test_engine_with_fewer_positions_is_asked_for_what_it_takes(
     logits, *tokens = check_engine(model, TakesFew, "decode", n_tokens=32, n_steps=6)
     assert logits.status == "agreed"
     assert statuses(tokens) - {"not-applicable"} == {"agreed", status}
-    (left,) = (v for v in tokens if "the token behind 71 seeded ones" in v.summary)
+    (left,) = (v for v in tokens if "the token after 71 seeded tokens" in v.summary)
     assert left.summary.endswith("40 positions")
 
 
@@ -100,7 +100,7 @@ def test_summary_says_other_prompts_are_unknown_without_a_clear_token(
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     (_, tokens, *_) = check_engine(model, "reference", "decode", n_tokens=32, n_steps=6)
     assert tokens.status == "agreed"
-    assert "whether it reads other prompts, or chooses control tokens, is not known" in (
+    assert "reading of other prompts and the choice of control tokens were not compared" in (
         tokens.summary
     )
 

@@ -18,7 +18,7 @@ from tests.contexts import check_engine, diverged, statuses
 from tests.harness.check.test_check import plan_for, verdicts_of
 from tests.models import builtin, with_values, written
 
-WORDS = "with the bytes of each number in the other order all are right"
+WORDS = "with swapped byte order all numbers are right"
 
 
 class TurnsBytesRound(Reference, name="byte order: turns bytes round"):

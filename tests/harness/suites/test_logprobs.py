@@ -274,7 +274,7 @@ def test_an_empty_list_where_the_text_ends_is_explained(of_end: float, ended: li
     found = ends(context, [full, Listed(candidates=())], logits, 0.1)
     assert found == ended
     left = left_open([full, Listed(candidates=())], found)
-    assert left == ("" if ended else "not compared were 1 of 2 lists, which are empty")
+    assert left == ("" if ended else "not compared: 1 of 2 lists, which are empty")
 
 
 def test_texts_that_no_token_has_are_not_compared(folder: Path) -> None:
@@ -287,14 +287,14 @@ def test_texts_that_no_token_has_are_not_compared(folder: Path) -> None:
     made("lists: spaces of another vocabulary", change=written)
     agreed, rest = verdicts_of(plan_of(folder, "lists: spaces of another vocabulary"))
     assert (agreed.status, rest.status) == ("agreed", "not-compared")
-    assert "candidates whose texts no token has" in rest.summary
+    assert "candidates whose text is not a token" in rest.summary
 
 
 def test_lists_of_one_say_that_ranks_alone_were_compared(folder: Path) -> None:
     made("lists: of one", change=lambda self, row: row[:1])
     found = listed(folder, "lists: of one")
     assert found.status == "agreed"
-    assert "ranks alone" in found.summary
+    assert "only ranks were compared" in found.summary
 
 
 def test_engines_that_show_logits_are_not_asked_for_lists(folder: Path) -> None:
@@ -330,7 +330,9 @@ def test_probabilities_are_called_so(tmp_path: Path) -> None:
     for model in ("f32", "q8_0"):
         found = check_engine(builtin(model, tmp_path), engine, "logprobs")
         assert found[0].status == "diverged", found
-        assert found[0].summary.endswith("these are probabilities, and their logarithms are right")
+        assert found[0].summary.endswith(
+            "the values are probabilities, and their logarithms are right"
+        )
 
 
 def test_lists_without_control_tokens_are_said_to_lack_these_alone(tmp_path: Path) -> None:
@@ -344,7 +346,7 @@ def test_lists_without_control_tokens_are_said_to_lack_these_alone(tmp_path: Pat
     for engine, alone in engines.items():
         found = check_engine(builtin("f32", tmp_path), engine, "logprobs")
         assert (found[0].status, found[0].detail["kind"]) == ("diverged", "missing")
-        assert ("all that are missing are tokens of control" in found[0].summary) is alone
+        assert ("all missing tokens are control tokens" in found[0].summary) is alone
 
 
 def test_one_value_that_is_off_has_no_factor(tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_the_suite_believes_an_engine_that_says_it_has_no_other_texts(
     command = shlex.join([sys.executable, str(tmp_path / "lossy.py"), texts])
     found = verdicts_on(tmp_path / "m.gguf", command)[0]
     assert found.status == status, found
-    left_out = "; 1 texts that are no UTF-8 were not compared" in found.summary
+    left_out = "; 1 texts that are not UTF-8 were not compared" in found.summary
     assert left_out is (texts == "utf8")
 
 

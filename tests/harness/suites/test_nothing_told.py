@@ -25,7 +25,7 @@ from tests.harness.suites.test_whole_runs import scaled
 from tests.models import builtin, with_values, written
 from tests.quiet_engines import Quiet, made
 
-LITTLE = "whatever is read, which shows little"
+LITTLE = "whatever the prompt, so this shows little"
 OF_TOKENS = ("logprobs", "decode", "black-box")
 
 
@@ -212,7 +212,7 @@ def test_nothing_is_agreed_where_there_is_one_token_to_choose(level: str, tmp_pa
     found = with_made_models(plan_for(model, engine=engine, suites=OF_TOKENS))
     assert statuses(found) <= {"not-applicable", "not-compared"}
     assert exit_code(found) == 3
-    assert any("nothing to choose from" in v.summary for v in found)
+    assert any("so there is no choice" in v.summary for v in found)
     assert bisected(model, tmp_path / "made", engine=engine).exit_code == 3
 
 

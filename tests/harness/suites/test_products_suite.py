@@ -124,7 +124,7 @@ def test_a_product_that_is_not_shown_is_not_said_to_lack_an_input(tmp_path: Path
             for v in check_engine(builtin("f32", tmp_path), Folded, "products")
             if words in v.summary
         )
-        for words in ("does not show", "nothing can be put in before")
+        for words in ("does not show", "cannot put inputs before")
     )
     assert "attn_out" in hidden
     assert "ffn_out" in hidden

@@ -55,17 +55,17 @@ def same_without_its_last(engine: Reads, prompt: list[int]) -> list[int]:
 
 READS: dict[str, Callable[[Reads, list[int]], list[int]]] = {
     "in turn": by_its_last_eight,
-    "which begins and ends as the one before": by_its_ends,
-    "which is the one before": same_without_its_last,
-    "look at whether such a prompt is cut": lambda _, prompt: prompt[-128:],
+    "which begins and ends like the one before": by_its_ends,
+    "which repeats the one before": same_without_its_last,
+    "look at prompts that are cut": lambda _, prompt: prompt[-128:],
 }
-KEPT, ONE_KEPT = "look at what is kept of a prompt for the next", "which begins as the one before"
+KEPT, ONE_KEPT = "look at the prompt cache", "which begins like the one before"
 ENGINES = {look: made(f"in turn: {look}", Reads, read=read) for look, read in READS.items()} | {
     KEPT: "mutant:prompt-found-by-its-first-four",
     ONE_KEPT: "mutant:prompt-one-kept-too-many",
-    "and how much is": "mutant:prompt-keeps-last-64",
+    "and at how far off the logits are": "mutant:prompt-keeps-last-64",
 }
-BY_ITS_LAST, SAME_AGAIN = ENGINES["in turn"], ENGINES["which is the one before"]
+BY_ITS_LAST, SAME_AGAIN = ENGINES["in turn"], ENGINES["which repeats the one before"]
 
 
 class TakesFew(Quiet, name="in turn: takes 50 tokens"):
@@ -128,7 +128,9 @@ def test_threads_are_named_for_an_engine_that_is_right_the_second_time(
         (found,) = in_turn(context, context)
     assert found.status == "diverged"
     assert KEPT in found.summary
-    assert ("asked once more, it is right as well" in found.summary) == said
+    assert (
+        "asked again after the same prompt, the token is right as well" in found.summary
+    ) == said
 
 
 def test_engine_that_finds_a_prompt_by_its_end_is_found_on_a_first_layer(
@@ -155,17 +157,18 @@ def test_prompt_that_continues_the_one_before_tells_of_no_extra_token(
 def test_text_engine_that_keeps_a_common_beginning_is_right(tmp_path: Path) -> None:
     *_, last = decoded(Reads.name, builtin("f32", tmp_path))
     assert last.status == "agreed"
-    assert "tokens, of which 1 is the one before" in last.summary
+    assert "tokens, of which 1 repeats the one before" in last.summary
     assert (
-        "2 begin as the one before, 1 ends as the one before, 1 begins and ends as" in last.summary
+        "2 begin like the one before, 1 ends like the one before, 1 begins and ends like"
+        in last.summary
     )
 
 
 @pytest.mark.parametrize(
     ("engine", "status", "says"),
     [
-        (TakesFew.name, "agreed", "4 prompts in turn is the same, of 37 to 37 tokens"),
-        (REFUSES_MANY, "agreed", "4 prompts in turn is the same, of 37 to 37 tokens"),
+        (TakesFew.name, "agreed", "4 prompts in turn, of 37 to 37 tokens"),
+        (REFUSES_MANY, "agreed", "4 prompts in turn, of 37 to 37 tokens"),
         (DIES_OF_MANY, "crashed", "a buffer of 200 tokens"),
     ],
 )
@@ -255,7 +258,7 @@ def listed(model: Path, engine: type[Any]) -> list[Verdict]:
 def test_list_engine_that_keeps_a_common_beginning_agrees(model: Path) -> None:
     (found,) = listed(model, KeepsLists)
     assert found.status == "agreed", found
-    assert "the same behind a prompt that begins alike" in found.summary
+    assert "the same after a prompt with the same beginning" in found.summary
 
 
 @pytest.mark.parametrize("engine", [ByItsFirstFour, ByItsFirstFourOfTexts])
@@ -264,7 +267,7 @@ def test_list_engine_that_keeps_too_much_is_found_with_a_hint(
 ) -> None:
     found = listed(model, engine)
     assert [verdict.status for verdict in found] == ["agreed", "diverged"], found
-    assert "behind one that begins otherwise it is right" in found[1].summary
+    assert "after a prompt with a different beginning it is right" in found[1].summary
     assert found[1].detail["at_fault"] == "subject"
 
 
@@ -272,7 +275,7 @@ def test_by_its_text_alone_it_is_found_too(model: Path) -> None:
     found = diverged(check_engine(model, TextByItsFirstFour, "text", n_steps=8))
     assert found
     assert found[0].summary.startswith("behind 'Once there was a dog")
-    assert "not asked right behind one that begins alike" in found[0].summary
+    assert "the text is right if the prompt before has a different beginning" in found[0].summary
 
 
 # --- spaces around a prompt -----------------------------------------------------------------------
@@ -288,4 +291,7 @@ class CutsOff(Quiet, name="text: cuts off the spaces around a prompt"):
 def test_engine_that_cuts_off_the_spaces_around_a_prompt_is_reported(model: Path) -> None:
     (found,) = diverged(check_engine(model, CutsOff, "text", n_steps=8))
     assert found.summary.startswith("behind '\\n The dog said: '")
-    assert "it is the same without the spaces around it: are they cut off?" in found.summary
+    assert (
+        "the text is the same without the spaces around it: does the engine strip them?"
+        in found.summary
+    )

@@ -105,7 +105,7 @@ def test_no_longer_run_is_asked_for_than_one_that_was_waited_for_in_vain(model: 
     )
     assert [v.status for v in found] == ["agreed", "timed-out"]
     left = found[0].detail["not_answered"]
-    text = "not asked, as 29 tokens were not answered in time"
+    text = "not asked, because a run of 29 tokens timed out"
     assert {f"{words}: {text}" for words in OTHERS[:3]} <= set(left)
     assert asked[-1] == 1
 
@@ -133,5 +133,5 @@ def test_engine_that_dies_of_a_repeated_run_is_not_asked_more(model: Path) -> No
     found, _ = logits_of(model, "reference", late, DEAD)
     assert [v.status for v in found] == ["agreed", "crashed"]
     assert found[0].detail["not_answered"] == [
-        "in other ways, and further on: not asked after that"
+        "other batches and longer runs: not asked after that failure"
     ]

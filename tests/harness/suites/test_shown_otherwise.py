@@ -98,7 +98,7 @@ def test_an_honest_text_that_is_shown_otherwise_is_not_accused(
 def test_prompt_in_the_answer_is_reported(folder: Path) -> None:
     engine = showing("behind the prompt")
     found = verdicts(builtin("f32", folder), engine, "text")
-    assert found[0].summary.endswith("it shows the prompt before it")
+    assert found[0].summary.endswith("the engine repeats the prompt before the text")
     assert exit_code(found) == 0
 
 

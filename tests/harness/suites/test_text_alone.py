@@ -331,5 +331,5 @@ def test_text_behind_other_prompts_is_compared_if_the_oracle_ends_at_once(
     *fine, last = verdicts(path, "text alone", "text")
     assert "agreed" in statuses(fine)
     assert last.status == "not-applicable"
-    assert "the oracle begins with a token of no text" in last.summary
+    assert "the oracle begins with a token without text" in last.summary
     assert "diverged" in statuses(verdicts(path, "text: a letter", "text"))

@@ -101,9 +101,9 @@ class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
 @pytest.mark.parametrize(
     ("n", "said"),
     [
-        (1, "and a first batch of 1 does not: look at the kernels for a single row"),
-        (5, "and a first batch of 5 does not: look at the kernels for so many rows"),
-        (8, "so look at what is done with 8 tokens at once: the kernels for so many rows"),
+        (1, "and a first batch of size 1 differs: look at the kernels for a single row"),
+        (5, "and a first batch of size 5 differs: look at the kernels for this many rows"),
+        (8, "so look at a batch of 8 tokens: the kernels for this many rows"),
     ],
 )
 def test_a_wrong_kernel_for_few_rows_is_no_matter_of_what_stands_before(
@@ -139,7 +139,7 @@ def test_first_wrong_batch_beside_a_sequence_may_be_so_for_its_size(
 ) -> None:
     found = verdicts_of(model, "logits", engine="mutant:rope-second-prompt-late")
     (beside,) = (v for v in found if "beside another sequence" in v.summary)
-    assert "twice as many tokens, which may be what is wrong" in beside.summary
+    assert "twice as many tokens, which may be the cause" in beside.summary
     assert any(v.detail.get("in_one_batch") == "agreed" for v in found)
 
 
@@ -320,7 +320,7 @@ def test_answer_to_other_tokens_than_usual_is_called_so_as_well(model: Path) -> 
     found = verdicts_of(model, "logits", engine=BY_ITS_FIRST_TOKEN)
     (wrong,) = diverged(found)
     assert wrong.summary.startswith("with another last token: ")
-    assert "bit for bit what it answered with another middle token" in wrong.summary
+    assert "the answer is bit for bit the one with another middle token" in wrong.summary
 
 
 @pytest.mark.parametrize(("name", "more"), [("f32", False), ("moe-q8_0", True)])
@@ -332,7 +332,7 @@ def test_rest_of_earlier_calls_is_no_matter_of_the_number_of_tokens(
     wrong = [v for v in found if v.detail.get("in_one_batch")]
     assert wrong
     assert not any("kernels" in v.summary for v in wrong)
-    assert all("look at what is kept of calls before" in v.summary for v in wrong)
+    assert all("look at state kept from earlier calls" in v.summary for v in wrong)
     assert all(("or at experts" in v.summary) is more for v in wrong)
 
 

@@ -185,14 +185,14 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
         (("BOOL", 1), "1 is a int"),
         (("STR", 5), "5 is a int"),
         (("F32", 1e300), "'k' cannot be written as F32"),
-        (("F99", 1), "no type of value is named 'F99' (known: U8, "),
-        (("ARR", [1]), "no type of value is named 'ARR'"),
+        (("F99", 1), "no value type named 'F99' (known: U8, "),
+        (("ARR", [1]), "no value type named 'ARR'"),
         (("ARR[F32", [1.0]), "the bracket"),
         (("ARR[I32]", [2**31]), "'k' cannot be written as ARR[I32]"),
         (("ARR[I32]", np.zeros(2, np.int64)), "the array is 1-dimensional int64"),
         (("ARR[F32]", np.zeros((2, 2), np.float32)), "the array is 2-dimensional float32"),
         (("ARR[I32]", [True]), "True is a bool"),
-        (("ARR[STR]", "abc"), "one string is no array of strings"),
+        (("ARR[STR]", "abc"), "expected an array of strings, got one string"),
         (("ARR[I32]", 5), "'k' cannot be written as ARR[I32]"),
     ],
 )
@@ -204,18 +204,18 @@ def test_a_value_that_does_not_fit_its_type_is_refused(typed: Typed, says: str) 
 
 @pytest.mark.parametrize("key", ["", "a\0b", "k" * 65536])
 def test_a_key_that_readers_refuse_is_not_written(key: str) -> None:
-    with pytest.raises(ValueError, match="is no name of 1 to 65535 bytes"):
+    with pytest.raises(ValueError, match="is not a name of 1 to 65535 bytes"):
         gguf_bytes({key: ("U8", 0)})
 
 
 @pytest.mark.parametrize(
     ("tensor", "says"),
     [
-        (("", (1,), "F32", bytes(4)), "is no name of 1 to 63 bytes"),
-        (("n" * 64, (1,), "F32", bytes(4)), "is no name of 1 to 63 bytes"),
+        (("", (1,), "F32", bytes(4)), "is not a name of 1 to 63 bytes"),
+        (("n" * 64, (1,), "F32", bytes(4)), "is not a name of 1 to 63 bytes"),
         (("t", (1, 1, 1, 1, 1), "F32", bytes(4)), "at most 4 dimensions"),
         (("t", (-1,), "F32", b""), "at most 4 dimensions from 0 up"),
-        (("t", (33,), "Q4_0", b""), "no multiple of 32"),
+        (("t", (33,), "Q4_0", b""), "not a multiple of 32"),
         (("t", (2,), "F32", bytes(7)), "takes 8 bytes, got 7"),
         (("t", (2,), "F32", [bytes(4), bytes(5)]), "takes 8 bytes, got more than 8"),
         (("t", (2, 3), "F32", np.zeros((2, 3), np.float32)), "got float32 of shape (2, 3)"),

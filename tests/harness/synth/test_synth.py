@@ -136,7 +136,7 @@ REFUSED = [
     ({"quant": "Q8_K", "n_embd": 256, "n_ff": 256}, "cannot make weights of type 'Q8_K'"),
     ({"quant": "Q8_0", "n_ff": 100}, "n_ff is 100; Q8_0 needs a multiple of 32"),
     ({"n_embd": 48, "quant": "Q4_0"}, "n_embd is 48"),
-    ({"n_head": 3, "n_head_kv": 2, "n_embd_head": 8}, "3 heads are no multiple of 2 KV heads"),
+    ({"n_head": 3, "n_head_kv": 2, "n_embd_head": 8}, "3 heads are not a multiple of 2 KV heads"),
     ({"n_embd_head": 7}, "a head has 7 elements"),
     ({"n_vocab": SMALLEST - 1}, f"a vocabulary needs at least {SMALLEST}"),
     ({"n_expert": 4}, "0 of 4 experts"),

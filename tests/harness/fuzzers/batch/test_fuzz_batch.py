@@ -234,7 +234,7 @@ def test_an_engine_that_runs_no_schedules_is_not_compared(tmp_path: Path) -> Non
         ('{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":true,"steps":[["keep",0.5]]}', "0.5"),
         (
             '{"n_ctx":256,"n_ubatch":1,"n_seq":1,"unified":true,"steps":[["save",-1],["load",0,0]]}',
-            "loads one sequence from all",
+            "loads one sequence from a state of all",
         ),
     ],
 )

@@ -152,7 +152,7 @@ def test_another_sign_of_nan_is_no_difference_and_is_counted() -> None:
     (verdict,) = campaign(WeightFormat.member("Q8_0"), flipped)
     assert verdict.status == "agreed"
     assert verdict.detail["nan_sign"] > 50
-    assert "NaN has another sign" in verdict.summary
+    assert "only the sign of a NaN differs" in verdict.summary
     assert exit_code([verdict]) == 0
 
 
@@ -286,7 +286,7 @@ def test_targets_are_all_formats_in_ggmls_order() -> None:
     [
         (FuzzPlan(targets=("Q9",)), r"knows no 'Q9' \(near: .*Q8_0"),
         (FuzzPlan(given=(b"12",)), "give one --type"),
-        (FuzzPlan(targets=("Q4_0",), given=(b"12",)), "has 18 bytes, the one given 2"),
+        (FuzzPlan(targets=("Q4_0",), given=(b"12",)), "has 18 bytes, and the given block 2"),
         (FuzzPlan(targets=("Q4_0",), engine="nobody"), "no engine named 'nobody'"),
     ],
 )
