@@ -120,8 +120,8 @@ class KnownFailures:
         return "" if "" in reasons else reasons[0]
 
     def is_gone(self, name: Name, own: Sequence[Verdict]) -> bool:
-        """own: verdicts of its case and suite, which must have run to its end: a suite may stop at a
-        divergence that is not listed."""
+        """own: verdicts of its case and suite, which must have run to its end. A divergence that is
+        not listed may end a suite early."""
         sure = bool(own) and all(v.status in CONCLUSIVE for v in own)
         sure = sure and not any(v.status == "diverged" for v in own)
         return sure and name not in self.met
