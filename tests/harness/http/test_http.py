@@ -200,7 +200,7 @@ def test_a_file_that_the_server_names_must_be_as_large(model: Path, other: Path)
 def test_refused_connection_is_reported(model: Path) -> None:
     with sending() as url:
         pass
-    with pytest.raises(BadInput, match="nobody listens there; start the server"):
+    with pytest.raises(BadInput, match="no server listens there; start the server"):
         checked(model, url, "logprobs")
 
 
@@ -209,7 +209,7 @@ def test_a_context_that_is_too_small_is_no_difference(model: Path) -> None:
     with serving(model, change) as url:
         (found,) = checked(model, url, "logprobs")
     assert (found.status, exit_code([found])) == ("not-compared", 3)
-    assert "has 8 cells, 10 are needed" in found.summary
+    assert "has 8 cells, and the run needs 10" in found.summary
 
 
 def test_a_server_that_any_question_would_end_is_asked_none(model: Path) -> None:

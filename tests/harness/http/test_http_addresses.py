@@ -54,7 +54,7 @@ def test_a_certificate_that_is_not_trusted_is_no_fault_of_the_answers(
 
 def test_the_v1_that_an_address_lacks_is_named(model: Path) -> None:
     with serving(model, pages=OPENAI) as url:
-        with pytest.raises(BadInput, match=r"HTTP 404: File Not Found; .*belongs /v1"):
+        with pytest.raises(BadInput, match=r"HTTP 404: File Not Found; .*need /v1"):
             checked(model, f"openai:{url}", "text")
         with pytest.raises(
             BadInput, match=r"HTTP 404: File Not Found; the server has none"

@@ -71,7 +71,7 @@ def test_the_verdict_stands_at_the_top_in_one_sentence(page: Page) -> None:
         "nan, expected 0.5",  # how far
         "3e-06",  # allowed
         "64 products",  # and why
-        "1e-07 comes in, 0.2 goes out, gain inf",
+        "1e-07 at the input, 0.2 at the output, gain inf",
         "The first token that differs, at position 1",
         "3 ids expected, 2 given",
         "uint8[16]",  # a block's field

@@ -224,7 +224,7 @@ def test_engines_are_asked_the_same_and_a_failed_start_costs_its_row_alone(
     assert "no-such-engine was not asked" in said
     assert "| reference" in path.with_name("matrix.md").read_text()
     page = Page.at(path.with_name("matrix.html"))
-    assert "1 of 3 engines agree with llama.cpp in everything asked; 1 diverges; 1 incomplete." in (
+    assert "1 of 3 engines agree with llama.cpp in every comparison; 1 diverges; 1 incomplete." in (
         page.text
     )
     links = [a["href"] or "" for a in page.all("a") if not (a["href"] or "").startswith("#")]

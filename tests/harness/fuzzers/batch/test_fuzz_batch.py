@@ -239,7 +239,7 @@ def test_an_engine_that_runs_no_schedules_is_not_compared(tmp_path: Path) -> Non
     ],
 )
 def test_a_schedule_that_is_none_is_refused(text: str, says: str) -> None:
-    with pytest.raises(BadInput, match="no schedule") as refused:
+    with pytest.raises(BadInput, match="not a schedule") as refused:
         schedule_from(text)
     assert says in str(refused.value)
 
