@@ -83,7 +83,8 @@ def for_arm(raw: bytes) -> bytes:
 OTHERS = {
     "another commit": (
         changed(LLAMA, renamed(b"llama_decode", b"llama_decodf")),
-        "a different llama.cpp: it lacks 1 (llama_decode) of 2077 names, and has 1 (llama_decodf) more",
+        "a different llama.cpp: it lacks 1 (llama_decode) of 2077 names, "
+        "and has 1 (llama_decodf) more",
     ),
     "another commit, same C interface": (
         changed(

@@ -288,6 +288,6 @@ def test_array_that_no_message_holds_is_not_compared(tmp_path: Path) -> None:
         key = "tokenizer.ggml.token_type"
         held = file.metadata[key]
         check_arrays({key: replace(held, data=[1] * MAX_ENTRIES)})
-        with pytest.raises(NoAnswer, match=r"token_type has 1,048,577 entries, and an answer") as found:
+        with pytest.raises(NoAnswer, match=r"token_type has 1,048,577 entries, and") as found:
             check_arrays({key: replace(held, data=[1] * (MAX_ENTRIES + 1))})
     assert found.value.status == "not-compared"
