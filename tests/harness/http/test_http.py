@@ -283,7 +283,7 @@ def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with sending(HEAD + b"\r\n", forever=b" " * 65536) as url:
         outcome = asked(url, "describe")
     assert isinstance(outcome, Malformed)
-    assert "more than the 1048576 bytes" in outcome.message
+    assert "longer than 1048576 bytes" in outcome.message
 
 
 def test_an_endless_error_is_cut_off_too() -> None:
