@@ -81,7 +81,7 @@ def test_logits_alone_are_read_behind_the_oracles_tokens(model: Path) -> None:
     found = checked(model, engine)
     assert named_in("agreed", found) == NAMES
     assert len(asked) == 1
-    of_given = {v.detail["test"] for v in found if "that it was given" in v.summary}
+    of_given = {v.detail["test"] for v in found if "with given ids" in v.summary}
     assert of_given == {test.name for test in REPORT.tests if test.of_tokenizer}
 
 
