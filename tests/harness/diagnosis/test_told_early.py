@@ -120,5 +120,5 @@ def test_remark_proposes_a_smaller_model_once(n_layer: int, says: str, tmp_path:
     for seconds in (3.0, 300.0, 400.0):
         remarks(Estimate(seconds=seconds))
     (text,) = said
-    assert text.startswith("./slow takes about 5 minutes more to answer; ")
+    assert text.startswith("./slow needs about 5 minutes more to answer; ")
     assert text.endswith(says.format(model=model))
