@@ -187,6 +187,7 @@ def verdict_for_answer(context: Context, what: str, answer: SliceAnswer, more: s
 def of_weights(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
     lenses, unseen = lenses_of(asker.file, asker.layers_to_load)
     first = list({lens.type: lens for lens in reversed(lenses)}.values())
+    first += [lens for lens in lenses if lens not in first and lens.holds_small]
     some = [*first, *(lens for lens in lenses if lens not in first)][: max(LENSES, len(first))]
     found = []
     for number, lens in enumerate(some, 1):

@@ -53,6 +53,10 @@ class Lens:
     first: int = 0
 
     @property
+    def holds_small(self) -> bool:
+        return any(stretch.small for stretch in self.stretches)
+
+    @property
     def hot(self) -> int:
         return self.width // self.period
 
@@ -117,12 +121,12 @@ class Lens:
         signs = np.where(bits, 1.0, -1.0)
         return np.concatenate([signs, -signs])[: self.hot]
 
-    def where(self, row: int, column: int) -> tuple[str, int]:
-        """The tensor, and the number of the weight in it."""
+    def where(self, row: int, column: int) -> tuple[Stretch | None, int]:
+        """Return the stretch of a row, None for zeros, and the number of the weight in it."""
         for s in self.stretches:
             if s.start <= row < s.start + s.rows:
-                return s.words, s.first + (row - s.start) * self.width + column
-        return "", 0  # a row of zeros
+                return s, s.first + (row - s.start) * self.width + column
+        return None, 0
 
 
 def row_bytes(lens: Lens) -> int:

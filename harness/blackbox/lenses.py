@@ -101,13 +101,13 @@ def period_of(info: TensorInfo, width: int) -> int:
 def fill_lenses(
     tensors: Sequence[TensorInfo], empty: Lens, *, small: bool = False
 ) -> Iterator[Lens]:
-    """Yield lenses with the rows of one type, as few as they fit in. small: before them some of the
+    """Yield lenses with the rows of one type, as few as they fit in. small: behind them some of the
     blocks with scales that are subnormal halves, if the type has any halves."""
     lens, used = empty, 0
     parts = [(info, -(-info.n_elements // empty.width), False) for info in tensors]
     if small and has_half_scales(empty.type):
         largest = max(parts, key=lambda part: part[1])
-        parts.insert(0, (largest[0], min(largest[1], rows_of_blocks(empty)), True))
+        parts.append((largest[0], min(largest[1], rows_of_blocks(empty)), True))
     for info, left, of_small in parts:
         first = 0
         while left:

@@ -125,7 +125,7 @@ def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked
         return Looked(lens=lens, answer=answer)
     tensors = tuple(name for name, _ in subject.wrong.most_common())
     text = f"{shorten_names(tensors)}: {subject.sentence}"
-    if 1 < len(tensors) == len({stretch.words for stretch in lens.stretches}):
+    if 1 < len(tensors) == len({stretch.tensor for stretch in lens.stretches}):
         text += f"; {AS_A_HEAD}"
     extent = {"kind": subject.kind, "mismatched": subject.wrong.total()}
     answer = SliceAnswer(status="diverged", summary=text, extent=extent)
@@ -183,12 +183,13 @@ def hold(
     if off is None:
         return
     row = off.index[1]
-    tensor, first = lens.where(rows.start + row, 0)
+    stretch, first = lens.where(rows.start + row, 0)
+    words, tensor = (stretch.words, stretch.tensor) if stretch else ("", "")
     if not seen.sentence:
         seen.kind = off.kind
         some = "one weight" if lens.hot == 1 else f"the sum of {lens.hot} weights"
         seen.sentence = (
-            f"{some} among the {lens.width} weights from number {first} of {tensor} is "
+            f"{some} among the {lens.width} weights from number {first} of {words} is "
             f"{off.actual:.9g}, expected {off.expected:.9g} (allowed {off.allowed:.1e})"
         )
     seen.wrong[tensor] += off.mismatched

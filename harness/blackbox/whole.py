@@ -7,7 +7,7 @@ norms is seen where activations are small, and nowhere else.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -47,19 +47,20 @@ def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
     if not is_small_enough(asker):
         yield from in_groups(asker)
         return
+    asks: dict[str, Callable[[], SliceAnswer]] = {}
     if is_quantised(asker):
-        first = twin(asker)
-        yield TWIN, first
-        if first.differs:
-            return
-    asker.progress("small activations")
-    yield SMALL, asker.ask(small)
+        asks[TWIN] = partial(twin, asker)
+    asks[SMALL] = partial(asker.ask, small)
     if has_steps(asker.file):
-        asker.progress("large time steps")
-        yield STEPS, asker.ask(with_large_steps)
+        asks[STEPS] = partial(asker.ask, with_large_steps)
     if has_gates(asker.file):
-        asker.progress("large gates")
-        yield GATES, asker.ask(with_large_gates)
+        asks[GATES] = partial(asker.ask, with_large_gates)
+    for what, ask in asks.items():
+        asker.progress(what)
+        answer = ask()
+        yield what, answer
+        if answer.differs:
+            return
 
 
 def in_groups(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:

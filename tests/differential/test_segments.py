@@ -265,7 +265,7 @@ def test_attention_over_other_cells_than_those_is_no_answer(qwen3: Recorded) -> 
     values = in_use(qwen3, qwen3.run(Honest()))
     place = next(p for p, w in qwen3.wires.items() if w.site.name == "kq")
     values[place] = values[place][:, :-1]
-    with pytest.raises(EngineError, match="is put in at kq-0"):
+    with pytest.raises(EngineError, match="put in at kq-0"):
         qwen3.accused(values)
 
 

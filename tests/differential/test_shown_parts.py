@@ -35,7 +35,10 @@ def test_a_part_that_leaves_out_cells_in_use_is_no_answer(name: str, qwen3: Reco
         part = {places[name]: np.zeros(shape, np.float32)}
         found = misshapen(qwen3.program, part).get(places[name])
         assert (found is not None) == (shown < cells)
-        assert found is None or found.detail == f"{cells} cells are in use, and {shown} are shown"
+        assert (
+            found is None
+            or found.detail == f"{cells} cells are in use, and the engine shows {shown}"
+        )
     assert misshapen(qwen3.program, {places[name]: whole}) == {}
 
 
@@ -47,7 +50,7 @@ def test_experts_that_are_used_have_to_be_shown(tmp_path: Path) -> None:
             part = {place: np.zeros((len(BATCHES[0]), shown), np.int32)}
             found = misshapen(experts.program, part).get(place)
             assert (found.detail if found else "") == (
-                "2 experts are in use, and 1 are shown" if shown == 1 else ""
+                "2 experts are in use, and the engine shows 1" if shown == 1 else ""
             )
 
 

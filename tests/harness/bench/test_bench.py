@@ -225,4 +225,4 @@ def test_the_cost_of_capture_is_measured_on_a_prompt_and_on_single_tokens() -> N
 def test_an_engine_that_refuses_is_not_held_against_one_that_was_not_asked() -> None:
     said = str(why_unmeasured("fast", "evaluate", Rejected(message="no such architecture")))
     assert said == "fast refuses: no such architecture"
-    assert "cannot be asked" in str(why_unmeasured("fast", "evaluate", Unanswerable(message="no")))
+    assert "cannot answer" in str(why_unmeasured("fast", "evaluate", Unanswerable(message="no")))

@@ -12,12 +12,14 @@ from tests.black_boxes import asker_of
 from tests.models import builtin
 
 
-def answer_of(engine: str, folder: Path, model: str = "q8_0") -> SliceAnswer:
-    """Return what the first lens shows, whose weights hide no conversion."""
+def answer_of(
+    engine: str, folder: Path, model: str = "q8_0", *, small: bool = False
+) -> SliceAnswer:
+    """Return what the first lens shows. small: the first with subnormal scales."""
     path = builtin(model, folder)
     with closing(asker_of(path, folder / "made", engine=engine, oracle="llama.cpp")) as asker:
         lenses, _ = lenses_of(asker.file, asker.layers_to_load)
-        return through(asker, lenses[0]).answer
+        return through(asker, next(lens for lens in lenses if lens.holds_small or not small)).answer
 
 
 @pytest.mark.parametrize(
@@ -37,13 +39,18 @@ def test_known_conversion_explains_the_logits(engine: str, tmp_path: Path) -> No
         ("activations-truncated", "no known conversion"),
         ("activation-scales-in-bf16", "no known conversion"),
         ("activation-scales-mismatched", "token_embd.weight"),
-        ("q8-0-small-scales-flushed", "token_embd.weight with subnormal scales"),
     ],
 )
 def test_mistake_in_a_product_is_seen(mistake: str, found: str, tmp_path: Path) -> None:
     answer = answer_of(f"mutant:{mistake}", tmp_path)
     assert answer.status == "diverged"
     assert found in answer.summary
+
+
+def test_flushed_scales_are_seen(tmp_path: Path) -> None:
+    answer = answer_of("mutant:q8-0-small-scales-flushed", tmp_path, small=True)
+    assert answer.status == "diverged"
+    assert "token_embd.weight with subnormal scales" in answer.summary
 
 
 def test_conversion_to_seven_bits_is_seen(tmp_path: Path) -> None:
