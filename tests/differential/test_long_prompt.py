@@ -104,7 +104,7 @@ def test_positions_beyond_a_table_are_seen_and_how_long_a_prompt_may_be(
     found = says(model, SUITE, engine=TableTooShort.name)
     assert {v.status for v in others} == {"agreed"}
     assert [v.status for v in found] == ["diverged"]
-    assert found[0].summary.endswith(f"one of {ROWS} is right, and one of {ROWS + 1} is not")
+    assert found[0].summary.endswith(f"a prompt of {ROWS} is right, and one of {ROWS + 1} is not")
 
 
 def test_right_prompt_is_not_called_wrong_for_the_tokens_behind_it(

@@ -306,9 +306,8 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         longest = max(map(len, request.batches), default=0)
         if longest > self.settings.n_ubatch:
             raise EngineError(
-                f"llama.cpp computes a batch of {longest} tokens in several ubatches of "
-                f"{self.settings.n_ubatch}, and can show sites only for a single ubatch "
-                "per batch"
+                f"{longest} tokens need several ubatches of {self.settings.n_ubatch}, and "
+                "llama.cpp shows sites only for a single ubatch per batch"
             )
 
     def _check_embeds(self, context: LlamaContext) -> None:
@@ -345,9 +344,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         if both and batches and not batches[0].encoder:
             raise EngineError("the first batch of a model with a decoder is for its encoder")
         if not both and any(batch.encoder for batch in batches):
-            raise EngineError(
-                "a batch is for an encoder, and the model has no encoder beside a decoder"
-            )
+            raise EngineError("a batch is for an encoder, and the model has no separate encoder")
 
     def _check_tokens(self, batch: Batch) -> None:
         n_vocab = self._weights().n_vocab

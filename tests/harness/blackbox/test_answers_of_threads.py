@@ -118,7 +118,7 @@ def test_engine_that_does_not_start_with_several_threads_is_named(asked: Asked) 
     *fine, last = asked(start=dies)
     assert "agreed" in {verdict.status for verdict in fine}
     assert last.status == "not-applicable"
-    assert last.summary.startswith("started with n_threads 3: it does not start: ")
+    assert last.summary.startswith("started with n_threads 3: the engine does not start: ")
 
 
 def test_same_answers_with_several_threads_agree(suite: str, asked: Asked) -> None:

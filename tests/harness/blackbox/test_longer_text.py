@@ -148,7 +148,7 @@ def test_ties_that_hide_the_first_layers_text_are_no_gap_in_a_small_model(
     """An honest engine would be told that something is missing, of what nobody asked for."""
     found = asked(with_each_token_twice(builtin("q8_0", tmp_path)), LastOfEqualOnes.name)
     assert {verdict.status for verdict in found} == {"agreed", "excused", "not-applicable"}
-    assert f"{WHERE}the 56 tokens behind 8 ties were not compared" in text(found)
+    assert f"{WHERE}the 56 tokens after 8 ties were not compared" in text(found)
 
 
 @pytest.mark.usefixtures("large")

@@ -88,7 +88,7 @@ def test_engine_that_does_not_start_with_several_threads_is_reported(
     (found,) = logits_of(program(tmp_path, {START: dies}), builtin("f32", tmp_path))
     assert found.status == "agreed"
     (said,) = found.detail["not_answered"]
-    assert said.startswith("started with n_threads 3: it does not start: ")
+    assert said.startswith("started with n_threads 3: the engine does not start: ")
     assert said in found.summary
 
 

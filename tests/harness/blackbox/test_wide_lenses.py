@@ -93,5 +93,6 @@ def test_tensors_left_out_of_a_layer_are_named(tmp_path: Path) -> None:
     with GgufFile.open(of_arch("granite", tmp_path)) as file:
         _, left_out = lenses_of(file)
     assert left_out == [
-        "blk.0.ffn_down.weight, blk.1.ffn_down.weight: rows of 96 are no whole blocks of Q4_K"
+        "blk.0.ffn_down.weight, blk.1.ffn_down.weight: "
+        "rows of 96 are not a multiple of the Q4_K block"
     ]

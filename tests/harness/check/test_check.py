@@ -303,7 +303,7 @@ def test_a_file_without_tensors_is_compared_in_what_it_holds(tmp_path: Path) -> 
 
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     path = with_metadata(tmp_path / "lora.gguf", LlamaRecipe(), general__type=("STR", "adapter"))
-    assert preflight(plan_for(path)).no_run == "the file is of type 'adapter', no model"
+    assert preflight(plan_for(path)).no_run == "the file is of type 'adapter', not a model"
 
 
 def test_the_subjects_file_is_looked_at_too(model: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ OURS = (
 def test_a_model_without_a_graph_of_ours_is_not_refused(tmp_path: Path) -> None:
     path = with_metadata(tmp_path / "other.gguf", LlamaRecipe(), general__architecture=("STR", "x"))
     facts = preflight(plan_for(path))
-    assert facts.not_ours == f"our engine has no graph of 'x' (it has: {OURS})"
+    assert facts.not_ours == f"our engine has no graph for 'x' (it has: {OURS})"
     assert facts.no_run == ""
     plan = plan_for(path, engine="fast", suites=("metadata", "tokens", "dequant", "trace"))
     found = verdicts_of(plan)

@@ -14,7 +14,7 @@ def test_dump_of_another_program_is_kept_and_one_of_ours_is_made_anew(
     theirs.mkdir()
     (theirs / "index.json").write_text('{"tensors": []}')
     code, _, err = lockstep(*trace, theirs)
-    assert (code, "holds index.json, not of lockstep trace" in err) == (2, True)
+    assert (code, "holds index.json, not from lockstep trace" in err) == (2, True)
     assert (theirs / "index.json").read_text() == '{"tensors": []}'
     (theirs / "index.json").rename(theirs / "tensors.safetensors")
     assert lockstep(*trace, theirs)[0] == 2
@@ -22,4 +22,4 @@ def test_dump_of_another_program_is_kept_and_one_of_ours_is_made_anew(
         assert lockstep(*trace, tmp_path / "ours")[0] == 0
     assert json.loads((tmp_path / "ours" / "index.json").read_text())["tensors"]
     code, _, err = lockstep(*trace, tmp_path / "ours" / "index.json")
-    assert (code, "is no folder" in err) == (2, True)
+    assert (code, "is not a folder" in err) == (2, True)

@@ -258,7 +258,7 @@ def test_diagnosis_names_nothing_if_too_few_answers_differ(tmp_path: Path) -> No
     found = Diagnosis(aspect="runs", status="few", rows=rows, named=(match,), places=1)
     plan = plan_for(builtin("f32", tmp_path))
     text = "\n".join(diagnosis_lines(plan, Diagnosed(of=(found,), missing=())))
-    assert "too few answers differ to name a mistake" in text
+    assert "too few answers differ to name one mistake" in text
     assert "mutant:a" in text
     assert "DIAGNOSIS" not in text
 

@@ -114,7 +114,7 @@ def test_halves_become_neighbours() -> None:
     assert neighbours(value, 2).tolist() == [[0, 2, 1, 3, 10, 12, 11, 13]]
     assert np.array_equal(neighbours(halves(value, 2), 2), value)
     for n_head in (0, 3):
-        with pytest.raises(ValueError, match="are no"):
+        with pytest.raises(ValueError, match="cannot be split"):
             neighbours(value, n_head)
 
 

@@ -144,7 +144,7 @@ def test_a_value_takes_the_place_of_a_nodes_own(file: GgufFile) -> None:
 
 
 def test_a_value_of_another_size_is_refused_with_both_shapes(file: GgufFile) -> None:
-    with pytest.raises(EngineError, match=r"shape \(5,\) .* cache_k_l0, which has \(1, 1, 2, 3\)"):
+    with pytest.raises(EngineError, match=r"cache_k_l0 has shape \(5,\), expected \(1, 1, 2, 3\)"):
         replay(program(graph(0, *ADDS)), file, BUILD, values={(0, 0, 0): np.ones(5)})
 
 

@@ -141,7 +141,7 @@ def test_engine_that_finds_a_prompt_by_its_end_is_found_on_a_first_layer(
     plan = plan_for(path, engine=BY_ITS_LAST, oracle="llama.cpp", suites=("decode",))
     *_, wrong = with_made_models(replace(plan, n_tokens=32))
     assert wrong.status == "diverged"
-    assert "which ends as the one before" in wrong.summary
+    assert "which ends like the one before" in wrong.summary
 
 
 def test_prompt_that_continues_the_one_before_tells_of_no_extra_token(
