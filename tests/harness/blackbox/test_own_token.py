@@ -108,7 +108,7 @@ def test_a_right_engine_chooses_the_first_and_the_last_id(arch: str, tmp_path: P
     model = one_layer_of(arch, tmp_path)
     found = of_own_tokens(decoded(model, "replay", oracle="llama.cpp"))
     assert [verdict.status for verdict in found] == ["agreed"]
-    assert " it chooses 0, " in found[0].summary
+    assert " the engine chooses 0, " in found[0].summary
 
 
 def test_token_that_was_likeliest_nowhere_is_not_reported_as_the_same(tmp_path: Path) -> None:
