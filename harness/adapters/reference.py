@@ -193,7 +193,13 @@ class Reference(Adapter, name="reference"):
 
     @property
     def sampler_vocabulary(self) -> SamplerVocabulary | None:
-        return None if self.model is None else TokenizerWords(self.tokenizer)
+        """None without a model, or with one that has no vocabulary of ours."""
+        if self.model is None:
+            return None
+        try:
+            return TokenizerWords(self.tokenizer)
+        except Unsupported:
+            return None
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if self.loaded.graph.embeds:

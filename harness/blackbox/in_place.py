@@ -143,7 +143,7 @@ def layout_of(file: GgufFile) -> Layout:
     """Raises Unsupported for what no such model can be made of."""
     arch, embedding = architecture(file), file.tensors.get(EMBEDDING)
     if arch not in ARCHITECTURES or embedding is None or f"{arch}.{EPS}" not in file.metadata:
-        raise Unsupported(f"{arch}: Lockstep cannot test some matrices of its layers")
+        raise Unsupported(f"{arch}: its layers have matrices that cannot be tested in place")
     known = {*MATRICES, *NORMS, *NORMS_BESIDE}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -167,7 +167,7 @@ def layout_of(file: GgufFile) -> Layout:
         if any(file.tensors[own].ne[0] != inputs for own in found.every(name)):
             raise Unsupported(f"{name}: its width differs between layers")
     if width // EVERY < 2 * n + 1 or vocabulary < 2 * max(n, TOKENS):
-        raise Unsupported(f"{n} layers of width {width}: the width is too small")
+        raise Unsupported(f"{n} layers of width {width}: too few elements for all layers")
     return found
 
 

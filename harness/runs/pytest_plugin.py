@@ -26,7 +26,7 @@ SUITES = (  # those of check, but for shadow, which is about the oracle alone
         "embeddings",
         "decode",
     ),
-    *("text", "black-box", "acid", "trace", "products"),
+    *("text", "samplers", "black-box", "acid", "trace", "products"),
 )
 OUTPUT = "lockstep report"  # the property of a test that names the folder of its run
 SUMMARY = "lockstep summary"

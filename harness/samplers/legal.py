@@ -158,7 +158,8 @@ def check_logits(stage: JudgedStage) -> StageDifference | None:
 
 def is_near(actual: NDArray[np.float32], wanted: F64, allowed: F64) -> NDArray[np.bool_]:
     off = np.abs(actual.astype(np.float64) - wanted)
-    return np.asarray((actual == wanted) | (off <= allowed), np.bool_)
+    same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
+    return np.asarray(same | (off <= allowed), np.bool_)
 
 
 def first_wrong(

@@ -75,5 +75,5 @@ def test_engine_with_another_cache_than_it_says_is_found(model: Path, tmp_path: 
 
 def test_engine_with_a_cache_that_no_honest_run_has_is_refused(model: Path, tmp_path: Path) -> None:
     plan = plan_for(model, oracle="llama.cpp", engine=engine(tmp_path, "F16", "IQ4_NL"))
-    with pytest.raises(BadInput, match="type IQ4_NL, and no honest run"):
+    with pytest.raises(BadInput, match="type IQ4_NL, which"):
         verdicts_of(plan)

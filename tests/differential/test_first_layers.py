@@ -96,7 +96,7 @@ def test_keys_that_say_something_else_of_a_layer_are_seen(
 
     monkeypatch.setattr(first_layers, "first_layers", with_other_base)
     model = model_of("qwen3", tmp_path, n_layer=3)
-    with pytest.raises(Unsupported, match="layer 0 is another one"):
+    with pytest.raises(Unsupported, match="layer 0 changes in a model"):
         write_first_layers(model, 2, tmp_path / "first.gguf")
 
 
@@ -125,8 +125,8 @@ def test_refusal_of_too_few_layers_says_how_many_are_enough(tmp_path: Path) -> N
     ("keys", "says"),
     [
         ({"x": ("U8", 1)}, "the file has no general.architecture"),
-        ({"general.type": ("STR", "adapter")}, "of type 'adapter', no model"),
-        ({}, "llama.block_count is not in the file"),
+        ({"general.type": ("STR", "adapter")}, "of type 'adapter', not a model"),
+        ({}, "the file has no llama.block_count"),
         ({"llama.block_count": ("STR", "4")}, "llama.block_count is not one number"),
         (
             {"llama.block_count": ("U32", 4), "llama.nextn_predict_layers": ("BOOL", True)},
@@ -195,7 +195,7 @@ def test_the_command_says_how_many_layers_have_one_of_each_kind(
     model = model_of("gemma3", tmp_path, n_layer=8)
     found = lockstep("slice", str(model), "-o", str(tmp_path / "first.gguf"))
     assert "first.gguf: 2 of 8 layers" in found.out
-    assert "--layers 6 has one of each" in found.err
+    assert "--layers 6 keeps one of each" in found.err
     found = lockstep("slice", str(model), "-o", str(tmp_path / "first.gguf"), "--layers", "6")
     assert "note" not in found.err
 

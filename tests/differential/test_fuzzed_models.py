@@ -45,5 +45,5 @@ def test_most_files_reach_the_loader_and_some_are_refused_late(tmp_path: Path) -
 
 
 def test_oracle_that_does_not_make_the_models_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"made by llama\.cpp"):
+    with pytest.raises(BadInput, match=r"llama\.cpp makes the family"):
         GgufFuzzer().check(FuzzPlan(targets=("models",), oracle="reference"))

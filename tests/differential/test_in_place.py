@@ -59,7 +59,7 @@ def test_engine_with_an_eps_of_its_own_for_head_norms_is_not_accused(
     (path,) = make_variants(["qwen3"], tmp_path, quant="Q4_1")
     found = bisected(path, tmp_path / "made", oracle="llama.cpp", engine=EpsInTheCode.name)
     assert {each.answer.status for each in found.places} == {"agreed"}
-    assert "attn_q and ffn_gate, attn_k: wherever they are" in found.no_places
+    assert "attn_q and ffn_gate, attn_k: the engines differ in every place" in found.no_places
     assert found.exit_code == 0
 
 
@@ -81,7 +81,7 @@ def test_beside_such_norms_a_wrong_tensor_is_named_all_the_same(tmp_path: Path) 
     asker = asker_of(path, tmp_path / "made", oracle="llama.cpp", engine=EpsInTheCodeAndWrong.name)
     found, why = see_in_place(asker)
     assert {each.tensors for each in found if each.tensors} == {("blk.1.ffn_gate.weight",)}
-    assert "attn_q, attn_k: wherever they are" in why
+    assert "attn_q, attn_k: the engines differ in every place" in why
 
 
 class WithoutF32(HeadsBySameEps):

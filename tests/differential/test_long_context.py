@@ -92,7 +92,7 @@ def test_right_engines_agree_with_a_short_window(engine: str, gemma3: Path, says
     found = says(gemma3, "long-context", engine=engine)
     assert [v.status for v in found] == ["agreed"]
     assert found[0].summary.startswith(
-        "with a window of 10 tokens in the place of 600, its first 7 of 8 layers: "
+        "with a window of 10 tokens instead of 600, its first 7 of 8 layers: "
     )
 
 
@@ -103,7 +103,7 @@ def test_right_engines_agree_with_a_short_original_context(
     found = says(phi3, "long-context", engine=engine)
     assert [v.status for v in found] == ["agreed"]
     assert found[0].summary.startswith(
-        "with an original context of 4 tokens in the place of 4096, its first 2 of 2 layers: "
+        "with an original context of 4 tokens instead of 4096, its first 2 of 2 layers: "
     )
 
 
@@ -303,7 +303,7 @@ def test_window_missing_from_the_file_is_known(tmp_path: Path, says: Says) -> No
         rewrite(file, Recipe(names=names, without=without, stored=frozenset(names)), model)
     found = says(model, "long-context", engine="mutant:window-one-more")
     assert [v.status for v in found] == ["diverged"]
-    assert "with a window of 10 tokens in the place of 4096" in found[0].summary
+    assert "with a window of 10 tokens instead of 4096" in found[0].summary
 
 
 def test_attention_that_is_scaled_far_behind_is_asked_about(tmp_path: Path, says: Says) -> None:

@@ -225,7 +225,7 @@ def test_engine_that_chooses_factors_by_the_text_agrees(
     ("cells", "status", "words"),
     [
         (512, "not-applicable", "has a context of 512 tokens"),
-        (1024, "agreed", "with a prompt of 1021 tokens at once and 3 behind it, 1 threads"),
+        (1024, "agreed", "with a prompt of 1021 tokens at once and 3 after it, 1 threads"),
     ],
 )
 def test_an_engine_that_says_what_context_it_has_is_asked_for_no_more(
@@ -300,4 +300,4 @@ def test_a_slow_engine_is_asked_by_name_alone(
         opened.context.named = named
         (found,) = long_prompt.check_long_prompt(plan, opened.context)
     assert found.status == status
-    assert ("it would take reference some" in found.summary) is (not named)
+    assert ("reference would take about" in found.summary) is (not named)

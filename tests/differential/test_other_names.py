@@ -84,7 +84,7 @@ def test_another_function_of_the_same_input_is_named() -> None:
     x = normal(1, 4, 32)
     right = node("GELU", shown_of("GELU", x), x)
     said = other_formula(right, shown_of("GELU_ERF", x))
-    assert said.startswith("what is shown is GELU by erf, where llama.cpp has GELU by tanh, of")
+    assert said.startswith("the engine shows erf GELU (llama.cpp: tanh GELU) of")
     assert "SiLU" in other_formula(right, shown_of("SILU", x))
     assert other_formula(right, shown_of("GELU", x)) == ""
     assert other_formula(right, shown_of("GELU_ERF", x) + np.float32(0.01)) == ""
@@ -95,7 +95,7 @@ def test_factors_of_a_gate_that_are_exchanged_are_known_for_it() -> None:
     gate, up = normal(1, 4, 32), normal(2, 4, 32)
     right = node("SWIGLU", shown_of("SWIGLU", gate, up), gate, up)
     assert "with its two factors exchanged" in other_formula(right, shown_of("SWIGLU", up, gate))
-    assert "tanh GELU, where llama.cpp" in other_formula(right, shown_of("GEGLU", gate, up))
+    assert "tanh GELU (llama.cpp" in other_formula(right, shown_of("GEGLU", gate, up))
     assert other_formula(right, shown_of("SWIGLU", gate, up)) == ""
     product = node("MUL", gate * up, gate, up)
     assert other_formula(product, shown_of("SWIGLU", gate, up)) == ""
@@ -142,6 +142,6 @@ def test_two_eps_that_none_can_tell_apart_are_both_named() -> None:
     right, _ = with_weights(x, weights, 1e-3)
     wrong, _ = with_weights(x, weights, 1e-8)
     text = other_formula(right, wrong.value)
-    assert "an eps of 0," in text
-    assert "an eps of 1e-08," in text
+    assert "eps 0 (llama.cpp" in text
+    assert "eps 1e-08 (llama.cpp" in text
     assert "1e-05" not in text

@@ -246,9 +246,9 @@ def test_rows_of_a_batch_are_held_against_the_part_that_has_their_tokens(
         for part, expected in zip(cut.values(), rows, strict=True):
             assert np.array_equal(part, expected)
         one, other = (places[site] for site in cut)
-        assert "are tokens 0, 2, 1, 3 of" in which_rows(batch, mamba.program, one, 4)
-        assert "are tokens 0, 2, 3 of" in which_rows(batch, mamba.program, one, 3)  # outputs alone
-        assert "are tokens 4 of" in which_rows(batch, mamba.program, other, 1)
+        assert "has tokens 0, 2, 1, 3 of" in which_rows(batch, mamba.program, one, 4)
+        assert "has tokens 0, 2, 3 of" in which_rows(batch, mamba.program, one, 3)  # outputs alone
+        assert "has tokens 4 of" in which_rows(batch, mamba.program, other, 1)
         assert which_rows(batch, mamba.program, other, 2) == ""
 
 

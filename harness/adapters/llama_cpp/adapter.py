@@ -344,7 +344,7 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         if both and batches and not batches[0].encoder:
             raise EngineError("the first batch of a model with a decoder is for its encoder")
         if not both and any(batch.encoder for batch in batches):
-            raise EngineError("a batch is for an encoder, and the model has no separate encoder")
+            raise EngineError("a batch for an encoder: the model has no encoder beside a decoder")
 
     def _check_tokens(self, batch: Batch) -> None:
         n_vocab = self._weights().n_vocab

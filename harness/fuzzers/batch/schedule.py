@@ -68,7 +68,7 @@ def schedule_from(text: bytes | str) -> ScheduleCase:
         steps = tuple(step_from(step) for step in made["steps"])
         unified, sbatch = made["unified"], made.get("sbatch", "")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise BadInput(f"no schedule: {type(error).__name__}: {error}") from error
+        raise BadInput(f"not a schedule: {type(error).__name__}: {error}") from error
     for (name, most), n in zip(MOST.items(), (n_ctx, n_ubatch, n_seq), strict=True):
         if type(n) is not int or not 1 <= n <= most:
             raise BadInput(f"not a schedule: {name} is {n!r:.40}; expected 1 to {most}")

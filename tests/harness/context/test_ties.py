@@ -33,7 +33,9 @@ def test_a_tie_is_told_beside_the_text_and_in_json(
     command = ["run", str(flat(tmp_path)), "--prompt", "a", "-n", "2", "--engine", "reference"]
     with pytest.raises(SystemExit):
         app(command)
-    assert "note: token 0 is 0, and 1 is as likely: 0 apart" in capfd.readouterr().err
+    assert (
+        "note: token 0 is 0, and 1 is as likely: their logits are 0 apart" in capfd.readouterr().err
+    )
     with pytest.raises(SystemExit):
         app([*command, "--json"])
     said = json.loads(capfd.readouterr().out)

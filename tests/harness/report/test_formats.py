@@ -145,7 +145,9 @@ def test_junit_is_red_exactly_where_the_exit_code_is_not_0(tmp_path: Path, found
 def test_a_run_in_which_nothing_was_compared_is_red_and_says_why(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", verdict("not-applicable"))
     (error,) = junit_of(folder).iter("error")
-    assert "nothing was compared (exit code 3)" in str(error.get("message"))
+    assert "nothing was compared for a model or for the engine under test (exit code 3)" in str(
+        error.get("message")
+    )
 
 
 def test_a_run_that_did_not_finish_passes_in_no_format(tmp_path: Path) -> None:

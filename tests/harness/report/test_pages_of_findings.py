@@ -33,7 +33,7 @@ def test_the_page_of_a_black_box_names_the_part_once_and_shows_every_slice(token
     page = Page(drawn(of_black_box(tokens)))
     first = "the first is layer 0: attention: head 5 in black-box"
     assert f"Diverged: 4 differences of 2 kinds; {first}." in page.text
-    (table,) = re.findall("Slices Each is.*?Suites", page.text)
+    (table,) = re.findall("Slices Each slice is.*?Suites", page.text)
     assert table.count("attention: head 5") == 3
     assert "outside the layers ok" in table
     assert "why so much" not in page.text

@@ -12,10 +12,7 @@ LEFT = ("logits", {"kind": "not-deterministic", "by_history": True})
     ("others", "place"),
     [
         ([("tokens", {})], "look at the tokenizer"),
-        (
-            [("metadata", {}), ("tokens", {})],
-            "the tokenizer (its runs are right), and at the file reader",
-        ),
+        ([("metadata", {}), ("tokens", {})], "the tokenizer (its runs are right), and at the file"),
         ([RACE], "sums in thread order"),
         ([("logits", {"n_threads": 3})], "memory that threads share"),
         ([("logits", {"n_threads": 3}), ("long-context", {"kind": "value"})], "threads share"),

@@ -178,7 +178,7 @@ def test_a_file_that_is_not_there_is_no_verdict_on_any_engine(
 def test_matrix_keeps_findings_before_an_interruption_and_names_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(plans: dict[str, object], *_: object) -> Iterator[MatrixRow]:
+    def interrupted(plans: dict[str, object], **_: object) -> Iterator[MatrixRow]:
         yield MatrixRow(engine=next(iter(plans)), code=0)
         raise KeyboardInterrupt
 

@@ -311,10 +311,10 @@ def by(factor: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("engine", "says"),
     [
-        (made("lists: to base 10", **by(1 / log(10))), "0.4343, as of logarithms to base 10"),
-        (made("lists: to base 2", **by(1 / log(2))), "1.443, as of logarithms to base 2"),
-        (made("lists: at 0.8", **by(1 / 0.8)), "1.25, as of a temperature of 0.8"),
-        (made("lists: at 0.7", **by(1 / 0.7)), "as of a temperature of 0.7"),
+        (made("lists: to base 10", **by(1 / log(10))), "0.4343, as with logarithms to base 10"),
+        (made("lists: to base 2", **by(1 / log(2))), "1.443, as with logarithms to base 2"),
+        (made("lists: at 0.8", **by(1 / 0.8)), "1.25, as with a temperature of 0.8"),
+        (made("lists: at 0.7", **by(1 / 0.7)), "as with a temperature of 0.7"),
     ],
 )
 def test_a_factor_of_all_values_is_named(engine: str, says: str, tmp_path: Path) -> None:

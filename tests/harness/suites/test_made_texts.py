@@ -177,7 +177,7 @@ CONTEXT: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocabulary=VOCABULARY))
 def test_a_token_that_llama_cpp_hides_against_the_file_is_named() -> None:
     wrong = [([1], b"", b"</s>"), ([0, 1], b"a", b"a</s>")]
     text = named_among(CONTEXT, wrong)
-    assert "1 '</s>' for a control token" in text
+    assert "1 '</s>' as a control token" in text
     assert named_among(CONTEXT, [(b"</s>", [0], [1])]) == text
 
 

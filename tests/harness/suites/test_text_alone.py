@@ -156,7 +156,7 @@ def test_ties_are_excused_one_by_one_and_the_rest_is_compared(folder: Path) -> N
         "not-applicable",
         "not-applicable",
     ]
-    assert "4 tokens behind 8 ties" in many[8].summary
+    assert "4 tokens after 8 ties" in many[8].summary
 
 
 # --- text -----------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_too_few_tokens_are_refused_with_the_number_that_is_needed(kind: str) ->
 
 
 def test_an_unknown_kind_is_refused_with_the_choices() -> None:
-    with pytest.raises(Unsupported, match=r"a vocabulary of kind 'bpe' \(known: llama, .*gpt2"):
+    with pytest.raises(Unsupported, match=r"kind 'bpe' \(known: llama, .*gpt2"):
         vocabulary_keys("bpe", 640, seed=0)
 
 
