@@ -102,7 +102,7 @@ def test_a_batch_for_an_encoder_that_is_not_there_is_refused(made: MadeOf) -> No
     with Runner().open("llama.cpp", made("bert"), EXACT) as session:
         found = session.ask("embed", (Batch.to_encode(Batch.of([1, 2])),))
     assert isinstance(found, Rejected)
-    assert "has no separate encoder" in found.message
+    assert "has no encoder beside a decoder" in found.message
 
 
 # --- embeddings -----------------------------------------------------------------------------------
