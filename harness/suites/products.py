@@ -79,7 +79,7 @@ def rest(context: Context, found: Findings) -> Verdict:
             text += f"; {len(others)} gates on large inputs and norms on small ones agree"
         return context.verdict("products", "not-applicable", text)
     if not shown and not found.guilty:  # the empty ones are named already
-        text = "all products on the nearly empty inputs are zero"
+        text = "all products on the nearly empty inputs are zero throughout"
         return context.verdict("products", "not-compared", text)
     text = f"{len(fine)} of {len(products)} products agree on nearly empty inputs"
     steps = sorted({f.site.step for f in products})

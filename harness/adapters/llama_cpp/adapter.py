@@ -306,9 +306,8 @@ class LlamaCpp(Adapter, name="llama.cpp"):
         longest = max(map(len, request.batches), default=0)
         if longest > self.settings.n_ubatch:
             raise EngineError(
-                f"llama.cpp computes a batch of {longest} tokens in several ubatches of "
-                f"{self.settings.n_ubatch}, and can show sites only for a single ubatch "
-                "per batch"
+                f"{longest} tokens need several ubatches of {self.settings.n_ubatch}, and "
+                "llama.cpp shows sites only for a single ubatch per batch"
             )
 
     def _check_embeds(self, context: LlamaContext) -> None:

@@ -68,7 +68,7 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
     if pieces.cleans:
         yield reading(clean_spaces(said), free, pieces, clean_spaces)
     if REPLACED in said:
-        note = "but for bytes that are no characters"
+        note = "except for incomplete UTF-8"
         yield replace(reading(in_characters(said), free, pieces, in_characters), note=note)
     elif said.strip() and is_text(said) and not is_text(b"".join(pieces[token] for token in free)):
         note = "except for incomplete UTF-8, which the engine drops"

@@ -167,7 +167,9 @@ def test_without_a_network_it_is_told_what_pip_said(
     ["", "..", "../../x", "0.3.8; true", "0.3.8 --pre", "0.3.*", ">=0", "latest", "0.3.8\n"],
 )
 def test_only_a_version_reaches_pip_or_a_path(version: str) -> None:
-    with pytest.raises(Unsupported, match=r"no version.*; expected one such as llama\.cpp@0\.3\.8"):
+    with pytest.raises(
+        Unsupported, match=r"not a version.*; expected a name such as llama\.cpp@0\.3\.8"
+    ):
         python_of(f"llama.cpp@{version}")
 
 

@@ -58,7 +58,7 @@ class File:"""
 ANSWERS = {
     "decode": ("greedy", GREEDY, "x = -x", "greedy token "),
     "logprobs": ("logprobs", LISTS, "x = 1.2 * x", "after prefix "),  # the likeliest is the same
-    "text": ("generate", TEXT, "x = -x", "behind "),
+    "text": ("generate", TEXT, "x = -x", "after "),
 }
 Asked = Callable[..., list[Verdict]]
 

@@ -126,14 +126,14 @@ def test_fault_in_types_of_weights_is_reported_beside_the_twins(
     ((left, there),) = found.as_stored
     assert (left.layer, left.site.name) == (1, "l_out")
     assert left.err_local > 10 * there
-    assert "in the model as it is l_out-1 is at most" in text
+    assert "in the stored model l_out-1 is off by" in text
 
 
 @pytest.mark.parametrize("engine", [TwoPercentMore, HalfAsMuchMoreOfQ8])
 def test_single_fault_gets_no_report_beside_it(engine: type[Ends], models: dict[str, Path]) -> None:
     found, text = bisected(models["Q8_0"], engine.name)
     assert found.as_stored == ()
-    assert "in the model as it is" not in text
+    assert "in the stored model" not in text
     assert (found.asked == OF_TWIN) == (engine is TwoPercentMore)
 
 

@@ -218,7 +218,7 @@ def test_a_bad_model_for_the_subject_is_refused_too(lockstep: Lockstep, tmp_path
             for command in (("check", "builtin:f32"), ("fuzz", "batch"), ("fuzz", "tokens"))
             for role in ("--engine", "--oracle")
         ),
-        (("tokenize", "builtin:f32", "--text", "x", "--engine", "llama.cpp@"), ["no version"]),
+        (("tokenize", "builtin:f32", "--text", "x", "--engine", "llama.cpp@"), ["not a version"]),
         (("bisect", "builtin:f32", "--engine", "mutant:x"), ["mutant:wrong-eps", "reference"]),
         (("run", "builtin:f32", "--prompt", "x", "--engine", "rust"), ["'rust'", "fast"]),
         (("tokenize", "builtin:f32", "--text", "x", "--engine", "no"), ["'no'", "llama.cpp"]),

@@ -22,4 +22,4 @@ def test_dump_of_another_program_is_kept_and_one_of_ours_is_made_anew(
         assert lockstep(*trace, tmp_path / "ours")[0] == 0
     assert json.loads((tmp_path / "ours" / "index.json").read_text())["tensors"]
     code, _, err = lockstep(*trace, tmp_path / "ours" / "index.json")
-    assert (code, "is no folder" in err) == (2, True)
+    assert (code, "is not a folder" in err) == (2, True)

@@ -262,7 +262,10 @@ def body(raw: bytes) -> bytes:
         (lambda: sending(body(b"[" * 100_000)), "expected JSON"),
         (lambda: sending(body(b'{"a":"\xff"}')), "expected JSON"),
         (lambda: sending(body(PROPS[:-9])), "expected JSON"),
-        (lambda: sending(HEAD + b"Content-Length: 999\r\n\r\n" + PROPS), "ends 954 bytes before"),
+        (
+            lambda: sending(HEAD + b"Content-Length: 999\r\n\r\n" + PROPS),
+            "ends 954 bytes too early",
+        ),
         (lambda: sending(HEAD + b"Transfer-Encoding: chunked\r\n\r\nxx\r\n"), "not HTTP"),
         (lambda: sending(HEAD, forever=b"X: y\r\n" * 50), "not HTTP"),
         (lambda: sending(b"HTTP/1.1 200 OK" + b"x" * 100_000), "not HTTP"),

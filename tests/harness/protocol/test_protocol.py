@@ -110,7 +110,7 @@ def test_undeclared_ability_of_an_engine_is_not_asked() -> None:
         ("says nothing", "expected one of answer"),
         ("names one array twice", "names one array twice"),
         ("has a type of its own", "'f8'"),
-        ("announces ten gigabytes", "are more than"),
+        ("announces ten gigabytes", "and at most"),
         ("counts badly", '"bytes" is 3'),
         ("miscounts", 'expected "id":2, got 99'),
         ("answers the one before twice", "did the engine answer the question before twice?"),

@@ -129,7 +129,7 @@ def test_answer_that_rests_on_a_mistake_folds_under_it(model: Path) -> None:
     assert "acid/attention-scale" in {v.key for v in noes}
     for verdict in noes:
         root = verdict.key.removeprefix("acid/")
-        assert (root == verdict.detail["test"]) is ("it rests on" not in verdict.summary)
+        assert (root == verdict.detail["test"]) is ("this test depends on" not in verdict.summary)
 
 
 def test_a_part_of_a_block_that_is_read_wrongly_is_named(tmp_path: Path) -> None:

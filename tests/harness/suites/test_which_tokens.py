@@ -34,16 +34,16 @@ LAST_ALONE = replace(PROMPT, outputs=np.arange(8) == 7)
     [
         ((PROMPT,), range(8), ""),  # nothing agrees
         ((PROMPT,), (), ""),
-        ((PROMPT,), (4, 6, 7), "; those of 3 of 8 tokens, numbers 4 to 7"),
-        ((PROMPT, NEXT), (3, 4), "; those of 2 of 9 tokens, numbers 3 to 4, all of batch 0"),
-        ((PROMPT, NEXT), (8,), "; those of 1 of 9 tokens, number 8, all of batch 1"),
+        ((PROMPT,), (4, 6, 7), "; only 3 of 8 tokens, numbers 4 to 7"),
+        ((PROMPT, NEXT), (3, 4), "; only 2 of 9 tokens, numbers 3 to 4, all of batch 0"),
+        ((PROMPT, NEXT), (8,), "; only 1 of 9 tokens, number 8, all of batch 1"),
         (
             (PROMPT, NEXT, replace(NEXT)),
             (8, 9),
-            "; those of 2 of 10 tokens, numbers 8 to 9, none before batch 1",
+            "; only 2 of 10 tokens, numbers 8 to 9, none before batch 1",
         ),
         # rows are those of outputs, tokens those of the run
-        ((LAST_ALONE, NEXT), (1,), "; those of 1 of 2 tokens, number 8, all of batch 1"),
+        ((LAST_ALONE, NEXT), (1,), "; only 1 of 2 tokens, number 8, all of batch 1"),
     ],
 )
 def test_tokens_with_other_logits_are_named(
