@@ -227,6 +227,7 @@ def text_verdicts(
         for token, value in given.items():
             row[token] = value
     context: Any = SimpleNamespace(
+        oracle=SimpleNamespace(name="llama.cpp"),
         noise=SimpleNamespace(relative=noise),
         noise_on=noise_on,
         verdict=partial(Context.verdict, SimpleNamespace(case="c", repro=str)),
