@@ -22,7 +22,7 @@ from lockstep.engine.ops.products import activation_format, added_up, carries_su
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
 from lockstep.harness.blackbox.behind_the_head import as_logits
-from lockstep.harness.blackbox.lens import LARGEST_STEP, Lens, bytes_of, row_bytes
+from lockstep.harness.blackbox.lens import LARGEST_STEP, Lens, Stretch, bytes_of, row_bytes
 from lockstep.harness.context.suite import Context
 from lockstep.harness.judging.conversions import Convert, families, is_type_in_blocks
 from lockstep.harness.judging.factor_designs import of_activations_in_four_bits
@@ -64,11 +64,12 @@ def conversions_seen(
 ) -> tuple[ConversionSeen, ConversionSeen] | None:
     """Ask both engines for the uneven tokens of a lens. None: its weights meet activations as they
     are, or there is no room for the tokens. Raises NoAnswer."""
-    if not (lens.uneven and is_type_in_blocks(lens.type)):
+    as_stored = [stretch for stretch in lens.stretches if not stretch.small]
+    if not (lens.uneven and as_stored and is_type_in_blocks(lens.type)):
         return None
     batch = Batch.of(list(lens.uneven))
     runs = context.ask_both("evaluate", Request(batches=(batch,)))
-    weight, rows = some_rows(file, lens)
+    weight, rows = some_rows(file, lens, as_stored[0])
     generic = context.settings.generic
     candidates = [
         (convert, logits_of(lens, weight, converted, radius))
@@ -78,9 +79,8 @@ def conversions_seen(
     return oracle, subject
 
 
-def some_rows(file: GgufFile, lens: Lens) -> tuple[Weight, slice]:
-    """Return rows of the lens as a matrix, and which they are."""
-    stretch = next(each for each in lens.stretches if not each.small)
+def some_rows(file: GgufFile, lens: Lens, stretch: Stretch) -> tuple[Weight, slice]:
+    """Return rows of a stretch as a matrix, and which rows of the lens they are."""
     n = max(1, min(stretch.rows, MOST_WEIGHTS // lens.width))
     size = row_bytes(lens)
     raw = bytes_of(file, lens, stretch)[: n * size]
