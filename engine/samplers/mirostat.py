@@ -1,41 +1,19 @@
 """mirostat: top-k with a k that holds the surprise of chosen tokens near tau."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.engine.samplers.base import DrawingSampler
-from lockstep.engine.samplers.parts.candidates import F32, CandidateList, F
-from lockstep.engine.samplers.parts.draws import choose
+from lockstep.engine.samplers.parts.candidates import F32, F
+from lockstep.engine.samplers.parts.learning import LearningSampler
 from lockstep.engine.samplers.parts.libstdcxx import INT_END
 from lockstep.engine.samplers.parts.ways import Accident
 
 
 @dataclass(kw_only=True)
-class Mirostat(DrawingSampler, name="mirostat"):
+class Mirostat(LearningSampler, name="mirostat"):
     n_vocab: int
-    tau: float
-    eta: float
     m: int  # candidates that the exponent of Zipf's law is estimated from
-    mu: np.float32 = field(init=False, repr=False)
-
-    def reset(self) -> None:
-        super().reset()
-        self.mu = F(2) * F(self.tau)
-
-    def apply(self, c: CandidateList) -> CandidateList:
-        c = self.ways.softmax(c, sort=True)
-        c = self.ways.softmax(c.take(slice(self.size(c.p))), sort=True)
-        chosen = choose(c.p, self.source)
-        self.learn(c.p[chosen])
-        return c.change(selected=chosen)
-
-    def follow(self, before: CandidateList, after: CandidateList) -> None:
-        self.learn(self.ways.softmax(after, sort=False).p[after.selected])
-
-    def learn(self, p: np.float32) -> None:
-        """Move mu by the error of a chosen token's surprise. p: its probability."""
-        self.mu = F(self.mu - F(self.eta) * (-self.ways.log2_of(p) - F(self.tau)))
 
     def size(self, p: F32) -> int:
         """Return how many candidates are kept. p: (candidates,), sorted"""

@@ -1,38 +1,15 @@
 """mirostat_v2: candidates of a surprise up to mu, which follows the surprise of chosen tokens."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.engine.samplers.base import DrawingSampler
-from lockstep.engine.samplers.parts.candidates import F32, CandidateList, F
-from lockstep.engine.samplers.parts.draws import choose
+from lockstep.engine.samplers.parts.candidates import F32
+from lockstep.engine.samplers.parts.learning import LearningSampler
 
 
 @dataclass(kw_only=True)
-class MirostatV2(DrawingSampler, name="mirostat_v2"):
-    tau: float
-    eta: float
-    mu: np.float32 = field(init=False, repr=False)
-
-    def reset(self) -> None:
-        super().reset()
-        self.mu = F(2) * F(self.tau)
-
-    def apply(self, c: CandidateList) -> CandidateList:
-        c = self.ways.softmax(c, sort=True)
-        c = self.ways.softmax(c.take(slice(self.size(c.p))), sort=True)
-        chosen = choose(c.p, self.source)
-        self.learn(c.p[chosen])
-        return c.change(selected=chosen)
-
-    def follow(self, before: CandidateList, after: CandidateList) -> None:
-        self.learn(self.ways.softmax(after, sort=False).p[after.selected])
-
-    def learn(self, p: np.float32) -> None:
-        """Move mu by the error of a chosen token's surprise. p: its probability."""
-        self.mu = F(self.mu - F(self.eta) * (-self.ways.log2_of(p) - F(self.tau)))
-
+class MirostatV2(LearningSampler, name="mirostat_v2"):
     def size(self, p: F32) -> int:
         """Return how many candidates are kept. p: (candidates,), sorted"""
         over = np.flatnonzero(-self.ways.log2(p) > self.mu)

@@ -42,13 +42,9 @@ def open_site(folder: Path, plans: Mapping[str, Sequence[Plan]]) -> dict[str, Ma
         what = f"{folder} is not empty, and no site that lockstep matrix wrote"
         raise BadInput(f"{what}: name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    kept = read_rows(folder / UNFINISHED, lambda held: held)
+    kept = read_rows(folder / UNFINISHED, lambda held: (held["setup"], row_from(held)))
     setups = {engine: setup_of(same) for engine, same in plans.items()}
-    return {
-        held["engine"]: row_from(held)
-        for held in kept
-        if setups.get(held["engine"]) == held["setup"]
-    }
+    return {row.engine: row for setup, row in kept if setups.get(row.engine) == setup}
 
 
 def ask_rest(

@@ -16,6 +16,8 @@ from lockstep.harness.records import Evaluation, Unanswerable, Verdict
 from lockstep.harness.suites.logits import left_out
 from lockstep.harness.suites.parts.whole_runs import compare_runs
 
+NORMALISED = "normalised"  # in detail: each row is the oracle's divided by its norm
+
 
 class Embeddings(Suite, name="embeddings"):
     order = 45
@@ -90,7 +92,8 @@ def with_length(verdict: Verdict, expected: Evaluation, actual: Evaluation) -> V
         "each row is the oracle's divided by its norm: return pooled embeddings without "
         "normalization"
     )
-    return replace(verdict, summary=f"{verdict.summary}; {text}")
+    detail = {**verdict.detail, NORMALISED: True}
+    return replace(verdict, summary=f"{verdict.summary}; {text}", detail=detail)
 
 
 def as_run(rows: tuple[F32, ...]) -> Evaluation:

@@ -22,4 +22,5 @@ def test_a_small_error_is_found_in_tokens_alone(suite: str, mistake: str, tmp_pa
     *before, last = verdicts_of(plan)
     assert {v.status for v in before} <= {"agreed", "not-applicable"}
     assert last.status == "diverged"
-    assert "seeded tokens" in last.summary
+    assert last.key == f"{suite}/token"
+    assert last.detail["expected"] != last.detail["actual"]

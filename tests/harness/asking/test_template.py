@@ -73,7 +73,7 @@ def test_workers_start_by_themselves_if_the_template_died_or_hangs(
 def test_next_question_is_answered_if_template_and_worker_died(
     own_template: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes next reaps it. Its id may be another's by then, and nobody kills that."""
+    """The next question reaps it. Its id may be another process's by then, which nobody kills."""
     killed: list[int] = []
     kill = os.killpg
     with PATIENT.open("fake", None, EXACT) as session:
