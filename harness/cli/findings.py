@@ -1,11 +1,14 @@
-"""`lockstep finding`: what engines from public packages were found to do, ready to be filed."""
+"""`lockstep finding`: known faults of llama.cpp and of public engines, ready to be filed."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.harness.cli.options import QuietOpt
+
+NO_RUN = "the project's tests run its case; without --run and -o, lockstep finding prints it"
 
 
 def finding(
@@ -21,11 +24,11 @@ def finding(
     ] = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """List known differences between engines of `lockstep engine` and llama.cpp.
+    """List known faults: of llama.cpp and gguf-py, and of the engines of `lockstep engine`.
 
-    With an ID: print a text ready to file as an issue, with the commands that reproduce it. Exit
-    codes of --run: 0 the finding is still true, 1 it is not, 3 the engine failed in another way.
-    Example:
+    With an ID: print a text ready to file as an issue, with the case or the commands that reproduce
+    it. --run and -o are for engines of `lockstep engine`. Exit codes of --run: 0 the finding is
+    still true, 1 it is not, 3 the engine failed in another way. Example:
 
     \b
       lockstep finding
@@ -35,7 +38,8 @@ def finding(
     """
     from lockstep.harness.check.inputs import check_folder_of
     from lockstep.harness.cli.terminal import Terminal
-    from lockstep.harness.known.foreign import finding_named, foreign_findings
+    from lockstep.harness.known.foreign import finding_named
+    from lockstep.harness.known.own import own_differences
     from lockstep.harness.selftest.foreign_findings import (
         ending_of,
         is_seen_in,
@@ -46,11 +50,12 @@ def finding(
 
     if name is None and (run or output is not None):
         raise typer.BadParameter("--run and -o need the ID of one finding")
-    code = 0
+    code, own = 0, {each.id: each for each in own_differences()}
+    if name in own and (run or output is not None):
+        raise typer.BadParameter(f"{name} is a fault of {own[name].component}: {NO_RUN}")
     with Terminal(quiet=quiet) as out:
-        if name is None:
-            for each in foreign_findings():
-                out.line(f"{each.id:<34}{each.engine} {each.version}: {each.sentence}")
+        if name is None or name in own:
+            out.line(own[name].report() if name else "\n".join(list_findings()))
             return
         found = finding_named(name)
         if output is not None:
@@ -67,3 +72,13 @@ def finding(
         elif output is None:
             out.line(text_of(found))
     raise typer.Exit(code)
+
+
+def list_findings() -> Iterator[str]:
+    from lockstep.harness.known.foreign import foreign_findings
+    from lockstep.harness.known.own import own_differences
+
+    for own in own_differences():
+        yield f"{own.id:<34}{own.component} {own.version}: {own.sentence}"
+    for found in foreign_findings():
+        yield f"{found.id:<34}{found.engine} {found.version}: {found.sentence}"

@@ -11,7 +11,7 @@ import typer
 from lockstep.harness.cli.options import JsonOpt, QuietOpt
 
 # the second while libraries and the model are loaded, as PROTOCOL.md promises
-ANSWER_SECONDS, START_SECONDS = 30.0, 300.0
+ANSWER_SECONDS, START_SECONDS = 30.0, 300.0  # a user's model may load for minutes
 NO_PROGRAM = (
     "smoke tries programs and servers. For a Python program, write python before the file. For a "
     "Python class, use `lockstep check MODEL --adapter FILE`; for a folder, `--engine "
@@ -40,7 +40,7 @@ def smoke(
         typer.Option(
             "--timeout",
             "--seconds",
-            help="Seconds for each answer and for the start. Default: 30 and 300.",
+            help="Seconds for each answer and for the start. Default: 30; start with --model 300.",
             min=0.1,
         ),
     ] = None,
@@ -86,7 +86,7 @@ def smoke(
     python = program.endswith(".py") and not os.access(program, os.X_OK)
     if python or program.startswith(("adapter:", "dump:")):
         raise typer.BadParameter(NO_PROGRAM)
-    starting = start_seconds or seconds or START_SECONDS
+    starting = start_seconds or seconds or (START_SECONDS if model else ANSWER_SECONDS)
     with Terminal(quiet=quiet, as_json=as_json) as out, TemporaryDirectory() as folder:
         path = check_file(model) if model else builtin_model("f32", Path(folder))
         session: Session

@@ -12,6 +12,7 @@ from lockstep.engine.errors import Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.hparams import architecture_name
 from lockstep.harness.known import entries
+from lockstep.harness.known.own import own_differences
 from lockstep.harness.records import Verdict
 
 
@@ -93,7 +94,8 @@ def finding_named(name: str) -> Finding:
     """Raises Unsupported, with the ids that are known."""
     found = {each.id: each for each in foreign_findings()}
     if name not in found:
-        raise Unsupported(f"no finding named {name!r} {choices(name, found)}")
+        known = [*found, *(each.id for each in own_differences())]
+        raise Unsupported(f"no finding named {name!r} {choices(name, known)}")
     return found[name]
 
 

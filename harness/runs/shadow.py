@@ -14,6 +14,7 @@ import numpy as np
 from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.ops.build import Build
+from lockstep.harness.adapters import adapter_class
 from lockstep.harness.asking.facts import size_of_positions, too_long, what_it_is, why_no_run
 from lockstep.harness.check.check import CELLS, BadInput
 from lockstep.harness.context.runner import Runner, Session
@@ -216,9 +217,11 @@ def run_shadow(
     executor: Executor | None,
     listener: Listener,
 ) -> RunResult:
-    """Each model's verdicts are on disk before the next model is judged."""
+    """Each model's verdicts are on disk before the next model is judged. Raises Unsupported for
+    libraries that are not the pinned llama.cpp."""
     started = time.perf_counter()
     refuse_broken(plans)
+    adapter_class(ENGINE).check_libraries()
     verdicts: list[Verdict] = []
     writer: ReportWriter | None = None
     folder = Path()

@@ -61,9 +61,9 @@ def table(results: Sequence[TestResult]) -> Iterator[str]:
 
 def causes(red: Sequence[TestResult]) -> list[list[TestResult]]:
     """Return the results that are not well, folded: divergences with the same key have the same
-    cause."""
+    cause. What differs comes before what was not answered."""
     found: dict[str, list[TestResult]] = {}
-    for result in red:
+    for result in sorted(red, key=lambda each: [*MARKS].index(each.status)):
         key = result.key or f"{result.suite}/{result.summary}"
         found.setdefault(f"{result.status}/{key}", []).append(result)
     return list(found.values())

@@ -3,16 +3,20 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import lockstep.harness.known
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.engine.registry import import_members
 from lockstep.harness.adapters import adapter_class
+from lockstep.harness.cli import app
 from lockstep.harness.fuzzers.batch.known import known_schedules
 from lockstep.harness.fuzzers.gguf.findings import known_files
 from lockstep.harness.fuzzers.quants.differences import WORDS
 from lockstep.harness.fuzzers.quants.known import Known, entry_for, known_divergences
 from lockstep.harness.known import NAME, entries
+from lockstep.harness.known.foreign import foreign_findings
+from lockstep.harness.known.own import own_differences
 from lockstep.harness.shadow.known import known_crash
 from lockstep.harness.suites.parts.originals import known_originals
 
@@ -54,3 +58,15 @@ def test_an_entry_is_found_by_component_type_and_symptom() -> None:
     assert entry_for(KNOWN, first.component, first.type, first.symptom) is first
     assert entry_for(KNOWN, first.component, first.type, "value") is None
     assert entry_for(KNOWN, "llama.cpp", first.type, first.symptom) is None
+
+
+def test_own_differences_have_unique_ids_and_a_case() -> None:
+    every = [each.id for each in own_differences()] + [each.id for each in foreign_findings()]
+    assert len(set(every)) == len(every)
+    assert all(each.case and each.sentence in each.report() for each in own_differences())
+
+
+def test_finding_of_an_oracle_is_printed_and_has_no_run() -> None:
+    name = next(iter(own_differences())).id
+    assert CliRunner().invoke(app, ["finding", name]).exit_code == 0
+    assert CliRunner().invoke(app, ["finding", name, "--run"]).exit_code == 2
