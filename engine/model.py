@@ -3,10 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.adapters.control_vector import read_directions, steer
+from lockstep.engine.adapters.lora import Lora
+from lockstep.engine.adapters.ops import LoraOps
 from lockstep.engine.architectures.base import Architecture
 from lockstep.engine.architectures.step import Step
 from lockstep.engine.batch import Batch
@@ -46,13 +50,21 @@ class Model:
         flash_attn: bool = False,
         n_ctx: int = 512,
         n_ubatch: int = 512,
+        loras: Sequence[tuple[Path, float]] = (),
+        control_vectors: Sequence[tuple[Path, float]] = (),
     ) -> None:
+        """loras, control_vectors: files, each with its scale. Raises EngineError or OSError."""
         self.file = open_model(path)
         self.graph = architecture_of(self.file)(self.file, n_ctx)
         self.ops = ops
         self.type_k, self.type_v = type_k, type_v
         self.flash_attn = flash_attn
         self.n_ctx, self.n_ubatch = n_ctx, n_ubatch
+        hparams = self.graph.hparams
+        self.lora = Lora(loras, self.file) if loras else None
+        self.directions = read_directions(
+            control_vectors, n_layer=hparams.n_layer, width=hparams.n_embd
+        )
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_of(self.file.metadata)
@@ -114,7 +126,11 @@ class Model:
         ops: ReferenceOps | None = None,
     ) -> F32:
         """One ubatch, which is in the memory that it sees: (outputs, vocabulary)."""
-        step = Step(ubatch, views, ops or self.ops, probe, self.flash_attn)
+        ops = ops or self.ops
+        if self.lora:
+            ops = cast(ReferenceOps, LoraOps(ops, self.lora))
+        probe = steer(probe, self.directions) if self.directions else probe
+        step = Step(ubatch, views, ops, probe, self.flash_attn)
         with np.errstate(all="ignore"):  # numbers that overflow are the model's own, and an answer
             return self.graph.forward(step)
 
@@ -150,3 +166,5 @@ class Model:
 
     def close(self) -> None:
         self.file.close()
+        if self.lora:
+            self.lora.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,18 @@ from lockstep.harness.redaction import Redacted
 
 # what llama.cpp stores a KV cache in
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
+
+
+LORA, CONTROL_VECTOR = "lora", "control_vector"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterFile:
+    """A file of engine/adapters/, and how much of it is added."""
+
+    kind: str  # LORA or CONTROL_VECTOR
+    path: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +40,11 @@ class Settings:
     n_ctx: int = 512
     n_ubatch: int = 512
     generic: tuple[str, ...] = ()  # how the oracle rounds activations: see Build.generic
+    adapters: tuple[AdapterFile, ...] = ()
+
+    def files_of(self, kind: str) -> list[tuple[Path, float]]:
+        """Return the adapters of one kind, each with its scale."""
+        return [(Path(each.path), each.scale) for each in self.adapters if each.kind == kind]
 
 
 EXACT = Settings(name="exact")

@@ -72,7 +72,7 @@ class Source:
         if build:
             oracle["build"] = self.info.build
         knobs = asdict(self.settings)
-        del knobs["generic"]  # no knob but a fact of the build
+        del knobs["generic"], knobs["adapters"]  # a fact of the build; goldens have no adapters
         provenance = {
             "generator": GENERATOR,
             "oracle": oracle,

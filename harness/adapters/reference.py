@@ -35,6 +35,8 @@ from lockstep.harness.adapters.parts.reference_parse import parse
 from lockstep.harness.adapters.parts.reference_sample import sample
 from lockstep.harness.adapters.parts.timing import pieces_of, seconds_each
 from lockstep.harness.records import (
+    CONTROL_VECTOR,
+    LORA,
     EngineInfo,
     Evaluation,
     FileSummary,
@@ -78,6 +80,8 @@ class Reference(Adapter, name="reference"):
             flash_attn=s.flash_attn,
             n_ctx=s.n_ctx,
             n_ubatch=s.n_ubatch,
+            loras=s.files_of(LORA),
+            control_vectors=s.files_of(CONTROL_VECTOR),
         )
 
     @cached_property

@@ -57,12 +57,16 @@ SLICES = 8  # of layers that are computed alike
 
 
 def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
-    """By suite."""
+    """By suite. Models made of the user's have none of its adapters, so nothing is asked there."""
+    if plan.settings.adapters:
+        return {}
     return {SUITE: partial(check_black_box, plan), **questions_besides(plan)}
 
 
 def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisection | None:
     """Bisect what is wrong on made models, if no op is wrong in the runs of the model itself."""
+    if plan.settings.adapters:
+        return None
     diverged = [verdict for verdict in wrong if verdict.status == "diverged"]
     asks: list[Callable[[Plan, Context], Bisection | None]] = []
     if any("n_threads" in verdict.detail for verdict in diverged):
@@ -77,7 +81,9 @@ def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -
 def on_twin(plan: Plan, context: Context) -> Bisection | None:
     """Bisect the F32 twin for an engine that shows tensors, but layers as a whole. It shows each
     wrong layer; on the model as it is only the largest errors stand out."""
-    return None if not_asked(context) else whole.bisect_twin(plan, context)
+    if plan.settings.adapters or not_asked(context):
+        return None
+    return whole.bisect_twin(plan, context)
 
 
 def check_black_box(plan: Plan, context: Context) -> Iterator[Verdict]:

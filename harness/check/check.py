@@ -18,6 +18,7 @@ from lockstep.harness.adapters.parts.users import is_users
 from lockstep.harness.asking.environments import provide
 from lockstep.harness.asking.facts import ModelFacts, facts_of_model, too_long
 from lockstep.harness.asking.session import LocalSession
+from lockstep.harness.check.adapters import check_adapters, check_used, without_loras
 from lockstep.harness.check.caches import why_not_followed
 from lockstep.harness.context.runner import Runner, Session, is_outside
 from lockstep.harness.context.suite import (
@@ -89,6 +90,7 @@ class Plan:
     time_limit: float = 300.0  # seconds for one answer, and for a start
     memory_limit: int = MEMORY
     optional: bool = False  # one of many that are made for any engine, which need not take it
+    merged: bool = False  # the oracle's file holds the LoRA files that the subject is given
     command: str = ""  # the options that make this plan, for the command that repeats it
 
 
@@ -113,6 +115,7 @@ def preflight(plan: Plan) -> ModelFacts:
                 with GgufFile.open(path) as file:
                     tokenizer_of(file.metadata)
             check_length(plan, facts.n_positions)
+            check_adapters(plan.settings, path)
             if plan.prompt != PROMPT and not facts.has_vocabulary:
                 raise Unsupported("the model has no vocabulary, so --prompt cannot be tokenized")
         except EngineError as error:
@@ -189,15 +192,20 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
                 raise BadInput(f"{program.name} {why}")
         for name in (plan.oracle, engine):
             provide(name, progress)
+        adapters = settings.adapters
+        if plan.merged:
+            settings = replace(settings, adapters=without_loras(settings))
         oracle = runner.open(plan.oracle, plan.model, settings)
         progress(f"starting {plan.oracle}")
         build = describe_engine(oracle)
         settings = replace(settings, generic=build.generic)  # so that both round activations alike
-        subject = program or runner.open(engine, plan.subject_model, settings)
+        of_subject = replace(settings, adapters=adapters)
+        subject = program or runner.open(engine, plan.subject_model, of_subject)
         graph = plan.oracle == LLAMA_CPP
         llama_cpp = oracle if graph else runner.open(LLAMA_CPP, plan.model, settings)
         if not graph and named_folder() is not None:
             describe_engine(llama_cpp)  # of the user's libraries: are they the pinned ones?
+        check_used(llama_cpp, settings, plan.model)
         rounds = program is not None and in_full(settings) != settings
         full = runner.open(LLAMA_CPP, plan.model, in_full(settings)) if rounds else None
     except Unsupported as error:

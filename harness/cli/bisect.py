@@ -17,8 +17,10 @@ from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_format
 from lockstep.harness.cli.hints import what_is_quicker, without_tensors
 from lockstep.harness.cli.options import (
     AdapterOpt,
+    ControlVectorOpt,
     EngineOpt,
     JsonOpt,
+    LoraOpt,
     MapOpt,
     OracleOpt,
     QuietOpt,
@@ -32,6 +34,7 @@ from lockstep.harness.cli.options import (
 from lockstep.harness.cli.shared import (
     REFERENCE,
     SECONDS,
+    adapters_of,
     engine_of,
     model_folder,
     models_of,
@@ -57,6 +60,8 @@ def bisect(
     oracle: OracleOpt = "llama.cpp",
     settings: SettingsOpt = None,
     subject_model: SubjectOpt = None,
+    lora: LoraOpt = None,
+    control_vector: ControlVectorOpt = None,
     tokens: TokensOpt = 32,
     seed: SeedOpt = 0,
     timeout: TimeoutOpt = SECONDS,
@@ -90,6 +95,8 @@ def bisect(
     """
     from lockstep.harness.asking.template import keep_template
 
+    if black_box and (lora or control_vector):
+        raise typer.BadParameter("--black-box makes models of yours, which have no adapters")
     engine, began = engine_of(engine, adapter, node_map), time.perf_counter()
     # it loads llama.cpp while we load the rest, and is forked for each model that is asked about
     with keep_template(), screen(quiet, as_json) as out, model_folder() as folder:
@@ -116,6 +123,7 @@ def bisect(
         plan = plan_of(
             *(name, path, engine, oracle, settings, subject_model, tokens, 64, seed, ["trace"]),
             timeout=timeout,
+            adapters=adapters_of(lora, control_vector),
         )
         provide_engines([plan], out.progress)
         command = shlex.join(["lockstep", *sys.argv[1:]])

@@ -15,8 +15,10 @@ from lockstep.harness.cli.options import (
     AdapterOpt,
     ArchOpt,
     ClusterOpt,
+    ControlVectorOpt,
     EngineOpt,
     JsonOpt,
+    LoraOpt,
     MapOpt,
     OptModelArg,
     OracleOpt,
@@ -31,6 +33,7 @@ from lockstep.harness.cli.options import (
 from lockstep.harness.cli.shared import (
     REFERENCE,
     SECONDS,
+    adapters_of,
     engine_of,
     model_folder,
     plan_of,
@@ -50,6 +53,8 @@ def check(
     suite: Annotated[list[str] | None, typer.Option(help="Only this suite (repeatable).")] = None,
     arch: ArchOpt = None,
     subject_model: SubjectOpt = None,
+    lora: LoraOpt = None,
+    control_vector: ControlVectorOpt = None,
     tokens: TokensOpt = 32,
     steps: Annotated[
         int | None,
@@ -109,6 +114,7 @@ def check(
       lockstep check model.gguf --engine ./my-engine --write-known known.json
       lockstep check model.gguf --engine ./my-engine --known known.json
       lockstep check model.gguf --engine ./slow-engine --suite logits --tokens 2
+      lockstep check model.gguf --lora adapter.gguf=0.5 --control-vector calm.gguf
       lockstep check model.gguf --engine ./my-engine --format junit=junit.xml
     """
     from lockstep.harness.asking.template import keep_template
@@ -126,6 +132,7 @@ def check(
         from lockstep.harness.runs.run import Listener, run_plans
 
         wanted = formats_wanted(formats)
+        adapters = adapters_of(lora, control_vector)
         written = listed_in(write_known) if write_known else KnownFailures()
         if text := what_is_quicker(model):
             out.remark(text)
@@ -139,6 +146,7 @@ def check(
                     *(name, path, engine, oracle, settings, subject_model, tokens, n, seed, suites),
                     prompt=prompt,
                     timeout=timeout,
+                    adapters=adapters,
                 ),
                 optional=optional,
             )

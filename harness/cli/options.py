@@ -46,6 +46,21 @@ SettingsOpt = Annotated[
         "server, which does not report its settings."
     ),
 ]
+LoraOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Add this LoRA file (GGUF) in both engines (repeatable). Default scale: 1. Suites "
+        "that make models from yours are not run.",
+        metavar="FILE[=SCALE]",
+    ),
+]
+ControlVectorOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Add this control vector (GGUF) in both engines (repeatable). Default strength: 1.",
+        metavar="FILE[=STRENGTH]",
+    ),
+]
 SubjectOpt = Annotated[
     Path | None, typer.Option(help="Give the engine under test this file instead of MODEL.")
 ]

@@ -1,6 +1,9 @@
 """Parts that the commands share: a screen, the models, a plan of what was asked for."""
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ from lockstep.harness.cli.options import Preset
 if TYPE_CHECKING:  # everything of weight is imported by the command that needs it
     from lockstep.harness.check.check import Plan
     from lockstep.harness.cli.terminal import Terminal
+    from lockstep.harness.records import AdapterFile
 
 REFERENCE = "reference"
 SECONDS = 300.0  # of a Plan
@@ -77,6 +81,33 @@ def preset_of(engine: str, settings: Preset | None) -> str:
     return settings.value if settings else preset_for(engine)
 
 
+def adapters_of(
+    loras: Sequence[str] | None, control_vectors: Sequence[str] | None
+) -> "tuple[AdapterFile, ...]":
+    """Return the files of --lora and --control-vector, each with its scale."""
+    from lockstep.harness.records import CONTROL_VECTOR, LORA
+
+    given = ((LORA, loras or ()), (CONTROL_VECTOR, control_vectors or ()))
+    return tuple(adapter_of(kind, text) for kind, texts in given for text in texts)
+
+
+def adapter_of(kind: str, text: str) -> "AdapterFile":
+    """Raises BadParameter. A path with an equals sign needs a scale behind it."""
+    from lockstep.harness.check.inputs import check_file
+    from lockstep.harness.records import AdapterFile
+
+    path, sign, scale = text.rpartition("=")
+    if not sign:
+        return AdapterFile(kind=kind, path=str(check_file(Path(text))))
+    try:
+        factor = float(scale)
+    except ValueError:
+        factor = inf
+    if not isfinite(factor):
+        raise typer.BadParameter(f"{text!r}: expected FILE=NUMBER, got {scale!r} for the number")
+    return AdapterFile(kind=kind, path=str(check_file(Path(path))), scale=factor)
+
+
 def plan_of(
     name: str,
     path: Path,
@@ -91,6 +122,7 @@ def plan_of(
     *,
     prompt: str | None = None,
     timeout: float = SECONDS,
+    adapters: "tuple[AdapterFile, ...]" = (),
 ) -> "Plan":
     from lockstep.harness.check.check import Plan
     from lockstep.harness.cli.acid_models import ACID_PREFIX
@@ -109,13 +141,16 @@ def plan_of(
     options += ["--tokens", str(tokens), "--steps", str(steps), "--seed", str(seed)]
     options += ["--prompt", prompt] if prompt is not None else []
     options += ["--timeout", f"{timeout:g}"] if timeout != SECONDS else []
+    for each in adapters:
+        option = "--" + each.kind.replace("_", "-")
+        options += [option, f"{each.path}={each.scale:.9g}"]
     return Plan(
         case=name,
         model=path,
         subject_model=subject_model or path,
         engine=engine,
         oracle=oracle,
-        settings=PRESETS[preset],
+        settings=replace(PRESETS[preset], adapters=adapters),
         suites=tuple(suites or ()),
         n_tokens=tokens,
         n_steps=steps,

@@ -59,6 +59,17 @@ def synth(
         float, typer.Option(help="layer_norm_rms_epsilon; most models have 1e-5 or 1e-6.", min=0)
     ] = 1e-5,
     no_vocab: Annotated[bool, typer.Option("--no-vocab", help="No tokenizer.")] = False,
+    lora: Annotated[
+        Path | None,
+        typer.Option(help="Write a LoRA file for this model instead, with a pair for each matrix."),
+    ] = None,
+    rank: Annotated[int, typer.Option(help="Rank of --lora.", min=1, max=4096)] = 4,
+    alpha: Annotated[
+        float, typer.Option(help="adapter.lora.alpha of --lora; 0: the scale alone counts.")
+    ] = 8.0,
+    control_vector: Annotated[
+        Path | None, typer.Option(help="Write a control vector for this model instead.")
+    ] = None,
     list_only: Annotated[
         bool, typer.Option("--list", help="List the architectures, and those left out.")
     ] = False,
@@ -75,6 +86,8 @@ def synth(
       lockstep synth -o tiny.gguf --quant Q4_0
       lockstep synth -o tiny.gguf --rope-base 2500 --eps 4e-5
       lockstep synth -o tiny.gguf --arch qwen3 --width 256 --layers 4 --quant Q4_K
+      lockstep synth -o adapter.gguf --lora tiny.gguf --rank 8
+      lockstep synth -o vector.gguf --control-vector tiny.gguf
     """
     from lockstep.harness.cli.shared import screen, usage
     from lockstep.harness.report.header import sha256_of
@@ -86,6 +99,12 @@ def synth(
             return
         if output is None:
             raise usage("name the file to write: -o FILE")
+        if lora or control_vector:
+            if lora and control_vector:
+                raise usage("--lora and --control-vector write different files: give one of them")
+            write_adapter(lora, control_vector, output, seed=seed, rank=rank, alpha=alpha)
+            out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
+            return
         if arch != "llama":
             sizes = sizes_given(context, arch)
             n_vocab = 0 if no_vocab else vocabulary
@@ -120,6 +139,25 @@ def synth(
         )
         write_llama(recipe, output)
         out.line(f"{output}: {output.stat().st_size:,} bytes, sha256 {sha256_of(output)}")
+
+
+def write_adapter(
+    lora: Path | None,
+    control_vector: Path | None,
+    output: Path,
+    *,
+    seed: int,
+    rank: int,
+    alpha: float,
+) -> None:
+    from lockstep.harness.check.inputs import check_file
+    from lockstep.harness.synth.adapters import LoraRecipe, write_control_vector, write_lora
+
+    if lora:
+        recipe = LoraRecipe(seed=seed, rank=rank, alpha=alpha)
+        write_lora(recipe, check_file(lora), output)
+    elif control_vector:
+        write_control_vector(seed, check_file(control_vector), output)
 
 
 def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:

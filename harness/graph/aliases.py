@@ -3,9 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from lockstep.engine.adapters.lora import B as LORA_B
 from lockstep.harness.adapters.llama_cpp.graph import heads, rows
-from lockstep.harness.adapters.llama_cpp.sites import BY_NAME, PRODUCTS, WEIGHT, split_name
-from lockstep.harness.graph.program import Place, PlannedNode, Program
+from lockstep.harness.adapters.llama_cpp.sites import (
+    BY_NAME,
+    MATRIX_PRODUCTS,
+    PRODUCTS,
+    WEIGHT,
+    split_name,
+)
+from lockstep.harness.graph.program import Graph, Place, PlannedNode, Program, TensorView
 from lockstep.harness.graph.shown import CACHE
 from lockstep.harness.graph.wiring import Wire
 from lockstep.harness.records import Site
@@ -21,12 +28,40 @@ def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, 
     for graph in program.graphs:
         # where some layers have windows there are two; engines keep those in rings of their own
         windows = sum(root.name == CELLS for root in graph.roots) > 1
+        adapted = adapted_products(graph)
         for node in graph.nodes if graph.ubatch == 0 else ():
             place = graph.place(node)
+            if node.index in adapted:
+                found |= {each: place for each in sites_of_weight(graph, adapted[node.index])}
             names = cache_names(node) if not windows else []
             for name, layer in names + other_names(node, wires[place]):
                 found.setdefault(Site(step=graph.step, layer=layer, name=name), place)
     return found
+
+
+def adapted_products(graph: Graph) -> dict[int, str]:
+    """Return sums W x + scale * B (A x): the index of each, and the weight W."""
+    shares: dict[TensorView, str] = {}  # of B (A x), scaled or not
+    found = {}
+    for node in graph.nodes:
+        first, second = (*node.sources, None, None)[:2]
+        shares.pop(node.result, None)  # memory is used again
+        if node.op in MATRIX_PRODUCTS and first and first.name.endswith(LORA_B):
+            shares[node.result] = first.name.removesuffix(LORA_B)
+        elif node.op == "SCALE" and first in shares:
+            shares[node.result] = shares[first]
+        elif node.op == "ADD" and second in shares:
+            found[node.index] = shares[second]
+    return found
+
+
+def sites_of_weight(graph: Graph, name: str) -> list[Site]:
+    """Return the site of a product by this weight; it is the sum, if adapters add to it."""
+    weight = WEIGHT.fullmatch(name)
+    if weight is None or weight["base"] not in PRODUCTS:
+        return []
+    layer = None if weight["layer"] is None else int(weight["layer"])
+    return [Site(step=graph.step, layer=layer, name=PRODUCTS[weight["base"]])]
 
 
 def rename_wires(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> dict[Place, Wire]:

@@ -125,6 +125,8 @@ class ProgramRecorder:
         self.drafts: list[ProgramDraft] = []
         self.caches: dict[int, Root] = {}  # by address
         self.written: set[int] = set()  # numbers of caches
+        # tensors of adapters, by address: they lie where caches do, and no node writes to them
+        self.given: dict[int, NDArray[np.uint8]] = {}
         self.same: dict[Any, Any] = {}  # graphs are alike: equal parts are held once
         self.seen = 0
 
@@ -154,6 +156,8 @@ class ProgramRecorder:
         written = draft.roots[planned.result.root] if planned.result.root >= 0 else None
         if written is not None and written.kind == "cache":
             self.written.add(written.cache)
+        elif self.given and int(piece.root[first]) in self.given:
+            raise EngineError(f"{node.name} writes to what was not empty at its first read")
         place = node.place
         if draft.output is None or draft.output[1].name != self.result:
             draft.output = place, planned, self.value_of(node)
@@ -174,7 +178,7 @@ class ProgramRecorder:
             operand = node.sources[len(sources)]
             assert operand is not None
             view = self.view(draft, piece, row, own)
-            self.fill(draft, view, operand)
+            self.fill(draft, piece, row, view, operand)
             sources.append(view)
         made = PlannedNode(
             index=node.index,
@@ -219,7 +223,7 @@ class ProgramRecorder:
         kind: Kind = "computed" if address == own else "input"
         if home == WEIGHTS:
             kind = "weight"
-        elif home == KEPT:
+        elif home == KEPT and address not in self.given:
             kind = "cache"
         root = Root(
             kind=kind,
@@ -251,17 +255,22 @@ class ProgramRecorder:
                 return replace(root, kind="carried", carried=place)
         raise EngineError(f"{root.name} is not the encoder's last result")
 
-    def fill(self, draft: ProgramDraft, view: TensorView, operand: Operand) -> None:
+    def fill(
+        self, draft: ProgramDraft, piece: Nodes, row: int, view: TensorView, operand: Operand
+    ) -> None:
         """Copy what is read of an input, the first time that it is."""
         if view.root < 0 or view in draft.filled or operand.value is None:
             return
         root = draft.roots[view.root]
+        address = int(piece.root[row])
         if root.kind == "cache" and root.cache not in self.written and operand.value.any():
-            raise EngineError(f"{root.name} is not empty at its first read")
+            root = draft.roots[view.root] = replace(root, kind="input", cache=-1)
+            self.given[address] = np.zeros(root.size, np.uint8)
         if root.kind != "input":
             return
         draft.filled.add(view)
-        raw = draft.inputs.setdefault(view.root, np.zeros(root.size, np.uint8))
+        empty = self.given[address] if address in self.given else np.zeros(root.size, np.uint8)
+        raw = draft.inputs.setdefault(view.root, empty)
         if operand.value.size:
             view_of(raw, operand)[...] = operand.value
 

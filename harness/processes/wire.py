@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.node import Node, Operand
 from lockstep.harness.records import (
+    AdapterFile,
     Captured,
     EngineInfo,
     Evaluation,
@@ -48,6 +49,7 @@ PREFIX = struct.Struct("<4sIQ")
 RECORDS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
+        AdapterFile,
         Batch,
         Captured,
         EngineInfo,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from lockstep.harness.protocol.runs import (
 from lockstep.harness.protocol.sampling import read_sample, send_sample
 from lockstep.harness.records import (
     CACHE_TYPES,
+    CONTROL_VECTOR,
+    LORA,
     EngineInfo,
     FileSummary,
     Settings,
@@ -44,7 +47,9 @@ LEVELS = (
     *("parse", "tokenize", "detokenize", "dequantize", "multiply", "operate"),
     *("sample", "embed", "generate", "greedy", "logprobs", "logits", "trace", "replace"),
 )
-SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
+ADAPTERS = (LORA, CONTROL_VECTOR)  # kinds of files that an engine may add to a model
+UNSENT = ("generic", "repack", "adapters")
+SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in UNSENT)
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 MOST_SETTING = 1 << 20  # of cells, tokens
 MOST_THREADS = 512  # GGML_MAX_N_THREADS in ggml.h: of more llama.cpp dies, and would be blamed
@@ -73,7 +78,13 @@ class Introduction:
 
 def start(model: str | None, settings: Settings) -> Message:
     knobs = {name: getattr(settings, name) for name in SETTINGS}
-    return Message(head={"ask": "start", "protocol": VERSION, "model": model, "settings": knobs})
+    head = {"ask": "start", "protocol": VERSION, "model": model, "settings": knobs}
+    if settings.adapters:
+        head["adapters"] = [
+            {"kind": each.kind, "path": str(Path(each.path).resolve()), "scale": each.scale}
+            for each in settings.adapters
+        ]
+    return Message(head=head)
 
 
 def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
@@ -82,7 +93,7 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
         raise MalformedAnswer('"answer" to start', "an object", said)
     if said.get("protocol") != VERSION:
         raise MalformedAnswer('"protocol"', str(VERSION), said.get("protocol"))
-    can = texts_of(said, "can", LEVELS)
+    can = texts_of(said, "can", (*LEVELS, *ADAPTERS))
     shows = names_of(said, "shows") if "shows" in said else tuple(SITES)
     replaces = names_of(said, "replaces") if "replaces" in said else shows
     if "trace" not in can:

@@ -234,6 +234,9 @@ class ProgramSession(Session):
             if outcome := self.no_answer(answer):
                 raise NotStarted(outcome)
             said = introduction(self.name, self.settings, answer)
+            if lacking := sorted({each.kind for each in self.settings.adapters} - said.can):
+                text = f"{self.name} does not offer {lacking[0]}"
+                raise NotStarted(Unanswerable(message=text, declared=True))
             info = replace(said.info, printed=self.program.banner())
             self.said = replace(said, info=info)
             SPARE.start_next(begin)

@@ -11,6 +11,11 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError, Unsupported
 from lockstep.engine.gguf.types import type_by_name
+from lockstep.harness.adapters.llama_cpp.adapters import (
+    load_loras,
+    put_control_vectors,
+    put_loras,
+)
 from lockstep.harness.adapters.llama_cpp.lib import Library
 from lockstep.harness.adapters.llama_cpp.versions import put
 from lockstep.harness.records import CACHE_TYPES, Settings
@@ -56,6 +61,7 @@ class LlamaModel:
             if not self.pointer:
                 kind = Unsupported if lib.complained_of(UNKNOWN) else EngineError
                 raise kind("llama_model_load_from_file failed")
+        self.loras = [] if vocab_only else load_loras(lib, self.pointer, settings)
         self.vocabulary = llama.llama_model_get_vocab(self.pointer)
         self.n_vocab: int = llama.llama_vocab_n_tokens(self.vocabulary)
         self.n_layer: int = llama.llama_model_n_layer(self.pointer)
@@ -133,6 +139,8 @@ class LlamaContext:
             if not self.pointer:
                 self.lib.check_room()
                 raise EngineError("llama_init_from_model failed")
+        put_loras(self.lib, self.pointer, model.loras, settings)
+        put_control_vectors(self.lib, self.pointer, model.pointer, settings)
 
     @property
     def has_memory(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.adapters.lora import B as LORA_B
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.llama_cpp.graph import (
     Array,
@@ -40,6 +41,7 @@ PRODUCTS: dict[str, str] = {  # weight, without "blk.N." and ".weight" -> site
 BY_NAME: dict[tuple[str, str], tuple[str, View]] = {  # (name, op) -> (site, where it lies)
     ("embd", "GET_ROWS"): ("embd", rows),
     ("inp_embd", "GET_ROWS"): ("embd", rows),  # 0.3.8, 0.3.16
+    ("embd", "ADD"): ("embd", rows),  # with an adapter's share
     ("attn_norm", "MUL"): ("attn_norm", rows),
     ("Qcur", "ROPE"): ("Qcur_rope", heads),
     ("Kcur", "ROPE"): ("Kcur_rope", heads),
@@ -68,6 +70,7 @@ SHOWN_LATER = {  # a bias: no site of ours, but it flows into the next one
     *(("Qcur", "ADD"), ("Kcur", "ADD"), ("Vcur", "ADD"), ("attn_out", "ADD")),
     ("kqv_out", "ADD"),  # 0.3.8
 }
+MATRIX_PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 VIEWS = ("RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # compute nothing
 KNOWN_NAMES = {name for name, _ in BY_NAME} | set(SITES)
 NAME = re.compile(r"(?P<base>.+?)(?:-(?P<layer>\d+))?")
@@ -94,6 +97,7 @@ class NodePlace:
     name: str
     layer: int | None
     view: View
+    is_adapted: bool = False  # the value of the same site with the share of one more adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ def place_of(node: GraphNode) -> NodePlace | None:
             raise Unsupported(f"llama.cpp's {node.name!r} is a {op}, which we cannot place")
         return None
     site, view = found
-    if site in NORM_WEIGHTS and base_of_weight(node.source(1)) != (NORM_WEIGHTS[site], layer):
+    if site in NORM_WEIGHTS and base_of_weight(node.source(1).name) != (NORM_WEIGHTS[site], layer):
         raise Unsupported(f"llama.cpp's {node.name!r} is not scaled by {NORM_WEIGHTS[site]}")
     return NodePlace(site, layer, view)
 
@@ -132,18 +136,30 @@ def product_of(node: GraphNode) -> NodePlace | None:
 
     What the experts compute, times their weights, has no name in some versions either.
     """
-    if node.op == "MUL" and node.source(0).op == "MUL_MAT_ID":
-        weight, layer = base_of_weight(node.source(0).source(0))
+    if node.op == "MUL":
+        name = multiplied_weight(node.source(0))
+        weight, layer = base_of_weight(name)
         return NodePlace("ffn_moe_weighted", layer, heads) if weight == "ffn_down_exps" else None
-    if node.op not in ("MUL_MAT", "MUL_MAT_ID"):
-        return None
-    weight, layer = base_of_weight(node.source(0))
+    name, adapted = multiplied_weight(node), node.op == "ADD"
+    weight, layer = base_of_weight(name)
     if weight == "token_embd" and node.name == "result_output":
         weight = "output"  # tied: one tensor is both
     site = PRODUCTS.get(weight or "")
     if site is None:
         return None
-    return NodePlace(site, layer, heads if node.op == "MUL_MAT_ID" else rows)
+    product = node.source(1).source(0) if adapted else node
+    return NodePlace(site, layer, heads if product.op == "MUL_MAT_ID" else rows, adapted)
+
+
+def multiplied_weight(node: GraphNode) -> str:
+    """Return the weight of a product, or of one with an adapter's share: W x + scale * B (A x)."""
+    if node.op in MATRIX_PRODUCTS:
+        return node.source(0).name
+    if node.op != "ADD" or node.source(1).op != "SCALE":
+        return ""
+    share = node.source(1).source(0)
+    name = share.source(0).name if share.op in MATRIX_PRODUCTS else ""
+    return name.removesuffix(LORA_B) if name.endswith(LORA_B) else ""
 
 
 def attention_of(node: GraphNode) -> NodePlace | None:
@@ -180,8 +196,8 @@ def layer_of_cache(node: GraphNode, kind: str) -> int | None:
     return int(found["layer"]) if found and found["kind"] == kind else None
 
 
-def base_of_weight(node: GraphNode) -> tuple[str | None, int | None]:
-    found = WEIGHT.fullmatch(node.name)
+def base_of_weight(name: str) -> tuple[str | None, int | None]:
+    found = WEIGHT.fullmatch(name)
     if found is None:
         return None, None
     return found["base"], None if found["layer"] is None else int(found["layer"])

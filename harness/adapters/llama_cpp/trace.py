@@ -106,7 +106,7 @@ class SiteRecorder:
         if site.name == "kq_soft_max" and reach_beyond(node.values(), self.cells):
             raise RuntimeError(f"llama.cpp attends to empty cells in {site}")
         if self.capture:
-            self._record(site, value)
+            self._record(site, value, again=place.is_adapted)
         if site in self.replace:
             self._put(site, value)
 
@@ -141,16 +141,23 @@ class SiteRecorder:
         within = 0 <= site.layer < layers
         return within and site.name not in (*ENDS, *(PLAIN_ATTENTION if flash else FLASH_ATTENTION))
 
-    def _record(self, site: Site, value: NDArray[Any]) -> None:
-        """Values of V are read late but were stored with those of K, and stand behind them."""
-        if site in self.seen:
+    def _record(self, site: Site, value: NDArray[Any], *, again: bool = False) -> None:
+        """Values of V are read late but were stored with those of K, and stand behind them.
+
+        again: it takes the place of what was recorded.
+        """
+        if site in self.seen and not again:
             raise RuntimeError(f"llama.cpp computed {site} twice in step {site.step}")
         dtype = np.int32 if value.dtype == np.int32 else np.float32
+        record = TensorRecord(site=site, value=np.array(value, dtype, order="C"))
+        if site in self.seen:
+            self.records[self.seen[site]] = record
+            return
         at = len(self.records)
         keys = Site(step=site.step, layer=site.layer, name="k_cache")
         if site.name == "v_cache" and keys in self.seen:
             at = self.seen[keys] + 1
-        self.records.insert(at, TensorRecord(site=site, value=np.array(value, dtype, order="C")))
+        self.records.insert(at, record)
         self.seen[site] = at
 
     def _put(self, site: Site, value: NDArray[Any]) -> None:

@@ -1,0 +1,1 @@
+"""Adapters of a model: files that change its products (LoRA) or its layers' results (vectors)."""

@@ -1,0 +1,117 @@
+"""LoRA files in GGUF: pairs of low-rank matrices that are added to matrices of a model.
+
+A pair changes y = W x into y = W x + scale * B (A x). The names, the shapes and the scale are those
+that src/llama-adapter.cpp of llama-cpp-python 0.3.36 reads.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.hparams import architecture_name
+from lockstep.engine.weights import Weight, Weights
+
+A, B = ".lora_a", ".lora_b"
+UNUSED = "_norm.weight"  # llama.cpp skips tensors of this name
+LOOKED_UP = "token_embd.weight"
+ALPHA = "adapter.lora.alpha"
+KINDS = {"general.type": "adapter", "adapter.type": "lora"}
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """A pair. a: (rank, inputs), b: (outputs, rank); of experts a stack of each. Of an embedding,
+    whose rows are looked up, a: (vocabulary, rank), b: (width, rank)."""
+
+    a: Weight
+    b: Weight
+    scale: float
+
+
+class Lora:
+    """The pairs of all files, by the tensor that they change."""
+
+    def __init__(self, files: Sequence[tuple[Path, float]], model: GgufFile) -> None:
+        """files: each with its scale. Raises EngineError or OSError."""
+        self.files = [GgufFile.open(path) for path, _ in files]
+        self.multiplied: dict[str, list[LowRank]] = defaultdict(list)
+        self.looked_up: dict[str, list[LowRank]] = defaultdict(list)
+        for (path, scale), file in zip(files, self.files, strict=True):
+            try:
+                pairs = dict(read_pairs(file, scale, model))
+            except InvalidModel as error:
+                raise InvalidModel(f"adapter {path.name}: {error}") from error
+            for name, pair in pairs.items():
+                (self.looked_up if name == LOOKED_UP else self.multiplied)[name].append(pair)
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+
+def read_pairs(file: GgufFile, scale: float, model: GgufFile) -> Iterator[tuple[str, LowRank]]:
+    """Raises InvalidModel if the file is no LoRA of this model."""
+    for key, wanted in KINDS.items():
+        if text_of(file.metadata, key) != wanted:
+            raise InvalidModel(f"{key} is {text_of(file.metadata, key)!r:.80}, expected {wanted!r}")
+    theirs, ours = architecture_name(file.metadata), architecture_name(model.metadata)
+    if theirs != ours:
+        raise InvalidModel(f"it is for the architecture {theirs!r}, the model is {ours!r}")
+    alpha, weights = alpha_of(file.metadata), Weights(file)
+    for name in changed_tensors(file):
+        a, b = (weights.tensor(name + end, shape_of(file, name + end)) for end in (A, B))
+        check_shapes(name, a.shape, b.shape, model)
+        rank = b.shape[-1]
+        yield name, LowRank(a, b, float(np.float32(scale * alpha / rank if alpha else scale)))
+
+
+def changed_tensors(file: GgufFile) -> list[str]:
+    """Return the names of the model's tensors that have a pair."""
+    found = []
+    for name in file.tensors:
+        if name.endswith((A, B)):
+            found.append(name.removesuffix(A).removesuffix(B))
+        elif not name.endswith(UNUSED):
+            raise InvalidModel(f"tensor {name!r}: expected a name that ends with {A} or {B}")
+    return list(dict.fromkeys(found))
+
+
+def shape_of(file: GgufFile, name: str) -> tuple[int, ...]:
+    if name not in file.tensors:
+        raise InvalidModel(f"tensor {name!r} is missing, and the other one of the pair is there")
+    return file.tensors[name].shape
+
+
+def check_shapes(name: str, a: tuple[int, ...], b: tuple[int, ...], model: GgufFile) -> None:
+    """Raises InvalidModel unless the product of both has the shape of the model's tensor."""
+    info = model.tensors.get(name)
+    if info is None:
+        raise InvalidModel(f"it changes {name!r}, which the model does not have")
+    if len(a) < 2 or len(a) != len(b) or 0 in (*a, *b):
+        raise InvalidModel(f"{name}: A has shape {a} and B {b}, expected two matrices")
+    if name == LOOKED_UP:
+        fits = (a[0], b[0]) == info.shape and a[1] == b[1]
+    else:
+        fits = (*a[:-2], b[-2], a[-1]) == info.shape and a[-2] == b[-1] and a[:-2] == b[:-2]
+    if not fits:
+        raise InvalidModel(f"{name}: A has shape {a} and B {b}, the model's tensor {info.shape}")
+
+
+def alpha_of(metadata: Mapping[str, Any]) -> float:
+    """Return alpha, 0 if there is none: then nothing but the scale counts."""
+    found = metadata.get(ALPHA)
+    if found is None:
+        return 0.0
+    if type(found.data) is not float or not np.isfinite(found.data):
+        raise InvalidModel(f"{ALPHA} is {found.data!r:.80}, expected a finite float32")
+    return found.data
+
+
+def text_of(metadata: Mapping[str, Any], key: str) -> str:
+    return str(metadata[key].data) if key in metadata else ""

@@ -1,0 +1,55 @@
+"""LoRA files and control vectors of a check: do they fit the model, and does llama.cpp use them?"""
+
+from pathlib import Path
+
+from lockstep.engine.adapters.control_vector import read_directions
+from lockstep.engine.adapters.lora import A, Lora
+from lockstep.engine.batch import Batch, encoded_first
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.hparams import Keys, architecture_name
+from lockstep.harness.asking.facts import has_both
+from lockstep.harness.context.runner import Session
+from lockstep.harness.context.suite import NoAnswer
+from lockstep.harness.graph.program import Program
+from lockstep.harness.graph.record import record
+from lockstep.harness.records import CONTROL_VECTOR, LORA, AdapterFile, Settings
+
+TOKENS = (0, 0)  # of a run that shows the graph
+NAMED = 4
+
+
+def check_adapters(settings: Settings, path: Path) -> None:
+    """Raises EngineError or OSError for a file that is no adapter of this model."""
+    with open_model(path) as file:
+        Lora(settings.files_of(LORA), file).close()
+        if vectors := settings.files_of(CONTROL_VECTOR):
+            keys = Keys(file.metadata, architecture_name(file.metadata))
+            n_layer, width = keys.positive("block_count"), keys.positive("embedding_length")
+            read_directions(vectors, n_layer=n_layer, width=width)
+
+
+def without_loras(settings: Settings) -> tuple[AdapterFile, ...]:
+    return tuple(each for each in settings.adapters if each.kind != LORA)
+
+
+def check_used(llama_cpp: Session, settings: Settings, path: Path) -> None:
+    """Raises NoAnswer if llama.cpp's graph leaves out pairs of a LoRA file: it loads them without a
+    word, and an engine that adds them would be accused."""
+    if not settings.files_of(LORA):
+        return
+    with open_model(path) as file:
+        lora = Lora(settings.files_of(LORA), file)
+        lora.close()
+        batches = encoded_first([Batch.of(TOKENS)], has_both(file.tensors))
+    program = record(llama_cpp, batches)
+    if not isinstance(program, Program):
+        return
+    read = {root.name for graph in program.graphs for root in graph.roots}
+    unused = [n for n in (*lora.multiplied, *lora.looked_up) if n + A not in read]
+    if unused:
+        some = ", ".join(unused[:NAMED]) + (" ..." if len(unused) > NAMED else "")
+        text = (
+            f"llama.cpp loads the LoRA file and does not use its pairs for {len(unused)} tensors: "
+            f"{some}. Nothing can be compared with them; leave them out of the file"
+        )
+        raise NoAnswer("not-compared", text, {"unused_pairs": unused})
