@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
+from lockstep.engine.errors import Unsupported
 from lockstep.engine.memory.base import LayerView
+from lockstep.engine.ops.coded import decode, encode, is_coded, turn
 from lockstep.engine.ops.reference import ReferenceOps
 from lockstep.engine.quants.base import F32
 from lockstep.engine.trace import Probe, silent
@@ -43,18 +45,23 @@ class Step:
         """
         ops, probe = self.ops, self.probe
         memory = self.memory[layer]
-        memory.store(k, k[:, :, :0] if v is None else v)
-        keys, values = memory.read()  # (cells, kv_heads, dim)
+        of_keys, of_values = memory.turned()
+        q, k = turn(q, of_keys), turn(k, of_keys)
+        memory.store(k, k[:, :, :0] if v is None else turn(v, of_values))
+        keys, values = memory.read()  # (cells, kv_heads, dim, or blocks of it)
+        if v is None and is_coded(keys):
+            raise Unsupported("keys that are values as well, in a quantised cache")
         visible = memory.visible(window)
         keys = show_cache(probe, "k_cache", layer, keys)
         values = keys[:, :, :within] if v is None else show_cache(probe, "v_cache", layer, values)
         out: F32
         if self.flash_attn:
             # llama.cpp casts what is no half yet (build_attn_mha in llama-graph.cpp)
-            keys, values = (x.astype(np.float16, copy=False) for x in (keys, values))
+            keys, values = (
+                x if is_coded(x) else x.astype(np.float16, copy=False) for x in (keys, values)
+            )
             out = ops.flash_attn(q, keys, values, scale, visible, cap, sinks)
-            out = probe("fattn", layer, out)
-            return out
+            return turn_heads(probe("fattn", layer, out), of_values, q.shape[1])
         kq = probe("kq", layer, ops.kq(q, keys))  # (heads, tokens, cells)
         if cap:
             kq = probe("kq_scaled_2", layer, ops.soft_cap(kq, cap))
@@ -76,5 +83,13 @@ def show_cache(probe: Probe, name: str, layer: int, kept: NDArray[Any]) -> NDArr
     """Show the cache to the probe as float32; return its answer in the cache's own type."""
     if probe is silent:
         return kept
-    out: NDArray[Any] = probe(name, layer, kept.astype(np.float32)).astype(kept.dtype)
-    return out
+    shown = decode(kept).astype(np.float32)
+    found: NDArray[Any] = probe(name, layer, shown)
+    if found is shown:
+        return kept
+    return encode(found, kept) if is_coded(kept) else found.astype(kept.dtype)
+
+
+def turn_heads(x: F32, size: int, n_head: int) -> F32:
+    """x: (tokens, heads * dim), of values that were turned."""
+    return turn(x.reshape(len(x), n_head, -1), size).reshape(x.shape) if size else x

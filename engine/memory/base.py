@@ -36,6 +36,11 @@ class LayerView:
     def read(self) -> tuple[NDArray[Any], ...]:
         raise NotImplementedError
 
+    def turned(self) -> tuple[int, int]:
+        """Return the sizes of the Hadamard matrices that keys and values are stored times; 0: they
+        are stored as they are."""
+        return 0, 0
+
     def visible(self, window: int) -> NDArray[np.bool_]:
         """Return a mask of the read cells that each token may look at: (tokens, cells).
 

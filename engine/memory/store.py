@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import Unsupported
+from lockstep.engine.ops.coded import decode, empty_cells, encode, is_coded, turn, turning
+from lockstep.engine.ops.ggml.stored import STORED
 from lockstep.engine.quants.base import F32
 
 STORAGE: dict[str, type[np.floating[Any]]] = {"F32": np.float32, "F16": np.float16}
@@ -31,10 +33,19 @@ class KeysValues:
     window: int = 0
 
 
-def storage(kind: str) -> type[np.floating[Any]]:
-    if kind not in STORAGE:
-        raise Unsupported(f"no cache storage type {kind!r} (known: {', '.join(STORAGE)})")
-    return STORAGE[kind]
+def cells_of(kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return zeros for (cells, kv_heads, dim). Raises Unsupported."""
+    if kind in STORAGE:
+        return np.zeros(shape, STORAGE[kind])
+    if kind in STORED:
+        return empty_cells(kind, shape)
+    known = ", ".join((*STORAGE, *STORED))
+    raise Unsupported(f"no cache storage type {kind!r} (known: {known})")
+
+
+def as_stored(rows: F32, like: NDArray[Any]) -> NDArray[Any]:
+    """Round floats to the type of the cells; beyond 65504 a half is infinite."""
+    return encode(rows, like) if is_coded(like) else rows.astype(like.dtype)
 
 
 def never(layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
@@ -72,19 +83,15 @@ class Store:
     """keys, values: of each layer (cells, kv_heads, dim)."""
 
     def __init__(self, numbers: Numbers, n_cells: int) -> None:
-        kinds = storage(numbers.type_k), storage(numbers.type_v)
         self.rotate = numbers.rotate
         # all layers write to the same cells, and read the same ones
         self.last: deque[tuple[Index, Index | slice]] = deque(maxlen=2)
         self.keys: dict[int, NDArray[Any]] = {}
         self.values: dict[int, NDArray[Any]] = {}
         for layer, kept in numbers.layers.items():
-            self.keys[layer], self.values[layer] = (
-                np.zeros((n_cells, kept.n_head_kv, n_embd_head), kind)
-                for n_embd_head, kind in zip(
-                    (kept.n_embd_head_k, kept.n_embd_head_v), kinds, strict=True
-                )
-            )
+            shape = n_cells, kept.n_head_kv
+            self.keys[layer] = cells_of(numbers.type_k, (*shape, kept.n_embd_head_k))
+            self.values[layer] = cells_of(numbers.type_v, (*shape, kept.n_embd_head_v))
 
     def place(self, cells: Index) -> Index | slice:
         """Return the cells as a slice if they are in a row: reading long caches then copies
@@ -98,9 +105,9 @@ class Store:
     def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
         """k, v: (tokens, kv_heads, dim), rounded to the storage types on the way in."""
         at = self.place(cells)
-        with np.errstate(over="ignore"):  # beyond 65504 a half is infinite
-            self.keys[layer][at] = k
-            self.values[layer][at] = v
+        with np.errstate(over="ignore"):
+            self.keys[layer][at] = as_stored(k, self.keys[layer])
+            self.values[layer][at] = as_stored(v, self.values[layer])
 
     def read(self, layer: int, cells: Index) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return keys and values as stored: (cells, kv_heads, dim) each."""
@@ -114,8 +121,15 @@ class Store:
             keys, values = self.read(layer, cells)
             kept[layer] = keys.copy(), values.copy()
         for layer, (keys, _) in kept.items() if len(moved) else ():
-            keys[moved] = self.rotate(layer, keys[moved], deltas[moved])
+            size = turning(keys, whole=True)
+            plain = turn(decode(keys[moved]), size)
+            rotated = self.rotate(layer, plain, deltas[moved])
+            keys[moved] = as_stored(turn(rotated, size), keys)
         return kept
+
+    def turned(self, layer: int) -> tuple[int, int]:
+        """Return the sizes of the matrices that keys and values are turned by; 0: they are not."""
+        return turning(self.keys[layer], whole=True), turning(self.values[layer], whole=False)
 
     def put(self, cells: Index, kept: Kept) -> None:
         for layer, (keys, values) in kept.items():

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.coded import format_of, is_coded
 from lockstep.engine.ops.near import (
     EXP_ULP,
     F64,
@@ -25,7 +26,7 @@ from lockstep.engine.ops.near import (
     tanh,
     value_of,
 )
-from lockstep.engine.ops.products import of_floats
+from lockstep.engine.ops.products import convert, of_floats
 from lockstep.engine.ops.softmax import TREE, weights
 from lockstep.engine.quants.base import F32
 
@@ -34,7 +35,10 @@ Spread = Callable[[NDArray[Any], int], F64]  # (cells, kv_heads, dim) -> (heads,
 
 
 def like(x: F32, stored: NDArray[Any]) -> F32:
-    """x as the product with `stored` sees it: with F16 keys ggml takes queries in F16 as well."""
+    """x as the product with `stored` sees it: with F16 keys ggml takes queries in F16 as well, with
+    blocks of codes in the format that those are multiplied by."""
+    if is_coded(stored):
+        return convert(x, format_of(stored)).values.astype(np.float32)
     if stored.dtype == np.float16:
         with np.errstate(over="ignore"):
             return x.astype(np.float16).astype(np.float32)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lockstep.engine.activations.base import Converted
 from lockstep.engine.ops import attention, experts, gates, norms, products, rotation, softmax
 from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.coded import decode
 from lockstep.engine.ops.near import F64, Near, Number
 from lockstep.engine.ops.rotation import I32 as I32
 from lockstep.engine.ops.rotation import RopeParams as RopeParams
@@ -116,7 +117,7 @@ class ReferenceOps:
 
     def spread(self, kv: NDArray[Any], n_head: int) -> F64:
         """(cells, kv_heads, dim) -> (heads, cells, dim): each KV head serves a run of heads."""
-        wide = kv.astype(np.float64).transpose(1, 0, 2)
+        wide = decode(kv).astype(np.float64).transpose(1, 0, 2)
         return np.repeat(wide, n_head // kv.shape[1], axis=0)
 
     def kq(self, q: F32, k: NDArray[Any]) -> F32:

@@ -38,12 +38,22 @@ AdapterOpt = Annotated[
         metavar="MODULE",
     ),
 ]
-SettingsOpt = Annotated[
+PresetOpt = Annotated[
     Preset | None,
     typer.Option(
         help="exact: F32 cache, no flash attention, one thread. default: the settings of most "
         "llama.cpp users (F16 cache, flash attention). Default: exact, or default for a "
         "server, which does not report its settings."
+    ),
+]
+SettingsOpt = Annotated[
+    str | None,
+    typer.Option(
+        help="exact: F32 cache, no flash attention, one thread. default: the settings of most "
+        "llama.cpp users (F16 cache, flash attention). Or single settings: cache=Q8_0 (cache_k, "
+        "cache_v), flash=on, threads=4, ctx=2048, after a preset or alone; or a TOML file of them. "
+        "Default: exact, or default for a server, which does not report its settings.",
+        metavar="PRESET|KEY=VALUE,...|FILE",
     ),
 ]
 LoraOpt = Annotated[

@@ -11,9 +11,9 @@ from lockstep.harness.cli.options import (
     EngineOpt,
     JsonOpt,
     ModelArg,
+    PresetOpt,
     QuietOpt,
     SeedOpt,
-    SettingsOpt,
     TokensOpt,
 )
 from lockstep.harness.cli.shared import model_folder, models_of, plan_of, preset_of, screen, usage
@@ -23,7 +23,7 @@ def trace(
     model: ModelArg,
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder for the tensors.")],
     engine: EngineOpt = "reference",
-    settings: SettingsOpt = None,
+    settings: PresetOpt = None,
     prompt: Annotated[
         str | None, typer.Option(help="Text to run instead of seeded tokens.")
     ] = None,
@@ -66,7 +66,7 @@ def run(
             "without a graph in our engine."
         ),
     ] = None,
-    settings: SettingsOpt = None,
+    settings: PresetOpt = None,
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

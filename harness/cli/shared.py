@@ -75,10 +75,10 @@ def engine_of(engine: str, adapter: str | None, node_map: str | None) -> str:
     return PREFIX + adapter
 
 
-def preset_of(engine: str, settings: Preset | None) -> str:
+def preset_of(engine: str, settings: Preset | str | None) -> str:
     from lockstep.harness.http.session import preset_for
 
-    return settings.value if settings else preset_for(engine)
+    return str(settings) if settings else preset_for(engine)
 
 
 def adapters_of(
@@ -113,7 +113,7 @@ def plan_of(
     path: Path,
     engine: str,
     oracle: str,
-    settings: Preset | None,
+    settings: Preset | str | None,
     subject_model: Path | None,
     tokens: int,
     steps: int,
@@ -125,9 +125,9 @@ def plan_of(
     adapters: "tuple[AdapterFile, ...]" = (),
 ) -> "Plan":
     from lockstep.harness.check.check import Plan
+    from lockstep.harness.check.settings import settings_named
     from lockstep.harness.cli.acid_models import ACID_PREFIX
     from lockstep.harness.cli.variants import VARIANT_PREFIX
-    from lockstep.harness.records import PRESETS
     from lockstep.harness.runs.run import BUILTIN_PREFIX
     from lockstep.harness.suites.decode import PROMPT
 
@@ -150,7 +150,7 @@ def plan_of(
         subject_model=subject_model or path,
         engine=engine,
         oracle=oracle,
-        settings=replace(PRESETS[preset], adapters=adapters),
+        settings=replace(settings_named(preset), adapters=adapters),
         suites=tuple(suites or ()),
         n_tokens=tokens,
         n_steps=steps,

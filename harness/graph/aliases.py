@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lockstep.engine.adapters.lora import B as LORA_B
+from lockstep.engine.node import PLAIN
 from lockstep.harness.adapters.llama_cpp.graph import heads, rows
 from lockstep.harness.adapters.llama_cpp.sites import (
     BY_NAME,
@@ -78,8 +79,10 @@ def rename_wires(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> di
 
 
 def cache_names(node: PlannedNode) -> list[tuple[str, int | None]]:
-    """Return names for the rows that a node stores. Attention reads all that was stored so far."""
-    found = CACHE.fullmatch(node.name) if node.op == "SET_ROWS" else None
+    """Return names for the rows that a node stores. Attention reads all that was stored so far.
+    Rows of codes have none: engines show values."""
+    stores = node.op == "SET_ROWS" and node.result.type in PLAIN
+    found = CACHE.fullmatch(node.name) if stores else None
     return [(f"{found['kind']}_cache", int(found["layer"]))] if found else []
 
 

@@ -16,6 +16,7 @@ from lockstep.engine.kernels.integer_rows import BLOCKS, TOGETHER, rows
 from lockstep.engine.kernels.pointers import address_of
 from lockstep.engine.kernels.raw_bytes import readable
 from lockstep.engine.ops.attention import like
+from lockstep.engine.ops.coded import decode, is_coded
 from lockstep.engine.ops.fast import floats, kernels, panels
 from lockstep.engine.ops.fast.activations import CONVERTED, ActivationSteps
 from lockstep.engine.ops.fast.team import team
@@ -137,7 +138,7 @@ class Fast(Mirror):
     # --- attention ------------------------------------------------------------------------
 
     def kq(self, q: F32, k: NDArray[Any]) -> F32:
-        q = like(q, k)
+        q, k = like(q, k), decode(k)
         out = np.empty((q.shape[1], len(q), len(k)), np.float32)
         self.share(kernels.kq, len(out), q.size * len(k), plain(q), as_cached(k), out)
         return out
@@ -151,7 +152,7 @@ class Fast(Mirror):
         return out
 
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
-        p = like(p, v)
+        p, v = like(p, v), decode(v)
         out = np.empty((p.shape[1], len(p), v.shape[2]), np.float32)
         self.share(kernels.kqv, len(p), p.size * v.shape[2], plain(p), as_cached(v), out)
         return out.reshape(len(out), len(p) * v.shape[2])
@@ -166,7 +167,7 @@ class Fast(Mirror):
         cap: float = 0.0,
         sinks: F32 | None = None,
     ) -> F32:
-        if cap or sinks is not None:
+        if cap or sinks is not None or is_coded(k) or is_coded(v):
             return super().flash_attn(q, k, v, scale, visible, cap, sinks)
         tokens, heads = q.shape[:2]
         room = np.empty((2, heads, tokens, len(k)), np.float32)

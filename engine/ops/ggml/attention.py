@@ -17,6 +17,7 @@ from lockstep.engine.errors import Unsupported
 from lockstep.engine.node import PLAIN, Node, Operand
 from lockstep.engine.ops.attention import attend
 from lockstep.engine.ops.build import Build
+from lockstep.engine.ops.coded import format_of, is_coded, width_of
 from lockstep.engine.ops.flash_mirror import LANES_UP, NO_SINK, STEP, TILE, FlashMirror, one_by_one
 from lockstep.engine.ops.functions import tanh
 from lockstep.engine.ops.ggml.base import meaning
@@ -80,7 +81,7 @@ def call(
     mask = np.where(visible, 0.0, -np.inf).astype(np.float16)[:, None]
     heads = (as_operand(x.transpose(1, 0, 2)[None]) for x in (q, k, v, mask))
     ends = None if sinks is None else as_operand(sinks.reshape(1, 1, 1, -1))
-    value = np.zeros((1, len(q), q.shape[1], v.shape[2]), np.float32)
+    value = np.zeros((1, len(q), q.shape[1], width_of(v)), np.float32)
     return Node(
         step=0,
         ubatch=0,
@@ -109,15 +110,19 @@ def as_node(
 ) -> Near:
     """Compute a node that nobody captured: (tokens, heads * dim of values)."""
     unused = flash.n_kv(len(k)) - len(k)  # cells that ggml has behind those in use
-    k, v = (np.pad(x, ((0, unused), (0, 0), (0, 0))) for x in (k, v))
+    k, v = (np.concatenate([x, np.zeros((unused, *x.shape[1:]), x.dtype)]) for x in (k, v))
     node = call(q, k, v, scale, np.pad(visible, ((0, 0), (0, unused))), cap, sinks)
     found = flash_attn_ext(node, build)
-    shape = len(q), q.shape[1] * v.shape[2]
+    shape = len(q), q.shape[1] * width_of(v)
     allowed = np.broadcast_to(found.allowed, found.value.shape)
     return Near(found.value.reshape(shape), allowed.reshape(shape), found.reason)
 
 
 def as_operand(x: NDArray[Any]) -> Operand:
+    if is_coded(x):
+        raw = np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape[:-1], -1)
+        ne = (width_of(x), *x.shape[-2::-1])
+        return Operand(name="", type=format_of(x).name, ne=ne, value=raw)
     kind = {np.dtype(np.float16): "F16", np.dtype(np.float32): "F32"}[x.dtype]
     return Operand(name="", type=kind, ne=x.shape[::-1], value=np.ascontiguousarray(x))
 
