@@ -41,6 +41,7 @@ class Settings:
     n_ubatch: int = 512
     generic: tuple[str, ...] = ()  # how the oracle rounds activations: see Build.generic
     adapters: tuple[AdapterFile, ...] = ()
+    turned: bool = True  # heads in a quantised cache, by llama.cpp, where their size allows it
 
     def files_of(self, kind: str) -> list[tuple[Path, float]]:
         """Return the adapters of one kind, each with its scale."""

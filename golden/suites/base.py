@@ -72,7 +72,8 @@ class Source:
         if build:
             oracle["build"] = self.info.build
         knobs = asdict(self.settings)
-        del knobs["generic"], knobs["adapters"]  # a fact of the build; goldens have no adapters
+        for name in ("generic", "adapters", "turned"):  # which no golden depends on
+            del knobs[name]
         provenance = {
             "generator": GENERATOR,
             "oracle": oracle,

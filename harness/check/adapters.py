@@ -12,7 +12,7 @@ from lockstep.harness.context.runner import Session
 from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.graph.program import Program
 from lockstep.harness.graph.record import record
-from lockstep.harness.records import CONTROL_VECTOR, LORA, AdapterFile, Settings
+from lockstep.harness.records import CONTROL_VECTOR, LORA, Settings
 
 TOKENS = (0, 0)  # of a run that shows the graph
 NAMED = 4
@@ -26,10 +26,6 @@ def check_adapters(settings: Settings, path: Path) -> None:
             keys = Keys(file.metadata, architecture_name(file.metadata))
             n_layer, width = keys.positive("block_count"), keys.positive("embedding_length")
             read_directions(vectors, n_layer=n_layer, width=width)
-
-
-def without_loras(settings: Settings) -> tuple[AdapterFile, ...]:
-    return tuple(each for each in settings.adapters if each.kind != LORA)
 
 
 def check_used(llama_cpp: Session, settings: Settings, path: Path) -> None:

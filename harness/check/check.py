@@ -18,8 +18,9 @@ from lockstep.harness.adapters.parts.users import is_users
 from lockstep.harness.asking.environments import provide
 from lockstep.harness.asking.facts import ModelFacts, facts_of_model, too_long
 from lockstep.harness.asking.session import LocalSession
-from lockstep.harness.check.adapters import check_adapters, check_used, without_loras
+from lockstep.harness.check.adapters import check_adapters, check_used
 from lockstep.harness.check.caches import why_not_followed
+from lockstep.harness.check.oracle_form import OracleForm
 from lockstep.harness.context.runner import Runner, Session, is_outside
 from lockstep.harness.context.suite import (
     NOT_OFFERED,
@@ -90,7 +91,7 @@ class Plan:
     time_limit: float = 300.0  # seconds for one answer, and for a start
     memory_limit: int = MEMORY
     optional: bool = False  # one of many that are made for any engine, which need not take it
-    merged: bool = False  # the oracle's file holds the LoRA files that the subject is given
+    form: OracleForm = OracleForm.USUAL
     command: str = ""  # the options that make this plan, for the command that repeats it
 
 
@@ -193,13 +194,12 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
         for name in (plan.oracle, engine):
             provide(name, progress)
         adapters = settings.adapters
-        if plan.merged:
-            settings = replace(settings, adapters=without_loras(settings))
+        settings = plan.form.settings_for(settings)
         oracle = runner.open(plan.oracle, plan.model, settings)
         progress(f"starting {plan.oracle}")
         build = describe_engine(oracle)
         settings = replace(settings, generic=build.generic)  # so that both round activations alike
-        of_subject = replace(settings, adapters=adapters)
+        of_subject = replace(settings, adapters=adapters, turned=True)
         subject = program or runner.open(engine, plan.subject_model, of_subject)
         graph = plan.oracle == LLAMA_CPP
         llama_cpp = oracle if graph else runner.open(LLAMA_CPP, plan.model, settings)

@@ -48,7 +48,7 @@ LEVELS = (
     *("sample", "embed", "generate", "greedy", "logprobs", "logits", "trace", "replace"),
 )
 ADAPTERS = (LORA, CONTROL_VECTOR)  # kinds of files that an engine may add to a model
-UNSENT = ("generic", "repack", "adapters")
+UNSENT = ("generic", "repack", "adapters", "turned")
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in UNSENT)
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 MOST_SETTING = 1 << 20  # of cells, tokens

@@ -53,7 +53,7 @@ from lockstep.harness.report.page.page import load_templates
 from lockstep.harness.runs.file_state import FileState
 from lockstep.harness.runs.foretold import Foretold
 from lockstep.harness.runs.known_failures import KnownFailures
-from lockstep.harness.runs.merged import judge_merged
+from lockstep.harness.runs.second_look import look_again
 from lockstep.harness.suites.acid import says_that_it_cannot
 from lockstep.harness.synth.builtin import BUILTIN
 from lockstep.harness.synth.llama import write_llama
@@ -284,7 +284,7 @@ def check_one(plan: Plan, say: Say) -> None:
         )
         found = []
         verdicts = run_suites(opened.context, plan.suites)
-        for verdict in judge_merged(plan, verdicts, partial(opened_for, say=say), say):
+        for verdict in look_again(plan, verdicts, partial(opened_for, say=say), say):
             refused = plan.optional and verdict.detail.get("refused")
             found.append(not_taken(plan, verdict.summary) if refused else verdict)
             say(found[-1])

@@ -32,7 +32,7 @@ from lockstep.harness.records import (
     Settings,
     Verdict,
 )
-from lockstep.harness.runs.merged import MERGED, judge_merged
+from lockstep.harness.runs.second_look import FORM, look_again
 from lockstep.harness.shadow.models import make_variant, open_for_variants
 from lockstep.harness.synth.adapters import LoraRecipe, write_control_vector, write_lora
 from lockstep.harness.synth.any_arch import variant_named
@@ -88,7 +88,7 @@ def opened_for(plan: Plan) -> Opened:
 def verdicts_of(plan: Plan) -> list[Verdict]:
     with closing(opened_for(plan)) as opened:
         found = run_suites(opened.context, plan.suites)
-        return list(judge_merged(plan, found, opened_for, lambda _: None))
+        return list(look_again(plan, found, opened_for, lambda _: None))
 
 
 def statuses(verdicts: Sequence[Verdict]) -> set[str]:
@@ -131,7 +131,7 @@ def test_honest_adapter_is_not_accused(model: Path, name: str) -> None:
 
 def test_weights_merged_in_f16_agree_with_llama_cpp_on_merged_weights(model: Path) -> None:
     (verdict,) = verdicts_of(plan_for(model, "honest:lora-merged-f16", "logits"))
-    assert verdict.detail[MERGED]
+    assert verdict.detail[FORM] == "merged"
 
 
 def test_pairs_that_llama_cpp_ignores_are_named_and_nothing_is_compared(folder: Path) -> None:

@@ -1,7 +1,9 @@
 """A model of llama.cpp and its contexts: the C objects, owned, with every knob set explicitly."""
 
 import ctypes
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +30,7 @@ TOKEN_NULL = -1
 POOLING_NONE, POOLING_RANK = 0, 4  # llama_pooling_type
 NO_CELL, INVALID_BATCH = 1, -1  # what llama_decode returns for input that it refuses
 UNKNOWN = "unknown model architecture"  # to this version: no verdict about the file
+AS_THEY_ARE = "LLAMA_ATTN_ROT_DISABLE"
 NO_FIELDS: Mapping[str, Any] = {}
 
 
@@ -134,7 +137,7 @@ class LlamaContext:
         if watch is not None:
             params.cb_eval = llama.ggml_backend_sched_eval_callback(watch[0])
             params.cb_eval_user_data = watch[1]
-        with self.lib.refusals("llama.cpp does not make a context"):
+        with self.lib.refusals("llama.cpp does not make a context"), unturned(settings):
             self.pointer = llama.llama_init_from_model(model.pointer, params)
             if not self.pointer:
                 self.lib.check_room()
@@ -247,6 +250,19 @@ class LlamaContext:
             self.error = error
             return asking  # so that there is a node to stop at
         return True
+
+
+@contextmanager
+def unturned(settings: Settings) -> Iterator[None]:
+    """Make contexts whose quantised caches hold heads as they are, if the settings say so."""
+    if settings.turned:
+        yield
+        return
+    os.environ[AS_THEY_ARE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[AS_THEY_ARE]
 
 
 def context_params(lib: Library, settings: Settings) -> Any:

@@ -1,0 +1,30 @@
+"""Other forms of the oracle, which honest engines may have: its graph or its file differs."""
+
+from dataclasses import replace
+from enum import Enum, auto
+
+from lockstep.harness.check.caches import UNQUANTISED
+from lockstep.harness.records import LORA, Settings
+
+
+class OracleForm(Enum):
+    """How llama.cpp is run beside an engine under test."""
+
+    USUAL = auto()
+    MERGED = auto()  # its file holds the LoRA files, added to the weights
+    UNTURNED = auto()  # its quantised cache holds heads as they are
+
+    def settings_for(self, settings: Settings) -> Settings:
+        """Return the oracle's, of those that the engine under test is given."""
+        if self is OracleForm.MERGED:
+            kept = tuple(each for each in settings.adapters if each.kind != LORA)
+            return replace(settings, adapters=kept)
+        return replace(settings, turned=self is not OracleForm.UNTURNED)
+
+
+def other_forms(settings: Settings) -> list[OracleForm]:
+    """Return the forms in which an honest engine's run may differ from the usual one."""
+    found = [OracleForm.MERGED] if settings.files_of(LORA) else []
+    if not {settings.type_k, settings.type_v} <= {*UNQUANTISED}:
+        found.append(OracleForm.UNTURNED)
+    return found

@@ -1,0 +1,96 @@
+"""Engines whose quantised caches hold other codes than llama.cpp's. In F32 and F16 they are right.
+
+`check --settings cache=TYPE` must find them, so no selftest of graphs has them.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.memory.base import Memory
+from lockstep.engine.memory.store import Store
+from lockstep.engine.model import Model
+from lockstep.engine.ops.coded import encode, is_coded
+from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.reference import Reference
+from lockstep.harness.mutants.parts.mistakes import put, stores_of
+
+Codes = NDArray[Any]
+Change = Callable[[Codes, F32], Codes]  # of blocks: as they should be, of which floats
+WRONG_CACHES: dict[str, "type[WrongCache]"] = {}
+
+
+class WrongCache(Reference):
+    """The reference with other blocks in its cache."""
+
+    group: ClassVar[str] = "quantised caches"
+    mistake: ClassVar[str]
+    keys: ClassVar[tuple[Change, ...]]
+    values: ClassVar[tuple[Change, ...]]
+
+    def make_model(self) -> Model:
+        model = super().make_model()
+        put(model, "new_memory", self.new_memory)
+        return model
+
+    def new_memory(self, right: Callable[..., Memory], **shape: Any) -> Memory:
+        memory = right(**shape)
+        for store in stores_of(memory):
+            put(store, "write", self.writer_for(store))
+        return memory
+
+    def writer_for(self, store: Store) -> Callable[..., None]:
+        def write(right: Callable[..., None], layer: int, cells: Any, k: F32, v: F32) -> None:
+            right(layer, cells, k, v)
+            at = store.place(cells)
+            for kept, rows, changes in (
+                (store.keys[layer], k, self.keys),
+                (store.values[layer], v, self.values),
+            ):
+                for change in changes if is_coded(kept) else ():
+                    kept[at] = change(kept[at], rows)
+
+        return write
+
+    @classmethod
+    def add_fault(cls, name: str, mistake: str, keys: Change | None, values: Change | None) -> None:
+        """Register a row: what becomes of the blocks of keys and of values."""
+        held: dict[str, Any] = {"__module__": cls.__module__, "mistake": mistake}
+        held |= {"keys": (keys,) if keys else (), "values": (values,) if values else ()}
+        found = type(name, (cls,), held, name=f"mutant:{name}")
+        WRONG_CACHES[f"mutant:{name}"] = found
+
+
+def stale_scale(codes: Codes, _: F32) -> Codes:
+    """Take each block's scale from the block before it in the row."""
+    field = "d" if "d" in (codes.dtype.names or ()) else (codes.dtype.names or ("",))[0]
+    found = codes.copy()
+    found[field] = np.roll(codes[field], 1, axis=-1 if codes.shape[-1] > 1 else 1)
+    return found
+
+
+def cut_rows(codes: Codes, rows: F32) -> Codes:
+    """Make codes of values that are cut off to four bits of mantissa."""
+    bits = np.ascontiguousarray(rows, np.float32).view(np.uint32) & np.uint32(0xFFF80000)
+    return encode(bits.view(np.float32), codes)
+
+
+def shifted(codes: Codes, rows: F32) -> Codes:
+    """Make codes of the neighbour's values in each row."""
+    return encode(np.roll(rows, 1, axis=-1), codes)
+
+
+def without_last_block(codes: Codes, _: F32) -> Codes:
+    found = codes.copy()
+    found[..., -1:] = np.zeros(1, codes.dtype)
+    return found
+
+
+fault = WrongCache.add_fault
+fault("cache-scale-stale", "each block has the scale of the one before", stale_scale, stale_scale)
+fault("cache-values-cut", "values are cut to four bits before they are coded", None, cut_rows)
+fault("cache-keys-shifted", "keys are stored one element further", shifted, None)
+fault("cache-values-shifted", "values are stored one element further", None, shifted)
+fault("cache-last-block-lost", "the last block of each row is zero", without_last_block, None)
