@@ -61,20 +61,25 @@ def read_cells(fields: StateFields, n_ids: int | None, *, extra: bool) -> SavedP
         positions.append(position)
         counts.append(count)
     found = SavedPositions(*(np.array(each, np.int32) for each in (positions, counts, ids)))
-    if n_ids == 1 and len(set(ids)) > 1:
-        refuse("sequence", start, f"cells of sequences {found.sequences()[:8]}, expected one")
+    if n_ids == 1 and (found.ids != found.ids[:1]).any():
+        other = int(np.argmax(found.ids != found.ids[0]))
+        text = f"cell {other} is of sequence {ids[other]}, expected {ids[0]} as before"
+        refuse("sequence", start + 4 + other * (12 + more), text)
     if not extra:  # the parts of a picture share a position
-        check_places(found, start)
+        check_places(found, start + 4)
     return found
 
 
-def check_places(cells: SavedPositions, at: int) -> None:
-    """Raises MalformedFile where a sequence is twice at one position."""
+def check_places(cells: SavedPositions, start: int) -> None:
+    """Raises MalformedFile where a sequence is twice at one position. start: byte of the first."""
+    counts = np.maximum(cells.counts, 1)
     owners = cells.ids if len(cells.ids) else np.zeros(len(cells), np.int32)
-    counts = cells.counts if len(cells.ids) else 1
     places = np.repeat(cells.positions, counts).astype(np.int64) * MAX_SEQUENCES + owners
-    unique, times = np.unique(places, return_counts=True)
-    if len(unique) < len(places):
-        position, id = divmod(int(unique[np.argmax(times > 1)]), MAX_SEQUENCES)
-        text = f"sequence {id} has several cells at position {position}, expected one"
+    _, first, back = np.unique(places, return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[back] != np.arange(len(places)))
+    if len(again):
+        position, id = divmod(int(places[again[0]]), MAX_SEQUENCES)
+        cell = int(np.repeat(np.arange(len(cells)), counts)[again[0]])
+        at = start + 8 * cell + 4 * int(cells.counts[:cell].sum())
+        text = f"cell {cell}: sequence {id} has position {position} already, expected it once"
         refuse("duplicate", at, text)

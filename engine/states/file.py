@@ -125,8 +125,9 @@ def read_state(
 ) -> SavedState:
     """Parse a file. Raises MalformedFile with one of `STATE_KINDS`.
 
-    first: layouts to try before all others. places: gets the places of all numbers. If no layout
-    reads the file, the error is that of the one that came furthest.
+    first: layouts to try before all others; if none reads the file, the error is that of the first.
+    Without them it is that of the layout that came furthest, but for cells of M-RoPE, through which
+    nearly any numbers are read. places: gets the places of all numbers.
     """
     head = StateFields(buffer, places)
     kind, version = read_kind(head)
@@ -140,7 +141,8 @@ def read_state(
         try:
             parts = tuple(read_parts(fields, kind, layout))
         except MalformedFile as error:
-            furthest = max(furthest or error, error, key=lambda each: each.offset)
+            if furthest is None or not (first or layout.extra or error.offset <= furthest.offset):
+                furthest = error
             continue
         if places is not None and fields.places is not None:
             places[:] = fields.places
@@ -210,6 +212,8 @@ def read_states(fields: StateFields, kind: FileKind) -> SavedStream:
     cells = read_cells(fields, 0 if kind == "sequence" else None, extra=False)
     most = 1 if kind == "sequence" else MAX_STREAMS
     expect_between(len(cells), 0, most, "count", at, "the number of states")
+    if len(cells.sequences()) < len(cells.ids):
+        refuse("duplicate", at, f"sequences {cells.ids.tolist()[:8]}, expected one state of each")
     at = fields.at
     transposed = fields.number(U32, "transposed")
     expect_between(transposed, 0, 0, "layout", at, "the flag for transposed states")

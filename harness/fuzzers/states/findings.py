@@ -1,0 +1,86 @@
+"""Rules for findings in state files: what is odd about one, and whether it is known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.harness.adapters.parts.parsing import ACCEPTED, CRASHED, HUNG, OUT_OF_MEMORY, Parsed
+from lockstep.harness.adapters.parts.restoring import CELLS_STAY, STUCK
+from lockstep.harness.fuzzers.gguf.findings import place_of
+from lockstep.harness.known import entries
+
+DIES, REFUSES = "dies", "refuses"  # symptoms of the subject's own: nothing excuses them
+OWN = (DIES, REFUSES)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StateCause:
+    """By which findings fold.
+
+    symptom: of the oracle `crashes`, `hangs`, `accepts` (what ours refuses), `keeps-cells` (of a
+    file that it refuses), and of a file that both take `stuck` (the next tokens are refused) or
+    `changes` (their logits). Of the subject `dies`, or `refuses`: the oracle refuses what it takes.
+    kind: the assertion, the subject's reason to refuse, or the names of the damage.
+    """
+
+    symptom: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.symptom}/{self.kind}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownState:
+    """An entry of [[state]] of harness/known. case: a damaged file, as JSON (states/damage.py)."""
+
+    id: str
+    component: str
+    version: str
+    ways: tuple[str, ...]
+    memories: tuple[str, ...]
+    symptom: str
+    kinds: tuple[str, ...]
+    case: str
+    sentence: str
+    status: str
+    link: str
+
+    def explains(self, cause: StateCause, way: str, memory: str) -> bool:
+        """Return True if a cause is this one. A kind is known if all its parts are."""
+        parts = set(cause.kind.split("+"))
+        here = way in self.ways and memory in self.memories and cause.symptom == self.symptom
+        return here and parts <= set(self.kinds)
+
+
+def known_states() -> list[KnownState]:
+    lists = ("ways", "memories", "kinds")
+    rows = entries("state")
+    return [KnownState(**{**row, **{name: tuple(row[name]) for name in lists}}) for row in rows]
+
+
+def entry_for(
+    known: Sequence[KnownState], cause: StateCause, way: str, memory: str
+) -> KnownState | None:
+    return next((each for each in known if each.explains(cause, way, memory)), None)
+
+
+def state_cause(mine: Parsed, theirs: Parsed, i: int, right: int, damage: str) -> StateCause | None:
+    """Return what is odd about file i, the worst first. right: the oracle's digest of the whole
+    file; damage: its names."""
+    own, other = mine.ending(i), theirs.ending(i)
+    digest = int(theirs.digests[i])
+    if own in (CRASHED, HUNG):
+        return StateCause(DIES, mine.words.get(i, "").split(":")[0])
+    if other in (HUNG, OUT_OF_MEMORY):
+        return StateCause("hangs", "")
+    if other == CRASHED:
+        return StateCause("crashes", place_of(theirs, i))
+    if own == ACCEPTED != other:
+        return StateCause(REFUSES, damage)
+    if other != ACCEPTED:
+        return StateCause("keeps-cells", "") if digest == CELLS_STAY else None
+    if own != ACCEPTED:
+        return StateCause("accepts", mine.words[i].split(":")[0])
+    if digest == STUCK:
+        return StateCause("stuck", damage)
+    return StateCause("changes", damage) if digest != right else None
