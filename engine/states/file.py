@@ -47,12 +47,14 @@ class Layout:
     """The parts of a memory in the order of the file.
 
     values: whether the layers of attention keep values apart from keys. extra: whether cells hold
-    positions in two dimensions and a token as well, as those of M-RoPE do.
+    positions in two dimensions and a token as well, as those of M-RoPE do. tables: of recurrent
+    states, two a layer; None: as many as there are up to the end.
     """
 
     parts: tuple[PartKind, ...]
     values: bool = True
     extra: bool = False
+    tables: int | None = None
 
 
 MEMORIES: tuple[tuple[PartKind, ...], ...] = (
@@ -179,7 +181,7 @@ def read_architecture(fields: StateFields) -> str:
 def read_parts(fields: StateFields, kind: FileKind, layout: Layout) -> Iterator[SavedPart]:
     for part in layout.parts:
         if part == "recurrent":
-            yield SavedPart(part, (read_states(fields, kind),))
+            yield SavedPart(part, (read_states(fields, kind, layout.tables),))
             continue
         at = fields.at
         n = fields.count("n_streams", 4)
@@ -205,7 +207,7 @@ def read_stream(fields: StateFields, kind: FileKind, layout: Layout) -> SavedStr
     return SavedStream(cells, bool(transposed), n_layers, tuple(rows))
 
 
-def read_states(fields: StateFields, kind: FileKind) -> SavedStream:
+def read_states(fields: StateFields, kind: FileKind, tables: int | None) -> SavedStream:
     """Read recurrent states, which end the file: of each layer that has any, first all tails of
     convolutions (r), then all states (s)."""
     at = fields.at
@@ -220,7 +222,7 @@ def read_states(fields: StateFields, kind: FileKind) -> SavedStream:
     n_layers = read_n_layers(fields, least=0)
     found: list[SavedRows] = []
     start = fields.at
-    while fields.left():
+    while fields.left() if tables is None else len(found) < tables:
         expect_between(len(found), 0, 2 * n_layers - 1, "count", fields.at, "the number of tables")
         found.append(read_rows(fields, "r", len(found), len(cells), least=0))
     if len(found) % 2 or not found:

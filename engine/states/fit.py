@@ -45,8 +45,10 @@ class StateShape:
         """The layout of the model's files, if it is known, for `read_state`."""
         if self.parts is None:
             return ()
-        widths = (width for part in self.parts for width in part.widths.get("v", (1,)))
-        return (Layout(tuple(part.kind for part in self.parts), values=all(widths)),)
+        values = all(part.widths["v"] for part in self.parts if part.kind == "attention")
+        tables = sum(2 * len(part.widths["r"]) for part in self.parts if part.kind == "recurrent")
+        kinds = tuple(part.kind for part in self.parts)
+        return (Layout(kinds, values=values, tables=tables),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,11 +45,9 @@ class KnownState:
     status: str
     link: str
 
-    def explains(self, cause: StateCause, way: str, memory: str) -> bool:
-        """Return True if a cause is this one. A kind is known if all its parts are."""
-        parts = set(cause.kind.split("+"))
-        here = way in self.ways and memory in self.memories and cause.symptom == self.symptom
-        return here and parts <= set(self.kinds)
+    def explains(self, symptom: str, kind: str, way: str, memory: str) -> bool:
+        here = way in self.ways and memory in self.memories
+        return here and symptom == self.symptom and kind in self.kinds
 
 
 def known_states() -> list[KnownState]:
@@ -61,7 +59,12 @@ def known_states() -> list[KnownState]:
 def entry_for(
     known: Sequence[KnownState], cause: StateCause, way: str, memory: str
 ) -> KnownState | None:
-    return next((each for each in known if each.explains(cause, way, memory)), None)
+    """Return the entry of a cause's first kind. All its kinds must be known."""
+    found = [
+        next((each for each in known if each.explains(cause.symptom, kind, way, memory)), None)
+        for kind in cause.kind.split("+")
+    ]
+    return found[0] if None not in found else None
 
 
 def state_cause(mine: Parsed, theirs: Parsed, i: int, right: int, damage: str) -> StateCause | None:
