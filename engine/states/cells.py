@@ -33,7 +33,7 @@ class SavedPositions:
 def read_cells(fields: StateFields, n_ids: int | None, *, extra: bool) -> SavedPositions:
     """Read the number of cells, and the cells.
 
-    n_ids: sequences of each, in files of one sequence; None: 1 or more. extra: see `Layout`.
+    n_ids: sequences of each, in files of one sequence; None: 1 or more. extra: see `StateLayout`.
     """
     more = 4 * EXTRA if extra else 0
     start = fields.at

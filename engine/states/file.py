@@ -43,7 +43,7 @@ LONGEST_NAME = 64  # bytes of an architecture's
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateLayout:
     """The parts of a memory in the order of the file.
 
     values: whether the layers of attention keep values apart from keys. extra: whether cells hold
@@ -64,11 +64,12 @@ MEMORIES: tuple[tuple[PartKind, ...], ...] = (
     ("attention", "recurrent"),
     ("attention", "attention", "recurrent"),
 )
-LAYOUTS: tuple[Layout, ...] = (
-    *(Layout(parts, values, extra) for extra, values, parts in product(
-        (False, True), (True, False), MEMORIES
-    )),
-    Layout(()),  # of a model that remembers nothing
+LAYOUTS: tuple[StateLayout, ...] = (
+    *(
+        StateLayout(parts, values, extra)
+        for extra, values, parts in product((False, True), (True, False), MEMORIES)
+    ),
+    StateLayout(()),  # of a model that remembers nothing
 )
 
 
@@ -108,12 +109,12 @@ class SavedState:
     version: int
     tokens: NDArray[np.int32]
     architecture: str | None
-    layout: Layout
+    layout: StateLayout
     parts: tuple[SavedPart, ...]
     n_bytes: int
 
 
-def open_state(path: Path, first: Sequence[Layout] = ()) -> SavedState:
+def open_state(path: Path, first: Sequence[StateLayout] = ()) -> SavedState:
     """Map a regular file and parse it. Raises MalformedFile and OSError."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size == 0:
@@ -123,7 +124,7 @@ def open_state(path: Path, first: Sequence[Layout] = ()) -> SavedState:
 
 
 def read_state(
-    buffer: Buffer, first: Sequence[Layout] = (), places: list[StateField] | None = None
+    buffer: Buffer, first: Sequence[StateLayout] = (), places: list[StateField] | None = None
 ) -> SavedState:
     """Parse a file. Raises MalformedFile with one of `STATE_KINDS`.
 
@@ -178,7 +179,7 @@ def read_architecture(fields: StateFields) -> str:
     return raw.decode("ascii")
 
 
-def read_parts(fields: StateFields, kind: FileKind, layout: Layout) -> Iterator[SavedPart]:
+def read_parts(fields: StateFields, kind: FileKind, layout: StateLayout) -> Iterator[SavedPart]:
     for part in layout.parts:
         if part == "recurrent":
             yield SavedPart(part, (read_states(fields, kind, layout.tables),))
@@ -191,7 +192,7 @@ def read_parts(fields: StateFields, kind: FileKind, layout: Layout) -> Iterator[
         refuse("trailing", fields.at, f"{fields.left()} bytes behind the end, expected none")
 
 
-def read_stream(fields: StateFields, kind: FileKind, layout: Layout) -> SavedStream:
+def read_stream(fields: StateFields, kind: FileKind, layout: StateLayout) -> SavedStream:
     """Read a stream of a cache of attention: keys of all layers, then values of all layers."""
     n_ids = 1 if kind == "sequence" else None
     cells = read_cells(fields, n_ids, extra=layout.extra)

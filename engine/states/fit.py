@@ -13,11 +13,20 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.hparams import Keys, architecture_name
 from lockstep.engine.memory.recurrent import States
 from lockstep.engine.memory.store import KeysValues
-from lockstep.engine.states.file import Layout, PartKind, SavedPart, SavedState, SavedStream
+from lockstep.engine.states.file import PartKind, SavedPart, SavedState, SavedStream, StateLayout
 
 MisfitKind = Literal[
-    *("architecture", "vocabulary", "parts", "layers", "width", "type", "cells", "tokens"),
-    *("sequences", "streams", "transposed"),
+    "architecture",
+    "vocabulary",
+    "parts",
+    "layers",
+    "width",
+    "type",
+    "cells",
+    "tokens",
+    "sequences",
+    "streams",
+    "transposed",
 ]
 Widths = dict[str, tuple[int, ...]]  # by the name of rows: elements of a cell, layer by layer
 
@@ -41,14 +50,14 @@ class StateShape:
     parts: tuple[PartShape, ...] | None
 
     @property
-    def layouts(self) -> tuple[Layout, ...]:
+    def layouts(self) -> tuple[StateLayout, ...]:
         """The layout of the model's files, if it is known, for `read_state`."""
         if self.parts is None:
             return ()
         values = all(part.widths["v"] for part in self.parts if part.kind == "attention")
         tables = sum(2 * len(part.widths["r"]) for part in self.parts if part.kind == "recurrent")
         kinds = tuple(part.kind for part in self.parts)
-        return (Layout(kinds, values=values, tables=tables),)
+        return (StateLayout(kinds, values=values, tables=tables),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +144,11 @@ def find_misfit_parts(state: SavedState, shape: StateShape) -> Iterator[Misfit]:
                 got = str(max(stream.n_layers for stream in part.streams))
                 yield Misfit("layers", part.kind, f"at most {shape.n_layers}", got)
         return
-    expected, got = ([part.kind for part in each] for each in (shape.parts, state.parts))
-    if expected != got or state.layout.extra:
-        more = ["positions in two dimensions"] if state.layout.extra else []
-        yield Misfit("parts", "", ", ".join(expected) or "none", ", ".join([*got, *more]) or "none")
+    kinds = [part.kind for part in shape.parts]
+    if kinds != [part.kind for part in state.parts] or state.layout.extra:
+        found: list[str] = [part.kind for part in state.parts]
+        found += ["positions in two dimensions"] if state.layout.extra else []
+        yield Misfit("parts", "", ", ".join(kinds) or "none", ", ".join(found) or "none")
         return
     for wanted, part in zip(shape.parts, state.parts, strict=True):
         for stream in part.streams:

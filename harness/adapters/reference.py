@@ -26,17 +26,21 @@ from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.samplers.base import SamplerVocabulary
 from lockstep.engine.samplers.parts.vocabulary import TokenizerWords
-from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.states.fit import shape_of_model
+from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.trace import silent
 from lockstep.engine.weights import Weight
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.parts import file_summary as summary
 from lockstep.harness.adapters.parts.parsing import files_of
 from lockstep.harness.adapters.parts.reference_parse import parse
+from lockstep.harness.adapters.parts.reference_restore import (
+    limits_of,
+    reason_to_refuse,
+    restore_each,
+)
 from lockstep.harness.adapters.parts.reference_sample import sample
 from lockstep.harness.adapters.parts.reference_state import read_tree, write_tree
-from lockstep.harness.adapters.parts.restoring import limits_of, reason_to_refuse, restore_each
 from lockstep.harness.adapters.parts.timing import pieces_of, seconds_each
 from lockstep.harness.records import (
     EngineInfo,

@@ -101,8 +101,9 @@ def fuzz_states(
     """Read state files that llama.cpp wrote, and damaged ones, with our reader and llama.cpp.
 
     Files are cut, flipped, of another model, version or cache. Our reader must refuse every file
-    that llama.cpp refuses. It is a finding if llama.cpp ends, keeps cells of a file that it refuses,
-    or takes a file that changes the next logits. llama.cpp reads in child processes. Examples:
+    that llama.cpp refuses. It is a finding if llama.cpp ends, if it keeps cells of a file that it
+    refuses, or if it takes a file that changes the next logits. It reads in child processes.
+    Examples:
 
     \b
       lockstep fuzz states

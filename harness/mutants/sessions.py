@@ -56,9 +56,7 @@ add(
     "positions begin at 0 again behind a file",
     "attention",
     "llama.cpp #3400",
-    go_on=lambda self, batch, first: replace(
-        batch, positions=batch.positions - first.positions[0]
-    ),
+    go_on=lambda self, batch, first: replace(batch, positions=batch.positions - first.positions[0]),
 )
 add(
     "session-keys-turned-again",

@@ -44,7 +44,18 @@ VERSION = 1
 # what an engine may say that it can do, from the least to the most
 LEVELS = (
     *("parse", "tokenize", "detokenize", "dequantize", "multiply", "operate"),
-    *("sample", "embed", "generate", "greedy", "logprobs", "logits", "save", "load", "trace", "replace"),
+    *(
+        "sample",
+        "embed",
+        "generate",
+        "greedy",
+        "logprobs",
+        "logits",
+        "save",
+        "load",
+        "trace",
+        "replace",
+    ),
 )
 SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in ("generic", "repack"))
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}

@@ -38,9 +38,14 @@ def send_embed(batches: Sequence[Batch]) -> Message:
 def send_save(
     batches: Sequence[Batch], then: Sequence[Batch], path: str, sequence: int | None = None
 ) -> Message:
-    head = {"ask": "save", "path": path, "sequence": sequence}
-    head |= {"batches": [batch_row(batch) for batch in batches]}
-    return Message(head={**head, "then": [batch_row(batch) for batch in then]})
+    head = {
+        "ask": "save",
+        "path": path,
+        "sequence": sequence,
+        "batches": [batch_row(batch) for batch in batches],
+        "then": [batch_row(batch) for batch in then],
+    }
+    return Message(head=head)
 
 
 def send_load(path: str, then: Sequence[Batch], sequence: int | None = None) -> Message:

@@ -128,6 +128,17 @@ class ProgramSession(Session):
     def pid(self) -> int | None:
         return self.program.process.pid if self.program else None
 
+    def another(self) -> "ProgramSession":
+        return ProgramSession(
+            self.command,
+            self.model,
+            self.settings,
+            time_limit=self.time_limit,
+            memory_limit=self.memory_limit,
+            start_limit=self.start_limit,
+            name=self.name,
+        )
+
     def _ask(
         self,
         question: str,

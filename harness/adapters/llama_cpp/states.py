@@ -137,9 +137,7 @@ def read_state(context: LlamaContext, path: bytes, sequence: int | None) -> bool
     llama, most = context.lib.llama, context.lib.llama.llama_n_ctx(context.pointer)
     held, n = (ctypes.c_int32 * most)(), ctypes.c_size_t(0)
     if sequence is None:
-        return bool(
-            llama.llama_state_load_file(context.pointer, path, held, most, ctypes.byref(n))
-        )
+        return bool(llama.llama_state_load_file(context.pointer, path, held, most, ctypes.byref(n)))
     return bool(
         llama.llama_state_seq_load_file(
             context.pointer, path, sequence, held, most, ctypes.byref(n)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ def tree_in(file: BinaryIO, path: Path) -> Any:
         with np.load(file, allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
         return from_tree(json.loads(str(arrays.pop(TREE))), arrays)
-    except (ValueError, KeyError, TypeError, EOFError) as error:
+    except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise InvalidModel(f"{path}: no state of ours: {error}") from error
 
 
@@ -73,5 +74,7 @@ def from_tree(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
         return frozenset(held)
     if kind == "dict":
         return {key: from_tree(each, arrays) for key, each in held}
-    made = {"cells": lambda parts: SavedCells(*parts), "state": lambda parts: State(*parts)}
-    return made.get(kind, tuple)(from_tree(held, arrays))
+    parts = from_tree(held, arrays)
+    if kind == "cells":
+        return SavedCells(*parts)
+    return State(*parts) if kind == "state" else tuple(parts)

@@ -47,11 +47,7 @@ class StateCase:
     def regions(self, base: SavedBase) -> str:
         """Return names for what is damaged, in order: of numbers, `values`, or of the edits."""
         found = (
-            rest[0]
-            if name == "stranger"
-            else base.region(rest[0])
-            if name == "set"
-            else name
+            rest[0] if name == "stranger" else base.region(rest[0]) if name == "set" else name
             for name, *rest in self.edits
         )
         return "+".join(sorted(set(found)))
@@ -66,7 +62,7 @@ def state_case_from(text: bytes) -> StateCase:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadInput(f"--case {text[:80]!r} is no damaged state file: {error}") from None
     if case.base not in BASES:
-        raise BadInput(f"--case: no base {str(case.base):.40} (known: {', '.join(BASES)})")
+        raise BadInput(f"--case: no base {case.base!s:.40} (known: {', '.join(BASES)})")
     for edit in edits:
         check_edit(edit)
     return case
@@ -83,7 +79,7 @@ def check_edit(edit: Edit) -> None:
     if fine and name in ("set", "insert"):
         fine = len(rest[1]) <= LARGEST and is_hex(rest[1])
     if not fine:
-        raise BadInput(f"--case: no edit {str(edit):.80} (known: {', '.join(kinds)})")
+        raise BadInput(f"--case: no edit {edit!s:.80} (known: {', '.join(kinds)})")
 
 
 def is_hex(text: str) -> bool:

@@ -19,7 +19,8 @@ class StateCause:
     symptom: of the oracle `crashes`, `hangs`, `accepts` (what ours refuses), `keeps-cells` (of a
     file that it refuses), and of a file that both take `stuck` (the next tokens are refused) or
     `changes` (their logits). Of the subject `dies`, or `refuses`: the oracle refuses what it takes.
-    kind: the assertion, the subject's reason to refuse, or the names of the damage.
+    kind: the assertion, the subject's reason to refuse, or the names of the damage. A file that
+    ends the oracle counts as refused: our reader must refuse it.
     """
 
     symptom: str
@@ -74,12 +75,12 @@ def state_cause(mine: Parsed, theirs: Parsed, i: int, right: int, damage: str) -
     digest = int(theirs.digests[i])
     if own in (CRASHED, HUNG):
         return StateCause(DIES, mine.words.get(i, "").split(":")[0])
+    if own == ACCEPTED != other:
+        return StateCause(REFUSES, damage)
     if other in (HUNG, OUT_OF_MEMORY):
         return StateCause("hangs", "")
     if other == CRASHED:
         return StateCause("crashes", place_of(theirs, i))
-    if own == ACCEPTED != other:
-        return StateCause(REFUSES, damage)
     if other != ACCEPTED:
         return StateCause("keeps-cells", "") if digest == CELLS_STAY else None
     if own != ACCEPTED:

@@ -1,6 +1,5 @@
 """State files: whole ones, strangers' and damaged ones, read by ours and by llama.cpp."""
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack

@@ -47,6 +47,15 @@ class SavedBase:
         return "values" if any(at in each for each in self.values) else "name"
 
 
+def base_of(raw: bytes) -> SavedBase:
+    """Read a file that is right, and note where its numbers and values lie."""
+    places: list[StateField] = []
+    state = read_state(raw, places=places)
+    rows = (r for part in state.parts for stream in part.streams for r in stream.rows)
+    values = [range(each.at, each.at + each.n_bytes) for each in rows if each.n_bytes]
+    return SavedBase(raw, state, places, values)
+
+
 def names_of(target: str) -> Names:
     way, _, memory = target.partition("-")
     return way, memory
@@ -99,8 +108,4 @@ class SavedStates:
         return path.read_bytes()
 
     def make_base(self, base: str, stranger: str = "") -> SavedBase:
-        raw, places = self.raw(base, stranger), list[StateField]()
-        state = read_state(raw, places=places)
-        rows = (r for part in state.parts for stream in part.streams for r in stream.rows)
-        values = [range(each.at, each.at + each.n_bytes) for each in rows if each.n_bytes]
-        return SavedBase(raw, state, places, values)
+        return base_of(self.raw(base, stranger))
