@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.errors import MalformedFile
+from lockstep.engine.errors import MalformedFile, Unsupported
 from lockstep.engine.gguf.entries import Buffer
 from lockstep.engine.gguf.regular_file import open_regular
 from lockstep.engine.gguf.types import TYPES, TensorType
@@ -37,6 +37,7 @@ KINDS: dict[bytes, tuple[FileKind, int]] = {  # the letters as they lie there: k
     b"nsgg": ("context", 10),
     b"qsgg": ("sequence", 3),
 }
+DEEPSEEK4 = b"DSV4"  # begins the memory of deepseek4
 MAX_STREAMS = 256  # LLAMA_MAX_SEQ
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 LONGEST_NAME = 64  # bytes of an architecture's
@@ -126,7 +127,7 @@ def open_state(path: Path, first: Sequence[StateLayout] = ()) -> SavedState:
 def read_state(
     buffer: Buffer, first: Sequence[StateLayout] = (), places: list[StateField] | None = None
 ) -> SavedState:
-    """Parse a file. Raises MalformedFile with one of `STATE_KINDS`.
+    """Parse a file. Raises MalformedFile with one of `STATE_KINDS`, and Unsupported.
 
     first: layouts to try before all others; if none reads the file, the error is that of the first.
     Without them it is that of the layout that came furthest, but for cells of M-RoPE, through which
@@ -137,6 +138,8 @@ def read_state(
     n = head.count("n_tokens", 4)
     tokens = head.numbers(n, "token")
     architecture = read_architecture(head) if kind == "context" else None
+    if head.buffer[head.at : head.at + 4] == DEEPSEEK4:
+        raise Unsupported("a state of deepseek4, whose caches have a format of their own")
     furthest: MalformedFile | None = None
     for layout in (*first, *LAYOUTS):
         fields = StateFields(buffer, None if places is None else list(places))

@@ -48,14 +48,12 @@ add(
     "session-loses-last-token",
     "the newest token is not in the file",
     "attention",
-    "llama.cpp #2350",
     cells=lambda self, saved: without_cells(saved, lambda i, n: i < n - 1),
 )
 add(
     "session-positions-restart",
     "positions begin at 0 again behind a file",
     "attention",
-    "llama.cpp #3400",
     go_on=lambda self, batch, first: replace(batch, positions=batch.positions - first.positions[0]),
 )
 add(
@@ -94,7 +92,6 @@ add(
     "session-lacks-recurrent-states",
     "cells of attention are in the file, recurrent states begin anew",
     "hybrid",
-    "llama.cpp #15215",
     state=lambda self, saved: empty_state(saved),
 )
 add(
@@ -116,7 +113,6 @@ class FirstOfName(WrongSession, name="mutant:session-of-first-of-its-name"):
 
     mistake = "a file is read once, and its name stands for that session from then on"
     memory = "attention"
-    source = "llama.cpp #1257"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lockstep.engine.errors import MalformedFile
+from lockstep.engine.errors import MalformedFile, Unsupported
 from lockstep.engine.states.file import read_state
 from lockstep.engine.states.fit import ContextLimits, StateShape, find_misfits
 from lockstep.harness.adapters.llama_cpp.model import MAX_SEQUENCES
@@ -47,6 +47,8 @@ def restore_each(judge: Judge, files: Sequence[bytes]) -> dict[str, Any]:
             why = judge(raw)
         except MalformedFile as error:
             why = f"{error.kind}: {error}"
+        except Unsupported as error:
+            why = f"unsupported: {error}"
         except Exception as error:
             rows.append((CRASHED, 0, -1))
             words[at] = f"{type(error).__name__}: {error}"

@@ -30,7 +30,6 @@ class WrongSession(Reference):
     group: ClassVar[str] = "sessions"
     mistake: ClassVar[str]
     memory: ClassVar[str]  # of a small model that shows it
-    source: ClassVar[str] = ""  # a public thread where it really happened
     cells: ClassVar[Alter | None] = None
     state: ClassVar[Alter | None] = None
     near: ClassVar[Alter | None] = None
@@ -66,12 +65,10 @@ class WrongSession(Reference):
         return saved
 
     @classmethod
-    def add_fault(
-        cls, name: str, mistake: str, memory: str, source: str = "", **changed: Any
-    ) -> type[Self]:
+    def add_fault(cls, name: str, mistake: str, memory: str, **changed: Any) -> type[Self]:
         """Register a row: the engine that differs by these methods."""
         held: dict[str, Any] = {"__module__": sys._getframe(1).f_globals["__name__"]}
-        held |= {"mistake": mistake, "memory": memory, "source": source, **changed}
+        held |= {"mistake": mistake, "memory": memory, **changed}
         found = type(name, (cls,), held, name=f"mutant:{name}")
         WRONG_SESSIONS[f"mutant:{name}"] = found
         return found

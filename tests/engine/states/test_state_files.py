@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.engine.errors import MalformedFile
+from lockstep.engine.errors import MalformedFile, Unsupported
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.states.fields import STATE_KINDS
 from lockstep.engine.states.file import SavedState, read_state
@@ -136,6 +136,11 @@ DAMAGED = {
     "row": replaced(A, 80, 33),
     "trailing": A + b"\0",
 }
+
+
+def test_caches_of_deepseek4_are_not_read() -> None:
+    with pytest.raises(Unsupported):
+        read_state(CONTEXT + TOKENS + named(b"deepseek4") + b"DSV4" + cache())
 
 
 def test_sequence_with_two_states_is_refused() -> None:
