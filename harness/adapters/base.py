@@ -193,6 +193,38 @@ class Adapter(Registered):
         """
         raise Unsupported(f"{self.name} does not run schedules")
 
+    def save(
+        self,
+        batches: Sequence[Batch],
+        then: Sequence[Batch],
+        path: str,
+        sequence: int | None = None,
+    ) -> tuple[NDArray[np.float32], ...]:
+        """Decode the batches on an empty cache, write its state to a new file, and go on.
+
+        Returns the logits of each batch of `then`, (outputs, vocabulary). sequence: write the state
+        of this one alone; None: of all. No other path is written.
+        """
+        raise Unsupported(f"{self.name} does not save its state")
+
+    def load(
+        self, path: str, then: Sequence[Batch], sequence: int | None = None
+    ) -> tuple[NDArray[np.float32], ...]:
+        """Return the logits of each batch of `then`, (outputs, vocabulary), on the state of a file
+        that `save` wrote, and on nothing else."""
+        raise Unsupported(f"{self.name} does not load a state")
+
+    def restore(
+        self,
+        blob: NDArray[np.uint8],
+        ends: NDArray[np.int64],
+        sequence: int | None,
+        then: Batch,
+    ) -> dict[str, Any]:
+        """Read many state files of llama.cpp, one by one, each into an empty cache (see
+        parts.restoring). A file that kills the reader is an answer like others."""
+        raise Unsupported(f"{self.name} does not read llama.cpp's state files")
+
     def borrow(self, session: Any) -> None:
         """Ask this open session of llama.cpp, where an engine would open one of its own."""
 

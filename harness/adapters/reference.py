@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.samplers.base import SamplerVocabulary
 from lockstep.engine.samplers.parts.vocabulary import TokenizerWords
+from lockstep.engine.states.fit import shape_of_model
 from lockstep.engine.tokenizers.base import Tokenizer, tokenizer_of
 from lockstep.engine.trace import silent
 from lockstep.engine.weights import Weight
@@ -32,7 +34,13 @@ from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.parts import file_summary as summary
 from lockstep.harness.adapters.parts.parsing import files_of
 from lockstep.harness.adapters.parts.reference_parse import parse
+from lockstep.harness.adapters.parts.reference_restore import (
+    limits_of,
+    reason_to_refuse,
+    restore_each,
+)
 from lockstep.harness.adapters.parts.reference_sample import sample
+from lockstep.harness.adapters.parts.reference_state import read_tree, write_tree
 from lockstep.harness.adapters.parts.timing import pieces_of, seconds_each
 from lockstep.harness.records import (
     CONTROL_VECTOR,
@@ -225,6 +233,40 @@ class Reference(Adapter, name="reference"):
         size = pad_context(plan["n_ctx"] if unified else plan["n_ctx"] // n_seq)
         memory = self.loaded.new_memory(size=size, n_seq=n_seq, unified=unified, n_ubatch=n_ubatch)
         return Schedule(memory, self.loaded.compute, self.loaded.graph.hparams.n_vocab, n_ubatch)
+
+    def save(
+        self,
+        batches: Sequence[Batch],
+        then: Sequence[Batch],
+        path: str,
+        sequence: int | None = None,
+    ) -> tuple[F32, ...]:
+        memory = self.loaded.new_memory()
+        for batch in batches:
+            self.loaded.decode(batch, memory)
+        write_tree(Path(path), memory.save(-1 if sequence is None else sequence))
+        return tuple(self.loaded.decode(batch, memory) for batch in then)
+
+    def load(
+        self, path: str, then: Sequence[Batch], sequence: int | None = None
+    ) -> tuple[F32, ...]:
+        memory = self.loaded.new_memory()
+        if not memory.load(-1 if sequence is None else sequence, read_tree(Path(path))):
+            raise InvalidModel(f"{path}: the state has no room in a context of this size")
+        return tuple(self.loaded.decode(batch, memory) for batch in then)
+
+    def restore(
+        self,
+        blob: NDArray[np.uint8],
+        ends: NDArray[np.int64],
+        sequence: int | None,
+        then: Batch,
+    ) -> dict[str, Any]:
+        """Only read them: nothing is computed."""
+        shape, limits = shape_of_model(self.file), limits_of(self.settings)
+        return restore_each(
+            lambda raw: reason_to_refuse(raw, shape, limits, sequence), list(files_of(blob, ends))
+        )
 
     def close(self) -> None:
         for name in ("loaded", "file"):

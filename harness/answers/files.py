@@ -93,6 +93,16 @@ def check_size(tensor: TensorSummary, where: str) -> None:
 def check_parse(
     value: Any, facts: Facts, blob: NDArray[np.uint8], ends: NDArray[np.int64], way: str
 ) -> None:
+    check_endings(value, ends)
+
+
+def check_restore(
+    value: Any, facts: Facts, blob: NDArray[np.uint8], ends: NDArray[np.int64], *_: Any
+) -> None:
+    check_endings(value, ends)
+
+
+def check_endings(value: Any, ends: NDArray[np.int64]) -> None:
     expect_type(value, dict, "the endings of the files")
     try:
         found = parse_answer(value, len(ends))

@@ -54,6 +54,16 @@ def check_logits(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
         n_vocab = logits.shape[1]
 
 
+def check_save(
+    value: Any, facts: Facts, batches: Sequence[Batch], then: Sequence[Batch], *_: Any
+) -> None:
+    check_logits(value, facts, then)
+
+
+def check_load(value: Any, facts: Facts, path: str, then: Sequence[Batch], *_: Any) -> None:
+    check_logits(value, facts, then)
+
+
 def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
     """A row for each token, or for each sequence, all of one width."""
     expect_batches(value, batches, "the embeddings")

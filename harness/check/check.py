@@ -348,7 +348,7 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
             who, version = context.subject.name, context.subject_info.version
             if not isinstance(context.subject, DumpSession):  # that can call itself anything
                 known = excused_if_foreign(known, who, version, context.subject_model)
-            yield replace(known, about=about)
+            yield known if known.about != BOTH else replace(known, about=about)
 
 
 def verdicts_of(

@@ -37,6 +37,7 @@ from lockstep.harness.cli import (
     shadow,
     slices,
     smoke,
+    states,
     synth,
     tokens,
     twin,
@@ -89,6 +90,7 @@ fuzz.add("quants", fuzz.fuzz_quants)
 fuzz.add("gguf", files.fuzz_gguf)
 fuzz.add("tokens", tokens.fuzz_tokens)
 fuzz.add("batch", batch.fuzz_batch)
+fuzz.add("states", states.fuzz_states)
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")
@@ -109,6 +111,7 @@ app.command("fetch")(real_models.fetch)
 app.command("finding")(findings.finding)
 app.command("slice")(slices.first_layers)
 app.command("twin")(twin.twin)
+app.command("state")(states.state)
 
 
 @app.command()

@@ -93,8 +93,9 @@ def check(
 ) -> None:
     """Run every suite that applies.
 
-    In order: metadata, tokens, dequant, logits, long-context, logprobs, embeddings, decode, text,
-    black-box, acid, trace, products, shadow. logprobs and text are for engines that show no logits.
+    In order: metadata, tokens, dequant, logits, long-context, logprobs, embeddings, states, decode,
+    text, black-box, acid, trace, products, shadow. logprobs and text are for engines that show no
+    logits. states is for engines that save sessions.
     black-box is for engines that show no tensors. long-context is for models that need longer texts
     than the usual run (windows, long factors). acid is for models of `lockstep acid`.
 

@@ -23,11 +23,13 @@ from lockstep.harness.adapters.parts.file_summary import shape
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.protocol.frames import Message
 from lockstep.harness.protocol.runs import (
-    read_embed,
+    read_rows,
     read_run,
     send_embed,
     send_embeddings,
+    send_load,
     send_logits,
+    send_save,
 )
 from lockstep.harness.protocol.sampling import read_sample, send_sample
 from lockstep.harness.records import (
@@ -45,7 +47,18 @@ VERSION = 1
 # what an engine may say that it can do, from the least to the most
 LEVELS = (
     *("parse", "tokenize", "detokenize", "dequantize", "multiply", "operate"),
-    *("sample", "embed", "generate", "greedy", "logprobs", "logits", "trace", "replace"),
+    *(
+        "sample",
+        "embed",
+        "generate",
+        "greedy",
+        "logprobs",
+        "logits",
+        "save",
+        "load",
+        "trace",
+        "replace",
+    ),
 )
 ADAPTERS = (LORA, CONTROL_VECTOR)  # kinds of files that an engine may add to a model
 UNSENT = ("generic", "repack", "adapters", "turned")
@@ -335,7 +348,9 @@ QUESTIONS: dict[str, Question] = {
     "multiply": Question("multiply", send_multiply, array_named("product")),
     "operate": Question("operate", send_operate, lambda answer: dict(answer.arrays)),
     "sample": Question("sample", send_sample, read_sample),
-    "embed": Question("embed", send_embed, read_embed),
+    "embed": Question("embed", send_embed, partial(read_rows, rows="rows")),
+    "save": Question("save", send_save, partial(read_rows, rows="logits")),
+    "load": Question("load", send_load, partial(read_rows, rows="logits")),
     "greedy": Question("greedy", send_greedy, read_ids),
     "generate": Question("generate", send_generate, read_generate),
     "logprobs": Question("logprobs", send_logprobs, read_logprobs),

@@ -35,9 +35,27 @@ def send_embed(batches: Sequence[Batch]) -> Message:
     return Message(head={"ask": "embed", "batches": [batch_row(batch) for batch in batches]})
 
 
-def read_embed(answer: Message) -> tuple[NDArray[Any], ...]:
+def send_save(
+    batches: Sequence[Batch], then: Sequence[Batch], path: str, sequence: int | None = None
+) -> Message:
+    head = {
+        "ask": "save",
+        "path": path,
+        "sequence": sequence,
+        "batches": [batch_row(batch) for batch in batches],
+        "then": [batch_row(batch) for batch in then],
+    }
+    return Message(head=head)
+
+
+def send_load(path: str, then: Sequence[Batch], sequence: int | None = None) -> Message:
+    head = {"ask": "load", "path": path, "sequence": sequence}
+    return Message(head={**head, "then": [batch_row(batch) for batch in then]})
+
+
+def read_rows(answer: Message, rows: str) -> tuple[NDArray[Any], ...]:
     found: list[NDArray[Any]] = []
-    while (name := f"rows{len(found)}") in answer.arrays:
+    while (name := f"{rows}{len(found)}") in answer.arrays:
         found.append(answer.arrays[name])
     return tuple(found)
 

@@ -43,7 +43,11 @@ from lockstep.harness.records import (
 
 START_SECONDS = 300.0  # loading a model; not charged to the first question
 # questions that no program is asked, where the name alone would be taken for one of the protocol
-UNASKED = {"parse": "to parse many files at once", "schedule": "operations on its cache"}
+UNASKED = {
+    "parse": "to parse many files at once",
+    "schedule": "operations on its cache",
+    "restore": "to read state files of llama.cpp",
+}
 
 
 def command_of(engine: str) -> list[str] | None:
@@ -123,6 +127,17 @@ class ProgramSession(Session):
     @property
     def pid(self) -> int | None:
         return self.program.process.pid if self.program else None
+
+    def another(self) -> "ProgramSession":
+        return ProgramSession(
+            self.command,
+            self.model,
+            self.settings,
+            time_limit=self.time_limit,
+            memory_limit=self.memory_limit,
+            start_limit=self.start_limit,
+            name=self.name,
+        )
 
     def _ask(
         self,

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -60,21 +62,22 @@ def smoke(session: Session) -> Iterator[SmokeStep]:
     banner = f"; {words_for_banner('it', info.printed)}" if info.printed else ""
     yield SmokeStep(level=START, status="works", words=info.version + banner)
     shown: dict[Site, Any] = {}
-    for level in LEVELS:
-        if level == "replace":
-            yield check_replacement(session, shown)
-            continue
-        question, args, kwargs = question_for_level(level, info)
-        outcome = session.ask(question, *args, **kwargs)
-        yield step_of(level, outcome)
-        if level == "trace" and isinstance(outcome, Answered):
-            shown = outcome.value.trace.values()
+    with TemporaryDirectory(prefix="lockstep-") as folder:
+        for level in LEVELS:
+            if level == "replace":
+                yield check_replacement(session, shown)
+                continue
+            question, args, kwargs = question_for_level(level, info, Path(folder) / "state")
+            outcome = session.ask(question, *args, **kwargs)
+            yield step_of(level, outcome)
+            if level == "trace" and isinstance(outcome, Answered):
+                shown = outcome.value.trace.values()
 
 
 def question_for_level(
-    level: str, info: EngineInfo | None = None
+    level: str, info: EngineInfo | None = None, state: Path = Path("state")
 ) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
-    """The question that shows whether an engine has the level."""
+    """Return the question that shows whether an engine has the level. state: a file to save to."""
     batches = Batch.of(PROMPT), Batch.of(NEXT, start=len(PROMPT))
     ones = np.ones((1, Q8_0.size // 34 * 32), np.float32)
     norm = {"x": np.ones((1, 8), np.float32), "weight": np.ones(8, np.float32)}
@@ -97,6 +100,8 @@ def question_for_level(
         "generate": ("generate", (TEXTS[0], N_GREEDY), {}),
         "greedy": ("greedy", (PROMPT, N_GREEDY), {}),
         "logprobs": ("logprobs", (prefixes, N_GREEDY), {}),
+        "save": ("save", (batches[:1], batches[1:], str(state)), {}),
+        "load": ("load", (str(state), batches[1:]), {}),
         "logits": ("evaluate", (Request(batches=batches),), {}),
         "trace": ("evaluate", (Request(batches=batches, capture=True, embeddings=embeds),), {}),
     }

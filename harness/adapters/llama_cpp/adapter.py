@@ -11,7 +11,6 @@ from lockstep.engine.batch import Batch, encoded_first
 from lockstep.engine.choices import choices
 from lockstep.engine.errors import EngineError, NotInModel, Unsupported
 from lockstep.engine.node import Node
-from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.llama_cpp import gguf, identity, product, sampling, synth
 from lockstep.harness.adapters.llama_cpp import op as single_op
 from lockstep.harness.adapters.llama_cpp.activations import conversions
@@ -20,6 +19,7 @@ from lockstep.harness.adapters.llama_cpp.model import MAX_SEQUENCES, LlamaContex
 from lockstep.harness.adapters.llama_cpp.parse import parse
 from lockstep.harness.adapters.llama_cpp.schedule import run_schedule
 from lockstep.harness.adapters.llama_cpp.sites import ARCHITECTURES
+from lockstep.harness.adapters.llama_cpp.states import StateFiles
 from lockstep.harness.adapters.llama_cpp.tokens import check_ids, detokenize, tokenize
 from lockstep.harness.adapters.llama_cpp.trace import (
     CACHES,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lockstep.harness.adapters.llama_cpp.capture import NodeWatch
 
 
-class LlamaCpp(Adapter, name="llama.cpp"):
+class LlamaCpp(StateFiles, name="llama.cpp"):
     """Loads what a question needs when it is asked, and keeps it until `close`."""
 
     isolated = True

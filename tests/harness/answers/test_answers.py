@@ -83,6 +83,7 @@ CHOSEN = SampleAnswer(
     logits=np.zeros(3, np.float32),
     p=np.full(3, np.nan, np.float32),
 )
+PROMPT, ROWS = Batch.of([1, 2]), np.zeros((2, 8), np.float32)
 ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an answer, lies
     "multiply": (
         ("Q4_0", BYTES, np.zeros((5, 32), np.float32)),
@@ -114,6 +115,13 @@ ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an an
             ENDED | {"words": {2: "of no file"}},
             ENDED | {"words": [1, 2]},
         ],
+    ),
+    "save": (([PROMPT], [PROMPT], "state"), (ROWS,), [(), (ROWS, ROWS), (ROWS[:1],), [ROWS], None]),
+    "load": (("state", [PROMPT], 0), (ROWS,), [(), (ROWS.astype(np.float64),), (ROWS[0],)]),
+    "restore": (
+        (BYTES, ENDS, None, PROMPT),
+        ENDED,
+        [{}, ENDED | {"endings": np.zeros(3, np.uint8)}, ENDED | {"words": {2: "of no file"}}],
     ),
     "schedule": (
         (PLAN,),

@@ -1,0 +1,1 @@
+"""State files of llama.cpp (saved sessions): read strictly, and held against a model."""

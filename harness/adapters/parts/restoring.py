@@ -1,0 +1,21 @@
+"""Questions to engines that read state files, many at a time, and what the answers mean.
+
+The question is `restore(blob, ends, sequence, then)`; the answer has the form of `parse` (parsing).
+Its digest tells what the engine's state is behind a file: of an accepted one a hash of the logits
+of `then`, or STUCK where these tokens are refused; of a refused one CLEAN, or CELLS_STAY.
+"""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+REFUSED_STATE = "other"  # of the endings of `parse`: the digest and the words say more
+CLEAN, STUCK, CELLS_STAY = 0, 0, 1
+LEAST_HASH = 2
+
+
+def digest_of_logits(logits: NDArray[np.float32]) -> int:
+    """Return a hash of the bits, which is none of the other digests."""
+    raw = hashlib.blake2b(logits.tobytes(), digest_size=8).digest()
+    return max(int.from_bytes(raw, "little"), LEAST_HASH)

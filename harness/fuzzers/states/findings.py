@@ -1,0 +1,90 @@
+"""Rules for findings in state files: what is odd about one, and whether it is known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.harness.adapters.parts.parsing import ACCEPTED, CRASHED, HUNG, OUT_OF_MEMORY, Parsed
+from lockstep.harness.adapters.parts.restoring import CELLS_STAY, STUCK
+from lockstep.harness.fuzzers.gguf.findings import place_of
+from lockstep.harness.known import entries
+
+DIES, REFUSES = "dies", "refuses"  # symptoms of the subject's own: nothing excuses them
+OWN = (DIES, REFUSES)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StateCause:
+    """By which findings fold.
+
+    symptom: of the oracle `crashes`, `hangs`, `accepts` (what ours refuses), `keeps-cells` (of a
+    file that it refuses), and of a file that both take `stuck` (the next tokens are refused) or
+    `changes` (their logits). Of the subject `dies`, or `refuses`: the oracle refuses what it takes.
+    kind: the assertion, the subject's reason to refuse, or the names of the damage. A file that
+    ends the oracle counts as refused: our reader must refuse it.
+    """
+
+    symptom: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.symptom}/{self.kind}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownState:
+    """An entry of [[state]] of harness/known. case: a damaged file, as JSON (states/damage.py)."""
+
+    id: str
+    component: str
+    version: str
+    ways: tuple[str, ...]
+    memories: tuple[str, ...]
+    symptom: str
+    kinds: tuple[str, ...]
+    case: str
+    sentence: str
+    status: str
+    link: str
+
+    def explains(self, symptom: str, kind: str, way: str, memory: str) -> bool:
+        here = way in self.ways and memory in self.memories
+        return here and symptom == self.symptom and kind in self.kinds
+
+
+def known_states() -> list[KnownState]:
+    lists = ("ways", "memories", "kinds")
+    rows = entries("state")
+    return [KnownState(**{**row, **{name: tuple(row[name]) for name in lists}}) for row in rows]
+
+
+def entry_for(
+    known: Sequence[KnownState], cause: StateCause, way: str, memory: str
+) -> KnownState | None:
+    """Return the entry of a cause's first kind. All its kinds must be known."""
+    found = [
+        next((each for each in known if each.explains(cause.symptom, kind, way, memory)), None)
+        for kind in cause.kind.split("+")
+    ]
+    return found[0] if None not in found else None
+
+
+def state_cause(mine: Parsed, theirs: Parsed, i: int, right: int, damage: str) -> StateCause | None:
+    """Return what is odd about file i, the worst first. right: the oracle's digest of the whole
+    file; damage: its names."""
+    own, other = mine.ending(i), theirs.ending(i)
+    digest = int(theirs.digests[i])
+    if own in (CRASHED, HUNG):
+        return StateCause(DIES, mine.words.get(i, "").split(":")[0])
+    if own == ACCEPTED != other:
+        return StateCause(REFUSES, damage)
+    if other in (HUNG, OUT_OF_MEMORY):
+        return StateCause("hangs", "")
+    if other == CRASHED:
+        return StateCause("crashes", place_of(theirs, i))
+    if other != ACCEPTED:
+        return StateCause("keeps-cells", "") if digest == CELLS_STAY else None
+    if own != ACCEPTED:
+        return StateCause("accepts", mine.words[i].split(":")[0])
+    if digest == STUCK:
+        return StateCause("stuck", damage)
+    return StateCause("changes", damage) if digest != right else None

@@ -1,0 +1,175 @@
+"""Does a session go on as if it had never been saved? Each engine is held against itself.
+
+A prompt is decoded and its state saved. The logits of the tokens that follow must be those of a
+fresh engine that has loaded the file. llama.cpp is asked with its own state files. Where bits
+differ, the limit is twice the difference of the engine's own runs, or twice the noise of honest
+ones: after loading, cells of windows may lie elsewhere, and sums have another order.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.quants.base import F32
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.asking.session import Session
+from lockstep.harness.context.suite import NO_MEMORY, Context, NoAnswer, Suite
+from lockstep.harness.records import Answered, Evaluation, Request, Unanswerable, Verdict
+from lockstep.harness.suites.parts.offered import not_offered
+
+NAME, LEVEL = "states", "save"
+BESIDE = 5  # tokens of a second sequence
+FEWER = 3  # tokens that the second prompt of a file's name has less
+SAVING, LOADING = "saving", "loading"  # what changes the logits, in detail["step"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedRun:
+    """Batches before a file is written, and behind it. sequence: None if all are saved."""
+
+    words: str
+    batches: tuple[Batch, ...]
+    then: tuple[Batch, ...]
+    sequence: int | None = None
+
+
+class SavedSessions(Suite, name=NAME):
+    order = 47
+    expected = False  # of an engine that says nothing of sessions
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        levels = context.subject_info.levels
+        lacking = None if levels is None else not_offered(context, LEVEL, NAME)
+        if lacking is not None or not (context.named or levels):
+            yield from lacking or ()
+            return
+        if context.facts.decoder_start is not None or context.facts.architecture in NO_MEMORY:
+            text = "the model keeps no cache of tokens alone that a file could hold"
+            yield context.verdict(NAME, "not-applicable", text)
+            return
+        runs = saved_runs(context)
+        if context.oracle is not context.subject and context.oracle.name == "llama.cpp":
+            for verdict in judge_engine(context, context.oracle, runs):
+                yield replace(verdict, about=context.oracle.name)
+        yield from judge_engine(context, context.subject, runs)
+
+
+def saved_runs(context: Context) -> list[SavedRun]:
+    """Return a run of one sequence saved alone, one of two saved together, and a shorter one, which
+    gets the name of the file before it."""
+    ids = context.tokens
+    n = context.n_tokens
+    prompt, after = Batch.of(ids[:n]), tuple(step_at(ids, n + i, n + i) for i in range(2))
+    beside = Batch.of((ids * BESIDE)[:BESIDE], seq_id=1)
+    follows = Batch.of(ids[:1], start=BESIDE, seq_id=1)
+    m = max(1, n - FEWER)
+    return [
+        SavedRun(words="one sequence alone", batches=(prompt,), then=after, sequence=0),
+        SavedRun(words="all sequences", batches=(prompt, beside), then=(*after, follows)),
+        SavedRun(
+            words="a shorter prompt under the same name",
+            batches=(Batch.of(ids[n - m : n]),),
+            then=(step_at(ids, 0, m),),
+        ),
+    ]
+
+
+def step_at(ids: Sequence[int], at: int, start: int) -> Batch:
+    return Batch.of(ids[at : at + 1], start=start)
+
+
+def judge_engine(context: Context, session: Session, runs: Sequence[SavedRun]) -> Iterator[Verdict]:
+    """Until something differs: one mistake shows in most runs."""
+    with (
+        TemporaryDirectory(prefix="lockstep-") as folder,
+        session.another() or nullcontext(session) as fresh,
+    ):
+        for run in runs:
+            path = Path(folder) / ("all" if run.sequence is None else "alone")
+            try:
+                for verdict in judge_run(context, session, fresh, run, path):
+                    yield verdict
+                    if verdict.status != "agreed":
+                        return
+            except NoAnswer as error:
+                yield context.verdict(NAME, error.status, error.summary, error.detail)
+                return
+
+
+def judge_run(
+    context: Context, session: Session, fresh: Session, run: SavedRun, path: Path
+) -> Iterator[Verdict]:
+    context.progress(f"{session.name}: {run.words} saved, loaded and gone on with")
+    asked = (run.batches, run.then, str(path), run.sequence)
+    saved = as_rows(context.ask(session, "save", *asked))
+    if not path.is_file():
+        text = f"{session.name} wrote no file: {run.words}"
+        yield context.verdict(NAME, "diverged", text, {"step": SAVING}, (NAME, "no file"))
+        return
+    loaded = as_rows(context.ask(fresh, "load", str(path), run.then, run.sequence))
+    yield compare_rows(context, session, run, asked, saved, loaded, LOADING)
+    whole = session.ask("evaluate", Request(batches=(*run.batches, *run.then)))
+    if isinstance(whole, Answered):
+        never = as_rows(evaluation_tail(whole.value, len(run.then)))
+        found = compare_rows(context, session, run, asked, never, saved, SAVING)
+        if found.status != "agreed":
+            yield found
+    elif not isinstance(whole, Unanswerable):
+        context.answer(session, "evaluate", whole)
+
+
+def evaluation_tail(found: Evaluation, n: int) -> tuple[F32, ...]:
+    return found.logits[-n:]
+
+
+def as_rows(logits: Sequence[F32]) -> F32:
+    """(outputs, vocabulary) of all batches."""
+    return np.concatenate(logits)
+
+
+def compare_rows(
+    context: Context,
+    session: Session,
+    run: SavedRun,
+    asked: tuple[Any, ...],
+    expected: F32,
+    actual: F32,
+    step: str,
+) -> Verdict:
+    """Compare bits first. Who is off is asked once more, and then held to the noise."""
+    detail: dict[str, Any] = {"step": step, "asked": run.words, "sequence": run.sequence}
+    words = f"{session.name}: {run.words}"
+    if np.array_equal(expected.view(np.uint32), actual.view(np.uint32)):
+        return context.verdict(NAME, "agreed", f"{words}: the same bits", detail | {"bits": True})
+    apart = relative(expected, actual)
+    again = as_rows(context.ask(session, "save", *asked))
+    own = relative(as_rows(context.ask(session, "save", *asked)), again)
+    allowed = 2 * max(own, context.noise_on((*run.batches, *run.then)))
+    detail |= {"bits": False, "apart": apart, "own_runs_apart": own, "allowed": allowed}
+    how = f"after {step} the logits differ by {apart:.2g} of the largest (allowed {allowed:.2g})"
+    if apart <= allowed:
+        return context.verdict(NAME, "agreed", f"{words}: {how}", detail)
+    row = int(np.argmax(np.abs(expected - actual).max(axis=-1)))
+    detail["row"] = row
+    look = "look at what the file holds: tokens, positions, keys, values, states, windows"
+    text = f"{words}: {how}, first at token {row} behind the file; {look}"
+    return context.verdict(NAME, "diverged", text, detail, (NAME, step))
+
+
+def relative(expected: F32, actual: F32) -> float:
+    """Return the largest difference as a share of the largest logit; infinite for a new NaN."""
+    if expected.shape != actual.shape or (np.isfinite(expected) != np.isfinite(actual)).any():
+        return float("inf")
+    both = np.isfinite(expected)
+    off = np.abs(expected[both].astype(np.float64) - actual[both])
+    largest = float(np.abs(expected[both]).max(initial=0.0))
+    return float(off.max(initial=0.0)) / (largest or 1.0)
