@@ -33,6 +33,7 @@ from lockstep.harness.cli import (
     quick,
     real_models,
     report,
+    samplers,
     selftest,
     shadow,
     slices,
@@ -89,6 +90,7 @@ fuzz.add("quants", fuzz.fuzz_quants)
 fuzz.add("gguf", files.fuzz_gguf)
 fuzz.add("tokens", tokens.fuzz_tokens)
 fuzz.add("batch", batch.fuzz_batch)
+fuzz.add("samplers", samplers.fuzz_samplers)
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")

@@ -17,6 +17,8 @@ from lockstep.engine.samplers.parts.vocabulary import TokenizerWords
 from lockstep.engine.samplers.parts.ways import Accident
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.fuzzers.base import FuzzPlan
+from lockstep.harness.fuzzers.samplers.fuzzer import SamplersFuzzer
 from lockstep.harness.known import entries
 from lockstep.harness.known.samplers import entry_of_accident
 from lockstep.harness.records import EXACT, Answered, Crashed, SampleRequest
@@ -161,3 +163,12 @@ def test_suite_judges_engines(
     assert temp.status == status
     others = {v.status for v in found if v.detail.get("part") != "temp"}
     assert others == {"agreed", "excused"}
+
+
+def test_fuzzing_names_what_is_known_and_finds_nothing_else() -> None:
+    plan = FuzzPlan(targets=("typical", "mirostat"), engine="llama.cpp", cases=60)
+    found = list(SamplersFuzzer().run(plan, lambda target, text: None))
+    assert {verdict.status for verdict in found} == {"agreed", "excused"}
+    known = {verdict.detail["known"] for verdict in found if verdict.status == "excused"}
+    assert known <= {*KNOWN}
+    assert "llama-cpp-typical-of-zero" in known
