@@ -38,7 +38,7 @@ def put_odd(values: Sequence[float]) -> Callable[[Generator, int], Rows]:
     """Return rows in which some candidates have these logits."""
 
     def row(rng: Generator, n: int) -> Rows:
-        found: Rows = KINDS["random"](rng, n)
+        found = np.asarray(KINDS["random"](rng, n), np.float32)
         places = rng.integers(0, n, max(1, n // 4))
         found[places] = rng.choice(np.array(values, np.float32), len(places))
         return found
@@ -49,7 +49,7 @@ def put_odd(values: Sequence[float]) -> Callable[[Generator, int], Rows]:
 def draw_neighbours(rng: Generator, n: int) -> Rows:
     """Return logits that are a last place apart, or two."""
     steps = rng.integers(0, 4, n).astype(np.float32)
-    return np.float32(3) + steps * np.spacing(np.float32(3))
+    return np.asarray(np.float32(3) + steps * np.spacing(np.float32(3)), np.float32)
 
 
 ODD_KINDS: dict[str, Callable[[Generator, int], Rows]] = {
