@@ -69,7 +69,7 @@ class SamplersFuzzer(Fuzzer, name="samplers"):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleFault:
-    """What an engine does with a question: a stage that is wrong, or no answer."""
+    """Fault of an engine in its answer to a question: a stage that is wrong, or no answer."""
 
     status: str
     text: str
