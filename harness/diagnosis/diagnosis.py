@@ -47,7 +47,7 @@ from lockstep.harness.diagnosis.race import (
     race,
     reaching,
 )
-from lockstep.harness.diagnosis.sampled import Sampled
+from lockstep.harness.diagnosis.sampled import SampledLists
 from lockstep.harness.diagnosis.shortest import shortest
 from lockstep.harness.graph.floor import AT_ONCE
 from lockstep.harness.mutants.parts.wrong_samplers import WRONG_SAMPLERS
@@ -160,7 +160,7 @@ class DiagnosisBench:
 
     def mistakes_of(self, aspect: str) -> tuple[tuple[KnownMistake, ...], ...]:
         """Return groups of mistakes, those to try first in front."""
-        return (self.samplers,) if aspect == Sampled.aspect else (self.near, self.far)
+        return (self.samplers,) if aspect == SampledLists.aspect else (self.near, self.far)
 
     @classmethod
     def of(cls, context: Context, *, keep: bool = False) -> "DiagnosisBench":
@@ -190,8 +190,8 @@ def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: 
     found: list[Diagnosis] = []
     unanswered: Missing = {}
     for aspect, questions in groupby(questions_for(context), key=lambda question: question.aspect):
-        if aspect == Sampled.aspect and context.subject_info.levels is None and is_wrong(found):
-            continue  # nobody says that it samples, and what to mend is known
+        if aspect == SampledLists.aspect and is_needless(context, found):
+            continue
         both = bench.rounding, bench.plain
         seen = FirstDifference(context=context, engines=both, aspect=aspect, tell=tell)
         if every := ask_questions(context, list(questions), unanswered, seen=seen, tell=tell):
@@ -205,8 +205,10 @@ def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: 
     return Diagnosed(of=tuple(found), missing=tuple(missing))
 
 
-def is_wrong(found: Sequence[Diagnosis]) -> bool:
-    return any(each.status not in ("right", "not-compared") for each in found)
+def is_needless(context: Context, found: Sequence[Diagnosis]) -> bool:
+    """Return True if nobody says that the engine samples, and it is wrong elsewhere."""
+    wrong = any(each.status not in ("right", "not-compared") for each in found)
+    return wrong and context.subject_info.levels is None
 
 
 def of_aspect(

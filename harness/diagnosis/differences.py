@@ -20,7 +20,7 @@ from lockstep.harness.diagnosis.questions import (
     RunQuestion,
     Written,
 )
-from lockstep.harness.diagnosis.sampled import Sampled, flatten
+from lockstep.harness.diagnosis.sampled import SampledLists, flatten
 from lockstep.harness.suites.metadata import readable
 
 TEXT_BYTES = 60  # shown of a text
@@ -111,7 +111,7 @@ def describe_continuation(question: Continued, said: Any, answer: Any, row: int)
     return (question.words, shorten(said), shorten(written))
 
 
-def describe_list(question: Sampled, said: Any, answer: Any, row: int) -> Pair:
+def describe_list(question: SampledLists, said: Any, answer: Any, row: int) -> Pair:
     own, right = (flatten(found)[row] for found in (said, answer))
     stages = len(question.request.chain)
     where = f"{question.stage_of(row)} on row {row // stages} of {question.words}"
@@ -138,7 +138,7 @@ DESCRIPTIONS: Mapping[type[Any], Callable[[Any, Any, Any, int], Pair]] = {
     Greedy: describe_token,
     InTurn: describe_next_token,
     Continued: describe_continuation,
-    Sampled: describe_list,
+    SampledLists: describe_list,
 }
 # rows that follow from those before them: the first that differs says it all
 IN_SEQUENCE = {RunQuestion, Embedded, Decoded, Greedy, Continued}

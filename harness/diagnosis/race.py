@@ -20,7 +20,7 @@ from lockstep.harness.diagnosis.questions import (
     Likeliest,
     RunQuestion,
 )
-from lockstep.harness.diagnosis.sampled import Sampled
+from lockstep.harness.diagnosis.sampled import SampledLists
 from lockstep.harness.processes.ahead import in_shares
 
 # Of 36 mistakes of many models, each left out of the catalogue, the others left 0.46 or more.
@@ -196,7 +196,7 @@ def tried_in_any_order(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> 
             as_right.add(one.question.words)
         # how close, more rows say
         closer = one is of.shortest and left_by(found, of) <= LEFT
-        closer |= isinstance(one.question, Sampled) and count_rows(found, of)[0] > 0
+        closer |= isinstance(one.question, SampledLists) and count_rows(found, of)[0] > 0
         if not own.same.all() and not closer:
             break
     survived = len(found) == len(of.every) and all(own.same.all() for own in found)

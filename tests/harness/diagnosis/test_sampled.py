@@ -12,7 +12,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.diagnosis.diagnosis import Diagnosed
 from lockstep.harness.diagnosis.run import diagnose_one
-from lockstep.harness.diagnosis.sampled import Sampled, sampler_questions
+from lockstep.harness.diagnosis.sampled import SampledLists, sampler_questions
 from lockstep.harness.honest.samplers import HONEST_SAMPLERS
 from lockstep.harness.mutants.parts.wrong_samplers import WRONG_SAMPLERS
 from lockstep.harness.records import EXACT
@@ -24,7 +24,7 @@ import_members("lockstep.harness.mutants")
 QUESTIONS = list(sampler_questions())
 
 
-def questions_about(stage: str) -> list[Sampled]:
+def questions_about(stage: str) -> list[SampledLists]:
     return [q for q in QUESTIONS if stage in [each["sampler"] for each in q.request.chain]]
 
 
