@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from lockstep.engine.samplers.parts.constructors import BY_SAMPLER
 from lockstep.golden.export.literals import floating, string
 from lockstep.golden.export.write import FORMS, WITH_RUNNERS, WITH_TENSORS, export
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden, sha256
@@ -205,3 +206,12 @@ def test_no_text_ends_its_literal() -> None:
     literal = string(text)
     assert not set(literal[1:-1]) & {'"', "?", "\n"}
     assert literal[1:-1].encode("ascii").decode("unicode_escape").encode("latin-1") == text.encode()
+
+
+def test_sampler_export_has_the_whole_page_and_the_lists(tmp_path: Path) -> None:
+    export(tmp_path, "samplers", "json", only=("top_p", "five-stages"))
+    page = (tmp_path / "README.md").read_text()
+    assert all(f"`{name}`" in page for name in BY_SAMPLER)
+    assert "](../" not in page  # what it links to is not there
+    shipped = json.loads((DEFAULT_ROOT / "samplers" / "top_p.json").read_text())
+    assert json.loads((tmp_path / "top_p.json").read_text()) == shipped
