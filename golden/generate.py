@@ -16,7 +16,7 @@ from lockstep.golden.manifest import NAME, ManifestEntry, read_manifest
 from lockstep.golden.models import model_row
 from lockstep.golden.ops.vectors import operations
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden
-from lockstep.golden.suites import files
+from lockstep.golden.suites import files, samplers
 from lockstep.golden.suites.base import SEED, AskedEngine, Golden, Source, source_of
 from lockstep.golden.suites.dequant import types
 from lockstep.golden.suites.dot import types_with_products
@@ -31,6 +31,7 @@ from lockstep.harness.synth.llama import write_llama
 
 TOKENS_OF = ("f32",)  # the built-in models differ in weights; one vocabulary will do
 BUILTIN_NAMES = ("f32", "f16", "bf16", "q8_0", "q4_0", "moe", "moe-q8_0")
+SAMPLER_WORDS = "llama"  # the vocabulary that dry and infill read
 SYNTH = "synth-"  # how the names of built-in vocabularies begin
 
 
@@ -88,12 +89,26 @@ def of_builtin(oracle: str, progress: Progress) -> Iterator[Made]:
             write_llama(BUILTIN[name], path)
             row = model_row(name, path, BUILTIN[name])
             yield from of_model(path, row, oracle, progress, tokens=name in TOKENS_OF)
+        yield from of_samplers(Path(folder), oracle, progress)
         for kind, recipe in BUILTIN_VOCABULARIES.items():
             if kind != "none":
                 path = Path(folder) / f"{SYNTH}{kind}.gguf"
                 write_llama(recipe, path)
                 row = model_row(path.stem, path, recipe)
                 yield of_vocabulary(path, row, oracle, progress)
+
+
+def of_samplers(folder: Path, oracle: str, progress: Progress) -> Iterator[Made]:
+    recipe = BUILTIN_VOCABULARIES[SAMPLER_WORDS]
+    path = folder / "samplers.gguf"
+    write_llama(recipe, path)
+    with Runner().open(oracle, path, EXACT) as session:
+        ask = AskedEngine(engine=oracle, session=session)
+        row = model_row(f"{SYNTH}{SAMPLER_WORDS}", path, recipe)
+        source = source_of(ask, progress, path=path, model=row)
+        for name in samplers.DOCUMENTS:
+            vectors = Golden.member("samplers")().make(source, name)
+            yield Made(path=f"samplers/{name}", kind="samplers", vectors=vectors, model=None)
 
 
 def of_file(

@@ -1,6 +1,7 @@
 """The README of an export: what lies there, how to use it, where it comes from, its licence."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 WHAT = {
@@ -9,6 +10,7 @@ WHAT = {
     "dot": "Small matrices of weight formats, activations, their products and the bounds to allow.",
     "ops": "Operations at their edges: inputs, the right results and the bounds to allow.",
     "logits": "Logits of small models: of a prompt and of greedy steps behind it, with a bound.",
+    "samplers": "Chains of samplers, logits and draws, and the right list behind every stage.",
     "files": "GGUF files with one named fault each, or with something unusual, and the verdict.",
 }
 RULES = {
@@ -38,6 +40,9 @@ bounds: start with those.""",
 A `valid` file must be accepted and an `invalid` one refused; with `implementation-defined` ones
 either is right. None may end the process, hang or take much memory.""",
 }
+PAGES = {"samplers": "SAMPLERS.md"}  # of levels whose page is whole
+GENERATED = "## Generated text"  # where such a page goes on about Lockstep alone
+HERE = Path(__file__).parent
 USE = {
     "json": """\
 `NAME.json` is a whole document; a tensor is `dtype`, `shape` and `base64`, its little-endian
@@ -59,6 +64,11 @@ needed. The files of names that you do not want may go, with their lines in `vec
 
 def readme(about: Mapping[str, Any]) -> str:
     level, form = about["level"], about["as"]
+    if level in PAGES:
+        page = (HERE.parent / PAGES[level]).read_text(encoding="utf-8")
+        return (
+            "\n\n".join([page.partition(GENERATED)[0].rstrip(), "## Origin", origin(about)]) + "\n"
+        )
     parts = [f"# Golden vectors: {level}", WHAT[level], "## Using them"]
     parts += [USE[form].replace("{level}", level), "## Rules", RULES[level]]
     if level in ("logits", "tokens"):

@@ -28,7 +28,8 @@ from lockstep.golden.store import (
 )
 from lockstep.golden.suites.base import Vectors
 
-LEVELS = ("tokens", "dequant", "dot", "ops", "logits", "files")
+WITH_RUNNERS = ("tokens", "dequant", "dot", "ops", "logits", "files")
+LEVELS = (*WITH_RUNNERS, "samplers")
 FORMS = ("json", "safetensors", "c")
 WITH_TENSORS = ("dequant", "dot", "ops", "logits")
 HERE = Path(__file__).parent
@@ -50,7 +51,10 @@ def export(
     for a name that the level has not, and for a folder with anything in it.
     """
     if form == "safetensors" and level not in WITH_TENSORS:
-        raise BrokenGolden(f"the level {level} has no tensors: --as json or --as c has all of it")
+        other = " or --as c" if level in WITH_RUNNERS else ""
+        raise BrokenGolden(f"the level {level} has no tensors: --as json{other} has all of it")
+    if form == "c" and level not in WITH_RUNNERS:
+        raise BrokenGolden(f"the level {level} has no runner in C: --as json has all of it")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BrokenGolden(f"{out} is there and is not empty: name a new folder")
     entries = {entry.path: entry for entry in read_manifest(root)}

@@ -33,6 +33,7 @@ from lockstep.harness.cli import (
     quick,
     real_models,
     report,
+    samplers,
     selftest,
     shadow,
     slices,
@@ -91,6 +92,7 @@ fuzz.add("gguf", files.fuzz_gguf)
 fuzz.add("tokens", tokens.fuzz_tokens)
 fuzz.add("batch", batch.fuzz_batch)
 fuzz.add("states", states.fuzz_states)
+fuzz.add("samplers", samplers.fuzz_samplers)
 app.add_typer(fuzz.app, name="fuzz")
 app.add_typer(bench.app, name="bench")
 app.add_typer(oracle.app, name="oracle")

@@ -44,6 +44,7 @@ from lockstep.harness.cli.shared import (
 
 if TYPE_CHECKING:
     from lockstep.harness.check.check import Plan
+    from lockstep.harness.context.suite import NoAnswer
 
 
 def bisect(
@@ -85,8 +86,9 @@ def bisect(
     from ops that pass it on. Then it puts the oracle's tensors in at the wrong ops: if the rest
     agrees, these were all. An engine that shows no tensors inside its layers first runs the F32
     twin of a quantised model. If the usual run agrees, the further runs of `check` follow. If no op
-    is wrong, known mistakes are tried, as in `diagnose`. Exit code: 0 no difference, 1 wrong ops
-    found, 3 incomplete, 4 the engines diverge and no op is wrong on its own inputs. Examples:
+    is wrong, known mistakes are tried, as in `diagnose`. An engine that only samples is diagnosed,
+    stage by stage. Exit code: 0 no difference, 1 wrong ops found, 3 incomplete, 4 the engines
+    diverge and no op is wrong on its own inputs. Examples:
 
     \b
       lockstep bisect model.gguf --engine "./my-engine --threads 1"
@@ -107,6 +109,7 @@ def bisect(
         from lockstep.harness.check.plan_report import PlanReport, write_plan_report
         from lockstep.harness.cli.bisection import bisection_lines
         from lockstep.harness.context.runner import is_outside
+        from lockstep.harness.context.suite import NoAnswer
         from lockstep.harness.parallel.children import result_of
         from lockstep.harness.runs.run import bisect_one, provide_engines, run_folder
         from lockstep.harness.synth.builtin import BUILTIN
@@ -133,13 +136,21 @@ def bisect(
             code, engines = seen.exit_code, seen.whole.engines
             verdicts = of_black_box.verdicts_of(plan, seen, command)
         else:
-            with whole_commands(plan):
-                result = result_of(partial(bisect_one, plan), partial(out.progress, plan.case))
-            diagnosed = diagnosing.where_no_op_is_found(plan, result, out)
-            code, engines = out.bisection(plan, result, diagnosed), result.engines
-            verdicts = verdicts_of(plan, result, command, bisection_lines(plan, result))
-            if diagnosed:
-                verdicts = chain(verdicts, diagnosis.verdicts_of(plan, diagnosed, command))
+            try:
+                with whole_commands(plan):
+                    result = result_of(partial(bisect_one, plan), partial(out.progress, plan.case))
+            except NoAnswer as error:
+                if not only_samples(error):
+                    raise
+                diagnosed = diagnosing.run_diagnosis(plan, out)
+                code, engines = out.diagnosis(plan, diagnosed), diagnosed.engines
+                verdicts = diagnosis.verdicts_of(plan, diagnosed, command)
+            else:
+                found_by = diagnosing.where_no_op_is_found(plan, result, out)
+                code, engines = out.bisection(plan, result, found_by), result.engines
+                verdicts = verdicts_of(plan, result, command, bisection_lines(plan, result))
+                if found_by:
+                    verdicts = chain(verdicts, diagnosis.verdicts_of(plan, found_by, command))
         folder_of_run = run_folder(report, "bisect")
         found = PlanReport(
             plan=plan,
@@ -153,6 +164,14 @@ def bisect(
         write_formats(wanted, folder_of_run, out)
         out.where(folder_of_run)
     raise typer.Exit(code)
+
+
+def only_samples(error: "NoAnswer") -> bool:
+    """Return True for an engine that has samplers and runs no model: its stages are its ops."""
+    from lockstep.harness.locate.locate import LEVELS
+
+    levels = {*(error.detail.get(LEVELS) or ())}
+    return "sample" in levels and not levels & {"logits", "greedy", "generate", "logprobs", "embed"}
 
 
 @contextmanager

@@ -19,7 +19,12 @@ TIES = "a tie within the noise, where two right engines may diverge"
 # lies along the effect of zeroed logits whatever an engine does.
 NEAR_SHARE = 0.75
 SHOWN = 4  # mistakes that cannot be told apart
-OF = {"metadata": "its metadata", "tokens": "its tokens", "runs": "its runs"}
+OF = {
+    "metadata": "its metadata",
+    "tokens": "its tokens",
+    "runs": "its runs",
+    "samplers": "its samplers",
+}
 
 
 def diagnosis_of(plan: "Plan", found: "Diagnosed") -> Mapping[str, Any]:

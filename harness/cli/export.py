@@ -18,6 +18,7 @@ class ExportLevel(StrEnum):
     ops = "ops"
     logits = "logits"
     files = "files"
+    samplers = "samplers"
 
 
 class ExportForm(StrEnum):
@@ -45,6 +46,7 @@ def export(
       lockstep golden export vendor/dequant --level dequant --as c
       lockstep golden export q4_k --level dot --as json --only q4_k
       lockstep golden export runs --level logits --as safetensors
+      lockstep golden export samplers --level samplers --as json
     """
     from lockstep.golden.export.write import export as write
     from lockstep.harness.cli.shared import screen

@@ -12,6 +12,8 @@ class Language(StrEnum):
     JAVASCRIPT = "javascript"
     C = "c"
     SAMPLER = "sampler"
+    SAMPLER_C = "sampler-c"
+    SAMPLER_JAVASCRIPT = "sampler-javascript"
 
 
 FILES = {
@@ -19,6 +21,8 @@ FILES = {
     Language.JAVASCRIPT: "engine.mjs",
     Language.C: "engine.c",
     Language.SAMPLER: "sampler.py",
+    Language.SAMPLER_C: "sampler.c",
+    Language.SAMPLER_JAVASCRIPT: "sampler.mjs",
 }
 
 
@@ -28,7 +32,8 @@ def protocol(
         typer.Option(
             help="Print an example engine of at most 150 lines. python and javascript run llama "
             "models with F32 weights. c decodes weights (F32, F16, Q4_0, Q8_0) and "
-            "multiplies by them. sampler (in Python) chooses tokens."
+            "multiplies by them. sampler (in Python), sampler-c and sampler-javascript "
+            "choose tokens."
         ),
     ] = None,
     guide: Annotated[

@@ -28,6 +28,7 @@ from lockstep.harness.diagnosis.questions import (
     RunQuestion,
     Written,
 )
+from lockstep.harness.diagnosis.sampled import sampler_questions
 from lockstep.harness.judging.candidates import read_list
 from lockstep.harness.judging.no_characters import shown_as
 from lockstep.harness.records import Answered, Unanswerable
@@ -111,6 +112,8 @@ def questions_for(context: Context) -> Iterator[MistakeQuestion]:
         yield from of_weights(context)
     if not (context.facts.not_ours or context.facts.no_run):
         yield from of_runs(context, offers)
+    if offers("sample"):
+        yield from sampler_questions()
 
 
 def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[MistakeQuestion]:

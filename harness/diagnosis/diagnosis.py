@@ -5,7 +5,7 @@ One is named if it gives all of the subject's answers, and the right engine does
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from math import inf, isfinite
 from typing import Literal
@@ -27,7 +27,7 @@ from lockstep.harness.diagnosis.asking import (
 )
 from lockstep.harness.diagnosis.compared import Compared
 from lockstep.harness.diagnosis.differences import Difference, differences_in
-from lockstep.harness.diagnosis.engines import Engines, candidates
+from lockstep.harness.diagnosis.engines import Engines, KnownMistake, candidates
 from lockstep.harness.diagnosis.first_difference import FirstDifference
 from lockstep.harness.diagnosis.pace import Estimate
 from lockstep.harness.diagnosis.questions import (
@@ -47,11 +47,13 @@ from lockstep.harness.diagnosis.race import (
     race,
     reaching,
 )
+from lockstep.harness.diagnosis.sampled import SampledLists
 from lockstep.harness.diagnosis.shortest import shortest
 from lockstep.harness.graph.floor import AT_ONCE
+from lockstep.harness.mutants.parts.wrong_samplers import WRONG_SAMPLERS
 from lockstep.harness.records import Answered, EngineInfo, Request
 
-ASPECTS = ("metadata", "tokens", "runs")
+ASPECTS = ("metadata", "tokens", "runs", "samplers")
 # Where one or two tokens differ, nearly ties, another small error may well tip the same.
 PLACES = 3
 AGAIN = 3
@@ -152,6 +154,13 @@ class DiagnosisBench:
     plain: Engines
     near: tuple[Wrong, ...]
     far: tuple[Wrong, ...]
+    samplers: tuple[KnownMistake, ...] = field(
+        default_factory=lambda: tuple(WRONG_SAMPLERS.values())
+    )
+
+    def mistakes_of(self, aspect: str) -> tuple[tuple[KnownMistake, ...], ...]:
+        """Return groups of mistakes, those to try first in front."""
+        return (self.samplers,) if aspect == SampledLists.aspect else (self.near, self.far)
 
     @classmethod
     def of(cls, context: Context, *, keep: bool = False) -> "DiagnosisBench":
@@ -181,6 +190,8 @@ def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: 
     found: list[Diagnosis] = []
     unanswered: Missing = {}
     for aspect, questions in groupby(questions_for(context), key=lambda question: question.aspect):
+        if aspect == SampledLists.aspect and is_needless(context, found):
+            continue
         both = bench.rounding, bench.plain
         seen = FirstDifference(context=context, engines=both, aspect=aspect, tell=tell)
         if every := ask_questions(context, list(questions), unanswered, seen=seen, tell=tell):
@@ -192,6 +203,12 @@ def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: 
     if facts.not_ours:  # of its runs nothing was asked, whatever it offers
         missing.append(f"its runs: {facts.not_ours}, so no known mistake can be tried")
     return Diagnosed(of=tuple(found), missing=tuple(missing))
+
+
+def is_needless(context: Context, found: Sequence[Diagnosis]) -> bool:
+    """Return True if nobody says that the engine samples, and it is wrong elsewhere."""
+    wrong = any(each.status not in ("right", "not-compared") for each in found)
+    return wrong and context.subject_info.levels is None
 
 
 def of_aspect(
@@ -214,7 +231,7 @@ def of_aspect(
     for engines in (bench.rounding, bench.plain) if aspect == "runs" else (bench.rounding,):
         if engines is bench.plain:
             of = hold_answers(engines, every, of.noise, of.shortest)
-        for classes in (bench.near, bench.far):
+        for classes in bench.mistakes_of(aspect):
             found += race(engines, reaching(classes, of, found), of, context.progress)
             if any(survives(row) for row in found):
                 diagnosis = name_mistake(context, aspect, engines, of, found)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.harness.adapters.parts.sampled_lists import SampledList
 from lockstep.harness.diagnosis.asking import AskedQuestion
 from lockstep.harness.diagnosis.compared import Compared
 from lockstep.harness.diagnosis.questions import (
@@ -19,6 +20,7 @@ from lockstep.harness.diagnosis.questions import (
     RunQuestion,
     Written,
 )
+from lockstep.harness.diagnosis.sampled import SampledLists, flatten
 from lockstep.harness.suites.metadata import readable
 
 TEXT_BYTES = 60  # shown of a text
@@ -109,6 +111,23 @@ def describe_continuation(question: Continued, said: Any, answer: Any, row: int)
     return (question.words, shorten(said), shorten(written))
 
 
+def describe_list(question: SampledLists, said: Any, answer: Any, row: int) -> Pair:
+    own, right = (flatten(found)[row] for found in (said, answer))
+    stages = len(question.request.chain)
+    where = f"{question.stage_of(row)} on row {row // stages} of {question.words}"
+    return where, shorten_list(own, own, right), shorten_list(right, own, right)
+
+
+def shorten_list(shown: SampledList, own: SampledList, right: SampledList) -> str:
+    """Return the candidates, or the logits where these are the same, or what is selected."""
+    if sorted(own.ids.tolist()) != sorted(right.ids.tolist()):
+        return f"{len(shown.ids)} candidates {shorten(shown.ids.tolist())}"
+    if own.selected != right.selected and np.array_equal(own.logits, right.logits):
+        return f"token {shown.selected}"
+    logits = shown.logits[np.argsort(shown.ids, kind="stable")]
+    return f"logits {shorten([float(f'{x:.4g}') for x in logits.tolist()])}"
+
+
 DESCRIPTIONS: Mapping[type[Any], Callable[[Any, Any, Any, int], Pair]] = {
     Header: describe_key,
     Ids: describe_ids,
@@ -119,6 +138,7 @@ DESCRIPTIONS: Mapping[type[Any], Callable[[Any, Any, Any, int], Pair]] = {
     Greedy: describe_token,
     InTurn: describe_next_token,
     Continued: describe_continuation,
+    SampledLists: describe_list,
 }
 # rows that follow from those before them: the first that differs says it all
 IN_SEQUENCE = {RunQuestion, Embedded, Decoded, Greedy, Continued}

@@ -15,8 +15,11 @@ from lockstep.harness.catalogue.run import wrong_engines
 from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.diagnosis.questions import MistakeQuestion
 from lockstep.harness.mutants.parts.changed import WrongFormat
+from lockstep.harness.mutants.parts.wrong_samplers import WrongSampler
 from lockstep.harness.mutants.tokenizers import WrongTokenizer
 from lockstep.harness.records import Settings
+
+KnownMistake = Wrong | type[WrongSampler]
 
 
 @dataclass(kw_only=True)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.catalogue.trial import Wrong
 from lockstep.harness.diagnosis.asking import AskedQuestion
 from lockstep.harness.diagnosis.compared import Compared
-from lockstep.harness.diagnosis.engines import Engines
+from lockstep.harness.diagnosis.engines import Engines, KnownMistake
 from lockstep.harness.diagnosis.pace import Pace
 from lockstep.harness.diagnosis.questions import (
     Continued,
@@ -21,6 +20,7 @@ from lockstep.harness.diagnosis.questions import (
     Likeliest,
     RunQuestion,
 )
+from lockstep.harness.diagnosis.sampled import SampledLists
 from lockstep.harness.processes.ahead import in_shares
 
 # Of 36 mistakes of many models, each left out of the catalogue, the others left 0.46 or more.
@@ -109,7 +109,7 @@ class TriedMistake:
     of questions that it gives the very logits of the right engine for, which what it does otherwise
     does not reach."""
 
-    cls: Wrong
+    cls: KnownMistake
     survived: bool
     left: float
     alike: float = 0.0
@@ -123,7 +123,10 @@ Row = tuple[int, bool, float, float, int, int, list[str]]
 
 
 def race(
-    engines: Engines, classes: Sequence[Wrong], of: HeldAnswers, progress: Callable[[str], None]
+    engines: Engines,
+    classes: Sequence[KnownMistake],
+    of: HeldAnswers,
+    progress: Callable[[str], None],
 ) -> list[TriedMistake]:
     """In forks too where a run takes long: none of the wrong engines knows of the others."""
 
@@ -170,13 +173,13 @@ def so_far(best: TriedMistake | None) -> str:
     return f"; the closest leaves {best.left:.0%} of the difference: {best.cls.mistake}"
 
 
-def try_mistake(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
+def try_mistake(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> TriedMistake:
     with engines.open(cls):
         remembers = getattr(cls, "remembers", False)
         return (tried_in_turn if remembers else tried_in_any_order)(engines, cls, of)
 
 
-def tried_in_any_order(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
+def tried_in_any_order(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> TriedMistake:
     found: list[Compared] = []
     as_right: set[str] = set()
     for one, right in zip(of.every, of.right, strict=True):
@@ -191,7 +194,9 @@ def tried_in_any_order(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMi
         found.append(own)
         if is_as_right(one, own, right):
             as_right.add(one.question.words)
-        closer = one is of.shortest and left_by(found, of) <= LEFT  # how close, more rows say
+        # how close, more rows say
+        closer = one is of.shortest and left_by(found, of) <= LEFT
+        closer |= isinstance(one.question, SampledLists) and count_rows(found, of)[0] > 0
         if not own.same.all() and not closer:
             break
     survived = len(found) == len(of.every) and all(own.same.all() for own in found)
@@ -225,8 +230,8 @@ def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
 
 
 def reaching(
-    classes: Sequence[Wrong], of: HeldAnswers, before: Sequence[TriedMistake]
-) -> list[Wrong]:
+    classes: Sequence[KnownMistake], of: HeldAnswers, before: Sequence[TriedMistake]
+) -> list[KnownMistake]:
     """Without those that made none of this difference when our engine rounded in another way
     (before): they do nothing to such a model, and each would be a run more."""
     off = {one.question.words for one in of.off}
@@ -247,7 +252,7 @@ def alike_by(own: Sequence[Compared], of: HeldAnswers) -> float:
     return (subjects + mistakes - between) / both if both else 0.0
 
 
-def tried_in_turn(engines: Engines, cls: Wrong, of: HeldAnswers) -> TriedMistake:
+def tried_in_turn(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> TriedMistake:
     """Try a mistake whose answers depend on what was asked before: all questions, as for the
     subject."""
     found: dict[int, Compared] = {}

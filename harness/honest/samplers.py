@@ -143,7 +143,7 @@ class TiedTopK(TopK):
         found = super().apply(c)
         if len(found) == len(c):
             return found
-        return c.take(np.flatnonzero(c.logits >= found.logits.min()))
+        return c.take(np.flatnonzero(~(c.logits < found.logits.min())))
 
 
 HONEST_SAMPLERS[TiesKept.name] = TiesKept

@@ -22,7 +22,9 @@ def send_sample(request: SampleRequest) -> Message:
 
 
 def describe_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: plain_value(value) for name, value in stage.items()}
+    """Return the sampler's name first, for programs without a JSON library."""
+    named = {"sampler": stage["sampler"], **stage}
+    return {name: plain_value(value) for name, value in named.items()}
 
 
 def plain_value(value: Any) -> Any:

@@ -98,7 +98,7 @@ def cut_min_p(sampler: MinP, c: CandidateList) -> RankedCut:
     log = float(np.log(np.float64(F(sampler.p))))
     least = float(wide.max()) + log
     radius = UNIT * (6 + 4 * abs(log) + 2 * np.log(n) + 3 * abs(least)) + LAST_PLACE * abs(log)
-    keep = min(sampler.min_keep, n)
+    keep = max(1, min(sampler.min_keep, n))
     low, high = (max(int(np.count_nonzero(wide >= least + e)), keep) for e in (radius, -radius))
     return by_logits(c, size_between(low, high))
 
@@ -164,7 +164,7 @@ def cut_mirostat(sampler: Mirostat, c: CandidateList, off_mu: float) -> RankedCu
     p, radius = held.p[order], held.radius[order]
     most = len(p) if sampler.m < 1 else min(sampler.m, len(p))
     shown = [int(np.count_nonzero(p[:most] > least)) for least in (LEAST_P, 0.0)]
-    if shown[0] < 2:
+    if shown[0] < 2 or not np.isfinite(float(sampler.mu) + off_mu):  # learnt of an impossible token
         return by_logits(c, size_between(1, len(c)))
     sizes = [
         size

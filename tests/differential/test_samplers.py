@@ -1,5 +1,7 @@
 """llama.cpp's samplers, bit for bit by our mirror; what is known of them is still true."""
 
+import shlex
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +19,8 @@ from lockstep.engine.samplers.parts.vocabulary import TokenizerWords
 from lockstep.engine.samplers.parts.ways import Accident
 from lockstep.engine.tokenizers.base import tokenizer_of
 from lockstep.harness.context.runner import Runner, Session
+from lockstep.harness.fuzzers.base import FuzzPlan
+from lockstep.harness.fuzzers.samplers.fuzzer import SamplersFuzzer
 from lockstep.harness.known import entries
 from lockstep.harness.known.samplers import entry_of_accident
 from lockstep.harness.records import EXACT, Answered, Crashed, SampleRequest
@@ -161,3 +165,36 @@ def test_suite_judges_engines(
     assert temp.status == status
     others = {v.status for v in found if v.detail.get("part") != "temp"}
     assert others == {"agreed", "excused"}
+
+
+def test_fuzzing_names_what_is_known_and_finds_nothing_else() -> None:
+    plan = FuzzPlan(targets=("typical", "mirostat"), engine="llama.cpp", cases=60)
+    found = list(SamplersFuzzer().run(plan, lambda target, text: None))
+    assert {verdict.status for verdict in found} == {"agreed", "excused"}
+    known = {verdict.detail["known"] for verdict in found if verdict.status == "excused"}
+    assert known <= {*KNOWN}
+    assert "llama-cpp-typical-of-zero" in known
+
+
+def example_command(name: str, folder: Path) -> str:
+    source = EXAMPLES / name
+    if name.endswith(".mjs"):
+        return shlex.join(["node", str(source)])
+    program = folder / "sampler"
+    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
+    subprocess.run(["cc", *flags, str(source), "-lm"], check=True, capture_output=True)
+    return str(program)
+
+
+@pytest.mark.parametrize(("name", "needed"), [("sampler.c", "cc"), ("sampler.mjs", "node")])
+def test_example_in_another_language_conforms(
+    name: str, needed: str, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which(needed) is None:
+        pytest.skip(f"{needed} is not installed: {name} was not asked")
+    monkeypatch.setattr("lockstep.harness.suites.samplers.CASES", 30)  # of 120
+    engine = example_command(name, tmp_path)
+    found = verdicts_of(plan_of(vocabulary, engine, suites=("samplers",), by_name=True))
+    agreed = {v.detail["part"] for v in found if v.status == "agreed"}
+    assert agreed == {"greedy", "dist", "top_k", "top_p", "min_p", "temp", "penalties"}
+    assert {v.status for v in found} == {"agreed", "excused"}

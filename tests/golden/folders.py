@@ -29,7 +29,14 @@ needs_stories = pytest.mark.skipif(not STORIES.exists(), reason=NO_STORIES)
 
 FEW = (  # of every kind, for tests that look at whole folders again and again
     *("logits/f32", "logits/f16", "logits/q8_0", "logits/moe", "tokens/f32", *STORIES_PATHS),
-    *("dequant/q8_0", "dequant/q4_0", "dot/q4_k", "tokens/synth-bert", "ops/softmax_rows"),
+    *(
+        "dequant/q8_0",
+        "dequant/q4_0",
+        "dot/q4_k",
+        "tokens/synth-bert",
+        "ops/softmax_rows",
+        "samplers/top_p",
+    ),
 )
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from lockstep.engine.samplers.parts.constructors import BY_SAMPLER
 from lockstep.golden.export.literals import floating, string
-from lockstep.golden.export.write import FORMS, LEVELS, WITH_TENSORS, export
+from lockstep.golden.export.write import FORMS, WITH_RUNNERS, WITH_TENSORS, export
 from lockstep.golden.store import DEFAULT_ROOT, BrokenGolden, sha256
 from lockstep.harness.report.header import sha256_of
 from tests.places import ROOT
@@ -50,7 +51,7 @@ def compiled(folder: Path, engine: Path, wrong: int = 0) -> Ran:
     return Ran(subprocess.run([program], capture_output=True, text=True, check=False))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", WITH_RUNNERS)
 def test_the_right_engine_in_c_passes_and_a_wrong_one_does_not(tmp_path: Path, level: str) -> None:
     export(tmp_path, level, "c", only=FEW[level])
     right = compiled(tmp_path, ENGINES / f"{level}.c")
@@ -162,6 +163,7 @@ def test_the_licence_of_an_export_is_that_of_the_project() -> None:
     [
         ("tokens", "safetensors", (), "no tensors: --as json or --as c"),
         ("files", "safetensors", (), "no tensors"),
+        ("samplers", "c", (), "no runner in C"),
         ("dot", "c", ("q4_9",), "dot has no 'q4_9' (near: q4_"),
     ],
 )
@@ -204,3 +206,12 @@ def test_no_text_ends_its_literal() -> None:
     literal = string(text)
     assert not set(literal[1:-1]) & {'"', "?", "\n"}
     assert literal[1:-1].encode("ascii").decode("unicode_escape").encode("latin-1") == text.encode()
+
+
+def test_sampler_export_has_the_whole_page_and_the_lists(tmp_path: Path) -> None:
+    export(tmp_path, "samplers", "json", only=("top_p", "five-stages"))
+    page = (tmp_path / "README.md").read_text()
+    assert all(f"`{name}`" in page for name in BY_SAMPLER)
+    assert "](../" not in page  # what it links to is not there
+    shipped = json.loads((DEFAULT_ROOT / "samplers" / "top_p.json").read_text())
+    assert json.loads((tmp_path / "top_p.json").read_text()) == shipped

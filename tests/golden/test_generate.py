@@ -61,7 +61,7 @@ def other_bytes(fresh: Path, *beginnings: str, stories: bool = False) -> list[st
     return [p for p in chosen if (fresh / p).read_bytes() != (DEFAULT_ROOT / p).read_bytes()]
 
 
-EXACT_ONES = ("dequant/", "files/", "tokens/", "ops/")
+EXACT_ONES = ("dequant/", "files/", "tokens/", "ops/", "samplers/")
 SUMS = ("logits/", "dot/")  # what the order of the oracle's additions decides
 
 

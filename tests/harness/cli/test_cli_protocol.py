@@ -26,7 +26,11 @@ def test_every_command_that_writes_a_model_can_be_quiet(
 
 
 @pytest.mark.parametrize(
-    ("language", "word"), [("python", "def "), ("javascript", "const "), ("c", "#include")]
+    ("language", "word"),
+    [
+        *(("python", "def "), ("javascript", "const "), ("c", "#include"), ("sampler", "def ")),
+        *(("sampler-c", "#include"), ("sampler-javascript", "const ")),
+    ],
 )
 def test_a_whole_engine_is_printed_in_each_language(
     lockstep: Lockstep, language: str, word: str

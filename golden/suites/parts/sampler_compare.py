@@ -1,0 +1,84 @@
+"""The comparison of sampler vectors with lists of any engine, as the page states it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lockstep.harness.adapters.parts.sampled_lists import SampledList
+from lockstep.harness.records import SampleRequest
+
+TOLERANCE = 5e-4
+DIGITS, EXACT_DIGITS = 6, 12  # behind the point, of what comes out and of what goes in
+COMPARE = (
+    "leave out candidates at minus infinity; then the same ids in any order, and each logit and "
+    "each probability of the list within the tolerance; the selected token is one of `selected`"
+)
+# behind other stages engines leave what an earlier one computed, or what infill merged
+CHOOSING = ("dist", "mirostat", "mirostat_v2", "adaptive_p")
+Row = Mapping[str, Any]
+
+
+def write_numbers(values: Any, digits: int = DIGITS) -> list[float | None]:
+    """Return numbers as the document has them; minus infinity is null."""
+    wide = np.asarray(values, np.float64).tolist()
+    return [None if value == -np.inf else round(value, digits) + 0.0 for value in wide]
+
+
+def read_numbers(values: Sequence[float | None]) -> list[float]:
+    return [-np.inf if value is None else value for value in values]
+
+
+def request_of(case: Mapping[str, Any]) -> SampleRequest:
+    """Return the question of a case for an engine."""
+    rows = case["rows"]
+    return SampleRequest(
+        chain=tuple(read_stage(stage) for stage in case["chain"]),
+        logits=np.array([read_numbers(row["logits"]) for row in rows], np.float32),
+        accepted=tuple(tuple(row["accepted"]) for row in rows),
+        draws=np.array([[s.get("draw", np.nan) for s in row["stages"]] for row in rows]),
+        prompt=tuple(case["prompt"]),
+    )
+
+
+def read_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(stage)
+    if "seq_breakers" in stage:
+        found["seq_breakers"] = tuple(text.encode() for text in stage["seq_breakers"])
+    if "biases" in stage:
+        numbers = read_numbers([bias for _, bias in stage["biases"]])
+        tokens = [token for token, _ in stage["biases"]]
+        found["biases"] = tuple(zip(tokens, numbers, strict=True))
+    return found
+
+
+def row_differences(chain: Sequence[Row], row: Row, lists: Sequence[SampledList]) -> str:
+    """Return what is wrong with the first stage that is; "" if nothing is."""
+    for i, (stage, want, got) in enumerate(zip(chain, row["stages"], lists, strict=True)):
+        text = stage_difference(stage["sampler"], want, got)
+        if text:
+            return f"stage {i + 1} ({stage['sampler']}): {text}"
+    return ""
+
+
+def stage_difference(sampler: str, want: Row, got: SampledList) -> str:
+    merged = sampler == "infill"  # it gives probabilities to others and leaves logits
+    there = np.isfinite(got.logits) & (~(got.p <= 0) if merged else True)
+    ids = got.ids[there].tolist()
+    if sorted(ids) != sorted(want["ids"]):
+        return f"{len(ids)} candidates are left, {sorted(ids)[:8]}, expected {want['ids'][:8]}"
+    place = {token: at for at, token in enumerate(want["ids"])}
+    order = [place[token] for token in ids]
+    p = got.p[there].astype(np.float64)
+    columns = [] if merged else [("logit", got.logits[there], want["logits"])]
+    if sampler in CHOOSING and not np.isnan(p).all():
+        columns.append(("probability", p / p.sum(), want["p"]))
+    for what, mine, numbers in columns:
+        off = np.abs(np.asarray(mine, np.float64) - np.array(numbers)[order])
+        if not (off <= TOLERANCE).all():
+            at = int(np.argmax(np.where(np.isnan(off), np.inf, off)))
+            expected = numbers[order[at]]
+            return f"the {what} of {ids[at]} is {mine[at]:.9g}, expected {expected:.9g}"
+    if "selected" in want and got.selected not in want["selected"].values():
+        return f"{got.selected} is selected, expected {want['selected']}"
+    return ""

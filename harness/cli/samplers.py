@@ -1,0 +1,59 @@
+"""`lockstep fuzz samplers`: chains of samplers on logits that hurt."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.harness.cli.options import OracleOpt
+
+if TYPE_CHECKING:
+    from lockstep.harness.fuzzers.base import FuzzPlan
+
+
+def fuzz_samplers(
+    type_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type",
+            help="Only chains with this sampler, by llama.h's name: top_k, top_p, min_p, typical, "
+            "temp, penalties, dist and so on (repeatable).",
+        ),
+    ] = None,
+    cases: Annotated[int, typer.Option(help="Chains with each sampler.", min=1)] = 1000,
+    question: Annotated[
+        list[str] | None,
+        typer.Option(help="This question, as JSON from a report, instead (repeatable)."),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="The engine under test: a command that answers `sample` (see lockstep protocol "
+            "--example sampler), or reference, llama.cpp, mutant:NAME, honest:NAME."
+        ),
+    ] = "reference",
+    oracle: OracleOpt = "llama.cpp",
+) -> "FuzzPlan":
+    """Run chains of samplers on logits that hurt, and hold every stage to its definition.
+
+    Logits have ties, neighbours a last place apart, masks, zeros of both signs, huge numbers, or
+    one candidate. Chains have any order, and parameters at their edges. Rows with NaN or infinity
+    must be answered, whatever the answer. Each stage is judged on what the engine had before it.
+
+    Each fault is shrunk: fewer rows, stages, candidates and tokens, simpler numbers. What llama.cpp
+    is known to do by accident is named and excused. The oracle is held to the same definitions.
+    Exit code: 0 no fault, 1 a fault, 2 bad input, 3 the engine does not answer. Examples:
+
+    \b
+      lockstep fuzz samplers --engine ./my-engine
+      lockstep fuzz samplers --type top_p --type min_p --cases 20000 --engine ./my-engine
+      lockstep fuzz samplers --type top_p --engine mutant:top-p-drops-crossing
+    """
+    from lockstep.harness.fuzzers.base import FuzzPlan
+
+    return FuzzPlan(
+        targets=tuple(dict.fromkeys(type_ or ())),
+        engine=engine,
+        oracle=oracle,
+        cases=cases,
+        given=tuple(text.encode() for text in question or ()),
+    )

@@ -1,0 +1,1 @@
+"""Sampler chains of any engine, held against their definitions on logits that hurt."""
