@@ -29,7 +29,9 @@ SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 SPACES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 LINE_END = re.compile(r"\r\n|\r|\n|\Z")
 ESCAPES: Mapping[str, str] = {
-    **{"n": "\n", "r": "\r", "t": "\t"},
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
     **{each: each for each in '\\"[]-'},
 }
 HEX_DIGITS: Mapping[str, int] = {"x": 2, "u": 4, "U": 8}
@@ -117,7 +119,7 @@ class GrammarParser:
         items: list[Item] = []
         while True:
             if self.sign and self.sign in "*+?{":
-                if not items or is_nothing(items[-1]):
+                if not items:
                     raise self.error("something to repeat")
                 items[-1] = self.repetition(items[-1])
             elif (item := self.item()) is not None:
@@ -233,10 +235,3 @@ class GrammarParser:
             raise self.error(f"a number of at least {least}, before this")
         self.expect("}")
         return Repetition(item, least, most)
-
-
-def is_nothing(item: Item) -> bool:
-    """Return whether an item is an empty literal, or repeated no times."""
-    if isinstance(item, Repetition):
-        return item.most == 0
-    return isinstance(item, Choice) and item.sequences == ((),)

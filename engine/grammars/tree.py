@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Union
 
 Range = tuple[int, int]  # code points, both inside
 
@@ -58,7 +57,7 @@ class Repetition:
     most: int | None  # None: any number
 
 
-Item = Union[CharacterClass, TokenLiteral, RuleReference, Choice, Repetition]
+Item = CharacterClass | TokenLiteral | RuleReference | Choice | Repetition
 Rules = Mapping[str, Choice]
 ANY = CharacterClass((), negated=True)
 

@@ -68,11 +68,13 @@ class Grammar(ReadingSampler, name="grammar"):
         return reader.allowed(self.state, habits_of(self.ways))
 
     def permits(self, token: int) -> bool:
-        """Hold for the definition and for these ways, which must go on alike."""
-        return self.is_open or all(
-            bool(self.reader.allowed(self.state, habits_of(ways))[token])
-            for ways in (DEFINITION, self.ways)
-        )
+        return self.is_open or bool(self.find_permitted()[token])
+
+    def find_permitted(self) -> NDArray[np.bool_]:
+        """Return what the definition and these ways allow, which then go on alike. (vocabulary,)"""
+        reader = self.reader
+        ours, theirs = (reader.allowed(self.state, habits_of(w)) for w in (DEFINITION, self.ways))
+        return ours & theirs
 
     def accept(self, token: int) -> None:
         """An end changes nothing where it is allowed."""

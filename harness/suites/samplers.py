@@ -1,11 +1,11 @@
 """Does an engine sample as the definitions of samplers say, stage by stage, whatever the chain?
 
-Rows of logits are seeded, so no weights are read; the model's vocabulary is, for infill and the
-breakers of dry. What llama.cpp does by accident (harness/known) is demanded of nobody.
+Rows of logits are seeded, so no weights are read; the model's vocabulary is, for infill, grammars
+and the breakers of dry. What llama.cpp does by accident (harness/known) is demanded of nobody.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -22,6 +22,7 @@ from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.known.samplers import describe_accident
 from lockstep.harness.records import (
     PART,
+    Answered,
     SampleAnswer,
     SampleRequest,
     Status,
@@ -39,11 +40,13 @@ from lockstep.harness.samplers.cases import (
     stage_for,
 )
 from lockstep.harness.samplers.describe import describe_finding
+from lockstep.harness.samplers.grammars import BAD_GRAMMARS, GRAMMARS, READING, grammar_stage
 from lockstep.harness.samplers.judgement import Judgement, StageFinding, judge_answer
 
 NAME, LEVEL = "samplers", "sample"
 CASES, ROWS = 120, 10
 WORD_CASES, WORD_ROWS = 12, 4  # with the model's vocabulary
+GRAMMAR_ROWS, LAZY_CASES = 8, 6
 MAX_WORDS = 70_000  # of a vocabulary: each row is as long
 PLAIN = (17, 100, 129, 300)  # sizes of the vocabularies that each sampler alone is asked with
 SHOWN = 8  # candidates of a list in the report
@@ -61,6 +64,8 @@ class Samplers(Suite, name=NAME):
         for case in run.cases() if run.names else ():
             context.progress(f"chain {case.seed}: {', '.join(case.samplers)}")
             yield from run.compare(case)
+        if "grammar" in run.names:
+            yield from run.find_open_grammars()
         yield from run.report()
 
 
@@ -96,7 +101,7 @@ class SamplerRun:
             else:
                 lacking.append(name)
         if self.words is None:
-            text = "infill and breakers of dry: the model has no vocabulary that we read"
+            text = "infill, grammars, breakers of dry: the model has no vocabulary that we read"
             yield self.context.verdict(NAME, "not-applicable", text, {PART: "infill"})
         if lacking:
             text = f"{self.context.subject.name} does not have: {', '.join(lacking)}"
@@ -109,8 +114,11 @@ class SamplerRun:
             stages = [stage_for(name, np.random.default_rng(i), max(PLAIN))]
             yield name, make_case(i, 1, limits, stages).request
         if self.words is not None:
-            limits = CaseLimits(words=self.words, kinds=("random",))
+            limits, n = CaseLimits(words=self.words, kinds=("random",)), len(self.words.pieces)
             yield "infill", make_case(0, 1, limits, INFILL).request
+            for i, name in enumerate(READING):
+                stages = [stage_for(name, np.random.default_rng(i), n)]
+                yield name, make_case(i, 1, limits, stages).request
 
     def cases(self) -> Iterator[SampleCase]:
         """Yield chains of what the engine has; some of them with the model's vocabulary."""
@@ -122,6 +130,35 @@ class SamplerRun:
             limits = CaseLimits(samplers=has, words=self.words, kinds=("random", "peaked", "wide"))
             for i in range(CASES, CASES + WORD_CASES):
                 yield make_case(seed + i, WORD_ROWS, limits)
+            for i, stages in enumerate(self.grammar_chains()):
+                yield make_case(seed + i, GRAMMAR_ROWS, limits, stages)
+
+    def grammar_chains(self) -> Iterator[list[Mapping[str, Any]]]:
+        """Yield each grammar alone, and those that wait several times; drawn from if it can be."""
+        assert self.words is not None
+        rng, n = np.random.default_rng(self.context.seed), len(self.words.pieces)
+        stages = [grammar_stage(text) for text in GRAMMARS]
+        lazy = [name for name in READING if name != "grammar"] * LAZY_CASES
+        for stage in (*stages, *(stage_for(name, rng, n) for name in lazy)):
+            if stage["sampler"] in self.names:
+                yield [stage, stage_for("dist", rng, n)] if "dist" in self.names else [stage]
+
+    def find_open_grammars(self) -> Iterator[Verdict]:
+        """Ask for grammars that are none; an answer that forbids nothing is wrong."""
+        assert self.words is not None
+        n = len(self.words.pieces)
+        for mistake, text in BAD_GRAMMARS.items():
+            request = SampleRequest(
+                chain=(grammar_stage(text),),
+                logits=np.zeros((1, n), np.float32),
+                accepted=((),),
+                draws=np.full((1, 1), np.nan),
+            )
+            outcome = self.context.subject.ask(LEVEL, request)
+            if isinstance(outcome, Answered) and np.isfinite(outcome.value.logits).all():
+                text = f"{self.context.subject.name} forbids nothing for a bad grammar: {mistake}"
+                detail = {PART: "grammar", "mistake": mistake, "at_fault": "subject"}
+                yield self.context.verdict(NAME, "diverged", text, detail, (NAME, "bad grammar"))
 
     def compare(self, case: SampleCase) -> Iterator[Verdict]:
         for session in dict.fromkeys((self.context.oracle, self.context.subject)):
