@@ -224,6 +224,13 @@ class GrammarMatcher:
             each.stack == ALL_READ and (each.half == WHOLE or habits.end_inside) for each in state
         )
 
+    def named(self, state: State) -> frozenset[int]:
+        """Return the tokens that a literal names next."""
+        tops = (self.top(each.stack) for each in state if each.stack != ALL_READ)
+        return frozenset(
+            int(top.token) for top in tops if isinstance(top, TokenLiteral) and not top.negated
+        )
+
     def allowed(self, state: State, habits: Habits) -> NDArray[np.bool_]:
         """Return for each token whether it may come next. (vocabulary,)"""
         key = state, habits

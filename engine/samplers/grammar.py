@@ -67,6 +67,17 @@ class Grammar(ReadingSampler, name="grammar"):
         reader = self.reader
         return reader.allowed(self.state, habits_of(self.ways))
 
+    def find_spelled(self) -> NDArray[np.bool_]:
+        """Return the control tokens that are allowed by their spelling alone. (vocabulary,)"""
+        named, known = self.reader.named(self.state), self.known
+        is_control = [
+            bool(spelled) and not piece and token not in named and token not in known.ends
+            for token, (piece, spelled) in enumerate(
+                zip(known.pieces, known.spellings, strict=True)
+            )
+        ]
+        return self.find_allowed() & np.array(is_control, np.bool_)
+
     def permits(self, token: int) -> bool:
         return self.is_open or bool(self.find_permitted()[token])
 

@@ -1,6 +1,6 @@
 """Seeded questions about samplers: chains of any order, and rows of logits of kinds that hurt."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from lockstep.engine.samplers.parts.candidates import CandidateList, F
 from lockstep.engine.samplers.parts.chain import Chain, make_chain
 from lockstep.engine.samplers.parts.ways import LLAMA_CPP
 from lockstep.harness.records import SampleRequest
-from lockstep.harness.samplers.grammars import READING, Parameters
+from lockstep.harness.samplers.grammars import GRAMMARS, READING, Parameters, grammar_stage
 
 Rows = NDArray[np.float32]
 SIZES = (1, 2, 3, 17, 100, 128, 129, 300, 1024, 1025, 3000)  # of vocabularies
@@ -21,6 +21,7 @@ MAX_STAGES = 5  # before the choice
 PROMPT_TOKENS, ACCEPTED_TOKENS = 12, 20
 FEW = 40  # candidates that infill is given, which compares each with each
 MAX_BIASES = 4
+GRAMMAR_ROWS, LAZY_CASES = 8, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +213,18 @@ def make_case(
     described = tuple(stages) or tuple(random_stages(rng, n, limits))
     logits = np.stack([KINDS[kind](rng, n) for kind in chosen]).astype(F)
     return SampleCase(seed=seed, kinds=chosen, request=complete(described, logits, rng, words))
+
+
+def grammar_cases(seed: int, limits: CaseLimits) -> Iterator[SampleCase]:
+    """Yield each grammar, and those that wait several times; drawn from if the engine can."""
+    assert limits.words is not None
+    rng, n = np.random.default_rng(seed), len(limits.words.pieces)
+    stages = [grammar_stage(text) for text in GRAMMARS]
+    lazy = [name for name in READING if name != "grammar"] * LAZY_CASES
+    for i, stage in enumerate((*stages, *(stage_for(name, rng, n) for name in lazy))):
+        if stage["sampler"] in limits.samplers:
+            last = [stage_for("dist", rng, n)] if "dist" in limits.samplers else []
+            yield make_case(seed + i, GRAMMAR_ROWS, limits, [stage, *last])
 
 
 def complete(

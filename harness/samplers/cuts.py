@@ -220,13 +220,15 @@ def zipf_size(n_vocab: int, s: float, mu: float) -> tuple[float, float]:
 
 
 def cut_grammar(sampler: Grammar, c: CandidateList) -> RankedCut:
-    """A candidate at minus infinity may be left out: nothing draws it."""
+    """A candidate at minus infinity may be left out: nothing draws it. So may a control token that
+    is allowed by its spelling: many engines read it as no text."""
     n = len(c)
     if sampler.is_open:
         return by_logits(c, size_between(n, n))
-    allowed = sampler.find_allowed()[c.ids] & (c.logits > -np.inf)
-    sizes = size_between(int(np.count_nonzero(allowed)), n)
-    return RankedCut(score=allowed.astype(np.float64), radius=np.zeros(n), sizes=sizes)
+    must = sampler.find_allowed() & ~sampler.find_spelled()
+    kept = must[c.ids] & (c.logits > -np.inf)
+    sizes = size_between(int(np.count_nonzero(kept)), n)
+    return RankedCut(score=kept.astype(np.float64), radius=np.zeros(n), sizes=sizes)
 
 
 CUTS: dict[type[Sampler], Callable[..., RankedCut]] = {

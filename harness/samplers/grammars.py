@@ -7,7 +7,10 @@ tokens, tokens that no text can spell, nothing allowed, and text in front of a t
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from numpy.random import Generator
+
+from lockstep.harness.records import SampleAnswer, SampleRequest
 
 JSON = r"""root ::= ws value
 value ::= "{" ws (pair ("," ws pair)*)? "}" ws | "[" ws (value ("," ws value)*)? "]" ws | plain ws
@@ -34,6 +37,7 @@ GRAMMARS: tuple[str, ...] = (
     "root ::= (<[70]> | <[300]> | [a-z]) [0-9a-z]*",
     "root ::= [z-a]",
     'root ::= x\nx ::= [a-z] y? | "(" x ")"\ny ::= [a-z0-9] x | " "',
+    'word ::= [a-z]+ | "0"\nroot ::= "(" word? ")" | word "."',
     JSON,
 )
 BAD_GRAMMARS: Mapping[str, str] = {  # no engine may take these for no grammar at all
@@ -45,10 +49,11 @@ BAD_GRAMMARS: Mapping[str, str] = {  # no engine may take these for no grammar a
     "nothing to repeat": "root ::= * [a-z]",
     "an unknown escape": 'root ::= "\\q"',
 }
-WAITING: tuple[tuple[str, bytes, bytes], ...] = (  # a grammar, a word, a pattern: what begins it
-    ("root ::= [a-z ]+ [0-9]*", b"a", b"[aeiou]"),
-    ("root ::= . [^a-m]*", b"t", b"[a-z](t|r)"),
-    ('root ::= ("e" | " ") .{0,3}', b"e", b"(?:.|\\n)*?(e)"),
+VOWELS = (b"a", b"e", b"i", b"o", b"u")
+WAITING: tuple[tuple[str, tuple[bytes, ...], tuple[bytes, ...]], ...] = (  # words, and patterns
+    ("root ::= [aeiou] [^0-9]*", VOWELS, (b"[aeiou]",)),
+    ("root ::= [aeiou] [a-z]* [^a-z]*", VOWELS, (b"x{9}", b"(?:.|\n)*?([aeiou])")),
+    ("root ::= [a-z] [^a-z] [^0-9]*", (b"e ", b"t.", b"a"), (b"[a-z][^a-z]",)),
 )
 TOKEN_SHARE = 8  # one token in so many begins a grammar that waits
 ROOT = {"grammar_root": "root"}
@@ -57,15 +62,15 @@ Parameters = Callable[[Generator, int], Mapping[str, Any]]
 
 
 def waiting(word: str, at: int) -> Parameters:
-    """Return parameters of a grammar that waits for a word or pattern, or for tokens."""
+    """Return parameters of a grammar that waits for words or patterns, or for tokens."""
 
     def parameters(rng: Generator, n: int) -> Mapping[str, Any]:
         row = WAITING[int(rng.integers(len(WAITING)))]
-        by_tokens = bool(rng.random() < 0.5)
+        by_tokens = bool(rng.random() < 0.3)
         few = rng.choice(n, n // TOKEN_SHARE, replace=False) if by_tokens else ()
         text = "root ::= !<[0]> [a-z ]*" if by_tokens else row[0]
         tokens = tuple(sorted(int(each) for each in few))
-        return {"grammar_str": text, **ROOT, word: (row[at],), "trigger_tokens": tokens}
+        return {"grammar_str": text, **ROOT, word: row[at], "trigger_tokens": tokens}
 
     return parameters
 
@@ -79,3 +84,21 @@ READING: dict[str, Parameters] = {
 
 def grammar_stage(text: str) -> dict[str, Any]:
     return {"sampler": "grammar", "grammar_str": text, **ROOT}
+
+
+def bad_grammars(n_vocab: int) -> dict[str, SampleRequest]:
+    """Return a question for each bad grammar, by its mistake."""
+    return {
+        mistake: SampleRequest(
+            chain=(grammar_stage(text),),
+            logits=np.zeros((1, n_vocab), np.float32),
+            accepted=((),),
+            draws=np.full((1, 1), np.nan),
+        )
+        for mistake, text in BAD_GRAMMARS.items()
+    }
+
+
+def is_open(answer: SampleAnswer) -> bool:
+    """Return whether an answer forbids nothing."""
+    return len(answer.logits) > 0 and bool(np.isfinite(answer.logits).all())

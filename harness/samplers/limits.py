@@ -203,8 +203,11 @@ def adapt(
 
 
 def forbid(sampler: Grammar, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """Minus infinity, or the logit that was there."""
-    return np.zeros(len(e)), None
+    """Minus infinity, or the logit that was there; either for control tokens that are spelled."""
+    if sampler.is_open:
+        return np.zeros(len(e)), None
+    spelled = sampler.find_spelled()[e.ids]
+    return np.zeros(len(e)), np.where(spelled, -np.inf, wide(e.logits))
 
 
 CHANGES: dict[type[Sampler], Callable[..., Found]] = {

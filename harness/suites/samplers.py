@@ -5,7 +5,7 @@ and the breakers of dry. What llama.cpp does by accident (harness/known) is dema
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -36,17 +36,17 @@ from lockstep.harness.samplers.cases import (
     INFILL,
     CaseLimits,
     SampleCase,
+    grammar_cases,
     make_case,
     stage_for,
 )
 from lockstep.harness.samplers.describe import describe_finding
-from lockstep.harness.samplers.grammars import BAD_GRAMMARS, GRAMMARS, READING, grammar_stage
+from lockstep.harness.samplers.grammars import READING, bad_grammars, is_open
 from lockstep.harness.samplers.judgement import Judgement, StageFinding, judge_answer
 
 NAME, LEVEL = "samplers", "sample"
 CASES, ROWS = 120, 10
 WORD_CASES, WORD_ROWS = 12, 4  # with the model's vocabulary
-GRAMMAR_ROWS, LAZY_CASES = 8, 6
 MAX_WORDS = 70_000  # of a vocabulary: each row is as long
 PLAIN = (17, 100, 129, 300)  # sizes of the vocabularies that each sampler alone is asked with
 SHOWN = 8  # candidates of a list in the report
@@ -130,32 +130,14 @@ class SamplerRun:
             limits = CaseLimits(samplers=has, words=self.words, kinds=("random", "peaked", "wide"))
             for i in range(CASES, CASES + WORD_CASES):
                 yield make_case(seed + i, WORD_ROWS, limits)
-            for i, stages in enumerate(self.grammar_chains()):
-                yield make_case(seed + i, GRAMMAR_ROWS, limits, stages)
-
-    def grammar_chains(self) -> Iterator[list[Mapping[str, Any]]]:
-        """Yield each grammar alone, and those that wait several times; drawn from if it can be."""
-        assert self.words is not None
-        rng, n = np.random.default_rng(self.context.seed), len(self.words.pieces)
-        stages = [grammar_stage(text) for text in GRAMMARS]
-        lazy = [name for name in READING if name != "grammar"] * LAZY_CASES
-        for stage in (*stages, *(stage_for(name, rng, n) for name in lazy)):
-            if stage["sampler"] in self.names:
-                yield [stage, stage_for("dist", rng, n)] if "dist" in self.names else [stage]
+            yield from grammar_cases(seed, limits)
 
     def find_open_grammars(self) -> Iterator[Verdict]:
         """Ask for grammars that are none; an answer that forbids nothing is wrong."""
         assert self.words is not None
-        n = len(self.words.pieces)
-        for mistake, text in BAD_GRAMMARS.items():
-            request = SampleRequest(
-                chain=(grammar_stage(text),),
-                logits=np.zeros((1, n), np.float32),
-                accepted=((),),
-                draws=np.full((1, 1), np.nan),
-            )
+        for mistake, request in bad_grammars(len(self.words.pieces)).items():
             outcome = self.context.subject.ask(LEVEL, request)
-            if isinstance(outcome, Answered) and np.isfinite(outcome.value.logits).all():
+            if isinstance(outcome, Answered) and is_open(outcome.value):
                 text = f"{self.context.subject.name} forbids nothing for a bad grammar: {mistake}"
                 detail = {PART: "grammar", "mistake": mistake, "at_fault": "subject"}
                 yield self.context.verdict(NAME, "diverged", text, detail, (NAME, "bad grammar"))

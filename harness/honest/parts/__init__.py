@@ -1,0 +1,1 @@
+"""What honest engines are made of."""
