@@ -1,9 +1,8 @@
 """grammar_lazy: a grammar that begins with the first of some words, or with a token."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import regex
 
 from lockstep.engine.samplers.parts.triggers import TriggeredGrammar
 
@@ -14,5 +13,5 @@ class GrammarLazy(TriggeredGrammar, name="grammar_lazy"):
 
     @property
     def patterns(self) -> Sequence[bytes]:
-        words = b"|".join(map(regex.escape, self.trigger_words))
+        words = b"|".join(map(re.escape, self.trigger_words))
         return (b"(" + words + b")",) if self.trigger_words else ()

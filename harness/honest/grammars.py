@@ -43,7 +43,7 @@ class HonestGrammar(HonestSampler):
 
 def leave_out(sampler: Any, c: CandidateList) -> CandidateList:
     """A list is never left empty: no sampler behind it would know what to do."""
-    found = type(sampler).apply(sampler, c)
+    found: CandidateList = type(sampler).apply(sampler, c)
     kept = np.flatnonzero(found.logits > -np.inf)
     return found if sampler.is_open or not len(kept) else found.take(kept)
 

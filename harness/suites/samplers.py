@@ -140,6 +140,7 @@ class SamplerRun:
             if isinstance(outcome, Answered) and is_open(outcome.value):
                 text = f"{self.context.subject.name} forbids nothing for a bad grammar: {mistake}"
                 detail = {PART: "grammar", "mistake": mistake, "at_fault": "subject"}
+                self.judged.pop("grammar", None)
                 yield self.context.verdict(NAME, "diverged", text, detail, (NAME, "bad grammar"))
 
     def compare(self, case: SampleCase) -> Iterator[Verdict]:

@@ -13,15 +13,15 @@ from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from tests.grammar_figures import measure_grammars
 from tests.models import with_metadata
 
-EVERY, ALL = 25, 500  # of all grammars a few; `python -m tests.grammar_figures 500` reads them all
+EVERY, ALL = 40, 500  # of all grammars a few; `python -m tests.grammar_figures 500` reads them all
 DEATHS = [each for each in entries("sampler") if "does" in each["case"]]
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "reference"])
 def test_grammars_allow_the_same_tokens(engine: str) -> None:
     found = measure_grammars(ALL, engine, EVERY)
-    assert found.grammars == ALL // EVERY
-    assert found.steps > 200
+    assert found.grammars == -(-ALL // EVERY)
+    assert found.steps > 100
     assert found.mirror == found.unexplained == found.ended == []
     assert found.refused_by_us == found.refused_by_engine == []
     assert bool(found.accidents) is (engine == "llama.cpp")
@@ -39,8 +39,8 @@ params = L.llama_model_default_params()
 params.vocab_only = True
 model = L.llama_model_load_from_file(path.encode(), params)
 vocab = L.llama_model_get_vocab(model)
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-resource.setrlimit(resource.RLIMIT_CPU, (3, 3))
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 text = case["grammar"].encode()
 if "wrapped" in case:

@@ -97,7 +97,10 @@ def may_go_on(remainder: Remainder, half: bytes) -> bool:
     if not half:
         return True
     head = remainder[0] if remainder else None
-    return isinstance(head, CharacterClass) and head.meets(*ends_of(half))
+    try:
+        return isinstance(head, CharacterClass) and head.meets(*ends_of(half))
+    except UnicodeDecodeError:  # a surrogate, which Python refuses at its end alone
+        return False
 
 
 def ends_of(half: bytes) -> tuple[int, int]:
