@@ -33,20 +33,20 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Reading(NamedTuple):
+class GrammarReading(NamedTuple):
     """One way to read what came so far."""
 
     stack: int
     half: Half
 
 
-State = frozenset[Reading]
+State = frozenset[GrammarReading]
 DEAD: State = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """What llama.cpp does otherwise; the default is the definition."""
+    """Choices in which llama.cpp goes another way; the default is the definition."""
 
     any_bytes: bool = False  # bytes that are no UTF-8 are characters
     half_negated: bool = False  # a negated class refuses a half that may become what it excludes
@@ -99,7 +99,7 @@ class GrammarMatcher:
         stacks = set[int]()
         for place in self.table.starts[self.table.root]:
             stacks |= self.open(self.push(place, ALL_READ))
-        return frozenset(Reading(stack, WHOLE) for stack in stacks)
+        return frozenset(GrammarReading(stack, WHOLE) for stack in stacks)
 
     # --- stacks --------------------------------------------------------------------------------
 
@@ -156,14 +156,16 @@ class GrammarMatcher:
             raise too_many()
         return keep(self.steps, key, found)
 
-    def move(self, reading: Reading, byte: int, begins: bool, habits: Habits) -> Iterator[Reading]:
+    def move(
+        self, reading: GrammarReading, byte: int, begins: bool, habits: Habits
+    ) -> Iterator[GrammarReading]:
         stack, half = reading
         if half.missing < 0:
             yield reading
             return
         symbol = None if stack == ALL_READ else self.top(stack)
         if isinstance(symbol, TokenLiteral) and begins:
-            yield Reading(stack, LITERAL)
+            yield GrammarReading(stack, LITERAL)
             return
         if begins and half.missing and habits.any_bytes:
             half = Half(half.value, half.missing + CARRIED)
@@ -173,12 +175,12 @@ class GrammarMatcher:
                 not begins and (habits.literal_inside if symbol else habits.end_inside)
             )
             if is_kept:
-                yield Reading(stack, after)
+                yield GrammarReading(stack, after)
         elif after is not None and isinstance(symbol, CharacterClass):
             if symbol.contains(after):
-                yield from (Reading(each, WHOLE) for each in self.pop(stack))
+                yield from (GrammarReading(each, WHOLE) for each in self.pop(stack))
         elif after is not None and symbol is not None and habits.literal_inside:
-            yield Reading(stack, INNER_LITERAL)
+            yield GrammarReading(stack, INNER_LITERAL)
 
     def read(self, state: State, word: bytes, habits: Habits) -> State:
         for i, byte in enumerate(word):
@@ -187,7 +189,7 @@ class GrammarMatcher:
 
     # --- tokens ---------------------------------------------------------------------------------
 
-    def fits(self, reading: Reading, token: int, half: Half, habits: Habits) -> bool:
+    def fits(self, reading: GrammarReading, token: int, half: Half, habits: Habits) -> bool:
         """Return whether a token may end so. half: the character in which it began."""
         stack, after = reading
         if after == WHOLE:
@@ -207,16 +209,16 @@ class GrammarMatcher:
     def take(self, state: State, token: int, word: bytes, habits: Habits) -> State:
         """Return the state behind a token, DEAD if no reading goes on. word: its bytes, or those of
         them that are to be read."""
-        found = set[Reading]()
+        found = set[GrammarReading]()
         start = half_of(state)
         for reading in self.read(state, word, habits):
             if reading.half == LITERAL and self.fits(reading, token, start, Habits()):
                 half = last_half(word, start) if habits.literal_of_characters else WHOLE
-                found |= {Reading(each, half) for each in self.pop(reading.stack)}
+                found |= {GrammarReading(each, half) for each in self.pop(reading.stack)}
             elif reading.half.missing >= 0 and (
                 habits.end_inside or self.fits(reading, token, start, habits)
             ):
-                found.add(Reading(reading.stack, uncarried(reading.half)))
+                found.add(GrammarReading(reading.stack, drop_carry(reading.half)))
         return frozenset(found)
 
     def can_end(self, state: State, habits: Habits) -> bool:
@@ -224,14 +226,14 @@ class GrammarMatcher:
             each.stack == ALL_READ and (each.half == WHOLE or habits.end_inside) for each in state
         )
 
-    def named(self, state: State) -> frozenset[int]:
+    def find_named(self, state: State) -> frozenset[int]:
         """Return the tokens that a literal names next."""
         tops = (self.top(each.stack) for each in state if each.stack != ALL_READ)
         return frozenset(
             int(top.token) for top in tops if isinstance(top, TokenLiteral) and not top.negated
         )
 
-    def allowed(self, state: State, habits: Habits) -> NDArray[np.bool_]:
+    def find_allowed(self, state: State, habits: Habits) -> NDArray[np.bool_]:
         """Return for each token whether it may come next. (vocabulary,)"""
         key = state, habits
         if key in self.found:
@@ -259,7 +261,7 @@ def half_of(state: State) -> Half:
     return max((each.half for each in state), default=WHOLE, key=lambda half: half.missing)
 
 
-def uncarried(half: Half) -> Half:
+def drop_carry(half: Half) -> Half:
     return Half(half.value, half.missing % CARRIED)
 
 
@@ -280,7 +282,7 @@ def characters_of(word: bytes, half: Half) -> tuple[int, Half]:
         if after is None:
             return 0, WHOLE
         n, half = (n, after) if isinstance(after, Half) else (n + 1, WHOLE)
-    return n, uncarried(half)
+    return n, drop_carry(half)
 
 
 def too_many() -> InvalidGrammar:

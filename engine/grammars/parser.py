@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from lockstep.engine.errors import InvalidGrammar
 from lockstep.engine.grammars.tree import (
     ANY,
+    Alternatives,
     CharacterClass,
-    Choice,
     Item,
     Range,
     Repetition,
@@ -53,8 +53,8 @@ class GrammarParser:
         self.at = 0
         self.depth = 0
 
-    def parse(self) -> dict[str, Choice]:
-        rules: dict[str, Choice] = {}
+    def parse(self) -> dict[str, Alternatives]:
+        rules: dict[str, Alternatives] = {}
         self.skip(SPACES)
         while self.at < len(self.text):
             name = self.take(NAME, "a rule's name")
@@ -108,12 +108,12 @@ class GrammarParser:
 
     # --- its parts -----------------------------------------------------------------------------
 
-    def choice(self) -> Choice:
+    def choice(self) -> Alternatives:
         sequences = [self.sequence()]
         while self.takes("|"):
             self.skip(SPACES)
             sequences.append(self.sequence())
-        return Choice(tuple(sequences))
+        return Alternatives(tuple(sequences))
 
     def sequence(self) -> tuple[Item, ...]:
         items: list[Item] = []
@@ -146,7 +146,7 @@ class GrammarParser:
         self.at = match.end()
         return RuleReference(match.group())
 
-    def group(self) -> Choice:
+    def group(self) -> Alternatives:
         if self.depth == MAX_DEPTH:
             raise self.error(f"at most {MAX_DEPTH} groups in each other")
         self.depth += 1
@@ -156,11 +156,11 @@ class GrammarParser:
         self.depth -= 1
         return found
 
-    def literal(self) -> Choice:
+    def literal(self) -> Alternatives:
         points: list[int] = []
         while not self.takes('"'):
             points.append(self.character())
-        return Choice((tuple(CharacterClass(((each, each),)) for each in points),))
+        return Alternatives((tuple(CharacterClass(((each, each),)) for each in points),))
 
     def character_class(self) -> CharacterClass:
         negated, ranges = self.takes("^"), list[Range]()

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from lockstep.engine.errors import InvalidGrammar
 from lockstep.engine.grammars.tree import (
+    Alternatives,
     CharacterClass,
-    Choice,
     Item,
     Repetition,
     RuleReference,
@@ -59,7 +59,7 @@ class GrammarTable:
         self.starts.append([])
         return len(self.names) - 1
 
-    def fill(self, rule: int, choice: Choice) -> None:
+    def fill(self, rule: int, choice: Alternatives) -> None:
         for sequence in choice.sequences:
             self.add_sequence(rule, self.all_symbols(rule, sequence))
 
@@ -95,9 +95,9 @@ class GrammarTable:
                 return [item]
             case RuleReference():
                 return [self.number_of(item.name)]
-            case Choice(sequences=(sequence,)):
+            case Alternatives(sequences=(sequence,)):
                 return self.all_symbols(owner, sequence)
-            case Choice():
+            case Alternatives():
                 rule = self.add_rule(owner)
                 self.fill(rule, item)
                 return [rule]

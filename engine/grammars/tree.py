@@ -42,7 +42,7 @@ class RuleReference:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternatives:
     """One of several sequences; a literal is one sequence of characters."""
 
     sequences: tuple[tuple["Item", ...], ...]
@@ -57,8 +57,8 @@ class Repetition:
     most: int | None  # None: any number
 
 
-Item = CharacterClass | TokenLiteral | RuleReference | Choice | Repetition
-Rules = Mapping[str, Choice]
+Item = CharacterClass | TokenLiteral | RuleReference | Alternatives | Repetition
+Rules = Mapping[str, Alternatives]
 ANY = CharacterClass((), negated=True)
 
 
@@ -75,9 +75,9 @@ def class_of(ranges: Iterable[Range], *, negated: bool = False) -> CharacterClas
 
 def change_items(item: Item, change: Callable[[Item], Item]) -> Item:
     """Return a copy in which each part is what `change` makes of it, the inner parts first."""
-    if isinstance(item, Choice):
+    if isinstance(item, Alternatives):
         every = tuple(tuple(change_items(i, change) for i in seq) for seq in item.sequences)
-        return change(Choice(every))
+        return change(Alternatives(every))
     if isinstance(item, Repetition):
         return change(replace(item, item=change_items(item.item, change)))
     return change(item)

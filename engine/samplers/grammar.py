@@ -32,7 +32,7 @@ class Grammar(ReadingSampler, name="grammar"):
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is forbidden now."""
+        """Return whether nothing is forbidden now."""
         return not self.grammar_str
 
     @property
@@ -65,11 +65,11 @@ class Grammar(ReadingSampler, name="grammar"):
     def find_allowed(self) -> NDArray[np.bool_]:
         """Return for each token whether it may come next. (vocabulary,)"""
         reader = self.reader
-        return reader.allowed(self.state, habits_of(self.ways))
+        return reader.find_allowed(self.state, habits_of(self.ways))
 
     def find_spelled(self) -> NDArray[np.bool_]:
         """Return the control tokens that are allowed by their spelling alone. (vocabulary,)"""
-        named, known = self.reader.named(self.state), self.known
+        named, known = self.reader.find_named(self.state), self.known
         is_control = [
             bool(spelled) and not piece and token not in named and token not in known.ends
             for token, (piece, spelled) in enumerate(
@@ -84,7 +84,9 @@ class Grammar(ReadingSampler, name="grammar"):
     def find_permitted(self) -> NDArray[np.bool_]:
         """Return what the definition and these ways allow, which then go on alike. (vocabulary,)"""
         reader = self.reader
-        ours, theirs = (reader.allowed(self.state, habits_of(w)) for w in (DEFINITION, self.ways))
+        ours, theirs = (
+            reader.find_allowed(self.state, habits_of(w)) for w in (DEFINITION, self.ways)
+        )
         return ours & theirs
 
     def accept(self, token: int) -> None:

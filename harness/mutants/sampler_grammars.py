@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.errors import InvalidGrammar
-from lockstep.engine.grammars.matcher import Habits, Reading
+from lockstep.engine.grammars.matcher import GrammarReading, Habits
 from lockstep.engine.grammars.tree import (
     ANY,
+    Alternatives,
     CharacterClass,
-    Choice,
     Item,
     Repetition,
     change_items,
@@ -76,7 +76,7 @@ add(
     "grammar-first-choice",
     "of several choices the first is read",
     "grammar",
-    rules=instead(Choice, lambda item: Choice(item.sequences[:1])),
+    rules=instead(Alternatives, lambda item: Alternatives(item.sequences[:1])),
 )
 add(
     "grammar-root-is-first",
@@ -132,7 +132,7 @@ def less_likely(sampler: Any, c: CandidateList) -> CandidateList:
 
 def forget_half(sampler: Any, token: int) -> None:
     type(sampler).accept(sampler, token)
-    sampler.state = frozenset(Reading(each.stack, WHOLE) for each in sampler.state)
+    sampler.state = frozenset(GrammarReading(each.stack, WHOLE) for each in sampler.state)
 
 
 add(

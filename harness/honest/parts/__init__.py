@@ -1,1 +1,1 @@
-"""What honest engines are made of."""
+"""Parts that honest engines are made of."""

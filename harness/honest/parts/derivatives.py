@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.grammars.tree import (
+    Alternatives,
     CharacterClass,
-    Choice,
     Item,
     Repetition,
     RuleReference,
@@ -46,7 +46,7 @@ class Derivatives:
             match each:
                 case (RuleReference(name=name), *rest):
                     todo.append((self.rules[name], *rest))
-                case (Choice(sequences=sequences), *rest):
+                case (Alternatives(sequences=sequences), *rest):
                     todo += [(*sequence, *rest) for sequence in sequences]
                 case (Repetition(item=item, least=least, most=most), *rest):
                     if not least:
