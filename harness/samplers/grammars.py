@@ -35,7 +35,7 @@ GRAMMARS: tuple[str, ...] = (
     "root ::= ([\u3041-\u3096] | [\u4e00-\u9faf]){1,3} | [\U0001f300-\U0001f64f]+",
     "root ::= !<[3]> [a-z]*",
     "root ::= (<[70]> | <[300]> | [a-z]) [0-9a-z]*",
-    "root ::= [z-a]",
+    "root ::= [^\\x00-\\U0010FFFF]",
     'root ::= x\nx ::= [a-z] y? | "(" x ")"\ny ::= [a-z0-9] x | " "',
     'word ::= [a-z]+ | "0"\nroot ::= "(" word? ")" | word "."',
     JSON,
@@ -55,7 +55,7 @@ WAITING: tuple[tuple[str, tuple[bytes, ...], tuple[bytes, ...]], ...] = (  # wor
     ("root ::= [aeiou] [a-z]* [^a-z]*", VOWELS, (b"x{9}", b"(?:.|\n)*?([aeiou])")),
     ("root ::= [a-z] [^a-z] [^0-9]*", (b"e ", b"t.", b"a"), (b"[a-z][^a-z]",)),
 )
-TOKEN_SHARE = 8  # one token in so many begins a grammar that waits
+TOKEN_SHARE, MAX_TOKENS = 8, 1000  # one token in so many begins a grammar that waits
 ROOT = {"grammar_root": "root"}
 
 Parameters = Callable[[Generator, int], Mapping[str, Any]]
@@ -67,7 +67,7 @@ def waiting(word: str, at: int) -> Parameters:
     def parameters(rng: Generator, n: int) -> Mapping[str, Any]:
         row = WAITING[int(rng.integers(len(WAITING)))]
         by_tokens = bool(rng.random() < 0.3)
-        few = rng.choice(n, n // TOKEN_SHARE, replace=False) if by_tokens else ()
+        few = rng.choice(n, min(n // TOKEN_SHARE, MAX_TOKENS), replace=False) if by_tokens else ()
         text = "root ::= !<[0]> [a-z ]*" if by_tokens else row[0]
         tokens = tuple(sorted(int(each) for each in few))
         return {"grammar_str": text, **ROOT, word: row[at], "trigger_tokens": tokens}

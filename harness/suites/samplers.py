@@ -23,6 +23,7 @@ from lockstep.harness.known.samplers import describe_accident
 from lockstep.harness.records import (
     PART,
     Answered,
+    Rejected,
     SampleAnswer,
     SampleRequest,
     Status,
@@ -135,13 +136,22 @@ class SamplerRun:
     def find_open_grammars(self) -> Iterator[Verdict]:
         """Ask for grammars that are none; an answer that forbids nothing is wrong."""
         assert self.words is not None
+        subject, mistakes = self.context.subject, []
         for mistake, request in bad_grammars(len(self.words.pieces)).items():
-            outcome = self.context.subject.ask(LEVEL, request)
+            outcome = subject.ask(LEVEL, request)
             if isinstance(outcome, Answered) and is_open(outcome.value):
-                text = f"{self.context.subject.name} forbids nothing for a bad grammar: {mistake}"
-                detail = {PART: "grammar", "mistake": mistake, "at_fault": "subject"}
-                self.judged.pop("grammar", None)
-                yield self.context.verdict(NAME, "diverged", text, detail, (NAME, "bad grammar"))
+                mistakes.append(mistake)
+            elif not isinstance(outcome, Answered | Rejected | Unanswerable):
+                try:
+                    self.context.answer(subject, LEVEL, outcome)
+                except NoAnswer as error:
+                    text = f"{error.summary}: a bad grammar ({mistake})"
+                    yield self.context.verdict(NAME, error.status, text, error.detail)
+        if mistakes:
+            self.judged.pop("grammar", None)
+            text = f"{subject.name} forbids nothing for bad grammars: {', '.join(mistakes)}"
+            detail = {PART: "grammar", "mistakes": mistakes, "at_fault": "subject"}
+            yield self.context.verdict(NAME, "diverged", text, detail, (NAME, "bad grammar"))
 
     def compare(self, case: SampleCase) -> Iterator[Verdict]:
         for session in dict.fromkeys((self.context.oracle, self.context.subject)):

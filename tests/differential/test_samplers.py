@@ -173,8 +173,31 @@ def test_suite_judges_engines(
     engine: str, status: str, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.harness.suites.samplers.CASES", 40)  # of 120
+    monkeypatch.setattr("lockstep.harness.samplers.cases.LAZY_CASES", 1)  # of 8
+    monkeypatch.setattr("lockstep.harness.samplers.cases.GRAMMAR_ROWS", 2)  # of 8
     found = verdicts_of(plan_of(vocabulary, engine, suites=("samplers",), by_name=True))
     (temp,) = [v for v in found if v.detail.get("part") == "temp"]
     assert temp.status == status
     others = {v.status for v in found if v.detail.get("part") != "temp"}
     assert others == {"agreed", "excused"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "status"),
+    [
+        ("mutant:grammar-open-on-error", "diverged"),
+        ("mutant:grammar-class-not-negated", "diverged"),
+        ("honest:grammar-leaves-out", "agreed"),
+    ],
+)
+def test_suite_judges_grammars(
+    engine: str, status: str, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "suites.samplers.CASES",
+        "suites.samplers.WORD_CASES",
+        "samplers.cases.LAZY_CASES",
+    ):
+        monkeypatch.setattr(f"lockstep.harness.{name}", 0)
+    found = verdicts_of(plan_of(vocabulary, engine, suites=("samplers",), by_name=True))
+    assert [v.status for v in found if v.detail.get("part") == "grammar"] == [status]
