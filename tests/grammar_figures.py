@@ -67,6 +67,8 @@ def request_for(text: str, words: TokenizerWords, seed: int) -> SampleRequest:
             break
         may = may & ~ends if (may & ~ends).any() else may
         token = int(rng.choice(n, p=may * long / (may * long).sum()))
+        if not chain.permits(token):
+            continue
         chain.accept(token)
         accepted.append((token,))
     rows = len(accepted)

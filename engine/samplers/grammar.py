@@ -6,7 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import InvalidGrammar
-from lockstep.engine.grammars.matcher import DEAD, GrammarMatcher, Habits, State, WordOrder
+from lockstep.engine.grammars.matcher import (
+    DEAD,
+    GrammarMatcher,
+    Habits,
+    State,
+    WordOrder,
+    half_of,
+)
 from lockstep.engine.grammars.parser import parse_grammar
 from lockstep.engine.grammars.table import GrammarTable
 from lockstep.engine.grammars.tree import Rules
@@ -79,10 +86,26 @@ class Grammar(ReadingSampler, name="grammar"):
         return self.find_allowed() & np.array(is_control, np.bool_)
 
     def permits(self, token: int) -> bool:
-        return self.is_open or bool(self.find_permitted()[token])
+        may = self.is_open or bool(self.find_permitted()[token])
+        return may and self.goes_on_alike(token)
+
+    def goes_on_alike(self, token: int) -> bool:
+        """Return whether a text goes on behind a token, and at one place of a character in the
+        definition and in these ways."""
+        if not self.grammar_str:
+            return True
+        halves = set()
+        for ways in (DEFINITION, self.ways):
+            after = self.clone()
+            after.ways = ways
+            after.accept(token)
+            if not (after.is_open or after.state):
+                return False
+            halves.add(half_of(after.state))
+        return len(halves) == 1
 
     def find_permitted(self) -> NDArray[np.bool_]:
-        """Return what the definition and these ways allow, which then go on alike. (vocabulary,)"""
+        """Return what the definition and these ways allow. (vocabulary,)"""
         reader = self.reader
         ours, theirs = (
             reader.find_allowed(self.state, habits_of(w)) for w in (DEFINITION, self.ways)

@@ -29,11 +29,7 @@ class TriggeredGrammar(Grammar):
         return super().is_open or self.waits
 
     def permits(self, token: int) -> bool:
-        if not self.waits:
-            return super().permits(token)
-        after = self.clone()
-        after.accept(token)
-        return after.waits or bool(after.state)
+        return self.goes_on_alike(token) if self.waits else super().permits(token)
 
     def accept(self, token: int) -> None:
         if not self.waits or not self.grammar_str:
