@@ -4,6 +4,7 @@ EngineError
 ├── MalformedFile     the bytes break the GGUF rules
 ├── InvalidModel      the file is legal GGUF, but not a model that makes sense
 ├── InvalidBatch      the batch breaks a rule that llama.cpp has for batches
+├── InvalidGrammar    no grammar, one without end, or one that has too many readings
 ├── NoRoom            the batch is right, and the memory has no room for it
 └── Unsupported       the file is legal, but we do not implement what it asks for
     └── NotInModel    what was asked for is nothing that this model has, such as logits of a BERT
@@ -36,6 +37,10 @@ class InvalidModel(EngineError):
 
 class InvalidBatch(EngineError):
     """No memory takes such a batch, or none that holds what it holds."""
+
+
+class InvalidGrammar(EngineError):
+    """The text is no grammar, has no end, or allows too many readings at once."""
 
 
 class NoRoom(EngineError):

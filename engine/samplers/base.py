@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
+from lockstep.engine.errors import NotInModel
 from lockstep.engine.registry import Registered
 from lockstep.engine.samplers.parts.candidates import CandidateList
 from lockstep.engine.samplers.parts.draws import Draws, MersenneTwister
@@ -23,6 +24,10 @@ class SamplerVocabulary(Protocol):
         """The text of each token alone, control tokens spelled out."""
 
     @property
+    def spellings(self) -> Sequence[bytes]:
+        """The bytes of each token in a text, control tokens spelled out."""
+
+    @property
     def ends(self) -> Collection[int]:
         """Tokens that end a generation."""
 
@@ -30,6 +35,9 @@ class SamplerVocabulary(Protocol):
     def end_of_turn(self) -> int | None: ...
 
     def tokenize(self, text: bytes) -> list[int]: ...
+
+    def find_special(self, text: bytes) -> int | None:
+        """Return the one token that a text is, control tokens included."""
 
 
 @dataclass(kw_only=True)
@@ -47,6 +55,10 @@ class Sampler(Registered):
         """Return what is left of the candidates, and how likely."""
         raise NotImplementedError
 
+    def permits(self, token: int) -> bool:
+        """Return whether the token may be accepted: no definition says what follows others."""
+        return True
+
     def accept(self, token: int) -> None:
         """Remember a token that was taken, or was there before."""
 
@@ -60,6 +72,19 @@ class Sampler(Registered):
         """Return a sampler that goes on as this one would. What is remembered is never changed
         in place, so that both may hold it."""
         return copy.copy(self)
+
+
+@dataclass(kw_only=True)
+class ReadingSampler(Sampler):
+    """A sampler that knows texts of tokens."""
+
+    vocabulary: SamplerVocabulary | None = field(default=None, repr=False)
+
+    @property
+    def known(self) -> SamplerVocabulary:
+        if self.vocabulary is None:
+            raise NotInModel(f"{self.name} needs a vocabulary, and there is none")
+        return self.vocabulary
 
 
 @dataclass(kw_only=True)

@@ -1,27 +1,19 @@
 """infill: few words and ends of a generation, for text that is filled in between."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.errors import NotInModel
-from lockstep.engine.samplers.base import Sampler, SamplerVocabulary
+from lockstep.engine.samplers.base import ReadingSampler
 from lockstep.engine.samplers.parts.candidates import CandidateList, F
 
 LEAST = F(0.2)  # the probability that a word needs at first
 
 
 @dataclass(kw_only=True)
-class Infill(Sampler, name="infill"):
-    vocabulary: SamplerVocabulary | None = field(default=None, repr=False)
-
-    @property
-    def known(self) -> SamplerVocabulary:
-        if self.vocabulary is None:
-            raise NotInModel("infill needs a vocabulary, and there is none")
-        return self.vocabulary
-
+class Infill(ReadingSampler, name="infill"):
     def apply(self, c: CandidateList) -> CandidateList:
         """Keep ends alone where they are likely; else merge words with their beginnings and cut."""
         c = self.ways.softmax(c, sort=True)

@@ -1,6 +1,6 @@
 """Seeded questions about samplers: chains of any order, and rows of logits of kinds that hurt."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from lockstep.engine.samplers.base import SamplerVocabulary
 from lockstep.engine.samplers.parts.candidates import CandidateList, F
-from lockstep.engine.samplers.parts.chain import make_chain
+from lockstep.engine.samplers.parts.chain import Chain, make_chain
 from lockstep.engine.samplers.parts.ways import LLAMA_CPP
 from lockstep.harness.records import SampleRequest
+from lockstep.harness.samplers.grammars import GRAMMARS, READING, Parameters, grammar_stage
 
 Rows = NDArray[np.float32]
 SIZES = (1, 2, 3, 17, 100, 128, 129, 300, 1024, 1025, 3000)  # of vocabularies
@@ -20,6 +21,7 @@ MAX_STAGES = 5  # before the choice
 PROMPT_TOKENS, ACCEPTED_TOKENS = 12, 20
 FEW = 40  # candidates that infill is given, which compares each with each
 MAX_BIASES = 4
+GRAMMAR_ROWS, LAZY_CASES = 8, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,6 @@ def biases(rng: Generator, n: int) -> tuple[tuple[int, float], ...]:
     return tuple((int(t), single(b)) for t, b in zip(tokens, numbers, strict=True))
 
 
-Parameters = Callable[[Generator, int], Mapping[str, Any]]
 CUTTING: dict[str, Parameters] = {
     "top_k": lambda rng, n: {"k": count(rng, n)},
     "top_p": lambda rng, n: {"p": share(rng), "min_keep": keep(rng)},
@@ -159,7 +160,7 @@ BREAKERS: tuple[tuple[bytes, ...], ...] = ((b"\n",), (b"\n", b":", b'"', b"*"), 
 
 
 def stage_for(name: str, rng: Generator, n: int) -> dict[str, Any]:
-    return {"sampler": name, **(CUTTING | CHOOSING)[name](rng, n)}
+    return {"sampler": name, **(CUTTING | CHOOSING | READING)[name](rng, n)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +188,10 @@ def random_stages(rng: Generator, n: int, limits: CaseLimits) -> list[dict[str, 
             stage["seq_breakers"] = BREAKERS[int(rng.integers(len(BREAKERS)))]
     if limits.words is not None and "infill" in limits.samplers and rng.random() < 0.5:
         stages += INFILL
+    for name in READING if limits.words is not None else ():
+        if name in limits.samplers and rng.random() < 0.3:
+            place = int(rng.integers(len(stages) + 1)) if rng.random() < 0.3 else 0
+            stages.insert(place, stage_for(name, rng, n))
     last = [stage_for(str(rng.choice(choosing)), rng, n)] if choosing else []
     return [*stages, *last] or [stage_for(cutting[0], rng, n)]
 
@@ -210,6 +215,18 @@ def make_case(
     return SampleCase(seed=seed, kinds=chosen, request=complete(described, logits, rng, words))
 
 
+def grammar_cases(seed: int, limits: CaseLimits) -> Iterator[SampleCase]:
+    """Yield each grammar, and those that wait several times; drawn from if the engine can."""
+    assert limits.words is not None
+    rng, n = np.random.default_rng(seed), len(limits.words.pieces)
+    stages = [grammar_stage(text) for text in GRAMMARS]
+    lazy = [name for name in READING if name != "grammar"] * LAZY_CASES
+    for i, stage in enumerate((*stages, *(stage_for(name, rng, n) for name in lazy))):
+        if stage["sampler"] in limits.samplers:
+            last = [stage_for("dist", rng, n)] if "dist" in limits.samplers else []
+            yield make_case(seed + i, GRAMMAR_ROWS, limits, [stage, *last])
+
+
 def complete(
     stages: tuple[Mapping[str, Any], ...],
     logits: Rows,
@@ -222,11 +239,10 @@ def complete(
     few = rng.integers(0, n, 6)  # tokens that come again
     accepted, draws = [rng.choice(few, ACCEPTED_TOKENS).tolist()], []
     for i, row in enumerate(logits):
-        for token in accepted[i]:
-            chain.accept(token)
+        accepted[i] = accept_permitted(chain, accepted[i])
         draws.append([np.nan if draw is None else draw for draw in chain.draws()])
-        last = chain.apply(CandidateList.of_logits(row))[-1].token
-        accepted.append([last if last >= 0 else int(few[0]), int(rng.choice(few))])
+        last = chain.apply(CandidateList.of_logits(row))[-1]
+        accepted.append([next_token(last, int(few[0]), stages), int(rng.choice(few))])
     return SampleRequest(
         chain=stages,
         logits=logits,
@@ -234,3 +250,21 @@ def complete(
         draws=np.array(draws, np.float64).reshape(len(logits), len(stages)),
         prompt=tuple(int(t) for t in rng.integers(0, n, PROMPT_TOKENS)),
     )
+
+
+def accept_permitted(chain: Chain, tokens: Sequence[int]) -> list[int]:
+    """Return those that the chain was told."""
+    told = []
+    for token in tokens:
+        if chain.permits(token):
+            chain.accept(token)
+            told.append(token)
+    return told
+
+
+def next_token(last: CandidateList, other: int, stages: Sequence[Mapping[str, Any]]) -> int:
+    """Return what was selected; where nothing is, the likeliest of a grammar's, or another."""
+    if last.token >= 0:
+        return last.token
+    is_reading = any(stage["sampler"] in READING for stage in stages)
+    return int(last.ids[np.argmax(last.logits)]) if is_reading and len(last) else other

@@ -7,6 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.samplers.base import Sampler
+from lockstep.engine.samplers.grammar import Grammar
+from lockstep.engine.samplers.grammar_lazy import GrammarLazy
+from lockstep.engine.samplers.grammar_lazy_patterns import GrammarLazyPatterns
 from lockstep.engine.samplers.min_p import MinP
 from lockstep.engine.samplers.mirostat import Mirostat
 from lockstep.engine.samplers.mirostat_v2 import MirostatV2
@@ -216,7 +219,20 @@ def zipf_size(n_vocab: int, s: float, mu: float) -> tuple[float, float]:
     return float(np.exp(min(log / s, 700.0))), float(min(share, 1.0))
 
 
+def cut_grammar(sampler: Grammar, c: CandidateList) -> RankedCut:
+    """A candidate at minus infinity may be left out: nothing draws it. So may a control token that
+    is allowed by its spelling: many engines read it as no text."""
+    n = len(c)
+    if sampler.is_open:
+        return by_logits(c, size_between(n, n))
+    must = sampler.find_allowed() & ~sampler.find_spelled()
+    kept = must[c.ids] & (c.logits > -np.inf)
+    sizes = size_between(int(np.count_nonzero(kept)), n)
+    return RankedCut(score=kept.astype(np.float64), radius=np.zeros(n), sizes=sizes)
+
+
 CUTS: dict[type[Sampler], Callable[..., RankedCut]] = {
+    **dict.fromkeys((Grammar, GrammarLazy, GrammarLazyPatterns), cut_grammar),
     TopK: cut_top_k,
     TopP: cut_top_p,
     MinP: cut_min_p,

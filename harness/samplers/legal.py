@@ -3,6 +3,8 @@
 - Any order of the list. A draw is taken in the order of the engine's own list.
 - Any choice among candidates that are equal in what a cut looks at.
 - A cut at another place, where the threshold lies within the bound of a candidate's probability.
+- A candidate that a grammar forbids at minus infinity, or left out; a control token that a grammar
+  allows by its spelling alone, either way.
 - Logits and probabilities within their bounds; probabilities but for a factor of the whole list.
 
 Everything is judged on the list that the engine itself had in front of the stage, so that a mistake

@@ -15,6 +15,9 @@ from lockstep.engine.samplers.adaptive_p import PEAK, SHARPNESS, WIDTH, Adaptive
 from lockstep.engine.samplers.base import Sampler
 from lockstep.engine.samplers.dist import Dist
 from lockstep.engine.samplers.dry import Dry
+from lockstep.engine.samplers.grammar import Grammar
+from lockstep.engine.samplers.grammar_lazy import GrammarLazy
+from lockstep.engine.samplers.grammar_lazy_patterns import GrammarLazyPatterns
 from lockstep.engine.samplers.infill import Infill
 from lockstep.engine.samplers.logit_bias import LogitBias
 from lockstep.engine.samplers.mirostat import Mirostat
@@ -199,7 +202,16 @@ def adapt(
     return np.where(np.isfinite(radius), radius, 0.0), None
 
 
+def forbid(sampler: Grammar, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
+    """Minus infinity, or the logit that was there; either for control tokens that are spelled."""
+    if sampler.is_open:
+        return np.zeros(len(e)), None
+    spelled = sampler.find_spelled()[e.ids]
+    return np.zeros(len(e)), np.where(spelled, -np.inf, wide(e.logits))
+
+
 CHANGES: dict[type[Sampler], Callable[..., Found]] = {
+    **dict.fromkeys((Grammar, GrammarLazy, GrammarLazyPatterns), forbid),
     Temp: temp,
     TempExt: temp_ext,
     Penalties: penalties,

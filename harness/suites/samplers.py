@@ -1,7 +1,7 @@
 """Does an engine sample as the definitions of samplers say, stage by stage, whatever the chain?
 
-Rows of logits are seeded, so no weights are read; the model's vocabulary is, for infill and the
-breakers of dry. What llama.cpp does by accident (harness/known) is demanded of nobody.
+Rows of logits are seeded, so no weights are read; the model's vocabulary is, for infill, grammars
+and the breakers of dry. What llama.cpp does by accident (harness/known) is demanded of nobody.
 """
 
 from collections import Counter
@@ -22,6 +22,8 @@ from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.known.samplers import describe_accident
 from lockstep.harness.records import (
     PART,
+    Answered,
+    Rejected,
     SampleAnswer,
     SampleRequest,
     Status,
@@ -35,10 +37,12 @@ from lockstep.harness.samplers.cases import (
     INFILL,
     CaseLimits,
     SampleCase,
+    grammar_cases,
     make_case,
     stage_for,
 )
 from lockstep.harness.samplers.describe import describe_finding
+from lockstep.harness.samplers.grammars import READING, bad_grammars, is_open
 from lockstep.harness.samplers.judgement import Judgement, StageFinding, judge_answer
 
 NAME, LEVEL = "samplers", "sample"
@@ -61,6 +65,8 @@ class Samplers(Suite, name=NAME):
         for case in run.cases() if run.names else ():
             context.progress(f"chain {case.seed}: {', '.join(case.samplers)}")
             yield from run.compare(case)
+        if "grammar" in run.names:
+            yield from run.find_open_grammars()
         yield from run.report()
 
 
@@ -96,7 +102,7 @@ class SamplerRun:
             else:
                 lacking.append(name)
         if self.words is None:
-            text = "infill and breakers of dry: the model has no vocabulary that we read"
+            text = "infill, grammars, breakers of dry: the model has no vocabulary that we read"
             yield self.context.verdict(NAME, "not-applicable", text, {PART: "infill"})
         if lacking:
             text = f"{self.context.subject.name} does not have: {', '.join(lacking)}"
@@ -109,8 +115,11 @@ class SamplerRun:
             stages = [stage_for(name, np.random.default_rng(i), max(PLAIN))]
             yield name, make_case(i, 1, limits, stages).request
         if self.words is not None:
-            limits = CaseLimits(words=self.words, kinds=("random",))
+            limits, n = CaseLimits(words=self.words, kinds=("random",)), len(self.words.pieces)
             yield "infill", make_case(0, 1, limits, INFILL).request
+            for i, name in enumerate(READING):
+                stages = [stage_for(name, np.random.default_rng(i), n)]
+                yield name, make_case(i, 1, limits, stages).request
 
     def cases(self) -> Iterator[SampleCase]:
         """Yield chains of what the engine has; some of them with the model's vocabulary."""
@@ -122,6 +131,27 @@ class SamplerRun:
             limits = CaseLimits(samplers=has, words=self.words, kinds=("random", "peaked", "wide"))
             for i in range(CASES, CASES + WORD_CASES):
                 yield make_case(seed + i, WORD_ROWS, limits)
+            yield from grammar_cases(seed, limits)
+
+    def find_open_grammars(self) -> Iterator[Verdict]:
+        """Ask for grammars that are none; an answer that forbids nothing is wrong."""
+        assert self.words is not None
+        subject, mistakes = self.context.subject, []
+        for mistake, request in bad_grammars(len(self.words.pieces)).items():
+            outcome = subject.ask(LEVEL, request)
+            if isinstance(outcome, Answered) and is_open(outcome.value):
+                mistakes.append(mistake)
+            elif not isinstance(outcome, Answered | Rejected | Unanswerable):
+                try:
+                    self.context.answer(subject, LEVEL, outcome)
+                except NoAnswer as error:
+                    text = f"{error.summary}: a bad grammar ({mistake})"
+                    yield self.context.verdict(NAME, error.status, text, error.detail)
+        if mistakes:
+            self.judged.pop("grammar", None)
+            text = f"{subject.name} forbids nothing for bad grammars: {', '.join(mistakes)}"
+            detail = {PART: "grammar", "mistakes": mistakes, "at_fault": "subject"}
+            yield self.context.verdict(NAME, "diverged", text, detail, (NAME, "bad grammar"))
 
     def compare(self, case: SampleCase) -> Iterator[Verdict]:
         for session in dict.fromkeys((self.context.oracle, self.context.subject)):

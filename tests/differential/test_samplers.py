@@ -86,15 +86,32 @@ def request_of(name: str) -> SampleRequest:
     return SampleRequest(
         chain=tuple(case["chain"]),
         logits=row[None],
-        accepted=((),),
+        accepted=(tuple(case.get("accepted", ())),),
         draws=np.full((1, len(case["chain"])), 0.5),
     )
 
 
+def model_of(case: dict[str, Any], folder: Path, vocabulary: Path) -> Path:
+    """Return the vocabulary, or another with a text of the case at a token of its own."""
+    if "piece" not in case:
+        return vocabulary
+    recipe = BUILTIN_VOCABULARIES[case["vocabulary"]]
+    plain = open_model(with_metadata(folder / "plain.gguf", recipe)).metadata
+    tokens = list(plain["tokenizer.ggml.tokens"].data)
+    place, text = case["piece"]
+    tokens[place] = text
+    changes: Any = {"tokenizer.ggml.tokens": ("ARR[STR]", tokens)}
+    return with_metadata(folder / "piece.gguf", recipe, **changes)
+
+
 @pytest.mark.parametrize("known", SHOWN, ids=lambda known: known["id"])
-def test_accident_is_still_llama_cpps(known: dict[str, Any], llama_cpp: Session) -> None:
-    request = request_of(known["id"])
-    findings = judge_answer(request, answer(llama_cpp, request)).findings
+def test_accident_is_still_llama_cpps(
+    known: dict[str, Any], vocabulary: Path, tmp_path: Path
+) -> None:
+    request, model = request_of(known["id"]), model_of(known["case"], tmp_path, vocabulary)
+    words = TokenizerWords(tokenizer_of(open_model(model).metadata))
+    with Runner().open("llama.cpp", model, EXACT) as session:
+        findings = judge_answer(request, answer(session, request), words).findings
     over = f"llama.cpp does as defined: take {known['id']} out of harness/known"
     assert [each.accident for each in findings] == [Accident[known["accident"]]], over
 
@@ -160,6 +177,8 @@ def test_suite_judges_engines(
     engine: str, status: str, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.harness.suites.samplers.CASES", 40)  # of 120
+    monkeypatch.setattr("lockstep.harness.samplers.cases.LAZY_CASES", 1)  # of 8
+    monkeypatch.setattr("lockstep.harness.samplers.cases.GRAMMAR_ROWS", 2)  # of 8
     found = verdicts_of(plan_of(vocabulary, engine, suites=("samplers",), by_name=True))
     (temp,) = [v for v in found if v.detail.get("part") == "temp"]
     assert temp.status == status
@@ -198,3 +217,24 @@ def test_example_in_another_language_conforms(
     agreed = {v.detail["part"] for v in found if v.status == "agreed"}
     assert agreed == {"greedy", "dist", "top_k", "top_p", "min_p", "temp", "penalties"}
     assert {v.status for v in found} == {"agreed", "excused"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "status"),
+    [
+        ("mutant:grammar-open-on-error", "diverged"),
+        ("mutant:grammar-class-not-negated", "diverged"),
+        ("honest:grammar-leaves-out", "agreed"),
+    ],
+)
+def test_suite_judges_grammars(
+    engine: str, status: str, vocabulary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "suites.samplers.CASES",
+        "suites.samplers.WORD_CASES",
+        "samplers.cases.LAZY_CASES",
+    ):
+        monkeypatch.setattr(f"lockstep.harness.{name}", 0)
+    found = verdicts_of(plan_of(vocabulary, engine, suites=("samplers",), by_name=True))
+    assert [v.status for v in found if v.detail.get("part") == "grammar"] == [status]

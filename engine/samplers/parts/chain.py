@@ -41,6 +41,9 @@ class Chain:
             if isinstance(sampler, DrawingSampler):
                 sampler.source = GivenDraws(draw)
 
+    def permits(self, token: int) -> bool:
+        return all(sampler.permits(token) for sampler in self.samplers)
+
     def accept(self, token: int) -> None:
         for sampler in self.samplers:
             sampler.accept(token)

@@ -22,7 +22,7 @@ class Kind(Enum):
     TOKENS = "const llama_token *, size_t"
 
 
-GIVEN = (Kind.INT32, Kind.UINT32, Kind.SIZE, Kind.FLOAT, Kind.BIASES, Kind.TEXTS)
+OF_MODEL = (Kind.VOCABULARY, Kind.N_VOCAB)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class Constructor:
     """One function of llama.h."""
 
     function: str
-    sampler: str  # the name of ours; "": none
+    sampler: str  # the name of ours
     parameters: tuple[tuple[str, Kind], ...]
 
     @property
     def fields(self) -> dict[str, Kind]:
         """The parameters that describe the sampler, not the model."""
-        return {name: kind for name, kind in self.parameters if kind in GIVEN}
+        return {name: kind for name, kind in self.parameters if kind not in OF_MODEL}
 
 
 def constructor(sampler: str, **parameters: Kind) -> Constructor:
@@ -47,15 +47,9 @@ def constructor(sampler: str, **parameters: Kind) -> Constructor:
     )
 
 
-def grammar(name: str, **parameters: Kind) -> Constructor:
-    """Describe a constructor of grammars, which are not stated here."""
-    every = (
-        ("vocab", Kind.VOCABULARY),
-        ("grammar_str", Kind.TEXT),
-        ("grammar_root", Kind.TEXT),
-        *parameters.items(),
-    )
-    return Constructor(function=f"llama_sampler_init_{name}", sampler="", parameters=every)
+def grammar(sampler: str, **parameters: Kind) -> Constructor:
+    text = {"vocab": Kind.VOCABULARY, "grammar_str": Kind.TEXT, "grammar_root": Kind.TEXT}
+    return constructor(sampler, **text, **parameters)
 
 
 _I, _U, _S, _F = Kind.INT32, Kind.UINT32, Kind.SIZE, Kind.FLOAT
@@ -96,4 +90,4 @@ CONSTRUCTORS = (
     grammar("grammar_lazy", trigger_words=Kind.TEXTS, trigger_tokens=Kind.TOKENS),
     grammar("grammar_lazy_patterns", trigger_patterns=Kind.TEXTS, trigger_tokens=Kind.TOKENS),
 )
-BY_SAMPLER = {each.sampler: each for each in CONSTRUCTORS if each.sampler}
+BY_SAMPLER = {each.sampler: each for each in CONSTRUCTORS}

@@ -21,6 +21,10 @@ class TokenizerWords:
         every = range(len(self.tokenizer.pieces))
         return [self.tokenizer.decode([token], unparse_special=True) for token in every]
 
+    @cached_property
+    def spellings(self) -> list[bytes]:
+        return self.tokenizer.pieces_of(range(len(self.tokenizer.pieces)), special=True)
+
     @property
     def ends(self) -> Collection[int]:
         return self.tokenizer.vocabulary.eog
@@ -32,3 +36,7 @@ class TokenizerWords:
 
     def tokenize(self, text: bytes) -> list[int]:
         return self.tokenizer.encode(text, add_special=False)
+
+    def find_special(self, text: bytes) -> int | None:
+        ids = self.tokenizer.encode(text, add_special=False, parse_special=True)
+        return ids[0] if len(ids) == 1 else None

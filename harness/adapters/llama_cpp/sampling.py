@@ -16,12 +16,14 @@ from lockstep.harness.adapters.parts.sampled_lists import SampledList, join_list
 from lockstep.harness.records import SampleAnswer, SampleRequest
 
 ROW = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama_token_data
-ALWAYS = "infill"  # asks the vocabulary whatever its parameters
-BREAKERS = "seq_breakers"
+BREAKERS = "seq_breakers"  # dry asks the vocabulary for these alone
+READERS = {
+    name for name, row in BY_SAMPLER.items() if Kind.VOCABULARY in dict(row.parameters).values()
+}
 
 
 def needs_vocabulary(request: SampleRequest) -> bool:
-    return any(each["sampler"] == ALWAYS or each.get(BREAKERS) for each in request.chain)
+    return any(each["sampler"] in READERS and each.get(BREAKERS, True) for each in request.chain)
 
 
 def sample(lib: Library, request: SampleRequest, vocabulary: Any) -> SampleAnswer:
@@ -59,7 +61,10 @@ def make_stage(lib: Library, described: Mapping[str, Any], n_vocab: int, vocabul
         for name, kind in row.parameters
         for argument in arguments_for(lib, kind, described.get(name), n_vocab, vocabulary)
     ]
-    return getattr(lib.llama, check_row(row, described).function)(*arguments)
+    made = getattr(lib.llama, check_row(row, described).function)(*arguments)
+    if not made:
+        raise EngineError(f"llama.cpp refuses {described['sampler']} with these parameters")
+    return made
 
 
 def check_row(row: Constructor, described: Mapping[str, Any]) -> Constructor:
@@ -82,6 +87,10 @@ def arguments_for(
         return len(value), array
     if kind is Kind.TEXTS:
         return (ctypes.c_char_p * len(value))(*value), len(value)
+    if kind is Kind.TOKENS:
+        return (lib.llama.llama_token * len(value))(*value), len(value)
+    if kind is Kind.TEXT:
+        return (value.encode(),)
     return (float(value) if kind is Kind.FLOAT else int(value),)
 
 

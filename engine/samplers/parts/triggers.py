@@ -1,0 +1,81 @@
+"""Grammars that wait for a word, a pattern or a token before they forbid anything."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import regex
+
+from lockstep.engine.errors import InvalidGrammar
+from lockstep.engine.samplers.grammar import Grammar
+
+MAX_SECONDS = 2.0  # that a pattern may search
+
+
+@dataclass(kw_only=True)
+class TriggeredGrammar(Grammar):
+    """A grammar for what comes from the trigger on; tokens that trigger belong to it."""
+
+    trigger_tokens: Sequence[int]
+    waits: bool = field(default=True, init=False, repr=False)
+    heard: tuple[int, ...] = field(default=(), init=False, repr=False)
+
+    @property
+    def patterns(self) -> Sequence[bytes]:
+        """Regular expressions, whose first group that holds anything begins the grammar's text."""
+        raise NotImplementedError
+
+    @property
+    def is_open(self) -> bool:
+        return super().is_open or self.waits
+
+    def permits(self, token: int) -> bool:
+        return self.goes_on_alike(token) if self.waits else super().permits(token)
+
+    def accept(self, token: int) -> None:
+        if not self.waits or not self.grammar_str:
+            return super().accept(token)
+        if token in self.trigger_tokens:
+            self.begin()
+            return self.read(token, self.known.spellings[token])
+        self.heard = (*self.heard, token)
+        words = [self.known.spellings[each] for each in self.heard]
+        start = self.find_start(b"".join(words))
+        if start is not None:
+            heard = self.heard
+            self.begin()
+            self.replay(heard, words, start)
+        return None
+
+    def begin(self) -> None:
+        self.waits, self.heard = False, ()
+        self.state = self.reader.start()
+
+    def find_start(self, text: bytes) -> int | None:
+        for pattern in self.patterns:
+            match = search(pattern, text)
+            if match is not None:
+                groups = range(1, len(match.groups()) + 1)
+                return int(next((match.start(i) for i in groups if match.group(i)), match.start()))
+        return None
+
+    def replay(self, tokens: Sequence[int], words: Sequence[bytes], start: int) -> None:
+        """Read what was heard from a byte on; of a token that it lies in only the end."""
+        end = 0
+        for token, word in zip(tokens, words, strict=True):
+            begin, end = end, end + len(word)
+            if end > start:
+                self.read(token, word[max(0, start - begin) :])
+
+    def reset(self) -> None:
+        super().reset()
+        self.waits, self.heard = True, ()
+
+
+def search(pattern: bytes, text: bytes) -> "regex.Match[bytes] | None":
+    """Raise InvalidGrammar for what is no pattern, and for one that takes too long."""
+    try:
+        return regex.search(pattern, text, timeout=MAX_SECONDS)
+    except regex.error as error:
+        raise InvalidGrammar(f"trigger {pattern!r} is no regular expression: {error}") from None
+    except TimeoutError:
+        raise InvalidGrammar(f"trigger {pattern!r} searches {MAX_SECONDS} s: simplify it") from None

@@ -1,0 +1,1 @@
+"""Parts that honest engines are made of."""
