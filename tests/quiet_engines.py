@@ -13,11 +13,12 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.ops.mirror import Mirror
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.fast import FastEngine
+from lockstep.harness.adapters.parts.replaced_methods import put
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.graph.engine import ReplayEngine
 from lockstep.harness.mutants.attention import MissingScale
 from lockstep.harness.mutants.heads import KvHeadModulo
-from lockstep.harness.mutants.parts.mistakes import OPS, Mistake, put
+from lockstep.harness.mutants.parts.mistakes import OPS, Mistake
 from lockstep.harness.mutants.rope import RopeHalfSplit
 from lockstep.harness.records import EngineInfo, Evaluation, Request
 

@@ -45,7 +45,7 @@ class Step:
         """
         ops, probe = self.ops, self.probe
         memory = self.memory[layer]
-        of_keys, of_values = memory.turned()
+        of_keys, of_values = memory.hadamard_sizes()
         q, k = turn(q, of_keys), turn(k, of_keys)
         memory.store(k, k[:, :, :0] if v is None else turn(v, of_values))
         keys, values = memory.read()  # (cells, kv_heads, dim, or blocks of it)

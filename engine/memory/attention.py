@@ -283,8 +283,8 @@ class CellView(LayerView):
         """Keys and values as stored: (cells, kv_heads, dim) each; not to be written to."""
         return self.numbers.read(self.layer, self.look.cells)
 
-    def turned(self) -> tuple[int, int]:
-        return self.numbers.turned(self.layer)
+    def hadamard_sizes(self) -> tuple[int, int]:
+        return self.numbers.hadamard_sizes(self.layer)
 
     def visible(self, window: int) -> NDArray[np.bool_]:
         """Cells of its own sequence, up to its own position."""

@@ -36,7 +36,7 @@ class LayerView:
     def read(self) -> tuple[NDArray[Any], ...]:
         raise NotImplementedError
 
-    def turned(self) -> tuple[int, int]:
+    def hadamard_sizes(self) -> tuple[int, int]:
         """Return the sizes of the Hadamard matrices that keys and values are stored times; 0: they
         are stored as they are."""
         return 0, 0

@@ -127,7 +127,7 @@ class Store:
             keys[moved] = as_stored(turn(rotated, size), keys)
         return kept
 
-    def turned(self, layer: int) -> tuple[int, int]:
+    def hadamard_sizes(self, layer: int) -> tuple[int, int]:
         """Return the sizes of the matrices that keys and values are turned by; 0: they are not."""
         return turning(self.keys[layer], whole=True), turning(self.values[layer], whole=False)
 

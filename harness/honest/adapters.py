@@ -43,7 +43,7 @@ def product_of(pair: LowRank) -> Any:
     return pair.scale * (pair.b.values().astype(np.float64) @ pair.a.values().astype(np.float64))
 
 
-def turned(pair: LowRank) -> LowRank:
+def turn_pair(pair: LowRank) -> LowRank:
     """Return the pair of an embedding as one whose product has the embedding's shape."""
     return replace(pair, a=in_f32(pair.b, pair.b.values().T), b=pair.a)
 
@@ -58,7 +58,7 @@ def merge_into(kind: str) -> Callable[[Model], None]:
             weight = weights.tensor(name, weights.file.tensors[name].shape)
             total = weight.values().astype(np.float64)
             for pair in pairs:
-                total += product_of(turned(pair) if name == LOOKED_UP else pair)
+                total += product_of(turn_pair(pair) if name == LOOKED_UP else pair)
             raw = total.astype(np.dtype(target.layout).base).view(np.uint8).reshape(-1)
             weights.formats[name] = target
             weights.found[name] = Weight(name, target, weight.shape, raw)

@@ -9,8 +9,8 @@ from lockstep.engine.memory.base import Memory
 from lockstep.engine.model import Model
 from lockstep.engine.ops.coded import decode
 from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.parts.replaced_methods import put, stores_of
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.mutants.parts.mistakes import put, stores_of
 
 HONEST_CACHES: dict[str, "type[HonestCache]"] = {}
 
@@ -40,7 +40,7 @@ def leave_unturned(model: Model) -> None:
     def new_memory(right: Callable[..., Memory], **shape: Any) -> Memory:
         memory = right(**shape)
         for store in stores_of(memory):
-            put(store, "turned", lambda _right, _layer: (0, 0))
+            put(store, "hadamard_sizes", lambda _right, _layer: (0, 0))
         return memory
 
     put(model, "new_memory", new_memory)

@@ -17,8 +17,8 @@ from lockstep.engine.model import Model
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.trace import Probe
 from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.parts.replaced_methods import put
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.mutants.parts.mistakes import put
 from lockstep.harness.mutants.parts.wrong_samplers import module_of_caller
 from lockstep.harness.records import CONTROL_VECTOR, LORA, AdapterFile
 

@@ -16,7 +16,8 @@ from lockstep.engine.memory.store import Index, Store
 from lockstep.engine.ops.reference import Bools
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put, stores_of
+from lockstep.harness.adapters.parts.replaced_methods import put, stores_of
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 AFTER = "the prompt is understood; what is generated is not"
 DRIFTS = "small errors everywhere; long texts drift"

@@ -14,8 +14,8 @@ from lockstep.engine.memory.store import Store
 from lockstep.engine.model import Model
 from lockstep.engine.ops.coded import encode, is_coded
 from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.parts.replaced_methods import put, stores_of
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.mutants.parts.mistakes import put, stores_of
 
 Codes = NDArray[Any]
 Change = Callable[[Codes, F32], Codes]  # of blocks: as they should be, of which floats
@@ -77,7 +77,7 @@ def cut_rows(codes: Codes, rows: F32) -> Codes:
     return encode(bits.view(np.float32), codes)
 
 
-def shifted(codes: Codes, rows: F32) -> Codes:
+def shift_values(codes: Codes, rows: F32) -> Codes:
     """Make codes of the neighbour's values in each row."""
     return encode(np.roll(rows, 1, axis=-1), codes)
 
@@ -91,6 +91,6 @@ def without_last_block(codes: Codes, _: F32) -> Codes:
 fault = WrongCache.add_fault
 fault("cache-scale-stale", "each block has the scale of the one before", stale_scale, stale_scale)
 fault("cache-values-cut", "values are cut to four bits before they are coded", None, cut_rows)
-fault("cache-keys-shifted", "keys are stored one element further", shifted, None)
-fault("cache-values-shifted", "values are stored one element further", None, shifted)
+fault("cache-keys-shifted", "keys are stored one element further", shift_values, None)
+fault("cache-values-shifted", "values are stored one element further", None, shift_values)
 fault("cache-last-block-lost", "the last block of each row is zero", without_last_block, None)

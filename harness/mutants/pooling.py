@@ -8,7 +8,8 @@ import numpy as np
 from lockstep.engine.architectures.step import Step
 from lockstep.engine.model import Model
 from lockstep.engine.quants.base import F32
-from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
+from lockstep.harness.adapters.parts.replaced_methods import put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 POOR = "embeddings of sentences are poor; searches miss"
 

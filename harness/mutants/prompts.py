@@ -7,8 +7,8 @@ from functools import cached_property
 from lockstep.engine.batch import Batch
 from lockstep.engine.model import Model
 from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.parts.replaced_methods import put
 from lockstep.harness.mutants.base import Mutant
-from lockstep.harness.mutants.parts.mistakes import put
 from lockstep.harness.records import Evaluation, Request
 
 

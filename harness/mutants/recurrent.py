@@ -15,7 +15,8 @@ from lockstep.engine.ops.near import F64
 from lockstep.engine.ops.reference import round_once
 from lockstep.engine.quants.base import F32
 from lockstep.engine.weights import Weight
-from lockstep.harness.mutants.parts.mistakes import Mistake, Op, put
+from lockstep.harness.adapters.parts.replaced_methods import put
+from lockstep.harness.mutants.parts.mistakes import Mistake, Op
 
 AFTER = "the prompt is understood; what is generated is not"
 NONSENSE = "text is nonsense from the first token on"

@@ -137,7 +137,7 @@ class LlamaContext:
         if watch is not None:
             params.cb_eval = llama.ggml_backend_sched_eval_callback(watch[0])
             params.cb_eval_user_data = watch[1]
-        with self.lib.refusals("llama.cpp does not make a context"), unturned(settings):
+        with self.lib.refusals("llama.cpp does not make a context"), keep_heads(settings):
             self.pointer = llama.llama_init_from_model(model.pointer, params)
             if not self.pointer:
                 self.lib.check_room()
@@ -253,7 +253,7 @@ class LlamaContext:
 
 
 @contextmanager
-def unturned(settings: Settings) -> Iterator[None]:
+def keep_heads(settings: Settings) -> Iterator[None]:
     """Make contexts whose quantised caches hold heads as they are, if the settings say so."""
     if settings.turned:
         yield

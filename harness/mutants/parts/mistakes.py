@@ -1,18 +1,18 @@
 """Bases for catalogues of mistakes: one op, number, method or memory is wrong."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lockstep.engine.memory.attention import Attention, CellView
-from lockstep.engine.memory.base import LayerView, Memory, Pair
-from lockstep.engine.memory.store import Store
+from lockstep.engine.memory.attention import CellView
+from lockstep.engine.memory.base import LayerView, Memory
 from lockstep.engine.model import Model
 from lockstep.engine.ops.reference import ReferenceOps as Ops
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.parts.replaced_methods import put, stores_of
 from lockstep.harness.mutants.base import Mutant
 
 Op = Callable[..., F32]
@@ -80,19 +80,6 @@ class Mistake(Mutant):
 def names_with(cls: type[Mistake], prefix: str) -> tuple[str, ...]:
     """Return what names of methods say behind a prefix."""
     return tuple(name.removeprefix(prefix) for name in dir(cls) if name.startswith(prefix))
-
-
-def stores_of(memory: Memory) -> Iterator[Store]:
-    if isinstance(memory, Pair):
-        for part in memory.both:
-            yield from stores_of(part)
-    elif isinstance(memory, Attention):
-        yield memory.store
-
-
-def put(owner: Any, method: str, wrong: Callable[..., Any]) -> None:
-    """The wrong one takes the right one first."""
-    setattr(owner, method, partial(wrong, getattr(owner, method)))
 
 
 def change_weights(model: Model, change: Callable[[Read, str], Weight]) -> None:

@@ -22,9 +22,10 @@ from lockstep.engine.model import Model
 from lockstep.engine.quants.base import F32, WeightFormat
 from lockstep.engine.trace import Probe
 from lockstep.engine.weights import Weight
+from lockstep.harness.adapters.parts.replaced_methods import put
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox.slices import architecture, n_layers
-from lockstep.harness.mutants.parts.mistakes import change_weights, put
+from lockstep.harness.mutants.parts.mistakes import change_weights
 from lockstep.harness.sites import IN_A_LAYER
 
 IN_THE_FILE, BY_NAME, BY_NUMBER = "file", "name", "number"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.engine.model import Model
+from lockstep.harness.adapters.parts.replaced_methods import put
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.blackbox import numbers
@@ -21,7 +22,6 @@ from lockstep.harness.blackbox.numbers import ANOTHERS, by_its_number, guilty_am
 from lockstep.harness.blackbox.places import SeenInPlace, put_together
 from lockstep.harness.blackbox.slices import n_layers
 from lockstep.harness.catalogue.opening import KnownModels
-from lockstep.harness.mutants.parts.mistakes import put
 from lockstep.harness.selftest.black_box.one_layer import (
     BY_NAME,
     BY_NUMBER,

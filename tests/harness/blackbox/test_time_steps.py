@@ -7,10 +7,11 @@ import pytest
 
 from lockstep.engine.model import Model
 from lockstep.engine.quants.base import F32
+from lockstep.harness.adapters.parts.replaced_methods import put
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.blackbox import whole
 from lockstep.harness.blackbox.whole import STEPS
-from lockstep.harness.mutants.parts.mistakes import Op, put
+from lockstep.harness.mutants.parts.mistakes import Op
 from lockstep.harness.synth.small import write_recurrent, write_window
 from tests.black_boxes import bisected, faults
 from tests.harness.blackbox.test_blackbox_in_check import plan_of, verdicts
