@@ -68,13 +68,20 @@ def adapters_for(model: Path) -> tuple[AdapterFile, ...]:
     )
 
 
-def plan_for(model: Path, engine: str, *suites: str, preset: Settings = EXACT) -> Plan:
+def plan_for(
+    model: Path,
+    engine: str,
+    *suites: str,
+    preset: Settings = EXACT,
+    adapters: tuple[AdapterFile, ...] | None = None,
+) -> Plan:
+    given = adapters_for(model) if adapters is None else adapters
     return Plan(
         case=model.stem,
         model=model,
         subject_model=model,
         engine=engine,
-        settings=replace(preset, adapters=adapters_for(model)),
+        settings=replace(preset, adapters=given),
         suites=suites,
         n_tokens=6,
         n_steps=2,
