@@ -193,6 +193,13 @@ class Adapter(Registered):
         """
         raise Unsupported(f"{self.name} does not run schedules")
 
+    def guide(
+        self, batches: Sequence[Batch], negative: Sequence[Batch], scale: float
+    ) -> tuple[NDArray[np.float32], ...]:
+        """Return guided logits of each batch in turn, (outputs, vocabulary), but for a constant in
+        each row. `negative` has as many batches and outputs, behind another prompt."""
+        raise Unsupported(f"{self.name} has no guidance")
+
     def save(
         self,
         batches: Sequence[Batch],

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import InvalidModel, NotInModel, Unsupported
 from lockstep.engine.gguf.file import GgufFile, Value
+from lockstep.engine.guidance import guide
 from lockstep.engine.memory.none import NoMemory
 from lockstep.engine.memory.sbatch_schedule import SbatchSchedule
 from lockstep.engine.memory.schedule import Schedule, pad_context
@@ -212,6 +213,15 @@ class Reference(Adapter, name="reference"):
             return TokenizerWords(self.tokenizer)
         except Unsupported:
             return None
+
+    def guide(
+        self, batches: Sequence[Batch], negative: Sequence[Batch], scale: float
+    ) -> tuple[F32, ...]:
+        both = (self.rows_behind(each) for each in (batches, negative))
+        return tuple(guide(first, second, scale) for first, second in zip(*both, strict=True))
+
+    def rows_behind(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
+        return self.evaluate(Request(batches=tuple(batches))).logits
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         if self.loaded.graph.embeds:

@@ -28,6 +28,7 @@ FORMS: dict[str, Callable[..., None]] = {
     "schedule": runs.check_schedule,
     "save": runs.check_save,
     "load": runs.check_load,
+    "guide": runs.check_guide,
     "restore": files.check_restore,
     "dequantize": ops.check_dequantize,
     "multiply": ops.check_multiply,

@@ -64,6 +64,10 @@ def check_load(value: Any, facts: Facts, path: str, then: Sequence[Batch], *_: A
     check_logits(value, facts, then)
 
 
+def check_guide(value: Any, facts: Facts, batches: Sequence[Batch], *_: Any) -> None:
+    check_logits(value, facts, batches)
+
+
 def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
     """A row for each token, or for each sequence, all of one width."""
     expect_batches(value, batches, "the embeddings")

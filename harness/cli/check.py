@@ -93,11 +93,11 @@ def check(
 ) -> None:
     """Run every suite that applies.
 
-    In order: metadata, tokens, dequant, logits, long-context, logprobs, embeddings, states, decode,
-    text, black-box, acid, trace, products, shadow. logprobs and text are for engines that show no
-    logits. states is for engines that save sessions.
-    black-box is for engines that show no tensors. long-context is for models that need longer texts
-    than the usual run (windows, long factors). acid is for models of `lockstep acid`.
+    In order: metadata, tokens, dequant, logits, long-context, logprobs, embeddings, states,
+    guidance, decode, text, black-box, acid, trace, products, shadow. logprobs and text are for
+    engines that show no logits. states is for engines that save sessions, guidance for those that
+    guide. black-box is for engines that show no tensors. long-context is for models that need
+    longer texts than the usual run (windows, long factors). acid is for models of `lockstep acid`.
 
     Without MODEL, it checks the built-in seeded models. With --suite acid, it checks the acid
     models of every type; MODEL acid:ARCH:TYPE is one of them. Examples:

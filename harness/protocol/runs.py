@@ -53,6 +53,16 @@ def send_load(path: str, then: Sequence[Batch], sequence: int | None = None) -> 
     return Message(head={**head, "then": [batch_row(batch) for batch in then]})
 
 
+def send_guide(batches: Sequence[Batch], negative: Sequence[Batch], scale: float) -> Message:
+    head = {
+        "ask": "guide",
+        "scale": scale,
+        "batches": [batch_row(batch) for batch in batches],
+        "negative": [batch_row(batch) for batch in negative],
+    }
+    return Message(head=head)
+
+
 def read_rows(answer: Message, rows: str) -> tuple[NDArray[Any], ...]:
     found: list[NDArray[Any]] = []
     while (name := f"{rows}{len(found)}") in answer.arrays:

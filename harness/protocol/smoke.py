@@ -101,6 +101,7 @@ def question_for_level(
         "greedy": ("greedy", (PROMPT, N_GREEDY), {}),
         "logprobs": ("logprobs", (prefixes, N_GREEDY), {}),
         "save": ("save", (batches[:1], batches[1:], str(state)), {}),
+        "guide": ("guide", (batches[:1], batches[:1], 1.5), {}),
         "load": ("load", (str(state), batches[1:]), {}),
         "logits": ("evaluate", (Request(batches=batches),), {}),
         "trace": ("evaluate", (Request(batches=batches, capture=True, embeddings=embeds),), {}),

@@ -28,7 +28,7 @@ LEVELS = {
     "parse": "metadata",
     **{name: name for name in ("tokenize", "detokenize", "dequantize", "multiply", "operate")},
     **{name: name for name in ("sample", "embed", "generate", "greedy", "logprobs")},
-    **{name: name for name in ("save", "load")},
+    **{name: name for name in ("save", "load", "guide")},
     "logits": "evaluate",
 }
 

@@ -1,0 +1,27 @@
+"""Classifier-free guidance: a prompt's log-probabilities, led away from those of a negative prompt.
+
+l' = g + scale * (l - g), where l and g are log-probabilities behind the prompt and behind the
+negative one. Source: arXiv 2306.17806, and llama_sample_apply_guidance of older llama.cpp.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.quants.base import F32
+
+F64 = NDArray[np.float64]
+
+
+def log_softmax(logits: NDArray[np.floating]) -> F64:
+    """(rows, vocabulary) -> log-probabilities of each row."""
+    wide = logits.astype(np.float64)
+    wide = wide - wide.max(axis=-1, keepdims=True)
+    found: F64 = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    return found
+
+
+def guide(logits: F32, negative: F32, scale: float) -> F32:
+    """logits, negative: (rows, vocabulary) -> (rows, vocabulary). Scale 1: the negative prompt
+    changes nothing."""
+    away = log_softmax(negative)
+    return (away + scale * (log_softmax(logits) - away)).astype(np.float32)

@@ -1,0 +1,110 @@
+"""Is guidance what two runs of the oracle give? Engines answer `guide` with guided logits.
+
+llama.cpp has no guidance any more, so ours is the definition (engine/guidance.py), applied to
+llama.cpp's logits of both prompts. A constant in a row changes no probability, so rows are compared
+as log-probabilities. The limit is the noise of both runs, each times its share.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.guidance import guide, log_softmax
+from lockstep.engine.quants.base import F32
+from lockstep.harness.asking.facts import ModelFacts
+from lockstep.harness.context.suite import NO_MEMORY, Context, NoAnswer, Suite
+from lockstep.harness.records import Request, Verdict
+from lockstep.harness.suites.parts.offered import not_offered
+
+NAME = LEVEL = "guidance"
+QUESTION = "guide"
+SCALES = (1.5, 3.0, 0.5, 1.0)
+STEPS = 2  # tokens behind both prompts
+
+
+class Guidance(Suite, name=NAME):
+    order = 48
+    expected = False  # of an engine that says nothing of guidance
+
+    def inapplicable(self, facts: ModelFacts) -> str:
+        return facts.no_run
+
+    def run(self, context: Context) -> Iterator[Verdict]:
+        levels = context.subject_info.levels
+        lacking = None if levels is None else not_offered(context, QUESTION, NAME)
+        if lacking is not None or not (context.named or levels):
+            yield from lacking or ()
+            return
+        if context.facts.decoder_start is not None or context.facts.architecture in NO_MEMORY:
+            text = "the model has no prompt of tokens that another one could guide"
+            yield context.verdict(NAME, "not-applicable", text)
+            return
+        asked = GuidedRun(context)
+        for scale in SCALES:
+            try:
+                verdict = asked.verdict(scale)
+            except NoAnswer as error:
+                verdict = context.verdict(NAME, error.status, error.summary, error.detail)
+            yield verdict
+            if verdict.status != "agreed":
+                return
+
+
+class GuidedRun:
+    """Two prompts of other lengths, and the same tokens behind both."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        ids = context.tokens
+        n = context.n_tokens
+        after = [ids[n + i] for i in range(STEPS)]
+        self.prompt = batches_of(ids[:n], after)
+        self.negative = batches_of([*ids[n // 2 : n], ids[0]], after)
+
+    @cached_property
+    def oracle(self) -> tuple[F32, F32]:
+        """Logits behind the prompt and behind the negative one: (rows, vocabulary) each."""
+        both = (self.prompt, self.negative)
+        runs = (
+            self.context.ask(self.context.oracle, "evaluate", Request(batches=batches))
+            for batches in both
+        )
+        first, second = (np.concatenate(run.logits) for run in runs)
+        return first, second
+
+    @cached_property
+    def noise(self) -> tuple[float, float]:
+        """Return how far logits of either run may be off: twice the noise of honest runs."""
+        found = (
+            2 * self.context.noise_on(batches) * float(np.abs(logits).max(initial=0.0))
+            for batches, logits in zip((self.prompt, self.negative), self.oracle, strict=True)
+        )
+        first, second = found
+        return first, second
+
+    def verdict(self, scale: float) -> Verdict:
+        context = self.context
+        context.progress(f"guidance with scale {scale:g}")
+        asked = (self.prompt, self.negative, scale)
+        found = np.concatenate(context.ask(context.subject, QUESTION, *asked))
+        expected = log_softmax(guide(*self.oracle, scale))
+        actual = log_softmax(found)
+        # the share of each run, and twice that: the largest error may be in the sum of a row too
+        allowed = 2 * (abs(scale) * self.noise[0] + abs(1 - scale) * self.noise[1])
+        off = np.where(np.isfinite(expected), np.abs(actual - expected), 0.0)
+        worst = float(np.nan_to_num(off, nan=np.inf).max(initial=0.0))
+        row = int(np.nan_to_num(off, nan=np.inf).max(axis=-1).argmax())
+        detail: dict[str, Any] = {"scale": scale, "row": row, "apart": worst, "allowed": allowed}
+        how = f"scale {scale:g}: log-probabilities are {worst:.2g} apart (allowed {allowed:.2g})"
+        if worst <= allowed:
+            return context.verdict(NAME, "agreed", how, detail)
+        text = f"{how}, most at row {row} of {len(expected)}"
+        return context.verdict(NAME, "diverged", text, detail, (NAME, "value"))
+
+
+def batches_of(prompt: list[int], after: list[int]) -> tuple[Batch, ...]:
+    steps = (Batch.of([token], start=len(prompt) + i) for i, token in enumerate(after))
+    return Batch.for_next(prompt), *steps
