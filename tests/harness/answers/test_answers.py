@@ -118,6 +118,7 @@ ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an an
     ),
     "save": (([PROMPT], [PROMPT], "state"), (ROWS,), [(), (ROWS, ROWS), (ROWS[:1],), [ROWS], None]),
     "load": (("state", [PROMPT], 0), (ROWS,), [(), (ROWS.astype(np.float64),), (ROWS[0],)]),
+    "guide": (([PROMPT], [PROMPT], 1.5), (ROWS,), [(), (ROWS, ROWS), (ROWS[:1],), None]),
     "restore": (
         (BYTES, ENDS, None, PROMPT),
         ENDED,
