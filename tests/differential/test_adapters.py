@@ -1,5 +1,6 @@
 """LoRA files and control vectors: llama.cpp against our graphs, replay and wrong engines."""
 
+import ctypes
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -13,6 +14,8 @@ from lockstep.engine.adapters.lora import ALPHA, KINDS, A, B
 from lockstep.engine.batch import Batch
 from lockstep.engine.errors import EngineError
 from lockstep.harness.adapters import adapter_class
+from lockstep.harness.adapters.llama_cpp.lib import library
+from lockstep.harness.adapters.llama_cpp.model import LlamaContext, LlamaModel
 from lockstep.harness.check.adapters import check_adapters, check_used
 from lockstep.harness.check.check import Opened, Plan, open_plan, run_suites
 from lockstep.harness.context.runner import Runner
@@ -192,3 +195,27 @@ def test_known_divergence_of_a_lora_file_is_still_true(
             assert isinstance(outcome, Crashed)
     with nullcontext() if entry["legal"] else pytest.raises(EngineError):
         check_adapters(settings, model)
+
+
+def logits_with(model: Path, calls: Sequence[int]) -> np.ndarray:
+    """Logits behind control vectors for so many layers, set one after the other."""
+    loaded = LlamaModel(library(), model, EXACT, vocab_only=False)
+    context = LlamaContext(loaded, EXACT)
+    width = loaded.lib.llama.llama_model_n_embd(loaded.pointer)
+    for n in calls:
+        data = np.full((n, width), 1.0 / n, np.float32)
+        pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        given = (context.pointer, pointer, data.size, width, 1, loaded.n_layer)
+        assert loaded.lib.llama.llama_set_adapter_cvec(*given) == 0
+    logits = context.decode(Batch.of([1, 5, 9]))
+    context.close()
+    loaded.close()
+    return logits
+
+
+@pytest.mark.parametrize("entry", entries("vector"), ids=lambda entry: entry["id"])
+def test_shorter_control_vector_leaves_layers_of_a_longer_one(
+    entry: dict[str, Any], model: Path
+) -> None:
+    stale = logits_with(model, entry["calls"])
+    assert not np.array_equal(stale, logits_with(model, entry["calls"][-1:]))
