@@ -316,7 +316,9 @@ def describe_engine(session: Session, *, under_test: bool = False) -> EngineInfo
     if under_test and isinstance(outcome, Crashed | TimedOut | Busy | Malformed):
         raise no_answer(session.name, "describe", outcome)
     if isinstance(outcome, Rejected | Unanswerable) and isinstance(session, ProgramSession):
-        text = f"{session.name} does not load the model: {outcome.message}"
+        declared = isinstance(outcome, Unanswerable) and outcome.declared
+        before = "" if declared else f"{session.name} does not load the model: "
+        text = before + outcome.message
         raise NoAnswer("not-compared", text, {})
     if not isinstance(outcome, Answered):
         why = line_that_says_why(str(no_answer(session.name, "describe", outcome)))

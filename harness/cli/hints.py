@@ -135,7 +135,7 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
         traced = any(v.suite == "trace" and v.status in ("agreed", "diverged") for v in found)
         if traced or ("long-context" in wrong and not sliced):  # who is asked that opens files
             return f"{PLACE}: {bisect_command(plan)}"
-        if not plan.engine.startswith("dump:"):
+        if not plan.engine.startswith("dump:") and not plan.settings.adapters:
             ordinary = any(v.status == "diverged" and not is_of_a_made_model(v) for v in found)
             return "\n".join(without_tensors(plan, sliced=sliced, ordinary=ordinary))
     return ""

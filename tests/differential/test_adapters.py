@@ -1,6 +1,8 @@
 """LoRA files and control vectors: llama.cpp against our graphs, replay and wrong engines."""
 
 import ctypes
+import shlex
+import sys
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -41,6 +43,7 @@ from lockstep.harness.synth.adapters import LoraRecipe, write_control_vector, wr
 from lockstep.harness.synth.any_arch import variant_named
 from lockstep.harness.synth.gguf_writer import Tensor, write_gguf
 from lockstep.harness.synth.llama import LlamaRecipe, write_llama
+from tests.places import EXAMPLES
 
 WRONG_FIRST = ("lora-factors-swapped", "lora-down-plain", "lora-head-plain", "vector-layer-early")
 
@@ -219,3 +222,20 @@ def test_shorter_control_vector_leaves_layers_of_a_longer_one(
 ) -> None:
     stale = logits_with(model, entry["calls"])
     assert not np.array_equal(stale, logits_with(model, entry["calls"][-1:]))
+
+
+def test_program_without_adapters_is_not_compared(model: Path) -> None:
+    engine = shlex.join([sys.executable, str(EXAMPLES / "engine.py")])
+    with pytest.raises(NoAnswer) as refused:
+        opened_for(plan_for(model, engine, "logits"))
+    assert refused.value.status == "not-compared"
+
+
+def test_program_that_only_claims_to_add_adapters_is_found(model: Path, tmp_path: Path) -> None:
+    text = (EXAMPLES / "engine.py").read_text()
+    liar = tmp_path / "liar.py"
+    liar.write_text(
+        text.replace('"logits", "trace"', '"logits", "lora", "control_vector", "trace"')
+    )
+    engine = shlex.join([sys.executable, str(liar)])
+    assert "diverged" in statuses(verdicts_of(plan_for(model, engine, "logits")))
