@@ -1,10 +1,45 @@
 """Caches of an engine under test that llama.cpp and an honest run of ours can have as well."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.hparams import architecture_name
 from lockstep.engine.node import PLAIN
 from lockstep.engine.ops.ggml.stored import STORED
+from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.records import Settings
 
 UNQUANTISED = ("F32", "F16", "BF16")  # values that llama.cpp attends to without flash attention
+
+
+def check_heads(settings: Settings, path: Path) -> None:
+    """Raises InvalidModel if a row of a head does not fill blocks of the cache's type. Heads of a
+    model that does not say how large they are may be anything."""
+    kinds = {"key_length": settings.type_k, "value_length": settings.type_v}
+    coded = {key: kind for key, kind in kinds.items() if kind in STORED}
+    if not coded:
+        return
+    with open_model(path) as file:
+        arch = architecture_name(file.metadata)
+        wide, heads = (
+            number_of(file.metadata, f"{arch}.{key}")
+            for key in ("embedding_length", "attention.head_count")
+        )
+        for key, kind in coded.items():
+            size = number_of(file.metadata, f"{arch}.attention.{key}")
+            size = size or (wide // heads if heads else 0)
+            block = WeightFormat.member(kind).weights
+            if size % block:
+                text = f"a {kind} cache needs heads of a multiple of {block} elements"
+                raise InvalidModel(f"{text}, and the model's have {size}")
+
+
+def number_of(metadata: Mapping[str, Any], key: str) -> int:
+    found = metadata.get(key)
+    return found.data if found is not None and type(found.data) is int else 0
 
 
 def why_not_followed(settings: Settings) -> str:

@@ -19,7 +19,7 @@ from lockstep.harness.asking.environments import provide
 from lockstep.harness.asking.facts import ModelFacts, facts_of_model, too_long
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.check.adapters import check_adapters, check_used
-from lockstep.harness.check.caches import why_not_followed
+from lockstep.harness.check.caches import check_heads, why_not_followed
 from lockstep.harness.check.oracle_form import OracleForm
 from lockstep.harness.context.runner import Runner, Session, is_outside
 from lockstep.harness.context.suite import (
@@ -117,6 +117,7 @@ def preflight(plan: Plan) -> ModelFacts:
                     tokenizer_of(file.metadata)
             check_length(plan, facts.n_positions)
             check_adapters(plan.settings, path)
+            check_heads(plan.settings, path)
             if plan.prompt != PROMPT and not facts.has_vocabulary:
                 raise Unsupported("the model has no vocabulary, so --prompt cannot be tokenized")
         except EngineError as error:

@@ -6,6 +6,7 @@ import pytest
 
 from lockstep.harness.check.oracle_form import OracleForm
 from lockstep.harness.check.settings import settings_named
+from lockstep.harness.exit_codes import BadInput
 from lockstep.harness.honest.coded_caches import HONEST_CACHES
 from lockstep.harness.mutants.coded_caches import WRONG_CACHES
 from lockstep.harness.records import Verdict
@@ -59,3 +60,10 @@ def test_honest_cache_is_not_accused(model: Path, name: str, kind: str) -> None:
 def test_heads_as_they_are_agree_with_llama_cpp_in_that_form(model: Path) -> None:
     (found,) = found_with(model, "honest:cache-unturned", "cache=Q4_0", "logits")
     assert found.detail[FORM] == OracleForm.UNTURNED.name.lower()
+
+
+def test_heads_that_fill_no_blocks_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_llama(LlamaRecipe(n_layer=1, n_embd=64, n_head=4), path)
+    with pytest.raises(BadInput):
+        found_with(path, "reference", "cache=Q8_0", "metadata")
