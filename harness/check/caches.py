@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lockstep.engine.errors import InvalidModel
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.hparams import architecture_name
@@ -38,8 +40,11 @@ def check_heads(settings: Settings, path: Path) -> None:
 
 
 def number_of(metadata: Mapping[str, Any], key: str) -> int:
+    """Return a number, or the largest of those of the layers; 0 if there is none."""
     found = metadata.get(key)
-    return found.data if found is not None and type(found.data) is int else 0
+    if found is None or not np.issubdtype(np.asarray(found.data).dtype, np.integer):
+        return 0
+    return int(np.max(found.data, initial=0))
 
 
 def why_not_followed(settings: Settings) -> str:
