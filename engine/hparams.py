@@ -164,7 +164,7 @@ class Keys:
         return found[:n_layer]
 
     def vocabulary_size(self) -> int:
-        """From `<arch>.vocab_size`, or else the number of the tokenizer's tokens."""
+        """Return `<arch>.vocab_size`, or else the number of the tokenizer's tokens."""
         tokens = None
         if f"{self.arch}.vocab_size" not in self.metadata:  # to decode them takes a while
             tokens = self.metadata.get("tokenizer.ggml.tokens")

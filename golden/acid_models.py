@@ -116,7 +116,7 @@ def problems_of(root: Path = ROOT) -> Iterator[tuple[str, str]]:
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
-    """Raises BrokenGolden if it is missing, edited or no manifest."""
+    """Read the manifest. Raises BrokenGolden if it is missing, edited or none."""
     raw = read(root / MANIFEST, LARGEST)
     document: dict[str, Any] = parse_json(raw, MANIFEST)
     if wrong := next(violations("acid", document), None):

@@ -55,7 +55,7 @@ def read(path: Path, limit: int) -> bytes:
 
 
 def parse_json(raw: bytes, name: str) -> Any:
-    """Raises BrokenGolden for anything but strict JSON without duplicate keys."""
+    """Parse strict JSON without duplicate keys. Raises BrokenGolden for anything else."""
     try:
         return json.loads(raw, object_pairs_hook=no_duplicates, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:

@@ -56,7 +56,7 @@ class Lora:
 
 
 def read_pairs(file: GgufFile, scale: float, model: GgufFile) -> Iterator[tuple[str, LowRank]]:
-    """Raises InvalidModel if the file is no LoRA of this model."""
+    """Yield names and pairs. Raises InvalidModel if the file is no LoRA of this model."""
     for key, wanted in KINDS.items():
         if text_of(file.metadata, key) != wanted:
             raise InvalidModel(f"{key} is {text_of(file.metadata, key)!r:.80}, expected {wanted!r}")

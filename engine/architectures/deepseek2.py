@@ -180,7 +180,9 @@ class Deepseek2(Llama, name="deepseek2"):
         return shown.transpose(1, 0, 2)
 
     def experts(self, step: Step, layer: int, x: F32) -> F32:
-        """With one that all tokens share; in the first layers there is nothing to choose."""
+        """Compute routed experts and the shared one; the first layers have a dense network
+        instead.
+        """
         if "dense" in self.kinds(layer):
             return self.feed_forward(step, layer, x)
         hp = self.hparams

@@ -36,11 +36,12 @@ def sums_of_run(
     typing: Any, start: Any, words: Any, at: Any, columns: Any, steps: Any, at_steps: Any,
     apart: Any, size: Any,
 ) -> Any:  # fmt: skip
-    """For each of eight rows 16 lanes: start + the products of so many words, of 32 bits, with
-    those of each lane: pairs of int16, or fours of int8, which are unsigned in a row's words.
+    """Return 16 lanes for each of eight rows: start + the products of `size` words with each
+    lane's.
 
-    Rows begin at words[at], `columns` apart; what the first words meet begins at steps[at_steps],
-    the others' `apart` further each.
+    Words have 32 bits: pairs of int16, or fours of int8, which are unsigned in a row's words. Rows
+    begin at words[at], `columns` apart. Their first words meet steps[at_steps] on, later ones
+    `apart` further each.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -57,8 +58,10 @@ def sums_and_sizes_of_run(
     typing: Any, start: Any, words: Any, at: Any, columns: Any, steps: Any, at_steps: Any,
     apart: Any, size: Any,
 ) -> Any:  # fmt: skip
-    """The same, and behind them for each row the sums of the products' magnitudes; from bytes of
-    a row's words 128 is taken before, which was added to them."""
+    """Return `sums_of_run`, followed by the sums of the products' magnitudes of each row.
+
+    Bytes of a row's words are unsigned: 128 was added to them, and is taken away first.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums, sizes = of_eight_rows(context, builder, words, steps, args, sizes=True)

@@ -50,7 +50,7 @@ def signed_largest(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def usual(rows: NDArray[Any]) -> NDArray[Any]:
-    """Not to be written to: one kind of array is one compilation."""
+    """Return a read-only view, because kernels are compiled for one kind of array only."""
     rows = rows.view()
     rows.flags.writeable = False
     return rows

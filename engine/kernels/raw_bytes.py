@@ -54,7 +54,7 @@ def copy_bytes(typing: Any, to: Any, raw: Any, at: Any) -> Any:
 
 
 def readable(raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The same bytes, as the one kind of array for which kernels are compiled: read, and flat."""
+    """Return the bytes as a flat read-only array, the only kind for which kernels are compiled."""
     if raw.ndim == 1 and raw.flags.c_contiguous and not raw.flags.writeable:
         return raw
     view = np.ascontiguousarray(raw).reshape(-1).view()

@@ -28,14 +28,14 @@ def number(index: int) -> ir.Constant:
 
 
 def fill_vector(builder: Any, value: Any, count: int) -> Any:
-    """The same LLVM scalar in every lane."""
+    """Return a vector with the same LLVM scalar in every lane."""
     vector = ir.VectorType(value.type, count)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, number(0))
     return builder.shuffle_vector(one, one, same(ir.VectorType(I32, count), 0))
 
 
 def join_vectors(builder: Any, a: Any, b: Any) -> Any:
-    """Two LLVM vectors of the same length, one after the other."""
+    """Join two LLVM vectors of the same length."""
     order = list(range(2 * a.type.count))
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), order))
 

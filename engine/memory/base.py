@@ -104,7 +104,7 @@ class Memory:
 
 
 class Pair(Memory):
-    """Two memories in step: what they do to a sequence in the same way."""
+    """Pair of memories in step, which treat sequences in the same way."""
 
     @property
     def both(self) -> tuple[Memory, Memory]:

@@ -35,7 +35,7 @@ def refusal(
 
 
 def broken_positions(batch: Entries, pos_max: SeqPos) -> str | None:
-    """Each sequence goes on right after what is in memory, and leaves no gap."""
+    """Describe a sequence that does not continue at the memory's next position, or leaves a gap."""
     for seq in sequences(batch):
         mine = {e.pos for e in batch if seq in e.seqs}
         last = pos_max(seq)

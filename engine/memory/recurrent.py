@@ -62,7 +62,7 @@ class Recurrent(Memory):
         return ubatches or None
 
     def apply(self, batch: Entries, placed: Ubatch) -> None:
-        """Each set of sequences goes on from the state of its first."""
+        """Continue each set of sequences from the state of its first."""
         for at in last_of_sets(placed):
             entry = batch[at]
             before = self.states.get(min(entry.seqs), self.empty())

@@ -80,7 +80,7 @@ def in_a_row(cells: Index) -> Index | slice:
 
 
 class Store:
-    """keys, values: of each layer (cells, kv_heads, dim)."""
+    """Keys and values of each layer: (cells, kv_heads, dim)."""
 
     def __init__(self, numbers: Numbers, n_cells: int) -> None:
         self.rotate = numbers.rotate

@@ -57,7 +57,7 @@ def sigmoid(x: F32, build: Build) -> Number:
 
 
 def gelu(x: F32, build: Build) -> Number:
-    """By the formula with tanh, as ggml's GELU is."""
+    """Compute GELU by the formula with tanh, as ggml does."""
     return because(gelu_of(build.number(x), build), "GELU by tanh, or from a table of halves")
 
 

@@ -84,7 +84,7 @@ def takes(kind: type[WeightFormat]) -> bool:
 
 
 def in_bytes(kind: type[WeightFormat]) -> bool:
-    """Return True if steps fit in bytes; in larger blocks they include group scales."""
+    """Return True if steps fit in bytes; those of larger blocks include group scales."""
     return kind.weights == SMALL_BLOCK
 
 
@@ -116,9 +116,9 @@ def steps_of(values: F64, run: int, *, in_bytes: bool = False) -> Steps | None:
 def rows_of(
     weight: Weight, rows: slice, run: int, group: int, minimum: str | None
 ) -> WeightSteps | None:
-    """None where a scale is no number, or steps are no integers for which there is room.
+    """Return the integer steps of some rows; None if a scale is not finite or steps do not fit.
 
-    run: weights that meet one scale of the activations; group: those that share a minimum, whose
+    run: weights that meet one scale of the activations. group: weights that share a minimum, whose
     field is `minimum`.
     """
     kind, n = weight.format, rows.stop - rows.start

@@ -38,7 +38,7 @@ class RopeParams:
     magnitude: float = 1.0
 
     def turns_as(self, other: "RopeParams") -> bool:
-        """Return True if the angles are the same."""
+        """Return True if both rotate by the same angles."""
         mine, theirs = ((p.n_rot, p.base, p.scale, p.magnitude) for p in (self, other))
         return (
             mine == theirs and alike(self.factors, other.factors) and alike(self.kept, other.kept)
@@ -115,7 +115,7 @@ def frequencies(params: RopeParams) -> F64:
 
 
 def from_powers(positions: I32, params: RopeParams) -> tuple[F64, F64]:
-    """By the definition of `RopeParams`, in float64."""
+    """Compute the rotations in float64, by the definition of `RopeParams`."""
     kept = 0.0 if params.kept is None else params.kept.astype(np.float64)
     angles = positions[:, None] * frequencies(params) * (params.scale * (1 - kept) + kept)
     return np.cos(angles) * params.magnitude, np.sin(angles) * params.magnitude

@@ -23,11 +23,11 @@ PIECE = 1 << 21  # weights: a third of a millisecond, so that threads are worth 
 
 @dataclass(frozen=True, eq=False)
 class RowPart:
-    """One part of a product: numbers, and the values of each row that they multiply.
+    """Part of a product: numbers, and the values of each row that they multiply.
 
     zero: fields of a block that are set to zero. half: the field that is itself the factor. stride:
-    use each so manyth weight. value: True if the part belongs to the product, False if to the
-    magnitudes alone. times: factor of the magnitudes.
+    use every stride-th weight. value: True if the part belongs to the product, False if only to the
+    magnitudes. times: factor of the magnitudes.
     """
 
     left: F64  # (tokens, weights of a row that are meant)

@@ -72,7 +72,7 @@ def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = 
 
 
 def in_range(out: Near, size: F64) -> Near:
-    """Without a limit where the size of a score is beyond float32: honest engines part there."""
+    """Lift the limit if a score's size exceeds float32: honest engines differ there."""
     beyond = size.max(axis=-1, keepdims=True) > LARGEST
     return replace(out, r=np.where(beyond, np.inf, out.r))
 

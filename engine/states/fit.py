@@ -74,7 +74,7 @@ class ContextLimits:
 
 @dataclass(frozen=True)
 class Misfit:
-    """One thing that does not fit. where: the part and layer, "" of the whole file."""
+    """Mismatch of a file and a model. where: the part and layer, "" for the whole file."""
 
     kind: MisfitKind
     where: str

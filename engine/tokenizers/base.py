@@ -130,7 +130,7 @@ class Tokenizer(Registered):
 
     @cached_property
     def special_texts(self) -> Needles:
-        """In the order in which they are looked for."""
+        """Return the special tokens' texts, in the order in which they are looked for."""
         return Needles([self.vocabulary.texts[token] for token in self.vocabulary.specials])
 
     def split(self, text: bytes, token: int) -> Iterator[int | bytes]:

@@ -96,7 +96,7 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
         )
 
     def kept_whole(self) -> NDArray[np.bool_]:
-        """By first byte, whether a word that is a token is not split."""
+        """Return for each first byte whether a word that is a token is not split."""
         kept = NEVER | self.pre.ignore_merges
         kept[ord("\n")] |= self.pre.kind == "GEMMA4"
         return kept

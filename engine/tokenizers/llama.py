@@ -84,7 +84,7 @@ class LlamaTokenizer(Tokenizer, name="llama"):
         )
 
     def order(self) -> NDArray[np.int32]:
-        """By token; the lowest is merged first, which is the best score."""
+        """Return each token's rank; the lowest is merged first, which is the best score."""
         scores = np.array(self.vocabulary.scores, np.float32)
         return np.unique(-scores, return_inverse=True)[1].astype(np.int32)
 

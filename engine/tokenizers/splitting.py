@@ -105,7 +105,7 @@ def slices(text: str, sizes: Iterable[int]) -> list[str]:
 
 @cache
 def stand_ins() -> NDArray[np.uint8]:
-    """By code point, as Latin-1."""
+    """Return the stand-in of each code point, as Latin-1."""
     table = np.full(0x110000, ord(OTHER), np.uint8)
     for category, stand_in in STAND_INS.items():
         table[categories() == ord(category)] = ord(stand_in)

@@ -1,4 +1,4 @@
-"""One level of the vectors in a folder of its own: documents, models, page, licence and index."""
+"""Export of one level of the vectors: documents, models, page, licence and index."""
 
 import base64
 import json

@@ -98,11 +98,11 @@ class Blocks:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """One call of an operation.
+    """Call of an operation.
 
     shape, type: of the result, for ggml's ops; all shapes are in numpy's order. nb: strides of an
-    input in bytes, in ggml's order, where they are not those of a contiguous tensor. finding: an
-    entry of harness/known/divergences.toml, where llama.cpp does something else.
+    input in bytes, in ggml's order, if it is not contiguous. finding: an entry of
+    harness/known/divergences.toml, where llama.cpp does something else.
     """
 
     id: str

@@ -29,7 +29,9 @@ COMPARE = (
 
 class GoldenFiles(Golden, name="files"):
     def make(self, source: Source, what: str) -> Vectors:
-        """One of them; `every` asks about all at once, which takes a second instead of minutes."""
+        """Make one file's vectors; `every` asks about all at once, in a second instead of
+        minutes.
+        """
         return every(source, [what])[what]
 
     def inconsistencies(self, vectors: Vectors) -> Iterator[str]:

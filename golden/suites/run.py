@@ -47,7 +47,7 @@ N_GREEDY = 16
 
 class GoldenRun(Golden, name="run"):
     def make(self, source: Source, what: str) -> Vectors:
-        """Raises NoAnswer if there are neither logits nor embeddings."""
+        """Make the vectors of a run. Raises NoAnswer if there are neither logits nor embeddings."""
         assert source.path is not None
         facts = facts_of_model(source.path)
         prompt, start = prompt_of(source, facts), facts.decoder_start
@@ -219,7 +219,7 @@ def measure_floors(
 
 
 def refuse_other(what: str, made: Vectors, who: str, matrices: Matrices) -> None:
-    """No golden is written that the oracle, or an honest run of another kind, would fail."""
+    """Refuse to write a golden that the oracle, or another honest run, would fail."""
     verdict = Verdicts(suite="golden-run", case=what, repro="")
     for name, matrix in matrices.items():
         found = compare_ways(made, name, matrix, verdict)

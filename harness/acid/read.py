@@ -16,7 +16,7 @@ NAME = re.compile(r"lockstep acid (\d{1,4}) ([a-z0-9-]{1,32}) ([A-Z0-9_]{1,16})"
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """One line of a report."""
+    """Line of a report."""
 
     test: str
     ok: bool

@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """One process at a time; the others wait for it and then find its work done."""
+    """Let in one process at a time; the others wait, and then find its work done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -39,7 +39,7 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 
 def download(package: str, version: str, sha256: str, folder: Path, *, source: bool) -> Path:
-    """One archive of PyPI, source distribution or wheel. Raises NotDownloaded.
+    """Download an archive of PyPI, source distribution or wheel. Raises NotDownloaded.
 
     `--require-hashes` makes pip refuse another file before it opens it or runs code of it.
     """

@@ -88,8 +88,10 @@ def has_amx() -> bool:
 
 
 def for_builds() -> dict[str, str]:
-    """The same, with what keeps compilers from AMX. pip's cache does not know what a wheel was
-    built with."""
+    """Return `variables` with flags that keep compilers from AMX.
+
+    pip's cache does not record them.
+    """
     if not has_amx():
         return variables()
     flags = {
@@ -170,7 +172,7 @@ def build(name: str, new: Path, progress: Progress) -> None:
 
 
 def remove(name: str) -> Path:
-    """Raises NotBuilt if there is no such environment."""
+    """Remove an environment, and return its folder. Raises NotBuilt if there is none."""
     folder = python_of(name).parents[1]
     take_away(folder)
     return folder

@@ -199,13 +199,15 @@ class SliceAsker:
 
     @property
     def kept(self) -> Kept | None:
-        """None: no model is made in F32 of another type."""
+        """Return how the engine keeps made F32 models; None if none is made of another type."""
         return (lambda: self.halves) if holds_quantised(self.file) else None
 
     @cached_property
     def halves(self) -> str | None:
-        """The type, F16 or BF16, in which the engine cannot tell numbers apart; "" if it tells them
-        apart. None: it cannot be told."""
+        """Return F16 or BF16 if the engine cannot tell numbers of that type apart, "" if it can.
+
+        None: unknown, because it does not answer.
+        """
         with suppress(NoAnswer, BadInput, EngineError):
             return kept_in(self.file, self.layers_to_load, self.run_on)
         return None

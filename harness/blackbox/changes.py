@@ -64,7 +64,7 @@ def factors(key: int, numbers: NDArray[np.int64]) -> F32:
 
 
 def in_rows(first: int, change: Change) -> Change:
-    """Apply the change to the rows from this one on; those before stay."""
+    """Apply the change to the rows from `first` on; earlier rows stay."""
 
     def changed(rows: F32, start: int) -> F32:
         before = max(0, min(first - start, len(rows)))

@@ -60,7 +60,7 @@ def architecture(file: GgufFile) -> str:
 
 
 def n_layers(file: GgufFile) -> int:
-    """Raises Unsupported for what cannot be sliced, with the reason."""
+    """Return the number of layers. Raises Unsupported, with the reason, if there are no slices."""
     arch, kind = what_it_is(file)
     if reason := why_no_run(arch, kind, len(file.tensors)):
         raise Unsupported(reason)
@@ -212,8 +212,10 @@ def small(
     layer: int | None = None,
     role: Mapping[str, int] | None = MappingProxyType({}),
 ) -> Recipe:
-    """One in which all that norms read is so small that eps decides: elsewhere a wrong one is lost
-    in the noise."""
+    """Return a recipe in which all inputs of norms are so small that eps decides.
+
+    Elsewhere a wrong eps is lost in the noise.
+    """
     whole = whole_or_layer(file, layer, role)
     changes = made_small(set(whole.names) - whole.stored)
     return replace(whole, changes={**changes, **whole.changes})

@@ -21,7 +21,9 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
 
 
 def check_file(path: Path, otherwise: str = "") -> Path:
-    """The same path, if a regular file is there. Raises BadInput; `otherwise` ends its sentence."""
+    """Return the path if a regular file is there. Raises BadInput; `otherwise` ends its
+    sentence.
+    """
     from lockstep.engine.gguf.regular_file import check_regular
     from lockstep.harness.check.check import BadInput
 

@@ -137,7 +137,7 @@ def layers(result: "BlackBoxBisection") -> set[int]:
 
 
 def wrong_layers(rows: Sequence["LayerRow"]) -> list[int]:
-    """With what stands outside of them as the first."""
+    """Return the wrong layers; 0 also stands for what lies outside of them."""
     return [row.layer or 0 for row in rows if row.answer.differs]
 
 

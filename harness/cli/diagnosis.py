@@ -64,7 +64,7 @@ def aspect_lines(each: "Diagnosis") -> Iterator[str]:
 
 
 def verdicts_of(plan: "Plan", found: "Diagnosed", again: str) -> "Iterator[Verdict]":
-    """For the report. again: the command that shows it again."""
+    """Yield the report's verdicts. again: the command that reproduces them."""
     from lockstep.harness.diagnosis import report
 
     said = {each.aspect: list(aspect_lines(each)) for each in found.of}

@@ -273,7 +273,9 @@ class Greedy(MistakeQuestion):
 def choose_tokens(
     session: LocalSession, prompt: Sequence[int], n: int
 ) -> tuple[list[int], list[NDArray[np.float32]]] | None:
-    """None: the engine does not go on, as one of a mistake that cannot be made in this model."""
+    """Return tokens with their logits; None if the engine fails, as the mistake cannot be made
+    here.
+    """
 
     def run(engine: Any) -> tuple[list[int], list[NDArray[np.float32]]]:
         every = list(engine.loaded.choices(prompt, n))
@@ -284,7 +286,7 @@ def choose_tokens(
 
 
 def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool:
-    """Not of logits that are exactly alike: which of these is chosen an engine decides."""
+    """Return True if two logits are close but not equal: which of equal ones to choose is free."""
     if not np.isfinite(row).all():
         return False
     allowed = 2 * float(whole_run(noise, largest(row)).allowed)

@@ -62,7 +62,7 @@ class ProductFormats:
         return True
 
     def accept_format(self) -> set[Site]:
-        """Those that the one format gives which gives most."""
+        """Return the sites that the one format explains which explains most."""
         return {site for kernel in self.given for site in self.accepted_of(kernel)}
 
     def accepted_of(self, kernel: Kernel) -> Collection[Site]:

@@ -245,7 +245,7 @@ class ProgramRecorder:
         return known.cache if known is not None else len(self.caches)
 
     def carry_root(self, root: Root, piece: Nodes, row: int) -> Root:
-        """Raises EngineError if it is not what a graph has come to."""
+        """Return the root that an earlier graph left. Raises EngineError if no graph did."""
         at = int(piece.at[row])
         for draft in reversed(self.drafts[:-1]):
             if draft.output is None:

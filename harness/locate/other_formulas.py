@@ -112,7 +112,7 @@ def as_published(file: GgufFile, found: NearestFormulas) -> str:
 
 
 def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
-    """None: it is a part of that."""
+    """Return the node with another value as source i; None if the sizes differ."""
     source = node.source(i)
     if source.value is None or source.value.size != value.size:
         return None

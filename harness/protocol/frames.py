@@ -63,7 +63,7 @@ class Pipe:
         self.searched = 0  # so many bytes of it hold no end of a line
 
     def send(self, message: Message, deadline: float) -> None:
-        """Raises Closed; TimeoutError if nobody reads."""
+        """Send a message. Raises Closed; TimeoutError if nobody reads."""
         for part in pack_message(message):
             left = memoryview(part)
             while left:
@@ -76,7 +76,7 @@ class Pipe:
                     raise Closed("the engine stopped reading its input") from error
 
     def receive(self, deadline: float) -> Message:
-        """Raises WireError for what is no message; Closed; TimeoutError."""
+        """Receive a message. Raises WireError if it is malformed; Closed; TimeoutError."""
         return self.message(self.line(deadline), deadline)
 
     def message(self, line: bytes, deadline: float) -> Message:

@@ -118,7 +118,7 @@ class Found:
 
 
 def ask_report(context: Context, session: Session, report: Report) -> Found:
-    """Raises NoAnswer where there is no text behind any prompt."""
+    """Ask for a model's report. Raises NoAnswer if there is no text after any prompt."""
     n = len(report.tests) + SPARE
     texts: list[WrittenText] = []
     failed: list[NoAnswer] = []

@@ -92,7 +92,7 @@ def variants() -> dict[str, Variant]:
 
 
 def variant_named(name: str) -> Variant:
-    """Raises Unsupported with the reason, or with the names that there are."""
+    """Return the variant. Raises Unsupported, with the reason or the known names."""
     known = variants()
     if name in IMPOSSIBLE:
         raise Unsupported(f"synth cannot make {name!r}: {IMPOSSIBLE[name]}")

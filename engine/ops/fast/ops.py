@@ -100,7 +100,7 @@ class Fast(Mirror):
         return parts
 
     def steps(self, x: F32, kind: type[WeightFormat]) -> ActivationSteps:
-        """Kept until other activations come: those of a layer meet up to three matrices."""
+        """Convert activations for a weight type; the next product often reuses the result."""
         key = kind.vec_dot_type, x.shape, x.tobytes()
         if self.converted_last is None or self.converted_last[0] != key:
             self.converted_last = key, CONVERTED[kind.vec_dot_type](plain(x))
@@ -204,7 +204,7 @@ def as_compiled(x: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
 
 
 def of_steps(found: ActivationSteps, weight: Weight) -> Prepared:
-    """By panels."""
+    """Arrange the steps in panels for a matrix."""
     kind, raw = weight.format, readable(weight.raw)
     x, dx = found.tiles
     if run_of(kind) < activation_format(kind).block:

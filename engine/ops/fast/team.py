@@ -115,7 +115,7 @@ def share(
 
 
 class Team:
-    """One for a process. Kernels are called with arguments and the range that they compute."""
+    """Threads of one process. Kernels are called with arguments and the range that they compute."""
 
     def __init__(self) -> None:
         self.most = min(processors() - 1, MOST)

@@ -65,13 +65,13 @@ def all_to_all(call: Call) -> dict[str, Result]:
 
 @operation("send_recv")
 def send_recv(call: Call) -> dict[str, Result]:
-    """Each rank sends to the rank `shift` further on, round the ring."""
+    """Let each rank send to the rank `shift` further on in the ring."""
     return {"y": expect_copy(np.roll(call.inputs["x"], call.number("shift"), axis=0))}
 
 
 @operation("gather_to_rank")
 def gather_to_rank(call: Call) -> dict[str, Result]:
-    """One rank gets the parts of all; the buffers of the others stay: (ranks, ranks * length)"""
+    """Give one rank the parts of all; other ranks keep their buffers: (ranks, ranks * length)."""
     x, out = call.inputs["x"], call.inputs["before"].copy()
     out[call.number("dst_rank")] = x.reshape(-1)
     return {"y": expect_copy(out)}

@@ -13,7 +13,7 @@ F32 = np.float32
 
 @operation("matmul")
 def matmul(call: Call) -> dict[str, Result]:
-    """a: (m, k), b: (k, n), both by rows -> (m, n)."""
+    """Multiply a (m, k) by b (k, n) -> (m, n). Both matrices are stored by rows."""
     return {"y": product(call["a"], call["b"]).expect("products summed in any order")}
 
 

@@ -36,7 +36,9 @@ def meaning(*ops: str) -> Callable[[Meaning], Meaning]:
 
 
 def expect(node: Node, build: Build) -> Expected:
-    """Raises Unsupported for an op, or a form of one, that has no meaning here."""
+    """Compute a node with its bound. Raises Unsupported for ops, or forms, without semantics
+    here.
+    """
     with np.errstate(all="ignore"):  # infinities and NaN flow as IEEE says
         return meaning_of(node.op)(node, build)
 

@@ -104,7 +104,7 @@ def scale(node: Node, _: Build) -> Expected:
 
 @meaning("CLAMP")
 def clamp(node: Node, build: Build) -> Expected:
-    """Two comparisons, neither of which is true of NaN: it becomes ggml's upper limit."""
+    """Compare twice. Neither comparison is true of NaN, so it becomes ggml's upper limit."""
     low, high = (float(f) for f in node.floats()[:2])
     x = node.wide(0)
     if build.plain:

@@ -83,7 +83,7 @@ def odd_scales(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
 
 
 def filled_fields(kind: type[WeightFormat], scales: list[OddScale], chance: Block) -> Named:
-    """One field of equal bytes, all others random."""
+    """Yield blocks with one field of equal bytes; all others are random."""
     for name in byte_fields(kind):
         dtype, at = place_of(kind, name)
         short = dtype.itemsize < SHORT

@@ -86,9 +86,10 @@ def value_of(test: Measurement, i: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: its text, and how its logit grows with the measured values.
+    """Answer of a test: its text, and how its logit grows with the measured values.
 
-    logit = gain * sum(away * (values - middle)): it passes the right one's, which is zero, halfway.
+    logit = gain * sum(away * (values - middle)). Halfway, it passes the right answer's, which is
+    zero.
     """
 
     text: str

@@ -69,7 +69,7 @@ class GateAndUp(FeedForward):
 
 
 class Layers(FeedForward):
-    """Each layer adds to a value of its own; the embedding is 1 beside them."""
+    """Layers that each add to a value of their own; the embedding is 1 beside them."""
 
     name = "layers"
     sees = "every layer runs once, and adds to the embedding"

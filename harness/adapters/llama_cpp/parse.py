@@ -105,7 +105,7 @@ def opened_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 
 
 def opened_data(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
-    """With the data, which the context then holds."""
+    """Open a file with its data, which the context then holds."""
     tensors = ctypes.c_void_p()
     gguf = ggml.gguf_init_from_buffer(raw, len(raw), GgufInitParams(False, ctypes.pointer(tensors)))
     ggml.ggml_free(tensors)

@@ -221,7 +221,7 @@ def add_row(s: Any, address: int, index: int, place: int) -> Any:
 
 @njit
 def put_name(to: Any, name: Any) -> None:
-    """One by one: numba takes seconds to compile a copy, for what it would say of shapes."""
+    """Copy a name byte by byte: numba takes seconds to compile a whole copy with its shapes."""
     for i in range(len(name)):
         to[i] = name[i]
 
@@ -244,7 +244,7 @@ def is_wanted(s: Any, root: int) -> Any:
 
 @njit
 def is_result(t: Any) -> Any:
-    """By its name: result_output, result_embd_pooled."""
+    """Return True for the names result_output and result_embd_pooled."""
     found = True
     for i in range(len(RESULT)):
         found = found and t.name[i] == RESULT[i]

@@ -91,7 +91,7 @@ def answer_of(rows: Iterable[Row], words: Mapping[int, str]) -> dict[str, Any]:
 
 
 def parse_answer(answer: Any, n: int) -> Parsed:
-    """Raises ValueError for an answer that is none: a worker is not believed."""
+    """Return a worker's answer, checked. Raises ValueError if it is malformed."""
     found = Parsed(**answer)
     columns = (found.endings, found.digests, found.peaks)
     if any(not isinstance(c, np.ndarray) or c.shape != (n,) for c in columns):
@@ -125,7 +125,7 @@ def to_c(raw: bytes) -> bytes:
 
 
 def extents(ne: Sequence[int]) -> tuple[int, ...]:
-    """Without trailing ones: ggml always has four dimensions."""
+    """Return the extents without trailing ones; ggml always has four dimensions."""
     sizes = [int(n) for n in ne]
     while sizes and sizes[-1] == 1:
         sizes.pop()

@@ -32,7 +32,7 @@ Open = Callable[[bytes], GgufFile]
 
 
 class TooLong(BaseException):
-    """Not an Exception: a reader that catches those is still stopped."""
+    """Time limit of a reader; not an Exception, so a reader that catches those is still stopped."""
 
 
 def parse(open_file: Open, files: Sequence[bytes], limits: CostLimits = LIMITS) -> dict[str, Any]:

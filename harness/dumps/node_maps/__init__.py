@@ -179,6 +179,6 @@ def not_found(names: Sequence[str]) -> str:
 
 
 def fits_none(names: Sequence[str]) -> str:
-    """The same, of names that differ in their batch or layer alone only one."""
+    """Return a sentence on unmatched names; those that differ only by batch or layer come once."""
     alike = dict.fromkeys(NUMBER.sub("*", STEP.sub("", name)) for name in names)
     return f"no pattern of the map matches {not_found([*alike])}"

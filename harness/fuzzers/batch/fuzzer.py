@@ -93,7 +93,7 @@ class BatchFuzzer(Fuzzer, name="batch"):
 
 @dataclass(kw_only=True)
 class ScheduleCampaign:
-    """One kind of memory. A finding is told when it is first seen; repetitions are counted."""
+    """Campaign on one kind of memory. It reports a finding once, and counts repetitions."""
 
     plan: FuzzPlan
     kind: str

@@ -249,7 +249,7 @@ def with_others_changed(case: ScheduleCase, mine: frozenset[int]) -> ScheduleCas
 
 
 def same(want: Any, got: Any) -> bool:
-    """None is what one of them does not show."""
+    """Return True if both agree; None stands for what an engine does not show."""
     if want is None or got is None or want == got:
         return True
     lists = isinstance(want, list) and isinstance(got, list)

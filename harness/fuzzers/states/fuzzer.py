@@ -61,7 +61,7 @@ class StateFuzzer(Fuzzer, name="states"):
 
 
 class StateCampaign:
-    """One target. A finding is made small and told when it is first seen; others are counted."""
+    """Campaign on one target. It shrinks and reports a finding once, and counts repetitions."""
 
     def __init__(self, plan: FuzzPlan, target: str, stack: ExitStack, say: Progress) -> None:
         self.plan, self.target, self.say = plan, target, say

@@ -61,7 +61,7 @@ class TokensFuzzer(Fuzzer, name="tokens"):
 
 @dataclass(kw_only=True)
 class FuzzedVocabulary:
-    """One target of a plan."""
+    """Vocabulary that is one target of a plan."""
 
     plan: FuzzPlan
     target: str  # as the command line names it
