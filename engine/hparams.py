@@ -140,7 +140,9 @@ class Keys:
             raise Unsupported(f"{self.arch}.{key} is {found}; known: {said[0]}")
 
     def same_scale_in_windows(self) -> None:
-        """llama.cpp takes the factor in layers with a window also where the type is "none"."""
+        """Refuse scaled windows; llama.cpp scales layers with a window even if the type is
+        "none".
+        """
         if self.get("rope.scaling.type", str, "linear") == "none":
             for key in ("rope.scaling.factor", "rope.scale_linear"):
                 self.without(key, float, 0.0, 1.0)

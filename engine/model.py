@@ -53,7 +53,10 @@ class Model:
         loras: Sequence[tuple[Path, float]] = (),
         control_vectors: Sequence[tuple[Path, float]] = (),
     ) -> None:
-        """loras, control_vectors: files, each with its scale. Raises EngineError or OSError."""
+        """Open a model. loras, control_vectors: files, each with its scale.
+
+        Raises EngineError or OSError.
+        """
         self.file = open_model(path)
         self.graph = architecture_of(self.file)(self.file, n_ctx)
         self.ops = ops

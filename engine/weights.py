@@ -72,7 +72,7 @@ class Weight:
 
 
 class Weights:
-    """The tensors of one file by name. Whoever reads them says which shape it expects."""
+    """Tensors of one file by name. A graph says which shape it expects."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file

@@ -49,7 +49,7 @@ def row_of(arch: str, quant: str, raw: bytes, name: str | None) -> dict[str, Any
 
 
 def manifest(rows: Sequence[Mapping[str, Any]], page: bytes) -> bytes:
-    """`seal`: the hash of the rest, as in the manifest of the vectors."""
+    """Return the manifest. `seal`: the hash of the rest, as in the manifest of the vectors."""
     body = {"format": FORMAT, "version": VERSION, "models": list(rows), "page": sha256(page)}
     return canonical({**body, "seal": sha256(canonical(body))})
 
@@ -76,7 +76,7 @@ def tests_page() -> str:
 
 
 def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
-    """names: of the tests of its report; what it rests on elsewhere is not there."""
+    """Yield a test's lines. names: the tests of its report; what it needs elsewhere is left out."""
     prompted = "; only with the acid prompt" if test.needs_prompt else ""
     yield f"### {test.name}"
     yield f"`ok`: {test.sees}. Measured in: {test.where}{prompted}."

@@ -38,7 +38,7 @@ class Lora:
     """The pairs of all files, by the tensor that they change."""
 
     def __init__(self, files: Sequence[tuple[Path, float]], model: GgufFile) -> None:
-        """files: each with its scale. Raises EngineError or OSError."""
+        """Open LoRA files, each with its scale. Raises EngineError or OSError."""
         self.files = [GgufFile.open(path) for path, _ in files]
         self.multiplied: dict[str, list[LowRank]] = defaultdict(list)
         self.looked_up: dict[str, list[LowRank]] = defaultdict(list)

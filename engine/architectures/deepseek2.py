@@ -84,7 +84,7 @@ class Deepseek2(Llama, name="deepseek2"):
     hparams: Deepseek2Hparams
 
     def kinds(self, layer: int) -> tuple[str, ...]:
-        """llama.cpp takes one matrix of queries where it is there, whatever rank is stated."""
+        """Return the layer's kinds; a single query matrix counts, whatever rank the file states."""
         wide = not self.hparams.n_lora_q or f"blk.{layer}.attn_q.weight" in self.tensors
         dense = layer < self.hparams.n_layer_dense
         return "wide" if wide else "narrow", "dense" if dense else "experts"

@@ -64,7 +64,7 @@ class TensorInfo:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """numpy's order, slowest first."""
+        """Return the shape in numpy's order, slowest first."""
         return self.ne[::-1]
 
     @property

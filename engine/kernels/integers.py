@@ -293,11 +293,11 @@ def steps_of(
     scales: NDArray[np.float64],
     rest: NDArray[np.bool_],
 ) -> None:
-    """values: (tokens, columns), of which the largest of each run is `most` times its scale ->
-    steps, starts and scales as `products` takes them, where `offset` was added to what they will
-    meet, and the columns in which some value is none of these.
+    """Write steps, starts and scales as `products` takes them, and mark columns that have none.
 
-    A scale must be a float32 and a value its multiple exactly: none is rounded here.
+    values: (tokens, columns); the largest of each run is `most` times its scale. offset: what was
+    added to the numbers that they multiply. A scale must be a float32 and a value its multiple
+    exactly: none is rounded here.
     """
     runs, words, _, per = steps.shape
     n, largest = words * per, np.empty(1, np.int64)

@@ -40,7 +40,7 @@ def prefetch(raw: Any, at: int, size: int) -> None:
 
 @compiled_as
 def copy_bytes(typing: Any, to: Any, raw: Any, at: Any) -> Any:
-    """raw[at :] -> to, as many as there is room for: numba copies one at a time."""
+    """Copy raw[at:] to `to`, as much as fits: numba copies one byte at a time."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         first = context.get_constant(types.intp, 0)

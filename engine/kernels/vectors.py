@@ -76,7 +76,7 @@ def as_it_is(context: Any, builder: Any, value: Any, to: Any) -> Any:
 
 
 def brain(context: Any, builder: Any, bits: Any, to: Any) -> Any:
-    """bfloat16 to float32: the upper half of its bits."""
+    """Convert bfloat16, the upper half of the bits, to float32."""
     wide = like(to, I32)
     return builder.bitcast(builder.shl(builder.zext(bits, wide), same(wide, 16)), to)
 

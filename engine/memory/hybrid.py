@@ -26,7 +26,9 @@ class Hybrid(Pair):
         numbers: Numbers = NONE,
         layers: Mapping[int, States] | None = None,
     ) -> None:
-        """numbers, layers: what is kept by layers of attention, and by recurrent ones."""
+        """Make both parts. numbers: what attention layers keep; layers: what recurrent layers
+        keep.
+        """
         super().__init__(n_seq)
         self.attention = Attention(size=size, n_seq=n_seq, unified=unified, numbers=numbers)
         self.states = Recurrent(n_seq, layers)

@@ -75,7 +75,7 @@ def soft_cap(x: F32, cap: float, build: Build) -> Number:
 
 
 def close_gate(where: NDArray[np.bool_], out: Number, build: Build) -> Number:
-    """ggml writes zero there, whatever the other factor is."""
+    """Write zero where the gate is closed, as ggml does, whatever the other factor is."""
     return out if build.plain else choose(where, 0.0, out)
 
 

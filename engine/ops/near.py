@@ -44,7 +44,8 @@ class Expected:
 
 @dataclass(frozen=True, eq=False)
 class Near:
-    """v: in float64; r: how far float32 may be, of the same shape or one that broadcasts.
+    """Number with its distance. v: in float64; r: how far float32 may be, of a shape that
+    broadcasts.
 
     reason: what was counted, in words; copied: elements that nothing was computed for.
     """

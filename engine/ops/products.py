@@ -214,8 +214,9 @@ def summed_products(
     run: int = 1,
     nonzero: NDArray[Any] | None = None,
 ) -> Near:
-    """value: so many terms added up; size: the sum of their magnitudes; run: how many in a row are
-    multiplied as integers; nonzero: how many runs are not zero, in a shape that broadcasts."""
+    """Return `value`, the sum of so many terms, with its bound. size: the sum of their magnitudes;
+    run: how many in a row are multiplied as integers; nonzero: how many runs are not zero.
+    """
     most = np.asarray(terms // run if nonzero is None else nonzero)
     roundings = product_roundings(terms, build.lanes, run, most)
     if build.offsets_apart:

@@ -89,7 +89,7 @@ def yarn_slack(positions: I32, params: RopeParams, *, any_way: bool) -> F64 | fl
 
 
 def rotate(x: Number, cos: Number, sin: Number, first: Any, second: Any) -> Number:
-    """first, second: where in a row the elements of each pair lie; all others stay."""
+    """Rotate pairs of each row; all other elements stay. first, second: where pairs lie."""
     a, b = x[..., first], x[..., second]
     v = value_of(x).copy()
     parts = (first, a * cos - b * sin), (second, a * sin + b * cos)
@@ -122,7 +122,7 @@ def from_powers(positions: I32, params: RopeParams) -> tuple[F64, F64]:
 
 
 def by_recursion(positions: I32, params: RopeParams) -> tuple[F64, F64]:
-    """ggml multiplies the angle up pair by pair in float32, and scales it then."""
+    """Multiply the angle pair by pair in float32 as ggml does, and scale it afterwards."""
     base, scale = np.float32(params.base), np.float32(params.scale)
     whole = recursion(positions.astype(np.float32), params.n_rot, base, params.n_rot // 2)
     whole = whole if params.factors is None else whole / params.factors
@@ -136,7 +136,7 @@ def by_recursion(positions: I32, params: RopeParams) -> tuple[F64, F64]:
 
 @compile_kernel
 def recursion(positions: F32, n_rot: int, base: np.float32, pairs: int) -> F32:
-    """(tokens, pairs), as in ggml_rope_cache_init; powf is the C library's."""
+    """Return angles (tokens, pairs) as ggml_rope_cache_init does; powf is the C library's."""
     out = np.empty((len(positions), pairs), np.float32)
     step = base ** np.float32(np.float32(-2.0) / np.float32(n_rot))
     for t in range(len(positions)):

@@ -33,7 +33,7 @@ Widths = dict[str, tuple[int, ...]]  # by the name of rows: elements of a cell, 
 
 @dataclass(frozen=True)
 class PartShape:
-    """n_layers: as the file counts them: those of the part, or with states those of the model."""
+    """Shape of a part. n_layers: as the file counts them, for states those of the model."""
 
     kind: PartKind
     n_layers: int

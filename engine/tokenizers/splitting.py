@@ -171,7 +171,7 @@ def cut_numbers(collapsed: str) -> list[str]:
 
 
 def cut_thousands(wide: str) -> list[str]:
-    """ASCII digits in threes from the right; what surrounds them stays where it touches."""
+    """Cut runs of ASCII digits into threes from the right; the text around them stays attached."""
     starts = [
         start
         for run in DIGITS.finditer(wide)

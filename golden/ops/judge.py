@@ -95,7 +95,7 @@ def in_place_of_ids(rule: str, source: Array, want: Array, got: Array) -> tuple[
 
 
 def in_any_order(ids: Array, counts: Array) -> Array:
-    """The first few of each row, sorted; what is behind them is not looked at."""
+    """Sort the first `counts` ids of each row; later ones are not looked at."""
     out = np.zeros_like(ids)
     for row, n in enumerate(np.clip(counts, 0, ids.shape[-1])):
         out[row, :n] = np.sort(ids[row, :n])

@@ -167,7 +167,7 @@ def first_guess(source: Source, prompt: Sequence[int]) -> list[int]:
 def with_early_nodes(
     source: Source, batches: Sequence[Batch], result: str
 ) -> tuple[Source, dict[str, dict[str, Any]]]:
-    """The source that keeps them as well, and of each node what else the document says of it."""
+    """Return a source that also keeps early nodes, and what the document says of each node."""
     program = record_graph(source.ask.session, batches, result).program
     early = [name for name in early_nodes(program) if name not in source.nodes]
     nodes = (*source.nodes, *early)

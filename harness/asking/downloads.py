@@ -18,7 +18,7 @@ SMALL_TALK = ("[notice]", "[end of output]", "note: ", "hint: ", "\N{MULTIPLICAT
 
 
 class NotDownloaded(EngineError):
-    """pip did not get a file; one sentence that says why."""
+    """Error of a download by pip; one sentence that says why."""
 
 
 def cache_folder() -> Path:

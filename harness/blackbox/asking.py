@@ -1,4 +1,4 @@
-"""Both engines are asked on models that are made for one question, and judged as in `check`."""
+"""Questions to both engines about models made for one question, judged as in `check`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -221,7 +221,7 @@ class SliceAsker:
 
     @cached_property
     def graph(self) -> Graph:
-        """llama.cpp's, of one token of the whole model."""
+        """Return llama.cpp's graph of one token of the whole model."""
         self.progress("reading the kind of each layer from llama.cpp's graph")
         return self.graph_in(self.plan.model)
 

@@ -152,7 +152,7 @@ def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
 
 
 def last_norm_of(file: GgufFile) -> str:
-    """lfm2 has it by another name."""
+    """Return the last norm's name; lfm2 has another one."""
     names = ("output_norm.weight", "token_embd_norm.weight")
     return next((name for name in names if name in file.tensors), "")
 

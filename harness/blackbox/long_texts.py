@@ -85,8 +85,11 @@ def fixed_window(file: GgufFile) -> int:
 
 
 def long_factors(file: GgufFile) -> OnlyInLong | None:
-    """llama.cpp takes them for a context of more tokens than the original one, other engines for a
-    text of more; either where the original context is shorter than both."""
+    """Return the long factors; engines differ in when they take them.
+
+    llama.cpp takes them for a context of more tokens than the original one, others for a text of
+    more.
+    """
     arch = architecture(file)
     n_train = tokens_in(file, "context_length")
     original = tokens_in(file, ORIGINAL, n_train)

@@ -84,7 +84,7 @@ def are_apart(x: NDArray[np.float64]) -> bool:
 
 
 def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float64]:
-    """(tokens, width): rows of the lens."""
+    """Return the lens's rows of the tokens: (tokens, width)."""
     format, size = WeightFormat.member(lens.type), row_bytes(lens)
     found = np.zeros((len(ids), lens.width))
     for stretch in lens.stretches:

@@ -87,7 +87,7 @@ def needs(report: Report, test: Measurement) -> Set[str]:
 
 
 def text_of(name: str, path: Path, settings: Settings, prompt: str = PROMPT) -> str:
-    """Greedy text behind the prompt; what an engine does not answer is an empty text."""
+    """Return the greedy text after the prompt; empty if the engine does not answer."""
     with LocalSession(Adapter.member(name), path, settings) as session:
         ids = session.ask("tokenize", [prompt.encode()])
         if not isinstance(ids, Answered):

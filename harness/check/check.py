@@ -127,7 +127,7 @@ def preflight(plan: Plan) -> ModelFacts:
 
 
 def check_length(plan: Plan, n_positions: int) -> None:
-    """Raises Unsupported, an EngineError."""
+    """Check that the model has enough positions for the run. Raises Unsupported, an EngineError."""
     room = prompt_room(plan)
     options = (("--tokens", plan.n_tokens, STEPS_TRACED), ("--steps", plan.n_steps, room))
     for option, n, besides in options:

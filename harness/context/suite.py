@@ -153,7 +153,7 @@ class Context:
 
     @cached_property
     def tokens(self) -> list[int]:
-        """Seeded ids from all over the vocabulary: text would only reach the common ones."""
+        """Return random ids of the whole vocabulary; a text would only contain common ones."""
         n_vocab = self.facts.n_vocab
         if not n_vocab:
             raise NoAnswer("not-compared", "the file does not say how many tokens there are", {})

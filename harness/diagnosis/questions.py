@@ -245,8 +245,10 @@ class Greedy(MistakeQuestion):
         return session.ask("greedy", list(self.ids), self.n)
 
     def of(self, session: LocalSession) -> Any:
-        """The tokens, and the logits by which each was chosen: it may be a tie. Without them of an
-        engine that chooses in a way of its own."""
+        """Return the tokens, and the logits that chose each, as it may be a tie.
+
+        There are no logits if the engine chooses in a way of its own.
+        """
         if session.cls.greedy is not Reference.greedy or self.decoder_start is not None:
             ids = value_of(self.ask(session))
             return None if ids is None else (ids, None)

@@ -101,7 +101,7 @@ class Fuzzer(Registered):
         for name in plan.targets:
             if name not in self.targets():
                 known = choices(name, self.targets())
-                raise BadInput(f"fuzz {self.name} knows no {name!r} {known}")
+                raise BadInput(f"fuzz {self.name} has no target {name!r} {known}")
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
         """Target by target, at least one verdict for each, with the cases that it is about.

@@ -47,7 +47,7 @@ class GraphMemory:
         return self.wide and kind == "F32" and root.kind != "weight"
 
     def operand_of(self, view: TensorView) -> Operand:
-        """The tensor without its value, as wide as it is here."""
+        """Return the tensor with its extents in this run, but without its value."""
         if view not in self.known:
             self.known[view] = self.first_seen(view)
         return self.known[view]

@@ -88,7 +88,7 @@ class NodeJudge:
             self.recent.pop(site, None)
 
     def finish(self) -> None:
-        """Once a whole run was judged: what did not come was not."""
+        """End a whole run: nodes that did not come were not compared."""
         absent = [wire.site for place, wire in self.wires.items() if place not in self.there]
         if absent:
             self.unknown.setdefault(ABSENT, []).extend(absent)

@@ -43,7 +43,7 @@ class Message:
 
 
 def pack_message(message: Message) -> list[bytes | memoryview]:
-    """The line, and the arrays behind it in their order."""
+    """Return the line of a message, followed by its arrays."""
     arrays = {name: np.ascontiguousarray(value) for name, value in message.arrays.items()}
     rows = [[name, NAMES[value.dtype], list(value.shape)] for name, value in arrays.items()]
     n_bytes = sum(value.nbytes for value in arrays.values())

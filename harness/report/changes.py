@@ -194,7 +194,7 @@ def held_comparisons(run: RowsOfRun, statuses: Sequence[str]) -> Counter[tuple[s
 
 
 def sizes_changed(a: RowsOfRun, b: RowsOfRun) -> tuple[list[Growth], list[Growth]]:
-    """Those that are larger, if only in one respect, and those that are smaller."""
+    """Return the differences that grew, if only in one respect, and those that shrank."""
     times = GREW_OTHERWISE if any(otherwise(a, b)) else GREW
     before, after = extents(a), extents(b)
     grown, shrunk = [], []

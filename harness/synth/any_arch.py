@@ -97,7 +97,7 @@ def variant_named(name: str) -> Variant:
     if name in IMPOSSIBLE:
         raise Unsupported(f"synth cannot make {name!r}: {IMPOSSIBLE[name]}")
     if name not in known:
-        raise Unsupported(f"synth knows no architecture {name!r} {choices(name, known)}")
+        raise Unsupported(f"synth has no architecture {name!r} {choices(name, known)}")
     return known[name]
 
 

@@ -34,7 +34,9 @@ Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first
 
 
 class Fast(Mirror):
-    """`n_threads`: how many it may use, by default one per core; they change no result."""
+    """Ops that run fast. `n_threads`: at most so many, by default one per core; results are the
+    same.
+    """
 
     def __init__(self, n_threads: int | None = None) -> None:
         super().__init__()

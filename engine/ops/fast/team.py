@@ -43,7 +43,7 @@ WRONG, FINE = -1, 0
 def work(
     box: Any, function: int, arguments: int, n: int, piece: int, parts: int, first: int
 ) -> None:
-    """first: its own part, of so many."""
+    """Do a worker's own part first, then other parts. first: the number of its own part."""
     for i in range(parts):
         part = (first + i) % parts
         stop = end_of(part, parts, n)

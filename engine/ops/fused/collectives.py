@@ -18,7 +18,7 @@ def reduce_ranks(call: Call) -> Expected:
     if op in EXACT_ONES:
         return expect_copy(EXACT_ONES[op](call.inputs["x"], axis=0))
     if op not in ("sum", "mean"):
-        raise Unsupported(f"reduce {op!r} (known: sum, mean, max, min)")
+        raise Unsupported(f"no reduction {op!r} (known: sum, mean, max, min)")
     near = total(exact(x), len(x) - 1, axis=0, keep=False)
     if op == "mean":
         near = near / constant(len(x))

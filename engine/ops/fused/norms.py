@@ -28,7 +28,7 @@ def affine_layer_norm(call: Call) -> dict[str, Result]:
 
 @operation("fused_add_rms_norm")
 def fused_add_rms_norm(call: Call) -> dict[str, Result]:
-    """residual + x goes on, and its norm besides."""
+    """Return residual + x, and its norm."""
     residual = call.exact("residual") + call.exact("x")
     found = rms_normed(residual, call.exact("weight"), call.real("eps"))
     return {"residual": residual.expect("one sum"), "y": found.expect(REASON)}

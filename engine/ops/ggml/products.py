@@ -34,7 +34,7 @@ def matrix(operand: Operand, i3: int, i2: int) -> Weight:
 
 
 def multiply_exactly(x: F32 | F64, weight: Weight, build: Build) -> Near:
-    """x: (tokens, columns) -> (tokens, rows); exact, as if nothing were rounded, without sizes."""
+    """Multiply x (tokens, columns) as if nothing were rounded -> (tokens, rows)."""
     if weight.format.name == "F64":  # decoding would round to float32
         right = weight.raw.view(np.float64).reshape(weight.shape).T
         return near(products.of_floats(x.astype(np.float64), right, build))

@@ -109,7 +109,7 @@ def pointer(_: Any, address: Any) -> Any:
 
 @intrinsic
 def copy_bytes(_: Any, to: Any, start: Any, n: Any) -> Any:
-    """memcpy."""
+    """Copy n bytes, as memcpy."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, start = (builder.inttoptr(a, cgutils.voidptr_t) for a in arguments[:2])
@@ -348,7 +348,7 @@ def show_node(s: Any, address: int) -> Any:
 
 @cfunc(types.uint8(types.int64, types.uint8, types.int64), cache=True)
 def on_node(address: int, asking: int, user: int) -> Any:
-    """ggml_backend_sched_eval_callback."""
+    """Observe a node: a ggml_backend_sched_eval_callback."""
     s = carray(pointer(user), 1, STATE)[0]
     if s.stop:
         return asking  # so that there is a node to stop at

@@ -43,7 +43,7 @@ def array_type(item_type: str) -> str:
 
 
 def shape(ne: Iterable[int]) -> tuple[int, ...]:
-    """ggml's order, fastest first; trailing ones are dropped, but one dimension always stays."""
+    """Return the shape in ggml's order, fastest first, without trailing ones (but at least one)."""
     sizes = [int(n) for n in ne]
     while len(sizes) > 1 and sizes[-1] == 1:
         sizes.pop()

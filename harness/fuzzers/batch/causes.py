@@ -119,7 +119,7 @@ def broken_rule(memory: Memory, batch: Entries) -> str | None:
 
 
 def nobody(memory: Memory, batch: Entries) -> bool:
-    """A token has no sequence."""
+    """Return True if a token of the batch has no sequence."""
     return broken_rule(memory, batch) == "no sequence"
 
 

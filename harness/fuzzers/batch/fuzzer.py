@@ -73,7 +73,7 @@ class BatchFuzzer(Fuzzer, name="batch"):
         unknown = [kind for kind in plan.targets if kind not in known]
         if unknown:
             raise BadInput(
-                f"fuzz batch of {plan.engine} against {plan.oracle} knows no {unknown[0]!r} "
+                f"fuzz batch of {plan.engine} against {plan.oracle} has no target {unknown[0]!r} "
                 f"(known: {', '.join(known)})"
             )
         if plan.given and len(plan.targets) != 1:

@@ -194,7 +194,9 @@ class Judge:
 
 
 def other_size(case: ScheduleCase) -> int:
-    """Small ubatches for large ones, and the other way round; one token of each sequence fits."""
+    """Return a small ubatch size for a large one, or the reverse; each sequence's token must
+    fit.
+    """
     smaller = max(case.n_seq + 1, case.n_ubatch // 4)
     return smaller if case.n_ubatch > 4 else max(24, case.n_seq)
 
