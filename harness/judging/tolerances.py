@@ -86,8 +86,7 @@ def whole_run(noise: float, size: float, runs: str = BY_SUMS) -> Bound:
     noise: the worst logit error of an honest run (graph/floor.py), relative to the largest logit;
     size: the largest logit; runs: those that it was measured by, in words.
     """
-    each = f"two honest runs are each off by up to {noise:.1e} of the largest logit"
-    text = f"{each} (measured by {runs})"
+    text = f"two honest runs, each within {noise:.1e} of the largest logit: measured by {runs}"
     return Bound(2 * noise * size, text)
 
 
