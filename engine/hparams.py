@@ -129,13 +129,13 @@ class Keys:
         return value
 
     def same(self, key: str, expected: int, what: str) -> None:
-        """A key that may be there, and may say nothing else."""
+        """Check a key that may be there, with only this value."""
         found = self.positive(key, expected)
         if found != expected:
             raise InvalidModel(f"{self.arch}.{key} is {found}; expected {expected}, {what}")
 
     def without(self, key: str, kind: type, *said: Any) -> None:
-        """A key that may be there if it says one of these, which change nothing."""
+        """Check a key that may be there, with one of these values, which change nothing."""
         if (found := self.get(key, kind, said[0])) not in said:
             raise Unsupported(f"{self.arch}.{key} is {found}; known: {said[0]}")
 

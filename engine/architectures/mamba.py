@@ -136,7 +136,7 @@ class Mamba(Architecture, name="mamba"):
         return round_once(near(silu(exact(out.astype(np.float64)))).v), rows[..., n:]
 
     def scan(self, layer: int, x: F32, dt: F32, b: F32, c: F32, state: F32) -> tuple[F32, F32]:
-        """Every channel is a head of one element."""
+        """Run the scan: every channel is a head of one element."""
         sets, hp = len(state), self.hparams
         decay = self.weight(layer, "ssm_a").values()
         outs, states = scan_states(

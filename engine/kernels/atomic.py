@@ -37,7 +37,7 @@ def put(typing: Any, box: Any, at: Any, value: Any) -> Any:
 
 @compiled_as
 def fetch_add(typing: Any, box: Any, at: Any, value: Any) -> Any:
-    """The number before it was added to."""
+    """Add to a number, and return its value before."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = element_pointer(context, builder, box, *args[:2])

@@ -174,7 +174,7 @@ def multiply_pairs(context: Any, builder: Any, a: Any, b: Any) -> Any:
 
 
 def by_name(builder: Any, name: str, *args: Any, to: Any = I32) -> Any:
-    """A processor's instruction, whose result is as wide as its last factor."""
+    """Call a processor's instruction; the result is as wide as the last argument."""
     bits = args[-1].type.element.width * args[-1].type.count
     kind = ir.FunctionType(ir.VectorType(to, bits // to.width), [v.type for v in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)

@@ -14,7 +14,7 @@ F32, F64 = ir.FloatType(), ir.DoubleType()
 
 
 def like(shape: Any, element: Any) -> Any:
-    """The LLVM type `element`, or as many of it as the vector type `shape` has."""
+    """Return the LLVM type `element`, or a vector of as many as `shape` has."""
     return ir.VectorType(element, shape.count) if isinstance(shape, ir.VectorType) else element
 
 

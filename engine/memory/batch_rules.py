@@ -56,7 +56,7 @@ def diverged_couples(batch: Entries, pos_min: SeqPos, pos_max: SeqPos) -> str | 
 
 
 def broken_order(batch: Entries) -> str | None:
-    """The positions of a sequence may not go back.
+    """Describe a sequence whose positions go back.
 
     llama.cpp means to refuse sequences that change their company as well, but what it intersects
     always holds the sequence itself, so its rule never applies; nor does it exist here.

@@ -13,7 +13,7 @@ INVALID, NO_ROOM = -1, 1  # what llama_decode returns
 
 
 def pad_context(n: int) -> int:
-    """A context has a multiple of 256 cells."""
+    """Pad a context to a multiple of 256 cells."""
     return -(-n // 256) * 256
 
 

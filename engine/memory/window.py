@@ -83,5 +83,5 @@ class Window(Pair):
 
 
 def pad_window(n: int) -> int:
-    """A window's cache is a multiple of 256 cells."""
+    """Pad a window's cache to a multiple of 256 cells."""
     return -(-n // 256) * 256

@@ -156,7 +156,7 @@ def value_of(x: Number) -> F64:
 
 
 def because(x: Number, reason: str) -> Number:
-    """A result that says what its bound counts."""
+    """Return the number with a reason that says what its bound counts."""
     return replace(x, reason=reason) if isinstance(x, Near) else x
 
 

@@ -39,7 +39,9 @@ class RowPart:
 
 
 def takes(kind: type[WeightFormat]) -> bool:
-    """A decoder that is wrong on purpose does more than its `unpack`, and need not be compiled."""
+    """Return True for our own decoders; one that is wrong on purpose does more than its
+    `unpack`.
+    """
     return kind.family.get(kind.name) is kind and isinstance(kind.unpack, Dispatcher)
 
 

@@ -51,7 +51,7 @@ class StateShape:
 
     @property
     def layouts(self) -> tuple[StateLayout, ...]:
-        """The layout of the model's files, if it is known, for `read_state`."""
+        """Return the layout of the model's files, if it is known, for `read_state`."""
         if self.parts is None:
             return ()
         values = all(part.widths["v"] for part in self.parts if part.kind == "attention")
@@ -112,7 +112,7 @@ def attention_shape(layers: list[KeysValues]) -> PartShape:
 
 
 def recurrent_shape(layers: list[States], n_layers: int) -> PartShape:
-    """A convolution alone has a state of no elements."""
+    """Return the shape of recurrent states; a lone convolution has a state of no elements."""
     tails = tuple(prod(each.shapes[0]) for each in layers)
     states = tuple(prod(each.shapes[1]) if len(each.shapes) > 1 else 0 for each in layers)
     return PartShape("recurrent", n_layers, {"r": tails, "s": states})

@@ -105,7 +105,7 @@ class Tokenizer(Registered):
         return clean_spaces(text) if vocabulary.clean_spaces else text
 
     def render(self, token: int) -> bytes:
-        """The bytes of a token, whether it is shown or not."""
+        """Return the bytes of a token, whether it is shown or not."""
         text, attr = self.vocabulary.texts[token], self.vocabulary.attrs[token]
         if attr & Attr.SPECIAL:
             return text

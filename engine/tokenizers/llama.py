@@ -61,8 +61,9 @@ class LlamaTokenizer(Tokenizer, name="llama"):
 
     @cached_property
     def merged(self) -> Callable[[bytes], tuple[int, ...]]:
-        """The last parts are kept: flags leave most of a text as it is, and it is asked for with
-        one flag after the other."""
+        """Return the merger with a cache of the last parts, as flags leave most of a text the
+        same.
+        """
         merging = self.merging
 
         @lru_cache(KEPT)

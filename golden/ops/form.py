@@ -174,7 +174,7 @@ def node_of(op: str, case: Case) -> Node:
     places = PARAMS.get(op, {})
     strange = {*case.inputs} - {*names} | {*case.params} - {*places}
     if strange:
-        raise KeyError(f"{op} has nothing named {sorted(strange)}")
+        raise KeyError(f"{op} has no input or parameter named {sorted(strange)}")
     held = np.zeros(16, np.int32)
     for name, value in case.params.items():
         at = places[name]

@@ -164,7 +164,7 @@ def of_type(
 
 
 def where(info: TensorInfo, file: GgufFile, vectors: Vectors, ask: AskedEngine) -> str:
-    """The first wrong weight, if one of the pieces shows any."""
+    """Describe the first wrong weight, if one of the pieces shows any."""
     for row in vectors.document["pieces"]:
         if row["tensor"] != info.name:
             continue

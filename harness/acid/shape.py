@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def tiny(self) -> float:
-        """A token so short that eps is half of what its norm divides by."""
+        """Return the size of a token so short that eps is half of what its norm divides by."""
         return float(np.sqrt(self.eps * self.n_embd / 2))
 
     @staticmethod

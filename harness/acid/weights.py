@@ -69,7 +69,9 @@ class AcidWeights:
         return self.at.setdefault(name, len(self.at))
 
     def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
-        """The token is so much of a state, and of the constant or what it has in its place."""
+        """Write the token's embedding: so much of a state, and of the constant or its
+        replacement.
+        """
         self.embd[token] = 0
         self.embd[token, self.coordinate(base)] = size
         self.embd[token, self.coordinate(state)] = size

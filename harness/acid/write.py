@@ -61,7 +61,7 @@ def metadata(arch: str, quant: str) -> dict[str, tuple[str, Any]]:
 
 
 def shape_for(arch: str, quant: str) -> Shape:
-    """A matrix with blocks has a layer to itself."""
+    """Return the shape, in which a matrix with blocks has a layer to itself."""
     shape = architecture_named(arch).shape
     if quant in PLAIN:
         return shape

@@ -110,7 +110,7 @@ class Reference(Adapter, name="reference"):
         return summary_of(self.file)
 
     def open_file(self, raw: bytes) -> GgufFile:
-        """A wrong reader is wrong here."""
+        """Open a file; a wrong reader overrides this."""
         return GgufFile(raw)
 
     def parse(

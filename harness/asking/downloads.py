@@ -70,7 +70,7 @@ def download(package: str, version: str, sha256: str, folder: Path, *, source: b
 
 
 def last_words(text: str, lines: int = 1) -> str:
-    """The last lines of what pip says is wrong, without the addresses in them."""
+    """Return the last lines of pip's error, without addresses."""
     said = [line.strip() for line in text.splitlines()]
     said = [line for line in said if line and not line.startswith(SMALL_TALK)]
     errors = [line for line in said if line.startswith("ERROR")]

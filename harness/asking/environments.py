@@ -78,7 +78,7 @@ def interpreter(folder: Path) -> Path:
 
 
 def variables() -> dict[str, str]:
-    """The user's, without those that are meant for the installed version."""
+    """Return the user's variables, without those for the installed version."""
     return {name: value for name, value in os.environ.items() if name != LIBRARIES}
 
 
@@ -179,7 +179,7 @@ def remove(name: str) -> Path:
 
 
 def built_versions(engine: str) -> Iterator[tuple[str, Path]]:
-    """Every version of an engine that this Python can run: its name and its folder."""
+    """Yield name and folder of every version of an engine that this Python can run."""
     package = adapter_class(engine).package
     if package is None or not environments().is_dir():
         return

@@ -90,8 +90,10 @@ class Session:
     def ask_at_once(
         self, question: str, every: Sequence[tuple[Any, ...]], *, more_seconds: float
     ) -> list[Outcome]:
-        """All of them before any is answered, of an engine that takes several at a time. Each has
-        so many seconds more than usual, to wait for the others."""
+        """Ask all questions before any is answered, if the engine takes several at a time.
+
+        Each gets so many seconds more than usual, to wait for the others.
+        """
         raise NotImplementedError
 
     def start(self) -> None:

@@ -115,8 +115,11 @@ def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: N
 
 
 def left_by_twin(first: Bisection, twin: Bisection) -> tuple[tuple[SiteFinding, float], ...]:
-    """A fault of the graph is as large in both, and honest runs of the model as it is part by what
-    is allowed there: what is larger than both is of its weights, and the twin hides it."""
+    """Return faults of the weights, which the twin hides.
+
+    A fault of the graph is as large in both. Honest runs of the model differ from it by what is
+    allowed there, so what is larger than both comes from the weights.
+    """
     there: dict[Place, float] = {}
     for f in twin.found.all:
         place = f.layer, f.site.name

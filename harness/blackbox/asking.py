@@ -183,7 +183,7 @@ class SliceAsker:
         return opened
 
     def answer_to(self, plan: Plan, given: Sequence[Batch] = ()) -> SliceAnswer:
-        """An engine that cannot be started says no more than one that does not answer."""
+        """Ask both engines; one that cannot start counts as one that does not answer."""
         try:
             opened = self.open(plan)
         except NoAnswer as error:

@@ -175,7 +175,7 @@ def check_can_be_asked(asker: SliceAsker, engines: Sequence[EngineInfo] = ()) ->
 
 
 def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBoxBisection:
-    """No slice and no weight differs: what the whole model shows besides, and which layer of it."""
+    """Bisect the whole model where no slice or weight differs: what it shows, and which layer."""
     if not found.whole.differs:
         found = replace(found, in_f32=dict(in_f32(asker)))
     differs = {what for what, answer in found.in_f32.items() if answer.differs}

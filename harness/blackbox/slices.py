@@ -262,7 +262,7 @@ def what_attention_adds(stems: Collection[str]) -> set[str]:
 
 
 def without(file: GgufFile, layer: int, parts: Sequence[str]) -> dict[str, Change]:
-    """Changes that let the slice's layer add nothing, or multiply by nothing, through these."""
+    """Return changes by which these parts of the slice's layer add nothing, or multiply by one."""
     names = [name for name in within(file, layer) if is_one_of(name[6:], parts)]
     return {name: ones if is_one_of(name[6:], SCALES) else zero for name in names}
 

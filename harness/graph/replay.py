@@ -221,7 +221,7 @@ def blank_of(kind: str, ne: tuple[int, ...]) -> NDArray[Any]:
 
 
 def ends_of(graph: Graph) -> dict[int, list[int]]:
-    """The roots that nobody reads behind a node."""
+    """Return for each node the roots that no later node reads."""
     ends: dict[int, list[int]] = {}
     for number, index in graph.last_use.items():
         if number >= 0 and graph.roots[number].kind != "cache":

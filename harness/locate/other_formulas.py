@@ -51,7 +51,9 @@ A_STEP = 2.0**-23  # between two float32, of the larger: none can tell what is n
 
 @dataclass(frozen=True, kw_only=True)
 class OtherFormula:
-    """op: ggml's name of the function that an engine may have taken; words: a sentence's part."""
+    """Another function that an engine may have used. op: ggml's name; words: a part of a
+    sentence.
+    """
 
     op: str
     words: str

@@ -28,8 +28,11 @@ class ForkedProcess:
         return True
 
     def kill(self) -> None:
-        """Its parent does, and whatever it has started: nobody else knows whose its id is now. It
-        has ended when `wait` returns."""
+        """Ask the parent to kill the process and what it started: only it knows whose the id is
+        now.
+
+        The process has ended when `wait` returns.
+        """
         with suppress(OSError):
             self.parent.shutdown(socket.SHUT_WR)
 

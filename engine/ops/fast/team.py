@@ -62,7 +62,7 @@ def end_of(part: int, parts: int, n: int) -> int:
 
 @kernel
 def serve(box: Any, number: int, seen: int, patience: int) -> int:
-    """Until there was nothing to do for a while; -> the last job it knows of."""
+    """Work until there was nothing to do for a while, and return the last job that it knows."""
     waited = 0
     while waited < patience:
         ticket = get(box, TICKET)

@@ -26,7 +26,7 @@ PAIRS: dict[str, Callable[[int], tuple[slice, slice]]] = {
 def rotate_pairs(x: Near, cos: Near, sin: Near, pairs: str) -> Near:
     """x: (tokens, heads, dim); cos, sin: (tokens, 1, dim / 2)."""
     if pairs not in PAIRS:
-        raise Unsupported(f"pairs {pairs!r} (known: {', '.join(PAIRS)})")
+        raise Unsupported(f"no pairs named {pairs!r} (known: {', '.join(PAIRS)})")
     return near(rotate(x, cos, sin, *PAIRS[pairs](x.v.shape[-1])))
 
 

@@ -94,7 +94,7 @@ def filled_fields(kind: type[WeightFormat], scales: list[OddScale], chance: Bloc
 
 
 def every_value(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
-    """Byte i of a field is i more than the first; all else is zero."""
+    """Yield blocks whose byte i of a field is i more than the first; all else is zero."""
     for name in byte_fields(kind):
         dtype, at = place_of(kind, name)
         n = dtype.itemsize

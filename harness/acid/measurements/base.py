@@ -72,7 +72,7 @@ class AcidPlace:
         return self.vocabulary.n_prompt + self.behind_prompt
 
     def before(self, steps: int) -> str:
-        """The state of the token that so many steps before was the last."""
+        """Return the state of the token that was the last so many steps before."""
         return state_of(self.order[self.order.index(self.test) - steps])
 
 
@@ -119,7 +119,7 @@ def answers_of(test: Measurement, unit: float) -> list[Answer]:
 
 
 def honest_lead(test: Measurement) -> float:
-    """The least lead, in logits, that an engine within the radius has."""
+    """Return the least lead, in logits, of an engine within the radius."""
     leads = []
     for answer in answers_of(test, 1.0)[1:]:
         worst = answer.gain * test.radius * np.abs(answer.away).sum()

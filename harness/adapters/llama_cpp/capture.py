@@ -70,7 +70,7 @@ class NodeWatch:
 
     @property
     def callback(self) -> tuple[int, int]:
-        """The address of the function, and of what it is given."""
+        """Return the address of the callback, and of its argument."""
         return on_node.address, self.state.ctypes.data
 
     def set(self, **values: Any) -> None:

@@ -57,7 +57,7 @@ def parse(lib: Library, files: Sequence[bytes], way: str) -> dict[str, Any]:
 
 @contextmanager
 def quiet(lib: Library) -> Iterator[list[str]]:
-    """The errors that are logged meanwhile; nothing is printed."""
+    """Collect the errors that are logged; nothing is printed."""
     said: list[str] = []
 
     def log(level: int, raw: bytes, _: object) -> None:

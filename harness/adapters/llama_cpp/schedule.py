@@ -144,7 +144,9 @@ class ScheduleRun:
     def decode(
         self, rows: Sequence[Row]
     ) -> tuple[int, NDArray[np.float32] | None, list[int] | None]:
-        """The code, the logits of the outputs, and in which order these were computed."""
+        """Return the code, the logits of the outputs, and the order in which these were
+        computed.
+        """
         llama = self.lib.llama
         held = llama.llama_batch_init(max(len(rows), 1), 0, max(self.n_seq, 8))
         try:

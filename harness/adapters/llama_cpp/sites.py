@@ -216,7 +216,7 @@ def stores_keys(node: GraphNode) -> bool:
 
 
 def cells_stored_by(node: LiveNode) -> NDArray[np.int64]:
-    """The cells that a node writes keys to, which is one that does."""
+    """Return the cells into which a node writes keys."""
     if node.op == "SET_ROWS":
         return node.source(1).values().reshape(-1).astype(np.int64)
     keys = node.source(0)  # (head_dim, kv_heads, tokens), or reshaped to (width, tokens)

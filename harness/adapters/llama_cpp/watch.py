@@ -99,7 +99,7 @@ I64 = ir.IntType(64)
 
 @intrinsic
 def pointer(_: Any, address: Any) -> Any:
-    """An address as something that `carray` takes."""
+    """Return an address in the form that `carray` takes."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -165,7 +165,7 @@ def n_bytes(s: Any, t: Any) -> Any:
 
 @njit
 def gather(s: Any, t: Any, to: int) -> None:
-    """A contiguous copy, whatever the strides are."""
+    """Make a contiguous copy, whatever the strides are."""
     size, row = s.bytes[t.type], row_bytes(s, t)
     packed = t.nb[0] == size and t.nb[1] == row
     if packed and t.nb[2] == row * t.ne[1] and t.nb[3] == t.nb[2] * t.ne[2]:

@@ -49,7 +49,7 @@ class MemoryFile:
         self.path = f"/proc/self/fd/{descriptor}"
 
     def holding(self, raw: bytes) -> bytes:
-        """The path of the file, which now has these bytes."""
+        """Write the bytes to the file, and return its path."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, raw, 0)
         return self.path.encode()

@@ -112,7 +112,7 @@ Number = int | float | bool
 
 
 def scalar(value: Number) -> Number | str:
-    """A NaN is like any other, a bool is 0 or 1, and -0.0 stays what it is."""
+    """Return a number in a form in which all NaN are equal, a bool is 0 or 1, and -0.0 stays."""
     if value != value:
         return "nan"
     return int(value) if isinstance(value, bool) else value

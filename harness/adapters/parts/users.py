@@ -119,7 +119,7 @@ def module_in(path: Path) -> ModuleType:
 
 
 def line_in(error: BaseException) -> str:
-    """The last line of code that is the user's."""
+    """Name the last line of code that is the user's."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

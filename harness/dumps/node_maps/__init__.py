@@ -52,7 +52,9 @@ class Rule:
     axes: tuple[int, ...] = ()
 
     def apply(self, value: NDArray[Any], sizes: Mapping[str, int]) -> NDArray[Any]:
-        """The tensor as llama.cpp has it. sizes: of the model's axes. Raises ValueError."""
+        """Return the tensor in llama.cpp's layout. sizes: of the model's axes. Raises
+        ValueError.
+        """
         if self.axes:
             value = np.transpose(value, self.axes)
         if self.halves:

@@ -132,7 +132,7 @@ class TextCampaign:
         return (first, second) if self.refuser is self.oracle else (second, first)
 
     def note(self, way: str, at: int, given: Any, flags: Flags, *, deadly: bool) -> None:
-        """Shrink what differs, unless it holds something that is known to."""
+        """Shrink a differing input, unless it contains a known one."""
         known = [d for d in self.found if d.way == way]
         enough = len(self.found) >= MOST_FOUND or self.shrinks >= MOST_SHRUNK
         if enough or any(holds(given, d.given) for d in known):

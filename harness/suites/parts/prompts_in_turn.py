@@ -78,7 +78,9 @@ PLURAL = {BEGINS: "begin like the one before"}
 
 @dataclass(frozen=True, kw_only=True)
 class TellingPrompt:
-    """logits: the oracle's behind it; like: what of the one before it is, in words."""
+    """Prompt that tells a wrong cache hit. logits: the oracle's after it; like: what it shares with
+    the one before, in words.
+    """
 
     ids: list[int]
     logits: F32
