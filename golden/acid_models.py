@@ -93,7 +93,7 @@ def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
 
 
 def problems_of(root: Path = ROOT) -> Iterator[tuple[str, str]]:
-    """Names of files, and what is wrong with each and what to do."""
+    """Yield each wrong file's name, with what is wrong and what to do."""
     again = "restore it, or run `lockstep golden regen`"
     try:
         document = read_manifest(root)

@@ -96,7 +96,7 @@ ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 
 def canonical(value: Any) -> bytes:
-    """The one way to write a document: sorted keys, lists of plain values on one line."""
+    """Write a document in its one form: sorted keys, lists of plain values on one line."""
     return (render_json(value, "") + "\n").encode("ascii")
 
 

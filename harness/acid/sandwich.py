@@ -35,7 +35,7 @@ class Sandwich(NormedHeads):
         self.hold()
 
     def hold(self) -> None:
-        """The ballast of all parts; short tokens have as much of it."""
+        """Write the ballast of all parts, which short tokens have as well."""
         root = float(np.sqrt(2))
         every = {CONST: 1.0, TINY: root}
         here = self.coordinate(BALLAST)

@@ -172,7 +172,7 @@ def powers(rows: F32, start: int) -> F32:
 
 
 def same_row(rows: F32, start: int) -> F32:
-    """Seeded, of about one whatever was there; the same for every token."""
+    """Return one random row, of values around one, for every token."""
     raw = Philox(key=7).random_raw(rows.shape[1]) >> np.uint64(40)
     row = (raw.astype(np.float32) * np.float32(2.0**-23) - 1).astype(np.float32)
     return np.broadcast_to(row, rows.shape).copy()

@@ -341,7 +341,7 @@ def writes(dims: Sequence[int], columns: Sequence[int], value: float) -> Change:
 
 
 def reads(columns: Mapping[int, float]) -> Change:
-    """Every row the same."""
+    """Return a change to rows that are all the same, with these values."""
 
     def change(rows: F32, start: int) -> F32:
         found = np.zeros_like(rows)

@@ -123,7 +123,7 @@ def asked_for(n: int, threads: int) -> str:
 
 
 def weights_of(asker: SliceAsker) -> int:
-    """But for embeddings and head, of which few tokens are kept."""
+    """Return the weights of the first layers; few tokens of embeddings and head are kept."""
     layers = min(LAYERS, n_layers(asker.file))
     names = [n for n in first_layers(asker.file, layers).names.values() if n.startswith("blk.")]
     return sum(asker.file.tensors[name].n_elements for name in names)

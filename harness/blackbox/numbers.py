@@ -87,7 +87,7 @@ def are_alike(file: GgufFile, n: int) -> bool:
 
 
 def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
-    """The others have those of the first."""
+    """Ask about a model in which all other layers have the first one's tensors."""
 
     def make(file: GgufFile) -> Recipe:
         names = {}

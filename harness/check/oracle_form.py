@@ -8,7 +8,7 @@ from lockstep.harness.records import LORA, Settings
 
 
 class OracleForm(Enum):
-    """How llama.cpp is run beside an engine under test."""
+    """Form in which llama.cpp runs beside an engine under test."""
 
     USUAL = auto()
     MERGED = auto()  # its file holds the LoRA files, added to the weights

@@ -216,10 +216,7 @@ class Context:
         return other
 
     def for_embeddings(self) -> "Context":
-        """Return this context with honest runs of embeddings.
-
-        What this one began stays its own: closing the other ends nothing here.
-        """
+        """Return this context with honest runs of embeddings; what this one began stays its own."""
         return replace(self, embeddings=True, begun={})
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -239,8 +236,9 @@ class Context:
         return expected, self.answer(self.subject, question, second)
 
     def outcomes(self, question: str, *args: Any, **kwargs: Any) -> tuple[Outcome, Outcome]:
-        """The oracle's and the subject's, asked at once where the oracle is another process, which
-        the subject does not ask itself."""
+        """Return the outcomes of oracle and subject, asked at once if they are separate
+        processes.
+        """
         oracle = partial(self.oracle.ask, question, *args, **kwargs)
         subject = partial(self.subject.ask, question, *args, **kwargs)
         if self.oracle.pid is None or self.oracle in (self.subject, self.subject.asks):

@@ -37,7 +37,7 @@ class GraphMemory:
         self.known: dict[TensorView, Operand] = {}  # of the graph: each is read more than once
 
     def begin(self, graph: Graph) -> None:
-        """Start a graph: of the graph before, only caches are kept."""
+        """Start a graph; only caches stay from the graph before."""
         self.roots, self.inputs, self.held, self.known = graph.roots, graph.inputs, {}, {}
 
     def empty(self, root: Root) -> Bytes:

@@ -127,7 +127,7 @@ def norms(found: Computed) -> list[Other]:
 
 
 def factor_of(product: Node, first: Node) -> F32 | None:
-    """The other factor; None if it is no weight of the first one's rows."""
+    """Return the product's other factor; None if it is no weight for the first one's rows."""
     other = [s for s in product.sources[:2] if s is not None and s.producer != first.index]
     if len(other) != 1 or other[0].type != "F32" or other[0].value is None:
         return None

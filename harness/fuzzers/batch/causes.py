@@ -212,7 +212,7 @@ def is_divided(watch: Watch, seq: int, p0: int, p1: int, d: int) -> bool:
 
 
 def is_grown(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
-    """A key that YaRN has made larger is to be turned."""
+    """Return True if a key that YaRN has enlarged will be turned."""
     if watch.kind != "yarn":
         return False
     (cache,) = caches(watch.machine.memory)
