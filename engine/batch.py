@@ -42,7 +42,7 @@ class Batch:
 
     @classmethod
     def to_encode(cls, batch: "Batch") -> "Batch":
-        """The same tokens for the encoder, whose result every later batch reads."""
+        """Return the batch as the encoder's, whose result every later batch reads."""
         none = np.zeros(len(batch), np.bool_)
         return cls(batch.tokens, batch.positions, batch.seq_ids, none, encoder=True)
 

@@ -36,7 +36,7 @@ class InvalidModel(EngineError):
 
 
 class InvalidBatch(EngineError):
-    """No memory takes such a batch, or none that holds what it holds."""
+    """Batch that no memory takes, or none that already holds other tokens."""
 
 
 class InvalidGrammar(EngineError):

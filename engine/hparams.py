@@ -129,18 +129,20 @@ class Keys:
         return value
 
     def same(self, key: str, expected: int, what: str) -> None:
-        """A key that may be there, and may say nothing else."""
+        """Check a key that may be there, with only this value."""
         found = self.positive(key, expected)
         if found != expected:
             raise InvalidModel(f"{self.arch}.{key} is {found}; expected {expected}, {what}")
 
     def without(self, key: str, kind: type, *said: Any) -> None:
-        """A key that may be there if it says one of these, which change nothing."""
+        """Check a key that may be there, with one of these values, which change nothing."""
         if (found := self.get(key, kind, said[0])) not in said:
             raise Unsupported(f"{self.arch}.{key} is {found}; known: {said[0]}")
 
     def same_scale_in_windows(self) -> None:
-        """llama.cpp takes the factor in layers with a window also where the type is "none"."""
+        """Refuse scaled windows; llama.cpp scales layers with a window even if the type is
+        "none".
+        """
         if self.get("rope.scaling.type", str, "linear") == "none":
             for key in ("rope.scaling.factor", "rope.scale_linear"):
                 self.without(key, float, 0.0, 1.0)
@@ -164,7 +166,7 @@ class Keys:
         return found[:n_layer]
 
     def vocabulary_size(self) -> int:
-        """From `<arch>.vocab_size`, or else the number of the tokenizer's tokens."""
+        """Return `<arch>.vocab_size`, or else the number of the tokenizer's tokens."""
         tokens = None
         if f"{self.arch}.vocab_size" not in self.metadata:  # to decode them takes a while
             tokens = self.metadata.get("tokenizer.ggml.tokens")

@@ -36,7 +36,7 @@ def architecture_of(file: GgufFile) -> type[Architecture]:
 
 
 class Model:
-    """One file with one way of computing (`ops`) and one kind of memory."""
+    """Model of one file, with one way of computing (`ops`) and one kind of memory."""
 
     keeps_pages = False  # from run to run: faster, and the system can still take them away
 
@@ -53,7 +53,10 @@ class Model:
         loras: Sequence[tuple[Path, float]] = (),
         control_vectors: Sequence[tuple[Path, float]] = (),
     ) -> None:
-        """loras, control_vectors: files, each with its scale. Raises EngineError or OSError."""
+        """Open a model. loras, control_vectors: files, each with its scale.
+
+        Raises EngineError or OSError.
+        """
         self.file = open_model(path)
         self.graph = architecture_of(self.file)(self.file, n_ctx)
         self.ops = ops
@@ -77,9 +80,10 @@ class Model:
         unified: bool = True,
         n_ubatch: int | None = None,
     ) -> Memory:
-        """Cells that all sequences share, or (not `unified`) a stream of them for each.
+        """Return a cache whose cells all sequences share, or (not `unified`) one stream for each.
 
-        size: of a stream; n_ctx if not given. n_ubatch: a window keeps what such ubatches need.
+        size: cells of a stream; default n_ctx. n_ubatch: a window keeps the cells that such
+        ubatches need.
         """
         graph = self.graph
         return memory_of(
@@ -125,7 +129,7 @@ class Model:
         probe: Probe = silent,
         ops: ReferenceOps | None = None,
     ) -> F32:
-        """One ubatch, which is in the memory that it sees: (outputs, vocabulary)."""
+        """Compute an ubatch that memory already holds: (outputs, vocabulary)."""
         ops = ops or self.ops
         if self.lora:
             ops = cast(ReferenceOps, LoraOps(ops, self.lora))

@@ -33,7 +33,7 @@ class Operand:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Node:
-    """One computed tensor of a graph."""
+    """Computed tensor of a graph."""
 
     step: int
     ubatch: int  # graphs computed before this one in the same step

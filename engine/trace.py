@@ -1,4 +1,4 @@
-"""The probe, which the engine shows its work. Results have the names of llama.cpp's nodes."""
+"""Probe that receives the engine's intermediate results, named as llama.cpp's nodes."""
 
 from typing import Any, Protocol
 

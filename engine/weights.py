@@ -39,7 +39,7 @@ class Weight:
         return self.format.dequantize(by_row[ids].reshape(-1)).reshape(len(ids), self.shape[-1])
 
     def between(self, rows: slice) -> "Weight":
-        """These rows of a matrix, as one."""
+        """Return these rows of a matrix as a weight."""
         raw = self.raw.reshape(-1)[rows.start * self.row_bytes : rows.stop * self.row_bytes]
         return Weight(self.name, self.format, (rows.stop - rows.start, self.shape[-1]), raw)
 
@@ -72,7 +72,7 @@ class Weight:
 
 
 class Weights:
-    """The tensors of one file by name. Whoever reads them says which shape it expects."""
+    """Tensors of one file by name. A graph says which shape it expects."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
@@ -88,7 +88,9 @@ class Weights:
         return name in self.formats  # a graph asks at every step
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Raises InvalidModel. A graph asks at every step; a name is looked up once."""
+        """Return the tensor, cached by name. Raises InvalidModel if it is missing or of another
+        shape.
+        """
         found = self.found.get(name)
         if found is None or found.shape != shape or found.format is not self.formats[name]:
             found = self.found[name] = self.look_up(name, shape)

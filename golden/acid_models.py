@@ -49,7 +49,7 @@ def row_of(arch: str, quant: str, raw: bytes, name: str | None) -> dict[str, Any
 
 
 def manifest(rows: Sequence[Mapping[str, Any]], page: bytes) -> bytes:
-    """`seal`: the hash of the rest, as in the manifest of the vectors."""
+    """Return the manifest. `seal`: the hash of the rest, as in the manifest of the vectors."""
     body = {"format": FORMAT, "version": VERSION, "models": list(rows), "page": sha256(page)}
     return canonical({**body, "seal": sha256(canonical(body))})
 
@@ -76,7 +76,7 @@ def tests_page() -> str:
 
 
 def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
-    """names: of the tests of its report; what it rests on elsewhere is not there."""
+    """Yield a test's lines. names: the tests of its report; what it needs elsewhere is left out."""
     prompted = "; only with the acid prompt" if test.needs_prompt else ""
     yield f"### {test.name}"
     yield f"`ok`: {test.sees}. Measured in: {test.where}{prompted}."
@@ -93,7 +93,7 @@ def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
 
 
 def problems_of(root: Path = ROOT) -> Iterator[tuple[str, str]]:
-    """Names of files, and what is wrong with each and what to do."""
+    """Yield each wrong file's name, with what is wrong and what to do."""
     again = "restore it, or run `lockstep golden regen`"
     try:
         document = read_manifest(root)
@@ -116,7 +116,7 @@ def problems_of(root: Path = ROOT) -> Iterator[tuple[str, str]]:
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
-    """Raises BrokenGolden if it is missing, edited or no manifest."""
+    """Read the manifest. Raises BrokenGolden if it is missing, edited or none."""
     raw = read(root / MANIFEST, LARGEST)
     document: dict[str, Any] = parse_json(raw, MANIFEST)
     if wrong := next(violations("acid", document), None):

@@ -78,7 +78,7 @@ def counted_verdicts(found: Sequence[Verdict]) -> list[Verdict]:
 def find_answers(
     folder: Path, known: Mapping[str, ManifestEntry]
 ) -> tuple[dict[str, Path], list[str]]:
-    """Files by operation, and the names of what else is there."""
+    """Return the files by operation, and the names of foreign files."""
     if not folder.is_dir():
         raise BrokenGolden(f"{folder} is no folder")
     found, foreign = {}, []

@@ -110,7 +110,7 @@ class HeldMatrix:
             yield "rest", off
 
     def above(self, got: F32) -> Mismatch | None:
-        """None of the other values of a row may be larger than the least of its top."""
+        """Return a value outside of a row's top that is larger than the least of it, or None."""
         rest, allowed = got.astype(np.float64), self.allowed["values"]
         np.put_along_axis(rest, self.tensors["ids"].astype(np.int64), -np.inf, axis=1)
         least = self.tensors["top"][:, -1].astype(np.float64)

@@ -115,7 +115,7 @@ def between(path: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[G
 
 
 def change(a: Any, b: Any) -> str:
-    """Nothing if the two are the same, bit for bit."""
+    """Describe how b differs from a; "" if they are the same, bit for bit."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return change_of_arrays(a, b)
     if a == b:

@@ -45,7 +45,9 @@ class Recorded:
 
     @cached_property
     def places(self) -> dict[Place, str]:
-        """Raises Unsupported for a name that no node has, with the nearest."""
+        """Return the named nodes by place. Raises Unsupported for an unknown name, with the
+        nearest.
+        """
         return {place: name for name in self.names for place in self.program.places_of(name)}
 
 
@@ -65,7 +67,10 @@ class SeenValues:
 def record_graph(
     session: Session, batches: Sequence[Batch], result: str, names: Sequence[str] = ()
 ) -> Recorded:
-    """Raises NoAnswer if the session's engine does not show its graph, Unsupported for a name."""
+    """Record a run's graph and the named values.
+
+    Raises NoAnswer if the engine does not show its graph, Unsupported for an unknown name.
+    """
     values: dict[Place, NDArray[Any]] = {}
 
     def watch(node: Node, place: Place) -> None:
@@ -105,12 +110,12 @@ def run(
 
 
 def as_ggml(found: Recorded, file: GgufFile, settings: Settings) -> Matrices:
-    """With the roundings that llama.cpp makes on purpose, activations converted."""
+    """Compute values with llama.cpp's deliberate roundings, and with activations converted."""
     return run(found, file, settings, Honest())
 
 
 def as_plain(found: Recorded, file: GgufFile, settings: Settings) -> Matrices:
-    """In float64 and without conversions of activations."""
+    """Compute values in float64, without converting activations."""
     return run(found, file, settings, Wide(), plain=True)
 
 

@@ -1,4 +1,4 @@
-"""From a folder to vectors: every file is held against the manifest before it is believed."""
+"""Loader of vectors. It compares every file with the manifest before it uses it."""
 
 from collections.abc import Iterator
 from pathlib import Path

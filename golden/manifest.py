@@ -14,7 +14,9 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestEntry:
-    """One file. `model` is the sha256 of a model that no recipe makes; its user has the file."""
+    """File of the manifest. `model` is the sha256 of a model without a recipe; its user has the
+    file.
+    """
 
     path: str
     sha256: str
@@ -34,7 +36,7 @@ def manifest_bytes(entries: Sequence[ManifestEntry]) -> bytes:
 
 
 def read_manifest(root: Path) -> list[ManifestEntry]:
-    """Raises BrokenGolden if the manifest is missing, edited or no manifest."""
+    """Read the manifest. Raises BrokenGolden if it is missing, edited or none."""
     raw = read(root / NAME, limit=1 << 20)
     document = parse_json(raw, NAME)
     wrong = next(violations("manifest", document), None)

@@ -27,7 +27,7 @@ def model_row(name: str, path: Path, recipe: LlamaRecipe | None) -> dict[str, An
 
 
 def recipe_row(recipe: LlamaRecipe) -> dict[str, Any]:
-    """Without the fields that are at their default, so that a new kind of field changes nothing."""
+    """Return the fields that differ from their default, so that a new field changes no manifest."""
     always = ("seed", "quant")
     return {
         field.name: getattr(recipe, field.name)
@@ -47,7 +47,10 @@ class Shelf:
         self.by_hash = {hash_of(path): path for path in given}
 
     def find(self, row: Mapping[str, Any]) -> Path | None:
-        """None if nobody gave the file; raises BrokenGolden if the recipe makes another one."""
+        """Return the model's file; None if nobody gave it.
+
+        Raises BrokenGolden if the recipe makes another file.
+        """
         if self.instead is not None:
             return self.instead
         if row["sha256"] not in self.by_hash and row["recipe"] is not None:

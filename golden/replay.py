@@ -44,7 +44,9 @@ def replay(
     by_path = {entry.path: entry for entry in entries}
     chosen = select_entries(entries, only)
     if subject_model is not None and len({e.model for e in chosen}) != 1:
-        raise BrokenGolden("a file in a model's place needs vectors of one model; choose with only")
+        raise BrokenGolden(
+            "a model's replacement needs vectors of one model: choose them with `only`"
+        )
     import_members("lockstep.golden.suites")
     runner = runner or Runner(memory_limit=MEMORY)
     with (

@@ -46,7 +46,7 @@ class Wanted:
 def nodes_of(
     session: Session, batches: Sequence[Batch], result: str, wanted: Sequence[Wanted]
 ) -> Matrices:
-    """Those that the engine has: from its graph, or else from a trace of all its tensors.
+    """Return the wanted nodes that the engine has, from its graph or else from a trace.
 
     Raises NoAnswer if it shows neither.
     """
@@ -69,8 +69,10 @@ def nodes_of(
 def matrix_in(
     values: Mapping[Site, NDArray[Any]], batches: Sequence[Batch], node: Wanted
 ) -> F32 | None:
-    """None if it is not shown, or not of every batch that the golden has it of: an encoder has
-    nodes of its own."""
+    """Return the node's rows of all batches; None if a batch lacks them.
+
+    Only encoder batches may lack a node, because they have nodes of their own.
+    """
     for name in (node.name, *node.also):
         found = [values.get(site_of(name, step)) for step in range(len(batches))]
         missing = [batch for batch, value in zip(batches, found, strict=True) if value is None]

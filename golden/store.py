@@ -55,7 +55,7 @@ def read(path: Path, limit: int) -> bytes:
 
 
 def parse_json(raw: bytes, name: str) -> Any:
-    """Raises BrokenGolden for anything but strict JSON without duplicate keys."""
+    """Parse strict JSON without duplicate keys. Raises BrokenGolden for anything else."""
     try:
         return json.loads(raw, object_pairs_hook=no_duplicates, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
@@ -96,7 +96,7 @@ ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 
 def canonical(value: Any) -> bytes:
-    """The one way to write a document: sorted keys, lists of plain values on one line."""
+    """Write a document in its one form: sorted keys, lists of plain values on one line."""
     return (render_json(value, "") + "\n").encode("ascii")
 
 

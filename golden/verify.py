@@ -25,7 +25,7 @@ class Problem:
 
 
 def verify(root: Path = DEFAULT_ROOT) -> list[Problem]:
-    """Every problem with the folder, none if it is intact; no engine is asked."""
+    """Return every problem with the folder, none if it is intact; no engine is asked."""
     try:
         entries = read_manifest(root)
     except BrokenGolden as error:
@@ -71,7 +71,7 @@ def broken_file(entry: ManifestEntry, error: BrokenGolden) -> Problem:
 
 
 def orphans(root: Path, entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
-    """A model may lie beside its vectors."""
+    """Yield files that the manifest does not know; a model may lie beside its vectors."""
     known = {NAME, *(entry.path for entry in entries)}
     models = {entry.model for entry in entries}
     for path in sorted(root.rglob("*")):

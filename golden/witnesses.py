@@ -17,8 +17,10 @@ from lockstep.harness.judging.noise import run
 def other_runs(
     source: Source, facts: ModelFacts, batches: Sequence[Batch], found: Recorded
 ) -> Iterator[tuple[str, Matrices]]:
-    """The oracle's, and that of our own graph where we have one: a graph that llama.cpp has wrong
-    is right in a replay of it."""
+    """Yield the oracle's runs, and those of our own graph where we have one.
+
+    A graph that llama.cpp has wrong is right in a replay of it.
+    """
     own = {found.result: np.concatenate(ask_outputs(source.ask, found.result, batches))}
     yield source.info.engine, {**own, **found.shown}
     if facts.not_ours or found.result != LOGITS:

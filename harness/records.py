@@ -265,7 +265,7 @@ class Rejected(Redacted):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unanswerable(Redacted):
-    """The engine does not offer this question (`Unsupported` in a report)."""
+    """Outcome of a question that the engine does not offer (`Unsupported` in a report)."""
 
     message: str
     of_model: bool = False  # nobody can answer: the model has no such thing

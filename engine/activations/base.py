@@ -31,7 +31,9 @@ class Converted:
 
 
 class ActivationFormat(Registered):
-    """`summed`: activations that share one of the sums that minima are multiplied by; 0: none."""
+    """Format of activations. `summed`: activations per sum that minima are multiplied by; 0:
+    none.
+    """
 
     type_id: ClassVar[int]
     block: ClassVar[int] = 1

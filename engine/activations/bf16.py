@@ -15,7 +15,9 @@ class BF16Activations(ActivationFormat, name="BF16"):
 
     @classmethod
     def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
-        """ggml_compute_fp32_to_bf16; it sets the quiet bit of a NaN and keeps the payload."""
+        """Convert as ggml_compute_fp32_to_bf16; it sets the quiet bit of a NaN and keeps the
+        payload.
+        """
         bits = np.ascontiguousarray(x).view(np.uint32)
         nearest = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
         quiet = (bits >> 16) | np.uint32(0x0040)

@@ -56,8 +56,11 @@ def integers(whole: F32) -> NDArray[np.int32]:
 
 
 def pack_codes(whole: F32, variant: str) -> NDArray[np.int8]:
-    """Only a NaN among the activations, or 127 / max overflowing (max < 4e-37), makes more than
-    fits: vector code takes the nearest byte, C the lowest of the four."""
+    """Convert to bytes. Codes overflow for NaN activations only, or if 127 / max does (max <
+    4e-37).
+
+    Vector code then takes the nearest byte, C the lowest of the four.
+    """
     if fit_in_bytes(whole):
         return whole.astype(np.int8)
     wide = integers(whole)
@@ -92,7 +95,7 @@ def largest_of(blocks: F32) -> F32:
 
 
 def largest_in_turn(blocks: F32) -> F32:
-    """The same one after the other: with a NaN, all that came before it is forgotten."""
+    """Return the largest magnitude, compared one by one: a NaN makes it forget what came before."""
     largest = np.zeros(blocks.shape[:-1], np.float32)
     for i in range(blocks.shape[-1]):
         largest = larger(largest, np.abs(blocks[..., i]))

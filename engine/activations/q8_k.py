@@ -40,7 +40,7 @@ class Q8_KActivations(ActivationFormat, name="Q8_K"):
 
     @classmethod
     def read(cls, blocks: NDArray[Any]) -> Converted:
-        """d * bsums is exactly the sum of 16 values: it adds nothing to them."""
+        """Read blocks; d * bsums is exactly the sum of 16 values, so the sums add nothing."""
         with np.errstate(invalid="ignore"):
             values = blocks["d"].astype(np.float64)[..., None] * blocks["qs"]
         return Converted(values.reshape(*blocks.shape[:-1], blocks.shape[-1] * cls.block))

@@ -38,7 +38,7 @@ class Lora:
     """The pairs of all files, by the tensor that they change."""
 
     def __init__(self, files: Sequence[tuple[Path, float]], model: GgufFile) -> None:
-        """files: each with its scale. Raises EngineError or OSError."""
+        """Open LoRA files, each with its scale. Raises EngineError or OSError."""
         self.files = [GgufFile.open(path) for path, _ in files]
         self.multiplied: dict[str, list[LowRank]] = defaultdict(list)
         self.looked_up: dict[str, list[LowRank]] = defaultdict(list)
@@ -56,7 +56,7 @@ class Lora:
 
 
 def read_pairs(file: GgufFile, scale: float, model: GgufFile) -> Iterator[tuple[str, LowRank]]:
-    """Raises InvalidModel if the file is no LoRA of this model."""
+    """Yield names and pairs. Raises InvalidModel if the file is no LoRA of this model."""
     for key, wanted in KINDS.items():
         if text_of(file.metadata, key) != wanted:
             raise InvalidModel(f"{key} is {text_of(file.metadata, key)!r:.80}, expected {wanted!r}")

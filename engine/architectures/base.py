@@ -23,7 +23,9 @@ class Architecture(Registered):
     causal = True  # or tokens see those behind them too, and nothing is remembered
 
     def __init__(self, file: GgufFile, n_ctx: int = 512) -> None:
-        """n_ctx: tokens that a sequence may have, which in some models decides how they turn."""
+        """Read the graph. n_ctx: tokens a sequence may have, which in some models changes the
+        rotation.
+        """
         self.n_ctx = n_ctx
         self.hparams = self.read_hparams(file.metadata)
         self.tensors = Tensors(file, self.hparams, self.table(self.hparams))

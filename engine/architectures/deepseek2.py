@@ -84,7 +84,7 @@ class Deepseek2(Llama, name="deepseek2"):
     hparams: Deepseek2Hparams
 
     def kinds(self, layer: int) -> tuple[str, ...]:
-        """llama.cpp takes one matrix of queries where it is there, whatever rank is stated."""
+        """Return the layer's kinds; a single query matrix counts, whatever rank the file states."""
         wide = not self.hparams.n_lora_q or f"blk.{layer}.attn_q.weight" in self.tensors
         dense = layer < self.hparams.n_layer_dense
         return "wide" if wide else "narrow", "dense" if dense else "experts"
@@ -180,7 +180,9 @@ class Deepseek2(Llama, name="deepseek2"):
         return shown.transpose(1, 0, 2)
 
     def experts(self, step: Step, layer: int, x: F32) -> F32:
-        """With one that all tokens share; in the first layers there is nothing to choose."""
+        """Compute routed experts and the shared one; the first layers have a dense network
+        instead.
+        """
         if "dense" in self.kinds(layer):
             return self.feed_forward(step, layer, x)
         hp = self.hparams

@@ -51,7 +51,7 @@ class Lfm2Hparams(Hparams):
 
 
 def heads_by_layer(keys: Keys, name: str, n_layer: int) -> list[int]:
-    """One number for all layers, or one for each."""
+    """Read the heads of each layer; the file may give one number for all."""
     key = f"{keys.arch}.attention.{name}"
     keys.read.add(key)
     if key not in keys.metadata:

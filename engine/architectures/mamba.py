@@ -125,7 +125,7 @@ class Mamba(Architecture, name="mamba"):
         return ops.linear(ops.swiglu(gate, y), self.weight(layer, "ssm_out.weight"))
 
     def convolve(self, layer: int, x: F32, tail: F32) -> tuple[F32, F32]:
-        """Each channel on its own, over its last d_conv tokens: (tokens, d_inner) in and out."""
+        """Convolve each channel over its last d_conv tokens: (tokens, d_inner) in and out."""
         n, hp = len(x) // len(tail), self.hparams
         rows = x.reshape(len(tail), n, hp.d_inner).transpose(0, 2, 1)
         rows = np.concatenate([tail, rows], axis=-1)  # (sequences, d_inner, d_conv - 1 + n)
@@ -136,7 +136,7 @@ class Mamba(Architecture, name="mamba"):
         return round_once(near(silu(exact(out.astype(np.float64)))).v), rows[..., n:]
 
     def scan(self, layer: int, x: F32, dt: F32, b: F32, c: F32, state: F32) -> tuple[F32, F32]:
-        """Every channel is a head of one element."""
+        """Run the scan: every channel is a head of one element."""
         sets, hp = len(state), self.hparams
         decay = self.weight(layer, "ssm_a").values()
         outs, states = scan_states(

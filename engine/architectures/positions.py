@@ -18,7 +18,7 @@ BETA_FAST, BETA_SLOW = 32, 1  # turns within the original context
 
 
 def scale_rope(plain: RopeParams, attn_factor: float, n_ctx_orig: int) -> RopeParams:
-    """n_ctx_orig: 0 for other kinds of scaling than YaRN."""
+    """Scale a rotation by YaRN. n_ctx_orig: 0 for other kinds of scaling."""
     if not n_ctx_orig:
         return plain if attn_factor == plain.magnitude else replace(plain, magnitude=attn_factor)
     longer = 1 / plain.scale

@@ -19,7 +19,10 @@ def route_experts(
     normalise: bool = True,
     scale: float = 1.0,
 ) -> F32:
-    """x: (tokens, width) -> (tokens, width). A bias of the router weighs in the choice alone."""
+    """Route tokens to experts: x (tokens, width) -> (tokens, width).
+
+    A bias of the router counts only for the choice.
+    """
     ops, probe, w = step.ops, step.probe, arch.tensors
     logits = arch.linear(step, layer, "ffn_moe_logits", x, "ffn_gate_inp")  # (tokens, experts)
     probs = ops.sigmoid(logits) if sigmoid else ops.soft_max(logits, 1.0, None)
@@ -37,7 +40,7 @@ def route_experts(
 
 
 def mixture(arch: Architecture, step: Step, layer: int, x: F32, ids: I32, weights: F32) -> F32:
-    """ids, weights: (tokens, used)"""
+    """Compute the mixture of the chosen experts. ids, weights: (tokens, used)."""
     ops, probe = step.ops, step.probe
     w_up, w_gate, w_down = (
         arch.tensors.in_layer(layer, f"ffn_{k}_exps.weight") for k in ("up", "gate", "down")

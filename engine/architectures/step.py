@@ -91,5 +91,5 @@ def show_cache(probe: Probe, name: str, layer: int, kept: NDArray[Any]) -> NDArr
 
 
 def turn_heads(x: F32, size: int, n_head: int) -> F32:
-    """x: (tokens, heads * dim), of values that were turned."""
+    """Turn values back that were stored turned. x: (tokens, heads * dim)."""
     return turn(x.reshape(len(x), n_head, -1), size).reshape(x.shape) if size else x

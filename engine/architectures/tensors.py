@@ -13,9 +13,11 @@ Table = Mapping[str, tuple[str, ...]]
 
 
 def table(text: str) -> Table:
-    """One tensor a line: its name, `blk.*.` for every layer, `?` behind it if it may be absent, or
-    `?kind` if it may be in layers of another kind; then its shape, slowest first, in names of
-    hyperparameters."""
+    """Parse a table of tensors, one a line: name, then shape, slowest first, as hyperparameters.
+
+    `blk.*.` stands for every layer. `?` behind a name: it may be absent. `?kind`: it may be in
+    layers of another kind.
+    """
     lines = (line.split() for line in text.strip().splitlines())
     return {name: tuple(shape) for name, *shape in lines}
 

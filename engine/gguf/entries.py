@@ -18,10 +18,10 @@ LENGTH = Struct("<Q")
 
 
 class Entries(Mapping[str, Entry], Generic[Entry]):
-    """In the order of the file. Each starts with its name: a length, and that many bytes of UTF-8.
+    """Entries in the order of the file. Each starts with its name: a length and UTF-8 bytes.
 
-    decode(buffer, start): the entry, anew whenever it is asked for but for the first `keep` that
-    were: a model has some hundred tensors, and a run asks for each of them at every step.
+    decode(buffer, start): decode an entry each time it is asked for; the first `keep` are kept. A
+    model has some hundred tensors, and a run asks for each of them at every step.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class Entries(Mapping[str, Entry], Generic[Entry]):
         return found
 
     def __contains__(self, name: object) -> bool:
-        """Without decoding what it says: an array may be of hundreds of thousands of strings."""
+        """Look the name up, and decode no value: an array may hold hundreds of thousands of
+        strings.
+        """
         if not isinstance(name, str):
             return False
         return self.slots[self.slot_of(name.encode("utf-8", "surrogatepass"))] != 0

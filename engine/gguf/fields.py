@@ -277,7 +277,9 @@ def check_alignment(at: int, value: Value) -> None:
 
 
 def read_value(fields: Fields, *, keep: bool) -> Value:
-    """keep: decode texts and arrays; without, they are only checked, and nothing is allocated."""
+    """Read a value. keep: decode texts and arrays; without, they are only checked, and not
+    allocated.
+    """
     kind = fields.value_type("the type of value")
     if kind is ValueType.ARR:
         return read_array(fields, 1, keep=keep)

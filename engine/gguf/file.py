@@ -64,7 +64,7 @@ class TensorInfo:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """numpy's order, slowest first."""
+        """Return the shape in numpy's order, slowest first."""
         return self.ne[::-1]
 
     @property
@@ -128,8 +128,10 @@ class GgufFile:
             self._buffer.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """No tensor's bytes can be asked for any more. The map goes with the last that needs it:
-        views that are in use, metadata and the tensor table."""
+        """Make the tensors' bytes unavailable.
+
+        The map ends with its last user: views in use, metadata and the tensor table.
+        """
         self._bytes = None
         self._buffer = b""
 

@@ -21,7 +21,7 @@ def check_regular(path: Path) -> None:
     except FileNotFoundError:
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from None
     except ValueError as error:  # a NUL, which no name has
-        raise OSError(errno.EINVAL, f"no name of a file ({error})", str(path)) from None
+        raise OSError(errno.EINVAL, f"not a file name ({error})", str(path)) from None
     if not stat.S_ISREG(mode):
         what = WHAT.get(stat.S_IFMT(mode), "something else")
         raise OSError(errno.EINVAL, f"{what}; expected a regular file", str(path))

@@ -102,7 +102,7 @@ def number_in(file: GgufFile, key: str) -> int:
 
 
 def check_tensors(path: Path, files: Sequence[GgufFile]) -> None:
-    """Each is there once, and as many as the first file says."""
+    """Check that each tensor is there once, and that there are as many as the first file says."""
     names = [name for file in files for name in file.tensors]
     if len(set(names)) < len(names):
         twice = Counter(names).most_common(1)[0][0]

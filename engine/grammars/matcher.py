@@ -34,7 +34,7 @@ V = TypeVar("V")
 
 
 class GrammarReading(NamedTuple):
-    """One way to read what came so far."""
+    """Way to parse the text so far; an ambiguous grammar has several."""
 
     stack: int
     half: Half

@@ -161,7 +161,7 @@ class GrammarTable:
         return found
 
     def refuse_left_recursion(self) -> None:
-        """A repetition of what may be empty is no recursion: nothing is added by going round."""
+        """Refuse left recursion; a repetition of an item that may be empty is none."""
         empty, first = self.find_empty(), dict[int, set[int]]()
         for rule, starts in enumerate(self.starts):
             held = first.setdefault(rule, set())

@@ -25,7 +25,7 @@ class CharacterClass:
 
 @dataclass(frozen=True, slots=True)
 class TokenLiteral:
-    """One token by its id or by its text, or any token but this one."""
+    """Token given by its id or by its text; negated: any token but this one."""
 
     token: int | bytes
     negated: bool = False
@@ -43,7 +43,7 @@ class RuleReference:
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """One of several sequences; a literal is one sequence of characters."""
+    """Choice among sequences; a literal is one sequence of characters."""
 
     sequences: tuple[tuple["Item", ...], ...]
 

@@ -37,7 +37,7 @@ def put(typing: Any, box: Any, at: Any, value: Any) -> Any:
 
 @compiled_as
 def fetch_add(typing: Any, box: Any, at: Any, value: Any) -> Any:
-    """The number before it was added to."""
+    """Add to a number, and return its value before."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = element_pointer(context, builder, box, *args[:2])
@@ -48,7 +48,7 @@ def fetch_add(typing: Any, box: Any, at: Any, value: Any) -> Any:
 
 @compiled_as
 def pause(typing: Any) -> Any:
-    """For a moment, so that a thread that waits is no burden to one that works."""
+    """Pause for a moment, so that a waiting thread does not slow down a working one."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if context.codegen().magic_tuple()[0].startswith(("x86", "i686")):
@@ -92,9 +92,10 @@ def code(typing: Any, arguments: Any) -> Any:
 
 @compiled_as
 def piece_of(typing: Any, kernel: Any, arguments: Any) -> Any:
-    """Two addresses for `run`: a function, and the arguments, for as long as its caller runs.
+    """Return the addresses of a function and of its arguments for `run`, valid while the caller
+    runs.
 
-    kernel: the address of one that takes them, where to start, and where to stop.
+    kernel: the address of a function that takes the arguments, a start and an end.
     """
     kinds = (*arguments.types, types.int64, types.int64)
 

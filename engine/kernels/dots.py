@@ -159,7 +159,7 @@ def twice(typing: Any, lanes: Any, first: Any) -> Any:
 
 @compiled_as
 def four_of(typing: Any, lanes: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Two of the first half and two of the second, each of them four times."""
+    """Return two lanes of the first half and two of the second, each four times."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         eight = ir.Constant(I64, 8)
@@ -222,7 +222,7 @@ def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 def add_lanes(builder: Any, *parts: Any) -> Any:
-    """One vector or two side by side, and two choices of their lanes, which are added."""
+    """Add two choices of the lanes of one vector, or of two side by side."""
     *vectors, left, right = parts
     orders = (ir.Constant(ir.VectorType(I32, len(s)), list(s)) for s in (left, right))
     sides = (builder.shuffle_vector(vectors[0], vectors[-1], order) for order in orders)
@@ -265,8 +265,9 @@ def four_floats(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 @compiled_as
 def half_pairs(typing: Any, raw: Any, at: Any, apart: Any) -> Any:
-    """Two halves side by side in four places so far apart: lanes of the first ones, and of the
-    others."""
+    """Read two adjacent halves at four places `apart`: the first ones as lanes, and the second
+    ones.
+    """
     lanes = Lanes("float", 4)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -288,7 +289,7 @@ def half_pairs(typing: Any, raw: Any, at: Any, apart: Any) -> Any:
 
 @compiled_as
 def add_side_by_side(typing: Any, sums: Any, a: Any, b: Any) -> Any:
-    """Two sums, to which each lane of a and of b is added, one after the other."""
+    """Add the lanes of a to one sum and those of b to another, one after the other."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         found = args[0]

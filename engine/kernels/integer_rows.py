@@ -366,8 +366,8 @@ def q2_k(raw: Any, at: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
 
 @dataclass(frozen=True)
 class Block:
-    """size: bytes of it; d, dmin, m: where in it its scales lie, -1 if it lacks one; pairs: whether
-    it wants sums of groups twice as long as the activation format has."""
+    """Block. size: its bytes; d, dmin, m: places of its scales, -1 if it lacks one; pairs: True if
+    it uses sums of groups twice as long as usual."""
 
     sum_of: Callable[..., Any]
     size: int

@@ -36,11 +36,12 @@ def sums_of_run(
     typing: Any, start: Any, words: Any, at: Any, columns: Any, steps: Any, at_steps: Any,
     apart: Any, size: Any,
 ) -> Any:  # fmt: skip
-    """For each of eight rows 16 lanes: start + the products of so many words, of 32 bits, with
-    those of each lane: pairs of int16, or fours of int8, which are unsigned in a row's words.
+    """Return 16 lanes for each of eight rows: start + the products of `size` words with each
+    lane's.
 
-    Rows begin at words[at], `columns` apart; what the first words meet begins at steps[at_steps],
-    the others' `apart` further each.
+    Words have 32 bits: pairs of int16, or fours of int8, which are unsigned in a row's words. Rows
+    begin at words[at], `columns` apart. Their first words meet steps[at_steps] on, later ones
+    `apart` further each.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -57,8 +58,10 @@ def sums_and_sizes_of_run(
     typing: Any, start: Any, words: Any, at: Any, columns: Any, steps: Any, at_steps: Any,
     apart: Any, size: Any,
 ) -> Any:  # fmt: skip
-    """The same, and behind them for each row the sums of the products' magnitudes; from bytes of
-    a row's words 128 is taken before, which was added to them."""
+    """Return `sums_of_run`, followed by the sums of the products' magnitudes of each row.
+
+    Bytes of a row's words are unsigned: 128 was added to them, and is taken away first.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums, sizes = of_eight_rows(context, builder, words, steps, args, sizes=True)
@@ -171,7 +174,7 @@ def multiply_pairs(context: Any, builder: Any, a: Any, b: Any) -> Any:
 
 
 def by_name(builder: Any, name: str, *args: Any, to: Any = I32) -> Any:
-    """A processor's instruction, whose result is as wide as its last factor."""
+    """Call a processor's instruction; the result is as wide as the last argument."""
     bits = args[-1].type.element.width * args[-1].type.count
     kind = ir.FunctionType(ir.VectorType(to, bits // to.width), [v.type for v in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
@@ -290,11 +293,11 @@ def steps_of(
     scales: NDArray[np.float64],
     rest: NDArray[np.bool_],
 ) -> None:
-    """values: (tokens, columns), of which the largest of each run is `most` times its scale ->
-    steps, starts and scales as `products` takes them, where `offset` was added to what they will
-    meet, and the columns in which some value is none of these.
+    """Write steps, starts and scales as `products` takes them, and mark columns that have none.
 
-    A scale must be a float32 and a value its multiple exactly: none is rounded here.
+    values: (tokens, columns); the largest of each run is `most` times its scale. offset: what was
+    added to the numbers that they multiply. A scale must be a float32 and a value its multiple
+    exactly: none is rounded here.
     """
     runs, words, _, per = steps.shape
     n, largest = words * per, np.empty(1, np.int64)

@@ -12,7 +12,9 @@ MAGNITUDE = np.int32(0x7FFFFFFF)
 
 @kernel
 def magnitudes(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
-    """bits: (rows, n) of float32, which compare as magnitudes do: a NaN is larger than all."""
+    """Find the largest magnitude of each row of float32 bits (rows, n): a NaN is larger than
+    all.
+    """
     for r in range(len(bits)):
         most = np.int32(0)
         for i in range(bits.shape[1]):
@@ -22,8 +24,9 @@ def magnitudes(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
 
 @kernel
 def find_signed_largest(x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """x: (rows, n) -> of each the number of largest magnitude, the first of equals; a NaN is passed
-    over."""
+    """Find in each row of x the number of largest magnitude, the first of equals; NaN is
+    skipped.
+    """
     for r in range(len(x)):
         most = found = np.float32(0)
         for i in range(x.shape[1]):
@@ -50,7 +53,7 @@ def signed_largest(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def usual(rows: NDArray[Any]) -> NDArray[Any]:
-    """Not to be written to: one kind of array is one compilation."""
+    """Return a read-only view, because kernels are compiled for one kind of array only."""
     rows = rows.view()
     rows.flags.writeable = False
     return rows

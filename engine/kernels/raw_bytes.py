@@ -18,7 +18,7 @@ LINE = 64
 
 @compiled_as
 def prefetch_line(typing: Any, array: Any, at: Any) -> Any:
-    """The cache line of a byte, which may lie behind the array's end."""
+    """Prefetch the cache line of a byte, which may lie behind the array's end."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         start = address(context, builder, array, args[0], args[1], I8)
@@ -40,7 +40,7 @@ def prefetch(raw: Any, at: int, size: int) -> None:
 
 @compiled_as
 def copy_bytes(typing: Any, to: Any, raw: Any, at: Any) -> Any:
-    """raw[at :] -> to, as many as there is room for: numba copies one at a time."""
+    """Copy raw[at:] to `to`, as much as fits: numba copies one byte at a time."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         first = context.get_constant(types.intp, 0)
@@ -54,7 +54,7 @@ def copy_bytes(typing: Any, to: Any, raw: Any, at: Any) -> Any:
 
 
 def readable(raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The same bytes, as the one kind of array for which kernels are compiled: read, and flat."""
+    """Return the bytes as a flat read-only array, the only kind for which kernels are compiled."""
     if raw.ndim == 1 and raw.flags.c_contiguous and not raw.flags.writeable:
         return raw
     view = np.ascontiguousarray(raw).reshape(-1).view()

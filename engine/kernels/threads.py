@@ -27,9 +27,9 @@ def beside_parent() -> None:
 
 
 def each(work: Callable[[Piece], None], pieces: Sequence[Piece]) -> None:
-    """work(piece) for all, in any order; no piece may write where another one does.
+    """Call work(piece) for all pieces, in any order; no piece may write where another one does.
 
-    An exception ends it, once the pieces that others have begun are done.
+    An exception ends it, after the pieces that others have begun.
     """
     if len(pieces) == 1:  # the rest costs more than a small product
         work(pieces[0])

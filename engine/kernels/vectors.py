@@ -14,7 +14,7 @@ F32, F64 = ir.FloatType(), ir.DoubleType()
 
 
 def like(shape: Any, element: Any) -> Any:
-    """The LLVM type `element`, or as many of it as the vector type `shape` has."""
+    """Return the LLVM type `element`, or a vector of as many as `shape` has."""
     return ir.VectorType(element, shape.count) if isinstance(shape, ir.VectorType) else element
 
 
@@ -28,14 +28,14 @@ def number(index: int) -> ir.Constant:
 
 
 def fill_vector(builder: Any, value: Any, count: int) -> Any:
-    """The same LLVM scalar in every lane."""
+    """Return a vector with the same LLVM scalar in every lane."""
     vector = ir.VectorType(value.type, count)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, number(0))
     return builder.shuffle_vector(one, one, same(ir.VectorType(I32, count), 0))
 
 
 def join_vectors(builder: Any, a: Any, b: Any) -> Any:
-    """Two LLVM vectors of the same length, one after the other."""
+    """Join two LLVM vectors of the same length."""
     order = list(range(2 * a.type.count))
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), order))
 
@@ -76,7 +76,7 @@ def as_it_is(context: Any, builder: Any, value: Any, to: Any) -> Any:
 
 
 def brain(context: Any, builder: Any, bits: Any, to: Any) -> Any:
-    """bfloat16 to float32: the upper half of its bits."""
+    """Convert bfloat16, the upper half of the bits, to float32."""
     wide = like(to, I32)
     return builder.bitcast(builder.shl(builder.zext(bits, wide), same(wide, 16)), to)
 

@@ -84,11 +84,11 @@ def steps_of_rows(
     scales: NDArray[np.float32],
     minima: NDArray[np.float32],
 ) -> bool:
-    """raw: rows of weights -> steps, scales and minima of each; False where these are none.
+    """Write steps, scales and minima of rows of weights; return False if a row has none.
 
-    mask: what is left of a row's bytes, and `instead` is there instead of its scales, which are
-    halves at `at` of each block; shift: where there are minima of groups, each weight is
-    step + (minimum << shift); factor, limits: see `whole`. minima: (rows, groups), or none a row.
+    raw: the rows. mask: what is kept of a row's bytes; `instead` replaces its scales, which are
+    halves at `at` of each block. shift: with minima of groups, each weight is step + (minimum <<
+    shift). factor, limits: see `whole`. minima: (rows, groups), or none a row.
     """
     masked, weights = np.empty(mask.size, np.uint8), np.empty(steps.shape[1], np.float32)
     blocks, groups = scales.shape[1], minima.shape[1]

@@ -70,7 +70,7 @@ class Memory:
         raise NotImplementedError
 
     def apply(self, batch: Entries, placed: Any) -> None:
-        """The tokens of an ubatch are in memory from now on."""
+        """Put the tokens of an ubatch into memory."""
 
     def views(self, batch: Entries, placed: Any) -> Mapping[int, LayerView]:
         """Return the view of every layer that remembers anything, for the ubatch applied last."""
@@ -99,12 +99,12 @@ class Memory:
         """Return the state that `load` needs, of one sequence or of everything (-1)."""
 
     def load(self, seq: int, saved: Any) -> bool:
-        """The sequence, or everything, becomes what was saved. False, and empty: no room."""
+        """Replace the sequence, or everything, by what was saved. False, and empty: no room."""
         return True
 
 
 class Pair(Memory):
-    """Two memories in step: what they do to a sequence in the same way."""
+    """Pair of memories in step, which treat sequences in the same way."""
 
     @property
     def both(self) -> tuple[Memory, Memory]:

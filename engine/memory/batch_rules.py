@@ -35,7 +35,7 @@ def refusal(
 
 
 def broken_positions(batch: Entries, pos_max: SeqPos) -> str | None:
-    """Each sequence goes on right after what is in memory, and leaves no gap."""
+    """Describe a sequence that does not continue at the memory's next position, or leaves a gap."""
     for seq in sequences(batch):
         mine = {e.pos for e in batch if seq in e.seqs}
         last = pos_max(seq)
@@ -56,7 +56,7 @@ def diverged_couples(batch: Entries, pos_min: SeqPos, pos_max: SeqPos) -> str | 
 
 
 def broken_order(batch: Entries) -> str | None:
-    """The positions of a sequence may not go back.
+    """Describe a sequence whose positions go back.
 
     llama.cpp means to refuse sequences that change their company as well, but what it intersects
     always holds the sequence itself, so its rule never applies; nor does it exist here.

@@ -82,7 +82,7 @@ class Cells:
             self.head = freed[0]
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
-        """A negative sequence is every one."""
+        """Remove positions of a sequence; a negative id means every sequence."""
         p0, p1 = span(p0, p1)
         if seq >= 0:
             freed = [i for i in self.of(seq, p0, p1) if self.leave(i, seq)]

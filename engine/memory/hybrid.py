@@ -26,7 +26,9 @@ class Hybrid(Pair):
         numbers: Numbers = NONE,
         layers: Mapping[int, States] | None = None,
     ) -> None:
-        """numbers, layers: what is kept by layers of attention, and by recurrent ones."""
+        """Make both parts. numbers: what attention layers keep; layers: what recurrent layers
+        keep.
+        """
         super().__init__(n_seq)
         self.attention = Attention(size=size, n_seq=n_seq, unified=unified, numbers=numbers)
         self.states = Recurrent(n_seq, layers)
@@ -47,7 +49,9 @@ class Hybrid(Pair):
         return (first, last) if first <= last else (-1, -1)
 
     def place(self, batch: Entries, n_ubatch: int) -> list[Placed] | None:
-        """In equal shares; a state can be found for any sequence, so cells decide."""
+        """Split the batch equally and place it; only cells can be full, as each sequence has a
+        state.
+        """
         ubatches = split_equal(batch, n_ubatch, sequential=not self.attention.unified)
         self.seen.ubatches += ubatches
         self.attention.seen = self.seen
@@ -62,7 +66,9 @@ class Hybrid(Pair):
         return {**cells, **self.states.views(batch, placed.ubatch)}
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Nothing, if the state cannot forget it."""
+        """Remove the positions from both parts; return False, with both unchanged, if the state
+        cannot.
+        """
         return self.states.seq_rm(seq, p0, p1) and self.attention.seq_rm(seq, p0, p1)
 
     def load(self, seq: int, saved: Any) -> bool:

@@ -23,7 +23,10 @@ def memory_of(
     type_v: str,
     rotate: Rotate,
 ) -> Memory:
-    """size: cells of a stream; n_ubatch: None if layers with a window have as many cells."""
+    """Make the memory that the layers need.
+
+    size: cells of a stream; n_ubatch: None if layers with a window have as many cells.
+    """
     states = {layer: each for layer, each in enumerate(kept) if isinstance(each, States)}
     layers = {layer: each for layer, each in enumerate(kept) if isinstance(each, KeysValues)}
     numbers = Numbers(layers, type_k, type_v, rotate)

@@ -15,7 +15,7 @@ from lockstep.engine.quants.base import F32
 
 
 class NoMemory(Memory):
-    """Nothing is left of a sequence, so there is nothing to move, to copy or to save."""
+    """Memory that keeps nothing of a sequence, so there is nothing to move, copy or save."""
 
     def __init__(self, n_seq: int, layers: Collection[int] = ()) -> None:
         super().__init__(n_seq)

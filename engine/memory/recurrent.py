@@ -52,17 +52,17 @@ class Recurrent(Memory):
         return self.states[seq].pos if seq in self.states else -1
 
     def place(self, batch: Entries, n_ubatch: int) -> list[Ubatch] | None:
-        """A state of its own for every sequence that goes on; shared tokens cannot be placed.
+        """Give every sequence a state of its own; shared tokens cannot be placed.
 
-        llama.cpp splits by sequence where embeddings are asked for: the same numbers, a sequence
-        at a time.
+        llama.cpp splits by sequence where embeddings are asked for: the same numbers, a sequence at
+        a time.
         """
         ubatches = split_equal(batch, n_ubatch, sequential=True)
         self.seen.ubatches += ubatches
         return ubatches or None
 
     def apply(self, batch: Entries, placed: Ubatch) -> None:
-        """Each set of sequences goes on from the state of its first."""
+        """Continue each set of sequences from the state of its first."""
         for at in last_of_sets(placed):
             entry = batch[at]
             before = self.states.get(min(entry.seqs), self.empty())

@@ -86,7 +86,7 @@ class Sbatch:
 
     def drop_empty(self) -> None:
         if self.simple:
-            raise ValueError("a batch that is not sorted has only a simple split")
+            raise ValueError("an unsorted batch can only be split simply")
         while self.groups and not self.groups[-1].length:
             self.groups.pop()
 

@@ -16,7 +16,7 @@ SPLITS = {"simple": sbatch_simple, "equal": sbatch_equal, "seq": sbatch_seq}
 
 
 class SbatchSchedule:
-    """Each step's answer as an adapter gives it, with None for what is not modelled."""
+    """Schedule of llama_sbatch: the answers of each step, None for what is not modelled."""
 
     def __init__(self, split: str, n_vocab: int, n_ubatch: int) -> None:
         if split not in SPLITS:

@@ -13,17 +13,17 @@ INVALID, NO_ROOM = -1, 1  # what llama_decode returns
 
 
 def pad_context(n: int) -> int:
-    """A context has a multiple of 256 cells."""
+    """Pad a context to a multiple of 256 cells."""
     return -(-n // 256) * 256
 
 
 class Schedule:
-    """One memory from its first step to its last; each step's answer as an adapter gives it."""
+    """Memory from its first step to its last, with the answer of each step in an adapter's form."""
 
     def __init__(
         self, memory: Memory, compute: Compute | None, n_vocab: int, n_ubatch: int
     ) -> None:
-        """Without `compute` there are no logits."""
+        """Prepare the run. Without `compute`, answers have no logits."""
         self.memory, self.compute = memory, compute
         self.n_vocab, self.n_ubatch = n_vocab, n_ubatch
         self.saved: list[Any] = []

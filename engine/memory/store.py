@@ -80,7 +80,7 @@ def in_a_row(cells: Index) -> Index | slice:
 
 
 class Store:
-    """keys, values: of each layer (cells, kv_heads, dim)."""
+    """Keys and values of each layer: (cells, kv_heads, dim)."""
 
     def __init__(self, numbers: Numbers, n_cells: int) -> None:
         self.rotate = numbers.rotate
@@ -103,7 +103,7 @@ class Store:
         return self.last[-1][1]
 
     def write(self, layer: int, cells: Index, k: F32, v: F32) -> None:
-        """k, v: (tokens, kv_heads, dim), rounded to the storage types on the way in."""
+        """Store keys and values (tokens, kv_heads, dim), rounded to the storage types."""
         at = self.place(cells)
         with np.errstate(over="ignore"):
             self.keys[layer][at] = as_stored(k, self.keys[layer])

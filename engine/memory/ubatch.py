@@ -12,7 +12,7 @@ SeqSet = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One token of a batch and its place."""
+    """Token of a batch and its place."""
 
     token: int
     pos: int

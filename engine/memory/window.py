@@ -12,7 +12,7 @@ from lockstep.engine.memory.ubatch import Entries, Ubatch, split_equal, split_si
 
 
 class Window(Pair):
-    """Two caches side by side: layers that see everything, and layers that see a window.
+    """Caches of two kinds of layers: those that see everything, and those that see a window.
 
     n_ubatch: None for a second cache that is as large as the first (`swa_full`).
     """
@@ -83,5 +83,5 @@ class Window(Pair):
 
 
 def pad_window(n: int) -> int:
-    """A window's cache is a multiple of 256 cells."""
+    """Pad a window's cache to a multiple of 256 cells."""
     return -(-n // 256) * 256

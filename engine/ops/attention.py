@@ -35,8 +35,11 @@ Spread = Callable[[NDArray[Any], int], F64]  # (cells, kv_heads, dim) -> (heads,
 
 
 def like(x: F32, stored: NDArray[Any]) -> F32:
-    """x as the product with `stored` sees it: with F16 keys ggml takes queries in F16 as well, with
-    blocks of codes in the format that those are multiplied by."""
+    """Return x as the product with `stored` reads it.
+
+    With F16 keys ggml takes queries in F16 as well, with coded blocks in the format that those are
+    multiplied by.
+    """
     if is_coded(stored):
         return convert(x, format_of(stored)).values.astype(np.float32)
     if stored.dtype == np.float16:

@@ -11,7 +11,7 @@ MOE_SUM_MIN = 6.103515625e-5
 
 
 def normalise(weights: F32, build: Build) -> Number:
-    """Each row divided by its sum, which is taken in any order."""
+    """Divide each row by its sum, which may be added in any order."""
     wide = build.number(weights)
     sums = sum_terms(wide, weights.shape[-1])
     sums = choose(value_of(sums) < MOE_SUM_MIN, MOE_SUM_MIN, sums)

@@ -21,7 +21,7 @@ NOTHING = (np.frombuffer(b"", np.uint8),) * (TOGETHER - 1)  # no other matrices
 
 
 def takes(kind: type[WeightFormat]) -> bool:
-    """A decoder that is wrong on purpose must not be replaced by a right one."""
+    """Return True for our own decoder of a known type; one that is wrong on purpose must be run."""
     return kind.family.get(kind.name) is kind and kind.name in BLOCKS
 
 

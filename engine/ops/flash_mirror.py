@@ -207,7 +207,7 @@ def add_row(
 
 @kernel
 def scale_halves(y: NDArray[Any], r: NDArray[Any], by: float, r_by: float) -> None:
-    """By the nearest half; a product of two is one float64."""
+    """Multiply y by `by` and round to the nearest half; a product of two halves is one float64."""
     by, r_by = settle(by, r_by)
     for d in range(len(y)):
         y[d], r[d] = settle(y[d] * by, r[d] * by + (abs(y[d]) + r[d]) * r_by)

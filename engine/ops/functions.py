@@ -76,7 +76,7 @@ def cos(x: ArrayLike) -> F64:
 
 
 def each(loop: Callable[..., None], x: ArrayLike, *more: NDArray[np.int64]) -> F64:
-    """In the shape of x."""
+    """Run the loop over all elements, and return results in the shape of x."""
     wide = np.asarray(x, np.float64)
     out = np.empty(wide.size)
     loop(wide.reshape(-1), *(other.reshape(-1) for other in more), out)
@@ -94,7 +94,7 @@ def series(x: float, factors: tuple[float, ...]) -> float:
 
 @compile_kernel
 def expm1_near_zero(r: float) -> float:
-    """For |r| up to log(2) / 2."""
+    """Return exp(r) - 1 for |r| up to log(2) / 2."""
     if r == 0.0:  # which has a sign
         return r
     return float(r + r * (r * series(r, EXPM1)))
@@ -252,7 +252,7 @@ def quarters(x: F64) -> tuple[NDArray[np.int64], F64]:
 
 
 def many_quarters(x: float) -> tuple[int, float]:
-    """The same for any number, by integers."""
+    """Return `quarters` for any number, by integers."""
     if not math.isfinite(x):
         return 0, math.nan
     bits = 1200  # more than the exponent of the largest number, and twice its significant bits

@@ -57,7 +57,7 @@ def sigmoid(x: F32, build: Build) -> Number:
 
 
 def gelu(x: F32, build: Build) -> Number:
-    """By the formula with tanh, as ggml's GELU is."""
+    """Compute GELU by the formula with tanh, as ggml does."""
     return because(gelu_of(build.number(x), build), "GELU by tanh, or from a table of halves")
 
 
@@ -75,7 +75,7 @@ def soft_cap(x: F32, cap: float, build: Build) -> Number:
 
 
 def close_gate(where: NDArray[np.bool_], out: Number, build: Build) -> Number:
-    """ggml writes zero there, whatever the other factor is."""
+    """Write zero where the gate is closed, as ggml does, whatever the other factor is."""
     return out if build.plain else choose(where, 0.0, out)
 
 

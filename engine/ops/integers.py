@@ -84,15 +84,15 @@ def takes(kind: type[WeightFormat]) -> bool:
 
 
 def in_bytes(kind: type[WeightFormat]) -> bool:
-    """Return True if steps fit in bytes; in larger blocks they include group scales."""
+    """Return True if steps fit in bytes; those of larger blocks include group scales."""
     return kind.weights == SMALL_BLOCK
 
 
 def steps_of(values: F64, run: int, *, in_bytes: bool = False) -> Steps | None:
-    """values: (tokens, columns), converted to a format of blocks; run: those of one scale;
-    in_bytes: they are to meet weights whose steps are.
+    """Return converted values (tokens, columns) as steps; None if they are not.
 
-    None where they are not: an engine may have converted them otherwise, or a scale is no number.
+    run: values of one scale; in_bytes: they meet weights whose steps are bytes. An engine may have
+    converted them otherwise, or a scale is not finite.
     """
     tokens, columns = values.shape
     room = -(-tokens // kernels.TOKENS) * kernels.TOKENS
@@ -116,9 +116,9 @@ def steps_of(values: F64, run: int, *, in_bytes: bool = False) -> Steps | None:
 def rows_of(
     weight: Weight, rows: slice, run: int, group: int, minimum: str | None
 ) -> WeightSteps | None:
-    """None where a scale is no number, or steps are no integers for which there is room.
+    """Return the integer steps of some rows; None if a scale is not finite or steps do not fit.
 
-    run: weights that meet one scale of the activations; group: those that share a minimum, whose
+    run: weights that meet one scale of the activations. group: weights that share a minimum, whose
     field is `minimum`.
     """
     kind, n = weight.format, rows.stop - rows.start
@@ -172,8 +172,10 @@ def patterns_of(name: str, blocks: int) -> tuple[Bytes, Bytes]:
 def product(
     left: Steps, sums: F64 | None, right: WeightSteps, *, sizes: bool
 ) -> tuple[F64, F64 | None]:
-    """sums: (tokens, groups), which minima are multiplied by -> (tokens, rows), and as many sums of
-    the magnitudes of all that is added up, if they are asked for."""
+    """Multiply integer steps -> (tokens, rows), with the sums of magnitudes if `sizes` is true.
+
+    sums: (tokens, groups), which minima are multiplied by.
+    """
     out = np.zeros((len(right.steps), left.steps.shape[2]))
     more = np.zeros(out.shape if sizes else (0, 0))
     far = np.abs(right.scales) if sizes else right.scales

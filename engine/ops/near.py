@@ -44,7 +44,8 @@ class Expected:
 
 @dataclass(frozen=True, eq=False)
 class Near:
-    """v: in float64; r: how far float32 may be, of the same shape or one that broadcasts.
+    """Number with its distance. v: in float64; r: how far float32 may be, of a shape that
+    broadcasts.
 
     reason: what was counted, in words; copied: elements that nothing was computed for.
     """
@@ -99,7 +100,7 @@ class Near:
         return self.v.shape
 
     def twice(self) -> "Near":
-        """Kept in double where it was computed, then rounded once: an exact step costs nothing."""
+        """Round once to float32 what was computed in double; an exact step costs nothing."""
         return round_to_f32(self.v, self.r)
 
     def exp(self, ulp: float = EXP_ULP) -> "Near":
@@ -122,11 +123,11 @@ class Near:
         return Near(v, spread(slope, v, LIBM_ULP))
 
     def expect(self, reason: str) -> Expected:
-        """With room for the rounding of the truth itself."""
+        """Return the value with its bound, which has room for the rounding of the truth itself."""
         return self.settle(f"{reason}: every operation rounded once, exp to 2 ulp")
 
     def settle(self, reason: str = "") -> Expected:
-        """The same, for reasons that need no more words."""
+        """Return the value with its bound; the reason is empty where it needs no more words."""
         allowed = np.abs(self.v)
         if not np.isfinite(allowed.max(initial=0.0)):
             allowed = np.where(np.isfinite(allowed), allowed, 0.0)
@@ -155,12 +156,12 @@ def value_of(x: Number) -> F64:
 
 
 def because(x: Number, reason: str) -> Number:
-    """A result that says what its bound counts."""
+    """Return the number with a reason that says what its bound counts."""
     return replace(x, reason=reason) if isinstance(x, Near) else x
 
 
 def expected_of(x: Number, reason: str) -> Expected:
-    """Without a bound where none was asked for."""
+    """Return the value with its bound, or with zero if none was asked for."""
     return x.expect(reason) if isinstance(x, Near) else Expected(x, 0.0, reason)
 
 
@@ -217,7 +218,7 @@ def tanh(x: Number) -> Number:
 
 
 def twice(x: Number) -> Number:
-    """Rounded once, after it was kept in double."""
+    """Round once to float32 what was computed in double."""
     return x.twice() if isinstance(x, Near) else x
 
 
@@ -236,7 +237,7 @@ def sum_terms(terms: Number, roundings: float, *, axis: int = -1, keep: bool = T
 
 
 def square(x: Number) -> Number:
-    """Without a rounding, which a sum of squares counts with its own."""
+    """Square without a rounding, which a sum of squares counts with its own."""
     if isinstance(x, Near):
         return Near(x.v * x.v, 2 * np.abs(x.v) * x.r + x.r * x.r)
     return x * x
@@ -250,7 +251,7 @@ def choose(condition: NDArray[np.bool_], a: "Number | float", b: "Number | float
 
 
 def rearrange(x: Number, order: Callable[[F64], F64]) -> Number:
-    """In another shape or order."""
+    """Return the number in another shape or order."""
     if isinstance(x, Near):
         r = np.broadcast_to(np.asarray(x.r), x.v.shape)
         return replace(x, v=order(x.v), r=order(r))

@@ -66,7 +66,7 @@ def squares(x: Number, build: Build, together: float = 1) -> Number:
 
 
 def in_range(x: Number, sums: Number, build: Build) -> Number:
-    """Without a limit where the squares are beyond float32: one engine overflows, another not."""
+    """Lift the limit if squares exceed float32: one engine overflows, another does not."""
     if not (isinstance(x, Near) and isinstance(sums, Near)):
         return x
     beyond = np.isfinite(sums.v) & (sums.v > LARGEST)

@@ -90,10 +90,10 @@ def run_of(kind: type[WeightFormat]) -> int:
 def factors(
     acts: F64, sums: F64 | None, weight: Weight, *, apart: bool = True
 ) -> Iterator[tuple[slice, tuple[Factors, ...]]]:
-    """For runs of rows, the pairs whose products make up the result, decoded a chunk at a time.
+    """Yield ranges of rows with the pairs whose products make up the result.
 
     acts: (tokens, columns) as converted; sums: what the activation format carries, None if that is
-    no more than the sums of the values; apart: steps and minima, as ggml has them.
+    only the sums of the values; apart: steps and minima, as ggml has them.
     """
     left = left_factors(acts, sums, weight, apart=apart)
     for rows in weight.runs():
@@ -111,7 +111,7 @@ def left_factors(acts: F64, sums: F64 | None, weight: Weight, *, apart: bool) ->
 
 
 def right_factors(weight: Weight, rows: slice, *, apart: bool) -> list[F32]:
-    """These rows decoded: (rows, columns), or steps, and minima of each group."""
+    """Decode these rows: (rows, columns), or steps, and minima of each group."""
     minimum = minimum_of(weight.format) if apart else None
     if minimum is None:
         return [weight.rows(rows.start, rows.stop)]
@@ -120,7 +120,7 @@ def right_factors(weight: Weight, rows: slice, *, apart: bool) -> list[F32]:
 
 
 def without(weight: Weight, rows: slice, *fields: str) -> F32:
-    """These rows with some fields of every block set to zero, decoded: (rows, columns)."""
+    """Decode these rows with some fields of every block set to zero: (rows, columns)."""
     raw = weight.raw[rows.start * weight.row_bytes : rows.stop * weight.row_bytes]
     blocks = raw.copy().view(weight.format.layout)
     for field in fields:
@@ -214,8 +214,9 @@ def summed_products(
     run: int = 1,
     nonzero: NDArray[Any] | None = None,
 ) -> Near:
-    """value: so many terms added up; size: the sum of their magnitudes; run: how many in a row are
-    multiplied as integers; nonzero: how many runs are not zero, in a shape that broadcasts."""
+    """Return `value`, the sum of so many terms, with its bound. size: the sum of their magnitudes;
+    run: how many in a row are multiplied as integers; nonzero: how many runs are not zero.
+    """
     most = np.asarray(terms // run if nonzero is None else nonzero)
     roundings = product_roundings(terms, build.lanes, run, most)
     if build.offsets_apart:
@@ -278,7 +279,7 @@ def few_as_integers(kind: type[WeightFormat]) -> int:
 
 
 def by_few_integers(acts: F64, sums: F64 | None, weight: Weight, build: Build) -> F64 | None:
-    """The same of few tokens, in the least time; None where it can't be had."""
+    """Return the product of few tokens by integers, the fastest way; None if not possible."""
     kind = weight.format
     if build.multiply is not np.matmul or not few_integers.takes(kind):
         return None
@@ -289,7 +290,7 @@ def by_few_integers(acts: F64, sums: F64 | None, weight: Weight, build: Build) -
 def by_rows(
     acts: F64, sums: F64 | None, weight: Weight, build: Build, dtype: Any
 ) -> tuple[NDArray[Any], F64]:
-    """The same of few tokens, in less time."""
+    """Return the product of few tokens, row by row, in less time."""
     apart, floats = not build.plain, adds_floats(weight, build)
     minimum = minimum_of(weight.format) if apart else None
     left = left_factors(acts, sums, weight, apart=apart)
@@ -345,7 +346,7 @@ def by_integers(
     rows: slice,
     build: Build,
 ) -> tuple[F64, F64 | None] | None:
-    """The same numbers in less time; None where these rows have none that are integers."""
+    """Return the product of these rows by integers, in less time; None if rows have none."""
     kind, minimum = weight.format, minimum_of(weight.format)
     group = activation_format(kind).summed
     right = integers.rows_of(weight, rows, run_of(kind), group, minimum)

@@ -65,7 +65,7 @@ class ReferenceOps:
         return self.convert_once(x, weight).sums
 
     def convert_once(self, x: F32, weight: Weight) -> Converted:
-        """Kept until other activations come: those of a layer meet up to three matrices."""
+        """Convert activations for a weight; the next product often reuses the result."""
         kind = weight.format.vec_dot_type, products.is_for_amx(weight, self.build)
         if self.last is not None and self.last[0] == kind and np.array_equal(self.last[1], x):
             return self.last[2]
@@ -105,7 +105,7 @@ class ReferenceOps:
         return self.run(rotation.rope, x, positions, params, self.kept_rotations)
 
     def kept_rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
-        """Kept until others are asked for: queries and keys of all layers turn alike."""
+        """Return the rotations, kept until others are asked for: all layers need the same."""
         last = self.last_turned
         if last is not None and last[1].turns_as(params) and np.array_equal(last[0], positions):
             return last[2]
@@ -174,7 +174,7 @@ class ReferenceOps:
         return self.run(gates.swiglu_oai, gate, up)
 
     def gelu(self, x: F32) -> F32:
-        """By the formula with tanh, as ggml's GELU is."""
+        """Compute GELU by the formula with tanh, as ggml does."""
         return self.run(gates.gelu, x)
 
     def geglu(self, gate: F32, up: F32) -> F32:
@@ -203,7 +203,7 @@ class ReferenceOps:
         return np.take_along_axis(probs, ids.astype(np.int64), axis=-1)
 
     def normalise(self, weights: F32) -> F32:
-        """Each row divided by its sum."""
+        """Divide each row by its sum."""
         return self.run(experts.normalise, weights)
 
     def sum_experts(self, x: F32) -> F32:

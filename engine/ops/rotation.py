@@ -38,7 +38,7 @@ class RopeParams:
     magnitude: float = 1.0
 
     def turns_as(self, other: "RopeParams") -> bool:
-        """Return True if the angles are the same."""
+        """Return True if both rotate by the same angles."""
         mine, theirs = ((p.n_rot, p.base, p.scale, p.magnitude) for p in (self, other))
         return (
             mine == theirs and alike(self.factors, other.factors) and alike(self.kept, other.kept)
@@ -89,7 +89,7 @@ def yarn_slack(positions: I32, params: RopeParams, *, any_way: bool) -> F64 | fl
 
 
 def rotate(x: Number, cos: Number, sin: Number, first: Any, second: Any) -> Number:
-    """first, second: where in a row the elements of each pair lie; all others stay."""
+    """Rotate pairs of each row; all other elements stay. first, second: where pairs lie."""
     a, b = x[..., first], x[..., second]
     v = value_of(x).copy()
     parts = (first, a * cos - b * sin), (second, a * sin + b * cos)
@@ -115,14 +115,14 @@ def frequencies(params: RopeParams) -> F64:
 
 
 def from_powers(positions: I32, params: RopeParams) -> tuple[F64, F64]:
-    """By the definition of `RopeParams`, in float64."""
+    """Compute the rotations in float64, by the definition of `RopeParams`."""
     kept = 0.0 if params.kept is None else params.kept.astype(np.float64)
     angles = positions[:, None] * frequencies(params) * (params.scale * (1 - kept) + kept)
     return np.cos(angles) * params.magnitude, np.sin(angles) * params.magnitude
 
 
 def by_recursion(positions: I32, params: RopeParams) -> tuple[F64, F64]:
-    """ggml multiplies the angle up pair by pair in float32, and scales it then."""
+    """Multiply the angle pair by pair in float32 as ggml does, and scale it afterwards."""
     base, scale = np.float32(params.base), np.float32(params.scale)
     whole = recursion(positions.astype(np.float32), params.n_rot, base, params.n_rot // 2)
     whole = whole if params.factors is None else whole / params.factors
@@ -136,7 +136,7 @@ def by_recursion(positions: I32, params: RopeParams) -> tuple[F64, F64]:
 
 @compile_kernel
 def recursion(positions: F32, n_rot: int, base: np.float32, pairs: int) -> F32:
-    """(tokens, pairs), as in ggml_rope_cache_init; powf is the C library's."""
+    """Return angles (tokens, pairs) as ggml_rope_cache_init does; powf is the C library's."""
     out = np.empty((len(positions), pairs), np.float32)
     step = base ** np.float32(np.float32(-2.0) / np.float32(n_rot))
     for t in range(len(positions)):

@@ -23,11 +23,11 @@ PIECE = 1 << 21  # weights: a third of a millisecond, so that threads are worth 
 
 @dataclass(frozen=True, eq=False)
 class RowPart:
-    """One part of a product: numbers, and the values of each row that they multiply.
+    """Part of a product: numbers, and the values of each row that they multiply.
 
     zero: fields of a block that are set to zero. half: the field that is itself the factor. stride:
-    use each so manyth weight. value: True if the part belongs to the product, False if to the
-    magnitudes alone. times: factor of the magnitudes.
+    use every stride-th weight. value: True if the part belongs to the product, False if only to the
+    magnitudes. times: factor of the magnitudes.
     """
 
     left: F64  # (tokens, weights of a row that are meant)
@@ -39,7 +39,9 @@ class RowPart:
 
 
 def takes(kind: type[WeightFormat]) -> bool:
-    """A decoder that is wrong on purpose does more than its `unpack`, and need not be compiled."""
+    """Return True for our own decoders; one that is wrong on purpose does more than its
+    `unpack`.
+    """
     return kind.family.get(kind.name) is kind and isinstance(kind.unpack, Dispatcher)
 
 

@@ -53,8 +53,11 @@ def scale_scores(x: F32, scale: float, visible: NDArray[np.bool_] | None, build:
 
 
 def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = np.nan) -> Number:
-    """s: scores, minus infinity hides; sinks: one more score for each row, which has no weight;
-    empty: what a row is that is hidden throughout."""
+    """Return the softmax of scores, where minus infinity hides.
+
+    sinks: one more score for each row, which has no weight; empty: the value of a row that is all
+    hidden.
+    """
     cells = value_of(s).shape[-1]
     powers, sums = weights(s, build, sinks, cells if build.plain else TREE)
     if build.plain and isinstance(sums, Near):  # ggml keeps the sum in double for its reciprocal
@@ -72,7 +75,7 @@ def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = 
 
 
 def in_range(out: Near, size: F64) -> Near:
-    """Without a limit where the size of a score is beyond float32: honest engines part there."""
+    """Lift the limit if a score's size exceeds float32: honest engines differ there."""
     beyond = size.max(axis=-1, keepdims=True) > LARGEST
     return replace(out, r=np.where(beyond, np.inf, out.r))
 

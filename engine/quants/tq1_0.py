@@ -14,7 +14,9 @@ QS, QH, D = offsets(LAYOUT)
 
 @kernel
 def store_trits(out: F32, to: int, d: Any, q: Any, count: int, step: int) -> None:
-    """A byte is a fraction of 256: the next trit is what tripling it carries beyond the byte."""
+    """Store trits of a byte, a fraction of 256: tripling it carries the next trit beyond the
+    byte.
+    """
     for n in range(count):
         tripled = q * 3
         store(out, to + step * n, d * as_float((tripled >> 8) - 1))

@@ -42,7 +42,7 @@ class SamplerVocabulary(Protocol):
 
 @dataclass(kw_only=True)
 class Sampler(Registered):
-    """One stage of a chain. Fields of subclasses are the constructor's parameters, by its names."""
+    """Stage of a chain. Fields of subclasses are the constructor's parameters, by its names."""
 
     ways: Ways = DEFINITION
 

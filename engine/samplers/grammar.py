@@ -44,7 +44,7 @@ class Grammar(ReadingSampler, name="grammar"):
 
     @property
     def reader(self) -> GrammarMatcher:
-        """The grammar, parsed when it is first needed; raises InvalidGrammar."""
+        """Return the grammar, parsed when first needed. Raises InvalidGrammar."""
         if self.matcher is None:
             words = WordOrder(self.known.spellings, frozenset(self.known.ends))
             table = GrammarTable(self.rules(), self.grammar_root, self.find_token)
@@ -113,7 +113,7 @@ class Grammar(ReadingSampler, name="grammar"):
         return ours & theirs
 
     def accept(self, token: int) -> None:
-        """An end changes nothing where it is allowed."""
+        """Accept a token; an end of generation changes nothing where it is allowed."""
         if self.is_open:
             return
         reader, habits = self.reader, habits_of(self.ways)

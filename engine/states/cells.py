@@ -14,8 +14,10 @@ EXTRA = 3  # int32 of a cell with positions in two dimensions: x, y and the toke
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedPositions:
-    """positions: (cells,); counts: sequences of each cell, (cells,); ids: these one after the
-    other, (sum of counts,). A recurrent state of one sequence does not say which."""
+    """Positions of a stream (cells,). counts: sequences of each cell; ids: all of them in turn.
+
+    A recurrent state of one sequence does not say which.
+    """
 
     positions: NDArray[np.int32]
     counts: NDArray[np.int32]

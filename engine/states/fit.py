@@ -33,7 +33,7 @@ Widths = dict[str, tuple[int, ...]]  # by the name of rows: elements of a cell, 
 
 @dataclass(frozen=True)
 class PartShape:
-    """n_layers: as the file counts them: those of the part, or with states those of the model."""
+    """Shape of a part. n_layers: as the file counts them, for states those of the model."""
 
     kind: PartKind
     n_layers: int
@@ -51,7 +51,7 @@ class StateShape:
 
     @property
     def layouts(self) -> tuple[StateLayout, ...]:
-        """The layout of the model's files, if it is known, for `read_state`."""
+        """Return the layout of the model's files, if it is known, for `read_state`."""
         if self.parts is None:
             return ()
         values = all(part.widths["v"] for part in self.parts if part.kind == "attention")
@@ -74,7 +74,7 @@ class ContextLimits:
 
 @dataclass(frozen=True)
 class Misfit:
-    """One thing that does not fit. where: the part and layer, "" of the whole file."""
+    """Mismatch of a file and a model. where: the part and layer, "" for the whole file."""
 
     kind: MisfitKind
     where: str
@@ -112,7 +112,7 @@ def attention_shape(layers: list[KeysValues]) -> PartShape:
 
 
 def recurrent_shape(layers: list[States], n_layers: int) -> PartShape:
-    """A convolution alone has a state of no elements."""
+    """Return the shape of recurrent states; a lone convolution has a state of no elements."""
     tails = tuple(prod(each.shapes[0]) for each in layers)
     states = tuple(prod(each.shapes[1]) if len(each.shapes) > 1 else 0 for each in layers)
     return PartShape("recurrent", n_layers, {"r": tails, "s": states})

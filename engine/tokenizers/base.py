@@ -105,7 +105,7 @@ class Tokenizer(Registered):
         return clean_spaces(text) if vocabulary.clean_spaces else text
 
     def render(self, token: int) -> bytes:
-        """The bytes of a token, whether it is shown or not."""
+        """Return the bytes of a token, whether it is shown or not."""
         text, attr = self.vocabulary.texts[token], self.vocabulary.attrs[token]
         if attr & Attr.SPECIAL:
             return text
@@ -130,7 +130,7 @@ class Tokenizer(Registered):
 
     @cached_property
     def special_texts(self) -> Needles:
-        """In the order in which they are looked for."""
+        """Return the special tokens' texts, in the order in which they are looked for."""
         return Needles([self.vocabulary.texts[token] for token in self.vocabulary.specials])
 
     def split(self, text: bytes, token: int) -> Iterator[int | bytes]:

@@ -17,7 +17,10 @@ KEY = "tokenizer.ggml.precompiled_charsmap"
 
 
 class Charsmap:
-    """Raises InvalidModel, when made or used, if the blob is broken."""
+    """Character map of a SentencePiece normaliser.
+
+    Raises InvalidModel, when made or used, if the blob is broken.
+    """
 
     def __init__(self, blob: bytes) -> None:
         if len(blob) < 4:

@@ -75,7 +75,7 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
         return self.known.over(self.splitter.words(readable(text)))
 
     def merge_words(self, words: Sequence[str]) -> list[list[int]]:
-        """The ids of each word; a byte of what is no token and has none is lost."""
+        """Return the ids of each word; a byte that is no token is lost."""
         if not self.pre.byte_level:
             refuse_spaces(words, self.pre.kind)
         text = "".join(words).encode("utf-8", "surrogatepass")
@@ -96,14 +96,15 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
         )
 
     def kept_whole(self) -> NDArray[np.bool_]:
-        """By first byte, whether a word that is a token is not split."""
+        """Return for each first byte whether a word that is a token is not split."""
         kept = NEVER | self.pre.ignore_merges
         kept[ord("\n")] |= self.pre.kind == "GEMMA4"
         return kept
 
     def byte_token(self, byte: int) -> int:
-        """The token of a byte of a symbol as it is spelled, or NONE; of a byte-level one, only
-        ASCII has one."""
+        """Return the token of one byte of a symbol, or NONE; in byte-level files only ASCII has
+        one.
+        """
         name = bytes([byte]) if self.pre.byte_level else b"<0x%02X>" % byte
         return self.vocabulary.ids.get(name, NONE)
 

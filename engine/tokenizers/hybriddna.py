@@ -18,7 +18,7 @@ DNA = re.compile(rb"<dna>(.*?)(</dna>|\Z)", re.DOTALL)
 
 
 class HybridDnaTokenizer(Gpt2Tokenizer, name="hybriddna"):
-    """Without tokens for `<dna>`, `</dna>` and `<oov>` it is as "gpt2"."""
+    """Tokenizer of DNA. Without tokens for `<dna>`, `</dna>` and `<oov>` it is "gpt2"."""
 
     def __init__(self, metadata: Metadata) -> None:
         super().__init__(metadata)

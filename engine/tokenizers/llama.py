@@ -61,8 +61,9 @@ class LlamaTokenizer(Tokenizer, name="llama"):
 
     @cached_property
     def merged(self) -> Callable[[bytes], tuple[int, ...]]:
-        """The last parts are kept: flags leave most of a text as it is, and it is asked for with
-        one flag after the other."""
+        """Return the merger with a cache of the last parts, as flags leave most of a text the
+        same.
+        """
         merging = self.merging
 
         @lru_cache(KEPT)
@@ -84,7 +85,7 @@ class LlamaTokenizer(Tokenizer, name="llama"):
         )
 
     def order(self) -> NDArray[np.int32]:
-        """By token; the lowest is merged first, which is the best score."""
+        """Return each token's rank; the lowest is merged first, which is the best score."""
         scores = np.array(self.vocabulary.scores, np.float32)
         return np.unique(-scores, return_inverse=True)[1].astype(np.int32)
 

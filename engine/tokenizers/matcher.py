@@ -33,7 +33,7 @@ class Matcher:
                     yield size, token
 
     def longest(self, text: bytes, at: int) -> tuple[int, int] | None:
-        """Length and id of the longest of them."""
+        """Return the length and id of the longest token here."""
         left = len(text) - at
         for size in reversed(self.sizes.get(text[at : at + HEAD], ())):
             if (

@@ -59,7 +59,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         self.known_steps: dict[str, tuple[TableStep, ...]] = {}
 
     def around(self) -> tuple[list[int], list[int]]:
-        """Nothing, whatever the flags say."""
+        """Return no tokens: nothing is added, whatever the flags say."""
         return [], []
 
     def segment(self, text: bytes) -> Iterator[int]:

@@ -30,7 +30,7 @@ class RwkvTokenizer(Tokenizer, name="rwkv"):
         self.first_bytes = frozenset(text[0] for text in tokens)
 
     def around(self) -> tuple[list[int], list[int]]:
-        """Nothing, whatever the flags say."""
+        """Return no tokens: nothing is added, whatever the flags say."""
         return [], []
 
     def segment(self, text: bytes) -> Iterator[int]:

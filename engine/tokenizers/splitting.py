@@ -105,7 +105,7 @@ def slices(text: str, sizes: Iterable[int]) -> list[str]:
 
 @cache
 def stand_ins() -> NDArray[np.uint8]:
-    """By code point, as Latin-1."""
+    """Return the stand-in of each code point, as Latin-1."""
     table = np.full(0x110000, ord(OTHER), np.uint8)
     for category, stand_in in STAND_INS.items():
         table[categories() == ord(category)] = ord(stand_in)
@@ -171,7 +171,7 @@ def cut_numbers(collapsed: str) -> list[str]:
 
 
 def cut_thousands(wide: str) -> list[str]:
-    """ASCII digits in threes from the right; what surrounds them stays where it touches."""
+    """Cut runs of ASCII digits into threes from the right; the text around them stays attached."""
     starts = [
         start
         for run in DIGITS.finditer(wide)

@@ -140,7 +140,7 @@ def shared_size(a: bytes, b: bytes) -> int:
 
 
 def unknown_score(vocabulary: Vocabulary) -> float:
-    """In float32, as the scores are."""
+    """Return the score of unknown pieces, in float32 as the others."""
     normal = [
         score
         for attr, score in zip(vocabulary.stored_attrs, vocabulary.scores, strict=True)

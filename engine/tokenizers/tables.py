@@ -214,7 +214,7 @@ def look_for(
 
 @inline_part
 def character_size(first: int) -> int:
-    """By the first byte alone: what follows it is not looked at."""
+    """Return a character's bytes by its first byte; later ones are not looked at."""
     if first < 0xC0:
         return 1
     return 2 + (first >= 0xE0) + (first >= 0xF0)

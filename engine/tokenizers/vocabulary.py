@@ -171,7 +171,9 @@ class VocabularyDraft:
 
 
 def read_vocabulary(metadata: Metadata, defaults: Defaults) -> Vocabulary:
-    """Raises InvalidModel, naming the key, if one is missing, of the wrong type or length."""
+    """Read the vocabulary. Raises InvalidModel, naming a key that is missing, of wrong type or
+    length.
+    """
     texts = read_texts(metadata)
     stored_attrs = read_attrs(metadata, len(texts))
     draft = VocabularyDraft(
@@ -295,7 +297,7 @@ def read_attrs(metadata: Metadata, n_vocab: int) -> list[int]:
 
 
 def read_suppressed(metadata: Metadata, n_vocab: int) -> list[int]:
-    """In the order of the file; ids beyond the vocabulary are dropped."""
+    """Return the suppressed ids in the order of the file; ids beyond the vocabulary are dropped."""
     found = read_array(metadata, "tokenizer.ggml.suppress_tokens", ("int32",))
     return [] if found is None else [i for i in found.tolist() if 0 <= i < n_vocab]
 
@@ -346,7 +348,7 @@ def recognise_ends(draft: VocabularyDraft) -> None:
 
 
 def withdraw_ends(draft: VocabularyDraft) -> None:
-    """Two families of models have a token that looks like an end and is not."""
+    """Withdraw the tokens of two model families that look like ends and are not."""
     texts = {draft.texts[i] for i in draft.eog}
     called = bool(texts & {b"<|call|>", b"<|calls|>"})
     if b"<|end|>" in texts and called and texts & {b"<|return|>", b"<|flush|>"}:

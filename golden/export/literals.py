@@ -59,7 +59,9 @@ def integer(value: int) -> str:
 
 
 def string(text: str) -> str:
-    """In octal wherever C could read anything but the byte: quotes, trigraphs, what is no ASCII."""
+    """Return a C literal; bytes that C could read otherwise are octal (quotes, trigraphs, not
+    ASCII).
+    """
     plain = {c for c in map(chr, range(0x20, 0x7F)) if c not in '"\\?'}
     raw = text.encode("utf-8", "surrogateescape")
     return '"' + "".join(chr(b) if chr(b) in plain else f"\\{b:03o}" for b in raw) + '"'

@@ -15,13 +15,13 @@ VERDICTS = {"valid": "VALID", "invalid": "INVALID", "implementation-defined": "E
 
 
 def c_source(level: str, name: str, vectors: Vectors) -> str:
-    """name: of the document, `q4_k`; the set is called by `set_name` of it."""
+    """Return a C source. name: of the document, such as `q4_k`; the set's is `set_name` of it."""
     lines = [f'#include "{level}.h"', "", "#include <math.h>", "", *SOURCES[level](name, vectors)]
     return "\n".join(lines) + "\n"
 
 
 def c_table(level: str, names: Sequence[str]) -> str:
-    """vectors.c: all the sets."""
+    """Return vectors.c, which lists all sets."""
     sets = [set_name(name) for name in names]
     lines = [f'#include "{level}.h"', ""]
     lines += [f"extern const struct {level}_set {each};" for each in sets]

@@ -1,4 +1,4 @@
-"""One level of the vectors in a folder of its own: documents, models, page, licence and index."""
+"""Export of one level of the vectors: documents, models, page, licence and index."""
 
 import base64
 import json
@@ -104,7 +104,9 @@ def files_of(level: str, form: str, name: str, vectors: Vectors) -> Iterator[tup
 
 
 def inline(value: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Little-endian bytes: JSON has no NaN, and not every reader keeps the last bit of a number."""
+    """Return an array as little-endian bytes: JSON has no NaN, and some readers lose the last
+    bit.
+    """
     little = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False)
     return {
         "dtype": DTYPES[value.dtype.name],

@@ -98,11 +98,11 @@ class Blocks:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """One call of an operation.
+    """Call of an operation.
 
     shape, type: of the result, for ggml's ops; all shapes are in numpy's order. nb: strides of an
-    input in bytes, in ggml's order, where they are not those of a contiguous tensor. finding: an
-    entry of harness/known/divergences.toml, where llama.cpp does something else.
+    input in bytes, in ggml's order, if it is not contiguous. finding: an entry of
+    harness/known/divergences.toml, where llama.cpp does something else.
     """
 
     id: str
@@ -129,7 +129,7 @@ class SeededInputs:
         return found.reshape(shape).astype(np.int32)
 
     def blocks(self, name: str, kind: str, *shape: int, size: float = 0.3) -> Blocks:
-        """shape: in weights."""
+        """Draw blocks of a weight type. shape: in weights."""
         bits = stream(self.seed, f"ops.{self.op}.{name}")
         raw = np.frombuffer(b"".join(tensor_bytes(bits, kind, prod(shape), size)), np.uint8)
         return Blocks(type=kind, raw=raw.reshape(*shape[:-1], -1))
@@ -174,7 +174,7 @@ def node_of(op: str, case: Case) -> Node:
     places = PARAMS.get(op, {})
     strange = {*case.inputs} - {*names} | {*case.params} - {*places}
     if strange:
-        raise KeyError(f"{op} has nothing named {sorted(strange)}")
+        raise KeyError(f"{op} has no input or parameter named {sorted(strange)}")
     held = np.zeros(16, np.int32)
     for name, value in case.params.items():
         at = places[name]

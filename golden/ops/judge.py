@@ -17,7 +17,7 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedCase:
-    """One output of one case. way: which of the vector's ways it agrees with, if any."""
+    """Result for one output of a case. way: which of the vector's ways it agrees with, if any."""
 
     case: str
     output: str
@@ -56,7 +56,7 @@ def unlike(output: Mapping[str, Any], got: Array) -> Mismatch | None:
 def against(
     row: Mapping[str, Any], name: str, way: str, tensors: Tensors, answers: Tensors, got: Array
 ) -> JudgedCase:
-    """One output against one way."""
+    """Compare one output with one way."""
     output = row["outputs"][name]
     said = output["ways"][way]
     value = tensors[f"{row['id']}/{name}.{way}"]
@@ -95,7 +95,7 @@ def in_place_of_ids(rule: str, source: Array, want: Array, got: Array) -> tuple[
 
 
 def in_any_order(ids: Array, counts: Array) -> Array:
-    """The first few of each row, sorted; what is behind them is not looked at."""
+    """Sort the first `counts` ids of each row; later ones are not looked at."""
     out = np.zeros_like(ids)
     for row, n in enumerate(np.clip(counts, 0, ids.shape[-1])):
         out[row, :n] = np.sort(ids[row, :n])

@@ -1,4 +1,4 @@
-"""From cases to vectors and back: what is computed in float64, and what lies on the disk."""
+"""Vectors of operations, from cases and back: values in float64, and their files."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -44,7 +44,7 @@ def cases_of(op: str, seed: int) -> list[Case]:
 
 
 def truths(op: str, case: Case) -> Mapping[str, Ways]:
-    """Each output in each way: "plain" in float64, and "ggml" where that rounds on purpose.
+    """Return the right values of each output: "plain" in float64, and "ggml" with its roundings.
 
     A finding is not a way to be right.
     """
@@ -62,7 +62,7 @@ def truths(op: str, case: Case) -> Mapping[str, Ways]:
 
 
 def reshape_expected(found: Expected, shape: tuple[int, ...]) -> Expected:
-    """In as many dimensions as the case has, instead of ggml's four."""
+    """Return the value in as many dimensions as the case has; ggml's have four."""
     allowed = np.broadcast_to(np.asarray(found.allowed, np.float64), found.value.shape)
     return Expected(found.value.reshape(shape), allowed.reshape(shape), found.reason)
 

@@ -39,7 +39,7 @@ def inline_references(value: Any, schemas: Mapping[str, Any], own: str) -> Any:
 
 
 def violations(name: str, document: Any) -> Iterator[str]:
-    """Each as a place in the document and a sentence."""
+    """Yield each violation: the place in the document, and a sentence."""
     if validator(name).is_valid(document):
         return
     for error in jsonschema.Draft202012Validator(schema_of(name)).iter_errors(document):

@@ -37,7 +37,9 @@ class AskedEngine:
     path: Path | None = None  # the model's file: llama.cpp's own cases lie beside a vocabulary
 
     def __call__(self, question: str, *args: Any, **kwargs: Any) -> Any:
-        """The answer, or NoAnswer (harness.context.suite) with what became of the question."""
+        """Return the answer. Raises NoAnswer (harness.context.suite), which says why there is
+        none.
+        """
         outcome = self.session.ask(question, *args, **kwargs)
         if isinstance(outcome, Answered):
             return outcome.value
@@ -106,7 +108,7 @@ def parts(vectors: Vectors) -> Case:
 
 
 class Golden(Registered):
-    """One kind of vectors; its name is that of the schema and of the folder."""
+    """Kind of vectors; its name is that of the schema and of the folder."""
 
     def make(self, source: Source, what: str) -> Vectors:
         """Ask the oracle. what: the type of weights, or the name of the model."""

@@ -169,7 +169,7 @@ def divergence(kind: str, wrong: Mismatch, reason: str, verdict: Verdicts) -> Ve
 
 
 def types_with_products() -> list[str]:
-    """In the order of ggml's ids."""
+    """Return the types that have products, in the order of ggml's ids."""
     import_members("lockstep.engine.quants")
     formats = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
     return [kind.name for kind in formats if kind.vec_dot_type != NO_PRODUCT]
@@ -194,7 +194,7 @@ def activations(kind: type[WeightFormat], n: int, seed: int) -> F32:
 
 
 def mirror_product(x: F32, weight: Weight) -> tuple[F32, Bound]:
-    """With ggml's roundings of the activations and no others."""
+    """Multiply with ggml's roundings of the activations and no others."""
     mirror = Mirror()
     return multiply_blocks(
         mirror.activations(x, weight), mirror.sums(x, weight), weight, blocks=True

@@ -29,7 +29,9 @@ COMPARE = (
 
 class GoldenFiles(Golden, name="files"):
     def make(self, source: Source, what: str) -> Vectors:
-        """One of them; `every` asks about all at once, which takes a second instead of minutes."""
+        """Make one file's vectors; `every` asks about all at once, in a second instead of
+        minutes.
+        """
         return every(source, [what])[what]
 
     def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
@@ -51,7 +53,7 @@ class GoldenFiles(Golden, name="files"):
         return {**found, **document["parsers"]}
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
-        """A parser that is in the document must say what it said; any other what is right."""
+        """Compare a parser with its own answers in the document, or else with the right ones."""
         document = vectors.document
         raw = base64.b64decode(document["base64"])
         ways = [name for name in document["parsers"] if name.split()[0] == ask.engine]

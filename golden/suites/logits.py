@@ -87,7 +87,10 @@ class GoldenLogits(Golden, name="logits"):
             yield "the tolerance does not follow from its noise and the largest logit"
 
     def why_outdated(self, held: Vectors, made: Vectors) -> str:
-        """Another CPU's logits may be any within the bound, and its ids others after a tie."""
+        """Say why held vectors are outdated; another CPU's logits may differ within the bound.
+
+        Its ids may differ after a tie.
+        """
         found = difference(held, made, but=("greedy", "logits", "tolerance"))
         noise, was = (v.document["tolerance"]["noise"] for v in (made, held))
         if found or not as_measured_twice(noise, was):

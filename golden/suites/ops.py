@@ -70,7 +70,7 @@ class GoldenOps(Golden, name="ops"):
 
 
 def named_tensors(row: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
-    """Those that the document speaks of, and their shapes."""
+    """Yield the names and shapes of the document's tensors."""
     for name, held in row["inputs"].items():
         yield f"{row['id']}/{name}", held["shape"]
     for name, output in row["outputs"].items():
@@ -123,7 +123,7 @@ def describe_mismatch(wrong: Mismatch) -> str:
 def verdict_of(
     document: Mapping[str, Any], held: list[JudgedCase], verdict: Verdicts, *, engine: str
 ) -> Verdict:
-    """One for all cases: a finding of the oracle's own is excused, as long as it is one."""
+    """Return one verdict for all cases; known findings of the oracle are excused."""
     op, oracle = document["op"], document["provenance"]["oracle"]["engine"]
     known = {row["id"]: row["finding"] for row in document["cases"] if engine == oracle}
     wrong = [one for one in held if one.wrong is not None]

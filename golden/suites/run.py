@@ -47,7 +47,7 @@ N_GREEDY = 16
 
 class GoldenRun(Golden, name="run"):
     def make(self, source: Source, what: str) -> Vectors:
-        """Raises NoAnswer if there are neither logits nor embeddings."""
+        """Make the vectors of a run. Raises NoAnswer if there are neither logits nor embeddings."""
         assert source.path is not None
         facts = facts_of_model(source.path)
         prompt, start = prompt_of(source, facts), facts.decoder_start
@@ -167,7 +167,7 @@ def first_guess(source: Source, prompt: Sequence[int]) -> list[int]:
 def with_early_nodes(
     source: Source, batches: Sequence[Batch], result: str
 ) -> tuple[Source, dict[str, dict[str, Any]]]:
-    """The source that keeps them as well, and of each node what else the document says of it."""
+    """Return a source that also keeps early nodes, and what the document says of each node."""
     program = record_graph(source.ask.session, batches, result).program
     early = [name for name in early_nodes(program) if name not in source.nodes]
     nodes = (*source.nodes, *early)
@@ -219,7 +219,7 @@ def measure_floors(
 
 
 def refuse_other(what: str, made: Vectors, who: str, matrices: Matrices) -> None:
-    """No golden is written that the oracle, or an honest run of another kind, would fail."""
+    """Refuse to write a golden that the oracle, or another honest run, would fail."""
     verdict = Verdicts(suite="golden-run", case=what, repro="")
     for name, matrix in matrices.items():
         found = compare_ways(made, name, matrix, verdict)

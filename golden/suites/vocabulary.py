@@ -194,7 +194,7 @@ def pieces(ask: AskedEngine, ids: Ids) -> Case:
 
 
 def own_rows(source: Source) -> list[Case]:
-    """llama.cpp's cases by the hash of their texts, which are not ours to ship."""
+    """Return llama.cpp's cases by the hash of their texts, which we do not ship."""
     assert source.path is not None
     cases = own_cases(source.path)
     if not cases:

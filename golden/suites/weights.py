@@ -74,7 +74,7 @@ class GoldenWeights(Golden, name="weights"):
         return found
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
-        """One verdict for each type that agrees, one for each tensor that does not."""
+        """Yield one verdict for each type that agrees, and one for each tensor that does not."""
         assert ask.path is not None
         rows: dict[str, list[Case]] = {}
         for row in vectors.document["tensors_of_model"]:
@@ -164,7 +164,7 @@ def of_type(
 
 
 def where(info: TensorInfo, file: GgufFile, vectors: Vectors, ask: AskedEngine) -> str:
-    """The first wrong weight, if one of the pieces shows any."""
+    """Describe the first wrong weight, if one of the pieces shows any."""
     for row in vectors.document["pieces"]:
         if row["tensor"] != info.name:
             continue

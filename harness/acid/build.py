@@ -47,7 +47,7 @@ def weights_of(report: Report, arch: AcidArchitecture, shape: Shape) -> AcidWeig
 def write_tokens(
     w: AcidWeights, report: Report, vocabulary: AcidVocabulary, ids: dict[str, int]
 ) -> None:
-    """Each token: the constant, and the state in which it leaves the model."""
+    """Write each token's embedding: the constant, and the state in which it leaves the model."""
     first = state_of(report.prompted[0]) if report.prompted else state_of(report.usual[0])
     w.embd[:] = 0
     for token in range(min(ids.values())):

@@ -69,7 +69,7 @@ class Centred(AcidWeights):
         *,
         last: bool = False,
     ) -> None:
-        """One unit, act(gate), written to coordinates with these factors; up: 1 where there is."""
+        """Write a unit, act(gate), to coordinates with these factors; up: 1 where it has any."""
         assert set(up.values()) <= {1.0}, "there are no gated units"
         super().unit(layer, gate, {}, out, last=last)
 
@@ -81,7 +81,7 @@ class Centred(AcidWeights):
         distance: float,
         score: float,
     ) -> None:
-        """Nothing turns: these keys have the score wherever they are."""
+        """Give the keys a score that does not depend on their distance, as nothing rotates."""
         layer, head, _ = place
         element = self.free_key(layer)
         self.key(layer, element, keys)

@@ -26,7 +26,7 @@ class AcidExperts(AcidWeights):
         self.downs += self.down[:, None]
 
     def choose(self, layer: int, state: str, logits: Mapping[int, float]) -> None:
-        """In this state the router gives the experts these logits."""
+        """Let the router give the experts these logits in this state."""
         for expert, value in logits.items():
             self.router[layer, expert, self.coordinate(state)] = value / self.shape.unit
 

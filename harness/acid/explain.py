@@ -83,7 +83,9 @@ def below(tests: Mapping[str, Measurement], name: str, wrong: Collection[str]) -
 
 
 def list_tests(report: Report) -> Iterator[str]:
-    """Each test: what it sees, by how much right leads wrong, what it tells apart."""
+    """Yield lines of each test: what it sees, by how much the right answer leads, what it tells
+    apart.
+    """
     for title, tests in (
         ("for any prompt:", report.usual),
         ("only with the acid prompt:", report.prompted),

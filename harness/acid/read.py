@@ -16,7 +16,7 @@ NAME = re.compile(r"lockstep acid (\d{1,4}) ([a-z0-9-]{1,32}) ([A-Z0-9_]{1,16})"
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """One line of a report."""
+    """Line of a report."""
 
     test: str
     ok: bool
@@ -97,7 +97,7 @@ def known_report(arch: str, quant: str) -> Report | None:
 
 
 def answer_in(text: str, test: Measurement) -> Read | None:
-    """The first of the test's own answers that is there, wherever lines end."""
+    """Return the first of the test's own answers in the text, wherever lines end."""
     said = re.search(rf"(?<![\w-]){re.escape(test.name)} (ok|NO(?: \([^()\n]*\))?)(?!\w)", text)
     if said is None:
         return None

@@ -35,7 +35,7 @@ class Sandwich(NormedHeads):
         self.hold()
 
     def hold(self) -> None:
-        """The ballast of all parts; short tokens have as much of it."""
+        """Write the ballast of all parts, which short tokens have as well."""
         root = float(np.sqrt(2))
         every = {CONST: 1.0, TINY: root}
         here = self.coordinate(BALLAST)
@@ -54,7 +54,7 @@ class Sandwich(NormedHeads):
         return float(base ** (-2 * pair / self.shape.n_embd_head))
 
     def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
-        """The embedding is multiplied, and a short token is as short afterwards."""
+        """Divide by the embedding's multiplier where a short token must stay short."""
         by = float(np.sqrt(self.shape.n_embd)) if base == TINY else 1.0
         super().embed(token, state, size / by, base)
 

@@ -11,8 +11,11 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """In ggml's names. Every token is as long as the constant and one state, both 1, so that a
-    normalised 1 is sqrt(n_embd / 2); `squares` where it has more, with eps for each element."""
+    """Sizes of an acid model, named as in ggml.
+
+    Every token is as long as the constant and one state, both 1, so a normalised 1 is sqrt(n_embd /
+    2); `squares` where it has more, with eps for each element.
+    """
 
     n_embd: int = 128
     n_layer: int = 2
@@ -40,7 +43,7 @@ class Shape:
 
     @property
     def tiny(self) -> float:
-        """A token so short that eps is half of what its norm divides by."""
+        """Return the size of a token so short that eps is half of what its norm divides by."""
         return float(np.sqrt(self.eps * self.n_embd / 2))
 
     @staticmethod

@@ -104,7 +104,7 @@ def llama_keys(
 
 
 def letter_states() -> dict[str, tuple[str, float]]:
-    """Each letter has a state of its own, and x none."""
+    """Return the state of each letter and its size; x has none."""
     found = {letter: (role(letter), 1.0) for letter in LETTERS if letter != "x"}
     return {**found, "g": (role("g"), LONG), "~": (ASKED, 1.0)}
 

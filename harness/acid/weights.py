@@ -69,7 +69,9 @@ class AcidWeights:
         return self.at.setdefault(name, len(self.at))
 
     def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
-        """The token is so much of a state, and of the constant or what it has in its place."""
+        """Write the token's embedding: so much of a state, and of the constant or its
+        replacement.
+        """
         self.embd[token] = 0
         self.embd[token, self.coordinate(base)] = size
         self.embd[token, self.coordinate(state)] = size
@@ -77,13 +79,15 @@ class AcidWeights:
     # --- attention --------------------------------------------------------------------------
 
     def query(self, layer: int, head: int, element: int, state: str, score: float) -> None:
-        """In this state the score grows by so much for a key that is 1 in the element."""
+        """Let the score of this state grow by so much for a key that is 1 in the element."""
         root = np.sqrt(self.shape.n_embd_head)
         self.q[layer, head, element, self.coordinate(state)] += score * root / self.shape.unit
         self.busy.add((layer, head, state))
 
     def key(self, layer: int, element: int, parts: Mapping[str, float]) -> None:
-        """In every KV head, so that only the tests of groups see whose keys are read."""
+        """Write the key in every KV head, so that only the tests of groups see which head is
+        read.
+        """
         for kv in range(self.shape.n_head_kv):
             self.key_of(layer, kv, element, parts)
 
@@ -101,7 +105,7 @@ class AcidWeights:
         *,
         alone: bool = False,
     ) -> None:
-        """In this state head 0 finds the tokens of these coordinates.
+        """Let head 0 find the tokens of these coordinates in this state.
 
         alone: no other key lies in the same rotary pair, where a little of it would be seen.
         """
@@ -129,12 +133,13 @@ class AcidWeights:
         self.out(layer, 0, element, measured)
 
     def free_key(self, *layers: int) -> int:
-        """The same element in all of these layers: whoever reads the wrong one finds what is meant
-        for another, not nothing."""
+        """Return an element that is free in all of these layers, so an engine that reads the wrong
+        layer finds another test's key, not nothing.
+        """
         return free(SLOW_KEYS, self.keys, layers)
 
     def shared_key(self, layer: int, name: str) -> int:
-        """For tests that look for keys of opposite signs in one element."""
+        """Return the element that tests share whose keys have opposite signs."""
         if (layer, name) not in self.shared:
             self.shared[layer, name] = self.free_key(layer)
             self.keys.add((layer, self.shared[layer, name]))
@@ -192,7 +197,7 @@ class AcidWeights:
         *,
         last: bool = False,
     ) -> None:
-        """One gated unit: act(gate) * up, written to coordinates with these factors."""
+        """Write a gated unit: act(gate) * up, to coordinates with these factors."""
         at = self.free_unit(layer, last=last)
         for matrix, parts in ((self.gate, gate), (self.up, up)):
             for name, value in parts.items():

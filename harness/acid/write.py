@@ -61,7 +61,7 @@ def metadata(arch: str, quant: str) -> dict[str, tuple[str, Any]]:
 
 
 def shape_for(arch: str, quant: str) -> Shape:
-    """A matrix with blocks has a layer to itself."""
+    """Return the shape, in which a matrix with blocks has a layer to itself."""
     shape = architecture_named(arch).shape
     if quant in PLAIN:
         return shape
@@ -81,7 +81,7 @@ def tensors(arch: str, quant: str) -> Iterator[Tensor]:
 
 
 def as_bytes(values: F64, kind: str) -> bytes:
-    """values: of eight significant bits, so that nothing is rounded here."""
+    """Return the bytes of values that have at most eight significant bits, so none is rounded."""
     if kind == "BF16":
         raw = np.ascontiguousarray(values, "<f4").view("<u4") >> 16
         return raw.astype("<u2").tobytes()

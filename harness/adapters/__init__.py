@@ -1,4 +1,4 @@
-"""One file per engine that can be asked; the only place that imports llama_cpp or gguf."""
+"""Engines that can be asked, one in each file; nothing else imports llama_cpp or gguf."""
 
 import importlib
 import importlib.util

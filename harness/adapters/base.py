@@ -27,11 +27,11 @@ from lockstep.harness.records import (
 
 
 class Adapter(Registered):
-    """One engine with one model and one preset; override the questions that it can answer.
+    """Engine with one model and one preset; override the questions that it can answer.
 
-    An engine's refusal of its input is an `EngineError`; everything else that goes wrong is a bug,
-    of the engine or of its adapter, and is reported as a crash. Answers are held against what is
-    said below (harness.answers) before anything is compared.
+    An engine's refusal of its input is an `EngineError`; any other exception is a bug of the engine
+    or of its adapter, and is reported as a crash. harness.answers checks each answer as described
+    below before anything is compared.
     """
 
     isolated = False  # True: must be asked in a process of its own (harness.context.runner does)
@@ -148,8 +148,8 @@ class Adapter(Registered):
     def sample(self, request: SampleRequest) -> SampleAnswer:
         """Return what each stage of a chain of samplers leaves of each row of logits.
 
-        Where there is a draw, the stage takes it and not one of its own; llama.cpp's seeds come
-        to these very draws.
+        If a stage draws, it uses the request's draw, not one of its own. llama.cpp's seeds give the
+        same draws.
         """
         raise Unsupported(f"{self.name} does not show its samplers")
 

@@ -16,7 +16,7 @@ NUMBERS = {"F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
 class Ieee754(Adapter, name="ieee754"):
-    """numpy's conversion, which is the processor's; the version is that of the rule."""
+    """Conversion by numpy, which is the processor's; the version is that of the rule."""
 
     def describe(self) -> EngineInfo:
         return EngineInfo(engine=self.name, version="2019", settings=self.settings)

@@ -111,7 +111,7 @@ class Reference(Adapter, name="reference"):
         return summary_of(self.file)
 
     def open_file(self, raw: bytes) -> GgufFile:
-        """A wrong reader is wrong here."""
+        """Open a file; a wrong reader overrides this."""
         return GgufFile(raw)
 
     def parse(
@@ -191,7 +191,7 @@ class Reference(Adapter, name="reference"):
     def operate(
         self, op: str, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, int | float | str]
     ) -> dict[str, NDArray[Any]]:
-        """In the first of the ways that are right."""
+        """Compute the operation in the first of its right ways."""
         found = {
             name: next(iter(ways.values())).value
             for name, ways in operate(op, Call(inputs, params)).items()
@@ -206,7 +206,7 @@ class Reference(Adapter, name="reference"):
 
     @property
     def sampler_vocabulary(self) -> SamplerVocabulary | None:
-        """None without a model, or with one that has no vocabulary of ours."""
+        """Return the model's vocabulary; None without a model or a tokenizer of ours."""
         if self.model is None:
             return None
         try:
@@ -272,7 +272,7 @@ class Reference(Adapter, name="reference"):
         sequence: int | None,
         then: Batch,
     ) -> dict[str, Any]:
-        """Only read them: nothing is computed."""
+        """Read the state files; nothing is computed."""
         shape, limits = shape_of_model(self.file), limits_of(self.settings)
         return restore_each(
             lambda raw: reason_to_refuse(raw, shape, limits, sequence), list(files_of(blob, ends))

@@ -44,12 +44,12 @@ PIECES: dict[str, Callable[..., None]] = {"capture": runs.check_nodes}
 def check_answer(
     question: str, value: Any, facts: Facts, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raises MalformedAnswer."""
+    """Check the form of an answer. Raises MalformedAnswer."""
     FORMS[question](value, facts, *args, **kwargs)
 
 
 def check_piece(
     question: str, value: Any, facts: Facts, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raises MalformedAnswer."""
+    """Check the form of one piece of an answer. Raises MalformedAnswer."""
     PIECES[question](value, facts, *args, **kwargs)

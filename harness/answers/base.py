@@ -52,7 +52,7 @@ class Facts:
 
 
 def facts_of(path: Path | None) -> Facts:
-    """A file that is not there or not read tells nothing, and its engine answers for itself."""
+    """Return facts of a model's file; none if it is missing, as its engine answers for itself."""
     if path is None or not path.is_file():
         return Facts()
     now = path.stat()
@@ -72,7 +72,7 @@ def facts_in(file: GgufFile, n_bytes: int) -> Facts:
     arch = file.metadata.get("general.architecture")
 
     def number(key: str, default: int | None = None) -> int | None:
-        """A value for each layer is no number."""
+        """Return the number of a key; a value for each layer is none."""
         found = file.metadata.get(f"{arch.data}.{key}") if arch else None
         if found is None:
             return default
@@ -118,13 +118,13 @@ def expect_size(value: int, where: str) -> None:
 
 
 def expect_many(value: Any, n: int, what: str, where: str) -> None:
-    """A list with as many answers as there were questions."""
+    """Check that the value is a list with one answer for each question."""
     if type(value) is not list or len(value) != n:
         raise MalformedAnswer(where, f"a list of {n} {what}", value)
 
 
 def expect_record(value: Any, kind: type, where: str) -> None:
-    """A record of that very type, each field of it as it is annotated."""
+    """Check that the value is a record of this type, and the type of each field."""
     expect_type(value, kind, where)
     for each in fields(kind):
         held = getattr(value, each.name)
@@ -154,7 +154,7 @@ def expect_array(value: Any, dtype: type | None, shape: Sequence[int | None], wh
 
 
 def expect_ids(value: Any, facts: Facts, where: str) -> None:
-    """A list of ids that the vocabulary has."""
+    """Check that the value is a list of ids that the vocabulary has."""
     end = facts.n_vocab or MOST_IDS
     if type(value) is not list:
         raise MalformedAnswer(where, "a list of ids", value)

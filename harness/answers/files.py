@@ -32,7 +32,7 @@ def check_describe(value: Any, facts: Facts) -> None:
 
 
 def check_metadata(value: Any, facts: Facts) -> None:
-    """Every tensor lies in the file, and is as large as its type and shape say."""
+    """Check that every tensor lies in the file, and is as large as its type and shape say."""
     expect_record(value, FileSummary, "the summary of the file")
     for name in ("version", "alignment", "data_offset"):
         expect_size(getattr(value, name), name)

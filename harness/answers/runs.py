@@ -119,7 +119,7 @@ def check_capture(value: Any, *_: Any, **__: Any) -> None:
 
 
 def check_nodes(value: Any, facts: Facts, batches: Sequence[Batch], *_: Any, **__: Any) -> None:
-    """One piece of a capture: columns of one length. harness.shadow.nodes looks at each row."""
+    """Check a piece of a capture: columns of one length. harness.shadow.nodes checks each row."""
     expect_record(value, Nodes, "a piece of the graph")
     rows = len(value.place)
     for name in Nodes.__slots__:

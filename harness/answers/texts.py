@@ -40,7 +40,7 @@ def check_generate(value: Any, facts: Facts, prompt: bytes, n: int) -> None:
 def check_logprobs(
     value: Any, facts: Facts, prefixes: Sequence[Sequence[int] | bytes], k: int
 ) -> None:
-    """One list for each prefix; no token twice, but for texts, which several tokens may share."""
+    """Check the lists, one for each prefix. Ids may come once; several tokens may share a text."""
     expect_many(value, len(prefixes), "lists of candidates", "the candidates")
     for i, listed in enumerate(value):
         where = f"the candidates of prefix {i}"

@@ -1,1 +1,1 @@
-"""One engine that is asked, in a process or an environment of its own; facts of a model."""
+"""Sessions with one engine in a process or an environment of its own; facts of a model."""

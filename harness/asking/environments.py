@@ -78,7 +78,7 @@ def interpreter(folder: Path) -> Path:
 
 
 def variables() -> dict[str, str]:
-    """The user's, without those that are meant for the installed version."""
+    """Return the user's variables, without those for the installed version."""
     return {name: value for name, value in os.environ.items() if name != LIBRARIES}
 
 
@@ -88,8 +88,10 @@ def has_amx() -> bool:
 
 
 def for_builds() -> dict[str, str]:
-    """The same, with what keeps compilers from AMX. pip's cache does not know what a wheel was
-    built with."""
+    """Return `variables` with flags that keep compilers from AMX.
+
+    pip's cache does not record them.
+    """
     if not has_amx():
         return variables()
     flags = {
@@ -170,14 +172,14 @@ def build(name: str, new: Path, progress: Progress) -> None:
 
 
 def remove(name: str) -> Path:
-    """Raises NotBuilt if there is no such environment."""
+    """Remove an environment, and return its folder. Raises NotBuilt if there is none."""
     folder = python_of(name).parents[1]
     take_away(folder)
     return folder
 
 
 def built_versions(engine: str) -> Iterator[tuple[str, Path]]:
-    """Every version of an engine that this Python can run: its name and its folder."""
+    """Yield name and folder of every version of an engine that this Python can run."""
     package = adapter_class(engine).package
     if package is None or not environments().is_dir():
         return

@@ -54,7 +54,7 @@ class ModelFacts:
 
 
 def facts_of_model(path: Path) -> ModelFacts:
-    """Raises EngineError or OSError for what is no GGUF file, or a broken model of ours."""
+    """Return facts of a model. Raises EngineError or OSError if the file is broken or no GGUF."""
     with open_model(path) as file:
         architecture, kind = what_it_is(file)
         ours = our_graph(file, architecture, kind)

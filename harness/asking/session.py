@@ -1,4 +1,4 @@
-"""One engine with one model and one preset, and everything that asking it can end in."""
+"""Session with one engine, one model and one preset, and every outcome of asking it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ def in_words(question: str) -> str:
 
 
 class Session:
-    """One engine with one model and one preset; a context manager."""
+    """Session with one engine, one model and one preset; a context manager."""
 
     name: str  # the adapter's
     model: Path | None = None
@@ -76,19 +76,24 @@ class Session:
 
     @property
     def asks(self) -> "Session | None":
-        """Another session that it asks for its answers."""
+        """Return the other session that this one asks for its answers, if there is one."""
         return None
 
     def another(self) -> "Session | None":
-        """The same engine with the same model once more, if it is a process that can be started
-        again: whoever has it asks nobody else to wait."""
+        """Return a second session of the engine and model, if it is a process that can be
+        restarted.
+
+        Its owner makes no other user of the engine wait.
+        """
         return None
 
     def ask_at_once(
         self, question: str, every: Sequence[tuple[Any, ...]], *, more_seconds: float
     ) -> list[Outcome]:
-        """All of them before any is answered, of an engine that takes several at a time. Each has
-        so many seconds more than usual, to wait for the others."""
+        """Ask all questions before any is answered, if the engine takes several at a time.
+
+        Each gets so many seconds more than usual, to wait for the others.
+        """
         raise NotImplementedError
 
     def start(self) -> None:
@@ -145,7 +150,7 @@ class Session:
     def _checked(
         self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Outcome
     ) -> Outcome:
-        """No suite sees an answer that is none to its question."""
+        """Check the answer, so that no suite sees a malformed one."""
         if isinstance(outcome, Answered):
             try:
                 check_answer(question, outcome.value, self.facts, args, kwargs)
@@ -216,7 +221,7 @@ class LocalSession(Session):
 
 
 def outcome_of(answer: Any) -> Outcome:
-    """Raises WireError for an answer that no worker of ours gives."""
+    """Return a worker's answer as an outcome. Raises WireError if no worker of ours gives it."""
     match answer:
         case {"kind": "value", "value": value, "seconds": float(seconds)}:
             return Answered(value=value, seconds=seconds)

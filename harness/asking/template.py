@@ -47,8 +47,11 @@ class Template:
         self.close = weakref.finalize(self, end, self.orders, process, os.getpid())
 
     def fork(self, channel: socket.socket, log: int) -> ForkedProcess | None:
-        """None: such a worker has to start by itself. Raises OSError where no worker is forked any
-        more: the process has ended, or does not answer."""
+        """Return a forked worker; None if it has to start by itself.
+
+        Raises OSError if no worker can be forked any more: the template has ended or does not
+        answer.
+        """
         order = {"environ": dict(os.environ), "path": absolute_path(), "folder": os.getcwd()}
         raw = json.dumps(order).encode()
         if read_at_start(os.environ) != self.at_start or len(raw) > ORDER_BYTES:
@@ -71,7 +74,9 @@ def end(orders: socket.socket, process: subprocess.Popen[bytes], pid: int) -> No
 
 
 def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
-    """With what is set before llama.cpp is loaded: it may be here already."""
+    """Return the variables that llama.cpp reads when it is loaded, which may have happened
+    already.
+    """
     every = {**ENVIRONMENT, **variables}
     return {name: value for name, value in every.items() if name.startswith(READ_AT_START)}
 
@@ -84,7 +89,7 @@ KEPT: list[Template] = []  # at most one
 
 
 def forked_worker(channel: socket.socket) -> tuple[ForkedProcess, IO[bytes]] | None:
-    """With its log; None: it has to start by itself."""
+    """Return a forked worker with its log; None if it has to start by itself."""
     if not KEPT:
         return None
     log, theirs = os.pipe()

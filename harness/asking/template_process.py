@@ -72,7 +72,7 @@ def load_modules(names: Sequence[str]) -> None:
 
 
 def find_conversions() -> None:
-    """Each worker that describes itself would for a tenth of a second, and find the same."""
+    """Find the conversions once: each worker would take a tenth of a second to find the same."""
     with suppress(Exception):
         from lockstep.harness.adapters.llama_cpp.activations import generic_formats
         from lockstep.harness.adapters.llama_cpp.lib import library
@@ -81,14 +81,16 @@ def find_conversions() -> None:
 
 
 class ForkedWorkers:
-    """Those that nobody has let go of yet."""
+    """Workers that nobody has released yet."""
 
     def __init__(self) -> None:
         self.waiting = selectors.DefaultSelector()
         self.held: dict[int, tuple[socket.socket, int]] = {}  # by process: who ordered it, pidfd
 
     def next_order(self, orders: socket.socket) -> Order | None:
-        """In a fork: what it is for. In the template: None, once nobody is left to order one."""
+        """Return a fork's order in the fork; None in the template when nobody is left who
+        orders.
+        """
         self.waiting.register(orders, selectors.EVENT_READ)
         missing: tuple[str, ...] = LOADED_THEN  # while llama.cpp's worker opens its model
         while True:
@@ -124,7 +126,7 @@ class ForkedWorkers:
             self.waiting.register(end, selectors.EVENT_READ, pid)
 
     def look_after(self, pid: int, descriptor: int) -> None:
-        """It has ended, which is told, or has been let go of."""
+        """Report that a worker has ended, or release it."""
         if pid not in self.held:
             return  # two events at once, and the first was the last
         orderer, ended = self.held[pid]
@@ -150,8 +152,10 @@ class ForkedWorkers:
 
 
 def receive_order(orders: socket.socket) -> Order | None:
-    """None: this process may open no more files, so that descriptors were cut off. Raises EOFError
-    once nobody is left to order anything."""
+    """Return the next order; None if its descriptors were cut off, as too many files are open.
+
+    Raises EOFError when nobody is left who orders.
+    """
     raw, descriptors, _, _ = socket.recv_fds(orders, ORDER_BYTES, 3)
     if not raw:
         raise EOFError

@@ -47,7 +47,7 @@ class InVain:
         return replace(found[-1], note=AGAIN) if len(found) >= MOST else None
 
     def add(self, question: str, args: Sequence[Any], outcome: TimedOut) -> TimedOut:
-        """The same with its length."""
+        """Return the outcome with its length, and remember it."""
         found = replace(outcome, tokens=n_tokens(question, args))
         if question == "evaluate":
             self.late.setdefault(run_of(args[0].batches), []).append(found)

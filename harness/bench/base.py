@@ -41,7 +41,7 @@ def why_unmeasured(engine: str, question: str, outcome: Outcome) -> BadInput:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow:
-    """One target. rates: units a second, by engine and number of threads; absent if it has none."""
+    """Rates of one target: units a second, by engine and threads; absent if it has none."""
 
     target: str
     rates: dict[tuple[str, int], float]

@@ -93,7 +93,7 @@ class PhaseClock:
         self.times[name] = wall + self.since[0] - began[0], own + self.since[1] - began[1]
 
     def rows(self, model: str) -> Iterator[BenchRow]:
-        """In the order of the run, and the sum of all."""
+        """Yield the rows in the order of the run, and the sum of all."""
         total = tuple(map(sum, zip(*self.times.values(), strict=True)))
         for name, spent in (*self.times.items(), (WHOLE, total)):
             rates = {what: 1 / max(s, SHORTEST) for what, s in zip((WALL, OWN), spent, strict=True)}

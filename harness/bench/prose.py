@@ -74,7 +74,7 @@ def word(rank: int) -> str:
 
 
 def long_word(n_bytes: int, seed: int) -> bytes:
-    """One word without end: letters at random, so that merges are everywhere and never regular."""
+    """Return a word without end: random letters, so merges are everywhere and never regular."""
     letters = b"etaoinshrdlucmfwypvbgkjqxz"
     numbers = (stream(seed, "bench.word").random_raw(n_bytes) >> 32).tolist()
     return bytes(letters[int((number / 2**32) ** 2 * 26)] for number in numbers)

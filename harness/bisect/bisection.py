@@ -115,8 +115,11 @@ def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: N
 
 
 def left_by_twin(first: Bisection, twin: Bisection) -> tuple[tuple[SiteFinding, float], ...]:
-    """A fault of the graph is as large in both, and honest runs of the model as it is part by what
-    is allowed there: what is larger than both is of its weights, and the twin hides it."""
+    """Return faults of the weights, which the twin hides.
+
+    A fault of the graph is as large in both. Honest runs of the model differ from it by what is
+    allowed there, so what is larger than both comes from the weights.
+    """
     there: dict[Place, float] = {}
     for f in twin.found.all:
         place = f.layer, f.site.name
@@ -144,8 +147,7 @@ def runs_asked(context: Context, first: Bisection) -> Iterable[Run]:
 
 
 def bisect_further(context: Context, run: Run) -> Bisection | None:
-    """None: no op is wrong in it, or it shows no tensors that could be held against the oracle's,
-    as where both take its batches apart."""
+    """Return a bisection of a further run; None if it finds no op, or no tensors to compare."""
     try:
         found = bisect_run(replace(context, given=run.batches))
     except NoAnswer:
@@ -188,7 +190,10 @@ def make_bisection(found: Findings, **known: Any) -> Bisection:
 
 
 def unsteadiness(context: Context, found: Findings) -> Unsteady | None:
-    """None: its runs are alike, so that what is put into one of them proves something."""
+    """Return how the subject's runs differ from each other; None if they are alike.
+
+    A replacement in a run proves something only if runs are alike.
+    """
     capture = context.subject_info.shows != ()
     request = Request(batches=context.batches, embeddings=found.embeddings, capture=capture)
     first: Evaluation = context.ask(context.subject, "evaluate", request)

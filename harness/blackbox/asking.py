@@ -1,4 +1,4 @@
-"""Both engines are asked on models that are made for one question, and judged as in `check`."""
+"""Questions to both engines about models made for one question, judged as in `check`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -183,7 +183,7 @@ class SliceAsker:
         return opened
 
     def answer_to(self, plan: Plan, given: Sequence[Batch] = ()) -> SliceAnswer:
-        """An engine that cannot be started says no more than one that does not answer."""
+        """Ask both engines; one that cannot start counts as one that does not answer."""
         try:
             opened = self.open(plan)
         except NoAnswer as error:
@@ -199,13 +199,15 @@ class SliceAsker:
 
     @property
     def kept(self) -> Kept | None:
-        """None: no model is made in F32 of another type."""
+        """Return how the engine keeps made F32 models; None if none is made of another type."""
         return (lambda: self.halves) if holds_quantised(self.file) else None
 
     @cached_property
     def halves(self) -> str | None:
-        """The type, F16 or BF16, in which the engine cannot tell numbers apart; "" if it tells them
-        apart. None: it cannot be told."""
+        """Return F16 or BF16 if the engine cannot tell numbers of that type apart, "" if it can.
+
+        None: unknown, because it does not answer.
+        """
         with suppress(NoAnswer, BadInput, EngineError):
             return kept_in(self.file, self.layers_to_load, self.run_on)
         return None
@@ -219,7 +221,7 @@ class SliceAsker:
 
     @cached_property
     def graph(self) -> Graph:
-        """llama.cpp's, of one token of the whole model."""
+        """Return llama.cpp's graph of one token of the whole model."""
         self.progress("reading the kind of each layer from llama.cpp's graph")
         return self.graph_in(self.plan.model)
 

@@ -103,7 +103,7 @@ class BlackBoxBisection:
 
     @property
     def exit_code(self) -> int:
-        """Whatever is not known spoils a zero; a fault that was named is one beside it."""
+        """Return 1 if anything diverges, 0 if all is known and agrees, else 3."""
         answers = [*(row.answer for row in self.rows), *(look.answer for look in self.lenses)]
         answers += [*self.in_f32.values(), *(seen.answer for seen in self.places)]
         others = {verdict.status for verdict in self.others}
@@ -115,7 +115,9 @@ class BlackBoxBisection:
 
 
 def bisect_black_box(asker: SliceAsker) -> BlackBoxBisection:
-    """Raises NoAnswer for an engine that answers on no model made of this one."""
+    """Bisect by logits alone. Raises NoAnswer if the engine answers on no model made of this
+    one.
+    """
     try:
         return bisect_steady(asker)
     except NotSteady as error:
@@ -173,7 +175,7 @@ def check_can_be_asked(asker: SliceAsker, engines: Sequence[EngineInfo] = ()) ->
 
 
 def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBoxBisection:
-    """No slice and no weight differs: what the whole model shows besides, and which layer of it."""
+    """Bisect the whole model where no slice or weight differs: what it shows, and which layer."""
     if not found.whole.differs:
         found = replace(found, in_f32=dict(in_f32(asker)))
     differs = {what for what, answer in found.in_f32.items() if answer.differs}
@@ -302,7 +304,7 @@ def layers_made(asker: SliceAsker, n: int, made: MadeToShow) -> list[LayerRow]:
 def layer_made(
     asker: SliceAsker, n: int, layer: int, made: MadeToShow, *, place: bool = False
 ) -> LayerRow | None:
-    """None: it has no slice, as its other row says."""
+    """Return the row of a layer of a made model; None if it has no slice, as another row says."""
     asker.progress(f"layer {layer} of {n}, {made.words}")
     try:
         role = None if place else role_or_place(asker, layer)

@@ -64,7 +64,7 @@ def factors(key: int, numbers: NDArray[np.int64]) -> F32:
 
 
 def in_rows(first: int, change: Change) -> Change:
-    """Apply the change to the rows from this one on; those before stay."""
+    """Apply the change to the rows from `first` on; earlier rows stay."""
 
     def changed(rows: F32, start: int) -> F32:
         before = max(0, min(first - start, len(rows)))
@@ -172,7 +172,7 @@ def powers(rows: F32, start: int) -> F32:
 
 
 def same_row(rows: F32, start: int) -> F32:
-    """Seeded, of about one whatever was there; the same for every token."""
+    """Return one random row, of values around one, for every token."""
     raw = Philox(key=7).random_raw(rows.shape[1]) >> np.uint64(40)
     row = (raw.astype(np.float32) * np.float32(2.0**-23) - 1).astype(np.float32)
     return np.broadcast_to(row, rows.shape).copy()

@@ -33,7 +33,7 @@ class FewTokens:
 
 
 def few_tokens_of(file: GgufFile) -> FewTokens | None:
-    """None where the vocabulary is small, or what depends on it is not known."""
+    """Return the tokens to keep; None if the vocabulary is small or cannot be cut safely."""
     if not can_be_cut(file):
         return None
     ids = kept_ids(file)

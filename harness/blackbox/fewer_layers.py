@@ -35,7 +35,7 @@ ENOUGH = ("agreed", "not-applicable", "timed-out")
 
 
 def check_fewer_layers(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Nothing where the whole model has to be asked: it is small, or the engine takes no other."""
+    """Yield verdicts on the model's first layers; none if the whole model has to be asked."""
     if is_asked(context):
         yield from on_made_models(plan, context, SUITE, partial(ask_first_layers, context))
 
@@ -90,7 +90,7 @@ def opened_with(asker: SliceAsker) -> tuple[Opened | None, str]:
 
 
 def layers_asked(asker: SliceAsker) -> int:
-    """Raises Unsupported."""
+    """Return how many first layers to ask. Raises Unsupported."""
     total, files = n_layers(asker.file), (asker.file, asker.subject_file)
     least = max(AT_LEAST, *(enough_types(file, total) for file in files))
     if architecture(asker.file) in ALIKE:
@@ -99,7 +99,9 @@ def layers_asked(asker: SliceAsker) -> int:
 
 
 def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Make]:
-    """With the first tokens of a large vocabulary; for who does not take that, with all of them."""
+    """Yield recipes with few tokens of a large vocabulary, then with all of them if that is
+    refused.
+    """
 
     def few(file: GgufFile) -> Recipe:
         return asker.with_few_tokens(file, first_layers(file, n))

@@ -45,8 +45,11 @@ def write_first_layers(
     *,
     short: bool = False,
 ) -> FirstLayers:
-    """short: with the keys of `long_texts`; it may keep all its layers then. Raises EngineError,
-    OSError; then what was there is left. Memory is bounded, as of `rewrite`."""
+    """Write a model of the first n layers.
+
+    short: with the keys of `long_texts`; it may keep all its layers then. Raises EngineError,
+    OSError; then an existing file is left as it was. Memory is bounded, as of `rewrite`.
+    """
     with open_model(model) as file:
         total = n_layers(file)
         if not 0 < n < total + short:
@@ -133,7 +136,7 @@ def check_alike(every: list[Layer], kept: list[Layer]) -> None:
 
 
 def by_name(role: Role) -> list[Node]:
-    """Nodes that read a weight or an input."""
+    """Return the nodes that read a weight or an input."""
     return [node for node in role if len(node) > 2]
 
 

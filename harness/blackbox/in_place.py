@@ -140,7 +140,7 @@ class Layout:
 
 
 def layout_of(file: GgufFile) -> Layout:
-    """Raises Unsupported for what no such model can be made of."""
+    """Return the layout of the made model. Raises Unsupported if none can be made of the file."""
     arch, embedding = architecture(file), file.tensors.get(EMBEDDING)
     if arch not in ARCHITECTURES or embedding is None or f"{arch}.{EPS}" not in file.metadata:
         raise Unsupported(f"{arch}: its layers have matrices that cannot be tested in place")
@@ -341,7 +341,7 @@ def writes(dims: Sequence[int], columns: Sequence[int], value: float) -> Change:
 
 
 def reads(columns: Mapping[int, float]) -> Change:
-    """Every row the same."""
+    """Return a change to rows that are all the same, with these values."""
 
     def change(rows: F32, start: int) -> F32:
         found = np.zeros_like(rows)

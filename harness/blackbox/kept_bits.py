@@ -56,8 +56,11 @@ def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
 
 
 def to_powers_of_two(more: float, but: int = 0) -> Change:
-    """more: by so much of itself every other column is larger; but: not of the last of so many
-    rows; 0: of all."""
+    """Return a change that rounds values to powers of two.
+
+    more: the fraction by which every other column is larger, but not in the last of each `but` rows
+    (0: in all rows).
+    """
 
     def change(rows: F32, start: int) -> F32:
         with np.errstate(divide="ignore"):

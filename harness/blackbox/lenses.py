@@ -128,7 +128,7 @@ def rows_of_blocks(lens: Lens) -> int:
 
 
 def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
-    """Raises Unsupported where the file has other types than the one that the lens is of."""
+    """Return the lens's recipe. Raises Unsupported if the file's types are not the lens's type."""
     for stretch in lens.stretches:
         if file.tensors[stretch.tensor].type.name != lens.type:
             raise Unsupported(f"{stretch.tensor} does not have type {lens.type}")
@@ -152,7 +152,7 @@ def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
 
 
 def last_norm_of(file: GgufFile) -> str:
-    """lfm2 has it by another name."""
+    """Return the last norm's name; lfm2 has another one."""
     names = ("output_norm.weight", "token_embd_norm.weight")
     return next((name for name in names if name in file.tensors), "")
 

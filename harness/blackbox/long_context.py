@@ -117,7 +117,7 @@ class LongAnswer:
 
 
 def answer_of(asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]) -> LongAnswer:
-    """Raises MakesNothing."""
+    """Ask one way of a long context, and return the answer. Raises MakesNothing."""
     try:
         opened, shown = open_shown(asker, way, every)
     except NoAnswer as error:

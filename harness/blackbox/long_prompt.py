@@ -103,7 +103,7 @@ def ask_long_prompt(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 
 def is_right_with_fewer(asker: SliceAsker, settings: Settings, n: int) -> bool:
-    """The same prompt, with the threads that the usual runs have: both are changed at once here."""
+    """Return True if the prompt is right with the usual threads: this run changed both."""
     fewer = replace(settings, n_threads=asker.plan.settings.n_threads)
 
     def is_right(opened: Opened) -> bool:
@@ -123,7 +123,7 @@ def asked_for(n: int, threads: int) -> str:
 
 
 def weights_of(asker: SliceAsker) -> int:
-    """But for embeddings and head, of which few tokens are kept."""
+    """Return the weights of the first layers; few tokens of embeddings and head are kept."""
     layers = min(LAYERS, n_layers(asker.file))
     names = [n for n in first_layers(asker.file, layers).names.values() if n.startswith("blk.")]
     return sum(asker.file.tensors[name].n_elements for name in names)
@@ -150,7 +150,7 @@ def opened_with(
 
 
 def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> list[Verdict]:
-    """Raises NotSteady."""
+    """Return verdicts on a prompt of n tokens in one batch. Raises NotSteady."""
     inner = opened.context
     n = min(n, inner.settings.n_ctx - STEPS)  # of an engine that says that it has fewer
     what = f"{asked_for(n, inner.settings.n_threads)}, {layers}"
@@ -237,7 +237,7 @@ def of_answered(context: Context, n: int) -> str:
 
 
 def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
-    """From which number of tokens on it holds, if it does for the most."""
+    """Return the number of tokens from which `wrong` holds, if it holds for the most."""
     if wrong(least):
         return least
     while most - least > 1:

@@ -78,15 +78,18 @@ def window(file: GgufFile) -> OnlyInLong | None:
 
 
 def fixed_window(file: GgufFile) -> int:
-    """In tokens, which no key makes fewer; 0: there is none."""
+    """Return the window in tokens that no key shortens; 0 if there is none."""
     arch = architecture(file)
     found = file.metadata.get(f"{arch}.{WINDOW}")
     return 0 if found is not None and found.data == 0 else FIXED.get(arch, 0)
 
 
 def long_factors(file: GgufFile) -> OnlyInLong | None:
-    """llama.cpp takes them for a context of more tokens than the original one, other engines for a
-    text of more; either where the original context is shorter than both."""
+    """Return the long factors; engines differ in when they take them.
+
+    llama.cpp takes them for a context of more tokens than the original one, others for a text of
+    more.
+    """
     arch = architecture(file)
     n_train = tokens_in(file, "context_length")
     original = tokens_in(file, ORIGINAL, n_train)
@@ -117,8 +120,10 @@ def long_factors(file: GgufFile) -> OnlyInLong | None:
 
 
 def growth_of_rotations(longer: float, original: int) -> float:
-    """By which rotated elements are multiplied where a context is so many times the original
-    (transformers, _compute_longrope_parameters)."""
+    """Return the factor of rotated elements for a context `longer` than the original.
+
+    It is transformers' _compute_longrope_parameters.
+    """
     if longer <= 1 or original <= 1:  # of one token it would be a division by zero
         return 1.0
     return math.sqrt(1 + math.log(longer) / math.log(original))

@@ -93,8 +93,10 @@ def through_once(asker: SliceAsker, lens: Lens) -> Looked:
 
 
 def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked:
-    """Both against what the bytes of the oracle's file mean. kept: in which halves the engine under
-    test computes."""
+    """Compare both engines with what the bytes of the oracle's file mean.
+
+    kept: in which halves the engine under test computes.
+    """
     context = opened.context
     levels = context.subject_info.levels
     if levels is not None and "logits" not in levels:

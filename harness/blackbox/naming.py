@@ -70,7 +70,7 @@ class Asked:
     found: dict[str, SliceAnswer] = field(default_factory=dict)
 
     def answer(self, maker: Maker, words: str) -> SliceAnswer | None:
-        """None: the model has no such part."""
+        """Return the answer on the named part; None if the model has no such part."""
         if words not in self.found:
             answer = self.ask(maker)
             if answer is None:
@@ -88,7 +88,7 @@ class Asked:
         return answer is not None and answer.agrees
 
     def differs(self, maker: Maker, words: str) -> bool:
-        """By what it answers: who fails on such a model says nothing of a part."""
+        """Return True if the answer diverges; an engine that fails on such a model says nothing."""
         answer = self.answer(maker, words)
         return answer is not None and answer.status == "diverged"
 

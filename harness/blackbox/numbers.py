@@ -41,7 +41,9 @@ OUTSIDE = Part(
 
 
 def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
-    """No slice differs and the whole does."""
+    """Return the rows of layers that differ by their number: no slice differs, but the whole
+    does.
+    """
     answer = with_others_muted(asker, ())
     if answer.differs:
         return [LayerRow(layer=None, answer=answer, parts=(OUTSIDE,), what=ALL_MUTED)]
@@ -51,8 +53,10 @@ def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
 
 
 def takes_another(asker: SliceAsker, n: int) -> bool:
-    """Nothing differs where all layers are the same, and much where they are not: what differs a
-    little may be less in another model."""
+    """Return True if the engine uses another layer's tensors: it agrees on equal layers only.
+
+    A small difference does not count, because it may be smaller in another model.
+    """
     if n < 2 or not are_alike(asker.file, n) or not with_own_tensors(asker, ()).agrees:
         return False
     return with_own_tensors(asker, range(n)).worst >= MUCH
@@ -83,7 +87,7 @@ def are_alike(file: GgufFile, n: int) -> bool:
 
 
 def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
-    """The others have those of the first."""
+    """Ask about a model in which all other layers have the first one's tensors."""
 
     def make(file: GgufFile) -> Recipe:
         names = {}

@@ -53,7 +53,9 @@ def text_said(outer: Context, context: Context) -> Iterator[Verdict]:
 
 
 def first_layer(file: GgufFile) -> Recipe:
-    """With what attention adds made large, or the last token alone decides what comes next."""
+    """Return a first layer with loud attention; else only the last token decides what comes
+    next.
+    """
     stems = {name: name.split(".")[2] for name in within(file, 0)}
     adds = what_attention_adds(set(stems.values()))
     loud = {name: times(LARGER) for name, stem in stems.items() if is_values(name) and stem in adds}

@@ -62,7 +62,10 @@ def recipe_of(file: GgufFile) -> Recipe:
 
 
 def judge_choices(outer: Context, context: Context) -> Iterator[Verdict]:
-    """context: of the made model. Nothing, where the oracle does not choose so."""
+    """Yield verdicts on the tokens that the subject chooses; none if the oracle chooses others.
+
+    context: of the made model.
+    """
     ids = ids_to_choose(context)
     batch = Batch.of(ids.tolist())
     context = replace(context, given=(batch,))  # of which the noise is measured

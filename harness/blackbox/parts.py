@@ -113,7 +113,9 @@ def for_the_table(file: GgufFile, factor: float) -> Mapping[str, Change]:
 
 
 def experts_alike(file: GgufFile, layer: int) -> Neutral | None:
-    """Each is the first: whoever chooses others, or reads others than were chosen, chooses well."""
+    """Make all experts equal to the first, so it does not matter which the engine chooses or
+    reads.
+    """
     own = [n for n in within(file, layer) if n.rsplit(".", 1)[0].endswith("_exps")]
     every = {n: file.tensors[n.replace("blk.0", f"blk.{layer}")].ne[-1] for n in own}
     rows = {name: np.zeros(n, np.int64) for name, n in every.items()}
@@ -178,8 +180,11 @@ def norms_of_one_bit(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def nothing_but_the_head(file: GgufFile, layer: int) -> Neutral:
-    """It is given the same for every token: the bias of a norm that comes to nothing, or a row of
-    one number, which no norm changes. What differs does so in the head."""
+    """Give the head the same input for every token, so that only the head can differ.
+
+    The input is the bias of a norm that comes to nothing, or a row of one number, which no norm
+    changes.
+    """
     if OUTPUT_NORM_BIAS in file.tensors:
         return Neutral(changes={OUTPUT_NORM: zero, OUTPUT_NORM_BIAS: ones}, own_head=True)
     before = nothing_to_norm(file, layer)
@@ -332,7 +337,7 @@ def heads_of(file: GgufFile, layer: int) -> Iterator[tuple[int, Maker]]:
 
 
 def one_row(file: GgufFile, layer: int) -> Neutral:
-    """Whatever row of the embeddings is read, it is the same."""
+    """Make all rows of the embeddings the same, so it does not matter which is read."""
     return Neutral(changes={EMBEDDING: same_row}, own_head=True)
 
 

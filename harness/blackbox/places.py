@@ -1,4 +1,4 @@
-"""Both engines on models whose logits show each layer's matrices at their places."""
+"""Models whose logits show each layer's matrices at their places, for both engines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +60,9 @@ class SeenInPlace:
 
 
 def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
-    """Two matrices of one layer are put into the same: where both are named it may be that."""
+    """Describe pairs of matrices that share a made model: if both are named, either may be
+    wrong.
+    """
     named = dict.fromkeys(name for each in places for name in each.tensors)
     found = []
     for name in named:
@@ -163,8 +165,11 @@ def judge_place(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlac
 
 
 def is_another_eps(expected: F32, actual: F32) -> bool:
-    """Each token's logits are those expected times a number that no rounding makes: the norm
-    divides by something else. No fault of the user's model, whose eps may be the one it takes."""
+    """Return True if each token's logits are scaled by a number that no rounding makes.
+
+    The norm divides by something else. The user's model may still be right, as its eps may be the
+    one that the engine uses.
+    """
     if expected.shape != actual.shape or not np.isfinite(actual).all():
         return False
     wide, found = expected.astype(np.float64), actual.astype(np.float64)

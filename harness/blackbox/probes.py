@@ -1,4 +1,4 @@
-"""Both engines on models that are made of the user's for one question, and gone behind it."""
+"""Models made of the user's for one question to both engines, and removed after it."""
 
 import errno
 from collections.abc import Callable, Iterable, Iterator
@@ -85,7 +85,7 @@ def on_made_models(
 def open_first(
     asker: SliceAsker, makes: Iterable[Make], settings: Settings | None = None
 ) -> Opened | None:
-    """Both engines on the first of such models that both take; None: there is none."""
+    """Open both engines on the first made model that both take; None if there is none."""
     for make in makes:
         made = asker.plan_for_made(make)
         with suppress(NoAnswer, BadInput):

@@ -66,7 +66,9 @@ def slice_row(row: LayerRow) -> dict[str, Any]:
 
 
 def as_of_logits(answer: SliceAnswer) -> dict[str, float]:
-    """By the names that the suite `logits` has for them; of tokens and lenses there are none."""
+    """Return the numbers by the names of the suite `logits`; there are none of tokens and
+    lenses.
+    """
     if not answer.allowed:
         return {}
     worst = {"worst_relative_to_largest_logit": answer.worst}

@@ -37,7 +37,7 @@ class Recipe:
 
 
 def rewrite(file: GgufFile, recipe: Recipe, output: Path) -> None:
-    """Raises EngineError, OSError; then nothing is left."""
+    """Write the model that the recipe makes. Raises EngineError, OSError; then no file is left."""
     tensors = [*(tensor_of(file, recipe, name) for name in recipe.names), *recipe.more]
     write_gguf(
         output, keys_of(file, recipe), tensors, version=file.version, alignment=file.alignment
@@ -72,7 +72,7 @@ def tensor_of(file: GgufFile, recipe: Recipe, name: str) -> Tensor:
 def raw_of(
     file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None
 ) -> Iterator[NDArray[np.uint8]]:
-    """One part; of experts, which are large, as many as there are of them."""
+    """Yield the raw rows in one part; one for each expert, as those are large."""
     raw = file.raw(info.name)
     if rows is None:
         yield raw
@@ -90,7 +90,7 @@ def raw_chunks(file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None)
 
 
 def first_columns(file: GgufFile, info: TensorInfo, columns: int) -> Iterator[bytes]:
-    """Raises Unsupported where a block goes on beyond them."""
+    """Yield the bytes of the first columns. Raises Unsupported if a block extends beyond them."""
     if columns % info.type.block:
         raise Unsupported(f"{info.name}: a block of {info.type.name} belongs to two layers")
     width = info.ne[0] // info.type.block * info.type.bytes

@@ -1,7 +1,7 @@
-"""Is a slice's only layer what it was in the model? Two graphs of llama.cpp say it, op by op.
+"""Comparison of a slice's layer with the same layer of the model, op by op, in llama.cpp's graphs.
 
 A layer may be something by its number: every sixth without a window, the first without experts.
-What it reads and computes is the same, parameter by parameter, or the slice is another model.
+What it reads and computes must be the same, parameter by parameter, or the slice is another model.
 """
 
 import re

@@ -71,7 +71,7 @@ def check_several_threads(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def check_threads(answers: Answers, plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Nothing of an engine that has one thread whatever it is told."""
+    """Yield verdicts on a run with more threads; none if the engine cannot change them."""
     if context.settings.n_threads >= THREADS or not isinstance(context.subject, ProgramSession):
         return
     context.progress(f"{answers.what} {WORDS}")
@@ -93,8 +93,10 @@ def asked_with_threads(
 
 @contextmanager
 def with_threads(plan: Plan, context: Context) -> Iterator[Context | str]:
-    """The same program, started anew with several; or why it does not start, "" where it says that
-    it has another number."""
+    """Yield the program, started again with several threads, or why it does not start.
+
+    The reason is "" if the program says that it has another number.
+    """
     settings = replace(context.settings, n_threads=THREADS)
     with context.runner.open(plan.engine, plan.subject_model, settings) as session:
         asked: Context | str = ""
@@ -118,7 +120,7 @@ def rounds() -> Iterator[int]:
 
 
 def until_wrong(answers: Answers, context: Context) -> Iterator[Verdict]:
-    """Each time the same question, until an answer is wrong."""
+    """Ask the same question again and again, until an answer is wrong."""
     repeated, suite = answers.prepare(context), answers.suite
     if repeated is None:
         return
@@ -169,7 +171,7 @@ def logits(context: Context) -> Repeated:
 
 
 def tokens(context: Context) -> Repeated | None:
-    """None: of a wrong oracle it was said where one thread was asked."""
+    """Return the question for greedy tokens; None if the oracle was found wrong with one thread."""
     question = ("greedy", Decode().prompt(context), context.n_steps)
     oracle = context.ask(context.oracle, *question)
     batches = steps_of(question[1], oracle, context.facts.decoder_start)

@@ -60,7 +60,7 @@ def architecture(file: GgufFile) -> str:
 
 
 def n_layers(file: GgufFile) -> int:
-    """Raises Unsupported for what cannot be sliced, with the reason."""
+    """Return the number of layers. Raises Unsupported, with the reason, if there are no slices."""
     arch, kind = what_it_is(file)
     if reason := why_no_run(arch, kind, len(file.tensors)):
         raise Unsupported(reason)
@@ -212,8 +212,10 @@ def small(
     layer: int | None = None,
     role: Mapping[str, int] | None = MappingProxyType({}),
 ) -> Recipe:
-    """One in which all that norms read is so small that eps decides: elsewhere a wrong one is lost
-    in the noise."""
+    """Return a recipe in which all inputs of norms are so small that eps decides.
+
+    Elsewhere a wrong eps is lost in the noise.
+    """
     whole = whole_or_layer(file, layer, role)
     changes = made_small(set(whole.names) - whole.stored)
     return replace(whole, changes={**changes, **whole.changes})
@@ -260,7 +262,7 @@ def what_attention_adds(stems: Collection[str]) -> set[str]:
 
 
 def without(file: GgufFile, layer: int, parts: Sequence[str]) -> dict[str, Change]:
-    """Changes that let the slice's layer add nothing, or multiply by nothing, through these."""
+    """Return changes by which these parts of the slice's layer add nothing, or multiply by one."""
     names = [name for name in within(file, layer) if is_one_of(name[6:], parts)]
     return {name: ones if is_one_of(name[6:], SCALES) else zero for name in names}
 

@@ -84,7 +84,7 @@ def are_apart(x: NDArray[np.float64]) -> bool:
 
 
 def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float64]:
-    """(tokens, width): rows of the lens."""
+    """Return the lens's rows of the tokens: (tokens, width)."""
     format, size = WeightFormat.member(lens.type), row_bytes(lens)
     found = np.zeros((len(ids), lens.width))
     for stretch in lens.stretches:
@@ -121,9 +121,11 @@ def gates_of(x: NDArray[np.float64]) -> F32:
 
 
 def changes_of(file: GgufFile, lens: Lens) -> dict[str, Change]:
-    """Return the changes to a layer whose attention adds nothing. Raises Unsupported if gates
-    cannot tell the rows of the tokens apart. The oracle's file gave the tokens; the subject's may
-    have other rows."""
+    """Return the changes to a layer whose attention adds nothing.
+
+    The oracle's file gave the tokens; the subject's file may have other rows. Raises Unsupported if
+    gates cannot tell the tokens' rows apart.
+    """
     read = read_by_gates(file, lens, lens.ids)
     if not are_apart(read):
         raise Unsupported(

@@ -40,7 +40,9 @@ def with_large_steps(
     layer: int | None = None,
     role: Mapping[str, int] | None = MappingProxyType({}),
 ) -> Recipe:
-    """The whole model, or of one layer as `slices.small` has it."""
+    """Return a recipe with large time steps: of the whole model, or of one layer
+    (`slices.small`).
+    """
     whole = whole_or_layer(file, layer, role)
     biases = filter(is_bias, set(whole.names) - whole.stored)
     changes = {name: in_turn(OFFSETS) for name in biases}

@@ -95,7 +95,7 @@ def words_of(layers: range) -> str:
 
 
 def twin(asker: SliceAsker) -> SliceAnswer:
-    """Both engines on the whole model in F32."""
+    """Ask both engines about the whole model in F32."""
     with twin_of(asker) as plan:
         return asker.answer_to(plan)
 

@@ -39,7 +39,7 @@ def is_wide(file: GgufFile, lens: Lens) -> bool:
 
 
 def recipe_of(file: GgufFile, lens: Lens, head: Tensor) -> Recipe:
-    """Without the vocabulary and the keys all is made anew, in F32."""
+    """Return a recipe made anew in F32, except for the vocabulary and the keys."""
     recipe, made = first_layers(file, lens.layers), [head, embeddings(lens)]
     kept = {}
     for name in recipe.names:

@@ -26,7 +26,7 @@ FOUNDATIONS = {"layers", "norm-of-each-token"}
 
 @dataclass(frozen=True)
 class SeenReport:
-    """One engine's report."""
+    """Report of one engine."""
 
     engine: str
     covering: tuple[str, ...]  # tests that name it
@@ -42,10 +42,10 @@ class SeenReport:
 
 
 def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT) -> SeenReport:
-    """With the acid prompt and with another: each report may name a mistake.
+    """Ask an engine for its report with the acid prompt and with another; each may name a mistake.
 
-    What else a mistake makes of a report is counted where a test for any prompt covers it in the
-    report of a short prompt, because hundreds of tokens show most mistakes everywhere.
+    Side effects of a mistake count in the report of the short prompt if a test for any prompt
+    covers it, because hundreds of tokens show most mistakes everywhere.
     """
     covering = tuple(t.name for t in report.tests if name.partition(":")[2] in t.catches)
     read = {p: read_report(text_of(name, path, settings, p)) for p in (report.prompt, SHORT)}
@@ -87,7 +87,7 @@ def needs(report: Report, test: Measurement) -> Set[str]:
 
 
 def text_of(name: str, path: Path, settings: Settings, prompt: str = PROMPT) -> str:
-    """Greedy text behind the prompt; what an engine does not answer is an empty text."""
+    """Return the greedy text after the prompt; empty if the engine does not answer."""
     with LocalSession(Adapter.member(name), path, settings) as session:
         ids = session.ask("tokenize", [prompt.encode()])
         if not isinstance(ids, Answered):

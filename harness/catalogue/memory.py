@@ -50,7 +50,7 @@ def remember(context: Context) -> None:
 
 
 def remembering(honest: HonestRuns) -> HonestRuns:
-    """The same, with each run made once."""
+    """Make each honest run at most once."""
     for name in ("floor", "logits", "converted", "recording"):
         if method := getattr(honest, name, None):
             setattr(honest, name, once(method))

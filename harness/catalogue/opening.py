@@ -40,7 +40,7 @@ class KnownModels:
     asked: int = 0  # how many models engines were opened on
 
     def opening(self, start: Start, view: View = LOGITS) -> Callable[[Plan, Progress], Opened]:
-        """In the place of `open_plan`: this engine is under test, and shows logits alone."""
+        """Return a stand-in for `open_plan`: this engine is under test and shows only logits."""
 
         def open_one(plan: Plan, progress: Progress) -> Opened:
             self.asked += 1
@@ -72,7 +72,7 @@ class KnownModels:
 
 
 def opened_alone(plan: Plan, progress: Progress) -> Opened:
-    """With our own engine, whose place is taken."""
+    """Open the plan with our own engine in the place of the one under test."""
     return open_plan(replace(plan, engine=REFERENCE, subject_model=plan.model), progress)
 
 

@@ -12,7 +12,7 @@ HEAD = ("wrong engines", "n", *SHOWN, "layer", "op")
 
 
 def lines(found: Sequence[Trial]) -> Iterator[str]:
-    """For reports/TRUST.md and the terminal alike."""
+    """Yield lines for reports/TRUST.md and for the terminal."""
     wrong = [trial for trial in found if not trial.honest]
     fine = [trial for trial in found if trial.honest]
     if wrong:
@@ -24,7 +24,7 @@ def lines(found: Sequence[Trial]) -> Iterator[str]:
 
 
 def summary(found: Sequence[Trial]) -> Iterator[str]:
-    """For README.md."""
+    """Yield lines for README.md."""
     wrong = [trial for trial in found if not trial.honest]
     fine = [trial for trial in found if trial.honest]
     layers, ops = (percent(n, len(wrong)) for n in count_placed(wrong))

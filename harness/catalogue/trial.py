@@ -1,4 +1,4 @@
-"""One engine through the ordinary suites and `bisect`, as much of it shown as a view has."""
+"""Trial of one engine by the ordinary suites and `bisect`, as much of it shown as a view has."""
 
 import time
 from collections.abc import Sequence
@@ -142,8 +142,10 @@ def show_through(bench: TrialBench, name: str, view: View) -> Context:
 
 
 def suites(cls: type[Reference]) -> list[str]:
-    """Those in which the subject is asked what it does not answer as the reference does: that one
-    is held against llama.cpp elsewhere."""
+    """Return the suites in which the subject answers something differently from the reference.
+
+    The reference itself is compared with llama.cpp elsewhere.
+    """
     same = {
         name
         for name, questions in QUESTIONS_OF.items()
@@ -197,7 +199,7 @@ class Located:
 
 
 def locate(bench: TrialBench, name: str) -> Located:
-    """By bisect, of an engine that shows all."""
+    """Bisect an engine that shows all."""
     context = show_through(bench, name, ALL)
     try:
         result = bisect(context)

@@ -81,7 +81,7 @@ class Narrow(Session):
         return self.narrow(outcome) if question == "evaluate" else outcome
 
     def narrow(self, outcome: Outcome) -> Outcome:
-        """With the tensors of the view alone."""
+        """Keep only the tensors of the view."""
         if not isinstance(outcome, Answered) or outcome.value.trace is None:
             return outcome
         found: Evaluation = outcome.value

@@ -96,7 +96,7 @@ class Plan:
 
 
 def suites_named(names: Sequence[str]) -> list[type[Suite]]:
-    """In the order of a run; all of them if none is named."""
+    """Return the suites in the order of a run; all if none is named."""
     import_members("lockstep.harness.suites")
     chosen = [Suite.member(name) for name in names] or list(Suite.family.values())
     return sorted(set(chosen), key=lambda suite: suite.order)
@@ -128,7 +128,7 @@ def preflight(plan: Plan) -> ModelFacts:
 
 
 def check_length(plan: Plan, n_positions: int) -> None:
-    """Raises Unsupported, an EngineError."""
+    """Check that the model has enough positions for the run. Raises Unsupported, an EngineError."""
     room = prompt_room(plan)
     options = (("--tokens", plan.n_tokens, STEPS_TRACED), ("--steps", plan.n_steps, room))
     for option, n, besides in options:
@@ -157,7 +157,7 @@ def in_full(settings: Settings) -> Settings:
 
 @dataclass(kw_only=True)
 class Opened:
-    """Both engines, opened for a plan. Close it when done."""
+    """Engines, both opened for a plan. Close it when done."""
 
     context: Context
     engines: tuple[EngineInfo, ...]
@@ -248,7 +248,7 @@ def open_plan(plan: Plan, progress: Callable[[str], None]) -> Opened:
 
 
 def dump_given(plan: Plan) -> Dump | None:
-    """The run that the subject holds, if it holds one. Raises BadInput."""
+    """Return the run that the subject's dump holds; None for other engines. Raises BadInput."""
     folder = folder_of(plan.engine)
     if folder is None:
         return None

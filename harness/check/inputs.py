@@ -21,7 +21,9 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
 
 
 def check_file(path: Path, otherwise: str = "") -> Path:
-    """The same path, if a regular file is there. Raises BadInput; `otherwise` ends its sentence."""
+    """Return the path if a regular file is there. Raises BadInput; `otherwise` ends its
+    sentence.
+    """
     from lockstep.engine.gguf.regular_file import check_regular
     from lockstep.harness.check.check import BadInput
 
@@ -51,8 +53,11 @@ def check_is_no_model(path: Path) -> None:
 
 
 def check_replaced(path: Path, *inputs: Path) -> None:
-    """Before what is there is replaced by a text. Raises BadInput where it is a model, one of the
-    inputs or a device, which would be gone, or where no file can be put."""
+    """Check a path before a text replaces what is there.
+
+    Raises BadInput if it is a model, one of the inputs or a device, which would be gone, or if no
+    file can be put there.
+    """
     from lockstep.harness.check.check import BadInput
 
     check_folder_of(path)

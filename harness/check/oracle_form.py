@@ -1,4 +1,4 @@
-"""Other forms of the oracle, which honest engines may have: its graph or its file differs."""
+"""Form in which llama.cpp runs beside an engine under test."""
 
 from dataclasses import replace
 from enum import Enum, auto

@@ -69,7 +69,7 @@ def settings_from(given: Mapping[str, Any], source: str) -> Settings:
 def cache_for(*fields: str) -> Callable[[str, str], dict[str, Any]]:
     def read(value: str, where: str) -> dict[str, Any]:
         if value.upper() not in CACHE_TYPES:
-            raise BadInput(f"{where}: {value!r} is no cache type {choices(value, CACHE_TYPES)}")
+            raise BadInput(f"{where}: {value!r} is not a cache type {choices(value, CACHE_TYPES)}")
         return dict.fromkeys(fields, value.upper())
 
     return read

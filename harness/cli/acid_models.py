@@ -7,7 +7,7 @@ ACID, ACID_PREFIX = "acid", "acid:"
 
 
 def acid_model(name: str, folder: Path) -> Path:
-    """name: acid:ARCH:TYPE, or acid:TYPE of a llama."""
+    """Write an acid model, and return its path. name: acid:ARCH:TYPE, or acid:TYPE of a llama."""
     from lockstep.harness.acid.write import write_acid
 
     *arch, quant = name.removeprefix(ACID_PREFIX).split(":")
@@ -17,7 +17,9 @@ def acid_model(name: str, folder: Path) -> Path:
 
 
 def acid_files(arch: str | None, folder: Path) -> Iterator[tuple[str, Path]]:
-    """One of each type of a llama, and in F32 of each other architecture; F32 first."""
+    """Yield the names and files of acid models: all types of a llama, other architectures in
+    F32.
+    """
     from lockstep.harness.acid.every import FIRST, every
     from lockstep.harness.acid.write import check_known
 

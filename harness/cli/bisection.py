@@ -96,8 +96,7 @@ def as_stored(result: Bisection) -> list[str]:
 
 
 def rows_of(culprit: SiteFinding) -> str:
-    """Describe the weights that it reads, and the rows that are wrong; "" if the finding has
-    neither."""
+    """Describe the weights that the op reads, and its wrong rows; "" if it has neither."""
     pieces = pieces_of(culprit.outputs)
     rows = ", ".join(map(in_words, pieces[:8]))
     more = sum(map(len, pieces[8:]))

@@ -137,7 +137,7 @@ def layers(result: "BlackBoxBisection") -> set[int]:
 
 
 def wrong_layers(rows: Sequence["LayerRow"]) -> list[int]:
-    """With what stands outside of them as the first."""
+    """Return the wrong layers; 0 also stands for what lies outside of them."""
     return [row.layer or 0 for row in rows if row.answer.differs]
 
 
@@ -162,7 +162,7 @@ def no_part_is_named(result: "BlackBoxBisection") -> bool:
 
 
 def only_as_stored(result: "BlackBoxBisection") -> str:
-    """The types of the weights, where no slice is wrong and no lens could be looked through; ""."""
+    """Name the types of weights that no lens could show, if no slice is wrong; else ""."""
     looked = any(look.answer.status in ("agreed", "diverged") for look in result.lenses)
     if looked or not result.rows or not all(row.answer.agrees for row in result.rows):
         return ""

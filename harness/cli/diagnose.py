@@ -1,4 +1,4 @@
-"""`lockstep diagnose`: the known mistake that makes an engine's answers."""
+"""`lockstep diagnose`: the known mistake that reproduces an engine's answers."""
 
 import shlex
 import sys

@@ -56,7 +56,7 @@ def diagnosis_lines(plan: "Plan", found: "Diagnosed") -> Iterator[str]:
 
 
 def aspect_lines(each: "Diagnosis") -> Iterator[str]:
-    yield f"{OF[each.aspect]}: {as_the_right(each.rows)} as the right engine's"
+    yield f"{OF[each.aspect]}: {as_the_right(each.rows)} agree with the right engine's"
     if ties := sum(row.not_compared for row in each.rows):
         yield f"  {ties} more tokens were not compared: they follow {TIES}"
     yield from (f"  differs: {describe_difference(one)}" for one in each.differences)
@@ -64,7 +64,7 @@ def aspect_lines(each: "Diagnosis") -> Iterator[str]:
 
 
 def verdicts_of(plan: "Plan", found: "Diagnosed", again: str) -> "Iterator[Verdict]":
-    """For the report. again: the command that shows it again."""
+    """Yield the report's verdicts. again: the command that reproduces them."""
     from lockstep.harness.diagnosis import report
 
     said = {each.aspect: list(aspect_lines(each)) for each in found.of}

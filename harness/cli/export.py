@@ -10,7 +10,7 @@ from lockstep.harness.cli.options import QuietOpt
 
 
 class ExportLevel(StrEnum):
-    """lockstep.golden.export.write.LEVELS"""
+    """Level of an export, as in lockstep.golden.export.write.LEVELS."""
 
     tokens = "tokens"
     dequant = "dequant"
@@ -22,7 +22,7 @@ class ExportLevel(StrEnum):
 
 
 class ExportForm(StrEnum):
-    """lockstep.golden.export.write.FORMS"""
+    """Format of an export, as in lockstep.golden.export.write.FORMS."""
 
     json = "json"
     safetensors = "safetensors"

@@ -60,7 +60,7 @@ def regen(
         say = progress(screen_)
         models, root = model or [], vectors or DEFAULT_ROOT
         if out and not models:
-            raise BadInput("--out needs the models whose vectors to write")
+            raise BadInput("--out needs models: name those whose vectors to write")
         shipped = bool(vectors) or (out is None and all(is_ours(path) for path in models))
         if shipped and (node or out):
             raise BadInput("--node and --out are for your own models: omit --vectors")

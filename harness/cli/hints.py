@@ -87,7 +87,7 @@ def slice_name(model: Path) -> str:
 
 
 def size_and_layers(model: Path, large: int) -> tuple[int, int]:
-    """In bytes, of all files that it is split into. Small ones are not opened."""
+    """Return bytes of all the model's files, and its layers; small files are not opened."""
     from lockstep.engine.gguf.split_files import NAME, open_model
     from lockstep.harness.blackbox.slices import n_layers
 

@@ -8,7 +8,7 @@ import typer
 
 
 class Preset(StrEnum):
-    """lockstep.harness.records.PRESETS has their settings."""
+    """Name of a preset; lockstep.harness.records.PRESETS has their settings."""
 
     exact = "exact"
     default = "default"

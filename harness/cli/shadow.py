@@ -168,7 +168,7 @@ def options_of(
 
 
 def plans_of(models: Sequence[Path], arch: str | None, **same: Any) -> list["ShadowPlan"]:
-    """One of each file, or of each variant; they have the rest in common."""
+    """Return a plan for each file or variant; they have the rest in common."""
     from lockstep.harness.cli.shared import usage
     from lockstep.harness.runs.shadow import ShadowPlan, every_variant
     from lockstep.harness.synth.any_arch import variant_named
@@ -209,7 +209,7 @@ def notes(verdicts: Sequence["Verdict"]) -> list[str]:
 
 
 def op_table(verdicts: Sequence["Verdict"]) -> "Table":
-    """One row for each kind of op, over all models."""
+    """Return a row for each kind of op, over all models."""
     from rich.table import Table
 
     rows = by_op(verdicts)
@@ -235,7 +235,7 @@ def total(same: Sequence["Verdict"], name: str) -> int:
 
 
 def fault_table(verdicts: Sequence["Verdict"]) -> "Table":
-    """One row for each family of ops: found of injected by kind, and what was drawn again."""
+    """Return a row for each family of ops: faults found of those injected, and those redrawn."""
     from typing import get_args
 
     from rich.table import Table

@@ -22,7 +22,7 @@ SECONDS = 300.0  # of a Plan
 
 
 def screen(quiet: bool, as_json: bool = False) -> "Terminal":
-    """Not called `terminal`: importing the module of that name would put it in the place."""
+    """Return a Terminal. The name `terminal` would be replaced when its module is imported."""
     from lockstep.harness.cli.terminal import Terminal
 
     return Terminal(quiet=quiet, as_json=as_json)
@@ -92,7 +92,10 @@ def adapters_of(
 
 
 def adapter_of(kind: str, text: str) -> "AdapterFile":
-    """Raises BadParameter. A path with an equals sign needs a scale behind it."""
+    """Return the adapter FILE=SCALE. Raises BadParameter.
+
+    A path with an equals sign needs a scale behind it.
+    """
     from lockstep.harness.check.inputs import check_file
     from lockstep.harness.records import AdapterFile
 

@@ -20,7 +20,7 @@ def table_of(verdicts: Sequence[Verdict]) -> Table:
 
 
 def suite_table(verdicts: Sequence[Verdict]) -> Table:
-    """One row per model, suite, and engine if it is about one alone."""
+    """Return a row per model and suite, and per engine if a verdict is about one alone."""
     rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for verdict in verdicts:
         whom = "" if verdict.about == BOTH else f" ({verdict.about})"
@@ -38,7 +38,7 @@ def suite_table(verdicts: Sequence[Verdict]) -> Table:
 
 
 def model_table(verdicts: Sequence[Verdict]) -> Table:
-    """One row for each model: the suites that compared something, and those that could not."""
+    """Return a row for each model: the suites that compared something, and those that could not."""
     cases: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         cases.setdefault(verdict.case, []).append(verdict)

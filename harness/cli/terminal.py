@@ -133,7 +133,9 @@ class Terminal:
     # --- results --------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        """In no color, unwrapped (rich would expand tabs); a pipe may be a CI's log."""
+        """Print a line without color, unwrapped (rich would expand tabs); a pipe may be a CI's
+        log.
+        """
         self.quieten()
         sys.stdout.write(printable(text, "\n\t") + "\n")
 
@@ -149,7 +151,7 @@ class Terminal:
             self.err.print(f"note: {printable(text)}")
 
     def annotation(self, line: str) -> None:
-        """For GitHub's runner, which reads standard error too: as it is, in no color, unwrapped."""
+        """Print a line for GitHub's runner, which reads standard error: no color, unwrapped."""
         self.quieten()
         sys.stderr.write(f"{line}\n")
 
@@ -207,7 +209,7 @@ class Terminal:
         return result.exit_code
 
     def diagnosis(self, plan: Plan, found: "Diagnosed") -> int:
-        """Print it; the exit code."""
+        """Print the diagnosis, and return the exit code."""
         from lockstep.harness.cli.diagnosis import diagnosis_lines, diagnosis_of
 
         self.quieten()
@@ -238,7 +240,7 @@ PASSED_ON = (OutputFailed, typer.Exit, typer.Abort, typer.BadParameter.__mro__[2
 
 
 def what_and_where(error: Exception) -> str:
-    """In one line; all of the traceback is printed if LOCKSTEP_TRACEBACK is set."""
+    """Describe an error in one line; LOCKSTEP_TRACEBACK prints the whole traceback."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}, line {last.lineno}"
     what = cut(str(error).splitlines()[0], 300) if str(error) else ""
@@ -300,7 +302,7 @@ def reach_of(result: "RunResult") -> str:
 
 
 def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
-    """Those that are not well, grouped by cause."""
+    """Group the verdicts that need attention by cause."""
     groups: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         if verdict.status not in ("agreed", "excused", "not-applicable"):

@@ -1,4 +1,4 @@
-"""Two engines asked at once, and which of them is asked again alone."""
+"""Questions to two engines at once, and the rule for which of them is asked again alone."""
 
 from collections.abc import Callable
 from functools import partial

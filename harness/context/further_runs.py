@@ -83,8 +83,10 @@ def on_the_edge(context: Context) -> Run:
 
 
 def almost_the_same(context: Context) -> Iterator[Run]:
-    """The usual run with one token changed: what is kept of calls before may be found by its size,
-    its beginning, its end or a part, and be another's."""
+    """Yield the usual run with one token changed, to find a wrong prompt-cache hit.
+
+    An engine may find a cached run by its size, its beginning, its end or a part.
+    """
     first, *rest = context.batches
     places = {len(first) - 1: "last", len(first) // 2: "middle", 0: "first"}
     for at, words in reversed(places.items()):

@@ -1,5 +1,6 @@
-"""The same logits however they are asked for: with outputs of some tokens only, beside another
-sequence, with tensors shown. An engine is held against its own first answer.
+"""Runs that must give the same logits: with few outputs, beside another sequence, with tensors.
+
+An engine is compared with its own first answer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ EVERY = 3  # of outputs one in three is asked for
 
 
 def ways(context: Context) -> Iterator[Run]:
-    """None of a model whose encoder reads the prompt first: its batches are of two kinds."""
+    """Yield runs that must give the same logits; none if an encoder reads the prompt first."""
     batches = context.batches
     if any(batch.encoder or not batch.outputs.all() for batch in batches):
         return
@@ -55,7 +56,7 @@ def some_outputs(batches: Sequence[Batch]) -> Run:
 
 
 def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Run:
-    """Each token is followed by one of another sequence, at the same position."""
+    """Return a run in which each token is followed by one of another sequence, at its position."""
     mixed, own = [], []
     for number, batch in enumerate(batches):
         raw = Philox(key=[seed, number + 1]).random_raw(len(batch))

@@ -225,7 +225,7 @@ class IsolatedSession(Session):
         return Worker(self.python, is_users(self.name))
 
     def _loading_worker(self) -> "Worker":
-        """It loads while nobody waits for it."""
+        """Return a worker that loads while nobody waits for it."""
         worker = self._new_worker()
         worker.load(self.loading, time.monotonic() + self.start_limit)
         return worker

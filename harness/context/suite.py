@@ -69,7 +69,7 @@ class HonestRuns(Protocol):
         """`floor` of the same will be asked for: it may be computed in the meantime."""
 
     def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
-        """One run without errors, and the worst of so many with."""
+        """Return an honest run without errors, and the worst of `runs` with errors."""
 
     def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
         """So many runs with errors, (outputs, vocabulary) each."""
@@ -95,7 +95,7 @@ class HonestRuns(Protocol):
 
 @dataclass(kw_only=True)
 class Context:
-    """One model, one preset, two engines in their roles."""
+    """Context of a check: one model, one preset, two engines in their roles."""
 
     case: str  # how the report names the model
     model: Path  # the oracle's file
@@ -153,7 +153,7 @@ class Context:
 
     @cached_property
     def tokens(self) -> list[int]:
-        """Seeded ids from all over the vocabulary: text would only reach the common ones."""
+        """Return random ids of the whole vocabulary; a text would only contain common ones."""
         n_vocab = self.facts.n_vocab
         if not n_vocab:
             raise NoAnswer("not-compared", "the file does not say how many tokens there are", {})
@@ -171,7 +171,7 @@ class Context:
         return encoded_first((Batch.of(prompt), *steps), both)
 
     def begin_noise(self) -> None:
-        """Engines are asked first, and in the meantime it may be measured."""
+        """Start to measure the noise, in the background while engines are asked."""
         if "noise" not in self.__dict__:
             self.honest.begin(self.batches, seed=self.seed, runs=RUNS)
 
@@ -204,20 +204,19 @@ class Context:
         return self.honest.converted_runs(batches, only=only)
 
     def asked_on_made_models(self, name: str) -> Iterator[Verdict]:
-        """Nothing where no models are made for it."""
+        """Yield the suite's verdicts on made models; none if it makes no models."""
         if name in self.on_made_models:
             yield from self.on_made_models[name](self)
 
     def with_subject(self, subject: Session, path: Path, info: EngineInfo) -> "Context":
-        """The same with another subject: all that is known so far is of the oracle."""
+        """Return this context with another subject; what is known about the oracle stays."""
         other = copy(self)
         other.rounding = []
         other.subject, other.subject_model, other.subject_info = subject, path, info
         return other
 
     def for_embeddings(self) -> "Context":
-        """The same with honest runs that come to embeddings. What is begun stays this one's: who
-        closes the other ends nothing here."""
+        """Return this context with honest runs of embeddings; what this one began stays its own."""
         return replace(self, embeddings=True, begun={})
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -237,8 +236,9 @@ class Context:
         return expected, self.answer(self.subject, question, second)
 
     def outcomes(self, question: str, *args: Any, **kwargs: Any) -> tuple[Outcome, Outcome]:
-        """The oracle's and the subject's, asked at once where the oracle is another process, which
-        the subject does not ask itself."""
+        """Return the outcomes of oracle and subject, asked at once if they are separate
+        processes.
+        """
         oracle = partial(self.oracle.ask, question, *args, **kwargs)
         subject = partial(self.subject.ask, question, *args, **kwargs)
         if self.oracle.pid is None or self.oracle in (self.subject, self.subject.asks):
@@ -271,7 +271,7 @@ class Context:
         raise error
 
     def refusal(self, session: Session, question: str, error: NoAnswer) -> NoAnswer:
-        """With whom it accuses: who refuses what our own engine takes as well."""
+        """Return the error with the accused engine: one that refuses what our own engine takes."""
         wrong = "unknown"
         if self.takes(session, question):
             wrong = {self.oracle: "oracle", self.subject: "subject"}.get(session, session.name)
@@ -364,7 +364,7 @@ def line_that_says_why(message: str) -> str:
 
 
 def patient(error: NoAnswer) -> NoAnswer:
-    """The same; who waited in vain is told how to wait otherwise."""
+    """Return the error; after a timeout it says how to wait less."""
     if error.status != "timed-out":
         return error
     less = error.detail.get(LESS)
@@ -390,7 +390,7 @@ class Suite(Registered):
         Context.begun."""
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        """One verdict for each thing compared, also for what turned out not to be comparable."""
+        """Yield a verdict for each comparison, also for those that turned out to be impossible."""
         raise NotImplementedError
 
     def finish(self, context: Context) -> Iterator[Verdict]:

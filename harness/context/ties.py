@@ -64,7 +64,7 @@ def logits_of(session: Session, batches: tuple[Batch, ...]) -> NDArray[np.float3
 def ties_between(
     ids: Sequence[int], stepwise: NDArray[np.float32], at_once: NDArray[np.float32]
 ) -> list[Tie]:
-    """Both: (tokens, vocabulary)."""
+    """Return the ties of two runs; both arrays are (tokens, vocabulary)."""
     found = []
     for at, (chosen, row, again) in enumerate(zip(ids, stepwise, at_once, strict=True)):
         others = row.copy()

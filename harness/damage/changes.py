@@ -22,7 +22,7 @@ TRIES = 100  # of bits, until one changes a weight to another finite one
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """One change of a file."""
+    """Change of a file."""
 
     tensor: str
     kind: str
@@ -40,7 +40,9 @@ class Damage:
 
 
 def damages(path: Path, seed: int, n: int) -> Iterator[Damage]:
-    """In as many tensors, decided by the seed and their names; single numbers come last."""
+    """Yield n damages in n tensors, decided by the seed and their names; single numbers come
+    last.
+    """
     import_members("lockstep.engine.quants")
     with GgufFile.open(path) as file:
         names = [name for name, tensor in file.tensors.items() if tensor.n_bytes]
@@ -77,7 +79,7 @@ def damage(file: GgufFile, name: str, bits: Philox) -> Damage:
 def one_bit(
     kind: type[WeightFormat], name: str, raw: NDArray[np.uint8], start: int, bits: Philox
 ) -> Damage:
-    """Raises EngineError for a tensor in which no bit matters."""
+    """Return a flipped bit that changes the weights. Raises EngineError if no bit does."""
     size = kind.layout.itemsize
     for _ in range(TRIES):
         at, bit = draw_number(bits, raw.size), draw_number(bits, 8)

@@ -73,7 +73,7 @@ def results(
 
 
 def make_models(plans: Sequence[DamagePlan], folder: Path) -> None:
-    """One engine names the tensors of all: to start it takes longer than to ask it."""
+    """Write all models; one engine names the tensors of all, as starting it takes long."""
     with open_for_variants() as session:
         for plan in plans:
             variant, path = variant_named(plan.variant), model_path(plan, folder)
@@ -84,7 +84,7 @@ COLUMNS = ("changes", "move an output", "named", "beyond a bound", "alone", "con
 
 
 def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """By kind of change, then what was not found, then what could not be tried."""
+    """Yield the lines by kind of change, then what was not found, then what was not tried."""
     tried = [v for v in verdicts if "damage" in v.detail]
     yield f"{'':<8}" + "".join(f"{name:>16}" for name in COLUMNS)
     kinds = Counter(v.detail["kind"] for v in tried)

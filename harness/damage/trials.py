@@ -1,8 +1,8 @@
-"""One model, damaged again and again: what `bisect` says of each copy.
+"""Trials of a damaged model, again and again: what `bisect` says of each copy.
 
-The oracle has the model as it is, the subject a copy with one change. Whoever looks is not told the
-tensor and knows nothing of the architecture. A change that moves no bit of the subject's outputs
-need not be found.
+The oracle has the model as it is, the subject a copy with one change. `bisect` is not told the
+tensor and knows nothing of the architecture. It need not find a change that moves no bit of the
+subject's outputs.
 """
 
 from dataclasses import asdict, dataclass
@@ -51,7 +51,7 @@ def model_path(plan: DamagePlan, folder: Path) -> Path:
 
 
 def trials(plan: DamagePlan, folder: Path) -> TriedChange:
-    """One verdict for each damage of the variant's model, which lies in the folder."""
+    """Return a verdict for each damage of the variant's model, which lies in the folder."""
     path = model_path(plan, folder)
     case = f"synth:{plan.variant}"
     whole = Plan(

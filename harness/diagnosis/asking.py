@@ -98,7 +98,7 @@ def readable(context: Context, question: MistakeQuestion, said: Any) -> Any:
 
 
 def questions_for(context: Context) -> Iterator[MistakeQuestion]:
-    """In order: what is cheap first, and long runs last."""
+    """Yield questions, cheap ones first and long runs last."""
     levels = context.subject_info.levels
 
     def offers(level: str) -> bool:
@@ -238,8 +238,10 @@ def seed_prompt(turn: Turn, before: Sequence[int], ids: Iterator[int]) -> tuple[
 
 
 def of_tokens_behind(context: Context) -> Iterator[MistakeQuestion]:
-    """One token behind each of many beginnings, and a text: of one that goes on rightly nothing is
-    seen, however long it is."""
+    """Yield questions for one token after each of many prefixes, and one for a text.
+
+    An engine that goes on correctly shows nothing in a text, however long.
+    """
     if context.facts.decoder_start is None:
         for ids, n in beginnings(context):
             words = f"the token after {n} seeded tokens, from {ids[0]} on"

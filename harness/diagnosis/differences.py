@@ -30,8 +30,10 @@ Pair = tuple[str, str, str]  # what was asked, the subject's answer, the right o
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One row of an answer. got: the subject's; expected: the right engine's; "" where the words
-    of the question say all that can be said in a line."""
+    """Row of an answer. got: the subject's value. expected: the right engine's.
+
+    Both are empty if the words of the question say all that fits a line.
+    """
 
     asked: str
     got: str

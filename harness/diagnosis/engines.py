@@ -51,7 +51,7 @@ class Engines:
         return self.sessions[cls]
 
     def fresh(self, cls: type[Any]) -> LocalSession:
-        """One that was asked nothing yet, for the caller to close."""
+        """Return a session that was asked nothing yet; the caller closes it."""
         made = without_roundings(cls) if self.plain else cls
         return LocalSession(made, self.path, self.settings)
 

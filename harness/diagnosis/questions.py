@@ -245,8 +245,10 @@ class Greedy(MistakeQuestion):
         return session.ask("greedy", list(self.ids), self.n)
 
     def of(self, session: LocalSession) -> Any:
-        """The tokens, and the logits by which each was chosen: it may be a tie. Without them of an
-        engine that chooses in a way of its own."""
+        """Return the tokens, and the logits that chose each, as it may be a tie.
+
+        There are no logits if the engine chooses in a way of its own.
+        """
         if session.cls.greedy is not Reference.greedy or self.decoder_start is not None:
             ids = value_of(self.ask(session))
             return None if ids is None else (ids, None)
@@ -273,7 +275,9 @@ class Greedy(MistakeQuestion):
 def choose_tokens(
     session: LocalSession, prompt: Sequence[int], n: int
 ) -> tuple[list[int], list[NDArray[np.float32]]] | None:
-    """None: the engine does not go on, as one of a mistake that cannot be made in this model."""
+    """Return tokens with their logits; None if the engine fails, as the mistake cannot be made
+    here.
+    """
 
     def run(engine: Any) -> tuple[list[int], list[NDArray[np.float32]]]:
         every = list(engine.loaded.choices(prompt, n))
@@ -284,7 +288,7 @@ def choose_tokens(
 
 
 def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool:
-    """Not of logits that are exactly alike: which of these is chosen an engine decides."""
+    """Return True if two logits are close but not equal: which of equal ones to choose is free."""
     if not np.isfinite(row).all():
         return False
     allowed = 2 * float(whole_run(noise, largest(row)).allowed)

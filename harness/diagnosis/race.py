@@ -128,7 +128,7 @@ def race(
     of: HeldAnswers,
     progress: Callable[[str], None],
 ) -> list[TriedMistake]:
-    """In forks too where a run takes long: none of the wrong engines knows of the others."""
+    """Try the mistakes, in forks if a run takes long: no wrong engine knows of the others."""
 
     def rows(numbers: Sequence[int]) -> list[Row]:
         best: TriedMistake | None = None
@@ -232,8 +232,10 @@ def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
 def reaching(
     classes: Sequence[KnownMistake], of: HeldAnswers, before: Sequence[TriedMistake]
 ) -> list[KnownMistake]:
-    """Without those that made none of this difference when our engine rounded in another way
-    (before): they do nothing to such a model, and each would be a run more."""
+    """Return the mistakes without those that made none of this difference in an earlier race.
+
+    They do nothing to such a model, and each would cost a run.
+    """
     off = {one.question.words for one in of.off}
     idle = {row.cls for row in before if row.as_right & off}
     return [cls for cls in classes if cls not in idle]

@@ -1,4 +1,4 @@
-"""A diagnosis as verdicts: one for each aspect of the engine, one for what it did not answer."""
+"""Verdicts of a diagnosis: one for each aspect of the engine, one for what it did not answer."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -31,10 +31,10 @@ RACES = "races"  # of mistakes: their answers are made to be others than those o
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRow:
-    """One engine through one view.
+    """Result of one engine through one view.
 
-    named: as Diagnosis has it, of the aspect that differs; others: what is named once these are
-    not in the catalogue.
+    named: the mistakes that Diagnosis names for the aspect that differs. others: those that it
+    names once these are not in the catalogue.
     """
 
     engine: str
@@ -141,7 +141,7 @@ def one(tried: Tried, bench: DiagnosisBench, cls: Any, view: View) -> TrialRow:
 def without(
     context: Any, bench: DiagnosisBench, found: Diagnosis, some: Sequence[AskedQuestion]
 ) -> Diagnosis:
-    """The same with nobody knowing of what was named, of mistakes of this architecture."""
+    """Return the diagnosis if the catalogue lacked the named mistakes, for this architecture."""
     names = {match.engine for match in found.named}
     near = tuple(cls for cls in bench.near if cls.name not in names)
     return of_aspect(context, replace(bench, near=near, far=()), found.aspect, some)

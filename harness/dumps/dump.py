@@ -82,7 +82,7 @@ class Dump:
 
 
 def folder_of(engine: str) -> Path | None:
-    """If that is what names the engine."""
+    """Return the dump's folder if that is what names the engine, else None."""
     place = engine.removeprefix(PREFIX).rpartition(MAP)
     return Path(place[0] or place[2]) if engine.startswith(PREFIX) else None
 
@@ -130,7 +130,7 @@ def read_dump(folder: Path, map_name: str = "") -> Dump:
 
 
 def recorded_settings(path: Path, said: Any) -> dict[str, Any]:
-    """Those that numbers depend on."""
+    """Return the recorded settings on which numbers depend."""
     known = {key: said[key] for key in NUMERIC if key in said} if type(said) is dict else said
     try:
         settings_of(EXACT, known)
@@ -191,7 +191,7 @@ def check_inside(folder: Path, path: Path) -> None:
 
 
 def batches_of(path: Path, tokens: Any) -> tuple[Batch, ...]:
-    """One sequence, each batch behind the one before."""
+    """Return batches of one sequence, each continuing the one before."""
     good = type(tokens) is list and bool(tokens) and all(type(row) is list for row in tokens)
     if not good or not all(tokens) or sum(map(len, tokens)) > MOST_TOKENS:
         raise InvalidModel(f'{path}: "tokens" must be a list of lists of ids, one for each batch')
@@ -294,7 +294,7 @@ def site_in(path: Path, name: str, held: HeldTensor) -> Site:
 
 
 class DumpSession(Session):
-    """It answers about the run that it holds, and about nothing else."""
+    """Session that answers about the run in the dump, and about nothing else."""
 
     def __init__(
         self, folder: Path, model: Path | None, settings: Settings, map_name: str = ""

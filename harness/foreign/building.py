@@ -108,7 +108,7 @@ def make_node(engine: Foreign, new: Path, progress: Progress) -> None:
 
 
 def remove(name: str) -> Path:
-    """Raises Unsupported if there is no such environment."""
+    """Remove an engine's environment. Raises Unsupported if there is none."""
     engine = engine_named(name)
     folder = folder_of(engine)
     if not folder.is_dir():

@@ -12,7 +12,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
-    """One engine: its packages, all pinned, and the program that asks it in the protocol."""
+    """Engine with its pinned packages, and the program that asks it in the protocol."""
 
     name: str
     kind: Literal["python", "node"]
@@ -144,7 +144,7 @@ NOT_RUNNING: dict[str, str] = {}
 
 
 def engine_named(name: str) -> Foreign:
-    """Raises Unsupported, with the names that are known or what became of it."""
+    """Return the engine. Raises Unsupported, with the known names or the reason that it is gone."""
     if name in NOT_RUNNING:
         raise Unsupported(f"{name} cannot be tested: {NOT_RUNNING[name]}")
     if name not in ENGINES:

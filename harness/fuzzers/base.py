@@ -101,7 +101,7 @@ class Fuzzer(Registered):
         for name in plan.targets:
             if name not in self.targets():
                 known = choices(name, self.targets())
-                raise BadInput(f"fuzz {self.name} knows no {name!r} {known}")
+                raise BadInput(f"fuzz {self.name} has no target {name!r} {known}")
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
         """Target by target, at least one verdict for each, with the cases that it is about.
@@ -212,7 +212,7 @@ def campaign_row(fuzzer: Fuzzer, plan: FuzzPlan) -> dict[str, object]:
 def stream_of(
     fuzzer: Fuzzer, plans: Sequence[FuzzPlan], executor: Executor | None, listener: Listener
 ) -> Iterator[Verdict | Checkpoint]:
-    """Each target is one work, or all are done here, one after the other."""
+    """Yield the verdicts of all targets: one work each, or all here, one after the other."""
     if executor is None:
         for plan in plans:
             yield from whole_target(fuzzer, plan, listener.progress)
@@ -236,8 +236,10 @@ def files_of(plans: Sequence[FuzzPlan]) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetWork:
-    """One target of a campaign, for a process of its own. What is made is said at once: a process
-    that is stopped takes nothing with it."""
+    """Target of a campaign, for a process of its own.
+
+    Findings are reported at once, so that nothing is lost if the process is stopped.
+    """
 
     fuzzer: str
     plan: FuzzPlan

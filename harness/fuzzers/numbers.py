@@ -23,7 +23,7 @@ class CaseNumbers:
                 return
 
     def behind(self, first: int) -> range:
-        """Those from `first` on; empty at the end."""
+        """Return the cases from `first` on; empty at the end."""
         return range(first, min(first + self.size, self.end))
 
     def late(self) -> bool:
@@ -33,7 +33,7 @@ class CaseNumbers:
         return time.monotonic() - self.begun
 
     def pace(self, done: int, what: str, differ: int) -> str:
-        """For people who wait. done: the first case that is still to come."""
+        """Describe progress for people who wait. done: the first case that is still to come."""
         done -= self.plan.start
         rate = done / max(self.seconds(), 1e-3)
         return f"{done:,} of {self.plan.cases:,} {what}, {differ:,} differ, {rate:,.0f} a second"

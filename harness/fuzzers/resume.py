@@ -46,7 +46,9 @@ def resume_campaign(
 
 
 def check_engines(folder: Path, then: Rows, now: Sequence[EngineInfo]) -> None:
-    """One report is of one build of each engine: its header says of which. Raises BadInput."""
+    """Check that both engines have the versions and builds in the report's header. Raises
+    BadInput.
+    """
     for row, info in zip(then, now, strict=True):
         before, here = f"{row['version']} {row['build']}", f"{info.version} {info.build}"
         if before != here:
@@ -57,7 +59,7 @@ def check_engines(folder: Path, then: Rows, now: Sequence[EngineInfo]) -> None:
 
 
 def plan_in(folder: Path, header: Mapping[str, Any]) -> FuzzPlan:
-    """Raises BadInput for a header that no campaign has written."""
+    """Return a header's plan. Raises BadInput if no campaign wrote the header."""
     try:
         return plan_of(header)
     except (KeyError, TypeError, ValueError) as error:

@@ -58,7 +58,7 @@ def distinct(
 def handfuls(
     cases: Iterable[T], cost: Callable[[list[T]], int], at_once: float
 ) -> Iterator[list[T]]:
-    """Yield lists of them, each ended as soon as it costs that much."""
+    """Yield the cases in lists; a list ends as soon as it costs `at_once`."""
     some: list[T] = []
     for case in cases:
         some.append(case)

@@ -66,7 +66,7 @@ def sites_of_weight(graph: Graph, name: str) -> list[Site]:
 
 
 def rename_wires(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> dict[Place, Wire]:
-    """With the names that traces have, where a node has one."""
+    """Give the nodes the names that traces use, where a node has one."""
     called = {wires[place].site: site for site, place in names.items() if site.name in SITES}
     return {
         place: replace(

@@ -162,8 +162,11 @@ class ReplayEngine(Reference, name="replay"):
         trace: Any = None,
         values: Mapping[Place, NDArray[Any]] | None = None,
     ) -> tuple[F32, ...]:
-        """Raises Unsupported for a model without logits, unless the program is of embeddings, or
-        with a node that cannot be computed."""
+        """Replay the program, and return the logits or embeddings of each batch.
+
+        Raises Unsupported for a model without logits, unless the program is of embeddings, or with
+        a node that cannot be computed.
+        """
         if not program.has_result:
             last = program.graphs[-1].output.name
             raise NotInModel(f"the model has no logits: its graph ends in {last!r}")

@@ -1,7 +1,7 @@
-"""In which order an engine goes through the experts of a token, seen by what it shows of each.
+"""Order in which an engine goes through a token's experts, seen by what it shows of each.
 
 Any order is right, and few engines show theirs: llama.cpp's has no node of its own but the ARGSORT
-of all experts. So where what is shown is the truth in another order, that order is taken.
+of all experts. So if the shown values are the truth in another order, that order is taken.
 """
 
 from collections.abc import Mapping, Sequence

@@ -37,7 +37,7 @@ class GraphMemory:
         self.known: dict[TensorView, Operand] = {}  # of the graph: each is read more than once
 
     def begin(self, graph: Graph) -> None:
-        """Nothing of the graph before is left but caches."""
+        """Start a graph; only caches stay from the graph before."""
         self.roots, self.inputs, self.held, self.known = graph.roots, graph.inputs, {}, {}
 
     def empty(self, root: Root) -> Bytes:
@@ -47,7 +47,7 @@ class GraphMemory:
         return self.wide and kind == "F32" and root.kind != "weight"
 
     def operand_of(self, view: TensorView) -> Operand:
-        """The tensor without its value, as wide as it is here."""
+        """Return the tensor with its extents in this run, but without its value."""
         if view not in self.known:
             self.known[view] = self.first_seen(view)
         return self.known[view]
@@ -63,7 +63,7 @@ class GraphMemory:
         )
 
     def read(self, view: TensorView, producer: int = -1) -> Operand:
-        """Raises Unknown for what was not computed, EngineError for what lies outside."""
+        """Read a view. Raises Unknown if it was not computed, EngineError if it lies outside."""
         if view.root < 0:
             return Operand(name=view.name, type=view.type, ne=view.ne, value=None, nb=view.nb)
         operand = self.operand_of(view)
@@ -119,7 +119,7 @@ class GraphMemory:
         return raw
 
     def spoil(self, view: TensorView) -> None:
-        """Nothing may read it any more: it should hold what was not computed."""
+        """Mark the view's root as unknown, because what it should hold was not computed."""
         root = self.roots[view.root]
         if root.kind == "cache":
             self.unknown.add(root.cache)

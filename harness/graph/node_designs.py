@@ -53,7 +53,7 @@ Designs = Callable[[Computed], Iterable[Other]]
 
 
 def designs_of(found: Computed) -> list[Other] | None:
-    """None: any way in float32 is one."""
+    """Return the designs by which a node may be computed; None if any in float32 will do."""
     first = found.nodes[0].optional(0)  # of an op that reads nothing there is none
     if found.last.type != "F32" or first is None or first.type != "F32":
         return None
@@ -84,7 +84,7 @@ def one_stream(other: Other, shown: NDArray[Any]) -> Result:
 
 
 def rope_params(node: Node) -> RopeParams | None:
-    """None where pairs do not lie as they do in graphs of text."""
+    """Return the rotation's parameters; None if pairs are not laid out as in text models."""
     mode, (base, scale) = int(node.params[2]), node.floats()[5:7]
     if mode == VISION or node.params[15]:
         return None
@@ -103,7 +103,7 @@ def rope_params(node: Node) -> RopeParams | None:
 
 
 def positions_of(node: Node) -> I32 | None:
-    """None where pairs of one token turn by different ones, as those of pictures do."""
+    """Return the positions; None if the pairs of a token have several, as in pictures."""
     ids = node.source(1).value
     assert ids is not None
     each: I32 = ids.reshape(-1, node.ne[2])  # (1 or 4, tokens)
@@ -127,7 +127,7 @@ def norms(found: Computed) -> list[Other]:
 
 
 def factor_of(product: Node, first: Node) -> F32 | None:
-    """The other factor; None if it is no weight of the first one's rows."""
+    """Return the product's other factor; None if it is no weight for the first one's rows."""
     other = [s for s in product.sources[:2] if s is not None and s.producer != first.index]
     if len(other) != 1 or other[0].type != "F32" or other[0].value is None:
         return None
@@ -171,8 +171,10 @@ def in_shape(other: Other, shape: tuple[int, ...], shown: NDArray[Any]) -> Resul
 
 
 def attentions(found: Computed) -> list[Other]:
-    """In float32, with queries as they are or converted to the type of the cache; or as ggml's on
-    other processors."""
+    """Return designs of attention in float32, or as ggml's on other processors.
+
+    Queries stay as they are, or are converted to the type of the cache.
+    """
     node, plain = found.last, replace(found.build, plain=True)
     query = node.source(0)
     forms = [node]

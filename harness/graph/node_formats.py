@@ -40,7 +40,10 @@ class ProductFormats:
             self.products[kernel_of(node)] += 1
 
     def is_given(self, site: Site, node: Node, shown: NDArray[Any]) -> bool:
-        """node: with its weights; shown: by the engine, which llama.cpp's format does not give."""
+        """Return True if another format gives the shown value, which llama.cpp's does not.
+
+        node: with its weights.
+        """
         if not is_converted(node):
             return False
         kernel = kernel_of(node)
@@ -62,7 +65,7 @@ class ProductFormats:
         return True
 
     def accept_format(self) -> set[Site]:
-        """Those that the one format gives which gives most."""
+        """Return the sites that the one format explains which explains most."""
         return {site for kernel in self.given for site in self.accepted_of(kernel)}
 
     def accepted_of(self, kernel: Kernel) -> Collection[Site]:

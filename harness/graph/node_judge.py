@@ -88,7 +88,7 @@ class NodeJudge:
             self.recent.pop(site, None)
 
     def finish(self) -> None:
-        """Once a whole run was judged: what did not come was not."""
+        """End a whole run: nodes that did not come were not compared."""
         absent = [wire.site for place, wire in self.wires.items() if place not in self.there]
         if absent:
             self.unknown.setdefault(ABSENT, []).extend(absent)
@@ -137,7 +137,10 @@ class NodeJudge:
             self.kept[site] = self.recent[site]
 
     def finding(self, node: Node, wire: Wire, expected: Expected) -> SiteFinding | None:
-        """None for an op that the subject lacks, unless the oracle is wrong there."""
+        """Return the finding at a node; None if it agrees, or if the subject lacks the op.
+
+        A wrong oracle is found even where the subject lacks the op.
+        """
         own = self.own_parameters(node)
         theirs = self.theirs(node if own is None else replace(node, params=own))
         shown = node.value if expected.actual is None else expected.actual

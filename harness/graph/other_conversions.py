@@ -48,7 +48,7 @@ class JudgeOfSegments(Protocol):
 def of_other_builds(
     judge: JudgeOfSegments, segments: Sequence[Segment]
 ) -> list[Mapping[Place, Seen]]:
-    """The same on other processors, each by its run."""
+    """Run the segments as on other processors, and return each run's values."""
     builds = other_builds(judge.build, set(judge.op_of.values()))
     return [judge.run(Honest(), build, of=segments) for build in builds]
 
@@ -139,8 +139,10 @@ def enough_to_refute(
 def findings_given(
     judge: JudgeOfSegments, segments: Sequence[Segment], family: Sequence[Build], noises: Noises
 ) -> dict[Place, SiteFinding]:
-    """Those of them that an engine would show which goes to one of two steps in any of these ways.
-    Activations between two steps are few: if the first ways give nothing, no way does."""
+    """Return the findings of engines that take one of two nearby steps, in any of these ways.
+
+    Activations between two steps are few: if the first ways give nothing, no way does.
+    """
     fine: dict[Place, SiteFinding] = {}
     for n, build in enumerate(family):
         left = [segment for segment in segments if segment.place not in fine]
@@ -153,7 +155,7 @@ def findings_given(
 def agreeing(
     judge: JudgeOfSegments, segments: Sequence[Segment], build: Build, noises: Noises
 ) -> dict[Place, SiteFinding]:
-    """Those of them that an engine of this build would show."""
+    """Return the findings that an engine of this build would show as well."""
     if not segments:
         return {}
     run = judge.run(Wide(), build, of=segments)

@@ -39,8 +39,10 @@ def other_parameters(oracle: Program, subject: Program) -> Parameters:
 
 
 def first_other_node(oracle: Program, subject: Program) -> str:
-    """In words the first node that is not in both graphs, of another op or size, or that reads what
-    the other does not, such as the mask of other layers; "" if none."""
+    """Name the first node that only one graph has, or whose op, size or inputs differ; "" if none.
+
+    An example is a node that reads the mask of other layers.
+    """
     ours, theirs = by_name(oracle), by_name(subject)
     ours_read, theirs_read = reads(oracle), reads(subject)
     for name, (_, node) in ours.items():
@@ -56,8 +58,10 @@ def first_other_node(oracle: Program, subject: Program) -> str:
 
 
 def first_other_input(oracle: Program, subject: Program) -> str:
-    """In words the first input of both graphs that is filled otherwise; "" if none. On the oracle's
-    every op would agree."""
+    """Name the first input that both graphs fill differently; "" if none.
+
+    On the oracle's input every op would agree.
+    """
     for ours, theirs in zip(oracle.graphs, subject.graphs, strict=False):
         known = inputs_by_name(theirs)
         for name, raw in inputs_by_name(ours).items():
@@ -82,7 +86,7 @@ def reads(program: Program) -> dict[Name, tuple[Source, ...]]:
 
 
 def numbered_roots(graph: Graph) -> Iterator[tuple[Root, int]]:
-    """Each root, and how many of that name come before it."""
+    """Yield each root, and how many roots of its name come before it."""
     seen: Counter[str] = Counter()
     for root in graph.roots:
         yield root, seen[root.name]
@@ -105,7 +109,7 @@ def in_words(source: Source | None) -> str:
 
 
 def inputs_by_name(graph: Graph) -> dict[tuple[str, int], NDArray[np.uint8]]:
-    """One name may stand for several, as for two masks: in order."""
+    """Return the inputs by name and number, as two masks may share a name."""
     rows = enumerate(numbered_roots(graph))
     return {(r.name, n): graph.inputs[at] for at, (r, n) in rows if at in graph.inputs}
 

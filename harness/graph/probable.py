@@ -28,7 +28,7 @@ STRETCHES = 8  # of a row: behind each the partial sum is looked at
 
 
 def error_of_product(node: Node, value: F64) -> F64:
-    """In the value's shape."""
+    """Return a product's probable error, in the value's shape."""
     squares = of_experts(node) if node.op == "MUL_MAT_ID" else of_matrices(node)
     return error_of_sums(value, squares, node.source(0).ne[0])
 
@@ -46,7 +46,7 @@ def of_matrices(node: Node) -> F64:
 
 
 def of_experts(node: Node) -> F64:
-    """The same, each row with the expert chosen for it: (1, tokens, used, 1 or rows)."""
+    """Return the squares of each row with its expert's matrix: (1, tokens, used, 1 or rows)."""
     experts, b, ids = node.source(0), node.wide(1)[0], node.source(2).value
     assert ids is not None
     chosen = ids[0, 0]

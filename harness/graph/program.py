@@ -38,7 +38,7 @@ class Root:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorView:
-    """A tensor: where it lies, and how."""
+    """Place and layout of a tensor in its root's memory."""
 
     name: str
     type: str  # ggml's name
@@ -50,7 +50,7 @@ class TensorView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedNode:
-    """One op with what it reads and writes."""
+    """Op with what it reads and writes."""
 
     index: int
     op: str
@@ -63,7 +63,7 @@ class PlannedNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Graph:
-    """One ubatch: nodes in order, the memory they share, and the inputs' bytes."""
+    """Graph of one ubatch: nodes in order, the memory they share, and the inputs' bytes."""
 
     step: int
     ubatch: int
@@ -99,7 +99,9 @@ class Program:
 
     @property
     def has_result(self) -> bool:
-        """By name, or because llama.cpp hands out as it what the graphs compute last."""
+        """Return True if a graph names a result, or llama.cpp hands out what the graphs compute
+        last.
+        """
         return any(self.orders) or any(graph.output.name == graph.result for graph in self.graphs)
 
     @property
@@ -131,7 +133,7 @@ class Program:
 
     @cached_property
     def names(self) -> dict[Place, str]:
-        """Each node's own name; of several with the same one the op tells them apart."""
+        """Return each node's own name; the op tells nodes with the same name apart."""
         found: dict[Place, str] = {}
         for graph in self.graphs:
             for node, name in zip(graph.nodes, unique_names(graph.nodes), strict=True):

@@ -245,7 +245,7 @@ class ProgramRecorder:
         return known.cache if known is not None else len(self.caches)
 
     def carry_root(self, root: Root, piece: Nodes, row: int) -> Root:
-        """Raises EngineError if it is not what a graph has come to."""
+        """Return the root that an earlier graph left. Raises EngineError if no graph did."""
         at = int(piece.at[row])
         for draft in reversed(self.drafts[:-1]):
             if draft.output is None:
@@ -312,8 +312,10 @@ class ProgramRecorder:
 
 
 def computes_every_token(batch: Batch, rows: int, read: NDArray[np.int32]) -> bool:
-    """Also those whose logits are not asked for: some graphs never leave out a row. Of several
-    sequences the order of tokens may be another, which shows in those that are read."""
+    """Return True if the graph also computes tokens without outputs.
+
+    With several sequences the order of tokens may differ, which the ids that are read show.
+    """
     in_order = len({*batch.seq_ids.tolist()}) == 1 or np.array_equal(read, batch.tokens)
     return in_order and rows == len(batch) > batch.outputs.sum()
 

@@ -197,8 +197,10 @@ def cast(value: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
-    """A node's value with what is given in its place; cells that nobody uses have no weight, and
-    else stay as they are."""
+    """Return a node's value with the given one in its place.
+
+    Cells that no sequence uses get no weight; other values stay as they are.
+    """
     new = np.array(value, order="C")
     part = part_shown(new, given.shape, name)
     if part is None:
@@ -219,7 +221,7 @@ def blank_of(kind: str, ne: tuple[int, ...]) -> NDArray[Any]:
 
 
 def ends_of(graph: Graph) -> dict[int, list[int]]:
-    """The roots that nobody reads behind a node."""
+    """Return for each node the roots that no later node reads."""
     ends: dict[int, list[int]] = {}
     for number, index in graph.last_use.items():
         if number >= 0 and graph.roots[number].kind != "cache":

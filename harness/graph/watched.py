@@ -44,7 +44,7 @@ def every_one(place: Place, seen: Seen) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched(Honest):
-    """Another way, some of whose nodes are kept."""
+    """Another way of computing, which keeps some nodes' values."""
 
     way: Honest
     wide: bool

@@ -56,7 +56,7 @@ class Wide(Honest):
 
 @dataclass(frozen=True)
 class RoundedToHalves(Honest):
-    """Each result is kept in fewer bits, as engines keep them that compute in F16 or BF16."""
+    """Engine that keeps each result in fewer bits, such as one that computes in F16 or BF16."""
 
     keep: Callable[[NDArray[np.float32]], F64]
 
@@ -67,10 +67,12 @@ class RoundedToHalves(Honest):
 
 @dataclass(frozen=True)
 class Noisy(Honest):
-    """Each result is off by a random share of what its formula allows, and sums of products of what
-    is probable; each row of a norm as a whole of what squares added up in float32 may be; of each
-    product that converts activations one of them is tipped to the next step; equal values are in
-    any order: an honest engine, and unlucky."""
+    """Honest engine with bad luck: each result is off by a random share of its allowed error.
+
+    Sums of products are off by their probable error. Each row of a norm is off as a whole by what
+    squares added in float32 may be. In each product that converts activations, one is tipped to the
+    next step. Equal values are in any order.
+    """
 
     seed: int = 0
 
@@ -107,7 +109,7 @@ class Noisy(Honest):
         return out
 
     def scaled_rows(self, node: Node, value: F64) -> F64:
-        """Each as a sum in float32 may have it."""
+        """Scale each row by the error that a sum in float32 may have."""
         error = error_of_rows(node)
         drawn = begin_stream(self.seed, name_of(node, "rows")).random_raw(error.size)
         return value * (1 + random_shares(drawn).reshape(error.shape) * error)

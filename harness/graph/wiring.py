@@ -19,7 +19,7 @@ IN_A_LAYER = re.compile(r"(.+?)-(\d+)((?: .*)?)")  # Qcur-0, and what tells seve
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """One node."""
+    """Node of a program with its place and inputs."""
 
     site: Site
     layer: int | None
@@ -45,7 +45,7 @@ def wires_of(program: Program) -> dict[Place, Wire]:
 
 
 def sites_of(program: Program) -> dict[Place, Site]:
-    """Each node by the name that is its own; those of later ubatches say which they are of."""
+    """Return each node's site by its unique name; those of later ubatches say which."""
     return {place: site_of(name, place[0], place[1]) for place, name in program.names.items()}
 
 
@@ -98,9 +98,11 @@ class Dependencies:
         self.known: dict[tuple[Set[Place], Set[Place]], tuple[set[Place], set[Place]]] = {}
 
     def whole(self, values: Mapping[Place, Any]) -> set[Place]:
-        """Those that nothing is computed for. Of a value that is a part (cells in use, experts that
-        are chosen) the rest is computed: zeros there would be noise that no honest run has. Of the
-        weights of cells the rest is zero."""
+        """Return the places whose values are given as a whole, so nothing is computed for them.
+
+        Of a value that is a part (cells in use, experts that are chosen) the rest is computed:
+        zeros there would be noise that no honest run has. Of the weights of cells the rest is zero.
+        """
         nodes = {place: self.at[place][1] for place in values}
         return {
             place
@@ -110,8 +112,11 @@ class Dependencies:
         }
 
     def of(self, wanted: Set[Place], given: Set[Place]) -> tuple[set[Place], set[Place]]:
-        """These nodes and what they are computed from, back to what is given; and whose values
-        they read, with their own. A judge asks for the same again and again."""
+        """Return the nodes that these are computed from, back to `given`, and the values they read.
+
+        Both sets hold the wanted ones as well. A judge asks for the same again and again, so
+        results are kept.
+        """
         key = frozenset(wanted), frozenset(given)
         if key not in self.known:
             self.known[key] = self.find(*key)
@@ -128,7 +133,7 @@ class Dependencies:
         return needed, read
 
     def before(self, graph: Graph, node: PlannedNode) -> list[Place]:
-        """Whatever has written to the memory that a node reads."""
+        """Return the nodes that have written to the memory that a node reads."""
         found: list[Place] = []
         for number in roots_of(node):
             if number < 0:

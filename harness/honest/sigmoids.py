@@ -10,7 +10,7 @@ LOG2_E = np.float32(1.4426950408889634)
 
 
 class ByExp2(Mirror):
-    """Computes the exponential of SiLU as a power of two, in float32."""
+    """Engine that computes the exponential of SiLU as a power of two, in float32."""
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         with np.errstate(over="ignore"):

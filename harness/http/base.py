@@ -29,8 +29,9 @@ class Complaint(MalformedAnswer):
 
 
 class Server(Protocol):
-    """One kind. Each question has a method of the adapter's name; what is not in `levels` of what
-    it says of itself is never asked."""
+    """Kind of server. Each question has a method of the adapter's name; what is not in its `levels`
+    is never asked.
+    """
 
     def about(self, ask: Ask) -> About: ...
 
@@ -101,7 +102,7 @@ def token_of(row: Any) -> int | bytes:
 def one_way(
     rows: list[tuple[int | bytes, float]],
 ) -> list[tuple[int | bytes, float]]:
-    """Raises MalformedAnswer where some tokens are ids and some are texts."""
+    """Return the rows. Raises MalformedAnswer if some tokens are ids and some are texts."""
     if len({type(token) for token, _ in rows}) > 1:
         raise MalformedAnswer("the candidates", "all with ids, or none", rows)
     return rows

@@ -1,7 +1,7 @@
-"""One question to a server: a request, and JSON back. Nothing that a server sends is trusted.
+"""Client for one question: a request, and JSON back. Nothing that a server sends is trusted.
 
-Time is bounded from the connection to the last byte, whoever trickles; sizes are bounded before
-memory is taken; no redirect is followed, because it could lead anywhere.
+Time is bounded from the connection to the last byte, however slowly it comes; sizes are bounded
+before memory is taken; no redirect is followed, because it could lead anywhere.
 """
 
 import json
@@ -54,7 +54,7 @@ class Address:
 
 
 def address_of(url: str) -> Address:
-    """Raises Unsupported for what is no address of a server."""
+    """Parse a server's address. Raises Unsupported if it is none."""
     try:
         parts: SplitResult = urlsplit(url)
         port = parts.port
@@ -148,7 +148,9 @@ def reason(error: Exception) -> str:
 
 
 def body_of(reply: HTTPResponse, most: int, *, whole: bool) -> bytes:
-    """Raises WireError for more than that, or returns its beginning."""
+    """Read at most `most` bytes. Raises WireError for more if `whole`, else returns the
+    beginning.
+    """
     found = bytearray()
     while piece := reply.read(min(PIECE, most + 1 - len(found))):
         found += piece

@@ -131,7 +131,7 @@ class LlamaServer:
         return one_way(candidates(rows))
 
     def letter(self, ask: Ask) -> int:
-        """A token that is a whole text."""
+        """Return a token whose text is the letter a."""
         if self.plain is None:
             ids = self.tokenize(ask, [b"a"], add_special=False)[0]
             if not ids:

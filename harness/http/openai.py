@@ -95,7 +95,7 @@ class OpenAi:
         return True
 
     def takes_texts(self, ask: Ask) -> bool:
-        """One of ids may have no tokenizer: vLLM can be started without."""
+        """Return True if the server takes texts; vLLM can be started without a tokenizer."""
         try:
             self.complete(ask, TEXT, 1)
         except StatusRefused as error:
@@ -115,7 +115,7 @@ class OpenAi:
 
 
 def only_model(ask: Ask) -> str:
-    """Raises Unsupported where there are several: nobody knows which is meant."""
+    """Return the server's model. Raises Unsupported if there are several, so a name is needed."""
     names = [text(row, "id") for row in member(ask("GET", "/models"), "data")]
     if len(names) != 1:
         known = ", ".join(printable(name)[:80] for name in names[:8]) or "none"

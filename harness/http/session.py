@@ -117,7 +117,7 @@ class HttpSession(Session):
         kwargs: dict[str, Any],
         more_seconds: float = 0.0,
     ) -> Outcome:
-        """Raises Closed."""
+        """Start the server if need be, and ask it the question. Raises Closed."""
         limit = self.start_limit
         try:
             info = self.start_session(monotonic() + limit)
@@ -149,9 +149,11 @@ class HttpSession(Session):
     def ask_at_once(
         self, question: str, every: Sequence[tuple[Any, ...]], *, more_seconds: float
     ) -> list[Outcome]:
-        """Each by a connection of its own. Of a server that has answered before; who fails in one
-        while it answers another, or closes it without an answer, is busy as long as it lives, and
-        so is who says what is wrong with a status of success."""
+        """Ask each question over a connection of its own, of a server that has answered before.
+
+        A server that fails one and answers another is busy while it lives. So is one that closes
+        without an answer, or that sends an error with a status of success.
+        """
 
         def one(args: tuple[Any, ...]) -> Outcome:
             try:
@@ -299,7 +301,7 @@ def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
 
 
 def page(ask: Ask, path: str) -> Any:
-    """None where the server has no such page."""
+    """Return the server's page; None if it has no such page."""
     try:
         return ask("GET", path)
     except StatusRefused as error:

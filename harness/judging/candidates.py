@@ -34,7 +34,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """One list. unknown: of so many candidates nobody knows which tokens they are."""
+    """List of candidates. unknown: how many candidates are of unknown tokens."""
 
     candidates: tuple[Candidate, ...]
     unknown: int = 0
@@ -70,7 +70,7 @@ def read_list(
 def names_of(
     pieces: Iterable[bytes], texts: Iterable[bytes], hidden: Container[int] = ()
 ) -> dict[bytes, tuple[int, ...]]:
-    """Each way in which engines write a token, and whose it is.
+    """Return the ways in which engines write a token, and the tokens that each stands for.
 
     pieces: the bytes that each token stands for; texts: as the vocabulary has it; hidden: control
     tokens, which many do not show.
@@ -145,7 +145,9 @@ def off_in_value(listed: Listed, logits: F32, allowed: float) -> Off | None:
 def sorted_out(
     listed: Listed, logits: F32
 ) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
-    """Those of one token each, those of several, and those of no probability that float32 has."""
+    """Split the list: candidates of one token, of several, and of no probability that float32
+    has.
+    """
     finite = np.isfinite(logits)
     sure: list[Candidate] = []
     rest: list[Candidate] = []
@@ -184,8 +186,11 @@ def missing(listed: Listed, logits: F32, allowed: float) -> Off | None:
 
 
 def out_of_order(listed: Listed, logits: F32, allowed: float) -> Off | None:
-    """By the list's own values: none is likelier than one before it, but for two runs' noise, of
-    which one may be what it was sorted by. Texts of several tokens stand where any of them did."""
+    """Return a candidate that is likelier than one before it, by more than two runs' noise.
+
+    The values are the list's own; one noisy run may have sorted it. Texts of several tokens stand
+    where any of them did.
+    """
     sure, _, _ = sorted_out(listed, logits)
     values = np.array([c.value for c in sure])
     before = np.minimum.accumulate(values)

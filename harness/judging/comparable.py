@@ -23,7 +23,9 @@ class Incomparable:
 
     @property
     def reason(self) -> str:
-        """Without numbers, so that nodes with the same reason are counted together."""
+        """Describe the reason without numbers, so that nodes with the same reason count
+        together.
+        """
         kinds = (self.nan, "NaN in both"), (self.unbounded, "without a finite bound")
         return f"every element is {' or '.join(text for n, text in kinds if n)}"
 

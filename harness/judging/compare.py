@@ -20,7 +20,10 @@ F64 = NDArray[np.float64]
 def mismatch_between(
     expected: NDArray[Any], actual: NDArray[Any] | None, allowed: F64 | float
 ) -> Mismatch | None:
-    """None if every element is within `allowed` (an array that broadcasts, or one number)."""
+    """Return the worst mismatch; None if all elements are within `allowed`.
+
+    allowed: an array that broadcasts, or one number.
+    """
     if actual is None:
         return Mismatch(kind="missing")
     if actual.shape != expected.shape:

@@ -83,8 +83,10 @@ def conversions(*, every: bool) -> Iterator[Convert]:
 
 
 def families(*, every: bool) -> Iterator[Sequence[Convert]]:
-    """Each is one format, in all ways of going to one of two steps that are about equally near; the
-    usual ones first."""
+    """Yield families of conversions, usual ones first.
+
+    Each family is one format, in all ways to choose between two steps that are about equally near.
+    """
     scales = [(size, False) for size in SIZES]
     # llama.cpp's blocks of Q8_0, where it has others itself: its own GPUs meet all types with these
     for size, halves in [*scales, (32, True)] if every else scales:
@@ -97,14 +99,17 @@ def families(*, every: bool) -> Iterator[Sequence[Convert]]:
 
 
 def builds(build: Build) -> Iterator[Build]:
-    """In which an engine computes that converts so, and makes none of ggml's roundings."""
+    """Yield builds that convert so, and have none of ggml's roundings."""
     for convert in conversions(every=False):
         yield replace(build, plain=True, activations=convert)
 
 
 def families_of_builds(build: Build) -> Iterator[list[Build]]:
-    """For single ops. Also one that converts nothing and adds offsets of weights up apart, which
-    cancels: the same numbers to another bound."""
+    """Yield families of builds for single ops.
+
+    One build converts nothing and adds offsets of weights apart, which cancels: the same numbers
+    with another bound.
+    """
     yield [replace(build, plain=True, offsets_apart=True)]
     for family in families(every=True):
         yield [replace(build, plain=True, activations=convert) for convert in family]

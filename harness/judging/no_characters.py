@@ -16,9 +16,11 @@ def is_utf8(text: bytes) -> bool:
 
 
 def shown_as(text: bytes) -> set[bytes]:
-    """Each way in which they are shown, which nobody prescribes: U+FFFD for every beginning of a
-    character (Python, Rust, JavaScript), for every byte (Go's runes, and its JSON), or for all
-    that stand together (Go's ToValidUTF8)."""
+    """Return the forms in which invalid UTF-8 is shown; none is prescribed.
+
+    U+FFFD stands for every beginning of a character (Python, Rust, JavaScript), for every byte
+    (Go's runes, and its JSON), or for all that stand together (Go's ToValidUTF8).
+    """
     if is_utf8(text):
         return {text}
     every = text.decode("utf-8", "surrogateescape")  # a lone surrogate for each such byte

@@ -46,12 +46,12 @@ class NoiseFloor:
 
 
 def random_shares(bits: NDArray[np.uint64]) -> F64:
-    """From -1 to 1, of 64 random bits each."""
+    """Return numbers from -1 to 1, of 64 random bits each."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
 
 
 def tip_activation(x: NDArray[Any], converted: F64, row: int, column: int) -> F64:
-    """One of the activations is moved by one step of its conversion."""
+    """Move one activation by one step of its conversion."""
     flat = converted.reshape(-1, converted.shape[-1]).copy()
     exact = x.reshape(flat.shape)
     # a conversion is off by half a step at most: twice the largest error is one step
@@ -77,7 +77,7 @@ class Bounded(np.ndarray[Any, Any]):
 
 
 def carry_bound(value: NDArray[Any]) -> Bounded:
-    """With its bound: a copy, or one correctly rounded operation, has none."""
+    """Return the value with its bound; a copy, or one correctly rounded operation, has none."""
     return value if isinstance(value, Bounded) else Bounded.of(value, EXACT)
 
 

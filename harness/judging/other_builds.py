@@ -11,9 +11,11 @@ from lockstep.engine.ops.build import Build
 
 
 def other_builds(build: Build, ops: Collection[str]) -> list[Build]:
-    """Those that compute one of these ops otherwise: without AMX (with it activations stay as they
-    are before F16, and so they do in any engine that converts nothing), and attention in halves
-    where this one adds in floats, or the other way round."""
+    """Return builds that compute these ops otherwise.
+
+    One has no AMX: with it activations stay as they are before F16, as in any engine that converts
+    nothing. Another has attention in halves if this build adds in floats, or the other way round.
+    """
     ways = [build]
     if AMX in build.generic and "MUL_MAT" in ops:
         ways.append(without_amx(build))

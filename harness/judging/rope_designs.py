@@ -29,7 +29,7 @@ AnglesFor = Callable[[F32, NDArray[Any]], NDArray[Any]]
 
 
 def ways_to_turn(x: F32, positions: I32, params: RopeParams, *_: Any) -> Iterator[Other]:
-    """None where an angle would be no number: there is no other way to compute it."""
+    """Yield other ways to compute a rotation; none if an angle would not be finite."""
     numbers = (params.base, params.scale, *factors_of(params))
     if params.kept is not None:
         yield partial(mix_yarn, x, positions, params)
@@ -56,7 +56,7 @@ def mix_yarn(x: F32, positions: I32, params: RopeParams, shown: NDArray[Any]) ->
 
 
 def ways(positions: I32, params: RopeParams) -> Iterator[AnglesFor]:
-    """In float64; rounded once at the end; and with frequencies in float32."""
+    """Yield ways to compute angles: in float64; rounded once at the end; frequencies in float32."""
     at = positions.astype(np.float64)[:, None]
     for scale in dict.fromkeys((params.scale, float(np.float32(params.scale)))):
         wide = at * (exact_frequencies(params) * scale / factors_of(params))
@@ -140,7 +140,9 @@ def fit_frequencies(
     x: F32,
     shown: NDArray[Any],
 ) -> F32:
-    """For each pair the angles of the nearest frequency that gives what is shown, if any does."""
+    """Return angles of the nearest frequency that gives the shown values, for each pair that has
+    one.
+    """
     narrow, most = centre.astype(np.float32), int(radius.max())
     nearby = {n: angle_of(move_steps(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
     best = nearby[0].copy()

@@ -33,7 +33,7 @@ def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
 
 
 def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
-    """From one float32 to the next, zero where there is none."""
+    """Return the distance to the next float32, zero where there is none."""
     with np.errstate(invalid="ignore", over="ignore"):
         steps = np.spacing(np.abs(value).astype(np.float32)).astype(np.float64)
     finite: NDArray[np.float64] = steps
@@ -59,8 +59,10 @@ def looks_like(values: Iterable[NDArray[Any]]) -> str:
 
 
 def all_in_halves(values: Mapping[Site, NDArray[Any]]) -> dict[Site, str]:
-    """Return the type of values that are all numbers of F16 or BF16, by name: an engine that shows
-    no others keeps them so. Empty if they are of any other."""
+    """Return F16 or BF16 for each value if all numbers fit that type; else an empty dict.
+
+    An engine that shows only such numbers is assumed to store them so.
+    """
     numbers = {name: value for name, value in values.items() if value.dtype.kind == "f"}
     kind = looks_like(numbers.values())
     return dict.fromkeys(numbers, kind) if kind else {}

@@ -37,8 +37,10 @@ def value_and_bound(formula: Formula, *args: Any, build: Build) -> tuple[F32, Bo
 
 
 def limit_overflow(found: Near) -> tuple[F32, Bound]:
-    """Without a limit where a value is beyond float32, in which one engine overflows and another
-    computes in double. Of what is no number every honest result is none, if it has a limit."""
+    """Lift the limit of values beyond float32: one engine overflows, another computes in double.
+
+    If the true value is NaN and has a limit, every honest result is NaN.
+    """
     truth = found.settle()
     with np.errstate(all="ignore"):
         allowed = np.where(np.abs(truth.value) > LARGEST, np.inf, truth.allowed)
@@ -95,12 +97,14 @@ def between_two(noise: float, logits: F32) -> float:
 
 
 def between_two_in_rows(noise: float, logits: F32) -> NDArray[np.float64]:
-    """The same in each row, by its own largest logit, (outputs,): a row many times larger than the
-    others, of which Gemma has some, would give these room for every token that there is.
+    """Return the limit of each row by its own largest logit: (outputs,).
 
-    A single logit of such a row may be further off than noise times the row's largest (3.9 times
-    that was seen on Gemma), but not towards another token: of what this allows, 30 noisy runs and
-    engines of four honest designs needed at most 17 % on Gemma and on SmolLM2."""
+    A row many times larger than the others, of which Gemma has some, would give these room for
+    every token that there is. A single logit of such a row may be further off than noise times the
+    row's largest (3.9 times that was seen on Gemma), but not towards another token: of what this
+    allows, 30 noisy runs and engines of four honest designs needed at most 17 % on Gemma and on
+    SmolLM2.
+    """
     return np.array([between_two(noise, row) for row in logits])
 
 

@@ -10,7 +10,7 @@ NAME = "divergences.toml"
 
 @cache
 def document() -> dict[str, list[dict[str, Any]]]:
-    """It comes with the package: a run without it would call known differences new."""
+    """Read the list, which comes with the package: without it known differences look new."""
     return tomllib.loads(files(__name__).joinpath(NAME).read_text())
 
 

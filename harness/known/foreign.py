@@ -18,7 +18,7 @@ from lockstep.harness.records import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One difference: which verdict it explains, on which files, and the smallest of these."""
+    """Known difference: which verdict it explains, on which files, and the smallest of these."""
 
     id: str
     engine: str
@@ -59,7 +59,7 @@ class Finding:
         )
 
     def explains(self, text: str, verdict: Verdict) -> bool:
-        """One thing that the verdict says to differ."""
+        """Return True if the finding explains one thing that the verdict says to differ."""
         return bool(re.search(self.says, text, re.DOTALL)) and self.is_near(verdict)
 
     def is_near(self, verdict: Verdict) -> bool:
@@ -91,7 +91,7 @@ def lists(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def finding_named(name: str) -> Finding:
-    """Raises Unsupported, with the ids that are known."""
+    """Return the finding. Raises Unsupported, with the known ids, if there is none."""
     found = {each.id: each for each in foreign_findings()}
     if name not in found:
         known = [*found, *(each.id for each in own_differences())]
@@ -100,10 +100,9 @@ def finding_named(name: str) -> Finding:
 
 
 def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path) -> Verdict:
-    """The same verdict, unless all that it accuses this version of that engine of is known.
+    """Return the verdict, excused if all that it accuses this version of that engine of is known.
 
-    What ended a question stays what it is, and says that it is known: other questions of the suite
-    were not asked.
+    A crash keeps its status and says that it is known: other questions of the suite were not asked.
     """
     suspects = [
         each for each in foreign_findings() if each.is_about(engine, version, verdict.suite)
@@ -128,7 +127,7 @@ def excused_if_foreign(verdict: Verdict, engine: str, version: str, model: Path)
 
 
 def differences_of(verdict: Verdict) -> list[str]:
-    """Each in words; what it does not tell is known to nobody."""
+    """Return each difference in words; what the verdict does not tell stays unknown."""
     said = verdict.detail.get("differences")
     if not said:
         return [verdict.summary]

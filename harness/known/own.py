@@ -13,7 +13,9 @@ SAID = ("id", "component", "version", "sentence", "status", "link")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDifference:
-    """One row: what an oracle does, and the case that shows it, in the terms of its table."""
+    """Row of the list: what an oracle does, and the case that shows it, in the terms of its
+    table.
+    """
 
     table: str
     id: str

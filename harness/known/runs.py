@@ -12,7 +12,9 @@ ORACLE = "llama.cpp"
 
 
 def excused_if_known(verdict: Verdict, architecture: str, oracle: str) -> Verdict:
-    """The same verdict, unless it blames this version of llama.cpp alone for what is known."""
+    """Return the verdict, excused if it blames only this version of llama.cpp for a known
+    difference.
+    """
     detail = verdict.detail
     if verdict.status != "diverged" or oracle != ORACLE or not blames_it_alone(detail):
         return verdict

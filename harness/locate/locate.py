@@ -21,8 +21,10 @@ Outputs = tuple[NDArray[Any], ...]  # of each batch: (outputs, vocabulary or wid
 
 
 def locate(context: Context) -> Findings:
-    """Each op alone on the oracle's inputs, if the subject computes single ops as its runs do; or
-    what it shows, on its own inputs. Raises NoAnswer where an engine does not show what that takes.
+    """Find wrong ops: each op alone on the oracle's inputs, or shown tensors on their own inputs.
+
+    The former needs a subject that computes single ops as its runs do. Raises NoAnswer if it does
+    not show what that takes.
     """
     if context.facts.no_run:
         raise NoAnswer("not-applicable", context.facts.no_run, {})

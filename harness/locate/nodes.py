@@ -141,7 +141,7 @@ def run_through(context: Context, consume: Callable[[Node], None]) -> None:
 
 
 def computing(session: Session) -> Callable[[Node], NDArray[Any] | None]:
-    """One op of an engine; None where it says that it has no such op."""
+    """Return a function that computes one op of an engine; None if it has no such op."""
 
     def compute(node: Node) -> NDArray[Any] | None:
         outcome = session.ask("compute", node)

@@ -51,7 +51,9 @@ A_STEP = 2.0**-23  # between two float32, of the larger: none can tell what is n
 
 @dataclass(frozen=True, kw_only=True)
 class OtherFormula:
-    """op: ggml's name of the function that an engine may have taken; words: a sentence's part."""
+    """Another function that an engine may have used. op: ggml's name; words: a part of a
+    sentence.
+    """
 
     op: str
     words: str
@@ -112,7 +114,7 @@ def as_published(file: GgufFile, found: NearestFormulas) -> str:
 
 
 def with_source(node: Node, i: int, value: NDArray[Any]) -> Node | None:
-    """None: it is a part of that."""
+    """Return the node with another value as source i; None if the sizes differ."""
     source = node.source(i)
     if source.value is None or source.value.size != value.size:
         return None

@@ -58,10 +58,10 @@ class Patched:
 
 
 def patch(context: Context, found: Findings) -> Patched:
-    """If the guilty ops are all there are, putting them right puts the outputs right.
+    """Replace the guilty ops' results: if they are all, the outputs must agree.
 
-    From the oracle an honest engine that converts no activations is farther off than many a fault
-    moves it; from a run of its own design it is not.
+    The oracle's values differ more from an honest engine that converts no activations than many
+    faults do. Values of a run of its own design do not.
     """
     values = replaceable(context, found.values)
     context.progress(f"putting the oracle's tensor in at {len(values)} sites")

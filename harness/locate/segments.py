@@ -251,7 +251,9 @@ def outputs_alone(
 
 
 def is_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """In whatever shape: sites have others than llama.cpp's nodes."""
+    """Return True if values are equal in any shape: sites have other shapes than llama.cpp's
+    nodes.
+    """
     return a.size == b.size and np.array_equal(a.ravel(), b.ravel(), equal_nan=a.dtype.kind == "f")
 
 

@@ -69,7 +69,7 @@ def parts_of(batch: Batch, graphs: Sequence[Graph]) -> list[Rows] | None:
 
 
 def which_rows(batch: Batch, program: Program, place: Place, n: int) -> str:
-    """In words, which tokens of the batch are the n rows of a part; "" where it is no part."""
+    """Name the tokens of the batch that are the n rows of a part; "" if it is no part."""
     graphs = [graph for graph in program.graphs if graph.step == place[0]]
     parts = parts_of(batch, graphs) or []
     rows = next((r for g, r in zip(graphs, parts, strict=False) if g.ubatch == place[1]), None)

@@ -298,7 +298,7 @@ class ShiftsTheOtherWay(Operations, name="mutant:cache-shifts-other-way"):
 
 
 class OutputsFromTheFirst(Cache, name="mutant:batch-outputs-from-the-first"):
-    """No op is wrong while the outputs of all rows are asked for."""
+    """Engine that returns the first rows; no op is wrong while all outputs are asked for."""
 
     mistake = "if n outputs are asked for, the engine returns the first n rows"
     effect = "generation starts from the wrong word of the prompt"

@@ -39,7 +39,7 @@ def oai(
 
 
 def rough_exp(x: Any) -> Any:
-    """By Schraudolph's bits of a float, within three per cent."""
+    """Return exp by Schraudolph's bits of a float, within three per cent."""
     bits = np.clip(x.astype(np.float64) * 12102203.0 + 1064866805.0, 0, 2**31 - 1)
     return bits.astype(np.int32).view(np.float32).astype(np.float64)
 

@@ -25,7 +25,7 @@ class WrongMask(Mistake):
 
 
 class Mask(WrongMask):
-    """`mask` makes of what a token may see what it sees here: (tokens, cells)."""
+    """Wrong attention mask: `mask` changes which cells a token sees (tokens, cells)."""
 
     def soft_max(self, right: Op, x: F32, scale: float, visible: Bools | None) -> F32:
         return right(x, scale, None if visible is None else self.mask(visible))
@@ -35,7 +35,7 @@ class Mask(WrongMask):
 
 
 def shift_rows(visible: Bools, by: int) -> Bools:
-    """Each row sees as the one `by` rows behind it does."""
+    """Let each row see what the row `by` rows after it sees."""
     cells = visible.shape[1]
     last = np.where(visible.any(axis=1), cells - 1 - visible[:, ::-1].argmax(axis=1), -1) + by
     out: Bools = np.arange(cells) <= last[:, None]

@@ -113,7 +113,7 @@ class TailOfFew(WrongState, name="mutant:conv-state-of-few"):
 
 
 class StateShared(WrongRead, name="mutant:state-shared-by-sequences"):
-    """No op is wrong while there is one sequence."""
+    """Engine that shares one state; no op is wrong while there is one sequence."""
 
     mistake = "all sequences of a batch go on from the state of the first"
     effect = "users of one server get each other's text"

@@ -29,7 +29,7 @@ MOST_LOSSES = 4  # machines that one work may cost without a step forward
 
 @contextmanager
 def executor_for(jobs: int, cluster: str | None) -> Iterator[Executor | None]:
-    """None: the work is done here, one after the other. Raises BadInput."""
+    """Yield an executor; None if the work is done here, one after the other. Raises BadInput."""
     if cluster is None:
         yield None if jobs == 1 else Processes(jobs)
     else:

@@ -83,7 +83,7 @@ def source_digest() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One work, as it is handed in once; Dask may execute it more than once."""
+    """Work as it was submitted once; Dask may execute it more than once."""
 
     run: str  # the name of the queue for what is said, too
     number: int

@@ -34,7 +34,7 @@ def as_tuples(value: Any) -> Any:
 
 
 def add_rows(file: Path | None, rows: Iterable[Any]) -> None:
-    """rows: of a dataclass."""
+    """Append rows of a dataclass to the file."""
     if file is not None:
         with file.open("a", encoding="utf-8") as text:
             text.write("".join(f"{json.dumps(asdict(row))}\n" for row in rows))

@@ -28,13 +28,16 @@ class ForkedProcess:
         return True
 
     def kill(self) -> None:
-        """Its parent does, and whatever it has started: nobody else knows whose its id is now. It
-        has ended when `wait` returns."""
+        """Ask the parent to kill the process and what it started: only it knows whose the id is
+        now.
+
+        The process has ended when `wait` returns.
+        """
         with suppress(OSError):
             self.parent.shutdown(socket.SHUT_WR)
 
     def wait(self) -> int:
-        """Its status, as subprocess gives it; from now on others may get its id."""
+        """Return the status as subprocess gives it; from now on other processes may get the id."""
         if self.returncode is None:
             self.returncode = -9  # it dies with its parent, who then says nothing of it
             with suppress(OSError):

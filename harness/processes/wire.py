@@ -110,7 +110,7 @@ class Channel:
         self.limits = limits or MessageLimits()
 
     def send(self, value: Any, deadline: float | None = None) -> None:
-        """Raises WireError before anything is written; Closed; TimeoutError at the deadline."""
+        """Send a message. Raises WireError before anything is written; Closed; TimeoutError."""
         self.write(pack(value), deadline)
 
     def write(self, frame: Sequence[bytes | memoryview], deadline: float | None = None) -> None:
@@ -123,7 +123,9 @@ class Channel:
                 raise Closed("the other side closed the connection") from error
 
     def receive(self, deadline: float | None = None) -> Any:
-        """Raises WireError for bytes that are no message; Closed; TimeoutError."""
+        """Receive a message. Raises WireError for bytes that are no message; Closed;
+        TimeoutError.
+        """
         prefix = bytearray(PREFIX.size)
         self._fill(memoryview(prefix), deadline)
         magic, head_bytes, payload_bytes = PREFIX.unpack(prefix)
@@ -210,7 +212,10 @@ def open_head(
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
-    """Raises ValueError; a zero must not hide a dimension that numpy cannot hold."""
+    """Return the shape as a tuple. Raises ValueError.
+
+    Zeros must not hide a dimension that numpy cannot hold.
+    """
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"no shape: {shape!r:.80}")
     if not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):

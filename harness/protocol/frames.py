@@ -43,7 +43,7 @@ class Message:
 
 
 def pack_message(message: Message) -> list[bytes | memoryview]:
-    """The line, and the arrays behind it in their order."""
+    """Return the line of a message, followed by its arrays."""
     arrays = {name: np.ascontiguousarray(value) for name, value in message.arrays.items()}
     rows = [[name, NAMES[value.dtype], list(value.shape)] for name, value in arrays.items()]
     n_bytes = sum(value.nbytes for value in arrays.values())
@@ -63,7 +63,7 @@ class Pipe:
         self.searched = 0  # so many bytes of it hold no end of a line
 
     def send(self, message: Message, deadline: float) -> None:
-        """Raises Closed; TimeoutError if nobody reads."""
+        """Send a message. Raises Closed; TimeoutError if nobody reads."""
         for part in pack_message(message):
             left = memoryview(part)
             while left:
@@ -76,7 +76,7 @@ class Pipe:
                     raise Closed("the engine stopped reading its input") from error
 
     def receive(self, deadline: float) -> Message:
-        """Raises WireError for what is no message; Closed; TimeoutError."""
+        """Receive a message. Raises WireError if it is malformed; Closed; TimeoutError."""
         return self.message(self.line(deadline), deadline)
 
     def message(self, line: bytes, deadline: float) -> Message:

@@ -76,7 +76,7 @@ Read = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Question:
-    """The form in which one of the adapter's questions is asked here."""
+    """Form of one of the adapter's questions in the protocol."""
 
     level: str
     send: Callable[..., Message]

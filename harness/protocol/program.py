@@ -80,7 +80,7 @@ class EngineProgram(EngineProcess):
         return f"{text} (lockstep protocol prints the format)"
 
     def exchange(self, message: Message, deadline: float) -> Message:
-        """Raises WireError, Closed, TimeoutError."""
+        """Send a question and receive its answer. Raises WireError, Closed, TimeoutError."""
         self.asked += 1
         numbered = Message(head={"id": self.asked, **message.head}, arrays=message.arrays)
         pipe = self.pipe or self.pipe_of(self.output.fileno())

@@ -72,8 +72,10 @@ def command_of(engine: str) -> list[str] | None:
 
 
 def is_file_with_spaces(engine: str) -> bool:
-    """A program's path as it is, without quotes: what a user's own shell has taken away. Where the
-    first word is a program by itself, the others are its arguments."""
+    """Return True for a program's path with spaces, whose quotes the user's shell has removed.
+
+    If the first word is a program by itself, the other words are its arguments.
+    """
     first = engine.split(" ")[0]
     return (
         first != engine and "/" in engine and not shutil.which(first) and bool(shutil.which(engine))

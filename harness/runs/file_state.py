@@ -21,7 +21,7 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path) -> "FileState":
-        """Raises OSError for a file that is not there."""
+        """Return the state of a file. Raises OSError if it is missing."""
         found = os.stat(path)
         return cls(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
 

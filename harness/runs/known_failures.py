@@ -41,8 +41,10 @@ Name = tuple[str, str, str]  # case, suite, key
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """The kind and size of a divergence. kind: as its report says, "" any; size: how many times its
-    limit it is off, or how many differ of what must be equal; None: any."""
+    """Kind and size of a divergence; an empty kind or a size of None stands for any.
+
+    size: how many times its limit it is off, or how many values differ that must be equal.
+    """
 
     kind: str = ""
     size: float | int | None = None
@@ -186,7 +188,7 @@ def size_of(detail: Mapping[str, Any]) -> float | int | None:
 
 
 def read_known(path: Path) -> KnownFailures:
-    """Raises InvalidModel: what is wrong with which entry."""
+    """Read a file of known failures. Raises InvalidModel, which says what entry is wrong."""
     try:
         document = json.loads(read_regular(path, LARGEST))
     except OSError as error:

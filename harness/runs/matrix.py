@@ -263,5 +263,5 @@ def notes_of(row: MatrixRow) -> Iterator[str]:
 
 
 def safe(text: str) -> str:
-    """Nothing from a token or an engine is read as markup."""
+    """Escape a text of a token or an engine, so that none of it is read as markup."""
     return "".join(f"&#{ord(c)};" if c in "<>&|`[]*_\\" else c for c in printable(text))

@@ -48,7 +48,7 @@ def open_session(path: Path, engine: str, settings: Settings) -> Session:
 
 
 def facts_to_run(path: Path) -> ModelFacts:
-    """Raises BadInput for a file that nobody can run, by its name."""
+    """Return facts of a model. Raises BadInput, with its name, if no engine can run it."""
     try:
         facts = facts_of_model(check_file(path))
     except EngineError as error:

@@ -51,7 +51,7 @@ ENGINE = "llama.cpp"
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowPlan:
-    """The plan that was asked for: a file, or a variant of which one is made."""
+    """Plan of a shadow run: a file, or a variant that is made."""
 
     case: str
     model: Path | None

@@ -44,7 +44,9 @@ class RankedCut:
 
 
 def cut_for(sampler: Sampler, before: CandidateList, learnt_off: float) -> RankedCut | None:
-    """None: the sampler cuts nothing, or its result is compared as it is."""
+    """Return how the sampler cuts the list; None if it cuts nothing or its result is compared as
+    is.
+    """
     if type(sampler) in LEARNT:
         return LEARNT[type(sampler)](sampler, before, learnt_off)
     make = CUTS.get(type(sampler))

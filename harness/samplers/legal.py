@@ -52,8 +52,10 @@ class StageDifference:
 def judge_stage(
     sampler: Sampler, before: CandidateList, after: CandidateList, learnt_off: float = 0.0
 ) -> StageDifference | None:
-    """Return what is wrong; None: nothing. The sampler is the definition in the engine's state,
-    from which what it has learnt may be off so far."""
+    """Return what is wrong with a stage, or None.
+
+    sampler: our definition in the engine's state; what it has learnt may be off by `learnt_off`.
+    """
     with np.errstate(all="ignore"):
         expected = sampler.clone().apply(before)
         stage = JudgedStage(

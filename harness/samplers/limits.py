@@ -54,7 +54,10 @@ class LogitLimits:
 def logit_limits(
     sampler: Sampler, before: CandidateList, expected: CandidateList, learnt_off: float
 ) -> LogitLimits | None:
-    """None: nothing is said of them. learnt_off: how far what the sampler learnt may be off."""
+    """Return the limits of a sampler's logits; None if it has none.
+
+    learnt_off: how far what the sampler learnt may be off.
+    """
     if isinstance(sampler, Infill):
         return None
     change = CHANGES.get(type(sampler))

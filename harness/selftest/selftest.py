@@ -73,7 +73,7 @@ def run_selftest(
             for text in (*tried.wrong, *tried.untold):
                 out.line(f"{tried.case}: {text}")
         out.line(f"false alarms: {alarms} in {clean} clean cases from seed {seed}")
-        out.line(f"{untold} of them with comparisons that any answer would pass")
+        out.line(f"{untold} of them contain comparisons that any answer would pass")
     told = untold * UNTOLD <= clean
     return 0 if caught == located == confirmed == n and tokens_well and told and not alarms else 1
 

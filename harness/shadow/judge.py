@@ -162,7 +162,9 @@ class ShadowJudge:
         return True
 
     def resolve(self, source: Operand) -> Operand:
-        """With its value; a weight is read from the model's file, as it lies there."""
+        """Return the operand with its value; a weight's is read from the model's file, as it lies
+        there.
+        """
         if not source.weight:
             return source
         if source.weight not in self.file.tensors:

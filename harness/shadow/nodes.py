@@ -36,7 +36,7 @@ def capture(
 
 
 def nodes_of(piece: Nodes) -> Iterator[Node]:
-    """Raises MalformedAnswer for a row that is no node."""
+    """Yield the nodes of a piece. Raises MalformedAnswer for a broken row."""
     for first, end in rows_of(piece):
         try:
             node = node_of(piece, first, end)

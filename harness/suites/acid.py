@@ -118,7 +118,7 @@ class Found:
 
 
 def ask_report(context: Context, session: Session, report: Report) -> Found:
-    """Raises NoAnswer where there is no text behind any prompt."""
+    """Ask for a model's report. Raises NoAnswer if there is no text after any prompt."""
     n = len(report.tests) + SPARE
     texts: list[WrittenText] = []
     failed: list[NoAnswer] = []
@@ -138,7 +138,7 @@ def ask_report(context: Context, session: Session, report: Report) -> Found:
 
 
 def of_this_file(reading: AcidReading, report: Report) -> AcidReading:
-    """A report of another model is none of this one."""
+    """Return the reading, or a problem if the report belongs to another model."""
     if not reading.problem and (reading.arch, reading.quant) != (report.arch, report.quant):
         said = f"acid {reading.arch} {reading.quant}"
         return AcidReading(problem=f"the report belongs to another model, {said}")

@@ -137,7 +137,10 @@ class Side:
 
 
 def read_by(context: Context, session: Session) -> FileSummary | None:
-    """None: an engine that decodes and does not show how it reads a file is given what we read."""
+    """Return how the engine reads the file; None if it does not show that.
+
+    Such an engine gets the tensors that our own reader found.
+    """
     outcome = session.ask("metadata")
     if isinstance(outcome, Unanswerable) and outcome.declared:
         return None
@@ -183,7 +186,7 @@ class FilePair:
         )
 
     def verdict_of(self, tensor: TensorSummary) -> Verdict | None:
-        """None if both decode it alike."""
+        """Return the verdict on a tensor; None if both engines decode it alike."""
         verdict, detail = self.context.verdict, {"tensor": tensor.name}
         kind, reason = self.why_not(tensor)
         if kind:

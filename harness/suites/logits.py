@@ -122,7 +122,7 @@ def asked_more(
     otherwise = [run for run in ways(context) if run.capture or not fewer]
     run_all(context, otherwise, first, waits, found)
     if not agrees:  # it would be said of every run again
-        found.unanswered.append("longer runs: not asked, because this run differs")
+        found.unanswered.append("longer runs, because this run differs already")
         return found
     found.unanswered += [LATER_LAYERS] * bool(fewer)
     run_all(context, runs, first, waits, found)
@@ -271,6 +271,6 @@ def with_ways(verdict: Verdict, same: Sequence[str], unanswered: Sequence[str]) 
         text += f"; the same {', '.join(same)}"
     left = [each for each in unanswered if each not in text]  # it may be said of fewer layers
     if left:
-        text += f"; not compared {'; '.join(left)}"
+        text += f"; not compared: {'; '.join(left)}"
     detail = {**verdict.detail, "same": list(same), "not_answered": list(unanswered)}
     return replace(verdict, summary=text, detail=detail)

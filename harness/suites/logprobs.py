@@ -188,7 +188,7 @@ def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[st
 
 
 def with_another_middle(context: Context, prefix: list[int] | bytes) -> list[int] | bytes | None:
-    """None: it has no middle."""
+    """Return the prefix with another middle; None if it is too short."""
     if isinstance(prefix, bytes):
         n = len(prefix) // 2  # of ASCII
         return prefix[:n] + b"my" + prefix[n + 2 :] if n > 2 * MIDDLE else None

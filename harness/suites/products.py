@@ -123,7 +123,7 @@ def on_sparse_inputs(context: Context) -> Findings:
 
 
 def keep_run(value: NDArray[Any], seed: int) -> NDArray[Any]:
-    """(tokens, ..., width) with a run of `KEPT` values in each token, spread over the width."""
+    """Keep a run of `KEPT` values in each token, spread over the width: (tokens, ..., width)."""
     runs = -(-value.shape[-1] // KEPT)
     out = np.zeros_like(value)
     for token in range(len(value)):

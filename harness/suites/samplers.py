@@ -122,7 +122,7 @@ class SamplerRun:
                 yield name, make_case(i, 1, limits, stages).request
 
     def cases(self) -> Iterator[SampleCase]:
-        """Yield chains of what the engine has; some of them with the model's vocabulary."""
+        """Yield chains of the engine's samplers, some of them with the model's vocabulary."""
         has = frozenset(self.names)
         seed = self.context.seed * (CASES + WORD_CASES)
         for i in range(CASES):

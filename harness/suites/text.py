@@ -184,7 +184,7 @@ def is_wrong(verdict: Verdict) -> bool:
 
 
 def close_calls(context: Context) -> Iterator[Verdict]:
-    """The next token where the two likeliest are nearly alike, and not within the noise."""
+    """Yield verdicts on next tokens that are close calls, but further apart than the noise."""
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
     context.progress("looking for prompts with two close next tokens")

@@ -220,10 +220,10 @@ def encode_texts(
     answered: list[dict[str, bool]],
     broken: dict[bytes, NoAnswer],
 ) -> Iterator[Verdict]:
-    """Texts on which llama.cpp is known to differ from the original are asked as well.
+    """Yield verdicts on texts, also on those where llama.cpp is known to differ from the original.
 
-    said: becomes what the oracle makes of them with all flags: some take it a second. answered:
-    the flags that were. broken: becomes the texts without an answer, which are asked once.
+    said: receives the oracle's ids for all flags, which may take a second. answered: the flags that
+    were answered. broken: receives texts without an answer, which are asked once.
     """
     if len(answered) >= LONG_TIMES:
         every = [text for text in every if len(text) <= LONG]

@@ -40,7 +40,7 @@ class LoraRecipe:
 
 
 def write_lora(recipe: LoraRecipe, model: Path, path: Path) -> None:
-    """Raises EngineError or OSError for the model, and for one without such a matrix."""
+    """Write a LoRA file for a model. Raises EngineError or OSError if the model cannot be read."""
     with open_model(model) as file:
         keys: dict[str, Typed] = {"general.architecture": ("STR", architecture_name(file.metadata))}
         keys |= {key: ("STR", value) for key, value in KINDS.items()}

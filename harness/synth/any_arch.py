@@ -92,12 +92,12 @@ def variants() -> dict[str, Variant]:
 
 
 def variant_named(name: str) -> Variant:
-    """Raises Unsupported with the reason, or with the names that there are."""
+    """Return the variant. Raises Unsupported, with the reason or the known names."""
     known = variants()
     if name in IMPOSSIBLE:
         raise Unsupported(f"synth cannot make {name!r}: {IMPOSSIBLE[name]}")
     if name not in known:
-        raise Unsupported(f"synth knows no architecture {name!r} {choices(name, known)}")
+        raise Unsupported(f"synth has no architecture {name!r} {choices(name, known)}")
     return known[name]
 
 

@@ -90,8 +90,11 @@ def write_gguf(
 
 
 def check_output(path: Path, model: Path | None = None) -> None:
-    """Raises OSError where no file can be put, and InvalidModel where one of the model's lies, of
-    which a split one has several: what is written takes the place of what is there."""
+    """Check that a file can be written at the path.
+
+    Raises OSError if not, and InvalidModel if it is one of the model's own files, which it would
+    replace. A split model has several.
+    """
     if path.exists():
         check_regular(path)  # renamed over, a device would be gone
     if not path.absolute().parent.is_dir():
@@ -289,7 +292,9 @@ def _chunks(row: _Row) -> Iterator[bytes | memoryview]:
 
 
 def _check_array(row: _Row, source: NDArray[Any]) -> None:
-    """An array that is not raw bytes must be what the tensor says: a transposed one is a fault."""
+    """Raise ValueError unless an array of numbers has the tensor's type and shape, not
+    transposed.
+    """
     wanted = _PLAIN.get(row.type.name)
     if wanted is None or source.dtype != wanted or source.shape != row.ne[::-1]:
         text = f"{row.name!r} is {row.type.name} of numpy shape {row.ne[::-1]}"

@@ -43,7 +43,7 @@ def step(bits: Philox, n: int, row: int) -> Values:
 
 
 def between_ends(bits: Philox, n: int) -> Values:
-    """Evenly from -1 to 1."""
+    """Draw values uniformly from -1 to 1."""
     return uniform(bits, n, 3**-0.5)
 
 

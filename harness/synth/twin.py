@@ -26,9 +26,10 @@ Progress = Callable[[str], None]
 
 
 def write_twin(model: Path, output: Path, progress: Progress = lambda _: None) -> int:
-    """The number of tensors that were decoded. Raises EngineError, OSError; then nothing is left.
+    """Write the twin, and return how many tensors were decoded.
 
-    Memory is bounded: a chunk of a tensor at a time, and the header.
+    Raises EngineError, OSError; then no file is left. Memory is bounded: a chunk of a tensor at a
+    time, and the header.
     """
     with open_model(model) as file:
         check_output(output, model)

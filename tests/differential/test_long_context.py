@@ -123,7 +123,7 @@ class Within(Step):
         return super().attend(*args, window=self.window)
 
 
-def test_window_that_llama_cpp_leaves_out_accuses_no_engine_that_has_it(
+def test_engine_with_a_window_that_llama_cpp_lacks_is_not_accused(
     phi3: Path, tmp_path: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Phi-3's published code has that window. A window that llama.cpp uses is asked about all the

@@ -44,7 +44,7 @@ def test_one_number_everywhere_is_nobodys_tensor(value: float) -> None:
 @pytest.mark.parametrize(
     ("arch", "name", "real"), [("gemma3", "embd", "inp_scaled"), ("qwen3", "Qcur_rope-1", "")]
 )
-def test_embeddings_that_are_scaled_already_are_known_for_it(
+def test_scaled_embeddings_are_recognised_among_near_nodes(
     arch: str, name: str, real: str, tmp_path: Path
 ) -> None:
     with recorded(arch, tmp_path) as found:

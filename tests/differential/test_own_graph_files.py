@@ -52,9 +52,7 @@ def rewritten(path: Path, to: Path, without: str = "", **keys: tuple[str, int]) 
     return to
 
 
-def test_a_rank_of_queries_that_the_file_does_not_use_means_nothing(
-    one_matrix: Path, tmp_path: Path
-) -> None:
+def test_unused_query_rank_changes_no_logits(one_matrix: Path, tmp_path: Path) -> None:
     """llama.cpp reads models of 27 layers so, whatever rank they state."""
     said = rewritten(one_matrix, tmp_path / "said.gguf", attention__q_lora_rank=("U32", 32))
     assert np.array_equal(logits_of(said), logits_of(one_matrix))

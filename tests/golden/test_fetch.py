@@ -263,7 +263,7 @@ def test_a_folder_that_is_given_is_used_if_it_has_every_file(
     assert fetch.vocabularies() == tmp_path
 
 
-def test_the_cache_is_the_users_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_xdg_or_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CACHE)
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     assert cache_folder() == Path("/x/lockstep")

@@ -34,7 +34,9 @@ Prepared = tuple[Callable[..., None], tuple[Any, ...]]  # a kernel and its first
 
 
 class Fast(Mirror):
-    """`n_threads`: how many it may use, by default one per core; they change no result."""
+    """Ops that run fast. `n_threads`: at most so many, by default one per core; results are the
+    same.
+    """
 
     def __init__(self, n_threads: int | None = None) -> None:
         super().__init__()
@@ -100,7 +102,7 @@ class Fast(Mirror):
         return parts
 
     def steps(self, x: F32, kind: type[WeightFormat]) -> ActivationSteps:
-        """Kept until other activations come: those of a layer meet up to three matrices."""
+        """Convert activations for a weight type; the next product often reuses the result."""
         key = kind.vec_dot_type, x.shape, x.tobytes()
         if self.converted_last is None or self.converted_last[0] != key:
             self.converted_last = key, CONVERTED[kind.vec_dot_type](plain(x))
@@ -204,7 +206,7 @@ def as_compiled(x: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
 
 
 def of_steps(found: ActivationSteps, weight: Weight) -> Prepared:
-    """By panels."""
+    """Arrange the steps in panels for a matrix."""
     kind, raw = weight.format, readable(weight.raw)
     x, dx = found.tiles
     if run_of(kind) < activation_format(kind).block:

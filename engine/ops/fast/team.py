@@ -43,7 +43,7 @@ WRONG, FINE = -1, 0
 def work(
     box: Any, function: int, arguments: int, n: int, piece: int, parts: int, first: int
 ) -> None:
-    """first: its own part, of so many."""
+    """Do a worker's own part first, then other parts. first: the number of its own part."""
     for i in range(parts):
         part = (first + i) % parts
         stop = end_of(part, parts, n)
@@ -62,7 +62,7 @@ def end_of(part: int, parts: int, n: int) -> int:
 
 @kernel
 def serve(box: Any, number: int, seen: int, patience: int) -> int:
-    """Until there was nothing to do for a while; -> the last job it knows of."""
+    """Work until there was nothing to do for a while, and return the last job that it knows."""
     waited = 0
     while waited < patience:
         ticket = get(box, TICKET)
@@ -115,7 +115,7 @@ def share(
 
 
 class Team:
-    """One for a process. Kernels are called with arguments and the range that they compute."""
+    """Threads of one process. Kernels are called with arguments and the range that they compute."""
 
     def __init__(self) -> None:
         self.most = min(processors() - 1, MOST)

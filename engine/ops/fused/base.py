@@ -59,7 +59,10 @@ def operation(name: str) -> Callable[[Operation], Operation]:
 
 
 def operate(name: str, call: Call) -> dict[str, dict[str, Expected]]:
-    """Each result in each way; "plain" if there is one. Raises Unsupported for a strange name."""
+    """Compute each result in each way; "plain" if there is only one.
+
+    Raises Unsupported for an unknown name.
+    """
     import_members("lockstep.engine.ops.fused")
     if name not in OPERATIONS:
         raise Unsupported(f"no operation {name!r} {choices(name, sorted(OPERATIONS))}")

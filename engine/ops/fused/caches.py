@@ -31,7 +31,10 @@ def append_cells(call: Call) -> Write:
 
 
 def page_cells(call: Call) -> Write:
-    """(blocks, heads, block_size, dim): cell c is cell c % block_size of block table[c / size]."""
+    """Return a write to a paged cache: (blocks, heads, block_size, dim).
+
+    Cell c is cell c % block_size of block table[c // block_size].
+    """
     table = call.inputs["block_table"]
 
     def write(pool: F64, new: F64) -> None:

@@ -18,7 +18,7 @@ def reduce_ranks(call: Call) -> Expected:
     if op in EXACT_ONES:
         return expect_copy(EXACT_ONES[op](call.inputs["x"], axis=0))
     if op not in ("sum", "mean"):
-        raise Unsupported(f"reduce {op!r} (known: sum, mean, max, min)")
+        raise Unsupported(f"no reduction {op!r} (known: sum, mean, max, min)")
     near = total(exact(x), len(x) - 1, axis=0, keep=False)
     if op == "mean":
         near = near / constant(len(x))
@@ -65,13 +65,13 @@ def all_to_all(call: Call) -> dict[str, Result]:
 
 @operation("send_recv")
 def send_recv(call: Call) -> dict[str, Result]:
-    """Each rank sends to the rank `shift` further on, round the ring."""
+    """Let each rank send to the rank `shift` further on in the ring."""
     return {"y": expect_copy(np.roll(call.inputs["x"], call.number("shift"), axis=0))}
 
 
 @operation("gather_to_rank")
 def gather_to_rank(call: Call) -> dict[str, Result]:
-    """One rank gets the parts of all; the buffers of the others stay: (ranks, ranks * length)"""
+    """Give one rank the parts of all; other ranks keep their buffers: (ranks, ranks * length)."""
     x, out = call.inputs["x"], call.inputs["before"].copy()
     out[call.number("dst_rank")] = x.reshape(-1)
     return {"y": expect_copy(out)}

@@ -13,7 +13,7 @@ F32 = np.float32
 
 @operation("matmul")
 def matmul(call: Call) -> dict[str, Result]:
-    """a: (m, k), b: (k, n), both by rows -> (m, n)."""
+    """Multiply a (m, k) by b (k, n) -> (m, n). Both matrices are stored by rows."""
     return {"y": product(call["a"], call["b"]).expect("products summed in any order")}
 
 
@@ -71,7 +71,10 @@ def copy_slice(call: Call) -> dict[str, Result]:
 
 @operation("softmax_rows")
 def softmax_rows(call: Call) -> dict[str, Result]:
-    """A row that is minus infinity throughout has no softmax: all zeros or all alike, never NaN."""
+    """Compute the softmax of rows; one of minus infinity only may give zeros or equal shares.
+
+    It never gives NaN.
+    """
     x = call["x"]
     hidden = np.asarray(np.isneginf(x).all(axis=-1, keepdims=True))
     powers, sums = softmax.weights(exact(x), ANY_ENGINE, None, x.shape[-1])

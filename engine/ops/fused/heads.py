@@ -1,8 +1,8 @@
-"""From a fused QKV to heads that are normed, rotated and put away.
+"""Split of a fused QKV into heads that are normed, rotated and stored.
 
 Rows of tokens come in, heads first go out: (tokens, heads, head_dim) -> (heads, tokens, head_dim).
-Rotations take cosines and sines from tables, (positions, head_dim / 2); `pairs` says which elements
-turn together: "half" a row apart, as in Qwen and in ggml's NEOX, or "adjacent", as in its NORMAL.
+Rotations take cosines and sines from tables, (positions, head_dim / 2). `pairs` says which elements
+rotate together: "half" a row apart, as in Qwen and in ggml's NEOX, or "adjacent", as in its NORMAL.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ PAIRS: dict[str, Callable[[int], tuple[slice, slice]]] = {
 def rotate_pairs(x: Near, cos: Near, sin: Near, pairs: str) -> Near:
     """x: (tokens, heads, dim); cos, sin: (tokens, 1, dim / 2)."""
     if pairs not in PAIRS:
-        raise Unsupported(f"pairs {pairs!r} (known: {', '.join(PAIRS)})")
+        raise Unsupported(f"no pairs named {pairs!r} (known: {', '.join(PAIRS)})")
     return near(rotate(x, cos, sin, *PAIRS[pairs](x.v.shape[-1])))
 
 

@@ -9,7 +9,7 @@ REASON = "sums in any order"
 
 
 def rms_normed(x: Near, weight: Near, eps: float) -> Near:
-    """Each row of x to unit mean square, times the weight."""
+    """Scale each row of x to unit mean square, times the weight."""
     return near(norms.rms_normed(x, weight, eps, ANY_ENGINE))
 
 
@@ -28,7 +28,7 @@ def affine_layer_norm(call: Call) -> dict[str, Result]:
 
 @operation("fused_add_rms_norm")
 def fused_add_rms_norm(call: Call) -> dict[str, Result]:
-    """residual + x goes on, and its norm besides."""
+    """Return residual + x, and its norm."""
     residual = call.exact("residual") + call.exact("x")
     found = rms_normed(residual, call.exact("weight"), call.real("eps"))
     return {"residual": residual.expect("one sum"), "y": found.expect(REASON)}

@@ -128,7 +128,7 @@ def as_operand(x: NDArray[Any]) -> Operand:
 
 
 def in_any_order(node: Node, form: Form, build: Build, tile: int = 1) -> Expected:
-    """Without halves: all scores first, or a running softmax; tiles are one of its ways."""
+    """Compute attention without halves: all scores first, or a running softmax in tiles."""
     q, k, v = (node.wide(i)[0] for i in range(3))
     if build.factors is not None:
         q = build.factors.round("queries", q, build.tip)

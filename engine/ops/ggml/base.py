@@ -36,7 +36,9 @@ def meaning(*ops: str) -> Callable[[Meaning], Meaning]:
 
 
 def expect(node: Node, build: Build) -> Expected:
-    """Raises Unsupported for an op, or a form of one, that has no meaning here."""
+    """Compute a node with its bound. Raises Unsupported for ops, or forms, without semantics
+    here.
+    """
     with np.errstate(all="ignore"):  # infinities and NaN flow as IEEE says
         return meaning_of(node.op)(node, build)
 
@@ -53,7 +55,7 @@ def has_meaning(op: str) -> bool:
 
 
 def family_of(op: str) -> str:
-    """The file that says what it means."""
+    """Return the module that defines an op's meaning."""
     return meaning_of(op).__module__.rpartition(".")[2]
 
 
@@ -66,7 +68,7 @@ def single(value: F64, kind: str) -> NDArray[Any]:
 def round_to_type(value: NDArray[Any], kind: str) -> NDArray[Any]:
     """Rounded to the node's type, as every result is in the end."""
     if kind not in PLAIN:
-        raise Unsupported(f"a result of type {kind}")
+        raise Unsupported(f"a result of type {kind} is not known here")
     with np.errstate(over="ignore"):
         return value.astype(PLAIN[kind])
 
@@ -79,7 +81,7 @@ def rounding_of(kind: str) -> tuple[float, float]:
 
 
 def relative(value: F64, roundings: float, reason: str, *, size: F64 | None = None) -> Expected:
-    """A float32 result that is off by so many roundings of itself, or of `size`."""
+    """Return a float32 result that is off by so many roundings of itself, or of `size`."""
     scale = np.abs(value) if size is None else size
     allowed = roundings * U * scale + U * np.abs(value) + SMALLEST
     return Expected(value, allowed, f"{reason}: {roundings:g} roundings and the one on its way out")

@@ -33,7 +33,7 @@ def convert_type(values: NDArray[np.generic], kind: str) -> NDArray[np.generic]:
 
 @meaning("CPY", "CONT", "DUP")
 def copy(node: Node, _: Build) -> Expected:
-    """The elements in order, whatever the shapes are."""
+    """Copy the elements in order, whatever the shapes are."""
     source = node.source(0)
     if source.type == node.type and source.value is not None:
         return Expected(source.value.reshape(node.value.shape), 0.0, EXACT)
@@ -66,7 +66,7 @@ def pad(node: Node, _: Build) -> Expected:
 
 @meaning("SET")
 def put(node: Node, _: Build) -> Expected:
-    """A tensor written into a view of another, whose strides and offset are parameters."""
+    """Write a tensor into a view of another; strides and offset are parameters."""
     out, part = plain(node.source(0)).copy(), plain(node.source(1))
     nb1, nb2, nb3, offset = (int(p) for p in node.params[:4])
     view = np.ndarray(part.shape, out.dtype, out, offset, (nb3, nb2, nb1, out.itemsize))

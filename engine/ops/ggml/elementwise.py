@@ -59,7 +59,7 @@ LIBM: dict[str, Callable[[F64], F64]] = {
 
 @meaning(*BINARY)
 def binary(node: Node, _: Build) -> Expected:
-    """float64 holds the result closely enough that rounding it again is rounding it once."""
+    """Compute in float64, which is exact enough that the result is rounded only once."""
     a, b = node.wide(0), node.wide(1)
     value = BINARY[node.op](a, like(b, a.shape))
     return Expected(round_to_type(single(value, node.type), node.type), 0.0, EXACT)
@@ -104,7 +104,7 @@ def scale(node: Node, _: Build) -> Expected:
 
 @meaning("CLAMP")
 def clamp(node: Node, build: Build) -> Expected:
-    """Two comparisons, neither of which is true of NaN: it becomes ggml's upper limit."""
+    """Compare twice. Neither comparison is true of NaN, so it becomes ggml's upper limit."""
     low, high = (float(f) for f in node.floats()[:2])
     x = node.wide(0)
     if build.plain:

@@ -26,7 +26,7 @@ AT_ONCE = 1 << 19  # numbers of a result: four megabytes of each of a few arrays
 
 
 def matrix(operand: Operand, i3: int, i2: int) -> Weight:
-    """One matrix of a stack, as a weight: (rows, columns)."""
+    """Return a matrix of a stack as a weight: (rows, columns)."""
     assert operand.value is not None
     raw = np.ascontiguousarray(operand.value[i3, i2]).reshape(-1).view(np.uint8)
     shape = (operand.ne[1], operand.ne[0])
@@ -34,7 +34,7 @@ def matrix(operand: Operand, i3: int, i2: int) -> Weight:
 
 
 def multiply_exactly(x: F32 | F64, weight: Weight, build: Build) -> Near:
-    """x: (tokens, columns) -> (tokens, rows); exact, as if nothing were rounded, without sizes."""
+    """Multiply x (tokens, columns) as if nothing were rounded -> (tokens, rows)."""
     if weight.format.name == "F64":  # decoding would round to float32
         right = weight.raw.view(np.float64).reshape(weight.shape).T
         return near(products.of_floats(x.astype(np.float64), right, build))
@@ -52,11 +52,11 @@ def of_converted(acts: Converted, weight: Weight, build: Build, dtype: Any) -> N
 def in_parts(
     x: F32 | F64, weight: Weight, build: Build, name: str = "weights"
 ) -> Iterator[tuple[slice, Near]]:
-    """The same of some rows after the others: of a large vocabulary value and bound are finished
-    while they are in the cache. name: of the weight, in `Factors`.
+    """Yield the product by ranges of rows, so that a large vocabulary stays in the cache.
 
-    Nothing limits what comes of a token with a NaN or an infinity that becomes a step of a block:
-    x86 has -128 for it, of which ggml's AVX2 code, moving signs, makes -128 again, and C has none.
+    name: of the weight, in `Factors`. A token with a NaN or an infinity that becomes a step of a
+    block has no limit: x86 has -128 for it, which ggml's AVX2 code keeps when it moves signs, and C
+    has none.
     """
     if weight.format.name == "F64":  # of a cache, in a run without roundings
         yield slice(None), multiply_exactly(x, rounded_left(weight, name, build), build)
@@ -156,7 +156,7 @@ def hidden_products(x: F32 | F64, node: Node, i3: int, i2: int, build: Build) ->
 
 @meaning("MUL_MAT_ID")
 def mul_mat_id(node: Node, build: Build) -> Expected:
-    """Each row times the matrix of the expert chosen for it: (tokens, used, rows)."""
+    """Multiply each row by the matrix of its expert: (tokens, used, rows)."""
     experts, b = node.source(0), rounded_right(node, build)[0]  # (tokens, used or 1, k)
     ids = node.source(2).value
     assert ids is not None

@@ -40,8 +40,10 @@ def corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: fl
 
 
 def bases(node: Node, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """By which of the four positions of a token each pair turns, and at which step of the
-    frequencies: (pairs,) each. In VISION every section begins with the first."""
+    """Return for each pair which of a token's four positions rotates it, and its frequency's step.
+
+    Both are (pairs,). In VISION every section begins with the first step.
+    """
     mode, sections = int(node.params[2]), [int(s) for s in node.params[11:15]]
     step = np.arange(pairs)
     if not mode & MROPE:

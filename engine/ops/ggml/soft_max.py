@@ -89,7 +89,7 @@ def soft_max(node: Node, build: Build) -> Expected:
 
 
 def of_rows(node: Node, rows: slice) -> Node:
-    """The same of some rows of the scores, and of the mask, which has as many or more."""
+    """Return the node with some rows of the scores, and of the mask, which has as many or more."""
     scores, mask, *others = (*node.sources, None)[: max(2, len(node.sources))]
     some = [
         s and replace(s, value=None if s.value is None else s.value[:, :, rows])

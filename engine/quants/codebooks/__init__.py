@@ -28,7 +28,7 @@ from lockstep.engine.kernels.vectors import I8, I64, element_pointer, number, pa
 
 
 def codebook(name: str) -> NDArray[Any]:
-    """Each entry as one unsigned number, its first value in the lowest byte -> (entries,)."""
+    """Return each entry as one unsigned number, its first value in the lowest byte: (entries,)."""
     text = resources.files(__name__).joinpath(f"{name}.hex").read_text("ascii")
     found = [bytes.fromhex(line) for line in text.splitlines()]
     (length,) = {len(entry) for entry in found}

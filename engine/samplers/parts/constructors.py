@@ -27,7 +27,7 @@ OF_MODEL = (Kind.VOCABULARY, Kind.N_VOCAB)
 
 @dataclass(frozen=True, kw_only=True)
 class Constructor:
-    """One function of llama.h."""
+    """Function of llama.h that makes a sampler."""
 
     function: str
     sampler: str  # the name of ours

@@ -52,7 +52,7 @@ class MersenneTwister:
 
 
 class GivenDraws:
-    """One number, which stays until another is given."""
+    """Generator that returns one number until it is given another."""
 
     def __init__(self, value: float = 0.5) -> None:
         self.value = value

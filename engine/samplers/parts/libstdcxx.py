@@ -145,7 +145,7 @@ def sort(keys: F32, p: Places, first: int, last: int) -> None:
 
 
 def bucket_numbers(logits: F32, overflows: bool) -> NDArray[np.int64]:
-    """overflows: what is no int goes into the lowest bucket, however large."""
+    """Return buckets of logits. overflows: values that are no int go into the lowest bucket."""
     place = SCALE * logits - SCALE * LOW
     inside = np.abs(place) < INT_END
     beyond = -INT_END if overflows else np.where(place > 0, INT_END, -INT_END)

@@ -68,7 +68,7 @@ class Accident(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Ways:
-    """One answer to each of these questions; the default is the definition."""
+    """Choices that implementations make differently; the default is the definition."""
 
     order: EqualsOrder = EqualsOrder.STABLE
     functions: Functions = Functions.DOUBLE
@@ -143,7 +143,7 @@ class Ways:
     # --- what most samplers do first -----------------------------------------------------------
 
     def softmax(self, c: CandidateList, *, sort: bool) -> CandidateList:
-        """Return the list with probabilities, sorted where it is asked for."""
+        """Return the list with probabilities, sorted first if `sort` is true."""
         c = self.sort(c) if sort else c
         e = self.exp(c.logits - self.largest(c))
         return c.change(p=np.asarray(e / self.total(e), F))

@@ -18,7 +18,7 @@ def convolution(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 @cases("SSM_SCAN")
 def scan(op: str, draw: SeededInputs) -> Iterator[Case]:
-    """One decay for each state is Mamba-1, one for each head Mamba-2."""
+    """Yield cases of scans: Mamba-1 has a decay for each state, Mamba-2 one for each head."""
     for name, dim, heads, states, decays, keep in (
         ("mamba-1", 1, 6, 8, 8, 1),
         ("mamba-2", 4, 4, 8, 1, 1),

@@ -83,7 +83,7 @@ def odd_scales(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
 
 
 def filled_fields(kind: type[WeightFormat], scales: list[OddScale], chance: Block) -> Named:
-    """One field of equal bytes, all others random."""
+    """Yield blocks with one field of equal bytes; all others are random."""
     for name in byte_fields(kind):
         dtype, at = place_of(kind, name)
         short = dtype.itemsize < SHORT
@@ -94,7 +94,7 @@ def filled_fields(kind: type[WeightFormat], scales: list[OddScale], chance: Bloc
 
 
 def every_value(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
-    """Byte i of a field is i more than the first; all else is zero."""
+    """Yield blocks whose byte i of a field is i more than the first; all else is zero."""
     for name in byte_fields(kind):
         dtype, at = place_of(kind, name)
         n = dtype.itemsize

@@ -21,7 +21,7 @@ def held_of(vectors: Vectors, name: str, way: str) -> HeldMatrix:
 
 
 def compare_ways(vectors: Vectors, name: str, got: F32, verdict: Verdicts) -> Verdict:
-    """One of the ways must hold in all parts."""
+    """Compare a value with the golden's ways: one of them must hold in all parts."""
     (row,) = (row for row in vectors.document["shown"] if row["name"] == name)
     if got.shape != (row["rows"], row["width"]):
         text = f"{name} is {got.shape}, expected {(row['rows'], row['width'])}"

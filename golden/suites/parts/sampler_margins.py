@@ -110,7 +110,7 @@ def top_n_sigma(sampler: TopNSigma, before: CandidateList, after: CandidateList)
 
 
 def mirostat(sampler: Mirostat, before: CandidateList, after: CandidateList) -> float:
-    """The number of candidates is the whole part of one that is known but for its share."""
+    """Return how far the number of candidates, a rounded number, is from the next one."""
     p = np.asarray(np.sort(softmax(before.logits))[::-1], np.float32)
     if len(p) < 3 or not (p > 0).all():
         return FREE if len(p) < 2 else 0.0

@@ -339,7 +339,7 @@ def known_texts() -> Iterator[tuple[str, bytes]]:
 
 
 def token_cases() -> dict[str, bytes]:
-    """By name; no text twice, but where two names make a point of their own."""
+    """Return the texts by name; a text comes twice only if two names make different points."""
     groups = (
         *(white_space(), words(), code(), letters(), symbols(), broken_texts(), special_like()),
         *(long_texts(), known_texts()),

@@ -1,4 +1,4 @@
-"""One file for each architecture that acid models are written of."""
+"""Architectures of acid models, one in each file."""
 
 from lockstep.harness.acid.architectures.base import AcidArchitecture
 from lockstep.harness.acid.architectures.gemma3 import AcidGemma3
@@ -13,5 +13,5 @@ ARCHITECTURES: dict[str, AcidArchitecture] = {
 
 
 def architecture_named(name: str) -> AcidArchitecture:
-    """Raises KeyError for one that no acid model is written of."""
+    """Return the acid architecture of this name. Raises KeyError if there is none."""
     return ARCHITECTURES[name]

@@ -35,7 +35,9 @@ class AcidArchitecture(ABC):
 
     @abstractmethod
     def tensors(self, w: AcidWeights) -> Iterator[tuple[str, F64]]:
-        """In the order of the file, slowest dimension first; vectors are F32 in every file."""
+        """Yield tensors in the order of the file, slowest dimension first; vectors are always
+        F32.
+        """
 
     def metadata(self, s: Shape) -> Keys:
         found: dict[str, tuple[str, Any]] = {}

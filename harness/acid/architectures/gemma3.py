@@ -52,8 +52,10 @@ WINDOW = ONLY_LETTERS.back("n") + 2 + PROMPTED.index(WindowInside) + 1
 
 
 class AcidGemma3(AcidArchitecture):
-    """No F16: ggml makes halves of what meets a matrix in F16, and the last norm's weights, which
-    make answers of short rows, are beyond them."""
+    """Acid model without F16, because ggml rounds what meets a matrix in F16 to half precision.
+
+    The weights of the last norm make short rows of answers; they are too large for halves.
+    """
 
     name = gguf = "gemma3"
     shape = Shape(n_layer=6, n_head=2, n_head_kv=1, n_ff=16, halves=True)

@@ -1,1 +1,1 @@
-"""One class for each test: what it sees, what is right, what known mistakes make of it."""
+"""Tests, one class each: what it sees, what is right, what known mistakes make of it."""

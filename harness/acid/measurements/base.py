@@ -72,7 +72,7 @@ class AcidPlace:
         return self.vocabulary.n_prompt + self.behind_prompt
 
     def before(self, steps: int) -> str:
-        """The state of the token that so many steps before was the last."""
+        """Return the state of the token that was the last so many steps before."""
         return state_of(self.order[self.order.index(self.test) - steps])
 
 
@@ -86,9 +86,10 @@ def value_of(test: Measurement, i: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: its text, and how its logit grows with the measured values.
+    """Answer of a test: its text, and how its logit grows with the measured values.
 
-    logit = gain * sum(away * (values - middle)): it passes the right one's, which is zero, halfway.
+    logit = gain * sum(away * (values - middle)). Halfway, it passes the right answer's, which is
+    zero.
     """
 
     text: str
@@ -118,7 +119,7 @@ def answers_of(test: Measurement, unit: float) -> list[Answer]:
 
 
 def honest_lead(test: Measurement) -> float:
-    """The least lead, in logits, that an engine within the radius has."""
+    """Return the least lead, in logits, of an engine within the radius."""
     leads = []
     for answer in answers_of(test, 1.0)[1:]:
         worst = answer.gain * test.radius * np.abs(answer.away).sum()

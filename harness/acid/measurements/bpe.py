@@ -54,7 +54,7 @@ class BpeMerges(BpeCut):
 
 
 class BpeBytes(BpeCut):
-    """No token is an e with an accent: it is spelled in two bytes."""
+    """Spelling of an e with an accent in two bytes, because no token is that character."""
 
     name = "bpe-bytes"
     sees = "a character without a token is spelled in the bytes of its UTF-8"

@@ -1,4 +1,4 @@
-"""Tests of a mixture of experts: who is chosen, what they weigh, whose matrices are taken."""
+"""Tests of a mixture of experts: which are chosen, their weights, their matrices."""
 
 from lockstep.harness.acid.experts import AcidExperts
 from lockstep.harness.acid.measurements.base import AcidPlace, Measurement

@@ -13,7 +13,7 @@ class FeedForward(Measurement):
 
 
 class Silu(FeedForward):
-    """silu(-1.25) is its least value, where others are far; above 1 a clamp shows."""
+    """SiLU at -1.25, its least value, where others differ most, and at 6, where a clamp shows."""
 
     name = "silu"
     sees = "the activation of the feed-forward network is SiLU, below zero and at 6"
@@ -69,7 +69,7 @@ class GateAndUp(FeedForward):
 
 
 class Layers(FeedForward):
-    """Each layer adds to a value of its own; the embedding is 1 beside them."""
+    """Layers that each add to a value of their own; the embedding is 1 beside them."""
 
     name = "layers"
     sees = "every layer runs once, and adds to the embedding"

@@ -54,7 +54,7 @@ class CodedRows(Measurement):
 
 
 def tests_of_format(kind: str) -> tuple[Measurement, ...]:
-    """None for formats that are no blocks."""
+    """Return the measurements of a block format, none for other types."""
     if kind not in FORMATS:
         return ()
     form = FORMATS[kind]

@@ -11,8 +11,10 @@ BIASED = 2  # a head that has nothing to do but this
 
 
 class Heads(Measurement):
-    """Each head looks for a token of its own, whose value for it is 1; that of the others is -1.
-    It does so by more than what head 1 looks for in any state, a distance."""
+    """Heads that look for a token each, whose value is 1 for that head and -1 for the others.
+
+    Each head looks for it by more than what head 1 looks for in any state, a distance.
+    """
 
     name = "heads"
     sees = "attn_qkv holds queries, keys and values one after the other, each of head after head"

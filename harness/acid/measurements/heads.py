@@ -77,7 +77,7 @@ class KeyGroups(Groups):
 
 
 class LayersCaches(Measurement):
-    """The same query finds another token in each layer, with another value."""
+    """Query that finds another token in each layer, with another value."""
 
     name = "cache-of-layers"
     sees = "each layer has keys and values of its own"

@@ -32,7 +32,7 @@ class Mean(Measurement):
 
 
 class Eps(Measurement):
-    """eps is a 64th, a quarter of what the norm takes the root of."""
+    """Norm with an eps of a 64th, a quarter of what it takes the root of."""
 
     name = "norm-eps"
     sees = "the norm adds attention.layer_norm_epsilon of the file to the variance"

@@ -22,8 +22,10 @@ def apart(frequency: float, times: float) -> float:
 
 
 class HeadNorm(Measurement):
-    """Two tokens share as two scores do that are a little apart; where what should be normed is
-    longer, the first has all."""
+    """Norm of a head: two tokens share the attention, as their scores are a little apart.
+
+    Without the norm, the longer one gets all of it.
+    """
 
     radius = 9 * HALF_BF16
     reason = "scores within 2^-8 of 1.4, and seven roundings to BF16"
@@ -66,7 +68,7 @@ class QueryNorm(HeadNorm):
 
 
 class KeyNorm(HeadNorm):
-    """In KV head 1 the key of the first token is eight times as long, before the norm."""
+    """Norm of keys: in KV head 1 the key of the first token is eight times as long before it."""
 
     name = "key-norm"
     sees = "the key of each head is divided by its own root mean square"

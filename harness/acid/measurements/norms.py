@@ -30,7 +30,10 @@ class NormEps(Measurement):
 
 
 class NormCentred(Measurement):
-    """Two of 128 coordinates are 1: their mean is a 64th, and shows where nothing was written."""
+    """RMS norm of a row in which two of 128 coordinates are 1, so that its mean is a 64th.
+
+    A norm that subtracts the mean shows where nothing was written.
+    """
 
     name = "norm-mean"
     sees = "the norm does not subtract the mean (RMS norm, not LayerNorm)"

@@ -68,9 +68,11 @@ class Far256(Far):
 
 
 class CausalMask(Prompted):
-    """In layer 0 the letter m looks for k, which stands behind it 200 times and must not be seen;
-    it finds itself, whose value is -1. The letter n, behind them, finds k, whose value is 1. All
-    scores of m are below -18, so that hidden ones of zero would be found instead of it."""
+    """Causal mask: in layer 0 the letter m looks for k, which comes 200 times later and is hidden.
+
+    It finds itself, whose value is -1. The letter n, after them, finds k, whose value is 1. All
+    scores of m are below -18, so hidden scores of zero would win.
+    """
 
     name = "causal-mask"
     sees = "a prompt's token neither sees nor counts later tokens, and sees those before it"

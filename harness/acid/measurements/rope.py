@@ -105,8 +105,7 @@ class Base(Rope):
 
 
 class SlowPairs(Rope):
-    """Pair 8 of 16 turns by 0.03 radians. Where it is not turned, four tokens are as good as each
-    other."""
+    """Rotation of pair 8 of 16, by 0.03 radians. Without it, four tokens have the same score."""
 
     name = "rope-slow-pairs"
     sees = "the second half of a head's pairs rotates as well"

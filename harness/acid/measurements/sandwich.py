@@ -24,7 +24,7 @@ from lockstep.harness.acid.weights import SMALL, AcidWeights
 
 
 class Geglu(Silu):
-    """gelu(-1.25) is little where others are far; above 1 a clamp shows."""
+    """GELU at -1.25, where other activations differ most, and at 6, where a clamp shows."""
 
     name = "gelu"
     sees = "the activation of the feed-forward network is GELU, below zero and at 6"
@@ -151,7 +151,7 @@ class SlowQueryNorm(QueryNorm):
 
 
 class OneKeyNorm(QueryNorm):
-    """The key of the first token is eight times as long, before the norm."""
+    """Norm of keys. Before it, the key of the first token is eight times as long as the others."""
 
     name = "key-norm"
     sees = "the key of each head is divided by its own root mean square"

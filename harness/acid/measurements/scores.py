@@ -41,7 +41,7 @@ class NewestToken(Measurement):
 
 
 class EarlierToken(Measurement):
-    """It looks for the token written five steps before."""
+    """Query that looks for the token written five steps before."""
 
     name = "earlier-token"
     sees = "a token attends to one that was written some steps earlier"
@@ -73,7 +73,7 @@ class EarlierToken(Measurement):
 
 
 class ScoreScale(Measurement):
-    """Two tokens stand out, their scores 1.25 apart: they share as 0.777 to 0.223."""
+    """Scale of scores: two tokens, 1.25 apart, share the attention as 0.777 to 0.223."""
 
     name = "attention-scale"
     sees = "scores are divided by the root of a head's width"
@@ -134,7 +134,7 @@ class Softmax(Measurement):
 
 
 class SoftmaxDivided(Measurement):
-    """Two tokens have the same score: each is a half."""
+    """Softmax of two tokens with the same score: each gets a half."""
 
     name = "softmax-division"
     sees = "a softmax is divided by its sum: two equal scores are a half each"

@@ -108,7 +108,7 @@ class Merges(Cut):
 
 
 class EqualMerges(Cut):
-    """A test with "def": both pairs have the same score."""
+    """Merges of "def", where both pairs have the same score."""
 
     name = "merges-alike"
     sees = "if two pairs have the same score, the left one is merged"
@@ -142,7 +142,9 @@ class PoorMerges(Cut):
 
 
 class Bytes(Cut):
-    """No token is an e with an accent: it is spelled in the two bytes of its UTF-8."""
+    """Spelling of an e with an accent by its two bytes of UTF-8, because no token is that
+    character.
+    """
 
     name = "byte-fallback"
     sees = "a character without a token is spelled in tokens of its bytes"
@@ -163,7 +165,7 @@ class Bytes(Cut):
 
 
 class TwoSpaces(Cut):
-    """Two spaces are one token, and one space is another."""
+    """Spaces: two of them are one token, and one space is another."""
 
     name = "two-spaces"
     sees = "two adjacent spaces stay two"

@@ -58,7 +58,9 @@ class WindowBeyond(WindowInside):
 
 
 class PromptInWindow(Prompted):
-    """In layer 0 the letter s looks for m, which is far beyond the window, before itself."""
+    """Window in a prompt: in layer 0 the letter s looks for m, far beyond the window, before
+    itself.
+    """
 
     name = "window-in-prompt"
     sees = "a token of the prompt also sees no more than its window"

@@ -53,7 +53,7 @@ class GgufPy(Adapter, name="gguf-py"):
     def time_dequantize(
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
-        """It makes a new array each time, as its users cannot have it otherwise."""
+        """Time the decoder, which makes a new array each time, as its users have it."""
         kind, sizes = known_type(type_name)
         if type_name == "F32":
             raise Unsupported("gguf-py does not decode F32, so there is nothing to time")

@@ -113,7 +113,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
     ) -> NDArray[np.float32]:
         kinds = traits_of(self.lib)
         if type_name not in kinds:
-            raise Unsupported(f"llama.cpp knows no type {type_name!r}")
+            raise Unsupported(f"llama.cpp has no type {type_name!r}")
         kind = (type_name, kinds[type_name][0])
         return product.multiply(self.lib, kind, raw, x, self.settings.n_threads)
 
@@ -270,11 +270,12 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
         return self._watched
 
     def _looked_at(self) -> AttentionKind:
-        """llama.cpp decides by itself whether flash attention is possible: see what it did, where
-        we map its graph onto ours. Of others (T5 and Grok have layers without) the graph says it.
-        Nor does it say that a model has no logits, such as a BERT: it hands out zeros.
+        """Return which attention llama.cpp chose, where we map its graph onto ours.
 
-        One token is enough, because the choice is made when a context is made.
+        It decides by itself whether flash attention is possible. Of other graphs (T5 and Grok have
+        layers without) the graph says it. It does not say that a model has no logits, such as a
+        BERT: it returns zeros. One token is enough, because the choice is made when a context is
+        made.
         """
         if self._attention is not None:
             return self._attention
@@ -316,7 +317,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
             raise NotInModel("the model has logits, and does not ask for embeddings")
 
     def _check_ubatches(self, context: LlamaContext, batches: Sequence[Batch]) -> None:
-        """llama.cpp aborts where attention goes both ways and a batch has several ubatches."""
+        """Refuse several ubatches with two-way attention, because llama.cpp aborts."""
         model = context.model
         causal = model.metadata(f"{model.metadata('general.architecture')}.attention.causal")
         every = causal == "false" or not (model.has_decoder and context.has_memory)

@@ -38,7 +38,7 @@ def put_loras(lib: Library, context: Any, handles: list[Any], settings: Settings
 
 
 def put_control_vectors(lib: Library, context: Any, model: Any, settings: Settings) -> None:
-    """llama.cpp's library takes numbers; files are read by its tools, and here by us."""
+    """Read control vectors and set them; llama.cpp's library takes numbers, not files."""
     files = settings.files_of(CONTROL_VECTOR)
     if not files:
         return

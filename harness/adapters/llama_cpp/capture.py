@@ -70,7 +70,7 @@ class NodeWatch:
 
     @property
     def callback(self) -> tuple[int, int]:
-        """The address of the function, and of what it is given."""
+        """Return the address of the callback, and of its argument."""
         return on_node.address, self.state.ctypes.data
 
     def set(self, **values: Any) -> None:
@@ -88,7 +88,7 @@ class NodeWatch:
         values: bool = True,
         idle: bool = False,
     ) -> None:
-        """Whatever an earlier run left behind is dropped."""
+        """Start a capture; what an earlier run left behind is dropped."""
         self.emit, self.injector, self.error, self.emitted = emit, injector, None, 0
         self.set(n_rows=0, n_whole=0, used=0, views=0, stop=0, lean=not values, idle=idle)
 

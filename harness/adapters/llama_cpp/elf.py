@@ -20,7 +20,7 @@ MACHINES = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
 
 
 class NotElf(Exception):
-    """No ELF library, or a broken one; the end of a sentence that says what it is instead."""
+    """Error for a file that is no ELF library or a broken one; its text ends a sentence."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Elf:
 
     @cached_property
     def _sections(self) -> dict[int, tuple[int, int, int]]:
-        """By kind: where it begins, its bytes, and where its names begin."""
+        """Return sections by kind: where each begins, its bytes, and where its names begin."""
         try:
             start, (size, count) = int.from_bytes(self.raw[40:48], "little"), self._sizes()
             every = [SECTION.unpack_from(self.raw, start + i * size) for i in range(count)]

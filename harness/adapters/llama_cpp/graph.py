@@ -103,7 +103,7 @@ def column(node: LiveNode, _: int) -> Array:
 
 
 def used_cells(node: LiveNode, cells: int) -> Array:
-    """llama.cpp pads the number of cells to a multiple of 256."""
+    """Return the cells in use; llama.cpp pads their number to a multiple of 256."""
     return node.values()[0, :, :, :cells]  # (heads, tokens, cells)
 
 

@@ -84,7 +84,7 @@ def digest_of(facts: Iterable[bytes]) -> str:
 
 
 def installed_folder() -> Path | None:
-    """The libraries of the installed llama-cpp-python, which is not imported."""
+    """Return the folder of llama-cpp-python's libraries, without importing it."""
     spec = find_spec("llama_cpp")
     return Path(spec.origin).parent / "lib" if spec and spec.origin else None
 
@@ -113,7 +113,7 @@ def why_not_pinned(folder: Path) -> str:
 
 @cache
 def compare(folder: Path, _size: int, _changed: int) -> str:
-    """An unchanged file is read once. Raises OSError."""
+    """Compare the library with what it says it is; cached for an unchanged file. Raises OSError."""
     if sys.platform != "linux":
         return ""  # other systems have other formats
     path = folder / LLAMA.file

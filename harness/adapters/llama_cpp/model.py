@@ -41,7 +41,7 @@ class Observer(Protocol):
         """Return True to show this node once it is computed."""
 
     def sees(self, address: int) -> None:
-        """The node has just been computed."""
+        """Look at a node that has just been computed."""
 
 
 class LlamaModel:
@@ -147,7 +147,7 @@ class LlamaContext:
 
     @property
     def has_memory(self) -> bool:
-        """An encoder has none."""
+        """Return True if the model has a memory; an encoder has none."""
         return bool(self.lib.llama.llama_get_memory(self.pointer))
 
     def show_embeddings(self, shown: bool) -> None:

@@ -1,4 +1,4 @@
-"""One op of ggml alone: a graph of a single node, its sources and parameters as a Node has them."""
+"""Run of a single ggml op: a graph of one node, whose sources and parameters come from a Node."""
 
 import ctypes
 from math import prod

@@ -57,7 +57,7 @@ def parse(lib: Library, files: Sequence[bytes], way: str) -> dict[str, Any]:
 
 @contextmanager
 def quiet(lib: Library) -> Iterator[list[str]]:
-    """The errors that are logged meanwhile; nothing is printed."""
+    """Collect the errors that are logged; nothing is printed."""
     said: list[str] = []
 
     def log(level: int, raw: bytes, _: object) -> None:
@@ -105,7 +105,7 @@ def opened_file(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
 
 
 def opened_data(ggml: ctypes.CDLL, raw: bytes, file: MemoryFile) -> Any:
-    """With the data, which the context then holds."""
+    """Open a file with its data, which the context then holds."""
     tensors = ctypes.c_void_p()
     gguf = ggml.gguf_init_from_buffer(raw, len(raw), GgufInitParams(False, ctypes.pointer(tensors)))
     ggml.ggml_free(tensors)

@@ -48,7 +48,7 @@ class Log:
         self.reading = False
 
     def read_ubatches(self) -> list[list[Any]] | None:
-        """None if the lines of this version do not name every token."""
+        """Return the ubatches; None if this version's log does not name every token."""
         read = [len(rows) for _, _, rows in self.ubatches]
         return self.ubatches if read == self.n_tokens else None
 
@@ -91,7 +91,7 @@ class Log:
 
 
 class ScheduleRun:
-    """One context from its first step to its last."""
+    """Context from the first step of a schedule to its last."""
 
     def __init__(self, model: LlamaModel, settings: Settings, plan: Mapping[str, Any]) -> None:
         self.model, self.lib, self.n_seq = model, model.lib, int(plan["n_seq"])
@@ -144,7 +144,9 @@ class ScheduleRun:
     def decode(
         self, rows: Sequence[Row]
     ) -> tuple[int, NDArray[np.float32] | None, list[int] | None]:
-        """The code, the logits of the outputs, and in which order these were computed."""
+        """Return the code, the logits of the outputs, and the order in which these were
+        computed.
+        """
         llama = self.lib.llama
         held = llama.llama_batch_init(max(len(rows), 1), 0, max(self.n_seq, 8))
         try:

@@ -1,10 +1,10 @@
-"""From llama.cpp's graph nodes to our sites: which node is which, in every version.
+"""Map from llama.cpp's graph nodes to our sites, for every version.
 
-Written against the llama graphs of llama-cpp-python 0.3.8, 0.3.16 and 0.3.36; the tests hold the
-tables against recorded graphs of all three. A node that works on a weight or on the cache is known
-by that, because names differ between versions, are ambiguous (`Qcur-0` is a product, a reshape and
-a rotation) or are missing. The others are known by their name and op. No two versions mean
-different sites by the same name and op, so that one table serves all of them.
+Written against the llama graphs of llama-cpp-python 0.3.8, 0.3.16 and 0.3.36; tests compare the
+tables with recorded graphs of all three. A node that works on a weight or on the cache is known by
+that, because names differ between versions, are ambiguous (`Qcur-0` is a product, a reshape and a
+rotation) or are missing. The others are known by their name and op. No two versions use the same
+name and op for different sites, so one table serves all of them.
 """
 
 import re
@@ -111,7 +111,7 @@ class HeldPart:
 
 
 def place_of(node: GraphNode) -> NodePlace | None:
-    """None for a node that is no site of ours.
+    """Return the site that a node is; None if it is no site of ours.
 
     Raises Unsupported for a node that has the name of a site but is computed in another way.
     """
@@ -216,7 +216,7 @@ def stores_keys(node: GraphNode) -> bool:
 
 
 def cells_stored_by(node: LiveNode) -> NDArray[np.int64]:
-    """The cells that a node writes keys to, which is one that does."""
+    """Return the cells into which a node writes keys."""
     if node.op == "SET_ROWS":
         return node.source(1).values().reshape(-1).astype(np.int64)
     keys = node.source(0)  # (head_dim, kv_heads, tokens), or reshaped to (width, tokens)

@@ -63,7 +63,7 @@ class AttentionKind:
         return False
 
     def sees(self, address: int) -> None:
-        """Nothing was asked for."""
+        """Do nothing: no tensor was asked for."""
 
 
 class SiteRecorder:

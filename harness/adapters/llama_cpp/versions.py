@@ -41,7 +41,7 @@ class Binding:
         raise Unsupported(f"{self._version} has no {name}")
 
     def _pos_max(self) -> Any:
-        """The library has it, the binding left it out."""
+        """Return a function of the library that the binding left out."""
         for known in ("llama_kv_self_seq_pos_max", "llama_kv_cache_seq_pos_max"):
             if hasattr(self._module._lib, known):
                 function = getattr(self._module._lib, known)

@@ -99,7 +99,7 @@ I64 = ir.IntType(64)
 
 @intrinsic
 def pointer(_: Any, address: Any) -> Any:
-    """An address as something that `carray` takes."""
+    """Return an address in the form that `carray` takes."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -109,7 +109,7 @@ def pointer(_: Any, address: Any) -> Any:
 
 @intrinsic
 def copy_bytes(_: Any, to: Any, start: Any, n: Any) -> Any:
-    """memcpy."""
+    """Copy n bytes, as memcpy."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, start = (builder.inttoptr(a, cgutils.voidptr_t) for a in arguments[:2])
@@ -165,7 +165,7 @@ def n_bytes(s: Any, t: Any) -> Any:
 
 @njit
 def gather(s: Any, t: Any, to: int) -> None:
-    """A contiguous copy, whatever the strides are."""
+    """Make a contiguous copy, whatever the strides are."""
     size, row = s.bytes[t.type], row_bytes(s, t)
     packed = t.nb[0] == size and t.nb[1] == row
     if packed and t.nb[2] == row * t.ne[1] and t.nb[3] == t.nb[2] * t.ne[2]:
@@ -221,7 +221,7 @@ def add_row(s: Any, address: int, index: int, place: int) -> Any:
 
 @njit
 def put_name(to: Any, name: Any) -> None:
-    """One by one: numba takes seconds to compile a copy, for what it would say of shapes."""
+    """Copy a name byte by byte: numba takes seconds to compile a whole copy with its shapes."""
     for i in range(len(name)):
         to[i] = name[i]
 
@@ -244,7 +244,7 @@ def is_wanted(s: Any, root: int) -> Any:
 
 @njit
 def is_result(t: Any) -> Any:
-    """By its name: result_output, result_embd_pooled."""
+    """Return True for the names result_output and result_embd_pooled."""
     found = True
     for i in range(len(RESULT)):
         found = found and t.name[i] == RESULT[i]
@@ -348,7 +348,7 @@ def show_node(s: Any, address: int) -> Any:
 
 @cfunc(types.uint8(types.int64, types.uint8, types.int64), cache=True)
 def on_node(address: int, asking: int, user: int) -> Any:
-    """ggml_backend_sched_eval_callback."""
+    """Observe a node: a ggml_backend_sched_eval_callback."""
     s = carray(pointer(user), 1, STATE)[0]
     if s.stop:
         return asking  # so that there is a node to stop at

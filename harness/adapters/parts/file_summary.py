@@ -1,7 +1,7 @@
-"""One spelling of what a GGUF file says, so that the parsers' answers can be compared.
+"""Uniform form of what a GGUF file says, so that the parsers' answers can be compared.
 
-Integers are int, floats are float (an F32 value widened exactly) with NaN as "nan", strings are
-str with undecodable bytes as surrogates, and arrays are lists.
+Integers are int, floats are float (an F32 value widened exactly) with NaN as "nan", strings are str
+with undecodable bytes as surrogates, and arrays are lists.
 """
 
 import math
@@ -31,7 +31,7 @@ def scalar(type_name: str, value: bool | int | float) -> Scalar:
 
 
 def scalars(type_name: str, values: NDArray[Any]) -> list[Scalar]:
-    """The same of an array of them: a vocabulary has some hundred thousand."""
+    """Return the `scalar` of each value; a vocabulary has some hundred thousand."""
     found: list[Scalar] = values.tolist()
     if type_name in ("F32", "F64") and np.isnan(values).any():
         return [scalar(type_name, value) for value in values]
@@ -43,7 +43,7 @@ def array_type(item_type: str) -> str:
 
 
 def shape(ne: Iterable[int]) -> tuple[int, ...]:
-    """ggml's order, fastest first; trailing ones are dropped, but one dimension always stays."""
+    """Return the shape in ggml's order, fastest first, without trailing ones (but at least one)."""
     sizes = [int(n) for n in ne]
     while len(sizes) > 1 and sizes[-1] == 1:
         sizes.pop()

@@ -1,8 +1,8 @@
-"""Many files to a parser that may die of any: a process for each death, not for each file.
+"""Forked readers of many files, for a parser that may die: one process per death, not per file.
 
-The caller, a worker, forks. The child writes which file it is about to read, reads it, and writes
-what came of it, into memory that both share. If it dies, the file is known and the next child goes
-on behind it. A child costs some milliseconds, a new worker a second.
+The caller, a worker, forks. The child writes into shared memory which file it is about to read,
+reads it, and writes the result there. If it dies, the file is known and the next child continues
+after it. A child costs some milliseconds, a new worker a second.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ class MemoryFile:
         self.path = f"/proc/self/fd/{descriptor}"
 
     def holding(self, raw: bytes) -> bytes:
-        """The path of the file, which now has these bytes."""
+        """Write the bytes to the file, and return its path."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, raw, 0)
         return self.path.encode()
@@ -164,7 +164,7 @@ def in_the_child(
 
 
 def limit(limits: CostLimits, size: int, born: int) -> None:
-    """For the next file. born: bytes that the process had before it read any."""
+    """Set the limits of the next file. born: bytes that the process had before it read any."""
     seconds = limits.seconds_for(size)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, STALLED * seconds)

@@ -118,7 +118,7 @@ def tokenizer_json(data: Data, *, parse_special: bool) -> Json:
     kind = text_of(data, "tokenizer.ggml.model")
     if kind not in makers:
         raise Unsupported(
-            f"tokenizers is not the original of {kind!r} (known: {', '.join(makers)})"
+            f"the package tokenizers is not the original of {kind!r} (known: {', '.join(makers)})"
         )
     made = makers[kind](data)
     wanted = (CONTROL, UNKNOWN, USER_DEFINED) if parse_special else (USER_DEFINED,)
@@ -225,7 +225,9 @@ def sentencepiece_model(data: Data) -> bytes:
     """A ModelProto (sentencepiece_model.proto) with the pieces and scores of a file."""
     kind = text_of(data, "tokenizer.ggml.model")
     if kind not in ("llama", "t5"):
-        raise Unsupported(f"sentencepiece is not the original of {kind!r} (known: llama, t5)")
+        raise Unsupported(
+            f"the package sentencepiece is not the original of {kind!r} (known: llama, t5)"
+        )
     tokens, scores = data["tokenizer.ggml.tokens"], data["tokenizer.ggml.scores"]
     types = [int(t) for t in data["tokenizer.ggml.token_type"]]
     unk = int(data.get("tokenizer.ggml.unknown_token_id", 0 if kind == "llama" else 2))

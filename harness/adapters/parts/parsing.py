@@ -91,7 +91,7 @@ def answer_of(rows: Iterable[Row], words: Mapping[int, str]) -> dict[str, Any]:
 
 
 def parse_answer(answer: Any, n: int) -> Parsed:
-    """Raises ValueError for an answer that is none: a worker is not believed."""
+    """Return a worker's answer, checked. Raises ValueError if it is malformed."""
     found = Parsed(**answer)
     columns = (found.endings, found.digests, found.peaks)
     if any(not isinstance(c, np.ndarray) or c.shape != (n,) for c in columns):
@@ -112,7 +112,7 @@ Number = int | float | bool
 
 
 def scalar(value: Number) -> Number | str:
-    """A NaN is like any other, a bool is 0 or 1, and -0.0 stays what it is."""
+    """Return a number in a form in which all NaN are equal, a bool is 0 or 1, and -0.0 stays."""
     if value != value:
         return "nan"
     return int(value) if isinstance(value, bool) else value
@@ -125,7 +125,7 @@ def to_c(raw: bytes) -> bytes:
 
 
 def extents(ne: Sequence[int]) -> tuple[int, ...]:
-    """Without trailing ones: ggml always has four dimensions."""
+    """Return the extents without trailing ones; ggml always has four dimensions."""
     sizes = [int(n) for n in ne]
     while sizes and sizes[-1] == 1:
         sizes.pop()

@@ -32,11 +32,11 @@ Open = Callable[[bytes], GgufFile]
 
 
 class TooLong(BaseException):
-    """Not an Exception: a reader that catches those is still stopped."""
+    """Time limit of a reader; not an Exception, so a reader that catches those is still stopped."""
 
 
 def parse(open_file: Open, files: Sequence[bytes], limits: CostLimits = LIMITS) -> dict[str, Any]:
-    """The memory is what Python and numpy allocate while a file is opened.
+    """Parse the files, with the memory that Python and numpy allocate for each.
 
     Other threads of ours allocate too, so a file that seems to take a lot is opened again: the
     least of what was seen is no less than what it takes.
@@ -65,7 +65,7 @@ def parse_one(open_file: Open, raw: bytes) -> tuple[Row, str]:
 
 
 def open_or_reason(open_file: Open, raw: bytes) -> tuple[GgufFile | MalformedFile, int]:
-    """The file or why it is none, and the most memory that was taken."""
+    """Open the file, or say why it is none, and return the most memory that was taken."""
     least = -1
     for _ in range(AGAIN):
         tracemalloc.start()

@@ -57,7 +57,10 @@ def repeat_work(work: Callable[[], object], seconds: float) -> Turn:
 
 
 def pieces_of(raw: NDArray[np.uint8], block: tuple[int, int], threads: int) -> list[Piece]:
-    """For each thread a copy of the blocks and room for their weights. block: (bytes, weights)."""
+    """Return for each thread a copy of the blocks and room for their weights.
+
+    block: (bytes, weights).
+    """
     raw = np.ascontiguousarray(raw, np.uint8).reshape(-1)
     size = raw.size // block[0] * block[1]
     # zeros: written once, so that no page is new while timing

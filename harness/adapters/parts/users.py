@@ -83,7 +83,7 @@ def registered_names() -> list[str]:
 
 
 def users_class(name: str) -> type[Adapter]:
-    """Raises Unsupported in one sentence, whatever goes wrong."""
+    """Return the user's adapter class. Raises Unsupported, in one sentence, if that fails."""
     entry = None if name.startswith(PREFIX) else find_registered(name)
     address = entry.value if entry else name.removeprefix(PREFIX)
     place, _, wanted = address.strip().partition(":")
@@ -119,7 +119,7 @@ def module_in(path: Path) -> ModuleType:
 
 
 def line_in(error: BaseException) -> str:
-    """The last line of code that is the user's."""
+    """Name the last line of code that is the user's."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
@@ -158,7 +158,7 @@ def lacks(cls: type[Adapter], question: str) -> bool:
 
 
 def add_levels(cls: type[Adapter], info: Any) -> Any:
-    """With the levels that its methods are. Tensors are shown by those alone that name them."""
+    """Return the info with the levels of its methods; tensors need a list of names in `shows`."""
     if type(info) is not EngineInfo:
         return info  # what it answers is looked at elsewhere
     levels = tuple(level for level, method in LEVELS.items() if not lacks(cls, method))

@@ -52,7 +52,9 @@ class Rule:
     axes: tuple[int, ...] = ()
 
     def apply(self, value: NDArray[Any], sizes: Mapping[str, int]) -> NDArray[Any]:
-        """The tensor as llama.cpp has it. sizes: of the model's axes. Raises ValueError."""
+        """Return the tensor in llama.cpp's layout. sizes: of the model's axes. Raises
+        ValueError.
+        """
         if self.axes:
             value = np.transpose(value, self.axes)
         if self.halves:
@@ -179,6 +181,6 @@ def not_found(names: Sequence[str]) -> str:
 
 
 def fits_none(names: Sequence[str]) -> str:
-    """The same, of names that differ in their batch or layer alone only one."""
+    """Return a sentence on unmatched names; those that differ only by batch or layer come once."""
     alike = dict.fromkeys(NUMBER.sub("*", STEP.sub("", name)) for name in names)
     return f"no pattern of the map matches {not_found([*alike])}"

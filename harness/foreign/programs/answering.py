@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 def serve(start):
-    """start(model, settings) -> what the engine says of itself, and {ask: function}.
+    """Serve the protocol. start(model, settings) returns what the engine is and {ask: function}.
 
     A function is given the question and its arrays, and returns the answer and its arrays.
     """
@@ -119,7 +119,7 @@ def greedy_ids(decode, question):
 
 
 def wanted_rows(node, value, wanted, last_layer):
-    """llama.cpp drops what has no output behind the attention of the last layer."""
+    """Drop the rows that llama.cpp drops: those without output after the last layer's attention."""
     name, _, layer = node.rpartition("-")
     behind = name.startswith(("ffn_", "l_out")) and layer == str(last_layer)
     return value[wanted] if behind or node.startswith("result_") else value

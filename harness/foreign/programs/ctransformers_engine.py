@@ -18,7 +18,7 @@ class Model:
             raise Unsupported(str(error)) from error
 
     def decode(self, ids, start):
-        """It keeps the logits of the last token alone: so one by one."""
+        """Decode one by one, because the library keeps only the last token's logits."""
         if start == 0:
             self.llm.reset()
         rows = []

@@ -31,7 +31,7 @@ class Model:
         return encode_answer(self.runner.detokenize_text(ids, False) for ids in question["ids"])
 
     def generate(self, question, _):
-        """It begins a text in front of which it has put no BOS, whatever the file says."""
+        """Generate a text. The engine puts no BOS in front, whatever the file says."""
         prompt = base64.b64decode(question["prompt"]).decode()
         asked = mistralrs.CompletionRequest(
             model="default", prompt=prompt, max_tokens=question["n"], temperature=0.0, top_k=1

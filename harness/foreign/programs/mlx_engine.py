@@ -134,7 +134,7 @@ def module_of(name):
 
 
 def weights_of(tensors):
-    """Those that mx.load keeps in blocks, as mx.dequantize decodes them; all in float32.
+    """Return all weights in float32; mx.dequantize decodes those that mx.load keeps in blocks.
 
     With scales of half precision, as they come, its values would be of that precision too.
     """

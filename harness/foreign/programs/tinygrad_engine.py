@@ -109,7 +109,7 @@ def load(work, *given, **options):
 
 
 def parse(path):
-    """Its reader keeps values alone: no types, and of the tensors what it made of them."""
+    """Return the values; this reader keeps no types, and tensors only as it made them."""
     keys, _ = load(gguf_load, path)
     return {"metadata": {key: [None, plain(value)] for key, value in keys.items()}}, {}
 

@@ -149,7 +149,7 @@ def dequantize(question, arrays):
     others."""
     ids = {name: number for number, name in dequant.GGML_NAME.items()}
     if question["type"] not in ids:
-        raise Unsupported(f"its own decoder has no {question['type']}")
+        raise Unsupported(f"transformers has no decoder of its own for {question['type']}")
     raw = torch.from_numpy(arrays["raw"].copy())
     return {}, {"weights": dequant.dequantize(raw, ids[question["type"]]).numpy()}
 

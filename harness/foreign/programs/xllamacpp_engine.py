@@ -44,8 +44,10 @@ class Model:
         return {"ids": [self.ask("/tokenize", each)["tokens"] for each in asked]}, {}
 
     def greedy(self, question, _):
-        """It stops at an end of text, which is the last token then, and is asked to go on: told to
-        ignore such tokens it could not choose any."""
+        """Generate greedily; after an end of text, ask the engine to go on.
+
+        If it were told to ignore such tokens, it could not choose any.
+        """
         options = {"temperature": 0, "cache_prompt": False, "return_tokens": True}
         prompt, n, ids = list(question["prompt"]), question["n"], []
         while len(ids) < n:

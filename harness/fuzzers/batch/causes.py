@@ -97,7 +97,7 @@ class Watch:
 
 
 def out_of_step(memory: Memory) -> bool:
-    """The parts of a hybrid memory hold no position of a sequence in common."""
+    """Return True if the parts of a hybrid memory hold different positions of a sequence."""
     return isinstance(memory, Hybrid) and any(
         memory.pos_min(s) != max(part.pos_min(s) for part in memory.both)
         or memory.pos_max(s) != min(part.pos_max(s) for part in memory.both)
@@ -119,7 +119,7 @@ def broken_rule(memory: Memory, batch: Entries) -> str | None:
 
 
 def nobody(memory: Memory, batch: Entries) -> bool:
-    """A token has no sequence."""
+    """Return True if a token of the batch has no sequence."""
     return broken_rule(memory, batch) == "no sequence"
 
 
@@ -195,7 +195,7 @@ def heads_misplaced(cache: Attention, before: Sequence[int]) -> bool:
 
 
 def is_kept(watch: Watch, seq: int) -> bool:
-    """Another sequence has cells in a stream of its own."""
+    """Return True if another sequence has cells in a stream of its own."""
     memory = watch.machine.memory
     others = (memory.pos_max(s) >= 0 for s in range(memory.n_seq) if s != seq)
     return in_streams(memory) and any(others)
@@ -212,7 +212,7 @@ def is_divided(watch: Watch, seq: int, p0: int, p1: int, d: int) -> bool:
 
 
 def is_grown(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
-    """A key that YaRN has made larger is to be turned."""
+    """Return True if a key that YaRN has enlarged will be turned."""
     if watch.kind != "yarn":
         return False
     (cache,) = caches(watch.machine.memory)
@@ -247,19 +247,19 @@ def is_uncopied(watch: Watch, seq: int) -> bool:
 
 
 def nothing(watch: Watch, seq: int, k: int) -> bool:
-    """A sequence is restored that had no cells."""
+    """Return True if a sequence is restored that had no cells."""
     memory, saved = watch.machine.memory, watch.machine.saved[k]
     rows = saved[0] if isinstance(memory, Window | Hybrid) else saved
     return bool(caches(memory)) and seq >= 0 and not rows
 
 
 def is_emptied(watch: Watch, seq: int, k: int) -> bool:
-    """Nothing is restored over something."""
+    """Return True if an empty state is restored over one that holds something."""
     return nothing(watch, seq, k) and watch.machine.memory.pos_max(seq) >= 0
 
 
 def late_copy(watch: Watch, seq: int, k: int) -> bool:
-    """A stream is restored between which and another numbers have yet to be copied."""
+    """Return True if a restored stream still waits for numbers that another copies to it."""
     return seq in watch.queued and not watch.cleared
 
 
@@ -270,7 +270,7 @@ def late_copy_after_clear(watch: Watch, seq: int, k: int) -> bool:
 
 
 def any_sequence(watch: Watch, seq: int, p0: int, p1: int) -> bool:
-    """A state is to be removed whatever its sequence."""
+    """Return True if states are to be removed whatever their sequence."""
     return states(watch.machine.memory) is not None and seq < 0
 
 

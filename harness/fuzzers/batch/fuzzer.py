@@ -73,7 +73,7 @@ class BatchFuzzer(Fuzzer, name="batch"):
         unknown = [kind for kind in plan.targets if kind not in known]
         if unknown:
             raise BadInput(
-                f"fuzz batch of {plan.engine} against {plan.oracle} knows no {unknown[0]!r} "
+                f"fuzz batch of {plan.engine} against {plan.oracle} has no target {unknown[0]!r} "
                 f"(known: {', '.join(known)})"
             )
         if plan.given and len(plan.targets) != 1:
@@ -93,7 +93,7 @@ class BatchFuzzer(Fuzzer, name="batch"):
 
 @dataclass(kw_only=True)
 class ScheduleCampaign:
-    """One kind of memory. A finding is told when it is first seen; repetitions are counted."""
+    """Campaign on one kind of memory. It reports a finding once, and counts repetitions."""
 
     plan: FuzzPlan
     kind: str

@@ -194,7 +194,9 @@ class Judge:
 
 
 def other_size(case: ScheduleCase) -> int:
-    """Small ubatches for large ones, and the other way round; one token of each sequence fits."""
+    """Return a small ubatch size for a large one, or the reverse; each sequence's token must
+    fit.
+    """
     smaller = max(case.n_seq + 1, case.n_ubatch // 4)
     return smaller if case.n_ubatch > 4 else max(24, case.n_seq)
 
@@ -249,7 +251,7 @@ def with_others_changed(case: ScheduleCase, mine: frozenset[int]) -> ScheduleCas
 
 
 def same(want: Any, got: Any) -> bool:
-    """None is what one of them does not show."""
+    """Return True if both agree; None stands for what an engine does not show."""
     if want is None or got is None or want == got:
         return True
     lists = isinstance(want, list) and isinstance(got, list)

@@ -13,8 +13,10 @@ MEMORY = {"yarn": "attention"}  # of a kind of model that has no other
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSchedule:
-    """One entry. symptom: what differs first; cause: what our machine must have seen by then
-    (`_causes`), for nothing is excused for its shape; case: the smallest schedule, as JSON."""
+    """Known difference of schedules. symptom: what differs first; cause: what our machine must have
+    seen by then (`_causes`), as no schedule is excused for its shape; case: the smallest schedule,
+    as JSON.
+    """
 
     id: str
     component: str  # an adapter's name

@@ -91,7 +91,10 @@ class SbatchMaker:
         return self.outputs(named)
 
     def sequences(self) -> tuple[int, ...]:
-        """In any order: it counts. What is pooled must start with 0 (`seq_id < n_tokens`)."""
+        """Return sequences in any order, because it counts.
+
+        Pooled batches must start with 0 (`seq_id < n_tokens`).
+        """
         below = self.draw.below
         if self.kind == "pooled":
             rest = [s for s in range(1, self.n_seq) if below(3) == 0]
@@ -106,7 +109,7 @@ class SbatchMaker:
         return [(0, start + i, seqs, False) for i in range(n)]
 
     def mix_runs(self, runs: list[list[Row]]) -> list[Row]:
-        """One run after the other, in turns, or in no order at all."""
+        """Return the runs one after the other, in turns, or in no order at all."""
         style = self.draw.below(3)
         if style == 2:
             return self.shuffle([row for run in runs for row in run])

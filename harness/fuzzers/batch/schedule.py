@@ -61,7 +61,7 @@ def as_lists(value: Any) -> Any:
 
 
 def schedule_from(text: bytes | str) -> ScheduleCase:
-    """Raises BadInput: what is run comes from a user, and llama.cpp aborts on some nonsense."""
+    """Read a schedule. Raises BadInput, because users write them and llama.cpp aborts on some."""
     try:
         made = json.loads(text)
         n_ctx, n_ubatch, n_seq = (made[name] for name in MOST)

@@ -24,7 +24,7 @@ def schedule(seed: int, number: int, kind: str) -> ScheduleCase:
 
 
 class Maker:
-    """One schedule, step by step. `history` tells which sequences are the same text so far."""
+    """Maker of a schedule, step by step. `history` tells which sequences share a text so far."""
 
     def __init__(self, draw: Counter, kind: str, *, odd: bool) -> None:
         self.draw, self.kind, self.odd = draw, kind, odd
@@ -72,8 +72,11 @@ class Maker:
         self.batch(self.fitting(self.rows(longest=7)))
 
     def fitting(self, rows: list[Row]) -> list[Row]:
-        """In streams that were filled, the sequences that fit: llama.cpp mistakes heads of others
-        after a batch that does not, so most schedules would end there."""
+        """Return the rows whose sequences fit in streams that were filled.
+
+        After a batch that does not fit, llama.cpp mistakes heads of others, so most schedules would
+        end there.
+        """
         if not self.tight or self.shape.unified:
             return rows
         needed = Counted(row[2][0] for row in rows)
@@ -147,7 +150,9 @@ class Maker:
         return [(1 + self.draw.below(N_VOCAB - 1), start + i, (seq,), False) for i in range(n)]
 
     def share_tokens(self, chosen: list[int]) -> list[Row]:
-        """Tokens of all chosen sequences, if those have been the same so far."""
+        """Return tokens that all chosen sequences share, if they have had the same tokens so
+        far.
+        """
         same = len({self.history.get(s, ()) for s in chosen}) == 1
         spans = {(self.machine.memory.pos_min(s), self.last(s)) for s in chosen}
         possible = self.odd or (self.shape.unified and self.kind != "recurrent")

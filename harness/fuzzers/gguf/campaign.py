@@ -1,4 +1,4 @@
-"""One family of files against every parser: compare in bulk, shrink and name what is odd."""
+"""Campaign on one family of files against every parser: compare, shrink and name what differs."""
 
 import shlex
 from collections import Counter
@@ -195,7 +195,7 @@ class FileCampaign:
     def note_finding(
         self, cause: FileCause, case: FileCase, stage: Stage | None
     ) -> Iterator[Verdict]:
-        """One example of each cause is made small and told; the others are counted."""
+        """Report one shrunk example of each cause, and count the others."""
         for same in self.explanations(cause, case.raw):
             self.found[same] += 1
             if same in self.known and same not in self.told:

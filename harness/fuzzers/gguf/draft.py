@@ -107,7 +107,9 @@ class FileDraft:
         return bytes(min(-n % self.alignment, MOST_DATA))
 
     def contents(self) -> bytes:
-        """Zeros, with the padding after the last tensor that llama.cpp wants when it reads data."""
+        """Return the data, by default zeros, with the padding that llama.cpp wants after the last
+        tensor.
+        """
         if self.data is not None:
             return self.data
         return bytes(sum(min(pad_to(row.n_bytes, self.alignment), MOST_DATA) for row in self.rows))

@@ -20,7 +20,7 @@ NUL = b"\0"
 
 @dataclass(frozen=True, slots=True)
 class FileFault:
-    """One way. kinds: with which our reader refuses such a file; none if it accepts it."""
+    """Way to break a file. kinds: with which our reader refuses it; none if it accepts it."""
 
     name: str
     verdict: FileVerdict

@@ -30,7 +30,9 @@ MODEL_WAYS = ("vocab", "load")  # refuse what is no model: their refusals say no
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileCause:
-    """By which findings fold. stage: an engine and its way, `table`, or the subject alone."""
+    """Cause of findings, by which they are counted. stage: an engine and its way, `table`, or the
+    subject alone.
+    """
 
     stage: str
     symptom: str  # accepts, refuses, value, crashes, hangs, memory: what the stage does

@@ -35,7 +35,7 @@ class GgufFuzzer(Fuzzer, name="gguf"):
         for target in plan.targets:
             if target not in (*FAMILIES, MODELS, GIVEN, GUIDED):
                 known = choices(target, (*FAMILIES, MODELS))
-                raise BadInput(f"fuzz gguf knows no {target!r} {known}")
+                raise BadInput(f"fuzz gguf has no target {target!r} {known}")
         if MODELS in plan.targets and plan.oracle != NAMES_TENSORS:
             raise BadInput(f"{NAMES_TENSORS} makes the family models: omit --oracle")
         if GUIDED in plan.targets:

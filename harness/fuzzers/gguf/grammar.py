@@ -212,7 +212,7 @@ def of_corpus(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileC
 
 
 def mutate_file(draw: DrawnNumbers, raw: bytes, corpus: Sequence[bytes]) -> bytes:
-    """One to four changes. Most fall into the first kilobyte, where small files have tables."""
+    """Make one to four changes, mostly in the first kilobyte, where small files have tables."""
     made = bytearray(raw)
     for _ in range(1 + draw.below(4)):
         change(made, draw)
@@ -243,7 +243,7 @@ def edge(made: bytearray, at: int, draw: DrawnNumbers) -> None:
 
 
 def at_a_length(made: bytearray, at: int, draw: DrawnNumbers) -> None:
-    """The same where a field of eight bytes seems to be: a small number before seven zeros."""
+    """Change a field of eight bytes that looks like a length: a small number before seven zeros."""
     found = made.find(bytes(7), at)
     if found > 0 and len(made) >= found + 7:
         pack_into("<Q", made, found - 1, EDGES[draw.below(len(EDGES))])

@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 def check_guided(plan: FuzzPlan) -> None:
-    """Raises BadInput."""
+    """Check the options of a guided run. Raises BadInput."""
     if plan.engine != "reference":
         raise BadInput(f"a guided run follows the branches of our reader, not of {plan.engine!r}")
     if plan.keep is None:
@@ -169,7 +169,10 @@ def complaint(words: Sequence[str], status: int) -> str:
 
 @contextmanager
 def started_child(arguments: list[str]) -> Iterator["subprocess.Popen[str]"]:
-    """In a group of its own: an interrupt is for us, and however we leave, the child ends."""
+    """Run the child in a process group of its own, which our interrupts do not reach.
+
+    The child ends however this context is left.
+    """
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     with subprocess.Popen(
         [sys.executable, "-P", "-m", f"{__package__}.guided_reader", *arguments],

@@ -32,7 +32,7 @@ class Reached:
 
 
 def find_reached(files: Iterable[bytes]) -> Reached:
-    """By opening them here and decoding all that they say."""
+    """Open the files here, decode all that they say, and return the lines reached."""
     modules = [import_module(name) for name in MODULES]
     seen = lines_reached(files, {str(module.__file__) for module in modules})
     lines, never, not_called = 0, [], []
@@ -52,7 +52,7 @@ def find_reached(files: Iterable[bytes]) -> Reached:
 
 
 def functions_of(code: CodeType) -> Iterator[CodeType]:
-    """Those that have a name; what runs inside one, such as a comprehension, is part of it."""
+    """Yield the named functions; code inside one, such as a comprehension, is part of it."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType) and not inner.co_name.startswith("<"):
             if inner.co_flags & CO_NEWLOCALS:

@@ -142,7 +142,7 @@ def bytes_of(ne: tuple[int, ...], kind: int) -> int:
 
 
 def smaller_drafts(raw: bytes) -> Iterator[bytes]:
-    """Without some pairs, some rows, the data, the tail."""
+    """Yield files without some pairs, some rows, the data or the tail."""
     draft = draft_of(raw)
     if draft is None:
         return
@@ -166,7 +166,7 @@ def smaller_drafts(raw: bytes) -> Iterator[bytes]:
 
 
 def with_fewer_claims(draft: FileDraft) -> Iterator[bytes]:
-    """One entry more than can be read, or none, and less of what cannot be read."""
+    """Yield files with one entry more than can be read, or none, and less unreadable data."""
     for more_pairs, n_rows in ((1, 0), (0, len(draft.rows) + 1), (0, len(draft.rows))):
         smaller = copy.copy(draft)
         smaller.n_pairs, smaller.n_rows = len(draft.pairs) + more_pairs, n_rows
@@ -178,7 +178,7 @@ def with_fewer_claims(draft: FileDraft) -> Iterator[bytes]:
 
 
 def restore_counts(smaller: FileDraft, draft: FileDraft) -> Iterator[bytes]:
-    """With counts that are wrong by as much as they were, and with those that they were."""
+    """Yield the file with counts that are wrong by as much as before, and with the old ones."""
     yield smaller.raw()
     for name, held in (("n_rows", "rows"), ("n_pairs", "pairs")):
         gone = len(getattr(draft, held)) - len(getattr(smaller, held))
@@ -200,7 +200,7 @@ def halves(n: int) -> Iterator[int]:
 
 
 def smaller_values(raw: bytes) -> Iterator[bytes]:
-    """With shorter keys, names, strings and arrays, and smaller tensors."""
+    """Yield files with shorter keys, names, strings and arrays, and smaller tensors."""
     draft = draft_of(raw)
     if draft is None:
         return
@@ -257,7 +257,10 @@ def smaller_rows(row: TensorRow) -> Iterator[TensorRow]:
 
 
 def fewer_bytes(raw: bytes) -> Iterator[bytes]:
-    """Not one by one in a long file: what is left is one long text, whose length is the point."""
+    """Yield shorter files, but in steps of one byte only for short files.
+
+    A long file that is left is one long text, whose length is the point.
+    """
     for size in halves(len(raw)):
         if size * FINEST < len(raw):
             return

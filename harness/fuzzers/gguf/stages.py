@@ -1,4 +1,6 @@
-"""Asks a parser, in one of its ways, about many files, and learns which it cannot stand."""
+"""Stages of a parser: ask it about many files in one of its ways, and learn which it cannot
+read.
+"""
 
 from collections import Counter
 from collections.abc import Sequence

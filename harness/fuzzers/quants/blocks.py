@@ -224,7 +224,7 @@ def every_byte(plain: Blocks) -> Part:
 
 
 def two_filled(plain: Blocks, scales: list[OddScale], a: slice, b: slice) -> Part:
-    """Two fields of equal bytes each; a lone field of two bytes in turn."""
+    """Return blocks with two fields of equal bytes each, or one field of two bytes in turn."""
 
     def make(numbers: Numbers) -> Blocks:
         blocks = np.tile(plain, (len(numbers), 1))

@@ -1,4 +1,6 @@
-"""One weight format's blocks against an oracle: compare in bulk, shrink and name what differs."""
+"""Campaign on one weight format's blocks against an oracle: compare, shrink and name
+differences.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -122,7 +124,9 @@ class BlockCampaign:
 
     @contextmanager
     def witness_may_fail(self) -> Iterator[None]:
-        """It was not asked for: that it has no answer is said, and no fault of the subject."""
+        """Note that the witness has no answer; nobody asked for it, so the subject is not at
+        fault.
+        """
         try:
             yield
         except NoAnswer as error:
@@ -223,7 +227,7 @@ class BlockCampaign:
         return raw
 
     def divergences(self) -> Iterator[Verdict]:
-        """One for each kind of mistake, with its smallest block."""
+        """Yield a verdict for each kind of mistake, with its smallest block."""
         for key, same in self.subject.examples.items():
             example = min(same, key=lambda example: example.size)
             alone = self.who_stands_alone(example)
@@ -243,7 +247,7 @@ class BlockCampaign:
         return self.plan.command("quants", self.kind.name, *options)
 
     def who_stands_alone(self, example: Example) -> str:
-        """Two against one says who is wrong, most of the time."""
+        """Say which of three decoders stands alone; most of the time that one is wrong."""
         names = self.oracle.name, self.subject.other.name, self.witness.other.name
         third = None
         if not self.lacks and example.symptom not in ("neighbours", "unsteady"):

@@ -1,4 +1,4 @@
-"""Two decodings of the same blocks: which blocks differ, and what kind of mistake it looks like."""
+"""Comparison of two decodings: which blocks differ, and what kind of mistake it looks like."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class Differences:
 
 
 def symptom_of(expected: F32, actual: F32) -> str:
-    """One word or two for what differs between two decodings of one block; empty if nothing does.
+    """Name in a word or two what differs between two decodings of one block; empty if nothing.
 
     Zeros of another sign, NaN and infinity come first: they are kinds of mistake of their own.
     """

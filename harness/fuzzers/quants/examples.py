@@ -1,4 +1,4 @@
-"""From a block that was decoded differently to an example of why: alone, or beside another one."""
+"""Examples of a block that was decoded differently: alone, or beside another one."""
 
 from dataclasses import dataclass
 

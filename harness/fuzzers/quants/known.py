@@ -8,7 +8,9 @@ from lockstep.harness.known import entries
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """One entry. case: a block as hex; symptom: a word of harness.fuzzers, or `unsupported`."""
+    """Known difference of decoders. case: a block as hex; symptom: a word of harness.fuzzers, or
+    `unsupported`.
+    """
 
     id: str
     component: str  # an adapter's name

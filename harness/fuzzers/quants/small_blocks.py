@@ -1,4 +1,4 @@
-"""From a block that two engines decode differently to the smallest one that still shows it."""
+"""Shrinking of a block that two engines decode differently to the smallest that still shows it."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -57,7 +57,7 @@ def whole_parts(kind: type[WeightFormat], scales: list[OddScale], block: Bytes) 
 
 
 def runs(block: Bytes) -> Iterator[Bytes]:
-    """Without a half of the bytes that are used, a quarter, and so on to single ones."""
+    """Yield the block without half of its used bytes, a quarter, and so on to single ones."""
     used = [int(i) for i in np.flatnonzero(block)]
     length = len(used) // 2
     while length:

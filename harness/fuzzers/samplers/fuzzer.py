@@ -77,7 +77,7 @@ class SampleFault:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Two faults with the same are one."""
+        """Return what identifies a fault; two with the same are one."""
         found = self.finding
         if found is None:
             return (self.status,)
@@ -88,7 +88,7 @@ class SampleFault:
 
 @dataclass(kw_only=True)
 class SamplerCampaign:
-    """One target. A fault is told when it is first seen; repetitions are counted."""
+    """Campaign on one target. It reports a fault once, and counts repetitions."""
 
     plan: FuzzPlan
     target: str

@@ -48,7 +48,7 @@ def read_question(text: bytes) -> SampleRequest:
             raise ValueError("accepted has the tokens before each row")
         make_chain(chain, logits.shape[1])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, EngineError) as error:
-        raise BadInput(f"--question is no question about samplers: {error!r}") from error
+        raise BadInput(f"--question is not a question about samplers: {error!r}") from error
     draws = np.full((len(logits), len(chain)), np.nan)
     return SampleRequest(chain=chain, logits=logits, accepted=accepted, draws=draws, prompt=prompt)
 

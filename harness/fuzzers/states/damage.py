@@ -54,7 +54,7 @@ class StateCase:
 
 
 def state_case_from(text: bytes) -> StateCase:
-    """Raises BadInput."""
+    """Read a damaged file's recipe from JSON. Raises BadInput."""
     try:
         found = json.loads(text)
         edits = tuple(map(tuple, found["edits"]))
@@ -94,7 +94,7 @@ def is_hex(text: str) -> bool:
 
 
 def state_case(number: int, base: str, draw: Draw, saved: SavedBase) -> StateCase:
-    """One edit mostly; one file in 64 is whole, and one in 16 a stranger's."""
+    """Return a case with one edit, mostly; 1 file in 64 is whole, 1 in 16 is another model's."""
     if draw.below(64) == 0:
         return StateCase(number, base, ())
     if draw.below(16) == 0:

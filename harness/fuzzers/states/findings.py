@@ -14,13 +14,13 @@ OWN = (DIES, REFUSES)
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateCause:
-    """By which findings fold.
+    """Cause of findings, by which they are counted.
 
-    symptom: of the oracle `crashes`, `hangs`, `accepts` (what ours refuses), `keeps-cells` (of a
-    file that it refuses), and of a file that both take `stuck` (the next tokens are refused) or
-    `changes` (their logits). Of the subject `dies`, or `refuses`: the oracle refuses what it takes.
-    kind: the assertion, the subject's reason to refuse, or the names of the damage. A file that
-    ends the oracle counts as refused: our reader must refuse it.
+    symptom, of the oracle: `crashes`, `hangs`, `accepts` (what ours refuses), `keeps-cells` (of a
+    file that it refuses); of a file that both take: `stuck` (the next tokens are refused) or
+    `changes` (their logits). Of the subject: `dies`, or `refuses` (what the oracle takes). kind:
+    the assertion, the subject's reason to refuse, or the names of the damage. A file that ends the
+    oracle counts as refused: our reader must refuse it.
     """
 
     symptom: str

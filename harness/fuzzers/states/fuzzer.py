@@ -36,7 +36,7 @@ TRIES = 60  # files tried in shrinking a finding
 
 
 class StateFuzzer(Fuzzer, name="states"):
-    """A target is what is saved, and a kind of memory: a small model that has it."""
+    """Fuzzer of state files. A target is what is saved, and a kind of memory with a small model."""
 
     def targets(self) -> list[str]:
         return [f"{way}-{memory}" for way in WAYS for memory in MEMORIES]
@@ -61,7 +61,7 @@ class StateFuzzer(Fuzzer, name="states"):
 
 
 class StateCampaign:
-    """One target. A finding is made small and told when it is first seen; others are counted."""
+    """Campaign on one target. It shrinks and reports a finding once, and counts repetitions."""
 
     def __init__(self, plan: FuzzPlan, target: str, stack: ExitStack, say: Progress) -> None:
         self.plan, self.target, self.say = plan, target, say

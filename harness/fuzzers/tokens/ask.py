@@ -30,13 +30,13 @@ class Failure:
 
 @dataclass(kw_only=True)
 class TextAsker:
-    """One engine on one vocabulary."""
+    """Tokenizer of one engine with one vocabulary, to ask questions."""
 
     session: Session
     deaths: int = 0
 
     def __call__(self, question: str, items: Sequence[Any], **flags: bool) -> list[Any]:
-        """One answer or Failure for each item. Raises NoAnswer, GivenUp."""
+        """Return an answer or Failure for each item. Raises NoAnswer, GivenUp."""
         if not items:
             return []
         outcome = self.session.ask(question, list(items), **flags)

@@ -1,4 +1,4 @@
-"""Two tokenizers on one vocabulary: compares many inputs at once and makes small what differs."""
+"""Campaign of two tokenizers on one vocabulary: compare many inputs, shrink what differs."""
 
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Flags = tuple[bool, bool]
 
 @dataclass(frozen=True, kw_only=True)
 class TextDifference:
-    """One input on which the engines part, as small as it got."""
+    """Shrunk input on which the engines differ."""
 
     way: str  # encode or decode
     flags: Flags
@@ -93,7 +93,7 @@ class TextCampaign:
     def compare(
         self, way: str, cases: Sequence[tuple[int, Any]], flags: Flags
     ) -> list[tuple[int, Any]]:
-        """By number of the case, what the oracle says of it where it was asked."""
+        """Return the oracle's answers where it was asked, by number of the case."""
         deadly = [d.given for d in self.found if d.way == way and d.deadly]
         if deadly:
             safe = [row for row in cases if not any(holds(row[1], part) for part in deadly)]
@@ -132,7 +132,7 @@ class TextCampaign:
         return (first, second) if self.refuser is self.oracle else (second, first)
 
     def note(self, way: str, at: int, given: Any, flags: Flags, *, deadly: bool) -> None:
-        """Shrink what differs, unless it holds something that is known to."""
+        """Shrink a differing input, unless it contains a known one."""
         known = [d for d in self.found if d.way == way]
         enough = len(self.found) >= MOST_FOUND or self.shrinks >= MOST_SHRUNK
         if enough or any(holds(given, d.given) for d in known):
@@ -165,7 +165,7 @@ class TextCampaign:
         return self.utf8_only and way == "decode" and type(want) is bytes and not is_utf8(want)
 
     def first_wrong(self, way: str, inputs: Sequence[Any], flags: Flags) -> list[bool]:
-        """Only the shortest that is wrong is told: every one that is may end a process."""
+        """Report only the shortest wrong input, because each one may end a process."""
         found = [False] * len(inputs)
         for i in sorted(range(len(inputs)), key=lambda i: order(inputs[i])):
             if self.wrong(way, [inputs[i]], flags)[0]:

@@ -61,7 +61,7 @@ class TokensFuzzer(Fuzzer, name="tokens"):
 
 @dataclass(kw_only=True)
 class FuzzedVocabulary:
-    """One target of a plan."""
+    """Vocabulary that is one target of a plan."""
 
     plan: FuzzPlan
     target: str  # as the command line names it
@@ -227,7 +227,10 @@ def says_utf8_alone(session: Session) -> bool:
 
 
 def campaign_of(oracle: Session, subject: Session) -> TextCampaign:
-    """An engine of this process refuses at no cost; one of another may die of the same input."""
+    """Return a campaign; an engine of this process refuses inputs at no cost for the other one.
+
+    An engine of another process may die of the same input.
+    """
     asked = TextAsker(session=oracle), TextAsker(session=subject)
     local = [asker for asker in asked if isinstance(asker.session, LocalSession)]
     return TextCampaign(oracle=asked[0], subject=asked[1], refuser=local[-1] if local else None)

@@ -38,7 +38,7 @@ def without_chunks(given: Input) -> Iterator[Input]:
 
 
 def simplify_input(given: Input) -> Iterator[Input]:
-    """One character replaced by a simpler one; ids have no simpler ones."""
+    """Yield inputs with one character replaced by a simpler one; ids have no simpler ones."""
     if not isinstance(given, bytes):
         return
     at = 0

@@ -98,7 +98,7 @@ def of(draw: Draw, items: Sequence[T]) -> T:
 
 
 def few(draw: Draw, most: int) -> int:
-    """1 to `most`; small numbers are the likelier ones."""
+    """Draw a number from 1 to `most`; small numbers are likelier."""
     return 1 + min(draw.below(most), draw.below(most))
 
 
@@ -196,7 +196,7 @@ def special_like(draw: Draw, m: Material) -> bytes:
 
 
 def stored_text(draw: Draw, m: Material) -> bytes:
-    """Texts of tokens as the file has them: `▁` and byte-level characters in the input."""
+    """Return a text of tokens as the file stores them, with `▁` and byte-level characters."""
     return b"".join(of(draw, (of(draw, m.texts), SPACE, b" ")) for _ in range(few(draw, 6)))
 
 
@@ -210,7 +210,7 @@ def broken_bytes(draw: Draw, m: Material) -> bytes:
 
 
 def edit_text(draw: Draw, m: Material) -> bytes:
-    """Another text with a few bytes put in, left out, doubled or exchanged."""
+    """Return another text with a few bytes put in, left out, doubled or exchanged."""
     text = bytearray(PLAINER[draw.below(len(PLAINER))](draw, m))
     for _ in range(few(draw, 3)):
         at = draw.below(len(text) + 1)

@@ -63,7 +63,7 @@ def cell_of(
 
 
 def told_of(suites: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the verdicts that are not well."""
+    """Return the verdicts that need attention."""
     return [
         {"suite": suite, "case": case, **verdict}
         for suite, cases in suites.items()

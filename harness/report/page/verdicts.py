@@ -1,4 +1,4 @@
-"""A report's verdicts as a reader wants them: the sentence at the top, causes, suites."""
+"""Verdicts of a report in a reader's order: the sentence at the top, causes, suites."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

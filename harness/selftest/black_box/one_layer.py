@@ -102,7 +102,7 @@ CHANGES: Mapping[str, Callable[[Rows, type[WeightFormat], int], None]] = Mapping
 
 
 def wrong_bytes(fault: OneLayerFault, weight: Weight, heads: int) -> NDArray[np.uint8]:
-    """heads: of which it holds the rows, where it holds any."""
+    """Return the weight's bytes with the fault. heads: whose rows it holds, if any."""
     found = weight.raw.copy()
     n = 1 if len(weight.shape) == 1 else weight.shape[-2]
     CHANGES[fault.change](found.reshape(n, -1), weight.format, n // heads)

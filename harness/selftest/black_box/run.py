@@ -100,7 +100,7 @@ def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
 
 
 def chosen_of(pairs: Sequence[Pair], only: str) -> list[Pair]:
-    """Raises Unsupported: nothing that was tried is no success."""
+    """Return the chosen pairs. Raises Unsupported if there are none: no trial is no success."""
     found = [pair for pair in pairs if only in ("", pair[0], family_of(pair[1]))]
     if not found:
         known = dict.fromkeys(n for model, name in pairs for n in (family_of(name), model))

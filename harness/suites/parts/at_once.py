@@ -85,7 +85,9 @@ def still_there(context: Context, outcomes: Sequence[Outcome], one: TextByItself
 def held_against(
     judge: Judge, context: Context, one: TextByItself, outcome: Outcome
 ) -> Verdict | None:
-    """None: an honest run may write that, or it is no answer."""
+    """Return a verdict if an answer given beside others is wrong; None if it is right or
+    missing.
+    """
     if not isinstance(outcome, Answered) or outcome.value == one.text:
         return None
     said = outcome.value

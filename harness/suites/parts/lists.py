@@ -108,8 +108,10 @@ def is_empty(listed: Listed) -> bool:
 
 
 def left_open(listed: Sequence[Listed], ended: Sequence[int]) -> str:
-    """A list of nothing agrees with anything, and a text that no token has may be one written
-    wrongly; "": there are none. ended: the lists that may be empty."""
+    """Describe lists that could not be compared: empty ones, and texts that no token has.
+
+    "" if there are none. ended: the lists that may be empty.
+    """
     empty = sum(map(is_empty, listed)) - len(ended)
     unknown = sum(each.unknown for each in listed)
     found = [f"{empty} of {len(listed)} lists, which are empty"] if empty else []

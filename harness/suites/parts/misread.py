@@ -33,7 +33,7 @@ QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"'})
 
 
 def halves(text: str) -> bytes:
-    """Each half of UTF-16 as if it were a character."""
+    """Encode each UTF-16 code unit of the text as if it were a character."""
     units = np.frombuffer(text.encode("utf-16-le"), "<u2").tolist()
     return "".join(map(chr, units)).encode("utf-8", "surrogatepass")
 

@@ -71,7 +71,7 @@ class Beginning:
 
 
 def seeded_runs(context: Context) -> Iterator[tuple[list[int], list[int]]]:
-    """Ids from all over, and the lengths of their beginnings."""
+    """Yield random ids of the whole vocabulary, and the lengths of the prefixes to ask for."""
     n = min(TOKENS, n_cells(context) - 1)
     for number in range(RUNS if context.facts.is_small else 1):
         raw = Philox(key=[context.seed, number + 1]).random_raw(n) >> np.uint64(33)

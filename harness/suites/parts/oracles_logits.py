@@ -51,7 +51,7 @@ def why_any_choice_agrees(context: Context, logits: F32) -> str:
 
 
 def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
-    """Logits of an honest run of our own."""
+    """Return the logits of an honest run of our own engine."""
     floor = context.honest.floor(in_one(context, batches), seed=context.seed, runs=0)
     return np.concatenate(floor.logits)
 

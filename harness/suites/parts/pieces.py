@@ -45,12 +45,15 @@ def sides(context: Context, expected: Sequence[int], actual: Sequence[int]) -> d
 
 
 def two_choices(oracle: int, subject: int, margins: Sequence[float]) -> str:
-    """margins: of both below the largest logit of a run of the oracle's whole text at once, which
-    its own greedy run, token by token, need not have chosen."""
+    """Describe both tokens and their margins below the largest logit of the oracle's run.
+
+    The run takes the whole text at once; the oracle's greedy run, token by token, need not have
+    chosen its largest logit.
+    """
     best = "the oracle's largest logit"
     if oracle == subject:
         return f"{oracle} in both, {margins[0]:.2g} below {best} in a run of all tokens at once"
     return (
-        f"{subject}, and the oracle's is {oracle}; they are {margins[1]:.2g} and "
+        f"{subject}, and the oracle's is {oracle}; their logits are {margins[1]:.2g} and "
         f"{margins[0]:.2g} below {best}"
     )

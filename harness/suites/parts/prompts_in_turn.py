@@ -78,7 +78,9 @@ PLURAL = {BEGINS: "begin like the one before"}
 
 @dataclass(frozen=True, kw_only=True)
 class TellingPrompt:
-    """logits: the oracle's behind it; like: what of the one before it is, in words."""
+    """Prompt that tells a wrong cache hit. logits: the oracle's after it; like: what it shares with
+    the one before, in words.
+    """
 
     ids: list[int]
     logits: F32
@@ -132,8 +134,10 @@ def the_same(asked: Sequence[TellingPrompt], ties: int) -> str:
 
 
 def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
-    """By the subject; None: it refuses a prompt of ids that no text has, or of so many. Raises
-    NoAnswer where it fails."""
+    """Return the token that the subject chooses after the ids; None if it refuses the prompt.
+
+    It may refuse ids that no text has, or so many ids. Raises NoAnswer if it fails.
+    """
     outcome = context.subject.ask("greedy", list(ids), 1)
     if isinstance(outcome, Unanswerable | Rejected):
         return None
@@ -274,7 +278,7 @@ def tells_of_one_more(context: Context, one: TellingPrompt, before: TellingPromp
 def candidates(
     context: Context, turn: Turn, before: Sequence[TellingPrompt], ids: Iterator[int]
 ) -> Iterator[TellingPrompt]:
-    """None where the oracle does not answer."""
+    """Yield prompts that may tell; none if the oracle does not answer."""
     n, last = turn.n, before[0].ids if before else []
     begin, end = last[: turn.begin], last[len(last) - min(turn.end, len(last)) :]
     ends = range(n - ENDS + 1, n + 1) if n > LONG else (n,)

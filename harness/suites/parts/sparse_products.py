@@ -53,7 +53,7 @@ class SparseRun:
 
 
 def sparse_run(context: Context, keep: Keep) -> SparseRun:
-    """Raises NoAnswer."""
+    """Return a run whose products have nearly empty inputs. Raises NoAnswer."""
     batches = up_to_one_token(context.batches)
     program = record_program(context, batches)
     wires = wires_of(program)

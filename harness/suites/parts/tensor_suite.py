@@ -66,8 +66,10 @@ class TensorSuite(Suite):
             give_back()
 
     def if_all_agrees(self, context: Context, shown: Any) -> list[Any] | None:
-        """The verdicts; None if something is wrong, of which more is asked, and not by a fork: as
-        where one dies."""
+        """Return the verdicts; None if something is wrong.
+
+        The caller then asks more, which a fork cannot do. None also stands for a fork that died.
+        """
         found = self.judge(context, shown)
         if found.guilty or found.other_graph:
             return None

@@ -46,9 +46,10 @@ def wrong_rows(
 
 
 def ids_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> str:
-    """Describe a stretch of the vocabulary in which each token has a wrong logit, and no other
-    token has one. Its rows of the head lie behind an offset that is too large, or no thread was
-    given them."""
+    """Describe a range of tokens whose logits are all wrong, if no other token's are.
+
+    The cause is an offset in the head that is too large, or rows that no thread was given.
+    """
     if expected.shape != got.shape:
         return ""
     wrong = np.zeros(expected.shape[-1], bool)

@@ -221,5 +221,5 @@ def agreement(detail: dict[str, Any], what: str) -> str:
     if detail["not_finite"]:
         text += f"; {detail['not_finite']} are NaN or infinite in both"
     if "hidden_tokens" in detail:
-        text += f"; not compared {in_words(detail)}"
+        text += f"; not compared: {in_words(detail)}"
     return text

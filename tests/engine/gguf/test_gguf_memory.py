@@ -57,7 +57,7 @@ def taken(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("name", DEAR)
-def test_pairs_that_would_be_dear_as_objects_take_no_more_than_their_bytes(name: str) -> None:
+def test_metadata_pairs_take_no_more_memory_than_their_bytes(name: str) -> None:
     data = gguf(DEAR[name]())
     assert len(data) > 8 * N
     assert taken(data) < 2 * len(data) + ROOM

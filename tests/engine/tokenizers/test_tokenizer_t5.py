@@ -217,7 +217,7 @@ def test_the_penalty_is_taken_off_in_float32() -> None:
     assert tokenizer_of(vocabulary("t5", WORDS[:3])).unknown_score == np.finfo(np.float32).max
 
 
-def test_scores_of_minus_infinity_leave_nothing_but_one_unknown() -> None:
+def test_scores_of_minus_infinity_give_one_unknown_token() -> None:
     words = [*WORDS[:4], *((letter, -np.inf, NORMAL) for letter in "ab")]
     assert tokenizer_of(vocabulary("t5", words)).encode(b"abab", add_special=False) == [2]
 

@@ -165,7 +165,7 @@ def test_a_graph_without_any_site_is_none_that_we_know() -> None:
         ("fattn", 0, EngineError, "computed no fattn-0 in step 0"),
     ],
 )
-def test_a_value_that_could_not_be_put_in_is_no_run(
+def test_trace_refuses_a_run_without_its_replacement(
     name: str, layer: int | None, error: type[EngineError], text: str
 ) -> None:
     asked = recorder(site(name, layer))

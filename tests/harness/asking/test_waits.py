@@ -99,7 +99,7 @@ def beside(
     return asked_beside(ask("oracle", found), ask("subject", LATE, found)), asked
 
 
-def test_engine_late_beside_a_slow_oracle_is_asked_again_alone(
+def test_engine_late_beside_slow_oracle_gets_a_second_try_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (_, subject), asked = beside(200.0, monkeypatch)

@@ -230,7 +230,7 @@ class KnowsNoOtherHead(Reference, name="test:the-head-is-the-table"):
         return model
 
 
-def test_a_head_that_the_users_file_does_not_have_names_no_part(tmp_path: Path) -> None:
+def test_tied_model_names_no_head(tmp_path: Path) -> None:
     """Asked with embeddings that were changed, such an engine had another head, and differed."""
     path = written(tmp_path, n_layer=1, tied=True)
     off = with_changed_weight(path, tmp_path / "off.gguf", "blk.0.ffn_down.weight", 3, 5, 0.5)

@@ -72,7 +72,7 @@ def test_merges_are_of_tokens_that_are_left(tmp_path: Path) -> None:
         assert all(merge.replace(" ", "") in tokens for merge in merges)
 
 
-def test_a_small_vocabulary_and_one_of_another_kind_stay_whole(tmp_path: Path) -> None:
+def test_small_or_unknown_vocabulary_stays_whole(tmp_path: Path) -> None:
     unknown = tmp_path / "unknown.gguf"
     with_metadata(unknown, LlamaRecipe(n_vocab=LARGE), tokenizer__ggml__model=("STR", "t5"))
     for path in (written(tmp_path, n_vocab=400), unknown):

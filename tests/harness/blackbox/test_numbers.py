@@ -153,14 +153,14 @@ def test_one_wrong_layer_of_many_is_found_in_few_questions(monkeypatch: pytest.M
     assert len(asked) == 9
 
 
-def test_unnamed_rest_may_be_a_tensor_that_is_wrong_whatever_it_holds() -> None:
+def test_unnamed_part_may_be_a_misread_tensor() -> None:
     seen = Part(name="attention: rotation", words="")
     left = Part(name="FFN: activation", words="", left=True)
     assert by_its_number(seen).name == "attention: rotation, by its number"
     assert " or a tensor that is taken wrongly, by its number" in by_its_number(left).name
 
 
-def test_two_matrices_that_are_put_into_the_same_are_named_with_it() -> None:
+def test_matrices_of_one_layer_are_named_with_their_product() -> None:
     def seen(*names: str) -> SeenInPlace:
         tensors = tuple(f"blk.{name}.weight" for name in names)
         return SeenInPlace(look=LOOKS[1], answer=DIFFERS, tensors=tensors)

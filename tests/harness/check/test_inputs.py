@@ -166,7 +166,7 @@ def test_each_kind_of_file_has_its_name(tmp_path: Path) -> None:
             (Path("/dev/null"), DEVICE),
             (tmp_path / "s", "a socket; expected a regular file"),
             (tmp_path / "gone", "no such file"),
-            (tmp_path / "a\0b", "no name of a file"),
+            (tmp_path / "a\0b", "not a file name"),
         ):
             with pytest.raises(OSError, match=says):
                 check_regular(path)

@@ -34,7 +34,7 @@ def test_the_same_bytes_can_be_given_as_digits(fuzz: Lockstep) -> None:
     ("args", "says"),
     [
         (("--hex", "4g"), "--hex need pairs of hexadecimal digits, got '4g'"),
-        (("--family", "good"), "knows no 'good' (known: valid, broken, several"),
+        (("--family", "good"), "has no target 'good' (known: valid, broken, several"),
         (("--family", "corpus"), "the family corpus needs files"),
         (("--corpus", "nowhere"), "nowhere: no such folder"),
         (("--file", "nowhere.gguf"), "nowhere.gguf: no such file"),

@@ -110,7 +110,7 @@ def test_output_read_by_ci_has_commands_only_where_asked_for(
         assert capsys.readouterr().out == f"{word}\n"
 
 
-def test_no_line_of_an_engines_words_begins_a_line_of_a_log() -> None:
+def test_engine_log_cannot_start_a_workflow_command() -> None:
     words = "first\n::error file=x.py::no"
     same = {"suite": "logits", "case": "m", "summary": words, "key": "", "repro": ""}
     lines = explain(Verdict(status="crashed", **same)).splitlines()

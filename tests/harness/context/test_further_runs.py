@@ -276,7 +276,7 @@ def test_missing_answer_is_named_and_accuses_nobody(model: Path) -> None:
     (verdict,) = logits_of(model, "further: one batch of several")
     assert verdict.status == "agreed"
     for words in (LONG, JOINED):
-        assert f"not compared {words}" in verdict.summary or f"; {words}" in verdict.summary
+        assert f"not compared: {words}" in verdict.summary or f"; {words}" in verdict.summary
     ways = [
         "with tensors shown",
         "with outputs of some tokens only",
@@ -308,7 +308,7 @@ def test_undeclared_refusal_of_an_engine_is_a_gap(model: Path) -> None:
 
 
 @pytest.mark.parametrize(("error", "code"), [(EngineError, 1), (Unsupported, 3)])
-def test_nobody_lacks_the_same_run_with_another_token(
+def test_engine_that_refuses_another_token_sets_the_exit_code(
     error: type[EngineError], code: int, model: Path
 ) -> None:
     def evaluate(self: Reference, request: Request) -> Evaluation:

@@ -99,7 +99,7 @@ def test_the_third_engine_has_been_started_beside_the_second(
     assert len({first, second, third, waiting()}) == 4
 
 
-def test_one_that_has_died_meanwhile_is_not_used(tmp_path: Path) -> None:
+def test_runner_replaces_a_worker_that_died_early(tmp_path: Path) -> None:
     adapter = engine(tmp_path)
     pids(adapter, 2)
     os.kill(dead := waiting(), signal.SIGKILL)

@@ -39,7 +39,7 @@ def rows(*apart: float) -> Compared:
         (TEXT, (0.0, 1.0), (0.0, 1.0), False),  # other tokens than a third one's, perhaps
     ],
 )
-def test_right_logits_are_recognised_by_distances_that_are_numbers(
+def test_right_logits_are_recognised_by_finite_distances(
     one: AskedQuestion, own: Any, right: Any, as_right: bool
 ) -> None:
     assert is_as_right(one, rows(*own), rows(*right)) == as_right

@@ -116,7 +116,9 @@ def test_a_fault_that_the_table_judges_otherwise(found: Found, again: Again) -> 
 
 
 @pytest.mark.parametrize("hexed", [False, True])
-def test_a_long_file_of_ones_own(hexed: bool, found: Found, again: Again, tmp_path: Path) -> None:
+def test_finding_in_a_long_user_file_is_reproduced(
+    hexed: bool, found: Found, again: Again, tmp_path: Path
+) -> None:
     path = long_file(tmp_path / "mine")
     own: dict[str, Any] = {"given": (path.read_bytes(),)} if hexed else {"files": (path,)}
     (verdict,) = found("gguf", "given", engine="breaks", **own)

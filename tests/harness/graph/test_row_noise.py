@@ -66,7 +66,7 @@ def test_column_with_one_overflow_may_overflow_anywhere() -> None:
     assert np.isposinf(noise_between(column, off).room(column)).all()
 
 
-def test_numbers_that_are_rows_of_their_own_are_measured_by_the_largest() -> None:
+def test_rows_of_one_number_share_the_scale_of_the_largest() -> None:
     """One of them may be nearly zero by chance: no honest run need have met its error."""
     column, off = np.array([[4.0], [1e-9]]), np.array([[4.5], [1e-9]])
     assert noise_between(column, off) == Noise(worst=0.5, share=0.125)

@@ -52,7 +52,7 @@ def test_a_certificate_that_is_not_trusted_is_no_fault_of_the_answers(
         checked(model, "https://localhost:1", "text")
 
 
-def test_the_v1_that_an_address_lacks_is_named(model: Path) -> None:
+def test_message_names_a_missing_v1_in_the_address(model: Path) -> None:
     with serving(model, pages=OPENAI) as url:
         with pytest.raises(BadInput, match=r"HTTP 404: File Not Found; .*need /v1"):
             checked(model, f"openai:{url}", "text")

@@ -93,7 +93,7 @@ def test_another_place_another_suite_and_agreement_are_not_excused(
     assert excused_if_foreign(said, "tinygrad", "tinygrad 0.14.0", model) is said
 
 
-def test_a_file_without_what_it_is_about_is_not_excused(tmp_path: Path) -> None:
+def test_finding_excuses_only_files_that_contain_its_cause(tmp_path: Path) -> None:
     write_case(LATIN, tmp_path / "other.gguf")
     said = verdict("logits", "3 of 9 logits differ")
     same = excused_if_foreign(said, "tinygrad", "tinygrad 0.14.0", tmp_path / "other.gguf")

@@ -85,7 +85,7 @@ def test_its_tensors_are_shown_with_its_embeddings(tmp_path: Path) -> None:
         assert shown.trace.values()[EMBD].tolist() == [[3.0], [4.0]]
 
 
-def test_its_embeddings_come_of_the_tensors_that_are_put_in(tmp_path: Path) -> None:
+def test_program_computes_embeddings_from_replaced_tensors(tmp_path: Path) -> None:
     given = {EMBD: np.array([[1.0], [2.0]], np.float32)}
     with program(tmp_path, "embed", "trace", "replace") as session:
         healed = run(session, Request(batches=BATCHES, embeddings=True, replace=given))
@@ -100,7 +100,7 @@ def test_engine_that_does_not_show_tensors_is_not_asked_for_them(tmp_path: Path)
     assert outcome.message.endswith("does not offer trace")
 
 
-def test_smoke_asks_such_a_program_for_tensors_as_well(tmp_path: Path) -> None:
+def test_smoke_asks_embedding_program_for_tensors(tmp_path: Path) -> None:
     with program(tmp_path, "embed", "trace", "replace") as session:
         steps = {step.level: step.status for step in smoke(session)}
     assert [steps[level] for level in ("embed", "trace", "replace")] == ["works"] * 3

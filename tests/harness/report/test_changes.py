@@ -96,7 +96,7 @@ def test_comparison_that_is_gone_is_worse() -> None:
         *(("not-compared", status, True) for status in UNFINISHED),
     ],
 )
-def test_gaps_are_worse_and_differences_that_are_gone_or_known_leave_none(
+def test_new_gap_is_worse_and_resolved_difference_is_not(
     before: str, after: str, worse: bool
 ) -> None:
     a, b = ([verdict("trace", s) for s in statuses.split()] for statuses in (before, after))

@@ -114,7 +114,7 @@ def test_chart_counts_errors_beyond_the_limit_also_if_it_is_infinite() -> None:
 # --- ids and pieces ---
 
 
-def test_ids_that_there_are_not_have_no_piece(context: Any) -> None:
+def test_unknown_ids_have_no_piece(context: Any) -> None:
     assert pieces_of(context, [-1, 10**9]) == [None, None]
 
 

@@ -50,7 +50,7 @@ def test_no_more_is_foretold_than_an_honest_engine_is_asked_for(opened: Opened) 
     assert sum(subject.__dict__["asked"]) == usual + still_to_come(context, "evaluate")
 
 
-def test_a_slow_engine_is_said_to_be_slow_once_with_what_takes_less(opened: Opened) -> None:
+def test_slow_engine_gets_one_forecast_with_quicker_options(opened: Opened) -> None:
     left = still_to_come(opened.context, "evaluate")
     (text,) = said_of(opened, Answered(value=None, seconds=68.0), times=2)
     assert "reference took 68 s for 34 tokens" in text

@@ -284,7 +284,7 @@ def test_targets_are_all_formats_in_ggmls_order() -> None:
 @pytest.mark.parametrize(
     ("plan", "match"),
     [
-        (FuzzPlan(targets=("Q9",)), r"knows no 'Q9' \(near: .*Q8_0"),
+        (FuzzPlan(targets=("Q9",)), r"has no target 'Q9' \(near: .*Q8_0"),
         (FuzzPlan(given=(b"12",)), "give one --type"),
         (FuzzPlan(targets=("Q4_0",), given=(b"12",)), "has 18 bytes, and the given block 2"),
         (FuzzPlan(targets=("Q4_0",), engine="nobody"), "no engine named 'nobody'"),
