@@ -9,7 +9,7 @@ from lockstep.harness.check.check import Plan
 from lockstep.harness.judging.findings import TOKENS, Findings
 from lockstep.harness.judging.judge import SiteFinding
 from lockstep.harness.locate.proof import Patched
-from lockstep.harness.report.text import explain_finding, site_name, where_to_look
+from lockstep.harness.report.text import explain_finding, fault_of, site_name, where_to_look
 from lockstep.harness.suites.parts.tensor_suite import detail_of
 
 SHOWN = 5  # culprits explained in full
@@ -73,7 +73,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
             )
         lines.append(f"    allowed because: {culprit.reason}")
         if culprit.at_fault != "subject":
-            lines.append(f"    against float64, at fault: {culprit.at_fault}")
+            lines.append(f"    against float64, {fault_of(culprit.at_fault)}")
     if len(groups) > SHOWN:
         more = [culprit for group in groups[SHOWN:] for culprit in group]
         names = ", ".join(site_name(c.site) for c in more[:MORE_SHOWN])

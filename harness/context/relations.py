@@ -107,7 +107,7 @@ def compare_way(
     text = (
         f"{context.subject.name} gives other logits {way.words}: {off.mismatched} of "
         f"{off.total} changed, by up to {far:.1e} of the largest (allowed {allowed:.1e}); "
-        "at fault: subject"
+        "at fault: the engine under test"
     )
     text += f"; {way.besides}" if way.besides else ""
     detail: dict[str, Any] = {"asked": way.words, "at_fault": "subject", "reason": bound.reason}

@@ -42,6 +42,7 @@ from lockstep.harness.records import (
     Unanswerable,
     Verdict,
 )
+from lockstep.harness.report.text import fault_of
 
 NOT_OFFERED = "not_offered"  # in the detail of what an engine says that it has not
 BUSY = "busy"  # and of what it may have
@@ -275,7 +276,7 @@ class Context:
         wrong = "unknown"
         if self.takes(session, question):
             wrong = {self.oracle: "oracle", self.subject: "subject"}.get(session, session.name)
-        why = f"our own engine accepts it: at fault: {wrong}"
+        why = f"our own engine accepts it: {fault_of(wrong)}"
         if wrong == "unknown":
             why = "it is unknown which engine is right"
         return NoAnswer(error.status, f"{error.summary}; {why}", error.detail | {"at_fault": wrong})

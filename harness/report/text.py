@@ -31,6 +31,7 @@ BEFORE_RUNS = {  # suites that ask for parts of an engine by themselves
     "metadata": "the file reader (its runs are right)",
     "dequant": "the decoding of single weights (its runs are right)",
 }
+AT_FAULT = {"subject": "the engine under test", "oracle": "the oracle", "both": "both engines"}
 OF_THREADS = "long-context"  # asked of several as well, and may follow from them
 OF_MADE_MODELS = "black-box"  # an op is wrong on these, by less than the model itself would show
 OF_SMALL = "look for differences on probe models with bisect --black-box"
@@ -54,6 +55,11 @@ def cut(text: str, most: int) -> str:
     head = text[: most - 1]
     at = head.rfind(" ")
     return f"{head[:at] if len(head) - at < LONG_WORD and at > 0 else head}…"
+
+
+def fault_of(who: str) -> str:
+    """Return whom a verdict accuses, as a clause. who: `at_fault` of its detail."""
+    return f"at fault: {AT_FAULT.get(who, who)}"
 
 
 def site_name(site: Site) -> str:

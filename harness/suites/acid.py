@@ -149,7 +149,7 @@ def of_oracle(context: Context, report: Report, truth: Found) -> Iterator[Verdic
     """Said only where it is wrong: its being right is no answer of the subject's."""
     name = context.oracle.name
     for no in truth.noes(report):
-        text = f"the oracle itself writes {line_of(no)}; at fault: oracle"
+        text = f"the oracle itself writes {line_of(no)}; at fault: the oracle"
         detail = {"test": no.test, "says": no.says, "at_fault": "oracle"}
         yield context.verdict(SUITE, "diverged", text, detail, (SUITE, "oracle", no.test))
     missing = [test.name for test in report.tests if not truth.answers(test)]
@@ -199,7 +199,7 @@ def said_no(
         under = below(tests, test.name, noes)
         root = next((names[0] for names in groups if under & {*names}), groups[0][0])
         text = f"{line_of(own)}; this test depends on {root}, which is wrong as well"
-    text = f"acid {report.arch} {report.quant}: {text}; at fault: subject"
+    text = f"acid {report.arch} {report.quant}: {text}; at fault: the engine under test"
     return context.verdict(SUITE, "diverged", text, detail, (SUITE, root))
 
 
@@ -209,7 +209,7 @@ def said_no_of_given_ids(
     """Return a verdict that does not blame the ids: they are the oracle's."""
     text = (
         f"acid {report.arch} {report.quant}: {test.name} NO. The ids were the oracle's, "
-        f"so the tokenizer is not at fault: {GIVEN_IDS}; at fault: subject"
+        f"so the tokenizer is not at fault: {GIVEN_IDS}; at fault: the engine under test"
     )
     detail = {"test": test.name, "file": report.quant, "given_ids": True, "at_fault": "subject"}
     return context.verdict(SUITE, "diverged", text, detail, (SUITE, "given ids"))
@@ -228,7 +228,7 @@ def no_report(context: Context, report: Report, found: Found) -> Verdict:
     why = next(reading.problem for reading in found.readings)
     said = (
         f"acid {report.arch} {report.quant}: {why}: {text[:60]!r}; {NO_REPORT}; {n} tests "
-        "were not compared; at fault: subject"
+        "were not compared; at fault: the engine under test"
     )
     detail = {"text": text[:200], "at_fault": "subject"}
     return context.verdict(SUITE, "diverged", said, detail, (SUITE, "no report"))

@@ -255,7 +255,7 @@ def compare_lists(
     detail["right_after"] = elsewhere
     text = f"after prefix {row + 1} of {len(listed)}, {lengths(asked.ends, row)}, {sentence(off)}"
     text += f"; the list would be right after the first {elsewhere[-1]} tokens" if elsewhere else ""
-    text += "; at fault: subject"
+    text += "; at fault: the engine under test"
     scale = find_scale(listed, logits, float(bound.allowed))
     text += f"; {scale.describe()}" if scale else ""
     detail |= scale.facts() if scale else {}

@@ -186,6 +186,6 @@ def divergence(
         )
     text = (
         f"after {best.end} greedy tokens the text continues with {best.rest[:40]!r}, and "
-        f"the oracle's with {pieces[chosen]!r}; {below}; at fault: subject"
+        f"the oracle's with {pieces[chosen]!r}; {below}; at fault: the engine under test"
     )
     return context.verdict("text", "diverged", text, detail, key=("text", "token"))

@@ -12,6 +12,7 @@ from lockstep.harness.judging.compare import largest, mismatch_between
 from lockstep.harness.judging.stored import half_step
 from lockstep.harness.judging.tolerances import whole_run
 from lockstep.harness.records import Evaluation, Mismatch
+from lockstep.harness.report.text import fault_of
 
 RESULTS = ("result_output", "result_embd_pooled")
 NOTHING = np.zeros(())
@@ -115,9 +116,9 @@ def place_of(batches: Sequence[Batch], off: Mismatch, all_rows: int) -> str:
 
 def sentence(off: Mismatch, at_fault: str, what: str, place: str) -> str:
     if off.kind != "value":
-        return f"{off.detail or off.kind}; at fault: {at_fault}"
+        return f"{off.detail or off.kind}; {fault_of(at_fault)}"
     column = f"token {off.index[1]}" if what == "logit" else f"element {off.index[1]}"
     return (
         f"{off.mismatched} of {off.total} {what}s differ; worst at {place}, {column}: "
-        f"{off.actual:.9g}, expected {off.expected:.9g}; at fault: {at_fault}"
+        f"{off.actual:.9g}, expected {off.expected:.9g}; {fault_of(at_fault)}"
     )

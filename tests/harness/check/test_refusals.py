@@ -50,7 +50,6 @@ def test_engine_that_refuses_a_model_which_ours_runs_is_at_fault(role: str, mode
     (found,) = verdicts_of(plan_for(model, suites=("logits",), **{role: Refuses.name}))
     at_fault = "subject" if role == "engine" else role
     assert (found.status, found.detail["at_fault"]) == ("diverged", at_fault)
-    assert found.summary.endswith(f"at fault: {at_fault}")
 
 
 def test_refusal_that_our_own_engine_cannot_judge_accuses_no_engine(
