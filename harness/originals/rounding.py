@@ -115,7 +115,12 @@ def judge_blocks(kind: type[WeightFormat], want: F32, got: F32, raw: Bytes) -> J
     wrong = ~(error <= ELEMENT * allowed)
     row = np.sqrt(np.square(error / allowed).mean(axis=1)) > ROW
     wrong |= row[:, None] & (error > ROW * allowed)
-    return Judged(wrong, unusual_blocks(kind, want.reshape(shape), got.reshape(shape), raw))
+    unusual = unusual_blocks(kind, want, got.reshape(shape), raw)
+    for way in ("F16", "BF16"):  # files are often quantised by way of one of these
+        if unusual is not None and unusual.any():
+            again = unusual_blocks(kind, round_to(way, want), got.reshape(shape), raw)
+            unusual &= again if again is not None else unusual
+    return Judged(wrong, unusual)
 
 
 def plain_scale(name: str, blocks: F32) -> tuple[F32, F32] | None:
@@ -139,8 +144,9 @@ def unusual_blocks(
     """Return the blocks with another scale or minimum than the plain quantiser's, or with a code
     that is not the nearest; None: there is no plain quantiser.
 
-    want, got: (rows, blocks, weights).
+    want: (rows, columns); got: (rows, blocks, weights).
     """
+    want = want.reshape(got.shape)
     scales = plain_scale(kind.name, want)
     if scales is None:
         return None
