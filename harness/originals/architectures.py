@@ -23,7 +23,7 @@ class TensorRule(NamedTuple):
     recipe: str
 
 
-def rules(text: str) -> tuple[TensorRule, ...]:
+def table_rules(text: str) -> tuple[TensorRule, ...]:
     """Return the rows of a table."""
     found = []
     for line in filter(str.strip, text.splitlines()):
@@ -210,51 +210,51 @@ ARCHITECTURES = (
     OriginalArchitecture(
         name="llama",
         models=("LlamaForCausalLM", "LlamaModel", "MistralForCausalLM", "MixtralForCausalLM"),
-        rules=rules(OUTSIDE + TURNED + DENSE + MIXTRAL),
+        rules=table_rules(OUTSIDE + TURNED + DENSE + MIXTRAL),
         defaults=LLAMA_TEXT,
     ),
     OriginalArchitecture(
         name="qwen2",
         models=("Qwen2ForCausalLM", "Qwen2Model"),
-        rules=rules(OUTSIDE + HEADS + DENSE),
+        rules=table_rules(OUTSIDE + HEADS + DENSE),
         defaults=LLAMA_TEXT,
     ),
     OriginalArchitecture(
         name="qwen3",
         models=("Qwen3ForCausalLM", "Qwen3Model"),
-        rules=rules(OUTSIDE + HEADS + NORMS + DENSE),
+        rules=table_rules(OUTSIDE + HEADS + NORMS + DENSE),
         defaults=LLAMA_TEXT | {"head_dim": 128},
     ),
     OriginalArchitecture(
         name="qwen3moe",
         models=("Qwen3MoeForCausalLM",),
-        rules=rules(OUTSIDE + HEADS + NORMS + EXPERTS),
+        rules=table_rules(OUTSIDE + HEADS + NORMS + EXPERTS),
         defaults=LLAMA_TEXT,
     ),
     OriginalArchitecture(
         name="gemma2",
         models=("Gemma2ForCausalLM",),
-        rules=rules(GEMMA),
+        rules=table_rules(GEMMA),
         defaults=GEMMA2_TEXT,
         window_every=2,
     ),
     OriginalArchitecture(
         name="gemma3",
         models=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-        rules=rules(GEMMA),
+        rules=table_rules(GEMMA),
         defaults=GEMMA3_TEXT,
         window_every=6,
     ),
     OriginalArchitecture(
         name="phi3",
         models=("Phi3ForCausalLM",),
-        rules=rules(PHI3),
+        rules=table_rules(PHI3),
         defaults=LLAMA_TEXT | {"rms_norm_eps": 1e-5},
     ),
     OriginalArchitecture(
         name="gpt2",
         models=("GPT2LMHeadModel", "GPT2Model"),
-        rules=rules(GPT2),
+        rules=table_rules(GPT2),
         prefix=r"(transformer\.)?",
         ignored=r"h\.\d+\.attn\.(masked_)?bias",
         defaults=GPT2_TEXT,
@@ -262,7 +262,7 @@ ARCHITECTURES = (
     OriginalArchitecture(
         name="bert",
         models=("BertModel", "BertForMaskedLM"),
-        rules=rules(BERT),
+        rules=table_rules(BERT),
         prefix=r"(bert\.)?",
         ignored=r"embeddings\.position_ids|pooler\..*|cls\..*",
         defaults=BERT_TEXT,

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.quants.base import F32
 from lockstep.harness.originals.findings import DifferenceKind
-from lockstep.harness.originals.held import SAMPLED, HeldTensor, WrongPlaces, fits
+from lockstep.harness.originals.held import SAMPLED, TensorInFile, WrongPlaces, fits
 from lockstep.harness.originals.recipes import ExpectedTensor
-from lockstep.harness.originals.rounding import CUTS, same_bits
+from lockstep.harness.originals.rounding import CUTS, round_to, same_bits
 
 Cause = tuple[DifferenceKind, dict[str, Any]]
 MAX_RESHAPED = 1 << 24  # elements of a matrix that is written out transposed, to try that
@@ -24,7 +25,7 @@ def find_cause(
     expected: ExpectedTensor,
     others: Mapping[str, ExpectedTensor],
     heads: tuple[int, int],
-    held: HeldTensor,
+    held: TensorInFile,
     found: WrongPlaces,
 ) -> Cause:
     """Return the mistake that gives the file's rows. others: every tensor of the file; heads: of
@@ -35,9 +36,8 @@ def find_cause(
     got = held.values(index)
     if not got.any():
         return DifferenceKind.zeros, {}
-    cut = CUTS.get(held.kind.name)
-    if cut and same_bits(cut(expected.rows(index)), got).all():
-        return DifferenceKind.truncated, {}
+    if rounded := wrong_rounding(expected.rows(index), got, held.kind.name):
+        return rounded
     for kind, detail, other in mistakes(expected, heads):
         if fits(other, held, index):
             return kind, detail
@@ -50,6 +50,16 @@ def find_cause(
         if same and fits(other, held, index):
             return DifferenceKind.holds, {"holds": other.name}
     return DifferenceKind.value, {}
+
+
+def wrong_rounding(want: F32, got: F32, kind: str) -> Cause | None:
+    """Return how numbers of F32, F16 or BF16 were rounded wrongly, if that is all."""
+    if kind in CUTS and same_bits(CUTS[kind](want), got).all():
+        return DifferenceKind.truncated, {}
+    for way in CUTS:
+        if same_bits(round_to(kind, round_to(way, want)), got).all():
+            return DifferenceKind.narrowed, {"by_way_of": way}
+    return None
 
 
 def sample(found: WrongPlaces) -> NDArray[np.int64]:
@@ -108,7 +118,7 @@ def transpose(expected: ExpectedTensor) -> ExpectedTensor:
     return replace(expected, reshaped=True)
 
 
-def moved_experts(expected: ExpectedTensor, held: HeldTensor) -> dict[str, Any]:
+def moved_experts(expected: ExpectedTensor, held: TensorInFile) -> dict[str, Any]:
     """Return which expert's matrix the first wrong one is, or nothing."""
     if len(expected.shape) < 3:
         return {}

@@ -55,7 +55,7 @@ class StoredTensor:
         return part.astype(np.float32)
 
 
-class Checkpoint:
+class OriginalCheckpoint:
     """The files of one folder. Raises InvalidModel, OSError."""
 
     def __init__(self, folder: Path) -> None:

@@ -10,7 +10,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.gguf.split_files import open_model
 from lockstep.engine.hparams import architecture_name
 from lockstep.harness.originals.architectures import ARCHITECTURES, OriginalArchitecture
-from lockstep.harness.originals.checkpoint import Checkpoint
+from lockstep.harness.originals.checkpoint import OriginalCheckpoint
 from lockstep.harness.originals.config import OriginalConfig
 from lockstep.harness.originals.findings import DifferenceKind, OriginalPart, PartResult
 from lockstep.harness.originals.hyperparameters import compare_hyperparameters
@@ -43,7 +43,7 @@ def compare_original(
     Raises EngineError and OSError if one of them cannot be read, or if its architecture has no
     table.
     """
-    checkpoint = Checkpoint(folder)
+    checkpoint = OriginalCheckpoint(folder)
     architecture = architecture_of(checkpoint.config)
     config = OriginalConfig(flatten_config(checkpoint.config), architecture.defaults)
     with open_model(model) as file:

@@ -14,7 +14,7 @@ class OriginalPart(StrEnum):
 
 
 class DifferenceKind(StrEnum):
-    """How the file differs at a place."""
+    """The way in which the file differs at a place."""
 
     missing = "missing"  # the original has it
     unexpected = "unexpected"  # the original has nothing that it could be made from
@@ -27,6 +27,7 @@ class DifferenceKind(StrEnum):
     transposed = "transposed"
     offset = "offset"  # a norm with another number added
     truncated = "truncated"  # cut to the type, not rounded
+    narrowed = "narrowed"  # rounded to a coarser type on the way
     shifted = "shifted"  # each row holds a neighbour's
     halves = "halves"  # two merged matrices the other way round
     experts = "experts"  # experts in another order
@@ -35,7 +36,7 @@ class DifferenceKind(StrEnum):
 
 
 class SkipReason(StrEnum):
-    """Why something was not compared."""
+    """The reason for which something was not compared."""
 
     no_row = "no-row"  # no table says what it becomes in a GGUF file
     no_file = "no-file"  # the original lacks it

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 from lockstep.harness.originals.recipes import ExpectedTensor
-from lockstep.harness.originals.rounding import FEWEST, Judged, judge_rows
+from lockstep.harness.originals.rounding import FEWEST, JudgedRows, judge_rows
 
 SAMPLED = 8  # wrong rows that causes are tried on, and as many right ones
 FEW_BLOCKS = 32  # of a matrix: one unusual block among fewer says nothing
 
 
 @dataclass(frozen=True, eq=False)
-class HeldTensor:
+class TensorInFile:
     """A tensor as it lies in the GGUF file."""
 
     kind: type[WeightFormat]
@@ -62,18 +62,18 @@ class WrongPlaces:
         return found | {"of_rows": self.n_rows, "elements": self.n_elements}
 
 
-def judge(expected: ExpectedTensor, held: HeldTensor, index: NDArray[np.int64]) -> Judged:
+def judge(expected: ExpectedTensor, held: TensorInFile, index: NDArray[np.int64]) -> JudgedRows:
     """Return the elements of some rows that are not as expected."""
     want = np.ascontiguousarray(expected.rows(index))
     return judge_rows(held.kind, want, held.raw_rows(index).reshape(-1))
 
 
-def fits(expected: ExpectedTensor, held: HeldTensor, index: NDArray[np.int64]) -> bool:
+def fits(expected: ExpectedTensor, held: TensorInFile, index: NDArray[np.int64]) -> bool:
     """Return True if these rows are as expected."""
     return not judge(expected, held, index).wrong.any()
 
 
-def wrong_places(expected: ExpectedTensor, held: HeldTensor, n_rows: int) -> WrongPlaces | None:
+def wrong_places(expected: ExpectedTensor, held: TensorInFile, n_rows: int) -> WrongPlaces | None:
     """Return where the file's tensor differs, or None. n_rows: those that are compared."""
     found = WrongPlaces(n_rows=n_rows, rows=[])
     odd, odd_rows, n_blocks = 0, [], 0
@@ -98,7 +98,7 @@ def wrong_places(expected: ExpectedTensor, held: HeldTensor, n_rows: int) -> Wro
 def note_rows(
     found: WrongPlaces,
     expected: ExpectedTensor,
-    held: HeldTensor,
+    held: TensorInFile,
     rows: NDArray[np.int64],
     wrong: NDArray[np.bool_],
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.harness.originals.architectures import OriginalArchitecture
-from lockstep.harness.originals.checkpoint import Checkpoint
+from lockstep.harness.originals.checkpoint import OriginalCheckpoint
 from lockstep.harness.originals.config import OriginalConfig, window_flags
 from lockstep.harness.originals.findings import (
     DifferenceKind,
@@ -141,7 +141,7 @@ NO_FACTOR = (0, 0.0, None)  # of scaled positions: as good as 1
 
 
 def compare_hyperparameters(
-    checkpoint: Checkpoint,
+    checkpoint: OriginalCheckpoint,
     architecture: OriginalArchitecture,
     config: OriginalConfig,
     metadata: Metadata,
@@ -240,7 +240,7 @@ def compare_vocabulary(
         result.add(DifferenceKind.value, key, config.get("vocab_size"), metadata[key])
 
 
-def pooling_of(checkpoint: Checkpoint) -> int | None:
+def pooling_of(checkpoint: OriginalCheckpoint) -> int | None:
     """Return the pooling that sentence-transformers does; None: the checkpoint does not say."""
     modules = checkpoint.read_json("modules.json")
     if not isinstance(modules, list):

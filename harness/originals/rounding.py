@@ -44,10 +44,11 @@ LEVELS = {
     "IQ4_XS": 5.3,
 }
 F16_STEP = 2.0**-24  # between subnormal scales in F16
+F16_ERROR = 2.0**-10  # relative, of a scale, and of a weight that was F16 before
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedRows:
     """wrong: (rows, columns); unusual: blocks that the plain quantiser would make otherwise."""
 
     wrong: NDArray[np.bool_]
@@ -93,21 +94,21 @@ def same_bits(a: F32, b: F32) -> NDArray[np.bool_]:
     return same | (np.isnan(a) & np.isnan(b))
 
 
-def judge_rows(kind: type[WeightFormat], want: F32, raw: Bytes) -> Judged:
+def judge_rows(kind: type[WeightFormat], want: F32, raw: Bytes) -> JudgedRows:
     """Return the elements that the type need not have so. want: (rows, columns), contiguous."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         got = kind.dequantize(raw).reshape(want.shape)
         if kind.name in ("F32", "F16", "BF16"):
-            return Judged(~same_bits(round_to(kind.name, want), got))
+            return JudgedRows(~same_bits(round_to(kind.name, want), got))
         return judge_blocks(kind, want, got, raw)
 
 
-def judge_blocks(kind: type[WeightFormat], want: F32, got: F32, raw: Bytes) -> Judged:
+def judge_blocks(kind: type[WeightFormat], want: F32, got: F32, raw: Bytes) -> JudgedRows:
     error = np.abs(got.astype(np.float64) - want)
     levels = LEVELS.get(kind.name)
     if levels is None:
         wrong = np.square(error).sum(axis=1) > np.square(want.astype(np.float64)).sum(axis=1)
-        return Judged(np.broadcast_to(wrong[:, None], want.shape) | ~np.isfinite(got))
+        return JudgedRows(np.broadcast_to(wrong[:, None], want.shape) | ~np.isfinite(got))
     shape = (len(want), -1, kind.weights)
     top = np.abs(want).reshape(shape).max(axis=2)  # (rows, blocks)
     step = (top / levels).repeat(kind.weights, axis=1)
@@ -120,7 +121,7 @@ def judge_blocks(kind: type[WeightFormat], want: F32, got: F32, raw: Bytes) -> J
         if unusual is not None and unusual.any():
             again = unusual_blocks(kind, round_to(way, want), got.reshape(shape), raw)
             unusual &= again if again is not None else unusual
-    return Judged(wrong, unusual)
+    return JudgedRows(wrong, unusual)
 
 
 def plain_scale(name: str, blocks: F32) -> tuple[F32, F32] | None:
@@ -154,10 +155,11 @@ def unusual_blocks(
     scale, low = (each.astype(np.float16) for each in scales)
     unusual = scale.view(np.uint16) != fields["d"].view(np.uint16)
     unusual &= (scale != 0) | (fields["d"] != 0)  # zero of either sign
-    if "m" in kind.layout.names:  # type: ignore[operator]
-        unusual |= low.astype(np.float16) != fields["m"]
     step = np.abs(scale.astype(np.float32))[..., None]
-    near = (0.5 + TIE) * step + 2.0**-10 * np.abs(want)
+    near = (0.5 + TIE) * step + F16_ERROR * np.abs(want)
+    if "m" in kind.layout.names:  # type: ignore[operator]
+        unusual |= low != fields["m"]
+        near = near + 4 * F16_ERROR * np.abs(want).max(axis=2, keepdims=True)  # of minimum and sum
     if kind.name in ("Q4_0", "Q5_0"):  # the largest weight of the other sign has no code
         near = np.where(np.abs(want) > (LEVELS[kind.name] - 1.5) * step, 1.1 * step, near)
     off: NDArray[np.bool_] = unusual | (np.abs(got - want) > near).any(axis=2)

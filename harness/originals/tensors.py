@@ -13,7 +13,7 @@ from lockstep.engine.gguf.file import GgufFile
 from lockstep.engine.quants.base import WeightFormat
 from lockstep.harness.originals.architectures import OriginalArchitecture, TensorRule
 from lockstep.harness.originals.causes import find_cause
-from lockstep.harness.originals.checkpoint import Checkpoint
+from lockstep.harness.originals.checkpoint import OriginalCheckpoint
 from lockstep.harness.originals.config import OriginalConfig
 from lockstep.harness.originals.findings import (
     DifferenceKind,
@@ -21,7 +21,7 @@ from lockstep.harness.originals.findings import (
     PartResult,
     SkipReason,
 )
-from lockstep.harness.originals.held import HeldTensor, wrong_places
+from lockstep.harness.originals.held import TensorInFile, wrong_places
 from lockstep.harness.originals.recipes import ExpectedTensor, expect
 
 MAX_EXPERTS = 1 << 12
@@ -30,7 +30,7 @@ Progress = Callable[[str], object]
 
 
 @dataclass
-class Plan:
+class TensorPlan:
     """The tensors that the file should hold, and what of the checkpoint was not asked for."""
 
     wanted: dict[str, ExpectedTensor] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Plan:
 
 
 def compare_tensors(
-    checkpoint: Checkpoint,
+    checkpoint: OriginalCheckpoint,
     architecture: OriginalArchitecture,
     config: OriginalConfig,
     file: GgufFile,
@@ -68,8 +68,8 @@ def compare_tensors(
 
 
 def plan_tensors(
-    checkpoint: Checkpoint, architecture: OriginalArchitecture, config: OriginalConfig
-) -> Plan:
+    checkpoint: OriginalCheckpoint, architecture: OriginalArchitecture, config: OriginalConfig
+) -> TensorPlan:
     """Return what the file should hold by the table of the architecture. Raises InvalidModel."""
     heads = (config.n_head, config.n_head_kv)
     by_name: dict[str, str] = {}
@@ -78,7 +78,7 @@ def plan_tensors(
         if stripped in by_name:
             raise InvalidModel(f"{name!r} and {by_name[stripped]!r} are the same tensor")
         by_name[stripped] = name
-    plan, used = Plan(), set()
+    plan, used = TensorPlan(), set()
     for rule in architecture.rules:
         for name, originals in matches(rule, by_name):
             used.update(originals)
@@ -111,7 +111,7 @@ def matches(rule: TensorRule, names: Mapping[str, str]) -> Iterator[tuple[str, l
         yield made, [experts[number] for number in range(len(experts))]
 
 
-def tie_head(plan: Plan, config: OriginalConfig) -> None:
+def tie_head(plan: TensorPlan, config: OriginalConfig) -> None:
     """A tied head is the embeddings, whatever else the checkpoint holds."""
     if config.tied and "token_embd.weight" in plan.wanted:
         embeddings = plan.wanted["token_embd.weight"]
@@ -170,7 +170,7 @@ def compare_factors(
 def compare_tensor(
     result: PartResult,
     expected: ExpectedTensor,
-    plan: Plan,
+    plan: TensorPlan,
     config: OriginalConfig,
     file: GgufFile,
     n_tokens: int,
@@ -200,7 +200,7 @@ def compare_tensor(
         how = DifferenceKind.transposed if turned else DifferenceKind.shape
         result.add(how, name, list(expected.shape), list(shape), **place)
         return
-    held = HeldTensor(kind, shape, file.raw(name))
+    held = TensorInFile(kind, shape, file.raw(name))
     found = wrong_places(expected, held, n_rows)
     if found and expected.added and expected.stored[0].kind == "F16":
         found = wrong_places(replace(expected, in_stored_type=True), held, n_rows)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.harness.adapters.parts.originals import UNUSED
-from lockstep.harness.originals.checkpoint import Checkpoint
+from lockstep.harness.originals.checkpoint import OriginalCheckpoint
 from lockstep.harness.originals.findings import (
     DifferenceKind,
     OriginalPart,
@@ -30,7 +30,7 @@ USUAL_ADDED = {"llama": {"bos": True, "eos": False}}
 TEMPLATE = "tokenizer.chat_template"
 
 
-def compare_tokenizers(checkpoint: Checkpoint, metadata: Metadata) -> PartResult:
+def compare_tokenizers(checkpoint: OriginalCheckpoint, metadata: Metadata) -> PartResult:
     """Return what differs between the tokenizers. Raises InvalidModel."""
     result = PartResult(part=OriginalPart.tokenizer)
     model = metadata.get(f"{PREFIX}.model")
@@ -118,7 +118,7 @@ def compare_merges(
 
 def compare_special(
     result: PartResult,
-    checkpoint: Checkpoint,
+    checkpoint: OriginalCheckpoint,
     vocabulary: OriginalVocabulary,
     model: str,
     metadata: Metadata,
@@ -151,7 +151,10 @@ def compare_special(
 
 
 def special_ids(
-    checkpoint: Checkpoint, said: Mapping[str, Any], vocabulary: OriginalVocabulary, name: str
+    checkpoint: OriginalCheckpoint,
+    said: Mapping[str, Any],
+    vocabulary: OriginalVocabulary,
+    name: str,
 ) -> list[int]:
     """Return the ids that a special token may have; tokenizer_config.json goes first."""
     names = {"bos": ("bos", "cls"), "eos": ("eos", "sep")}.get(name, (name,))
@@ -166,7 +169,7 @@ def special_ids(
     return [found] if type(found) is int and found >= 0 else []
 
 
-def added_by_template(checkpoint: Checkpoint) -> dict[str, Any]:
+def added_by_template(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
     """Return the tokens that tokenizer.json puts first and last, None for none; empty if it does
     not say."""
     post = checkpoint.tokenizer.get("post_processor")
@@ -183,7 +186,9 @@ def added_by_template(checkpoint: Checkpoint) -> dict[str, Any]:
     return {}
 
 
-def compare_templates(result: PartResult, checkpoint: Checkpoint, metadata: Metadata) -> None:
+def compare_templates(
+    result: PartResult, checkpoint: OriginalCheckpoint, metadata: Metadata
+) -> None:
     wanted = dict(templates_of(checkpoint))
     got = {key: text for key, text in metadata.items() if is_template(key)}
     for key in sorted(wanted.keys() | got.keys()):
@@ -204,7 +209,7 @@ def is_template(key: str) -> bool:
     return key == TEMPLATE or key.startswith(f"{TEMPLATE}.")
 
 
-def templates_of(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+def templates_of(checkpoint: OriginalCheckpoint) -> Iterator[tuple[str, str]]:
     """Yield the chat templates by key."""
     found = checkpoint.read_object("tokenizer_config.json").get("chat_template")
     path = checkpoint.folder / "chat_template.jinja"

@@ -15,7 +15,7 @@ from lockstep.harness.adapters.parts.originals import (
     UNUSED,
     USER_DEFINED,
 )
-from lockstep.harness.originals.checkpoint import MAX_TOKENIZER_BYTES, Checkpoint
+from lockstep.harness.originals.checkpoint import MAX_TOKENIZER_BYTES, OriginalCheckpoint
 
 SPACE = "\u2581"  # what SentencePiece writes for one
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
@@ -45,7 +45,7 @@ class OriginalVocabulary:
     library: bool = True  # False: tokenizer.model is there, and the library to read it is not
 
 
-def read_vocabulary(checkpoint: Checkpoint, model: str) -> OriginalVocabulary:
+def read_vocabulary(checkpoint: OriginalCheckpoint, model: str) -> OriginalVocabulary:
     """Return the vocabulary of a checkpoint; empty if it has none. model: tokenizer.ggml.model.
 
     Raises InvalidModel.
@@ -77,14 +77,14 @@ def read_described(described: Mapping[str, Any], found: OriginalVocabulary, mode
             types = (BYTE,)
         elif text == described.get("unk_token"):
             types = (UNKNOWN, CONTROL, NORMAL)
-        found.tokens[number] = OriginalToken(texts=(written(text, model),), types=types)
+        found.tokens[number] = OriginalToken(texts=(file_text(text, model),), types=types)
         found.ids.setdefault(text, number)
     merges = described.get("merges")
     if isinstance(merges, list):
         found.merges = [merge_line(each) for each in merges]
 
 
-def written(text: str, model: str) -> str:
+def file_text(text: str, model: str) -> str:
     """Return a token's text as the file has it: WordPiece marks the other tokens."""
     if model != "bert":
         return text
@@ -101,7 +101,7 @@ def merge_line(merge: Any) -> str:
     return " ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge)
 
 
-def read_pieces(checkpoint: Checkpoint, found: OriginalVocabulary) -> None:
+def read_pieces(checkpoint: OriginalCheckpoint, found: OriginalVocabulary) -> None:
     """Take the tokens of tokenizer.model, with scores and types."""
     try:
         import sentencepiece
@@ -131,7 +131,7 @@ def read_pieces(checkpoint: Checkpoint, found: OriginalVocabulary) -> None:
         found.ids.setdefault(text, number)
 
 
-def add_tokens(checkpoint: Checkpoint, found: OriginalVocabulary, model: str) -> None:
+def add_tokens(checkpoint: OriginalCheckpoint, found: OriginalVocabulary, model: str) -> None:
     """Take the added tokens of tokenizer.json and tokenizer_config.json."""
     rows: list[tuple[Any, Any]] = []
     listed = checkpoint.tokenizer.get("added_tokens")
@@ -152,6 +152,6 @@ def add_tokens(checkpoint: Checkpoint, found: OriginalVocabulary, model: str) ->
             types = (USER_DEFINED,)
         texts = (text, text.replace(SPACE, " "))
         if model == "bert":  # converters mark those that are not special as they mark words
-            texts = (text, written(text, model))
+            texts = (text, file_text(text, model))
         found.tokens[number] = OriginalToken(texts=texts, types=types, added=True)
         found.ids[text] = number

@@ -27,6 +27,7 @@ WORDS = {
     DifferenceKind.transposed: "is transposed",
     DifferenceKind.offset: "is the original with {added:g} added",
     DifferenceKind.truncated: "is cut to its type, not rounded",
+    DifferenceKind.narrowed: "was rounded to {by_way_of} on the way",
     DifferenceKind.shifted: "is shifted by {by} rows",
     DifferenceKind.halves: "has its two halves the other way round",
     DifferenceKind.blocks: "has {blocks} blocks that differ from the usual quantiser's",

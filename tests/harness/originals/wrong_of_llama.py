@@ -250,6 +250,7 @@ LLAMA = (
         "llama",
         lambda c: c.change(DOWN, through_bf16),
         (DOWN,),
+        Kind.narrowed,
         kind="F16",
         stored="F32",
     ),
