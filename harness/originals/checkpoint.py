@@ -48,6 +48,10 @@ class StoredTensor:
             return np.zeros(self.shape, dtype)
         return np.memmap(self.path, dtype, "r", self.offset, self.shape)
 
+    def release(self) -> None:
+        """Let go of the map, and of the pages that were read."""
+        self.__dict__.pop("array", None)
+
     def values(self, part: NDArray[Any]) -> F32:
         """Return a part of the array as float32."""
         if self.kind == "BF16":

@@ -136,6 +136,13 @@ WITHOUT_KEY: tuple[tuple[str, tuple[str, ...], Read], ...] = (
     ("use_sliding_window", ("qwen2", "qwen3", "qwen3moe"), read_names("use_sliding_window")),
     ("position_embedding_type", ("bert",), relative_positions),
 )
+# compared elsewhere, or said of the model without a meaning for its results
+KNOWN_KEYS = (
+    "vocab_size",
+    "pooling_type",
+    "attention.sliding_window_pattern",
+    "rope.scaling.finetuned",
+)
 POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}
 NO_FACTOR = (0, 0.0, None)  # of scaled positions: as good as 1
 
@@ -161,10 +168,20 @@ def compare_hyperparameters(
     if pooling is not None:
         note(result, f"{prefix}.pooling_type", pooling, metadata, 0)
     compare_vocabulary(result, prefix, config, metadata)
+    skip_unknown_keys(result, prefix, metadata)
     for name, only, read in WITHOUT_KEY:
         if prefix in only and read(config):
             result.skip(SkipReason.no_meaning, name)
     return result
+
+
+def skip_unknown_keys(result: PartResult, prefix: str, metadata: Metadata) -> None:
+    """Note keys of the architecture that no row knows: they may change what engines compute."""
+    known = {f"{prefix}.{rule.key}" for rule in KEYS if not rule.only or prefix in rule.only}
+    known |= {f"{prefix}.{name}" for name in KNOWN_KEYS}
+    for key in metadata:
+        if key.startswith(f"{prefix}.") and key not in known:
+            result.skip(SkipReason.no_row, key)
 
 
 def compare_key(

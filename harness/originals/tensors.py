@@ -64,6 +64,8 @@ def compare_tensors(
         except Unsupported:
             result.skip(SkipReason.stored_type, name)
         file.release()
+        for stored in checkpoint.tensors.values():
+            stored.release()
     return result
 
 

@@ -12,6 +12,7 @@ from lockstep.harness.originals.findings import (
     PartResult,
     SkipReason,
 )
+from lockstep.harness.originals.pre_tokenizers import compare_pre_tokenizers
 from lockstep.harness.originals.vocabulary import OriginalVocabulary, read_vocabulary
 
 Metadata = Mapping[str, Any]  # plain values
@@ -47,6 +48,8 @@ def compare_tokenizers(checkpoint: OriginalCheckpoint, metadata: Metadata) -> Pa
     else:
         compare_tokens(result, vocabulary, tokens, metadata)
         compare_merges(result, vocabulary, model, metadata)
+    if model == "gpt2" and checkpoint.tokenizer:
+        compare_pre_tokenizers(result, checkpoint.tokenizer, metadata)
     if not vocabulary.library:
         result.skip(SkipReason.no_library, "tokenizer.model")
     elif model == "llama" and all(each.score is None for each in vocabulary.tokens.values()):

@@ -253,7 +253,7 @@ def tokenizer_of(arch: str) -> dict[str, tuple[str, Any]]:
     types = [NORMAL] * 266 + [CONTROL, CONTROL, USER_DEFINED, CONTROL, UNUSED, UNUSED]
     made: dict[str, tuple[str, Any]] = {
         "model": ("STR", "bert" if arch == "bert" else "gpt2"),
-        "pre": ("STR", "llama-bpe"),
+        "pre": ("STR", "gpt-2"),
         "tokens": ("ARR[STR]", texts),
         "token_type": ("ARR[I32]", types),
         "bos_token_id": ("U32", 266),

@@ -75,6 +75,14 @@ def test_broken_checkpoint_is_refused(change: Change, error: type[Exception], fo
         compare_original(folder, folder / "made.gguf")
 
 
+def test_unknown_key_is_not_compared(folder: Path, tmp_path: Path) -> None:
+    made = convert("llama", ck.draw("llama", "BF16"))
+    made.keys["llama.attention.scale"] = ("F32", 0.5)
+    found = compare_original(folder, made.write(tmp_path / "made.gguf"))
+    (skipped,) = found.parts[0].skipped
+    assert (skipped.reason, skipped.place) == (SkipReason.no_row, "llama.attention.scale")
+
+
 def test_two_names_of_a_tensor_are_refused(tmp_path: Path) -> None:
     values = ck.write_checkpoint(tmp_path, "llama")
     made = convert("llama", values).write(tmp_path / "made.gguf")

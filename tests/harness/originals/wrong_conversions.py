@@ -41,6 +41,12 @@ def swap_tokens(c: Conversion) -> None:
 
 TOKENS = (
     W(
+        "pre-tokenizer",
+        "llama",
+        lambda c: c.set(f"{TOKENIZER}.pre", "qwen2"),
+        (f"{TOKENIZER}.pre",),
+    ),
+    W(
         "bos",
         "llama",
         lambda c: c.set(f"{TOKENIZER}.bos_token_id", 1),
