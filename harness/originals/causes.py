@@ -32,6 +32,8 @@ def find_cause(
     queries and of keys."""
     if found.n_blocks:
         return DifferenceKind.blocks, {"blocks": found.n_blocks}
+    if found.factor is not None:
+        return DifferenceKind.scaled, {"factor": found.factor}
     index = sample(found)
     got = held.values(index)
     if not got.any():
@@ -45,11 +47,22 @@ def find_cause(
         return DifferenceKind.experts, moved
     if found.n_wrong <= max(1, FEW_ROWS * found.n_rows) and found.n_rows > 1:
         return DifferenceKind.rows, {}
+    holder = find_holder(expected, others, held, index)
+    return (DifferenceKind.holds, {"holds": holder}) if holder else (DifferenceKind.value, {})
+
+
+def find_holder(
+    expected: ExpectedTensor,
+    others: Mapping[str, ExpectedTensor],
+    held: TensorInFile,
+    index: NDArray[np.int64],
+) -> str | None:
+    """Return the tensor that these rows are of, first of the same layer."""
     for other in sorted(others.values(), key=lambda each: each.layer != expected.layer):
         same = other.name != expected.name and other.shape == expected.shape
         if same and fits(other, held, index):
-            return DifferenceKind.holds, {"holds": other.name}
-    return DifferenceKind.value, {}
+            return other.name
+    return None
 
 
 def wrong_rounding(want: F32, got: F32, kind: str) -> Cause | None:

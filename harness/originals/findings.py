@@ -32,6 +32,7 @@ class DifferenceKind(StrEnum):
     halves = "halves"  # two merged matrices the other way round
     experts = "experts"  # experts in another order
     rows = "rows"  # a few rows alone
+    scaled = "scaled"  # all weights by the same factor
     blocks = "blocks"  # single blocks of a matrix that has all others from the usual quantiser
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 from lockstep.harness.originals.recipes import ExpectedTensor
-from lockstep.harness.originals.rounding import FEWEST, JudgedRows, judge_rows
+from lockstep.harness.originals.rounding import FEWEST, JudgedRows, judge_rows, wrong_factor
 
 SAMPLED = 8  # wrong rows that causes are tried on, and as many right ones
 FEW_BLOCKS = 32  # of a matrix: one unusual block among fewer says nothing
@@ -21,6 +21,7 @@ class TensorInFile:
     kind: type[WeightFormat]
     shape: tuple[int, ...]
     raw: Bytes
+    weighed: bool = False  # its quantiser may have weighed errors by importance
 
     @property
     def row_bytes(self) -> int:
@@ -52,6 +53,7 @@ class WrongPlaces:
     n_elements: int = 0
     n_blocks: int = 0  # blocks alone are unusual: no element is wrong by itself
     rows: list[int]
+    factor: float | None = None  # of all weights, where that alone is wrong
     column: int = 0  # the first wrong one of the first row
     expected: float = 0.0
     got: float = 0.0
@@ -65,7 +67,8 @@ class WrongPlaces:
 def judge(expected: ExpectedTensor, held: TensorInFile, index: NDArray[np.int64]) -> JudgedRows:
     """Return the elements of some rows that are not as expected."""
     want = np.ascontiguousarray(expected.rows(index))
-    return judge_rows(held.kind, want, held.raw_rows(index).reshape(-1))
+    raw = held.raw_rows(index).reshape(-1)
+    return judge_rows(held.kind, want, raw, weighed=held.weighed)
 
 
 def fits(expected: ExpectedTensor, held: TensorInFile, index: NDArray[np.int64]) -> bool:
@@ -77,12 +80,14 @@ def wrong_places(expected: ExpectedTensor, held: TensorInFile, n_rows: int) -> W
     """Return where the file's tensor differs, or None. n_rows: those that are compared."""
     found = WrongPlaces(n_rows=n_rows, rows=[])
     odd, odd_rows, n_blocks = 0, [], 0
+    sums = np.zeros(3)
     for run in expected.runs(n_rows):
         index = np.arange(run.start, run.stop)
         judged = judge(expected, held, index)
         rows = judged.wrong.any(axis=1)
         if rows.any():
             note_rows(found, expected, held, index[rows], judged.wrong[rows])
+        sums += judged.sums if judged.sums is not None else 0
         if judged.unusual is not None:
             odd += int(judged.unusual.sum())
             n_blocks += judged.unusual.size
@@ -91,6 +96,10 @@ def wrong_places(expected: ExpectedTensor, held: TensorInFile, n_rows: int) -> W
         return found
     if 0 < odd <= max(1, FEWEST * n_blocks) and n_blocks >= FEW_BLOCKS:
         found.n_blocks, found.rows, found.n_wrong = odd, odd_rows[:SAMPLED], len(odd_rows)
+        return found
+    found.factor = wrong_factor(sums, max(1, n_rows * expected.shape[-1]))
+    if found.factor is not None:
+        found.rows, found.n_wrong = [0], n_rows
         return found
     return None
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from lockstep.harness.adapters.parts.originals import ORIGINALS
 from lockstep.harness.originals.findings import DifferenceKind, PartResult, SkipReason
 
@@ -13,20 +14,22 @@ Steps = tuple[tuple[Any, ...], ...]
 def compare_pre_tokenizers(
     result: PartResult, tokenizer: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> None:
-    """Compare normaliser and cuts with those of the models that have such a name.
+    """Compare normaliser and cuts with those that llama.cpp's name stands for.
 
-    Only names of `ORIGINALS` can be compared. Two names may mean the same.
+    Only what `ORIGINALS` describes can be compared. Several names may mean the same to llama.cpp.
     """
-    name = metadata.get(KEY, "")
     said = steps_of(tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer"))
-    same = [each for each, row in ORIGINALS.items() if steps_of(*row[:2]) == said]
-    if name in ORIGINALS and (name in same or same):
+    same = [each for each, row in ORIGINALS.items() if each and steps_of(*row[:2]) == said]
+    got = PRE_TOKENIZERS.get(str(metadata.get(KEY)))
+    if KEY not in metadata:  # llama.cpp warns, and cuts as none of the originals does
         result.compared += 1
-        if name not in same:
-            kind = DifferenceKind.value if KEY in metadata else DifferenceKind.missing
-            result.add(kind, KEY, same[0], name)
-    else:
+        result.add(DifferenceKind.missing, KEY, same[0] if same else None, None)
+    elif not same:
         result.skip(SkipReason.no_row, KEY)
+    else:
+        result.compared += 1
+        if got is None or got.kind not in {PRE_TOKENIZERS[each].kind for each in same}:
+            result.add(DifferenceKind.value, KEY, same[0], metadata[KEY])
 
 
 def steps_of(*parts: Any) -> Steps:

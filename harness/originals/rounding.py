@@ -10,11 +10,16 @@ minima that are stored in 6 bits add a third of a step. So no element is off by 
 (ELEMENT), and the root of the mean square of a row, about 0.29 for errors spread evenly over a
 step, is below a half (ROW). Weights of another tensor are off by several steps.
 
+A quantiser that weighs errors by importance (a file with keys of IMPORTANCE) may clip whatever
+counts little. Zero is a code, or half a step away from one, so what is clipped is off by no more
+than itself: the limit of an element is its weight and two steps, that of a row its energy.
+
 Types with code books have no such step. The best scale makes codes orthogonal to their errors, so
 the error's energy is the weights' less the codes', never more than the weights'. Codes of
 unrelated weights have the sum of both.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +30,8 @@ from lockstep.engine.quants.base import F32, Bytes, WeightFormat
 
 ELEMENT, ROW = 2.0, 0.5  # steps
 TIE = 1e-3  # steps: quotients differ in their last bits, and so may codes of weights between two
+SIGMAS = 6
+IMPORTANCE = "quantize.imatrix."
 FEWEST = 0.01  # of the blocks: so few others are no other way to quantise
 
 LEVELS = {
@@ -49,10 +56,14 @@ F16_ERROR = 2.0**-10  # relative, of a scale, and of a weight that was F16 befor
 
 @dataclass(frozen=True)
 class JudgedRows:
-    """wrong: (rows, columns); unusual: blocks that the plain quantiser would make otherwise."""
+    """wrong: (rows, columns); unusual: blocks that the plain quantiser would make otherwise.
+
+    sums, where codes have steps: weights squared, weights times errors, errors squared.
+    """
 
     wrong: NDArray[np.bool_]
     unusual: NDArray[np.bool_] | None = None  # (rows, blocks)
+    sums: NDArray[np.float64] | None = None
 
 
 def round_to_bf16(values: F32) -> NDArray[np.uint16]:
@@ -94,25 +105,37 @@ def same_bits(a: F32, b: F32) -> NDArray[np.bool_]:
     return same | (np.isnan(a) & np.isnan(b))
 
 
-def judge_rows(kind: type[WeightFormat], want: F32, raw: Bytes) -> JudgedRows:
-    """Return the elements that the type need not have so. want: (rows, columns), contiguous."""
+def judge_rows(
+    kind: type[WeightFormat], want: F32, raw: Bytes, *, weighed: bool = False
+) -> JudgedRows:
+    """Return the elements that the type need not have so.
+
+    want: (rows, columns), contiguous; weighed: the quantiser may have weighed errors.
+    """
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         got = kind.dequantize(raw).reshape(want.shape)
         if kind.name in ("F32", "F16", "BF16"):
             return JudgedRows(~same_bits(round_to(kind.name, want), got))
-        return judge_blocks(kind, want, got, raw)
+        return judge_blocks(kind, want, got, raw, weighed)
 
 
-def judge_blocks(kind: type[WeightFormat], want: F32, got: F32, raw: Bytes) -> JudgedRows:
-    error = np.abs(got.astype(np.float64) - want)
+def judge_blocks(
+    kind: type[WeightFormat], want: F32, got: F32, raw: Bytes, weighed: bool
+) -> JudgedRows:
+    exact = want.astype(np.float64)
+    error = got - exact
     levels = LEVELS.get(kind.name)
+    beyond = np.square(error).sum(axis=1) > np.square(exact).sum(axis=1)  # rows
     if levels is None:
-        wrong = np.square(error).sum(axis=1) > np.square(want.astype(np.float64)).sum(axis=1)
-        return JudgedRows(np.broadcast_to(wrong[:, None], want.shape) | ~np.isfinite(got))
+        return JudgedRows(np.broadcast_to(beyond[:, None], want.shape) | ~np.isfinite(got))
+    sums = np.array([np.vdot(exact, exact), np.vdot(exact, error), np.vdot(error, error)])
+    error = np.abs(error)
     shape = (len(want), -1, kind.weights)
     top = np.abs(want).reshape(shape).max(axis=2)  # (rows, blocks)
     step = (top / levels).repeat(kind.weights, axis=1)
     allowed = step + levels * F16_STEP
+    if weighed:
+        return JudgedRows(~(error <= np.abs(exact) + ELEMENT * allowed) | beyond[:, None])
     wrong = ~(error <= ELEMENT * allowed)
     row = np.sqrt(np.square(error / allowed).mean(axis=1)) > ROW
     wrong |= row[:, None] & (error > ROW * allowed)
@@ -121,7 +144,22 @@ def judge_blocks(kind: type[WeightFormat], want: F32, got: F32, raw: Bytes) -> J
         if unusual is not None and unusual.any():
             again = unusual_blocks(kind, round_to(way, want), got.reshape(shape), raw)
             unusual &= again if again is not None else unusual
-    return JudgedRows(wrong, unusual)
+    return JudgedRows(wrong, unusual, sums)
+
+
+def wrong_factor(sums: NDArray[np.float64], n: int) -> float | None:
+    """Return the factor by which all weights of a quantised tensor are too large, or None.
+
+    Where codes are the nearest, errors do not go with weights; where scales are the best, codes
+    are orthogonal to errors. So the errors' share along the weights lies between none and their
+    energy, but for chance: SIGMAS of a sum over n weights.
+    """
+    weights, along, errors = (float(each) for each in sums)
+    if not weights > 0:
+        return None
+    energy = errors / weights
+    allowed = energy + SIGMAS * math.sqrt(energy / n)
+    return 1 + along / weights if abs(along / weights) > allowed else None
 
 
 def plain_scale(name: str, blocks: F32) -> tuple[F32, F32] | None:

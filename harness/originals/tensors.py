@@ -23,6 +23,7 @@ from lockstep.harness.originals.findings import (
 )
 from lockstep.harness.originals.held import TensorInFile, wrong_places
 from lockstep.harness.originals.recipes import ExpectedTensor, expect
+from lockstep.harness.originals.rounding import IMPORTANCE
 
 MAX_EXPERTS = 1 << 12
 FACTOR_TOLERANCE = 1e-5  # relative: factors of frequencies are made in single precision
@@ -202,7 +203,8 @@ def compare_tensor(
         how = DifferenceKind.transposed if turned else DifferenceKind.shape
         result.add(how, name, list(expected.shape), list(shape), **place)
         return
-    held = TensorInFile(kind, shape, file.raw(name))
+    weighed = any(key.startswith(IMPORTANCE) for key in file.metadata)
+    held = TensorInFile(kind, shape, file.raw(name), weighed)
     found = wrong_places(expected, held, n_rows)
     if found and expected.added and expected.stored[0].kind == "F16":
         found = wrong_places(replace(expected, in_stored_type=True), held, n_rows)

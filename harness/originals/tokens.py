@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lockstep.engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from lockstep.harness.adapters.parts.originals import UNUSED
 from lockstep.harness.originals.checkpoint import OriginalCheckpoint
 from lockstep.harness.originals.findings import (
@@ -20,14 +21,13 @@ PREFIX = "tokenizer.ggml"
 MODELS = ("gpt2", "llama", "bert")
 MAX_NOTED = 16  # tokens that differ in the same way; all are counted
 # special tokens: what tokenizer_config.json calls them, the key, and llama.cpp's own ids
-SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+SPECIAL = ("bos", "eos", "unk", "sep", "pad", "mask")  # llama.cpp takes BOS for CLS
 KEY_NAMES = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # llama.cpp's spelling
 USUAL_IDS = {
     "llama": {"bos": 1, "eos": 2, "unk": 0},
     "gpt2": {"bos": 11, "eos": 11},
     "bert": {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
 }
-USUAL_ADDED = {"llama": {"bos": True, "eos": False}}
 TEMPLATE = "tokenizer.chat_template"
 
 
@@ -147,10 +147,20 @@ def compare_special(
                 continue
             flag = added[place] is not None
         result.compared += 1
-        got = metadata.get(key, USUAL_ADDED.get(model, {}).get(name))
+        got = metadata.get(key, is_usually_added(name, model, metadata))
         if got is not None and got is not flag:
             kind = DifferenceKind.value if key in metadata else DifferenceKind.missing
             result.add(kind, key, flag, got)
+
+
+def is_usually_added(name: str, model: str, metadata: Metadata) -> bool | None:
+    """Return what llama.cpp does if no key says it; None: it adds another token instead."""
+    if name == "eos":
+        return None if model == "bert" else False  # which ends texts with SEP
+    if model != "gpt2":
+        return True
+    pre = PRE_TOKENIZERS.get(str(metadata.get(f"{PREFIX}.pre", "default")))
+    return pre is not None and pre.add_bos
 
 
 def special_ids(

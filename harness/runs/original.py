@@ -30,6 +30,7 @@ WORDS = {
     DifferenceKind.narrowed: "was rounded to {by_way_of} on the way",
     DifferenceKind.shifted: "is shifted by {by} rows",
     DifferenceKind.halves: "has its two halves the other way round",
+    DifferenceKind.scaled: "is {factor:.4f} times the original",
     DifferenceKind.blocks: "has {blocks} blocks that differ from the usual quantiser's",
 }
 

@@ -41,6 +41,18 @@ def swap_tokens(c: Conversion) -> None:
 
 TOKENS = (
     W(
+        "add-bos-missing",
+        "llama",
+        lambda c: c.drop(f"{TOKENIZER}.add_bos_token"),
+        (f"{TOKENIZER}.add_bos_token",),
+    ),
+    W(
+        "pre-tokenizer-missing",
+        "llama",
+        lambda c: c.drop(f"{TOKENIZER}.pre"),
+        (f"{TOKENIZER}.pre",),
+    ),
+    W(
         "pre-tokenizer",
         "llama",
         lambda c: c.set(f"{TOKENIZER}.pre", "qwen2"),

@@ -281,6 +281,14 @@ LLAMA = (
         detail={"row": 23},
     ),
     W(
+        "quantised-after-scaling",
+        "llama",
+        lambda c: c.change(DOWN, lambda a: a * np.float32(1.03)),
+        (DOWN,),
+        Kind.scaled,
+        kind="Q4_0",
+    ),
+    W(
         "quantised-of-another-layer",
         "llama",
         lambda c: copy(c, "blk.0.ffn_down.weight", DOWN),
