@@ -37,7 +37,8 @@ def compare_tokenizers(checkpoint: OriginalCheckpoint, metadata: Metadata) -> Pa
     model = metadata.get(f"{PREFIX}.model")
     tokens = metadata.get(f"{PREFIX}.tokens")
     if model is None or tokens is None:
-        result.add(DifferenceKind.missing, f"{PREFIX}.model", None, model)
+        missing = "tokens" if tokens is None else "model"
+        result.add(DifferenceKind.missing, f"{PREFIX}.{missing}", None, None)
         return result
     if model not in MODELS:
         result.skip(SkipReason.no_row, f"{PREFIX}.model")

@@ -41,6 +41,13 @@ def swap_tokens(c: Conversion) -> None:
 
 TOKENS = (
     W(
+        "tokens-missing",
+        "llama",
+        lambda c: c.drop(f"{TOKENIZER}.tokens"),
+        (f"{TOKENIZER}.tokens",),
+        Kind.missing,
+    ),
+    W(
         "add-bos-missing",
         "llama",
         lambda c: c.drop(f"{TOKENIZER}.add_bos_token"),
