@@ -29,6 +29,7 @@ from lockstep.harness.cli import (
     golden,
     matrix,
     oracle,
+    original,
     protocol,
     quick,
     real_models,
@@ -114,6 +115,7 @@ app.command("finding")(findings.finding)
 app.command("slice")(slices.first_layers)
 app.command("twin")(twin.twin)
 app.command("state")(states.state)
+app.command("original")(original.original)
 
 
 @app.command()

@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("lockstep.harness.mutants", "lockstep.harness.honest"),
         "lockstep.harness.samplers",
     ),
-    ("lockstep.harness.asking",),
+    ("lockstep.harness.asking", "lockstep.harness.originals"),
     ("lockstep.harness.foreign", "lockstep.harness.real_models"),
     ("lockstep.harness.protocol",),
     ("lockstep.harness.dumps", "lockstep.harness.http"),

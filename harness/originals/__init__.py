@@ -1,0 +1,1 @@
+"""Compares a GGUF file with the checkpoint of Hugging Face that it was made from."""

@@ -1,0 +1,151 @@
+"""Causes of wrong values in a tensor: mistakes of conversion, each tried on a few rows.
+
+A cause must explain wrong rows and right ones alike. None is found by its share of the error.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.quants.base import F32
+from lockstep.harness.originals.findings import DifferenceKind
+from lockstep.harness.originals.held import SAMPLED, TensorInFile, WrongPlaces, fits
+from lockstep.harness.originals.recipes import ExpectedTensor
+from lockstep.harness.originals.rounding import CUTS, round_to, same_bits
+
+Cause = tuple[DifferenceKind, dict[str, Any]]
+MAX_RESHAPED = 1 << 24  # elements of a matrix that is written out transposed, to try that
+FEW_ROWS = 0.1  # of a matrix: so few wrong ones are named as rows
+
+
+def find_cause(
+    expected: ExpectedTensor,
+    others: Mapping[str, ExpectedTensor],
+    heads: tuple[int, int],
+    held: TensorInFile,
+    found: WrongPlaces,
+) -> Cause:
+    """Return the mistake that gives the file's rows. others: every tensor of the file; heads: of
+    queries and of keys."""
+    if found.n_blocks:
+        return DifferenceKind.blocks, {"blocks": found.n_blocks}
+    if found.factor is not None:
+        return DifferenceKind.scaled, {"factor": found.factor}
+    index = sample(found)
+    got = held.values(index)
+    if not got.any():
+        return DifferenceKind.zeros, {}
+    if rounded := wrong_rounding(expected.rows(index), got, held.kind.name):
+        return rounded
+    for kind, detail, other in mistakes(expected, heads):
+        if fits(other, held, index):
+            return kind, detail
+    if moved := moved_experts(expected, held):
+        return DifferenceKind.experts, moved
+    if found.n_wrong <= max(1, FEW_ROWS * found.n_rows) and found.n_rows > 1:
+        return DifferenceKind.rows, {}
+    holder = find_holder(expected, others, held, index)
+    return (DifferenceKind.holds, {"holds": holder}) if holder else (DifferenceKind.value, {})
+
+
+def find_holder(
+    expected: ExpectedTensor,
+    others: Mapping[str, ExpectedTensor],
+    held: TensorInFile,
+    index: NDArray[np.int64],
+) -> str | None:
+    """Return the tensor that these rows are of, first of the same layer."""
+    for other in sorted(others.values(), key=lambda each: each.layer != expected.layer):
+        same = other.name != expected.name and other.shape == expected.shape
+        if same and fits(other, held, index):
+            return other.name
+    return None
+
+
+def wrong_rounding(want: F32, got: F32, kind: str) -> Cause | None:
+    """Return how numbers of F32, F16 or BF16 were rounded wrongly, if that is all."""
+    if kind in CUTS and same_bits(CUTS[kind](want), got).all():
+        return DifferenceKind.truncated, {}
+    for way in CUTS:
+        if same_bits(round_to(kind, round_to(way, want)), got).all():
+            return DifferenceKind.narrowed, {"by_way_of": way}
+    return None
+
+
+def sample(found: WrongPlaces) -> NDArray[np.int64]:
+    """Return wrong rows and others, spread over the matrix."""
+    spread = np.linspace(0, found.n_rows - 1, min(SAMPLED, found.n_rows)).astype(np.int64)
+    return np.unique(np.concatenate([np.array(found.rows, np.int64), spread]))
+
+
+Mistake = tuple[DifferenceKind, dict[str, Any], ExpectedTensor]
+
+
+def mistakes(expected: ExpectedTensor, heads: tuple[int, int]) -> Iterator[Mistake]:
+    """Yield the tensor as each known mistake would have made it."""
+    if ".attn_q." in expected.name or ".attn_k." in expected.name:
+        yield from wrong_orders(expected, heads)
+    if "norm" in expected.name and expected.name.endswith(".weight"):
+        for added in {0.0, 1.0, 2.0, -1.0} - {expected.added}:
+            yield DifferenceKind.offset, {"added": added}, replace(expected, added=added)
+    if len(expected.shape) > 1:
+        yield from wrong_matrices(expected)
+    if expected.half is not None:
+        yield DifferenceKind.halves, {}, replace(expected, half=1 - expected.half)
+
+
+def wrong_orders(expected: ExpectedTensor, heads: tuple[int, int]) -> Iterator[Mistake]:
+    """Yield queries or keys whose rows are in the order of pairs of other heads, or not at all."""
+    for turns in (0, 1, 2):
+        for each in dict.fromkeys((expected.heads, *heads)):
+            other = (turns, each) != (expected.turns, expected.heads)
+            if other and each and not expected.shape[0] % (2 * each):
+                detail = {"turns": turns, "heads": each}
+                yield DifferenceKind.order, detail, replace(expected, turns=turns, heads=each)
+
+
+def wrong_matrices(expected: ExpectedTensor) -> Iterator[Mistake]:
+    """Yield matrices that are transposed or rolled."""
+    n, columns = expected.shape[-2:]
+    if n == columns or may_be_reshaped(expected):
+        yield DifferenceKind.transposed, {}, transpose(expected)
+    for rolled in (1, -1):
+        yield DifferenceKind.shifted, {"by": rolled}, replace(expected, rolled=rolled)
+    if n % 2 == 0:
+        yield DifferenceKind.halves, {}, replace(expected, rolled=n // 2)
+
+
+def may_be_reshaped(expected: ExpectedTensor) -> bool:
+    """Return True if a matrix is small enough to be written out transposed."""
+    plain = not expected.transposed and expected.half is None
+    return plain and expected.shape[-2] * expected.shape[-1] <= MAX_RESHAPED
+
+
+def transpose(expected: ExpectedTensor) -> ExpectedTensor:
+    """Return the tensor with each matrix transposed, under the same shape."""
+    if expected.shape[-1] == expected.shape[-2]:
+        return replace(expected, transposed=not expected.transposed)
+    return replace(expected, reshaped=True)
+
+
+def moved_experts(expected: ExpectedTensor, held: TensorInFile) -> dict[str, Any]:
+    """Return which expert's matrix the first wrong one is, or nothing."""
+    if len(expected.shape) < 3:
+        return {}
+    n, size = expected.shape[0], expected.shape[1]
+    rows = np.unique(np.linspace(0, size - 1, min(4, size)).astype(np.int64))
+    wrong = [e for e in range(n) if not fits(expected, held, e * size + rows)]
+    for expert in wrong[:1]:
+        for other in range(n):
+            order = tuple(other if each == expert else each for each in range(n))
+            if other != expert and fits(
+                replace(expected, experts=order), held, expert * size + rows
+            ):
+                return {"expert": expert, "holds_expert": other, "wrong_experts": len(wrong)}
+        may_turn = size == expected.shape[2] or may_be_reshaped(expected)
+        if may_turn and fits(transpose(expected), held, expert * size + rows):
+            return {"expert": expert, "transposed": True, "wrong_experts": len(wrong)}
+    return {}

@@ -1,0 +1,87 @@
+"""The whole comparison: a checkpoint, a GGUF file, three parts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.engine.errors import InvalidModel, Unsupported
+from lockstep.engine.gguf.file import GgufFile
+from lockstep.engine.gguf.split_files import open_model
+from lockstep.engine.hparams import architecture_name
+from lockstep.harness.originals.architectures import ARCHITECTURES, OriginalArchitecture
+from lockstep.harness.originals.checkpoint import OriginalCheckpoint
+from lockstep.harness.originals.config import OriginalConfig
+from lockstep.harness.originals.findings import DifferenceKind, OriginalPart, PartResult
+from lockstep.harness.originals.hyperparameters import compare_hyperparameters
+from lockstep.harness.originals.tensors import compare_tensors
+from lockstep.harness.originals.tokens import compare_tokenizers
+
+ARCHITECTURE = "general.architecture"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OriginalComparison:
+    """The result: what differs and what was not compared, by part."""
+
+    architecture: str
+    parts: tuple[PartResult, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0: the same; 1: something differs; 3: something was not compared."""
+        if any(part.differences for part in self.parts):
+            return 1
+        return 3 if any(part.skipped for part in self.parts) else 0
+
+
+def compare_original(
+    folder: Path, model: Path, progress: Callable[[str], object] = lambda _: None
+) -> OriginalComparison:
+    """Compare a GGUF file with the checkpoint that it was made from.
+
+    Raises EngineError and OSError if one of them cannot be read, or if its architecture has no
+    table.
+    """
+    checkpoint = OriginalCheckpoint(folder)
+    architecture = architecture_of(checkpoint.config)
+    config = OriginalConfig(flatten_config(checkpoint.config), architecture.defaults)
+    with open_model(model) as file:
+        name = architecture_name(file.metadata)
+        if name != architecture.name:
+            keys = PartResult(part=OriginalPart.hyperparameters, compared=1)
+            keys.add(DifferenceKind.value, ARCHITECTURE, architecture.name, name)
+            return OriginalComparison(architecture=architecture.name, parts=(keys,))
+        metadata = plain_metadata(file)
+        progress("hyperparameters")
+        keys = compare_hyperparameters(checkpoint, architecture, config, metadata)
+        n_tokens = len(metadata.get("tokenizer.ggml.tokens", ()))
+        tensors = compare_tensors(checkpoint, architecture, config, file, n_tokens, progress)
+        progress("tokenizer")
+        parts = (keys, tensors, compare_tokenizers(checkpoint, metadata))
+        return OriginalComparison(architecture=architecture.name, parts=parts)
+
+
+def architecture_of(config: Mapping[str, Any]) -> OriginalArchitecture:
+    """Return the row of a checkpoint's model. Raises InvalidModel, Unsupported."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise InvalidModel("config.json: architectures must name the model's class")
+    for row in ARCHITECTURES:
+        if names[0] in row.models:
+            return row
+    known = ", ".join(model for row in ARCHITECTURES for model in row.models)
+    raise Unsupported(
+        f"config.json: no table for the architecture {names[0]!r:.60}; known: {known}"
+    )
+
+
+def flatten_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of the language model, which those with eyes hold in a part of its own."""
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, Mapping) else dict(config)
+
+
+def plain_metadata(file: GgufFile) -> dict[str, Any]:
+    """Return the values without their types."""
+    return {key: value.data for key, value in file.metadata.items()}

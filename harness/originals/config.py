@@ -1,0 +1,110 @@
+"""config.json as transformers reads it: several names, defaults, parameters of the rope."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from lockstep.engine.errors import InvalidModel
+
+MAX_LAYERS = 1 << 16
+
+
+@dataclass(frozen=True)
+class OriginalConfig:
+    """The values of a config.json. defaults: those of transformers that files leave out."""
+
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    def get(self, *names: str) -> Any:
+        """Return the value under the first of these names that there is, or None."""
+        for table in (self.values, self.defaults):
+            for name in names:
+                if table.get(name) is not None:
+                    return table[name]
+        return None
+
+    def size(self, *names: str) -> int:
+        """Return a positive integer. Raises InvalidModel."""
+        found = self.get(*names)
+        if type(found) is not int or found <= 0:
+            raise InvalidModel(f"config.json: {names[0]} is {found!r:.80}; expected a positive int")
+        return found
+
+    @property
+    def n_layer(self) -> int:
+        found = self.size("num_hidden_layers", "n_layer")
+        if found > MAX_LAYERS:
+            raise InvalidModel(f"config.json: {found} layers; expected at most {MAX_LAYERS}")
+        return found
+
+    @property
+    def n_embd(self) -> int:
+        return self.size("hidden_size", "n_embd")
+
+    @property
+    def n_head(self) -> int:
+        return self.size("num_attention_heads", "n_head")
+
+    @property
+    def n_head_kv(self) -> int:
+        return self.size("num_key_value_heads", "num_attention_heads", "n_head")
+
+    @property
+    def head_dim(self) -> int:
+        return self.get("head_dim") or self.n_embd // self.n_head
+
+    @property
+    def n_rot(self) -> int:
+        """Number of elements of a head that are rotated."""
+        share = self.rope.get("partial_rotary_factor") or self.get("partial_rotary_factor") or 1.0
+        return int(share * self.n_embd) // self.n_head if share != 1.0 else self.head_dim
+
+    @property
+    def tied(self) -> bool:
+        return bool(self.get("tie_word_embeddings"))
+
+    @cached_property
+    def rope(self) -> Mapping[str, Any]:
+        """Parameters of the rotation, of layers without windows where there are two kinds."""
+        found = self.get("rope_parameters", "rope_scaling") or {}
+        found = found if isinstance(found, Mapping) else {}
+        full = found.get("full_attention")
+        return full if isinstance(full, Mapping) else found
+
+    @property
+    def rope_type(self) -> str | None:
+        """The kind of scaling; None: none."""
+        found = self.rope.get("rope_type") or self.rope.get("type")
+        return None if found in (None, "default") else str(found).replace("su", "longrope")
+
+    @property
+    def rope_base(self) -> Any:
+        return self.rope.get("rope_theta") or self.get("rope_theta")
+
+    @property
+    def rope_base_in_windows(self) -> Any:
+        both = self.get("rope_parameters")
+        own = both.get("sliding_attention") if isinstance(both, Mapping) else None
+        found = own.get("rope_theta") if isinstance(own, Mapping) else None
+        return found or self.get("rope_local_base_freq")
+
+    @property
+    def n_ctx_original(self) -> Any:
+        """Number of tokens that the model was trained on before its positions were scaled."""
+        name = "original_max_position_embeddings"
+        return self.rope.get(name) or self.get(name)
+
+    def windows(self, every: int) -> list[bool]:
+        """Return for each layer whether it has a window; every: all but every so many-th."""
+        kinds = self.get("layer_types")
+        if isinstance(kinds, list):
+            return [kind == "sliding_attention" for kind in kinds]
+        found = self.get("sliding_window_pattern", "_sliding_window_pattern")
+        return window_flags(found if type(found) is int else every, self.n_layer)
+
+
+def window_flags(every: int, n_layer: int) -> list[bool]:
+    """Return for each layer whether it has a window: all but every so many-th, or all (0)."""
+    return [not every or layer % every < every - 1 for layer in range(n_layer)]

@@ -1,0 +1,89 @@
+"""Results of a comparison with the original: differences, and what was not compared."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class OriginalPart(StrEnum):
+    """The three comparisons, in their order."""
+
+    hyperparameters = "hyperparameters"
+    tensors = "tensors"
+    tokenizer = "tokenizer"
+
+
+class DifferenceKind(StrEnum):
+    """The way in which the file differs at a place."""
+
+    missing = "missing"  # the original has it
+    unexpected = "unexpected"  # the original has nothing that it could be made from
+    value = "value"
+    shape = "shape"
+    # tensors: what their values are instead
+    holds = "holds"  # those of another tensor
+    zeros = "zeros"
+    order = "order"  # rows in the order of another rotation
+    transposed = "transposed"
+    offset = "offset"  # a norm with another number added
+    truncated = "truncated"  # cut to the type, not rounded
+    narrowed = "narrowed"  # rounded to a coarser type on the way
+    shifted = "shifted"  # each row holds a neighbour's
+    halves = "halves"  # two merged matrices the other way round
+    experts = "experts"  # experts in another order
+    rows = "rows"  # a few rows alone
+    scaled = "scaled"  # all weights by the same factor
+    blocks = "blocks"  # single blocks of a matrix that has all others from the usual quantiser
+
+
+class SkipReason(StrEnum):
+    """The reason for which something was not compared."""
+
+    no_row = "no-row"  # no table says what it becomes in a GGUF file
+    no_file = "no-file"  # the original lacks it
+    no_library = "no-library"
+    no_meaning = "no-meaning"  # the format has no key for it
+    stored_type = "stored-type"  # the original's numbers are of a type that is not read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OriginalDifference:
+    """A place where the file is not what the original becomes."""
+
+    part: OriginalPart
+    kind: DifferenceKind
+    place: str  # a key, a tensor, or `token ID`
+    expected: Any = None  # JSON-like
+    got: Any = None
+    detail: dict[str, Any] = field(default_factory=dict)  # layer, row, holds, ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotCompared:
+    """A place of the original that was not compared."""
+
+    part: OriginalPart
+    reason: SkipReason
+    place: str
+
+
+@dataclass(kw_only=True, slots=True)
+class PartResult:
+    """The result of one of the three comparisons. compared: keys, tensors or entries."""
+
+    part: OriginalPart
+    compared: int = 0
+    differences: list[OriginalDifference] = field(default_factory=list)
+    skipped: list[NotCompared] = field(default_factory=list)
+
+    def add(self, kind: DifferenceKind, place: str, expected: Any, got: Any, **detail: Any) -> None:
+        """Note a difference."""
+        self.differences.append(
+            OriginalDifference(
+                part=self.part, kind=kind, place=place, expected=expected, got=got, detail=detail
+            )
+        )
+
+    def skip(self, reason: SkipReason, place: str) -> None:
+        """Note something that was not compared."""
+        self.skipped.append(NotCompared(part=self.part, reason=reason, place=place))

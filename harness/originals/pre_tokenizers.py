@@ -1,0 +1,48 @@
+"""The pre-tokenizer that a GGUF file names, against what tokenizer.json says it does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.engine.tokenizers.pre_tokenizers import PRE_TOKENIZERS
+from lockstep.harness.adapters.parts.originals import ORIGINALS
+from lockstep.harness.originals.findings import DifferenceKind, PartResult, SkipReason
+
+KEY = "tokenizer.ggml.pre"
+Steps = tuple[tuple[Any, ...], ...]
+
+
+def compare_pre_tokenizers(
+    result: PartResult, tokenizer: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> None:
+    """Compare normaliser and cuts with those that llama.cpp's name stands for.
+
+    Only what `ORIGINALS` describes can be compared. Several names may mean the same to llama.cpp.
+    """
+    said = steps_of(tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer"))
+    same = [each for each, row in ORIGINALS.items() if each and steps_of(*row[:2]) == said]
+    got = PRE_TOKENIZERS.get(str(metadata.get(KEY)))
+    if KEY not in metadata:  # llama.cpp warns, and cuts as none of the originals does
+        result.compared += 1
+        result.add(DifferenceKind.missing, KEY, same[0] if same else None, None)
+    elif not same:
+        result.skip(SkipReason.no_row, KEY)
+    else:
+        result.compared += 1
+        if got is None or got.kind not in {PRE_TOKENIZERS[each].kind for each in same}:
+            result.add(DifferenceKind.value, KEY, same[0], metadata[KEY])
+
+
+def steps_of(*parts: Any) -> Steps:
+    """Return what normaliser and pre-tokenizer do, one step each, without what changes no id."""
+    steps: list[tuple[Any, ...]] = []
+    for part in parts:
+        if not isinstance(part, Mapping):
+            continue
+        rows = part.get("pretokenizers", part.get("normalizers", [part]))
+        for row in rows if isinstance(rows, list) else []:
+            if isinstance(row, Mapping):
+                pattern = row.get("pattern")
+                pattern = tuple(pattern.items()) if isinstance(pattern, Mapping) else pattern
+                names = ("behavior", "use_regex", "individual_digits", "add_prefix_space")
+                steps.append((row.get("type"), repr(pattern), *map(row.get, names)))
+    return tuple(steps)

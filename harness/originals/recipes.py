@@ -1,0 +1,155 @@
+"""The tensors that a GGUF file should hold, computed from the checkpoint a few rows at a time."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.quants.base import F32
+from lockstep.harness.originals.checkpoint import StoredTensor
+
+CHUNK = 1 << 20  # weights that are compared at a time
+
+RECIPES = {
+    "copy",
+    "vocabulary",  # rows of tokens: padding may be cut off or added
+    "q-pairs",  # rows of each head in the order of pairs that are rotated side by side
+    "k-pairs",
+    "plus-one",  # Gemma's norms multiply by 1 + weight, and the file holds the sum
+    "transposed",  # Conv1D of GPT-2 has (inputs, outputs)
+    "first-half",  # of the rows: two matrices that the checkpoint has merged
+    "second-half",
+}
+OF_QUERIES, OF_KEYS = "q-pairs", "k-pairs"
+HALVES = {"first-half": 0, "second-half": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedTensor:
+    """A tensor as the file should hold it. shape: slowest first."""
+
+    name: str
+    originals: tuple[str, ...]  # more than one: matrices to stack
+    stored: tuple[StoredTensor, ...]
+    recipe: str
+    shape: tuple[int, ...]
+    heads: int = 0  # whose rows are put into the order of pairs
+    added: float = 0.0
+    turns: int = 0  # how often rows are put into that order
+    transposed: bool = False
+    half: int | None = None
+    in_stored_type: bool = False  # where the number is added: the sum is rounded to that type
+    rolled: int = 0  # rows that a matrix is moved down
+    experts: tuple[int, ...] = ()  # another order of the matrices
+    may_lack: bool = False  # the file need not have it
+    reshaped: bool = False  # each matrix written out transposed, under its own shape
+
+    @property
+    def layer(self) -> int | None:
+        parts = self.name.split(".")
+        return int(parts[1]) if parts[0] == "blk" else None
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of all matrices; a vector is one row."""
+        return int(np.prod(self.shape[:-1], dtype=np.int64))
+
+    def runs(self, rows: int | None = None) -> Iterator[slice]:
+        """Yield runs of rows that are small enough to hold."""
+        step = max(1, CHUNK // max(1, self.shape[-1]))
+        n = self.n_rows if rows is None else rows
+        for start in range(0, n, step):
+            yield slice(start, min(start + step, n))
+
+    def rows(self, index: NDArray[np.int64]) -> F32:
+        """Return rows with these numbers, counted through all matrices: (rows, columns)."""
+        if len(self.shape) == 1:
+            return self.finish(self.vector())[None]
+        n = self.shape[-2]
+        out = np.empty((len(index), self.shape[-1]), np.float32)
+        for which in np.unique(index // n):
+            own = index // n == which
+            out[own] = self.finish(self.matrix(int(which), index[own] % n))
+        return out
+
+    def vector(self) -> F32:
+        stored = self.stored[0]
+        values = stored.values(np.asarray(stored.array))
+        return values[self.order(len(values), np.arange(len(values)))]
+
+    def matrix(self, which: int, index: NDArray[np.int64]) -> F32:
+        """Return rows of one matrix."""
+        which = self.experts[which] if self.experts else which
+        stored = self.stored[which if len(self.stored) > 1 else 0]
+        array = stored.array
+        if array.ndim == 3:
+            array = array[which]
+        if self.transposed:
+            array = array.T
+        if self.half is not None:
+            size = array.shape[0] // 2
+            array = array[self.half * size : (self.half + 1) * size]
+        if self.reshaped:
+            array = np.ascontiguousarray(array.T).reshape(array.shape)
+        index = self.order(array.shape[0], index)
+        return stored.values(array[index])
+
+    def order(self, n: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of the original that rows of the file come from; n: all rows.
+
+        A head of the checkpoint has the first elements of all pairs, then the second ones.
+        """
+        index = (index - self.rolled) % n
+        size = n // self.heads if self.heads else n
+        for _ in range(self.turns):
+            head, at = np.divmod(index, size)
+            index = head * size + at % 2 * (size // 2) + at // 2
+        return index
+
+    def finish(self, values: F32) -> F32:
+        if not self.added:
+            return values
+        if self.in_stored_type and self.stored[0].kind == "F16":
+            return (values.astype(np.float16) + np.float16(self.added)).astype(np.float32)
+        return values + np.float32(self.added)
+
+
+def expect(
+    name: str,
+    originals: Sequence[str],
+    stored: Sequence[StoredTensor],
+    recipe: str,
+    heads: tuple[int, int],
+    *,
+    stacked: bool,
+) -> ExpectedTensor:
+    """Return the tensor that a recipe makes. heads: of queries and of keys;
+    stacked: one matrix of each original. Raises InvalidModel."""
+    shape: tuple[int, ...] = stored[0].shape
+    if any(each.shape != shape for each in stored) or not 1 <= len(shape) <= 3:
+        raise InvalidModel(f"{originals[0]}: shapes of {name} are {[s.shape for s in stored]:.200}")
+    changes: dict[str, Any] = {}
+    if recipe == "transposed":
+        shape, changes["transposed"] = shape[::-1], True
+    elif recipe in HALVES:
+        shape, changes["half"] = (*shape[:-2], shape[-2] // 2, shape[-1]), HALVES[recipe]
+    elif recipe == "plus-one":
+        changes["added"] = 1.0
+    elif recipe in (OF_QUERIES, OF_KEYS):
+        changes |= {"heads": heads[recipe == OF_KEYS], "turns": 1}
+        if shape[0] % (2 * changes["heads"]):
+            text = f"{shape[0]} rows are no {changes['heads']} heads of pairs"
+            raise InvalidModel(f"{originals[0]}: {text}")
+    if stacked:
+        shape = (len(stored), *shape)
+    return ExpectedTensor(
+        name=name,
+        originals=tuple(originals),
+        stored=tuple(stored),
+        recipe=recipe,
+        shape=shape,
+        **changes,
+    )

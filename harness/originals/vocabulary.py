@@ -1,0 +1,157 @@
+"""The vocabulary that a GGUF file should hold, from tokenizer.json, or tokenizer.model by its
+library. Texts and types of tokens, scores, merges."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.harness.adapters.parts.originals import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+)
+from lockstep.harness.originals.checkpoint import MAX_TOKENIZER_BYTES, OriginalCheckpoint
+
+SPACE = "\u2581"  # what SentencePiece writes for one
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+# added tokens that converters take for control tokens though they are not marked as special
+LOOKS_SPECIAL = re.compile(
+    r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL
+)
+
+
+@dataclass(kw_only=True)
+class OriginalToken:
+    """A token: the texts and types that the file may hold."""
+
+    texts: tuple[str, ...]
+    types: tuple[int, ...]
+    score: float | None = None  # None: any
+    added: bool = False
+
+
+@dataclass(kw_only=True)
+class OriginalVocabulary:
+    """The tokens by id, the ids of added ones by text, and merges as lines; None: not known."""
+
+    tokens: dict[int, OriginalToken] = field(default_factory=dict)
+    ids: dict[str, int] = field(default_factory=dict)
+    merges: list[str] | None = None
+    library: bool = True  # False: tokenizer.model is there, and the library to read it is not
+
+
+def read_vocabulary(checkpoint: OriginalCheckpoint, model: str) -> OriginalVocabulary:
+    """Return the vocabulary of a checkpoint; empty if it has none. model: tokenizer.ggml.model.
+
+    Raises InvalidModel.
+    """
+    found = OriginalVocabulary()
+    described = checkpoint.tokenizer.get("model")
+    if model == "llama" and (checkpoint.folder / "tokenizer.model").exists():
+        read_pieces(checkpoint, found)
+    if not found.tokens and isinstance(described, Mapping):
+        read_described(described, found, model)
+    add_tokens(checkpoint, found, model)
+    return found
+
+
+def read_described(described: Mapping[str, Any], found: OriginalVocabulary, model: str) -> None:
+    """Take the tokens and merges of tokenizer.json's model."""
+    vocab = described.get("vocab")
+    if isinstance(vocab, list):  # Unigram: pairs of text and score
+        pairs = [(row[0], at) for at, row in enumerate(vocab) if isinstance(row, list) and row]
+    elif isinstance(vocab, Mapping):
+        pairs = list(vocab.items())
+    else:
+        raise InvalidModel("tokenizer.json: model.vocab is neither an object nor a list")
+    for text, number in pairs:
+        if not isinstance(text, str) or type(number) is not int or number < 0:
+            raise InvalidModel(f"tokenizer.json: {text!r:.40} has the id {number!r:.40}")
+        types: tuple[int, ...] = (NORMAL, UNUSED) if model == "llama" else (NORMAL,)
+        if model == "llama" and BYTE_TOKEN.fullmatch(text):
+            types = (BYTE,)
+        elif text == described.get("unk_token"):
+            types = (UNKNOWN, CONTROL, NORMAL)
+        found.tokens[number] = OriginalToken(texts=(file_text(text, model),), types=types)
+        found.ids.setdefault(text, number)
+    merges = described.get("merges")
+    if isinstance(merges, list):
+        found.merges = [merge_line(each) for each in merges]
+
+
+def file_text(text: str, model: str) -> str:
+    """Return a token's text as the file has it: WordPiece marks the other tokens."""
+    if model != "bert":
+        return text
+    return text[2:] if text.startswith("##") else SPACE + text
+
+
+def merge_line(merge: Any) -> str:
+    """Return a merge as the file has it. A space within a part is written as byte-level BPE does,
+    256 further on."""
+    if isinstance(merge, str):
+        return merge
+    if not isinstance(merge, list) or not all(isinstance(part, str) for part in merge):
+        raise InvalidModel(f"tokenizer.json: a merge is {merge!r:.60}; expected two texts")
+    return " ".join(part.replace(" ", chr(ord(" ") + 256)) for part in merge)
+
+
+def read_pieces(checkpoint: OriginalCheckpoint, found: OriginalVocabulary) -> None:
+    """Take the tokens of tokenizer.model, with scores and types."""
+    try:
+        import sentencepiece
+    except ImportError:
+        found.library = False
+        return
+    path = checkpoint.folder / "tokenizer.model"
+    if path.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise InvalidModel(f"{path} has more than {MAX_TOKENIZER_BYTES:,} bytes")
+    pieces = sentencepiece.SentencePieceProcessor()
+    try:
+        pieces.LoadFromFile(str(path))
+    except (OSError, RuntimeError) as error:
+        raise InvalidModel(f"{path} is no model of SentencePiece: {error!s:.200}") from None
+    for number in range(pieces.GetPieceSize()):
+        kinds = (
+            (pieces.IsUnknown, UNKNOWN),
+            (pieces.IsControl, CONTROL),
+            (pieces.IsUnused, UNUSED),
+            (pieces.IsByte, BYTE),
+        )
+        kind = next((kind for is_kind, kind in kinds if is_kind(number)), NORMAL)
+        text = pieces.IdToPiece(number)
+        types = (kind, USER_DEFINED) if kind == NORMAL else (kind,)  # symbols of the user's too
+        score = pieces.GetScore(number)
+        found.tokens[number] = OriginalToken(texts=(text,), types=types, score=score)
+        found.ids.setdefault(text, number)
+
+
+def add_tokens(checkpoint: OriginalCheckpoint, found: OriginalVocabulary, model: str) -> None:
+    """Take the added tokens of tokenizer.json and tokenizer_config.json."""
+    rows: list[tuple[Any, Any]] = []
+    listed = checkpoint.tokenizer.get("added_tokens")
+    if isinstance(listed, list):
+        rows += [(row.get("id"), row) for row in listed if isinstance(row, Mapping)]
+    decoder = checkpoint.read_object("tokenizer_config.json").get("added_tokens_decoder")
+    if isinstance(decoder, Mapping):
+        rows += [(int(n) if str(n).isdecimal() else None, row) for n, row in decoder.items()]
+    for number, row in rows:
+        text = row.get("content") if isinstance(row, Mapping) else None
+        if type(number) is not int or not isinstance(text, str):
+            raise InvalidModel(f"tokenizer.json: an added token is {row!r:.80}")
+        if row.get("special"):
+            types = (CONTROL, UNKNOWN) if "unk" in text.lower() else (CONTROL,)
+        elif LOOKS_SPECIAL.fullmatch(text):
+            types = (USER_DEFINED, CONTROL)
+        else:
+            types = (USER_DEFINED,)
+        texts = (text, text.replace(SPACE, " "))
+        if model == "bert":  # converters mark those that are not special as they mark words
+            texts = (text, file_text(text, model))
+        found.tokens[number] = OriginalToken(texts=texts, types=types, added=True)
+        found.ids[text] = number

@@ -1,0 +1,35 @@
+"""`lockstep original` on the command line: exit codes, JSON, and a valid report."""
+
+import json
+from pathlib import Path
+
+from lockstep.harness.report.jsonl import read_report
+from tests.command_line import Lockstep, assert_refused
+from tests.harness.originals import checkpoints as ck
+from tests.harness.originals.conversions import convert
+
+
+def test_difference_is_in_json_and_report(lockstep: Lockstep, tmp_path: Path) -> None:
+    made = convert("gemma2", ck.write_checkpoint(tmp_path, "gemma2"))
+    made.swap("blk.0.attn_k.weight", "blk.0.attn_v.weight")
+    model = made.write(tmp_path / "made.gguf")
+    code, out, _ = lockstep("original", tmp_path, model, "--json", "--report", tmp_path / "reports")
+    found = json.loads(out)
+    assert (code, found["exit_code"]) == (1, 1)
+    assert [len(part["differences"]) for part in found["parts"]] == [0, 2, 0]
+    assert found["parts"][1]["differences"][0]["detail"]["holds"] == "blk.0.attn_v.weight"
+    rows = read_report(Path(found["report"]) / "report.jsonl")
+    statuses = [row["status"] for row in rows if row["kind"] == "verdict"]
+    assert sorted(statuses) == ["agreed", "agreed", "diverged", "diverged"]
+
+
+def test_exit_codes_are_those_of_the_help(lockstep: Lockstep, tmp_path: Path) -> None:
+    values = ck.write_checkpoint(tmp_path, "llama")
+    model = convert("llama", values).write(tmp_path / "made.gguf")
+    ask = ("original", tmp_path, model, "--report", tmp_path / "reports")
+    assert lockstep(*ask).code == 0
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": ck.TEMPLATE}))
+    assert lockstep(*ask).code == 3
+    (tmp_path / "model.safetensors").unlink()
+    assert_refused(lockstep(*ask), "safetensors")

@@ -1,0 +1,112 @@
+"""Honest conversions pass: of every architecture, type and layout of the file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.harness.originals.architectures import ARCHITECTURES
+from lockstep.harness.originals.compare import OriginalComparison, compare_original
+from lockstep.harness.synth.gguf_writer import write_gguf
+from tests.harness.originals import checkpoints as ck
+from tests.harness.originals.conversions import ENCODERS, Conversion, convert
+
+
+def compare(folder: Path, conversion: Conversion) -> OriginalComparison:
+    return compare_original(folder, conversion.write(folder / "made.gguf"))
+
+
+def differences(found: OriginalComparison) -> list[Any]:
+    return [each for part in found.parts for each in (*part.differences, *part.skipped)]
+
+
+@pytest.mark.parametrize("arch", [row.name for row in ARCHITECTURES])
+def test_every_architecture_is_the_same(arch: str, tmp_path: Path) -> None:
+    values = ck.write_checkpoint(tmp_path, arch)
+    found = compare(tmp_path, convert(arch, values))
+    assert differences(found) == []
+    assert found.exit_code == 0
+    assert all(part.compared for part in found.parts)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
+def test_every_type_is_the_same(kind: str, stored: str, tmp_path: Path) -> None:
+    values = ck.write_checkpoint(tmp_path, "llama", stored)
+    assert differences(compare(tmp_path, convert("llama", values, kind))) == []
+
+
+def test_quantised_by_way_of_f16_is_the_same(tmp_path: Path) -> None:
+    values = ck.write_checkpoint(tmp_path, "llama", "F32")
+    halves = {name: a.astype(np.float16).astype(np.float32) for name, a in values.items()}
+    for kind in ("Q8_0", "Q4_0"):
+        found = compare(tmp_path, convert("llama", values, kind))
+        made = convert("llama", halves, kind)
+        made.tensors |= {n: a for n, a in convert("llama", values).tensors.items() if a.ndim == 1}
+        assert differences(compare(tmp_path, made)) == differences(found) == []
+
+
+def test_order_and_names_do_not_matter(tmp_path: Path) -> None:
+    values = ck.write_checkpoint(tmp_path, "qwen3")
+    made = convert("qwen3", values)
+    made.tensors = dict(reversed(made.tensors.items()))
+    made.keys = {**dict(reversed(made.keys.items())), "general.name": ("STR", "another")}
+    made.keys["general.file_type"] = ("U32", 7)
+    assert compare(tmp_path, made).exit_code == 0
+
+
+def test_padding_of_rows_is_the_same(tmp_path: Path) -> None:
+    """Some converters cut the rows behind the last token off, others add some."""
+    values = ck.write_checkpoint(tmp_path, "llama")
+    for size in (270, 288):
+        made = convert("llama", values)
+        for name in ("token_embd.weight", "output.weight"):
+            padded = np.zeros((size, ck.N_EMBD), np.float32)
+            n = min(size, ck.N_VOCAB)
+            padded[:n] = made.tensors[name][:n]
+            made.tensors[name] = padded
+        for name, filling in (("tokens", "[PAD]"), ("token_type", 5)):
+            kind, found = made.keys[f"tokenizer.ggml.{name}"]
+            longer = [*found, *[filling] * (size - len(found))][:size]
+            made.keys[f"tokenizer.ggml.{name}"] = (kind, longer)
+        made.set("vocab_size", size)
+        assert differences(compare(tmp_path, made)) == []
+
+
+def test_split_file_is_the_same(tmp_path: Path) -> None:
+    values = ck.write_checkpoint(tmp_path, "gemma3")
+    made = convert("gemma3", values)
+    rows = [(n, a.shape[::-1], "F32", a) for n, a in made.tensors.items()]
+    paths = [tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2)]
+    for number, path in enumerate(paths):
+        own = {"split.no": ("U16", number), "split.count": ("U16", 2)}
+        own |= {"split.tensors.count": ("I32", len(rows))}
+        write_gguf(path, {**(made.keys if number == 0 else {}), **own}, rows[number::2])
+    assert compare_original(tmp_path, paths[0]).exit_code == 0
+
+
+def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
+    values = ck.write_checkpoint(tmp_path, "llama")
+    names = list(values)
+    (tmp_path / "model.safetensors").unlink()
+    for number in range(2):
+        own = {name: values[name] for name in names[number::2]}
+        ck.write_safetensors(tmp_path / f"model-{number}.safetensors", own, "BF16")
+    assert compare(tmp_path, convert("llama", values)).exit_code == 0
+
+
+def test_tied_head_may_be_stored(tmp_path: Path) -> None:
+    made = convert("qwen2", ck.write_checkpoint(tmp_path, "qwen2"))
+    made.tensors["output.weight"] = made.tensors["token_embd.weight"]
+    made.kinds["output.weight"] = "Q8_0"
+    assert compare(tmp_path, made).exit_code == 0
+
+
+def test_norm_added_in_half_precision_is_the_same(tmp_path: Path) -> None:
+    values = ck.write_checkpoint(tmp_path, "gemma2", "F16")
+    made = convert("gemma2", values)
+    for name, array in made.tensors.items():
+        if "norm" in name:
+            made.tensors[name] = array.astype(np.float16).astype(np.float32)
+    assert compare(tmp_path, made).exit_code == 0
