@@ -148,7 +148,7 @@ class DrawRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawAnswer:
-    """What was drawn: an id or a text; None: nothing is shown, as where a text ends."""
+    """A token that was drawn: an id or a text; None: nothing is shown, as where a text ends."""
 
     token: int | bytes | None
     listed: tuple[tuple[int | bytes, float], ...] | None = None  # probabilities; None: not shown

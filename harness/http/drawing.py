@@ -99,7 +99,7 @@ def llama_server_options(chain: Sequence[Stage]) -> dict[str, Any]:
         if not names or place in order or (not place and order):
             raise Unsupported(f"llama-server has no parameters for {stage['sampler']} there")
         order += [place] if place else []
-        options |= renamed(stage, names)
+        options |= rename(stage, names)
     if "logit_bias" in options:
         options["logit_bias"] = [list(pair) for pair in options["logit_bias"]]
     if breakers := options.get("dry_sequence_breakers"):
@@ -118,7 +118,7 @@ def openai_options(chain: Sequence[Stage], *, beyond: bool) -> dict[str, Any]:
     options = {**OPENAI_OFF, **(BEYOND_OFF if beyond else {})}
     for stage in stages:
         name = stage["sampler"]
-        more = renamed(stage, {**OPENAI.get(name, {}), **(BEYOND_OPENAI.get(name, {}))})
+        more = rename(stage, {**OPENAI.get(name, {}), **(BEYOND_OPENAI.get(name, {}))})
         if not beyond and set(more) & {*BEYOND_OPENAI.get(name, {}).values()}:
             others = {k for k, v in more.items() if v != BEYOND_OFF.get(k)}
             if others - {*OPENAI.get(name, {}).values()} or name not in OPENAI:
@@ -145,7 +145,7 @@ def before_draw(chain: Sequence[Stage]) -> Sequence[Stage]:
     return chain[:-1]
 
 
-def renamed(stage: Stage, names: Names) -> dict[str, Any]:
+def rename(stage: Stage, names: Names) -> dict[str, Any]:
     """Raises Unsupported for a parameter that cannot be said, and must be."""
     found = {}
     for name, value in stage.items():

@@ -30,8 +30,8 @@ RANDOM_RUNS = 6  # each with its opposite
 ROOM = 2.0  # times the noise: a logit goes up while all others go down
 FLOATS = 1e-4  # relative, of probabilities in float32 and parameters that are rounded to it
 LISTED = 1e-3  # relative, of those that a server writes as text, and
-LEAST = 1e-6  # absolute, or what a server rounds to
-DECIMALS = (3, 4, 5)  # of a server that rounds
+LEAST = 1e-9  # absolute, or what a server rounds to
+DECIMALS = (3, 4, 5, 6)  # of a server that rounds
 TOP_LABELS = 24
 ALPHA = 1e-9  # of a whole run: how often an honest server may be accused
 MAX_TESTS = 10_000  # of a whole run
@@ -40,7 +40,7 @@ SUSPICION = log(1e-4)  # of a test: what asks for more draws
 
 
 class Unlikely(Enum):
-    """What no right sampler shows, or in effect never."""
+    """Faults that no right sampler shows, or in effect never."""
 
     KEPT = "a candidate that the chain forbids"
     DROPPED = "a candidate is missing"
@@ -215,7 +215,8 @@ def difference(
 def judge_draws(drawn: Sequence[int], runs: F64, labels: Labels) -> DrawnDifference | None:
     """Return the least likely of all sums of labels. drawn: labels."""
     n_labels = int(labels.of.max()) + 1
-    p = np.stack([np.bincount(labels.of, run, n_labels) for run in runs])
+    sums = [np.bincount(labels.of, run, n_labels).astype(np.float64) for run in runs]
+    p = np.stack(sums)
     counts = np.bincount(np.array(drawn, np.int64), minlength=n_labels)
     n, found = len(drawn), list[DrawnDifference]()
     never = np.flatnonzero(p.max(axis=0) == 0)
@@ -284,3 +285,10 @@ def log_sum(logs: Sequence[float]) -> float:
 
 def total_variation(p: F64, q: F64) -> float:
     return float(np.abs(p - q).sum() / 2)
+
+
+def largest_change(p: F64, q: F64, least: float = 1e-6) -> float:
+    """Return the largest relative change of a probability that a list shows."""
+    larger = np.maximum(p, q)
+    shown = larger > least
+    return float((np.abs(p - q)[shown] / larger[shown]).max(initial=0.0))

@@ -11,15 +11,22 @@ import numpy as np
 
 from lockstep.engine.quants.base import F32
 from lockstep.harness.samplers.cases import BREAKERS, single
-from lockstep.harness.samplers.drawn import Labels, NextToken, Stage, is_clear, total_variation
+from lockstep.harness.samplers.drawn import (
+    Labels,
+    NextToken,
+    Stage,
+    is_clear,
+    largest_change,
+    total_variation,
+)
 from lockstep.harness.samplers.grammars import GRAMMARS, grammar_stage
 from lockstep.harness.samplers.probabilities import F64
 
 RANKS = (1, 2, 3, 4, 6)  # candidates that cuts are to leave
 MAX_CHAINS = 4  # of one stage
-MAX_WIDE, WIDE = 8, ("penalties", "grammar")  # of stages with many parameters
+MOST_CHAINS = {"penalties": 8, "grammar": 16}  # of stages with many parameters
 LEAST_GAIN = 0.05
-BY_DRAWS, BY_LIST = 0.35, 0.005  # distance that is surely told, by counts or by probabilities
+BY_DRAWS, BY_LIST = 0.35, 0.03  # distance that is surely told, by counts or of one in a list
 TOLD = 0.7  # of that distance, from the chain without the stage; else nothing is said of it
 BANNED = -100.0
 DRAW: Stage = {"sampler": "dist", "seed": 0}
@@ -187,7 +194,7 @@ def choose_chains(
     if by_list:  # which takes one request a chain
         ranked = np.argsort(-without, kind="stable").tolist()
         return list(chains), any(without[i] >= TOLD and clear(i) for i in ranked)
-    most = MAX_WIDE if chains and chains[0][0]["sampler"] in WIDE else MAX_CHAINS
+    most = MOST_CHAINS.get(chains[0][0]["sampler"], MAX_CHAINS)
     chosen, seen = list[int](), np.zeros(len(names))
     while len(chosen) < min(most, len(chains)):
         gains = np.maximum(table - seen, 0).sum(axis=1)
@@ -206,10 +213,11 @@ def choose_chains(
 def shown_by(
     token: NextToken, labels: Labels, chain: Sequence[Stage], far: float, *, by_list: bool
 ) -> dict[str, float]:
-    """Return by neighbour how far off it is, as a share of what is surely told."""
+    """Return how far off each neighbour is, as a share of what is surely told."""
     right = token.probabilities(chain)
     if by_list:  # all chains are asked for
-        return {"without": min(1.0, total_variation(right, token.probabilities(chain[1:])) / far)}
+        without = token.probabilities(chain[1:])
+        return {"without": min(1.0, largest_change(right, without) / far) * right.any()}
 
     def sums(p: F64) -> F64:
         return np.bincount(labels.of, p).astype(np.float64)

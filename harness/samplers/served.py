@@ -32,12 +32,13 @@ from lockstep.harness.samplers.grammars import BAD_GRAMMARS, READING, grammar_st
 from lockstep.harness.samplers.probabilities import F64
 
 DRAWS, MORE_DRAWS = 60, 400  # of a chain; and once more of one that is suspicious
+GRAMMAR_DRAWS = 30  # of each of many
 MAX_REQUESTS = 8000
 MAX_LISTED = 1024
 LIST_TRIES = 4  # seeds: where a text ends there is no list
 SEEDS, LEAST_SAME = 8, 6  # asked for twice; a draw near a boundary may fall beside it
 LEAST_SPREAD = 0.2  # how often two draws are the same by chance, at most
-TEXTS, MORE_TOKENS = 10, 6  # of each grammar
+TEXTS, MORE_TOKENS = 6, 6  # of each grammar
 ORDER, SEED, BAD = "order", "seed", "bad grammars"  # parts beside samplers
 NEVER_ASKED = ("greedy", "infill", *(set(CHOOSING) - {"greedy", "dist"}))
 
@@ -213,7 +214,7 @@ class ServedRun:
                 found = replace(found, lists=1)
                 if part != "dist" or found.difference:
                     return found
-        drawn, promised = self.draw_many(chain, DRAWS)
+        drawn, promised = self.draw_many(chain, GRAMMAR_DRAWS if part == "grammar" else DRAWS)
         if not drawn:
             return JudgedChain(chain=chain, result=Result.UNSAID)
         off = judge_draws(drawn, runs, self.labels)

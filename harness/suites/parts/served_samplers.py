@@ -83,7 +83,11 @@ def count_chains(found: PartResult) -> str:
 
 def wrong_verdict(context: Context, suite: str, found: PartResult) -> Verdict:
     name = context.subject.name
-    detail: dict[str, Any] = {PART: found.part, "at_fault": "subject", "chain": [*map(dict, found.chain)]}
+    detail: dict[str, Any] = {
+        PART: found.part,
+        "at_fault": "subject",
+        "chain": [*map(dict, found.chain)],
+    }
     key = [suite, found.part]
     if (off := found.difference) is None:
         text = f"{name}: {found.part}: a seed that comes again gives other tokens"
