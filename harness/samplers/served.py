@@ -7,7 +7,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from lockstep.engine.samplers.parts.ways import LLAMA_CPP, Accident
+from lockstep.engine.samplers.parts.ways import LLAMA_CPP, Accident, Ways
 from lockstep.harness.records import DrawAnswer, DrawRequest
 from lockstep.harness.samplers.cases import CHOOSING, CUTTING
 from lockstep.harness.samplers.drawn import (
@@ -239,15 +239,13 @@ class ServedRun:
             forbidden = partial(first_forbidden, self.token, chain, text)
             if (token := forbidden()) is None:
                 continue
-            for accident in Accident:
-                if forbidden(replace(LLAMA_CPP, accidents=frozenset((accident,)))) is None:
-                    found = replace(found, accident=accident)
-                    break
-            else:
-                off = DrawnDifference(
-                    kind=Unlikely.KEPT, tokens=(token,), low=0.0, high=0.0, actual=1.0, draws=1
-                )
-                return replace(found, result=Result.WRONG, difference=off)
+            if (accident := find_accident(partial(permits_all, forbidden))) is not None:
+                found = replace(found, accident=accident)
+                continue
+            off = DrawnDifference(
+                kind=Unlikely.KEPT, tokens=(token,), low=0.0, high=0.0, actual=1.0, draws=1
+            )
+            return replace(found, result=Result.WRONG, difference=off)
         return found
 
     def judge_bad_grammars(self) -> PartResult:
@@ -271,10 +269,11 @@ class ServedRun:
         judge: Callable[[F64], DrawnDifference | None],
     ) -> "JudgedChain":
         """Look for what llama.cpp does by accident, if something is off."""
-        for accident in Accident if off is not None else ():
-            ways = replace(LLAMA_CPP, accidents=frozenset((accident,)))
-            if judge(self.token.runs(chain, ways)) is None:
-                return JudgedChain(chain=chain, result=Result.RIGHT, accident=accident)
+        accident = None
+        if off is not None:
+            accident = find_accident(lambda ways: judge(self.token.runs(chain, ways)) is None)
+        if accident is not None:
+            return JudgedChain(chain=chain, result=Result.RIGHT, accident=accident)
         result = Result.RIGHT if off is None else Result.WRONG
         return JudgedChain(chain=chain, result=result, difference=off)
 
@@ -312,3 +311,19 @@ class ServedRun:
         result = Result.WRONG if promised else Result.IGNORED
         result = Result.RIGHT if same >= LEAST_SAME else result
         return PartResult(part=SEED, result=result, draws=2 * SEEDS)
+
+
+def permits_all(forbidden: Callable[[Ways], int | None], ways: Ways) -> bool:
+    return forbidden(ways) is None
+
+
+def find_accident(holds: Callable[[Ways], bool]) -> Accident | None:
+    """Return an accident of llama.cpp without which an answer would not be its own; None: the
+    answer is not llama.cpp's either."""
+    every = frozenset(Accident)
+    if not holds(replace(LLAMA_CPP, accidents=every)):
+        return None
+    for accident in Accident:
+        if not holds(replace(LLAMA_CPP, accidents=every - {accident})):
+            return accident
+    return next((a for a in Accident if holds(replace(LLAMA_CPP, accidents=frozenset((a,))))), None)
