@@ -151,7 +151,8 @@ def first_forbidden(
     stages = [stage for stage in chain if stage["sampler"] != "dist"]
     made = make_chain(stages, len(token.row), token.words, ways)
     for each in text:
-        if not made.permits(each):
+        left = made.apply(CandidateList.of_logits(token.row))[-1]
+        if not np.isfinite(left.logits[left.ids == each]).any():
             return each
         made.accept(each)
     return None
