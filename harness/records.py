@@ -136,6 +136,27 @@ class SampleAnswer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DrawRequest:
+    """One next token, drawn by a chain that a server is told in its own parameters."""
+
+    chain: tuple[Mapping[str, Any], ...]  # as in SampleRequest; `dist` is its end
+    prompt: tuple[int, ...] | bytes
+    seed: int
+    n_listed: int = 0  # candidates behind the chain, to be shown
+    more: int = 0  # tokens behind it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawAnswer:
+    """A token that was drawn: an id or a text; None: nothing is shown, as where a text ends."""
+
+    token: int | bytes | None
+    listed: tuple[tuple[int | bytes, float], ...] | None = None  # probabilities; None: not shown
+    more: tuple[int, ...] = ()
+    promised: bool = True  # False: a server of this kind need not act on that stage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInfo:
     """The engine that answered: enough to see whether a golden or a verdict still applies."""
 

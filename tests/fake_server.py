@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.engine.batch import Batch
+from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.fast import FastEngine
+from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.records import EXACT, Request
 from tests.quiet_engines import log_softmax
+from tests.served_samplers import Sampling, listed_of, llama_stages, openai_stages
 
 Change = Callable[[str, Any], Any]  # path, answer -> answer
 Refuses = Callable[[Any], str]  # body -> why it is refused, or nothing
@@ -41,7 +44,9 @@ class Honest:
         to_long: Busy | None,
         refuses: Refuses,
         around: str,
+        samplers: type[Reference],
     ) -> None:
+        self.sampling = Sampling(samplers, model)
         self.strict, self.to_long, self.refuses, self.around = strict, to_long, refuses, around
         self.engine = FastEngine(model, EXACT)
         self.change, self.pages, self.takes_ids = change, pages, takes_ids
@@ -83,6 +88,11 @@ class Honest:
         """An end of text ends it, as there; here that is any token without a text. There are no
         lists beside it and beside a character that is not whole; a bias does not change them."""
         ids = self.ids_of(body["prompt"])
+        if body.get("temperature") != 0 or "seed" in body:
+            try:
+                return 200, self.sampled(body, ids)
+            except Unsupported as error:
+                return 400, {"error": {"message": str(error)}}
         new = self.engine.greedy(ids, body["n_predict"])
         for token, _ in body.get("logit_bias", ()):
             new = [token] * len(new)
@@ -93,6 +103,21 @@ class Honest:
         if (k := body.get("n_probs")) and pieces[0].isascii() and pieces[0]:
             said["completion_probabilities"] = [{"top_logprobs": self.listed(ids, k)}]
         return 200, said
+
+    def sampled(self, body: Any, ids: list[int]) -> dict[str, Any]:
+        """One token by the samplers that are asked for, and the list that they leave."""
+        row = self.engine.evaluate(Request(batches=(Batch.of(ids),))).logits[0][-1]
+        stages, seed = llama_stages(body), body["seed"]
+        found = self.sampling.draw(stages, row, ids, seed)
+        more = self.sampling.go_on(stages, row, found.selected, body["n_predict"] - 1, seed)
+        piece = self.engine.tokenizer.piece(found.selected, special=False)
+        said: dict[str, Any] = {"content": piece.decode("utf-8", "replace")}
+        said["tokens"] = [found.selected, *more]
+        if k := body.get("n_probs"):
+            ranked = sorted(listed_of(found), key=lambda pair: -pair[1])
+            rows = [{"id": token, "token": "", "prob": p} for token, p in ranked]
+            said["completion_probabilities"] = [{"top_probs": rows[:k]}]
+        return said
 
     def listed(self, ids: list[int], k: int) -> list[dict[str, Any]]:
         values = log_softmax(self.engine.evaluate(Request(batches=(Batch.of(ids),))).logits[0][-1])
@@ -111,7 +136,15 @@ class Honest:
         if body.get("logprobs", 0) > 20:
             return 400, {"error": {"message": "logprobs must be at most 20"}}
         ids = self.ids_of(body["prompt"])
-        _, said = self.completion({"prompt": ids, "n_predict": body["max_tokens"]}, v1)
+        if body["temperature"] != 0 or "seed" in body:
+            row = self.engine.evaluate(Request(batches=(Batch.of(ids),))).logits[0][-1]
+            found = self.sampling.draw(openai_stages(body), row, ids, body["seed"])
+            piece = self.engine.tokenizer.piece(found.selected, special=False)
+            choice = {"text": piece.decode("utf-8", "replace"), "index": 0}
+            return 200, {"choices": [choice], "usage": {"prompt_tokens": len(ids)}}
+        _, said = self.completion(
+            {"prompt": ids, "n_predict": body["max_tokens"], "temperature": 0}, v1
+        )
         if not self.strict and body.get("repeat_penalty", 1.1) != 1:
             said["content"] = said["content"][::-1]  # what comes of a penalty is another text
         choice = {"text": said["content"], "index": 0}
@@ -128,7 +161,9 @@ class Honest:
         if held is not None and "{" not in held.data:
             text = held.data
         ids = self.engine.tokenize([text.encode()], parse_special=True)[0]
-        _, said = self.completion({"prompt": ids, "n_predict": body["max_tokens"]}, v1)
+        _, said = self.completion(
+            {"prompt": ids, "n_predict": body["max_tokens"], "temperature": 0}, v1
+        )
         message = {"role": "assistant", "content": said["content"]}
         return 200, {"choices": [{"message": message}], "usage": {"prompt_tokens": len(ids)}}
 
@@ -154,11 +189,12 @@ def serving(
     refuses: Refuses = lambda body: "",
     around: str = "{}",
     port: int = 0,
+    samplers: type[Reference] = Reference,
 ) -> Iterator[str]:
     """Its address. strict: it refuses what OpenAI's does not have; else it punishes repetition
     where it is not told not to. to_long: what comes of prompts that are longer than LONG;
     around: what it puts around a prompt that is a text."""
-    honest = Honest(model, change, pages, takes_ids, strict, to_long, refuses, around)
+    honest = Honest(model, change, pages, takes_ids, strict, to_long, refuses, around, samplers)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

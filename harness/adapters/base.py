@@ -13,6 +13,8 @@ from lockstep.engine.node import Node
 from lockstep.engine.registry import Registered
 from lockstep.harness.records import (
     Captured,
+    DrawAnswer,
+    DrawRequest,
     EngineInfo,
     Evaluation,
     Fault,
@@ -152,6 +154,10 @@ class Adapter(Registered):
         same draws.
         """
         raise Unsupported(f"{self.name} does not show its samplers")
+
+    def draw(self, request: DrawRequest) -> DrawAnswer:
+        """Return one next token, drawn by a chain; servers alone are asked."""
+        raise Unsupported(f"{self.name} is no server")
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """The ids of `n` tokens after the prompt, each the argmax of the logits before it.

@@ -37,6 +37,7 @@ FORMS: dict[str, Callable[..., None]] = {
     "compute": ops.check_compute,
     "operate": ops.check_operate,
     "sample": sampling.check_sample,
+    "draw": sampling.check_draw,
 }
 PIECES: dict[str, Callable[..., None]] = {"capture": runs.check_nodes}
 

@@ -8,9 +8,12 @@ from lockstep.harness.answers.base import (
     Facts,
     MalformedAnswer,
     expect_array,
+    expect_ids,
     expect_record,
 )
-from lockstep.harness.records import SampleAnswer, SampleRequest
+from lockstep.harness.records import DrawAnswer, DrawRequest, SampleAnswer, SampleRequest
+
+NEARLY_ONE = 1e-5  # what float32 sums may be beyond 1
 
 
 def check_sample(value: Any, facts: Facts, request: SampleRequest) -> None:
@@ -35,6 +38,19 @@ def check_sample(value: Any, facts: Facts, request: SampleRequest) -> None:
     places = lists.astype(np.int64) * n_vocab + value.ids
     if len(np.unique(places)) < total:
         raise MalformedAnswer("ids", "each candidate of a list once", "one twice")
+
+
+def check_draw(value: Any, facts: Facts, request: DrawRequest) -> None:
+    """One token, and a list of candidates with numbers from 0 to 1, each once."""
+    expect_record(value, DrawAnswer, "what was drawn")
+    listed = value.listed or ()
+    tokens = [token for token, _ in listed]
+    if len({*tokens}) < len(tokens):
+        raise MalformedAnswer("the candidates", "each token once", "one twice")
+    ids = [each for each in (value.token, *value.more, *tokens) if type(each) is int]
+    expect_ids(ids, facts, "what was drawn")
+    if wrong := [p for _, p in listed if not 0 <= p <= 1 + NEARLY_ONE]:
+        raise MalformedAnswer("a probability", "a number from 0 to 1", wrong[0])
 
 
 def check_within(values: Any, least: int, most: int, where: str) -> None:

@@ -29,7 +29,8 @@ QUESTIONS = (
     *("describe", "metadata", "parse", "tokenize", "detokenize", "evaluate", "greedy"),
     *("embed", "logprobs", "generate"),
     *("dequantize", "multiply", "time_dequantize", "name_tensors", "capture", "compute"),
-    *("operate", "schedule", "sample", "time_capture", "save", "load", "guide", "restore"),
+    *("operate", "schedule", "sample", "draw", "time_capture", "save", "load", "guide"),
+    "restore",
 )
 STREAMS = ("capture",)  # questions whose answer comes in pieces: they take a function `emit`
 

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.samplers.base import SamplerVocabulary
+from lockstep.engine.samplers.base import Sampler, SamplerVocabulary
+from lockstep.engine.samplers.infill import Infill
 from lockstep.engine.samplers.parts.candidates import CandidateList, F
 from lockstep.engine.samplers.parts.chain import Chain, make_chain
 from lockstep.engine.samplers.parts.libstdcxx import Places
@@ -18,7 +19,7 @@ from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.records import SampleAnswer, SampleRequest
 
 HONEST_SAMPLERS: dict[str, "type[HonestSampler]"] = {}
-Show = Callable[[CandidateList], CandidateList]
+Show = Callable[[Sampler, CandidateList], CandidateList]
 
 
 class HonestSampler(Reference):
@@ -60,7 +61,7 @@ class ShownChain(Chain):
         with np.errstate(all="ignore"):
             for sampler in self.samplers:
                 after = sampler.apply(c)
-                c = self.show(after) if after.selected < 0 else after
+                c = self.show(sampler, after) if after.selected < 0 else after
                 found.append(c)
         return found
 
@@ -91,21 +92,23 @@ class Pairwise(Ways):
         return F(terms.sum(dtype=np.float32)) if len(terms) else F(0)
 
 
-def by_id(c: CandidateList) -> CandidateList:
+def by_id(sampler: Sampler, c: CandidateList) -> CandidateList:
     return c.take(np.argsort(c.ids, kind="stable"), sorted=False)
 
 
-def by_logit(c: CandidateList) -> CandidateList:
+def by_logit(sampler: Sampler, c: CandidateList) -> CandidateList:
     return c.take(np.argsort(-c.logits, kind="stable"), sorted=True)
 
 
-def share_out(c: CandidateList) -> CandidateList:
-    """Normalise whatever is left, behind every stage."""
+def share_out(sampler: Sampler, c: CandidateList) -> CandidateList:
+    """Normalise whatever is left, behind every stage but infill, whose definition gives p."""
+    if isinstance(sampler, Infill):
+        return c
     weights = np.exp(c.logits.astype(np.float64) - c.logits.max())
     return c.change(p=np.asarray(weights / weights.sum(), F))
 
 
-def show_no_p(c: CandidateList) -> CandidateList:
+def show_no_p(sampler: Sampler, c: CandidateList) -> CandidateList:
     return c.change(p=np.full(len(c), np.nan, F))
 
 

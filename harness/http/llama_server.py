@@ -12,9 +12,11 @@ from lockstep.engine.errors import Unsupported
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.http.base import About, Ask, as_bytes, candidates, member, one_way, text, utf8
 from lockstep.harness.http.client import REFUSALS, StatusRefused
+from lockstep.harness.http.drawing import llama_server_options, probabilities_shown
 from lockstep.harness.protocol.messages import printable
+from lockstep.harness.records import DrawAnswer, DrawRequest
 
-LEVELS = ("tokenize", "generate", "greedy", "logprobs")
+LEVELS = ("tokenize", "generate", "greedy", "logprobs", "draw")
 SURELY = 10_000  # added to a logit, which makes it the largest of any model's
 OF_MODEL = ("n_vocab", "n_embd", "n_params", "vocab_type")
 NO_LIST = (
@@ -129,6 +131,21 @@ class LlamaServer:
             return []
         rows = member(said, "completion_probabilities", 0, "top_logprobs")
         return one_way(candidates(rows))
+
+    def draw(self, ask: Ask, request: DrawRequest) -> DrawAnswer:
+        """An end of text is no token of the answer, and may come without a list."""
+        prompt = request.prompt
+        words = prompt.decode() if isinstance(prompt, bytes) else list(map(int, prompt))
+        self.check_room(len(words) + 1 + request.more)
+        body = {"prompt": words, "n_predict": 1 + request.more, "return_tokens": True}
+        body |= {"seed": request.seed, **llama_server_options(request.chain)}
+        if request.n_listed:
+            body |= {"n_probs": request.n_listed, "post_sampling_probs": True}
+        said = ask("POST", "/completion", body)
+        tokens = [token for token in tokens_of(said) if token not in self.ends()]
+        listed = probabilities_shown(said) if request.n_listed else None
+        first, more = tokens[0] if tokens else None, tuple(tokens[1 : 1 + request.more])
+        return DrawAnswer(token=first, listed=listed, more=more)
 
     def letter(self, ask: Ask) -> int:
         """Return a token whose text is the letter a."""

@@ -23,7 +23,9 @@ from lockstep.harness.http.base import (
     utf8,
 )
 from lockstep.harness.http.client import StatusRefused
+from lockstep.harness.http.drawing import PROMISED, openai_options
 from lockstep.harness.protocol.messages import printable
+from lockstep.harness.records import DrawAnswer, DrawRequest
 
 PROBE = [1, 2, 3, 4, 5]  # ids that every model has
 TEXT = "Once"
@@ -52,7 +54,11 @@ class OpenAi:
         return About(
             version=printable(f"OpenAI-compatible server of {self.name}"),
             build="",
-            levels=("generate",) * self.takes_texts(ask) + ("logprobs",) * bool(self.most),
+            levels=(
+                *("generate",) * self.takes_texts(ask),
+                *("logprobs",) * bool(self.most),
+                "draw",
+            ),
             text_only=not self.takes_ids,
         )
 
@@ -67,6 +73,14 @@ class OpenAi:
             list_of_choice(self.complete(ask, in_json(prefix), 1, logprobs=min(k, self.most)))
             for prefix in prefixes
         ]
+
+    def draw(self, ask: Ask, request: DrawRequest) -> DrawAnswer:
+        """A token is the text that it adds; lists there are of the model, not of samplers."""
+        options = openai_options(request.chain, beyond=bool(self.plain))
+        said = self.complete(ask, in_json(request.prompt), 1, seed=request.seed, **options)
+        names = {stage["sampler"] for stage in request.chain[:-1]}  # seeds are best effort there
+        promised = bool(names) and names <= PROMISED
+        return DrawAnswer(token=as_bytes(text(said, "text")) or None, promised=promised)
 
     def complete(self, ask: Ask, prompt: Any, n: int, **more: Any) -> Any:
         """The only choice of the answer."""

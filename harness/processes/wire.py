@@ -29,6 +29,8 @@ from lockstep.engine.node import Node, Operand
 from lockstep.harness.records import (
     AdapterFile,
     Captured,
+    DrawAnswer,
+    DrawRequest,
     EngineInfo,
     Evaluation,
     Fault,
@@ -60,7 +62,9 @@ RECORDS: dict[str, type[Any]] = {
         Nodes,
         Operand,
         Request,
+        DrawAnswer,
         SampleAnswer,
+        DrawRequest,
         SampleRequest,
         Settings,
         Site,

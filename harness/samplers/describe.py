@@ -1,18 +1,44 @@
 """Sentences about the fault of a stage."""
 
+from collections.abc import Sequence
+
 from lockstep.harness.records import SampleRequest
+from lockstep.harness.samplers.drawn import DrawnDifference, Stage, Unlikely
 from lockstep.harness.samplers.judgement import StageFinding
 from lockstep.harness.samplers.legal import StageDifference, Wrong
 
 
 def describe_finding(finding: StageFinding, request: SampleRequest) -> str:
     """Return where and what: the stage with its parameters, the candidate, the numbers."""
-    given = {k: v for k, v in request.chain[finding.stage].items() if k != "sampler"}
-    named = ", ".join(f"{name} {value:.6g}" for name, value in given.items() if is_number(value))
     stages = len(request.chain)
     place = f"stage {finding.stage + 1} of {stages}" if stages > 1 else "the only stage"
-    where = f"{finding.sampler} ({named})" if named else finding.sampler
+    where = describe_stage(request.chain[finding.stage])
     return f"{where}, {place}: {describe_difference(finding.difference)}"
+
+
+def describe_stage(stage: Stage) -> str:
+    """Return a sampler's name with its numbers."""
+    given = {k: v for k, v in stage.items() if k != "sampler"}
+    named = ", ".join(f"{name} {value:.6g}" for name, value in given.items() if is_number(value))
+    return f"{stage['sampler']} ({named})" if named else str(stage["sampler"])
+
+
+def describe_stages(chain: Sequence[Stage]) -> str:
+    """Return the stages before the draw, or the draw alone."""
+    return ", ".join(map(describe_stage, chain[:-1])) or "the draw alone"
+
+
+def describe_drawn(found: DrawnDifference) -> str:
+    tokens = f"token {', '.join(map(str, found.tokens[:4]))}"
+    if found.kind is Unlikely.KEPT:
+        how = f"in {found.actual:.1%} of {found.draws} draws" if found.draws else "in the list"
+        return f"{tokens} is {how}, and no right sampler leaves it"
+    if not found.draws and found.kind is Unlikely.DROPPED:
+        return f"{tokens} is missing, expected {found.low:.6g} to {found.high:.6g}"
+    numbers = f"{found.actual:.6g}, expected {found.low:.6g} to {found.high:.6g}"
+    if not found.draws:
+        return f"the probability of {tokens} is {numbers}"
+    return f"the share of {tokens} in {found.draws} draws is {numbers}"
 
 
 def is_number(value: object) -> bool:

@@ -44,6 +44,7 @@ from lockstep.harness.samplers.cases import (
 from lockstep.harness.samplers.describe import describe_finding
 from lockstep.harness.samplers.grammars import READING, bad_grammars, is_open
 from lockstep.harness.samplers.judgement import Judgement, StageFinding, judge_answer
+from lockstep.harness.suites.parts import served_samplers
 
 NAME, LEVEL = "samplers", "sample"
 CASES, ROWS = 120, 10
@@ -58,7 +59,11 @@ class Samplers(Suite, name=NAME):
     expected = False  # of an engine that says nothing of samplers
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        if not context.named and LEVEL not in (context.subject_info.levels or ()):
+        levels = context.subject_info.levels or ()
+        if not context.named and LEVEL not in levels:
+            return
+        if served_samplers.LEVEL in levels and LEVEL not in levels:
+            yield from served_samplers.compare_served(context, NAME)
             return
         run = SamplerRun(context=context)
         yield from run.find_samplers()

@@ -21,6 +21,7 @@ from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.honest.samplers import HONEST_SAMPLERS
 from lockstep.harness.mutants.parts.wrong_samplers import WRONG_SAMPLERS
 from lockstep.harness.records import EXACT
+from lockstep.harness.samplers.grammars import READING
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from tests.models import with_metadata
 
@@ -46,13 +47,13 @@ def wrong_documents(cls: type[Reference], model: Path) -> list[str]:
 
 
 def test_vectors_of_every_sampler_are_there() -> None:
-    assert {*BY_SAMPLER, "five-stages", "chains"} <= {*DOCUMENTS}
+    assert {*DOCUMENTS} == {*BY_SAMPLER, "five-stages", "chains"} - {*READING}
     files = {path.stem for path in (DEFAULT_ROOT / "samplers").glob("*.json")}
     assert files == {*DOCUMENTS}
     assert sum(p.stat().st_size for p in (DEFAULT_ROOT / "samplers").iterdir()) < 2 << 20
 
 
-@pytest.mark.parametrize("name", WRONG_SAMPLERS)
+@pytest.mark.parametrize("name", [n for n, c in WRONG_SAMPLERS.items() if c.stage not in READING])
 def test_wrong_sampler_fails_vectors_of_its_stage(name: str, vocabulary: Path) -> None:
     found = wrong_documents(WRONG_SAMPLERS[name], vocabulary)
     assert {WRONG_SAMPLERS[name].stage, "chains", "five-stages"} & {*found}

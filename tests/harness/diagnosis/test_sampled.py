@@ -17,6 +17,7 @@ from lockstep.harness.honest.samplers import HONEST_SAMPLERS
 from lockstep.harness.mutants.parts.wrong_samplers import WRONG_SAMPLERS
 from lockstep.harness.records import EXACT
 from lockstep.harness.runs.run import builtin_model
+from lockstep.harness.samplers.grammars import READING
 from tests.places import EXAMPLES
 from tests.plans import plan_of
 
@@ -46,7 +47,8 @@ def makes_the_same(subject: type[Reference], other: type[Reference], stage: str)
     return all(q.compare(a, b, session_of(other), 0.0).same.all() for q, a, b in rows)
 
 
-STAGES = sorted({cls.stage for cls in WRONG_SAMPLERS.values()})
+# questions have no vocabulary, so that diagnosis asks for no grammar
+STAGES = sorted({cls.stage for cls in WRONG_SAMPLERS.values()} - {*READING})
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -1,0 +1,295 @@
+"""Truth about the next token that a server draws, and exact tests of lists and counts.
+
+The truth is our samplers' on the oracle's logits, which a server's may differ from by the noise of
+honest runs. So chains run many times, each with logits that are off by it: all up or down by rank,
+where cuts are decided, and at random. What differs between these runs decides nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from math import exp, inf, lgamma, log, log1p
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.quants.base import F32
+from lockstep.engine.samplers.base import SamplerVocabulary
+from lockstep.engine.samplers.parts.candidates import CandidateList
+from lockstep.engine.samplers.parts.chain import make_chain
+from lockstep.engine.samplers.parts.ways import DEFINITION, Ways
+from lockstep.harness.samplers.grammars import READING
+from lockstep.harness.samplers.probabilities import F64
+
+Stage = Mapping[str, Any]
+UNSEEN = 0  # the label of tokens that a server does not show, such as ends of a text
+TURNS = (1, 2, 3, 4, 6, 8, 12, 16)  # ranks up to which logits go up, and down behind
+RANDOM_RUNS = 6  # each with its opposite
+ROOM = 2.0  # times the noise: a logit goes up while all others go down
+FLOATS = 1e-4  # relative, of probabilities in float32 and parameters that are rounded to it
+LISTED = 1e-3  # relative, of those that a server writes as text, and
+LEAST = 1e-9  # absolute, or what a server rounds to
+DECIMALS = (3, 4, 5, 6)  # of a server that rounds
+TOP_LABELS = 24
+ALPHA = 1e-9  # of a whole run: how often an honest server may be accused
+MAX_TESTS = 10_000  # of a whole run
+LIMIT = log(ALPHA / MAX_TESTS)
+SUSPICION = log(1e-4)  # of a test: what asks for more draws
+
+
+class Unlikely(Enum):
+    """Faults that no right sampler shows, or in effect never."""
+
+    KEPT = "a candidate that the chain forbids"
+    DROPPED = "a candidate is missing"
+    P = "another probability"
+    COUNT = "drawn too often or too seldom"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnDifference:
+    """The worst one of a list, or of counted draws."""
+
+    kind: Unlikely
+    tokens: tuple[int, ...]  # of whose probabilities it is the sum, the likeliest first
+    low: float  # least probability of an honest server
+    high: float
+    actual: float  # the server's; of draws, the share
+    draws: int = 0  # 0: a list shows it
+    log_p: float = -inf  # logarithm of how likely an honest server differs as far
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """Tokens as a server shows them: by id, or by a text that several may share."""
+
+    of: NDArray[np.int64]  # (vocabulary,)
+    names: Mapping[int | bytes, int]
+
+    @classmethod
+    def by_id(cls, n_vocab: int, unseen: Sequence[int]) -> "Labels":
+        of = np.arange(1, n_vocab + 1)
+        of[[*unseen]] = UNSEEN
+        return cls(of=of, names={token: int(label) for token, label in enumerate(of)})
+
+    @classmethod
+    def by_text(cls, pieces: Sequence[bytes], unseen: Sequence[int]) -> "Labels":
+        """Spaces around a text do not count: some servers lose them. pieces: of all tokens."""
+        names: dict[int | bytes, int] = {b"": UNSEEN}
+        of = np.zeros(len(pieces), np.int64)
+        for token, piece in enumerate(pieces):
+            text = plain_text(piece)
+            of[token] = names.setdefault(text, len(names)) if text else UNSEEN
+        of[[*unseen]] = UNSEEN
+        return cls(of=of, names=names)
+
+    def label(self, token: int | bytes | None) -> int:
+        key = plain_text(token) if isinstance(token, bytes) else token
+        return self.names.get(key, UNSEEN) if key is not None else UNSEEN
+
+
+def plain_text(piece: bytes) -> bytes:
+    """Return a text without spaces around it; nothing if it is no whole characters."""
+    try:
+        return piece.decode().strip().replace("\ufffd", "").encode()
+    except UnicodeDecodeError:
+        return b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextToken:
+    """The logits that a server draws from, and what its samplers know."""
+
+    row: F32  # (vocabulary,)
+    noise: float  # by how much an honest logit may be off
+    accepted: tuple[int, ...]  # the prompt, which penalties count
+    words: SamplerVocabulary | None = None
+
+    def probabilities(
+        self, chain: Sequence[Stage], row: F32 | None = None, ways: Ways = DEFINITION
+    ) -> F64:
+        """Return the probability of each token behind the stages before the draw."""
+        row = self.row if row is None else row
+        stages = [stage for stage in chain if stage["sampler"] != "dist"]
+        made = make_chain(stages, len(row), self.words, ways)
+        for sampler in made.samplers:
+            for token in self.accepted if sampler.name not in READING else ():
+                sampler.accept(token)
+        whole = CandidateList.of_logits(row)
+        left = made.apply(whole)[-1] if stages else whole
+        return share_out(left, len(row))
+
+    @cached_property
+    def rows(self) -> list[F32]:
+        """All runs: the first is without noise."""
+        n, rng = len(self.row), np.random.default_rng(0)
+        order = np.argsort(-self.row, kind="stable")
+        signs = [np.where(np.arange(n) < turn, 1, -1) for turn in TURNS if turn < n]
+        ranked = [sign[np.argsort(order, kind="stable")] for sign in signs]
+        ranked += [rng.choice((-1, 1), n) for _ in range(RANDOM_RUNS)]
+        step = ROOM * self.noise
+        both = [np.asarray(self.row + s * step, np.float32) for r in ranked for s in (r, -r)]
+        return [self.row, *both]
+
+    def runs(self, chain: Sequence[Stage], ways: Ways = DEFINITION) -> F64:
+        """Return probabilities of all runs, (runs, vocabulary)."""
+        return np.stack([self.probabilities(chain, row, ways) for row in self.rows])
+
+
+def is_clear(runs: F64) -> bool:
+    """Return True if the same candidates are left of all runs. Where not, a server may leave a set
+    that none of them leaves, so that only what all leave, or none, tells anything."""
+    return bool(((runs > 0) == (runs[0] > 0)).all())
+
+
+def first_forbidden(
+    token: NextToken, chain: Sequence[Stage], text: Sequence[int], ways: Ways = DEFINITION
+) -> int | None:
+    """Return the first token of a generated text that the chain forbids."""
+    stages = [stage for stage in chain if stage["sampler"] != "dist"]
+    made = make_chain(stages, len(token.row), token.words, ways)
+    for each in text:
+        left = made.apply(CandidateList.of_logits(token.row))[-1]
+        if not np.isfinite(left.logits[left.ids == each]).any():
+            return each
+        made.accept(each)
+    return None
+
+
+def share_out(left: CandidateList, n: int) -> F64:
+    found = np.zeros(n)
+    if len(left) and np.isfinite(left.logits.max()):
+        weights = np.exp(left.logits.astype(np.float64) - float(left.logits.max()))
+        found[left.ids] = weights / weights.sum()
+    return found
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+
+def judge_listed(
+    listed: Sequence[tuple[int | bytes, float]], runs: F64, asked: int
+) -> DrawnDifference | None:
+    """Return the worst difference of a list with ids. asked: candidates at most."""
+    low, high = runs.min(axis=0), runs.max(axis=0)
+    shown = {token: p for token, p in listed if isinstance(token, int) and p > 0}
+    at = np.array([*shown], np.int64)
+    p = np.array([*shown.values()])
+    least = next((10.0**-d for d in DECIMALS if np.array_equal(p, p.round(d))), LEAST)
+    strange = (high[at] == 0) & (p > least)
+    if strange.any():
+        return difference(Unlikely.KEPT, at[strange], p[strange], low, high)
+    ends = float(p.min()) if len(at) >= asked else 0.0
+    gone = np.flatnonzero((low * (1 - LISTED) > ends + least) & ~np.isin(np.arange(len(low)), at))
+    if len(gone):
+        return difference(Unlikely.DROPPED, gone, np.zeros(len(gone)), low, high)
+    if not is_clear(runs):
+        return None
+    below = low[at] * (1 - LISTED) - least - p
+    above = p - high[at] * (1 + LISTED) - least
+    far = np.maximum(below, above)
+    if len(at) and far.max() > 0:
+        worst = [int(far.argmax())]
+        return difference(Unlikely.P, at[worst], p[worst], low, high)
+    return None
+
+
+def difference(
+    kind: Unlikely, tokens: NDArray[np.int64], p: F64, low: F64, high: F64
+) -> DrawnDifference:
+    worst = int(np.argmax(np.maximum(p, low[tokens])))
+    token = int(tokens[worst])
+    return DrawnDifference(
+        kind=kind,
+        tokens=(token,),
+        low=float(low[token]),
+        high=float(high[token]),
+        actual=float(p[worst]),
+    )
+
+
+# --- counted draws --------------------------------------------------------------------------------
+
+
+def judge_draws(drawn: Sequence[int], runs: F64, labels: Labels) -> DrawnDifference | None:
+    """Return the least likely of all sums of labels. drawn: labels."""
+    n_labels = int(labels.of.max()) + 1
+    sums = [np.bincount(labels.of, run, n_labels).astype(np.float64) for run in runs]
+    p = np.stack(sums)
+    counts = np.bincount(np.array(drawn, np.int64), minlength=n_labels)
+    n, found = len(drawn), list[DrawnDifference]()
+    never = np.flatnonzero(p.max(axis=0) == 0)
+    if counts[never].any():
+        seen = never[counts[never] > 0]
+        return of_labels(Unlikely.KEPT, seen, labels, (0.0, 0.0), counts[seen].sum() / n, n, -inf)
+    for members in sums_of_labels(p[0]) if is_clear(p) else ():
+        share = p[:, members].sum(axis=1)
+        low, high = float(share.min()) * (1 - FLOATS), min(1.0, float(share.max()) * (1 + FLOATS))
+        count = int(counts[members].sum())
+        log_p = log_tail(n, count, low, high)
+        kind = Unlikely.DROPPED if not count else Unlikely.COUNT
+        found.append(of_labels(kind, members, labels, (low, high), count / n, n, log_p))
+    return min(found, key=lambda each: each.log_p, default=None)
+
+
+def of_labels(
+    kind: Unlikely,
+    members: NDArray[np.int64],
+    labels: Labels,
+    bounds: tuple[float, float],
+    actual: float,
+    n: int,
+    log_p: float,
+) -> DrawnDifference:
+    tokens = np.flatnonzero(np.isin(labels.of, members[:4]))[:8]
+    return DrawnDifference(
+        kind=kind,
+        tokens=tuple(map(int, tokens)),
+        low=bounds[0],
+        high=bounds[1],
+        actual=float(actual),
+        draws=n,
+        log_p=log_p,
+    )
+
+
+def sums_of_labels(p: F64) -> list[NDArray[np.int64]]:
+    """Each likely label alone, and the likeliest together. p: (labels,)"""
+    order = np.argsort(-p, kind="stable")
+    alone = [order[i : i + 1] for i in range(min(TOP_LABELS, len(order)))]
+    sizes = [2**i for i in range(1, 20) if 2**i < len(order)]
+    return [*alone, *(order[:n] for n in sizes)]
+
+
+def log_tail(n: int, count: int, low: float, high: float) -> float:
+    """Return the logarithm of the binomial probability of a count as far off; 0 if it is not."""
+    if count > n * high:
+        return log_sum([log_binomial(n, k, high) for k in range(count, n + 1)])
+    if count < n * low:
+        return log_sum([log_binomial(n, k, low) for k in range(count + 1)])
+    return 0.0
+
+
+def log_binomial(n: int, k: int, p: float) -> float:
+    if p <= 0.0 or p >= 1.0:
+        return 0.0 if k == (0 if p <= 0.0 else n) else -inf
+    ways = lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+    return ways + k * log(p) + (n - k) * log1p(-p)
+
+
+def log_sum(logs: Sequence[float]) -> float:
+    most = max(logs)
+    return most if most == -inf else min(0.0, most + log(sum(exp(x - most) for x in logs)))
+
+
+def total_variation(p: F64, q: F64) -> float:
+    return float(np.abs(p - q).sum() / 2)
+
+
+def largest_change(p: F64, q: F64, least: float = 1e-6) -> float:
+    """Return the largest relative change of a probability that a list shows."""
+    larger = np.maximum(p, q)
+    shown = larger > least
+    return float((np.abs(p - q)[shown] / larger[shown]).max(initial=0.0))

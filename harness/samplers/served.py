@@ -1,0 +1,329 @@
+"""Samplers of an engine that is a server: one next token, drawn many times, and lists if shown."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property, partial
+
+import numpy as np
+
+from lockstep.engine.samplers.parts.ways import LLAMA_CPP, Accident, Ways
+from lockstep.harness.records import DrawAnswer, DrawRequest
+from lockstep.harness.samplers.cases import CHOOSING, CUTTING
+from lockstep.harness.samplers.drawn import (
+    LIMIT,
+    SUSPICION,
+    DrawnDifference,
+    Labels,
+    NextToken,
+    Stage,
+    Unlikely,
+    first_forbidden,
+    judge_draws,
+    judge_listed,
+)
+from lockstep.harness.samplers.drawn_cases import (
+    DRAW,
+    choose_chains,
+    orders_for,
+    stages_for,
+)
+from lockstep.harness.samplers.grammars import BAD_GRAMMARS, READING, grammar_stage
+from lockstep.harness.samplers.probabilities import F64
+
+DRAWS, MORE_DRAWS = 60, 400  # of a chain; and once more of one that is suspicious
+GRAMMAR_DRAWS = 30  # of each of many
+MAX_REQUESTS = 8000
+MAX_LISTED = 1024
+LIST_TRIES = 4  # seeds: where a text ends there is no list
+SEEDS, LEAST_SAME = 8, 6  # asked for twice; a draw near a boundary may fall beside it
+LEAST_SPREAD = 0.2  # how often two draws are the same by chance, at most
+TEXTS, MORE_TOKENS = 6, 6  # of each grammar
+ORDER, SEED, BAD = "order", "seed", "bad grammars"  # parts beside samplers
+NEVER_ASKED = ("greedy", "infill", *(set(CHOOSING) - {"greedy", "dist"}))
+
+Ask = Callable[[DrawRequest], "DrawAnswer | NotSaid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotSaid:
+    """The interface cannot say a chain, or the server refuses it."""
+
+    why: str
+
+
+class Result(Enum):
+    RIGHT = "as the definition says"
+    WRONG = "otherwise"
+    IGNORED = "as if it were not there, and the interface does not promise it"
+    UNTOLD = "no chain shows on these logits whether it is there"
+    UNSAID = "the interface has no parameters for it"
+    UNASKED = "not asked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartResult:
+    """Result for one sampler, for the order of stages or for seeds."""
+
+    part: str
+    result: Result
+    lists: int = 0
+    draws: int = 0
+    why: str = ""
+    chain: tuple[Stage, ...] = ()  # the last one
+    difference: DrawnDifference | None = None
+    accidents: tuple[Accident, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedChain:
+    """Result for one chain. accident: llama.cpp's, which explains all that is off."""
+
+    chain: tuple[Stage, ...]
+    result: Result
+    lists: int = 0
+    draws: int = 0
+    difference: DrawnDifference | None = None
+    accident: Accident | None = None
+
+
+@dataclass(kw_only=True)
+class ServedRun:
+    """Asks for one part after the other. prompt: as the server is given it."""
+
+    token: NextToken
+    labels: Labels
+    prompt: tuple[int, ...] | bytes
+    ask: Ask
+    progress: Callable[[str], None] = field(default=lambda _: None)
+    seed: int = 0
+    requests: int = 0
+    has_lists: bool = False
+
+    def results(self) -> Iterator[PartResult]:
+        """Yield the draw itself first; without it, nothing can be counted."""
+        self.has_lists = self.find_lists()
+        plain = self.judge_part("dist", [(DRAW,)])
+        yield plain
+        if plain.result is Result.UNSAID or (plain.result is not Result.RIGHT and self.no_list):
+            yield from (
+                PartResult(part=name, result=Result.UNASKED, why="the draw itself is not right")
+                for name in (*self.stages, ORDER, SEED)
+            )
+            return
+        yield self.judge_seeds()
+        for name, stages in self.stages.items():
+            found = self.judge_stage(name, [(stage,) for stage in stages])
+            yield found
+            if name == "grammar" and found.result is Result.RIGHT:
+                yield self.judge_bad_grammars()
+        yield self.judge_stage(ORDER, list(orders_for(self.stages)))
+        untold = {*CUTTING, *READING, *NEVER_ASKED} - {*self.stages}
+        for name in sorted(untold):
+            yield PartResult(part=name, result=Result.UNASKED)
+
+    @property
+    def no_list(self) -> bool:
+        return not self.has_lists
+
+    @cached_property
+    def stages(self) -> dict[str, list[Stage]]:
+        return stages_for(self.token)
+
+    @property
+    def n_listed(self) -> int:
+        return min(MAX_LISTED, len(self.token.row))
+
+    def find_lists(self) -> bool:
+        answer = self.ask_list([DRAW])
+        return isinstance(answer, DrawAnswer) and answer.listed is not None
+
+    def ask_list(self, chain: Sequence[Stage]) -> DrawAnswer | NotSaid:
+        for _ in range(LIST_TRIES):
+            answer = self.draw(chain, n_listed=self.n_listed)
+            if isinstance(answer, NotSaid) or answer.listed is not None or answer.token is not None:
+                break
+        return answer
+
+    def draw(
+        self, chain: Sequence[Stage], *, n_listed: int = 0, more: int = 0
+    ) -> DrawAnswer | NotSaid:
+        self.requests += 1
+        return self.draw_by(chain, self.seed + self.requests, n_listed, more)
+
+    def draw_by(
+        self, chain: Sequence[Stage], seed: int, n_listed: int = 0, more: int = 0
+    ) -> DrawAnswer | NotSaid:
+        request = DrawRequest(
+            chain=tuple(chain),
+            prompt=self.prompt,
+            seed=seed % (1 << 31),  # some interfaces take no larger ones
+            n_listed=n_listed,
+            more=more,
+        )
+        return self.ask(request)
+
+    # --- one part ---------------------------------------------------------------------------------
+
+    def judge_stage(self, part: str, chains: list[tuple[Stage, ...]]) -> PartResult:
+        """Choose chains that the server takes, and ask for them."""
+        if self.requests >= MAX_REQUESTS:
+            return PartResult(part=part, result=Result.UNASKED, why="too many requests")
+        by_list = self.has_lists and part != "grammar"  # a list there may be of all candidates
+        said = list[tuple[Stage, ...]]()
+        why = ""
+        for chain in chains:
+            answer = self.draw([*chain, DRAW])
+            if isinstance(answer, NotSaid):
+                why = answer.why
+            else:
+                said.append(chain)
+        if not said:
+            return PartResult(part=part, result=Result.UNSAID, why=why)
+        chosen, is_told = choose_chains(self.token, self.labels, said, by_list=by_list)
+        if not is_told:
+            return PartResult(part=part, result=Result.UNTOLD)
+        return self.judge_part(part, [(*chain, DRAW) for chain in chosen])
+
+    def judge_part(self, part: str, chains: Sequence[tuple[Stage, ...]]) -> PartResult:
+        judged = list[JudgedChain]()
+        for chain in chains:
+            self.progress(f"samplers of the server: {part}, {self.requests} requests so far")
+            judged.append(found := self.judge_chain(part, chain))
+            if found.result is not Result.RIGHT:
+                break
+        last = judged[-1]
+        accidents = {each.accident for each in judged if each.accident is not None}
+        return PartResult(
+            part=part,
+            result=last.result,
+            lists=sum(each.lists for each in judged),
+            draws=sum(each.draws for each in judged),
+            chain=last.chain,
+            difference=last.difference,
+            accidents=tuple(sorted(accidents, key=lambda each: each.name)),
+        )
+
+    def judge_chain(self, part: str, chain: tuple[Stage, ...]) -> "JudgedChain":
+        runs = self.token.runs(chain)
+        if self.has_lists and part != "grammar":
+            answer = self.ask_list(chain)
+            if isinstance(answer, DrawAnswer) and (listed := answer.listed) is not None:
+                judge = partial(judge_listed, listed, asked=self.n_listed)
+                found = self.look_again(chain, judge(runs=runs), lambda runs: judge(runs=runs))
+                found = replace(found, lists=1)
+                if part != "dist" or found.difference:
+                    return found
+        drawn, promised = self.draw_many(chain, GRAMMAR_DRAWS if part == "grammar" else DRAWS)
+        if not drawn:
+            return JudgedChain(chain=chain, result=Result.UNSAID)
+        off = judge_draws(drawn, runs, self.labels)
+        if off is not None and off.log_p < SUSPICION and off.kind is not Unlikely.KEPT:
+            drawn, promised = self.draw_many(chain, MORE_DRAWS)
+            off = self.far_off(drawn, runs)
+        off = off if off is not None and off.log_p < LIMIT else None
+        if off is not None and not promised and self.is_ignored(chain, drawn):
+            return JudgedChain(chain=chain, result=Result.IGNORED, draws=len(drawn))
+        found = self.look_again(chain, off, partial(self.far_off, drawn))
+        if part == "grammar" and found.result is Result.RIGHT:
+            found = self.judge_texts(chain, found)
+        return replace(found, draws=len(drawn))
+
+    def judge_texts(self, chain: tuple[Stage, ...], found: "JudgedChain") -> "JudgedChain":
+        """Look for a token that a grammar forbids behind others."""
+        for _ in range(TEXTS):
+            answer = self.draw(chain, more=MORE_TOKENS)
+            if isinstance(answer, NotSaid) or not isinstance(answer.token, int):
+                continue
+            text = (answer.token, *answer.more)
+            forbidden = partial(first_forbidden, self.token, chain, text)
+            if (token := forbidden()) is None:
+                continue
+            if (accident := find_accident(partial(permits_all, forbidden))) is not None:
+                found = replace(found, accident=accident)
+                continue
+            off = DrawnDifference(
+                kind=Unlikely.KEPT, tokens=(token,), low=0.0, high=0.0, actual=1.0, draws=1
+            )
+            return replace(found, result=Result.WRONG, difference=off)
+        return found
+
+    def judge_bad_grammars(self) -> PartResult:
+        """Ask for grammars that are none, which no server may draw by."""
+        taken = [
+            mistake
+            for mistake, text in BAD_GRAMMARS.items()
+            if isinstance(self.draw([grammar_stage(text), DRAW]), DrawAnswer)
+        ]
+        result = Result.WRONG if taken else Result.RIGHT
+        return PartResult(part=BAD, result=result, why=", ".join(taken), draws=len(BAD_GRAMMARS))
+
+    def far_off(self, drawn: Sequence[int], runs: F64) -> DrawnDifference | None:
+        off = judge_draws(drawn, runs, self.labels)
+        return off if off is not None and off.log_p < LIMIT else None
+
+    def look_again(
+        self,
+        chain: tuple[Stage, ...],
+        off: DrawnDifference | None,
+        judge: Callable[[F64], DrawnDifference | None],
+    ) -> "JudgedChain":
+        """Look for what llama.cpp does by accident, if something is off."""
+        accident = None
+        if off is not None:
+            accident = find_accident(lambda ways: judge(self.token.runs(chain, ways)) is None)
+        if accident is not None:
+            return JudgedChain(chain=chain, result=Result.RIGHT, accident=accident)
+        result = Result.RIGHT if off is None else Result.WRONG
+        return JudgedChain(chain=chain, result=result, difference=off)
+
+    def draw_many(self, chain: Sequence[Stage], n: int) -> tuple[list[int], bool]:
+        """Return labels of tokens, and whether the interface promises the chain."""
+        found, promised = list[int](), True
+        for _ in range(n):
+            answer = self.draw(chain)
+            if isinstance(answer, NotSaid):
+                break
+            found.append(self.labels.label(answer.token))
+            promised = promised and answer.promised
+        return found, promised
+
+    def is_ignored(self, chain: Sequence[Stage], drawn: Sequence[int]) -> bool:
+        """Return whether the draws are as those of the chain without its first stage."""
+        runs: F64 = self.token.runs(chain[1:])
+        if len(drawn) < MORE_DRAWS:
+            drawn, _ = self.draw_many(chain, MORE_DRAWS)
+        return self.far_off(drawn, runs) is None
+
+    def judge_seeds(self) -> PartResult:
+        """Ask for some seeds twice: the same token comes again, but for one near a boundary."""
+        p = np.bincount(self.labels.of, self.token.probabilities(()))
+        if (p**2).sum() > LEAST_SPREAD:
+            return PartResult(part=SEED, result=Result.UNTOLD)
+        pairs = [[self.draw_by([DRAW], seed) for seed in range(1, SEEDS + 1)] for _ in range(2)]
+        self.requests += 2 * SEEDS
+        labels = [
+            [self.labels.label(a.token) if isinstance(a, DrawAnswer) else -1 for a in answers]
+            for answers in pairs
+        ]
+        same = sum(a == b for a, b in zip(*labels, strict=True))
+        promised = all(a.promised for a in pairs[0] if isinstance(a, DrawAnswer))
+        result = Result.WRONG if promised else Result.IGNORED
+        result = Result.RIGHT if same >= LEAST_SAME else result
+        return PartResult(part=SEED, result=result, draws=2 * SEEDS)
+
+
+def permits_all(forbidden: Callable[[Ways], int | None], ways: Ways) -> bool:
+    return forbidden(ways) is None
+
+
+def find_accident(holds: Callable[[Ways], bool]) -> Accident | None:
+    """Return an accident of llama.cpp without which an answer would not be its own; None: the
+    answer is not llama.cpp's either."""
+    every = frozenset(Accident)
+    if not holds(replace(LLAMA_CPP, accidents=every)):
+        return None
+    for accident in Accident:
+        if not holds(replace(LLAMA_CPP, accidents=every - {accident})):
+            return accident
+    return next((a for a in Accident if holds(replace(LLAMA_CPP, accidents=frozenset((a,))))), None)

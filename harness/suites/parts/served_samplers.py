@@ -1,0 +1,200 @@
+"""Samplers of an engine that is a server: asked by lists behind its samplers, and by many draws."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.errors import EngineError
+from lockstep.engine.quants.base import F32
+from lockstep.engine.samplers.parts.vocabulary import TokenizerWords
+from lockstep.harness.context.suite import Context, NoAnswer
+from lockstep.harness.judging.candidates import off_from, read_list
+from lockstep.harness.judging.compare import largest
+from lockstep.harness.judging.tolerances import whole_run
+from lockstep.harness.known.samplers import describe_accident
+from lockstep.harness.records import (
+    PART,
+    Answered,
+    DrawAnswer,
+    DrawRequest,
+    Rejected,
+    Request,
+    Unanswerable,
+    Verdict,
+)
+from lockstep.harness.samplers.describe import describe_drawn, describe_stages
+from lockstep.harness.samplers.drawn import Labels, NextToken
+from lockstep.harness.samplers.probabilities import probabilities_of
+from lockstep.harness.samplers.served import (
+    MAX_LISTED,
+    NotSaid,
+    PartResult,
+    Result,
+    ServedRun,
+)
+from lockstep.harness.suites.logprobs import honest_run_of, names
+from lockstep.harness.suites.parts.control_tokens import ids_of_control
+
+LEVEL = "draw"
+TEXT = b"One day the cat and the dog saw the cat and the ball, and the cat said"
+PATTERN = (0, 1, 2, 0, 3, 0, 1, 2, 4, 0, 1, 2)  # the prompt: its end was there twice before
+PROMPTS = 12  # that are tried: penalties show best on a repeated token that is likely next
+# results that are not compared, with what is said of their parts
+LEFT_OUT = {
+    Result.UNSAID: "no parameters of this server say",
+    Result.IGNORED: "not promised by this interface, and without effect",
+    Result.UNTOLD: "not shown by any chain on these logits",
+    Result.UNASKED: "not asked of servers",
+}
+
+
+def compare_served(context: Context, suite: str) -> Iterator[Verdict]:
+    """Yield a verdict for each sampler that the server's interface can say."""
+    run = begin_run(context)
+    results = list[PartResult]()
+    for found in run.results():
+        results.append(found)
+        if found.result is Result.WRONG:
+            yield wrong_verdict(context, suite, found)
+        elif found.result is Result.RIGHT:
+            text = f"{found.part}: {count_chains(found)}"
+            yield context.verdict(suite, "agreed", text, {PART: found.part, "draws": found.draws})
+        for accident in found.accidents:
+            text = f"{found.part} as known of llama.cpp: {describe_accident(accident)}"
+            detail = {"known": accident.name, PART: accident.name}
+            yield context.verdict(suite, "excused", text, detail)
+    right = any(found.result in (Result.RIGHT, Result.WRONG) for found in results)
+    for result, words in LEFT_OUT.items():
+        parts = [found.part for found in results if found.result is result]
+        if parts:
+            text = f"not compared ({words}): {', '.join(parts)}"
+            facts = {PART: result.name.lower(), "samplers": parts, "requests": run.requests}
+            yield context.verdict(suite, "excused" if right else "not-compared", text, facts)
+
+
+def count_chains(found: PartResult) -> str:
+    ways = [f"{found.lists} lists"] * bool(found.lists) + [f"{found.draws} draws"] * bool(
+        found.draws
+    )
+    return f"{' and '.join(ways)} are as its definition says"
+
+
+def wrong_verdict(context: Context, suite: str, found: PartResult) -> Verdict:
+    name = context.subject.name
+    detail: dict[str, Any] = {
+        PART: found.part,
+        "at_fault": "subject",
+        "chain": [*map(dict, found.chain)],
+    }
+    key = [suite, found.part]
+    if (off := found.difference) is None:
+        text = f"{name}: {found.part}: a seed that comes again gives other tokens"
+        if found.why:
+            text = f"{name}: {found.part} forbid nothing: {found.why}"
+        return context.verdict(suite, "diverged", text, detail, key)
+    where = describe_stages(found.chain)
+    detail |= {"wrong": off.kind.name, "tokens": [*off.tokens], "draws": off.draws}
+    detail |= {"low": off.low, "high": off.high, "actual": off.actual, "log_p": off.log_p}
+    text = f"{name}: {where}: {describe_drawn(off)}"
+    return context.verdict(suite, "diverged", text, detail, [*key, off.kind.name])
+
+
+# --- what it is asked -----------------------------------------------------------------------------
+
+
+def begin_run(context: Context) -> ServedRun:
+    """Raises NoAnswer where nothing can be told of samplers."""
+    prompt, ids = choose_prompt(context)
+    batches = (Batch.for_next(ids),)
+    row = context.ask(context.oracle, "evaluate", Request(batches=batches)).logits[0][-1]
+    allowed = float(whole_run(context.noise_on(batches), largest(row)).allowed)
+    if not np.isfinite(allowed) or not np.isfinite(row.max()):
+        raise NoAnswer("not-compared", "honest logits of this model have no limit", {})
+    row = row_of_server(context, prompt, batches, row, allowed)
+    words = words_of(context)
+    token = NextToken(row=row, noise=allowed, accepted=tuple(ids), words=words)
+
+    def ask(request: DrawRequest) -> DrawAnswer | NotSaid:
+        outcome = context.subject.ask(LEVEL, request)
+        if isinstance(outcome, Answered):
+            answer: DrawAnswer = outcome.value
+            return answer
+        if isinstance(outcome, Unanswerable | Rejected) and not getattr(outcome, "declared", False):
+            return NotSaid(why=outcome.message)
+        context.answer(context.subject, LEVEL, outcome)
+        raise AssertionError("an outcome without an answer raises")
+
+    return ServedRun(
+        token=token,
+        labels=labels_for(context, len(row), words),
+        prompt=prompt,
+        ask=ask,
+        progress=context.progress,
+        seed=context.seed * 100_000,
+    )
+
+
+def choose_prompt(context: Context) -> tuple[tuple[int, ...] | bytes, list[int]]:
+    """Return a prompt as the server takes it, and its ids."""
+    if not context.subject_info.text_only:
+        ids = max(prompts_of(context.tokens), key=lambda ids: repeated_share(context, ids))
+        return tuple(ids), ids
+    if not context.facts.has_vocabulary:
+        text = f"{context.subject.name} takes only texts, and the file has no vocabulary"
+        raise NoAnswer("not-compared", text, {})
+    return TEXT, context.ask(context.oracle, "tokenize", [TEXT])[0]
+
+
+def prompts_of(tokens: Sequence[int]) -> list[list[int]]:
+    return [
+        [tokens[(start + i) % len(tokens)] for i in PATTERN]
+        for start in range(min(PROMPTS, len(tokens)))
+    ]
+
+
+def repeated_share(context: Context, ids: Sequence[int]) -> float:
+    """Return how likely the oracle thinks the most frequent token of a prompt next."""
+    run = context.ask(context.oracle, "evaluate", Request(batches=(Batch.for_next(ids),)))
+    return float(probabilities_of(run.logits[0][-1]).p[ids[0]])
+
+
+def row_of_server(
+    context: Context,
+    prompt: tuple[int, ...] | bytes,
+    batches: tuple[Batch, ...],
+    row: F32,
+    allowed: float,
+) -> F32:
+    """Return the logits that the server's list agrees with: the oracle's, or of an honest run of
+    another design. Raises NoAnswer if there are none: then draws tell nothing of samplers."""
+    if "logprobs" not in (context.subject_info.levels or ()):
+        return row
+    prefix = prompt if isinstance(prompt, bytes) else list(prompt)
+    lists = context.ask(context.subject, "logprobs", [prefix], min(MAX_LISTED, len(row)))
+    listed = read_list(lists[0], names(context, lists))
+    if not listed.candidates or off_from(listed, row, allowed) is None:
+        return row
+    other = honest_run_of(context, batches, [listed])
+    if other is None:
+        text = "the server's logits differ before its samplers (suite logprobs)"
+        raise NoAnswer("not-compared", text, {PART: "logits"})
+    return np.asarray(other[-1], np.float32)
+
+
+def words_of(context: Context) -> TokenizerWords | None:
+    try:
+        return TokenizerWords(context.tokenizer)
+    except EngineError:
+        return None
+
+
+def labels_for(context: Context, n: int, words: TokenizerWords | None) -> Labels:
+    """Control tokens and ends of a text are not shown by every server."""
+    if words is None:
+        return Labels.by_id(n, ())
+    unseen: Sequence[int] = sorted({*words.ends, *ids_of_control(context).tolist()})
+    if context.subject_info.text_only or "greedy" not in (context.subject_info.levels or ()):
+        return Labels.by_text(words.pieces[:n], unseen)
+    return Labels.by_id(n, unseen)
