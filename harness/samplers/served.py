@@ -62,7 +62,7 @@ class Result(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartResult:
+class ServedPart:
     """Result for one sampler, for the order of stages or for seeds."""
 
     part: str
@@ -100,14 +100,14 @@ class ServedRun:
     requests: int = 0
     has_lists: bool = False
 
-    def results(self) -> Iterator[PartResult]:
+    def results(self) -> Iterator[ServedPart]:
         """Yield the draw itself first; without it, nothing can be counted."""
         self.has_lists = self.find_lists()
         plain = self.judge_part("dist", [(DRAW,)])
         yield plain
         if plain.result is Result.UNSAID or (plain.result is not Result.RIGHT and self.no_list):
             yield from (
-                PartResult(part=name, result=Result.UNASKED, why="the draw itself is not right")
+                ServedPart(part=name, result=Result.UNASKED, why="the draw itself is not right")
                 for name in (*self.stages, ORDER, SEED)
             )
             return
@@ -120,7 +120,7 @@ class ServedRun:
         yield self.judge_stage(ORDER, list(orders_for(self.stages)))
         untold = {*CUTTING, *READING, *NEVER_ASKED} - {*self.stages}
         for name in sorted(untold):
-            yield PartResult(part=name, result=Result.UNASKED)
+            yield ServedPart(part=name, result=Result.UNASKED)
 
     @property
     def no_list(self) -> bool:
@@ -165,10 +165,10 @@ class ServedRun:
 
     # --- one part ---------------------------------------------------------------------------------
 
-    def judge_stage(self, part: str, chains: list[tuple[Stage, ...]]) -> PartResult:
+    def judge_stage(self, part: str, chains: list[tuple[Stage, ...]]) -> ServedPart:
         """Choose chains that the server takes, and ask for them."""
         if self.requests >= MAX_REQUESTS:
-            return PartResult(part=part, result=Result.UNASKED, why="too many requests")
+            return ServedPart(part=part, result=Result.UNASKED, why="too many requests")
         by_list = self.has_lists and part != "grammar"  # a list there may be of all candidates
         said = list[tuple[Stage, ...]]()
         why = ""
@@ -179,13 +179,13 @@ class ServedRun:
             else:
                 said.append(chain)
         if not said:
-            return PartResult(part=part, result=Result.UNSAID, why=why)
+            return ServedPart(part=part, result=Result.UNSAID, why=why)
         chosen, is_told = choose_chains(self.token, self.labels, said, by_list=by_list)
         if not is_told:
-            return PartResult(part=part, result=Result.UNTOLD)
+            return ServedPart(part=part, result=Result.UNTOLD)
         return self.judge_part(part, [(*chain, DRAW) for chain in chosen])
 
-    def judge_part(self, part: str, chains: Sequence[tuple[Stage, ...]]) -> PartResult:
+    def judge_part(self, part: str, chains: Sequence[tuple[Stage, ...]]) -> ServedPart:
         judged = list[JudgedChain]()
         for chain in chains:
             self.progress(f"samplers of the server: {part}, {self.requests} requests so far")
@@ -194,7 +194,7 @@ class ServedRun:
                 break
         last = judged[-1]
         accidents = {each.accident for each in judged if each.accident is not None}
-        return PartResult(
+        return ServedPart(
             part=part,
             result=last.result,
             lists=sum(each.lists for each in judged),
@@ -248,7 +248,7 @@ class ServedRun:
             return replace(found, result=Result.WRONG, difference=off)
         return found
 
-    def judge_bad_grammars(self) -> PartResult:
+    def judge_bad_grammars(self) -> ServedPart:
         """Ask for grammars that are none, which no server may draw by."""
         taken = [
             mistake
@@ -256,7 +256,7 @@ class ServedRun:
             if isinstance(self.draw([grammar_stage(text), DRAW]), DrawAnswer)
         ]
         result = Result.WRONG if taken else Result.RIGHT
-        return PartResult(part=BAD, result=result, why=", ".join(taken), draws=len(BAD_GRAMMARS))
+        return ServedPart(part=BAD, result=result, why=", ".join(taken), draws=len(BAD_GRAMMARS))
 
     def far_off(self, drawn: Sequence[int], runs: F64) -> DrawnDifference | None:
         off = judge_draws(drawn, runs, self.labels)
@@ -295,11 +295,11 @@ class ServedRun:
             drawn, _ = self.draw_many(chain, MORE_DRAWS)
         return self.far_off(drawn, runs) is None
 
-    def judge_seeds(self) -> PartResult:
+    def judge_seeds(self) -> ServedPart:
         """Ask for some seeds twice: the same token comes again, but for one near a boundary."""
         p = np.bincount(self.labels.of, self.token.probabilities(()))
         if (p**2).sum() > LEAST_SPREAD:
-            return PartResult(part=SEED, result=Result.UNTOLD)
+            return ServedPart(part=SEED, result=Result.UNTOLD)
         pairs = [[self.draw_by([DRAW], seed) for seed in range(1, SEEDS + 1)] for _ in range(2)]
         self.requests += 2 * SEEDS
         labels = [
@@ -310,7 +310,7 @@ class ServedRun:
         promised = all(a.promised for a in pairs[0] if isinstance(a, DrawAnswer))
         result = Result.WRONG if promised else Result.IGNORED
         result = Result.RIGHT if same >= LEAST_SAME else result
-        return PartResult(part=SEED, result=result, draws=2 * SEEDS)
+        return ServedPart(part=SEED, result=result, draws=2 * SEEDS)
 
 
 def permits_all(forbidden: Callable[[Ways], int | None], ways: Ways) -> bool:

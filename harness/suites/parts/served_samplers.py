@@ -30,8 +30,8 @@ from lockstep.harness.samplers.probabilities import probabilities_of
 from lockstep.harness.samplers.served import (
     MAX_LISTED,
     NotSaid,
-    PartResult,
     Result,
+    ServedPart,
     ServedRun,
 )
 from lockstep.harness.suites.logprobs import honest_run_of, names
@@ -53,7 +53,7 @@ LEFT_OUT = {
 def compare_served(context: Context, suite: str) -> Iterator[Verdict]:
     """Yield a verdict for each sampler that the server's interface can say."""
     run = begin_run(context)
-    results = list[PartResult]()
+    results = list[ServedPart]()
     for found in run.results():
         results.append(found)
         if found.result is Result.WRONG:
@@ -74,14 +74,14 @@ def compare_served(context: Context, suite: str) -> Iterator[Verdict]:
             yield context.verdict(suite, "excused" if right else "not-compared", text, facts)
 
 
-def count_chains(found: PartResult) -> str:
+def count_chains(found: ServedPart) -> str:
     ways = [f"{found.lists} lists"] * bool(found.lists) + [f"{found.draws} draws"] * bool(
         found.draws
     )
     return f"{' and '.join(ways)} are as its definition says"
 
 
-def wrong_verdict(context: Context, suite: str, found: PartResult) -> Verdict:
+def wrong_verdict(context: Context, suite: str, found: ServedPart) -> Verdict:
     name = context.subject.name
     detail: dict[str, Any] = {
         PART: found.part,

@@ -23,7 +23,7 @@ from lockstep.harness.samplers.drawn import (
     log_tail,
 )
 from lockstep.harness.samplers.drawn_cases import orders_for
-from lockstep.harness.samplers.served import ORDER, NotSaid, PartResult, Result, ServedRun
+from lockstep.harness.samplers.served import ORDER, NotSaid, Result, ServedPart, ServedRun
 from lockstep.harness.synth.builtin import BUILTIN_VOCABULARIES
 from tests.models import with_metadata
 from tests.served_samplers import KINDS, Sampling
@@ -58,7 +58,7 @@ def run_of(cls: type[Reference], kind: str, path: Path, seed: int = 0) -> Served
     return run
 
 
-def judge(run: ServedRun, part: str) -> PartResult:
+def judge(run: ServedRun, part: str) -> ServedPart:
     if part == ORDER:
         return run.judge_stage(part, list(orders_for(run.stages)))
     return run.judge_stage(part, [(stage,) for stage in run.stages[part]])
