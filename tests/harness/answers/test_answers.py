@@ -16,6 +16,8 @@ from lockstep.harness.protocol.smoke import SAMPLED
 from lockstep.harness.records import (
     EXACT,
     Answered,
+    DrawAnswer,
+    DrawRequest,
     Evaluation,
     Fault,
     Malformed,
@@ -76,6 +78,7 @@ SUM_OF = node("ADD", np.zeros((2, 3), np.float32))
 ROW = TensorSummary(name="t", ne=(32, 2), type="Q4_0", offset=0, n_bytes=36)
 TIMES = {"plain": 1.0, "callback": 1.0, "capture": 1.0, "copy": 1.0, "nodes": 3.0}
 TWO_AND_ONE = (Batch.of([0, 1]), Batch.of([2], start=2))
+DRAWN = DrawAnswer(token=1, listed=((1, 0.75), (2, 0.25)))
 CHOSEN = SampleAnswer(
     sizes=np.array([[2, 1]], np.int32),
     selected=np.array([[-1, 1]], np.int32),
@@ -166,6 +169,16 @@ ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an an
         (b"GGUF",),
         (ROW,),
         [[ROW], (ROW, ROW), (replace(ROW, n_bytes=35),), (replace(ROW, ne=(31, 2)),), ("t",)],
+    ),
+    "draw": (
+        (DrawRequest(chain=({"sampler": "dist"},), prompt=(1,), seed=3),),
+        DRAWN,
+        [
+            None,
+            replace(DRAWN, token=4),
+            replace(DRAWN, listed=((1, 0.5), (1, 0.5))),
+            replace(DRAWN, listed=((1, 1.5),)),
+        ],
     ),
     "sample": (
         (SAMPLED,),
