@@ -175,7 +175,7 @@ ASKED: dict[str, tuple[tuple[Any, ...], Any, list[Any]]] = {  # arguments, an an
         DRAWN,
         [
             None,
-            replace(DRAWN, token=4),
+            replace(DRAWN, token=-1),
             replace(DRAWN, listed=((1, 0.5), (1, 0.5))),
             replace(DRAWN, listed=((1, 1.5),)),
         ],
