@@ -217,8 +217,8 @@ def test_a_half_rounds_ties_to_even_and_overflows_without_a_warning() -> None:
 
 @pytest.mark.parametrize("which", ["type_k", "type_v"])
 def test_an_unknown_storage_type_is_refused_with_the_known_ones(which: str) -> None:
-    with pytest.raises(Unsupported, match=r"no cache storage type 'Q8_0' \(known: F32, F16\)"):
-        memory(HEADS, **{which: "Q8_0"})
+    with pytest.raises(Unsupported, match=r"'Q2_K' \(known: F32, F16, Q8_0, "):
+        memory(HEADS, **{which: "Q2_K"})
 
 
 # --- states -------------------------------------------------------------------------------------
