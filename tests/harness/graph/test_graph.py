@@ -242,12 +242,18 @@ def test_inputs_are_kept_and_values_are_not() -> None:
     assert list(found.inputs) == [0]
 
 
-def test_a_cache_that_is_not_empty_at_first_is_refused() -> None:
+def test_kept_memory_that_is_not_empty_at_first_is_given_and_not_written_to() -> None:
     x = normal(1, 2, 3)
     shown = piece(node("SQR", x * x, x))
     shown.root_home[1] = KEPT
-    with pytest.raises(EngineError, match="x is not empty at its first read"):
-        recorder().piece(shown)
+    made = recorder()
+    made.piece(shown)
+    assert [root.kind for root in made.program((), ()).graphs[0].roots] == ["input", "computed"]
+    written = piece(node("SQR", x * x, x))
+    written.root_home[:] = KEPT
+    written.root[0] = shown.root[1]
+    with pytest.raises(EngineError):
+        made.piece(written)
 
 
 @pytest.mark.parametrize(
