@@ -70,7 +70,7 @@ def test_model_with_shipped_vectors_is_refreshed_there_without_a_folder(
     ("args", "says"),
     [
         (("regen", "--node", "l_out-0"), "--node and --out are for your own models"),
-        (("regen", "--out", "there"), "--out needs the models"),
+        (("regen", "--out", "there"), "--out needs models"),
         (("regen", "mnie.gguf"), "mnie.gguf: no such file (known: mine.gguf)"),
         (("verify", "nowhere"), "nowhere holds no golden vectors"),
         (("verify", "."), ". holds no golden vectors"),  # a folder of models: nothing is broken

@@ -91,7 +91,7 @@ def test_a_kind_is_named_where_it_makes_sense() -> None:
     fuzzer = fuzzer_named("batch")
     fuzzer.check(FuzzPlan(targets=("pooled",), oracle="llama.cpp@0.3.8"))
     with pytest.raises(
-        BadInput, match=r"no 'pooled' \(known: attention, window, recurrent, hybrid, yarn\)"
+        BadInput, match=r"'pooled' \(known: attention, window, recurrent, hybrid, yarn\)"
     ):
         fuzzer.check(FuzzPlan(targets=("pooled",)))
     with pytest.raises(BadInput, match=r"no 'window' \(known: attention, recurrent, pooled\)"):
