@@ -252,8 +252,8 @@ def test_other_ids_are_a_divergence(pair: Opened, model: Path) -> None:
 
 def test_without_names_all_suites_run_in_their_order() -> None:
     every = ["metadata", "tokens", "dequant", "logits", "long-context", "logprobs", "embeddings"]
-    every += ["states", "decode", "text", "samplers", "black-box", "acid", "trace", "products"]
-    every += ["shadow"]
+    every += ["states", "guidance", "decode", "text", "samplers", "black-box", "acid", "trace"]
+    every += ["products", "shadow"]
     assert [suite.name for suite in suites_named(())] == every
 
 
