@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-ALL = 20  # so many names are told at once, all suites of `check`; of more the nearest
+ALL = 17  # so many names are told at once, all suites of `check`; of more the nearest
 NEAREST = 5
 ALIKE = 0.3  # of difflib's ratio: a letter left out of a short name is still near
 
