@@ -242,7 +242,7 @@ def test_inputs_are_kept_and_values_are_not() -> None:
     assert list(found.inputs) == [0]
 
 
-def test_kept_memory_that_is_not_empty_at_first_is_given_and_not_written_to() -> None:
+def test_kept_memory_that_is_not_empty_is_given_and_never_written() -> None:
     x = normal(1, 2, 3)
     shown = piece(node("SQR", x * x, x))
     shown.root_home[1] = KEPT
