@@ -24,8 +24,8 @@ SUITES = (  # those of check, but for shadow, which is about the oracle alone
         "long-context",
         "logprobs",
         "embeddings",
-        "decode",
     ),
+    *("states", "guidance", "decode"),
     *("text", "samplers", "black-box", "acid", "trace", "products"),
 )
 OUTPUT = "lockstep report"  # the property of a test that names the folder of its run

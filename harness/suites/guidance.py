@@ -88,9 +88,9 @@ class GuidedRun:
     def verdict(self, scale: float) -> Verdict:
         context = self.context
         context.progress(f"guidance with scale {scale:g}")
+        expected = log_softmax(guide(*self.oracle, scale))  # first: it knows what the model lacks
         asked = (self.prompt, self.negative, scale)
         found = np.concatenate(context.ask(context.subject, QUESTION, *asked))
-        expected = log_softmax(guide(*self.oracle, scale))
         actual = log_softmax(found)
         # the share of each run, and twice that: the largest error may be in the sum of a row too
         allowed = 2 * (abs(scale) * self.noise[0] + abs(1 - scale) * self.noise[1])

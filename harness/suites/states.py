@@ -60,6 +60,8 @@ class SavedSessions(Suite, name=NAME):
         if context.oracle is not context.subject and context.oracle.name == "llama.cpp":
             for verdict in judge_engine(context, context.oracle, runs):
                 yield replace(verdict, about=context.oracle.name)
+                if verdict.status == "not-applicable":  # the model has no state
+                    return
         yield from judge_engine(context, context.subject, runs)
 
 

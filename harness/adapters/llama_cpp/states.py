@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.batch import Batch
-from lockstep.engine.errors import EngineError
+from lockstep.engine.errors import EngineError, NotInModel
 from lockstep.harness.adapters.base import Adapter
 from lockstep.harness.adapters.llama_cpp.model import MAX_SEQUENCES, LlamaContext, LlamaModel
 from lockstep.harness.adapters.llama_cpp.parse import quiet
@@ -49,6 +49,8 @@ class StateFiles(Adapter):
         sequence: int | None = None,
     ) -> Logits:
         with self._fresh() as context:
+            if not context.has_memory:
+                raise NotInModel("the model keeps nothing of a batch, so there is no state to save")
             for batch in batches:
                 context.run(batch)
             write_state(context, tokens_of(batches, sequence), path, sequence)
