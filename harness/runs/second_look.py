@@ -5,20 +5,25 @@ once together then. It may hold heads in a quantised cache as they are, where ll
 No design of single ops explains either; llama.cpp in that form does, and all designs apply there.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lockstep.harness.check.check import Opened, Plan, run_suites
+from lockstep.harness.check.check import BadInput, Opened, Plan, run_suites
 from lockstep.harness.check.oracle_form import OracleForm, other_forms
+from lockstep.harness.context.suite import NoAnswer
 from lockstep.harness.records import LORA, StageText, Verdict
 from lockstep.harness.synth.merged import write_merged
 
 SUITES = ("logits", "long-context", "logprobs", "embeddings", "decode", "text", "trace", "products")
 FORM = "oracle_form"  # of a verdict's detail, if it is not the usual one
+WORDS = {
+    OracleForm.MERGED: "compared with llama.cpp on a file that holds the LoRA files",
+    OracleForm.UNTURNED: "compared with llama.cpp whose cache holds heads as they are",
+}
 FINE = ("agreed", "not-applicable", "excused")
 
 
@@ -41,15 +46,30 @@ def look_again(
                 for form in forms:
                     progress(StageText(f"comparing with llama.cpp {form.name.lower()}"))
                     again = replace(in_form(plan, form, Path(folder)), suites=(suite,))
-                    with closing(opened(again)) as other:
-                        found = list(run_suites(other.context, again.suites))
-                    if all(each.status in FINE for each in found):
-                        same = [
-                            replace(each, detail={**each.detail, FORM: form.name.lower()})
-                            for each in found
-                        ]
+                    found = verdicts_on(again, opened)
+                    if is_explained(found):
+                        same = [said_of(each, form) for each in found]
                         break
             yield from same
+
+
+def verdicts_on(plan: Plan, opened: Callable[[Plan], Opened]) -> list[Verdict]:
+    """Return none if an engine cannot be asked: the first verdicts stay."""
+    with suppress(BadInput, NoAnswer), closing(opened(plan)) as other:
+        return list(run_suites(other.context, plan.suites))
+    return []
+
+
+def is_explained(found: Sequence[Verdict]) -> bool:
+    """Return True if something agrees and nothing differs. What was not compared explains
+    nothing."""
+    statuses = {each.status for each in found}
+    return "agreed" in statuses and statuses <= {*FINE}
+
+
+def said_of(verdict: Verdict, form: OracleForm) -> Verdict:
+    detail = {**verdict.detail, FORM: form.name.lower()}
+    return replace(verdict, summary=f"{verdict.summary}; {WORDS[form]}", detail=detail)
 
 
 def in_form(plan: Plan, form: OracleForm, folder: Path) -> Plan:

@@ -89,12 +89,16 @@ class GuidedRun:
         context = self.context
         context.progress(f"guidance with scale {scale:g}")
         expected = log_softmax(guide(*self.oracle, scale))  # first: it knows what the model lacks
+        # the share of each run, and twice that: the largest error may be in the sum of a row too
+        allowed = 2 * (abs(scale) * self.noise[0] + abs(1 - scale) * self.noise[1])
+        moved = float(np.abs(expected - log_softmax(self.oracle[0])).max(initial=0.0))
+        if not np.isfinite(expected).all() or (scale != 1 and not moved > allowed):
+            text = f"scale {scale:g}: guidance moves llama.cpp's logits by less than their noise"
+            return context.verdict(NAME, "not-compared", text, {"scale": scale, "moved": moved})
         asked = (self.prompt, self.negative, scale)
         found = np.concatenate(context.ask(context.subject, QUESTION, *asked))
         actual = log_softmax(found)
-        # the share of each run, and twice that: the largest error may be in the sum of a row too
-        allowed = 2 * (abs(scale) * self.noise[0] + abs(1 - scale) * self.noise[1])
-        off = np.where(np.isfinite(expected), np.abs(actual - expected), 0.0)
+        off = np.abs(actual - expected)
         worst = float(np.nan_to_num(off, nan=np.inf).max(initial=0.0))
         row = int(np.nan_to_num(off, nan=np.inf).max(axis=-1).argmax())
         detail: dict[str, Any] = {"scale": scale, "row": row, "apart": worst, "allowed": allowed}
