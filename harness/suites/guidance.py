@@ -15,11 +15,11 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.guidance import guide, log_softmax
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
-from lockstep.harness.context.suite import NO_MEMORY, Context, NoAnswer, Suite
+from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.records import Request, Verdict
-from lockstep.harness.suites.parts.offered import not_offered
+from lockstep.harness.suites.parts.offered import not_asked_of_sessions
 
-NAME = LEVEL = "guidance"
+NAME = "guidance"
 QUESTION = "guide"
 SCALES = (1.5, 3.0, 0.5, 1.0)
 STEPS = 2  # tokens behind both prompts
@@ -33,14 +33,9 @@ class Guidance(Suite, name=NAME):
         return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        levels = context.subject_info.levels
-        lacking = None if levels is None else not_offered(context, QUESTION, NAME)
-        if lacking is not None or not (context.named or levels):
-            yield from lacking or ()
-            return
-        if context.facts.decoder_start is not None or context.facts.architecture in NO_MEMORY:
-            text = "the model has no prompt of tokens that another one could guide"
-            yield context.verdict(NAME, "not-applicable", text)
+        lacks = "the model has no prompt of tokens that another one could guide"
+        if (said := not_asked_of_sessions(context, QUESTION, NAME, lacks)) is not None:
+            yield from said
             return
         asked = GuidedRun(context)
         for scale in SCALES:

@@ -19,9 +19,9 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.quants.base import F32
 from lockstep.harness.asking.facts import ModelFacts
 from lockstep.harness.asking.session import Session
-from lockstep.harness.context.suite import NO_MEMORY, Context, NoAnswer, Suite
+from lockstep.harness.context.suite import Context, NoAnswer, Suite
 from lockstep.harness.records import Answered, Evaluation, Request, Unanswerable, Verdict
-from lockstep.harness.suites.parts.offered import not_offered
+from lockstep.harness.suites.parts.offered import not_asked_of_sessions
 
 NAME, LEVEL = "states", "save"
 BESIDE = 5  # tokens of a second sequence
@@ -47,14 +47,9 @@ class SavedSessions(Suite, name=NAME):
         return facts.no_run
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        levels = context.subject_info.levels
-        lacking = None if levels is None else not_offered(context, LEVEL, NAME)
-        if lacking is not None or not (context.named or levels):
-            yield from lacking or ()
-            return
-        if context.facts.decoder_start is not None or context.facts.architecture in NO_MEMORY:
-            text = "the model keeps no cache of tokens alone that a file could hold"
-            yield context.verdict(NAME, "not-applicable", text)
+        lacks = "the model keeps no cache of tokens alone that a file could hold"
+        if (said := not_asked_of_sessions(context, LEVEL, NAME, lacks)) is not None:
+            yield from said
             return
         runs = saved_runs(context)
         if context.oracle is not context.subject and context.oracle.name == "llama.cpp":

@@ -1,6 +1,6 @@
 """Verdicts on questions that an engine does not offer."""
 
-from lockstep.harness.context.suite import Context
+from lockstep.harness.context.suite import NO_MEMORY, Context
 from lockstep.harness.records import Status, Verdict
 
 
@@ -14,3 +14,18 @@ def not_offered(context: Context, level: str, suite: str) -> list[Verdict] | Non
     text = f"{context.subject.name} does not offer {level}"
     status: Status = "not-compared" if context.named else "not-applicable"  # somebody wants it
     return [context.verdict(suite, status, text)]
+
+
+def not_asked_of_sessions(
+    context: Context, level: str, suite: str, lacks: str
+) -> list[Verdict] | None:
+    """Return the verdicts in place of questions about the tokens that an engine keeps; None: ask
+    them. An engine that says nothing of its levels is asked only by name. lacks: what a model
+    without a memory of tokens alone does not have."""
+    levels = context.subject_info.levels
+    lacking = None if levels is None else not_offered(context, level, suite)
+    if lacking is not None or not (context.named or levels):
+        return lacking or []
+    if context.facts.decoder_start is not None or context.facts.architecture in NO_MEMORY:
+        return [context.verdict(suite, "not-applicable", lacks)]
+    return None
