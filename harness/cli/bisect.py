@@ -14,7 +14,6 @@ import typer
 
 from lockstep.harness.cli import blackbox, diagnosing, diagnosis
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
-from lockstep.harness.cli.hints import what_is_quicker, without_tensors
 from lockstep.harness.cli.options import (
     AdapterOpt,
     ControlVectorOpt,
@@ -41,6 +40,7 @@ from lockstep.harness.cli.shared import (
     plan_of,
     screen,
 )
+from lockstep.harness.runs.hints import what_is_quicker, without_tensors
 
 if TYPE_CHECKING:
     from lockstep.harness.check.check import Plan

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.harness.cli.commands import diagnose_command
-from lockstep.harness.cli.hints import (
+from lockstep.harness.runs.commands import diagnose_command
+from lockstep.harness.runs.hints import (
     MISTAKE,
     MISTAKE_OF_A_SLICE,
     black_box_command,

@@ -10,7 +10,6 @@ import typer
 from lockstep.harness.cli import diagnosing
 from lockstep.harness.cli.acid_checks import check_opens_files, files_to_check
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
-from lockstep.harness.cli.hints import next_step, what_is_quicker
 from lockstep.harness.cli.options import (
     AdapterOpt,
     ArchOpt,
@@ -39,6 +38,7 @@ from lockstep.harness.cli.shared import (
     plan_of,
     screen,
 )
+from lockstep.harness.runs.hints import what_is_quicker
 
 STEPS_OF_VARIANTS = 16
 
@@ -162,7 +162,7 @@ def check(
             executor = executor or Forks(jobs)
             result = run_plans(plans, report, command, executor, listener, listed)
         diagnosed = diagnosing.diagnose_run(plans, result, out) if diagnose else ()
-        out.summary(result, diagnosed, "" if diagnose else next_step(plans, result))
+        out.summary(result, diagnosed, "" if diagnose else result.next_step)
         write_formats(wanted, result.folder, out)
         if write_known:
             n = write_failures(write_known, result.verdicts, written | listed)

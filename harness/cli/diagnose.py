@@ -10,7 +10,6 @@ import typer
 
 from lockstep.harness.cli import diagnosing, diagnosis
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
-from lockstep.harness.cli.hints import LARGE_FOR_MANY_RUNS, what_is_quicker
 from lockstep.harness.cli.options import (
     AdapterOpt,
     EngineOpt,
@@ -33,6 +32,7 @@ from lockstep.harness.cli.shared import (
     plan_of,
     screen,
 )
+from lockstep.harness.runs.hints import LARGE_FOR_MANY_RUNS, what_is_quicker
 
 
 def diagnose(

@@ -6,14 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lockstep.harness.cli.diagnosis import aspect_lines, describe_difference
-from lockstep.harness.cli.hints import smaller_model
+from lockstep.harness.runs.hints import smaller_model
 
 if TYPE_CHECKING:
     from lockstep.harness.bisect.bisection import Bisection
     from lockstep.harness.check.check import Plan
     from lockstep.harness.cli.terminal import Terminal
     from lockstep.harness.diagnosis.diagnosis import Diagnosed
-    from lockstep.harness.runs.run import RunResult
+    from lockstep.harness.runs.result import RunResult
 
 
 def run_diagnosis(plan: "Plan", out: "Terminal") -> "Diagnosed":

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from lockstep.harness.cli.commands import diagnose_command
-from lockstep.harness.cli.hints import LAYER, black_box_command, can_be_sliced
+from lockstep.harness.runs.commands import diagnose_command
+from lockstep.harness.runs.hints import LAYER, black_box_command, can_be_sliced
 
 if TYPE_CHECKING:
     from lockstep.harness.check.check import Plan

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from lockstep.harness.cli.hints import LAYERS
 from lockstep.harness.cli.options import QuietOpt
+from lockstep.harness.runs.hints import LAYERS
 
 
 def first_layers(

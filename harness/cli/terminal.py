@@ -30,7 +30,7 @@ from lockstep.harness.report.text import MARKS, cut, explain, last_words, place_
 if TYPE_CHECKING:
     from lockstep.harness.bisect.bisection import Bisection
     from lockstep.harness.diagnosis.diagnosis import Diagnosed
-    from lockstep.harness.runs.run import RunResult
+    from lockstep.harness.runs.result import RunResult
 
 SILENCE = 20.0  # seconds without a line, in a pipe, after which any progress is worth one
 AT_ONCE, EXCUSE = 200, 160  # characters of what is not well, and of what is excused

@@ -26,7 +26,8 @@ from lockstep.harness.parallel.works import Executor, events_of
 from lockstep.harness.records import EXACT, EngineInfo, Settings, StageText, Verdict
 from lockstep.harness.report.header import header
 from lockstep.harness.report.jsonl import ReportWriter, plain
-from lockstep.harness.runs.run import Listener, RunResult, run_folder
+from lockstep.harness.runs.result import RunResult
+from lockstep.harness.runs.run import Listener, run_folder
 from lockstep.harness.synth.builtin import BUILTIN
 from lockstep.harness.synth.llama import write_llama
 

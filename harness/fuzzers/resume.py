@@ -10,7 +10,8 @@ from lockstep.harness.fuzzers.base import FuzzPlan, engines_of, fuzzer_named, re
 from lockstep.harness.parallel.works import Executor
 from lockstep.harness.records import PRESETS, EngineInfo, Verdict
 from lockstep.harness.report.jsonl import BrokenReport, ReportWriter, read_unfinished
-from lockstep.harness.runs.run import Listener, RunResult
+from lockstep.harness.runs.result import RunResult
+from lockstep.harness.runs.run import Listener
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -12,7 +12,8 @@ from lockstep.harness.http.session import preset_for
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.records import PRESETS
 from lockstep.harness.runs.known_failures import read_known
-from lockstep.harness.runs.run import Listener, RunResult, run_plans
+from lockstep.harness.runs.result import RunResult
+from lockstep.harness.runs.run import Listener, run_plans
 
 
 def plan_for_model(model: Path, engine: str, *, settings: str | None, **of_plan: Any) -> Plan:

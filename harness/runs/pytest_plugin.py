@@ -196,7 +196,7 @@ def check_with(
         why = "; ".join(v.summary for v in result.verdicts) or "the suite does not apply"
         pytest.skip(redact(why))
     if result.code:
-        text = "\n\n".join([*said, f"report: {result.folder}"])
+        text = "\n\n".join([*said, *result.next_step.splitlines(), f"report: {result.folder}"])
         pytest.fail(redact(text), pytrace=False)
     return result
 

@@ -52,7 +52,9 @@ from lockstep.harness.report.jsonl import ReportWriter
 from lockstep.harness.report.page.page import load_templates
 from lockstep.harness.runs.file_state import FileState
 from lockstep.harness.runs.foretold import Foretold
+from lockstep.harness.runs.hints import next_step
 from lockstep.harness.runs.known_failures import KnownFailures
+from lockstep.harness.runs.result import RunResult
 from lockstep.harness.runs.second_look import look_again
 from lockstep.harness.suites.acid import says_that_it_cannot
 from lockstep.harness.synth.builtin import BUILTIN
@@ -60,15 +62,6 @@ from lockstep.harness.synth.llama import write_llama
 
 BUILTIN_PREFIX = "builtin:"
 OF_CHECKS = tuple(f"lockstep.engine.{name}" for name in ("architectures", "quants", "tokenizers"))
-
-
-@dataclass(kw_only=True)
-class RunResult:
-    code: int
-    folder: Path
-    verdicts: list[Verdict]
-    engines: tuple[EngineInfo, ...] = ()
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -251,14 +244,17 @@ class CheckRun:
         seconds = time.perf_counter() - self.started
         engines = [engine for found in self.engines.values() for engine in found]
         names = {case: [e.engine for e in found] for case, found in self.engines.items()}
-        self.writer.footer(code, seconds, engines=names)
-        return RunResult(
+        result = RunResult(
             code=code,
             folder=self.writer.path.parent,
             verdicts=self.verdicts,
             engines=tuple(e for n, e in enumerate(engines) if e not in engines[:n]),
             seconds=seconds,
         )
+        result.next_step = next_step(self.plans, result)
+        more = {"next": result.next_step.split("\n")} if result.next_step else {}
+        self.writer.footer(code, seconds, engines=names, **more)
+        return result
 
 
 def check_one(plan: Plan, say: Say) -> None:

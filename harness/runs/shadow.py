@@ -34,7 +34,8 @@ from lockstep.harness.records import (
 )
 from lockstep.harness.report.header import header, model_row
 from lockstep.harness.report.jsonl import ReportWriter
-from lockstep.harness.runs.run import Listener, RunResult, run_folder
+from lockstep.harness.runs.result import RunResult
+from lockstep.harness.runs.run import Listener, run_folder
 from lockstep.harness.shadow.batches import Work, batches_of
 from lockstep.harness.shadow.fault_verdicts import detail_of, ending_of
 from lockstep.harness.shadow.faults import Trials

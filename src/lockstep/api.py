@@ -26,7 +26,7 @@ from lockstep.harness.records import (
 )
 
 if TYPE_CHECKING:
-    from lockstep.harness.runs.run import RunResult
+    from lockstep.harness.runs.result import RunResult
 
 __all__ = [
     "Adapter",

@@ -20,7 +20,8 @@ from lockstep.harness.protocol.program import EngineProgram
 from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.protocol.smoke import smoke
 from lockstep.harness.records import EXACT, Request
-from lockstep.harness.runs.run import Listener, RunResult, builtin_model, run_plans
+from lockstep.harness.runs.result import RunResult
+from lockstep.harness.runs.run import Listener, builtin_model, run_plans
 from tests.places import EXAMPLES
 from tests.plans import bisection_of, plan_of
 

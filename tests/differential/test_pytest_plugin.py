@@ -78,6 +78,7 @@ def test_a_wrong_engine_fails_with_what_differs_and_no_traceback(
     code, said = pytest_in(tmp_path, *options)
     assert code == 1, said
     assert "RMS_NORM" in said
+    assert "lockstep bisect " in said
     assert "lockstep[f32.gguf-trace]" in said
     assert "Traceback" not in said
     assert "pytest_plugin.py:" not in said

@@ -32,6 +32,9 @@ def lines_of(run: RunResults) -> Iterator[str]:
     if len(causes(run.red)) > SHOWN:
         yield f"\n{len(causes(run.red)) - SHOWN} more causes are in the report."
     yield from reasons(run.with_status("excused", "not-applicable"))
+    if run.next:
+        yield "\n### Next\n"
+        yield as_block(cut("\n".join(run.next), LONGEST_TEXT))
     yield ""
     yield as_block(cut(run.command, LONGEST_TEXT))
     yield ""

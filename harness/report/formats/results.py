@@ -55,6 +55,7 @@ class RunResults:
     engines: tuple[str, ...]  # name and version
     versions: Mapping[str, str]
     results: tuple[TestResult, ...]
+    next: tuple[str, ...] = ()  # commands that find the place, or compare more closely
 
     def with_status(self, *statuses: str) -> list[TestResult]:
         return [result for result in self.results if result.status in statuses]
@@ -85,6 +86,7 @@ def read_results(folder: Path) -> RunResults:
         engines=tuple(clip_text(engine, LONGEST_NAME) for engine in engines),
         versions={clip_text(k): clip_text(v) for k, v in head["versions"].items()},
         results=tuple(results),
+        next=tuple(clip_text(line) for line in foot.get("next", ())),
     )
 
 

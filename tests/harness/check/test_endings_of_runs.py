@@ -10,7 +10,7 @@ import pytest
 from lockstep.harness.cli.terminal import Terminal
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import EngineInfo, Verdict
-from lockstep.harness.runs.run import RunResult
+from lockstep.harness.runs.result import RunResult
 
 NAMES = ("llama.cpp", "mine")
 

@@ -21,7 +21,8 @@ from lockstep.harness.parallel.works import Forks
 from lockstep.harness.records import EngineInfo, FileSummary, Verdict
 from lockstep.harness.report.jsonl import read_report
 from lockstep.harness.runs.file_state import FileState
-from lockstep.harness.runs.run import Listener, RunResult, run_plans
+from lockstep.harness.runs.result import RunResult
+from lockstep.harness.runs.run import Listener, run_plans
 from lockstep.harness.suites.dequant import Dequant
 from tests.harness.check.test_check import plan_for
 from tests.models import builtin

@@ -58,13 +58,13 @@ ONE_OF_EACH = (
 )
 
 
-def run_of(folder: Path, *verdicts: Verdict, finished: bool = True) -> Path:
+def run_of(folder: Path, *verdicts: Verdict, finished: bool = True, **footer: Any) -> Path:
     engines = [EngineInfo(engine="mine", version="1", settings=EXACT)]
     writer = ReportWriter(folder, header("lockstep check m.gguf", 7, [], engines))
     for each in verdicts:
         writer.verdict(each)
     if finished:
-        writer.footer(exit_code_of_run(verdicts), 1.25)
+        writer.footer(exit_code_of_run(verdicts), 1.25, **footer)
     else:
         writer.close()
     return folder
@@ -244,6 +244,13 @@ def test_no_text_is_a_command_of_a_ci_that_reads_them_inside_of_lines(tmp_path: 
     folder = hostile_run(tmp_path / "run")
     for name in FORMATS:
         assert not re.search(r"##\w*\[", write_format(folder, name).read_text())
+
+
+def test_summary_names_the_next_command(tmp_path: Path) -> None:
+    command = "lockstep bisect m.gguf --engine ./mine"
+    folder = run_of(tmp_path / "run", verdict("diverged"), next=[command])
+    assert read_results(folder).next == (command,)
+    assert command in write_format(folder, "markdown").read_text()
 
 
 def test_divergences_of_one_cause_are_one_annotation(tmp_path: Path) -> None:

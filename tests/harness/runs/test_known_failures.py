@@ -8,12 +8,12 @@ import pytest
 
 from lockstep.engine.errors import InvalidModel
 from lockstep.harness.check.check import BadInput, Plan
-from lockstep.harness.cli.hints import next_step
 from lockstep.harness.cli.terminal import ending_of
 from lockstep.harness.context.suite import no_answer
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.parallel.works import Forks
 from lockstep.harness.records import EXACT, Rejected, Status, Verdict
+from lockstep.harness.runs.hints import next_step
 from lockstep.harness.runs.known_failures import (
     UNKNOWN,
     Extent,
@@ -21,7 +21,8 @@ from lockstep.harness.runs.known_failures import (
     read_known,
     write_known,
 )
-from lockstep.harness.runs.run import Listener, RunResult, builtin_model, run_plans
+from lockstep.harness.runs.result import RunResult
+from lockstep.harness.runs.run import Listener, builtin_model, run_plans
 
 
 def verdict(key: str, status: Status = "diverged", suite: str = "trace", **detail: Any) -> Verdict:

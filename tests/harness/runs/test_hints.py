@@ -9,13 +9,6 @@ import pytest
 from lockstep.engine.gguf.file import GgufFile
 from lockstep.harness.check.check import Plan
 from lockstep.harness.cli import app
-from lockstep.harness.cli.hints import (
-    LARGE,
-    LARGE_FOR_MANY_RUNS,
-    diagnose_of_a_slice,
-    next_step,
-    what_is_quicker,
-)
 from lockstep.harness.exit_codes import exit_code
 from lockstep.harness.records import (
     DEFAULT,
@@ -26,7 +19,14 @@ from lockstep.harness.records import (
     Status,
     Verdict,
 )
-from lockstep.harness.runs.run import RunResult
+from lockstep.harness.runs.hints import (
+    LARGE,
+    LARGE_FOR_MANY_RUNS,
+    diagnose_of_a_slice,
+    next_step,
+    what_is_quicker,
+)
+from lockstep.harness.runs.result import RunResult
 from tests.models import builtin, written
 from tests.places import EXAMPLES
 from tests.split_files import write_parts

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.harness.cli.commands import bisect_command, diagnose_command, without
+from lockstep.harness.runs.commands import bisect_command, diagnose_command, without
 
 if TYPE_CHECKING:
     from lockstep.harness.check.check import Plan
     from lockstep.harness.records import EngineInfo, Verdict
-    from lockstep.harness.runs.run import RunResult
+    from lockstep.harness.runs.result import RunResult
 
 OF_RUNS = (
     *("logits", "long-context", "logprobs", "embeddings", "decode", "text", "black-box"),
