@@ -248,7 +248,7 @@ def test_no_text_is_a_command_of_a_ci_that_reads_them_inside_of_lines(tmp_path: 
 
 def test_summary_names_the_next_command(tmp_path: Path) -> None:
     command = "lockstep bisect m.gguf --engine ./mine"
-    folder = run_of(tmp_path / "run", verdict("diverged"), next=[command])
+    folder = run_of(tmp_path / "run", verdict("diverged", key="k", repro="again"), next=[command])
     assert read_results(folder).next == (command,)
     assert command in write_format(folder, "markdown").read_text()
 
