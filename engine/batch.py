@@ -24,7 +24,7 @@ class Batch:
 
     @classmethod
     def of(cls, tokens: Sequence[int], start: int = 0, seq_id: int = 0) -> "Batch":
-        """Consecutive tokens of one sequence from position `start`, with logits for each."""
+        """Return consecutive tokens of one sequence from position `start`, with logits for each."""
         n = len(tokens)
         return cls(
             tokens=np.array(tokens, np.int32),
@@ -35,7 +35,7 @@ class Batch:
 
     @classmethod
     def for_next(cls, tokens: Sequence[int]) -> "Batch":
-        """A prompt, with the logits behind its last token alone."""
+        """Return a prompt, with the logits behind its last token alone."""
         batch = cls.of(tokens)
         batch.outputs[:-1] = False
         return batch
@@ -48,7 +48,7 @@ class Batch:
 
 
 def join_batches(batches: Sequence[Batch]) -> Batch:
-    """All their tokens in one."""
+    """Return all their tokens in one."""
     return Batch(
         tokens=np.concatenate([batch.tokens for batch in batches]),
         positions=np.concatenate([batch.positions for batch in batches]),
@@ -65,7 +65,7 @@ def encoded_first(batches: Sequence[Batch], both: bool) -> tuple[Batch, ...]:
 def steps_of(
     prompt: Sequence[int], ids: Sequence[int], decoder_start: int | None = None
 ) -> tuple[Batch, ...]:
-    """The prompt, then one batch for every id but the last, whose logits nobody needs.
+    """Return the prompt, then one batch for every id but the last, whose logits nobody needs.
 
     decoder_start: of a model whose encoder reads the prompt, what its decoder begins with.
     """

@@ -21,7 +21,7 @@ def log_softmax(logits: NDArray[np.floating]) -> F64:
 
 
 def guide(logits: F32, negative: F32, scale: float) -> F32:
-    """logits, negative: (rows, vocabulary) -> (rows, vocabulary). Scale 1: the negative prompt
-    changes nothing."""
+    """Steer the logits away from those of the negative prompt. logits, negative: (rows, vocabulary)
+    -> (rows, vocabulary). Scale 1: the negative prompt changes nothing."""
     away = log_softmax(negative)
     return (away + scale * (log_softmax(logits) - away)).astype(np.float32)

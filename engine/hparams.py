@@ -54,17 +54,17 @@ class Hparams:
 
     @property
     def n_embd_qkv(self) -> int:
-        """Number of rows of a matrix that holds queries, keys and values."""
+        """Return number of rows of a matrix that holds queries, keys and values."""
         return self.n_embd_q + 2 * self.n_embd_kv
 
     @property
     def n_gate_up(self) -> int:
-        """Number of rows of a matrix that holds gate and up."""
+        """Return number of rows of a matrix that holds gate and up."""
         return 2 * self.n_ff
 
     @property
     def n_pairs(self) -> int:
-        """Number of pairs that are rotated in a head."""
+        """Return number of pairs that are rotated in a head."""
         return self.n_embd_head // 2
 
     def check(self, arch: str) -> None:
@@ -95,7 +95,7 @@ class Keys:
         self.read: set[str] = set()
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """The value under `<arch>.<key>`; a default of None means that it must be there."""
+        """Return the value under `<arch>.<key>`; a default of None means that it must be there."""
         full = f"{self.arch}.{key}"
         self.read.add(full)
         if full not in self.metadata:
@@ -173,7 +173,7 @@ class Keys:
         return self.positive("vocab_size", len(tokens.data) if tokens is not None else None)
 
     def token_types(self) -> int:
-        """A key of the tokenizer's, which llama.cpp demands of bert."""
+        """Return a key of the tokenizer's, which llama.cpp demands of bert."""
         key = "tokenizer.ggml.token_type_count"
         value = self.metadata[key].data if key in self.metadata else None
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
@@ -181,7 +181,7 @@ class Keys:
         return value
 
     def rope_scaling(self, n_ctx_train: int) -> dict[str, Any]:
-        """The hyperparameters of scaled positions. The factor has an old and a new key."""
+        """Return the hyperparameters of scaled positions. The factor has an old and a new key."""
         kind = self.get("rope.scaling.type", str, "linear")
         if kind not in ("none", "linear", "yarn"):
             raise Unsupported(
@@ -205,7 +205,7 @@ class Keys:
         }
 
     def refuse_unread(self, ignored: frozenset[str]) -> None:
-        """A key under `<arch>.` that changes the graph must not go unnoticed."""
+        """Refuse a key under `<arch>.` that would change the graph and that nothing reads."""
         for key in self.metadata:
             rest = key.removeprefix(f"{self.arch}.")
             if rest != key and key not in self.read and rest not in ignored:

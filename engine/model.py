@@ -139,7 +139,8 @@ class Model:
             return self.graph.forward(step)
 
     def rotate(self, layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
-        """Keys as they lie in a memory, moved by so many positions: (cells, kv_heads, dim)."""
+        """Return keys as they lie in a memory, moved by so many positions: (cells, kv_heads,
+        dim)."""
         params = self.graph.rope_params(layer)
         if params is None:  # keys without a rotation are the same at every position
             return keys
@@ -154,7 +155,7 @@ class Model:
         return [token for token, _ in self.choices(prompt, n)]
 
     def choices(self, prompt: Sequence[int], n: int) -> Iterator[tuple[int, F32]]:
-        """The tokens of `greedy`, each with the logits that it was chosen by."""
+        """Yield the tokens of `greedy`, each with the logits that it was chosen by."""
         memory, batch = self.new_memory(), Batch.of(prompt)
         for at in range(len(prompt), len(prompt) + n):
             last = self.decode(batch, memory)[-1]
@@ -163,8 +164,9 @@ class Model:
             batch = Batch.of([token], start=at)
 
     def release(self) -> None:
-        """At the end of a run: or every open model would count a large file as its memory. To read
-        it once more costs a page fault for each of its pages, so not after each batch."""
+        """Give back the pages of the file at the end of a run, or each open model would count as
+        memory. Reading them again costs a page fault for each page, so this does not follow each
+        batch."""
         if self.file.size > LARGE and not self.keeps_pages:
             self.file.release()
 

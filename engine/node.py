@@ -53,7 +53,7 @@ class Node:
         return self.step, self.ubatch, self.index
 
     def floats(self) -> NDArray[np.float32]:
-        """The parameters that are floats, in their places."""
+        """Return the parameters that are floats, in their places."""
         return self.params.view(np.float32)
 
     def source(self, i: int) -> Operand:

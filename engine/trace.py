@@ -16,5 +16,5 @@ class Probe(Protocol):
 
 
 def silent(name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
-    """The probe that neither records nor replaces."""
+    """Return the probe that neither records nor replaces."""
     return value

@@ -34,7 +34,7 @@ class Weight:
         return self.format.dequantize(raw).reshape(-1, self.shape[-1])
 
     def take(self, ids: NDArray[Any]) -> F32:
-        """The rows with these ids, decoded: (ids, columns)."""
+        """Return the rows with these ids, decoded: (ids, columns)."""
         by_row = self.raw.reshape(-1, self.row_bytes)
         return self.format.dequantize(by_row[ids].reshape(-1)).reshape(len(ids), self.shape[-1])
 
@@ -44,18 +44,18 @@ class Weight:
         return Weight(self.name, self.format, (rows.stop - rows.start, self.shape[-1]), raw)
 
     def runs(self, size: int | None = None) -> Iterator[slice]:
-        """The matrix in runs of rows that are small enough to hold decoded; size: weights."""
+        """Yield the matrix in runs of rows that are small enough to hold decoded; size: weights."""
         step = max(1, (CHUNK if size is None else size) // self.shape[-1])
         for start in range(0, self.shape[0], step):
             yield slice(start, min(start + step, self.shape[0]))
 
     def chunks(self) -> Iterator[tuple[slice, F32]]:
-        """Such runs, decoded."""
+        """Yield such runs, decoded."""
         for rows in self.runs():
             yield rows, self.rows(rows.start, rows.stop)
 
     def values(self) -> F32:
-        """All of it: for vectors, which are asked for at every step, and small matrices."""
+        """Return all of it: for vectors, which are asked for at every step, and small matrices."""
         if len(self.shape) == 1:
             return self.vector.copy()
         return self.format.dequantize(self.raw).reshape(self.shape)
@@ -65,7 +65,7 @@ class Weight:
         return self.format.dequantize(self.raw)
 
     def part(self, index: int) -> "Weight":
-        """One matrix of a stack: an expert."""
+        """Return one matrix of a stack: an expert."""
         size = self.raw.size // self.shape[0]
         raw = self.raw[index * size : (index + 1) * size]
         return Weight(f"{self.name}[{index}]", self.format, self.shape[1:], raw)

@@ -37,7 +37,7 @@ def judge_answers(
     *,
     only: Sequence[str] = (),
 ) -> Iterator[Verdict]:
-    """One verdict for each operation that is right, one for each output that is wrong.
+    """Yield one verdict for each operation that is right, one for each output that is wrong.
 
     only: names such as "rope"; all if empty. What has no answer is not compared, and says so; what
     answers nothing, such as a file whose name is misspelt, is named. Raises BrokenGolden for
@@ -71,7 +71,8 @@ def judge_answers(
 
 
 def counted_verdicts(found: Sequence[Verdict]) -> list[Verdict]:
-    """Those that decide whether an engine conforms: it need not have every operation."""
+    """Return the verdicts that decide whether an engine conforms. It need not have every
+    operation."""
     return [verdict for verdict in found if verdict.case not in (NOT_ANSWERED, FOREIGN)]
 
 

@@ -30,7 +30,7 @@ RULE = (
 
 
 def seeded_columns(seed: int, name: str, width: int) -> NDArray[np.int32]:
-    """Ascending: one in each of COLUMNS equal stretches, or all if there are no more."""
+    """Return ascending: one in each of COLUMNS equal stretches, or all if there are no more."""
     n = min(COLUMNS, width)
     edges = np.arange(n + 1, dtype=np.int64) * width // n
     drawn = integers(stream(seed, f"golden.columns {name}"), n, 1 << 31) % np.diff(edges)
@@ -100,7 +100,7 @@ class HeldMatrix:
         yield "moments", self.tensors["moments"], moments, self.allowed["moments"]
 
     def differences(self, got: F32) -> Iterator[tuple[str, Mismatch]]:
-        """Each part that is beyond what is allowed, with its worst element."""
+        """Yield each part that is beyond what is allowed, with its worst element."""
         for name, held, mine, allowed in self.parts(got):
             off = mismatch_between(held, mine, allowed)
             if off is not None:

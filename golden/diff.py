@@ -39,10 +39,8 @@ class GoldenDifference:
 
 
 def diff(a: Path, b: Path) -> list[GoldenDifference]:
-    """From `a` to `b`, both folders or both files; hashes are not checked (that is `verify`).
-
-    Raises BrokenGolden for what cannot be read as vectors.
-    """
+    """Compare `a` with `b`, both folders or both files. Hashes are not checked; `verify` does that.
+    Raises BrokenGolden for what cannot be read as vectors."""
     for path in (a, b):
         if not path.exists():
             raise BrokenGolden(f"{path}: no such file or folder")
@@ -63,7 +61,7 @@ def diff(a: Path, b: Path) -> list[GoldenDifference]:
 
 
 def list_documents(root: Path) -> dict[str, Path]:
-    """Documents, and tensors that have none; tensors with a document are read with it."""
+    """Return documents, and tensors that have none; tensors with a document are read with it."""
     found = {
         path.relative_to(root).as_posix(): path
         for path in root.rglob("*")

@@ -85,5 +85,5 @@ def rotations_and_end(
 
 
 def is_named(node: PlannedNode) -> bool:
-    """Or else ggml calls it by its number in the graph, which is nothing to go by."""
+    """Return True if the node has a name. ggml calls the others by a number, which may change."""
     return not re.fullmatch(r"node_\d+", node.name)

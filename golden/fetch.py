@@ -42,7 +42,7 @@ class VocabulariesNotFetched(BrokenGolden):
 
 
 def vocabularies() -> Path | None:
-    """The folder of all files, None if nobody fetched them; nothing is downloaded.
+    """Return the folder of all files, None if nobody fetched them; nothing is downloaded.
 
     Raises NotFetched if LOCKSTEP_VOCABULARIES names a folder that does not hold them.
     """
@@ -69,7 +69,7 @@ def vocabulary(folder: Path, name: str) -> Path:
 
 
 def fetch(progress: Progress = lambda _: None, *, sdist: Path | None = None) -> Path:
-    """The folder of all files, downloaded by pip if they are not there; `sdist` spares pip.
+    """Return the folder of all files, downloaded by pip if they are not there; `sdist` spares pip.
 
     Raises NotFetched, and then nothing is left behind.
     """
@@ -154,7 +154,8 @@ def copy_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> No
 
 
 def own_cases(model: Path) -> list[tuple[bytes, list[int]]]:
-    """Texts and ids of the `.inp` and `.out` files beside a vocabulary, in order; maybe none.
+    """Return texts and ids of the `.inp` and `.out` files beside a vocabulary, in order; maybe
+    none.
 
     Source: read_tests in tests/test-tokenizer-0.cpp; special tokens are neither added nor parsed.
     """

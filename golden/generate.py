@@ -132,7 +132,7 @@ def of_file(
 
 
 def name_of(old: Sequence[ManifestEntry], path: Path) -> str:
-    """The name under which the model's vectors are known, or else that of the file."""
+    """Return the name under which the model's vectors are known, or else that of the file."""
     digest = sha256_of(path)
     known = ("logits", "vocabulary")
     names = {e.model: PurePosixPath(e.path).stem for e in old if e.kind in known}

@@ -93,7 +93,7 @@ def record_graph(
 def run(
     found: Recorded, file: GgufFile, settings: Settings, way: Honest, *, plain: bool = False
 ) -> Matrices:
-    """The result, and the nodes. Raises Unsupported for what has no formula."""
+    """Return the result, and the nodes. Raises Unsupported for what has no formula."""
     build = Build(
         lanes=LANES, n_threads=settings.n_threads, plain=plain, multiply=in_order, zeros=True
     )

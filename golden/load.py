@@ -22,7 +22,7 @@ from lockstep.golden.suites.base import Golden, Vectors
 
 
 def checked_bytes(root: Path, entry: ManifestEntry) -> bytes:
-    """The file's bytes; raises BrokenGolden if they are not those of the manifest."""
+    """Return the file's bytes; raises BrokenGolden if they are not those of the manifest."""
     raw = read(inside(root, entry.path), MAX_TENSORS if entry.kind == "tensors" else MAX_JSON)
     if len(raw) != entry.bytes or sha256(raw) != entry.sha256:
         raise BrokenGolden(
@@ -32,7 +32,8 @@ def checked_bytes(root: Path, entry: ManifestEntry) -> bytes:
 
 
 def load_vectors(root: Path, entry: ManifestEntry, entries: dict[str, ManifestEntry]) -> Vectors:
-    """The document of `entry` with its tensors; raises BrokenGolden at the first thing wrong."""
+    """Return the document of `entry` with its tensors; raises BrokenGolden at the first thing
+    wrong."""
     raw = checked_bytes(root, entry)
     document = parse_json(raw, entry.path)
     wrong = next(violations(entry.kind, document), None)

@@ -109,7 +109,7 @@ def kinds_of(source: Source, facts: ModelFacts, note: Callable[[str], None]) -> 
 
 
 def tokens_of(source: Source, facts: ModelFacts, name: str) -> Made:
-    """Every piece of a small vocabulary; of a large one those that the texts meet."""
+    """Return every piece of a small vocabulary; of a large one those that the texts meet."""
     small = facts.n_vocab <= PIECES_OF_ALL and not facts.no_run
     return made_of("tokens", "tokens" if small else "vocabulary", source, name)
 
@@ -121,7 +121,7 @@ def made_of(folder: str, kind: str, source: Source, name: str) -> Made:
 
 
 def name_of(old: Sequence[ManifestEntry], path: Path) -> str:
-    """The name under which the folder knows the file, or else one made of the file's."""
+    """Return the name under which the folder knows the file, or else one made of the file's."""
     names: dict[Any, str] = {e.model: PurePosixPath(e.path).stem for e in old}
     digest = hash_of(path)
     if digest in names:

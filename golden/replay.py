@@ -32,7 +32,7 @@ def replay(
     subject_model: Path | None = None,
     runner: Runner | None = None,
 ) -> Iterator[Verdict]:
-    """The verdicts of each golden in turn; one whose model is not there is not compared.
+    """Yield the verdicts of each golden in turn; one whose model is not there is not compared.
 
     engine: None asks each vector's own oracle. models: files for the vectors that no recipe makes,
     in any order; their hashes tell, and those in the folder need not be given. only: paths without

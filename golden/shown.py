@@ -38,7 +38,7 @@ class Wanted:
 
     @staticmethod
     def of(row: Mapping[str, Any]) -> "Wanted":
-        """row: of `shown` in the document of a run."""
+        """Build from a row of `shown` in the document of a run."""
         also, asked = tuple(row.get("also", ())), row.get("asked", True)
         return Wanted(name=row["name"], also=also, rows=row["rows"], asked=asked)
 

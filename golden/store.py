@@ -36,7 +36,8 @@ class BrokenGolden(Exception):
 
 
 def inside(root: Path, name: str) -> Path:
-    """The file of that name below `root`; raises BrokenGolden for a name that leads elsewhere."""
+    """Return the file of that name below `root`; raises BrokenGolden for a name that leads
+    elsewhere."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or set(name) & {"\\", "\0"} or str(pure) != name:
         raise BrokenGolden(f"{name!r} is no plain path inside the folder")
@@ -47,7 +48,8 @@ def inside(root: Path, name: str) -> Path:
 
 
 def read(path: Path, limit: int) -> bytes:
-    """The whole file; raises BrokenGolden if it is not there or longer than `limit` bytes."""
+    """Return the whole file; raises BrokenGolden if it is not there or longer than `limit`
+    bytes."""
     try:
         return read_regular(path, limit)
     except OSError as error:

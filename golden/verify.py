@@ -15,7 +15,8 @@ from lockstep.harness.records import Verdict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """path: of the file, from the folder; text: what is wrong and what to do, one sentence."""
+    """A problem with a file. path: within the folder; text: one sentence on what is wrong and what
+    to do."""
 
     path: str
     text: str

@@ -88,7 +88,7 @@ def remove_orphans(
 
 
 def files_of(made: Made) -> Iterator[tuple[ManifestEntry, bytes]]:
-    """The files of one set of vectors; raises BrokenGolden if they would not verify."""
+    """Yield the files of one set of vectors; raises BrokenGolden if they would not verify."""
     document = dict(made.vectors.document)
     if made.vectors.tensors:
         name, raw = f"{made.path}.safetensors", tensor_bytes(made.vectors.tensors)

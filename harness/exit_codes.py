@@ -10,8 +10,8 @@ class BadInput(Exception):
 
 
 def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
-    """The worst of its models': one of which nothing was compared does not hide among others,
-    unless it is one that the engine need not take."""
+    """Return the worst of the models' exit codes. A model of which nothing was compared counts too,
+    unless the engine need not take it."""
     cases: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         cases.setdefault(verdict.case, []).append(verdict)
@@ -21,11 +21,9 @@ def exit_code_of_run(verdicts: Sequence[Verdict]) -> int:
 
 
 def exit_code(verdicts: Sequence[Verdict]) -> int:
-    """0 conform, 1 divergence, 2 a defect of Lockstep, 3 incomplete.
-
-    Nothing compared is incomplete, never conform; nor does it help the engine under test that the
-    oracle is right by itself, unless nothing else was asked.
-    """
+    """Return 0 conform, 1 divergence, 2 a defect of Lockstep, 3 incomplete. Nothing compared is
+    incomplete, never conform. A right oracle does not make the engine under test conform, unless
+    only the oracle was asked."""
     found = {v.status for v in verdicts}
     of_subject = [v for v in verdicts if v.about == BOTH] or verdicts
     if "diverged" in found:

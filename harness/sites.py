@@ -71,7 +71,8 @@ ENDS_OF_HALVES = ATTENTION_OUT + FFN_OUT
 
 
 def is_one_of(name: str, parts: Sequence[str]) -> bool:
-    """name: without its layer, such as attn_output.bias."""
+    """Return True if it is one of these tensors. name: without its layer, such as
+    attn_output.bias."""
     return name.rsplit(".", 1)[0] in parts
 
 

@@ -20,7 +20,7 @@ EXPERTS = {"n_expert": 3, "n_expert_used": 2}
 
 
 def recipe_of(type_name: str, **changes: Any) -> LlamaRecipe:
-    """Rows of two blocks or more where that is cheap, and of whole blocks always."""
+    """Return rows of two blocks or more where that is cheap, and of whole blocks always."""
     width = max(64, WeightFormat.member(type_name).weights)
     known = {"seed": 31, "n_layer": 1, "n_embd": width, "n_ff": 2 * width, "n_vocab": 320}
     return LlamaRecipe(quant=type_name, n_head=2, n_head_kv=1, **(known | changes))

@@ -50,7 +50,7 @@ def with_made_models(plan: Plan) -> list[Verdict]:
 
 
 def faults(found: BlackBoxBisection) -> dict[int | None, list[str]]:
-    """The names of what is at fault, by layer."""
+    """Return the names of what is at fault, by layer."""
     return {row.layer: [part.name for part in row.parts] for row in found.guilty}
 
 
@@ -59,7 +59,7 @@ def wrong_tensors(found: BlackBoxBisection) -> set[str]:
 
 
 def copy_with(model: Path, copy: Path, tensor: str, wrong: Wrong) -> Path:
-    """A copy in which the bytes of one tensor are others."""
+    """Return a copy in which the bytes of one tensor are others."""
     shutil.copy(model, copy)
     with GgufFile.open(model) as file:
         info, raw = file.tensors[tensor], file.raw(tensor).copy()

@@ -57,7 +57,8 @@ def template() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def floors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One folder for all of pytest's workers, of which each has a folder below one of the run."""
+    """Provide one folder for all of pytest's workers, of which each has a folder below one of the
+    run."""
     base = tmp_path_factory.getbasetemp()
     with floors_kept_in((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "floors"):
         yield

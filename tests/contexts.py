@@ -14,7 +14,7 @@ from tests.harness.check.test_check import plan_for
 
 @contextmanager
 def context_of(model: Path | Plan, **changes: Any) -> Iterator[Context]:
-    """changes: of the plan, where none is given."""
+    """Return a context. changes: of the plan, where none is given."""
     plan = plan_for(model, **changes) if isinstance(model, Path) else model
     opened = open_plan(plan, lambda _: None)
     try:

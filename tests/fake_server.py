@@ -105,7 +105,7 @@ class Honest:
         return 200, said
 
     def sampled(self, body: Any, ids: list[int]) -> dict[str, Any]:
-        """One token by the samplers that are asked for, and the list that they leave."""
+        """Return one token by the samplers that are asked for, and the list that they leave."""
         row = self.engine.evaluate(Request(batches=(Batch.of(ids),))).logits[0][-1]
         stages, seed = llama_stages(body), body["seed"]
         found = self.sampling.draw(stages, row, ids, seed)
@@ -191,9 +191,9 @@ def serving(
     port: int = 0,
     samplers: type[Reference] = Reference,
 ) -> Iterator[str]:
-    """Its address. strict: it refuses what OpenAI's does not have; else it punishes repetition
-    where it is not told not to. to_long: what comes of prompts that are longer than LONG;
-    around: what it puts around a prompt that is a text."""
+    """Serve, and return the address. Its address. strict: it refuses what OpenAI's does not have;
+    else it punishes repetition where it is not told not to. to_long: what comes of prompts that are
+    longer than LONG; around: what it puts around a prompt that is a text."""
     honest = Honest(model, change, pages, takes_ids, strict, to_long, refuses, around, samplers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -229,7 +229,7 @@ def serving(
 
 @contextmanager
 def sending(*pieces: bytes, forever: bytes = b"", hang: bool = False) -> Iterator[str]:
-    """Whatever it is asked, it sends these bytes, then others for ever, or nothing any more."""
+    """Send these bytes whatever the question is, then others for ever, or nothing more."""
     listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 

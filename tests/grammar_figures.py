@@ -129,7 +129,7 @@ def repeats_nothing(text: str) -> bool:
 
 
 def measure_grammars(n: int, engine: str = "llama.cpp", every: int = 1) -> GrammarFigures:
-    """every: of the n grammars each one so far from the last is read."""
+    """Measure the grammars. every: read one grammar in so many."""
     found = GrammarFigures()
     with TemporaryDirectory() as folder:
         model = grammar_vocabulary(Path(folder) / "vocabulary.gguf")

@@ -36,7 +36,8 @@ class Honest(Reference, name="fake-honest"):
 
 
 def lying(name: str, question: str, spoil: Callable[[Any], Any]) -> type[Adapter]:
-    """The honest engine but for its answers to one question, or for what it shows of its graph."""
+    """Return the honest engine but for its answers to one question, or for what it shows of its
+    graph."""
 
     def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
         if question == "pieces":
@@ -65,7 +66,7 @@ def logits(spoil: Callable[[Any], Any]) -> Spoil:
 
 
 def trace(spoil: Callable[[tuple[TensorRecord, ...]], Any]) -> Spoil:
-    """The records, where there are any."""
+    """Return the records, where there are any."""
 
     def spoilt(run: Any) -> Any:
         if run.trace is None:

@@ -41,7 +41,8 @@ def written(folder: Path, name: str = "made.gguf", **recipe: Any) -> Path:
 def with_values(
     model: Path, copy: Path, tensor: str, change: Callable[[NDArray[Any]], Any]
 ) -> Path:
-    """A copy in which an F32 tensor, (rows, width), has the values that `change` makes of it."""
+    """Return a copy in which an F32 tensor, (rows, width), has the values that `change` makes of
+    it."""
     with GgufFile.open(model) as file:
         info = file.tensors[tensor]
         assert info.type.name == "F32"
@@ -67,7 +68,7 @@ def with_changed_weight(
 
 
 def with_metadata(path: Path, recipe: LlamaRecipe, **changes: Any) -> Path:
-    """The recipe's model with other metadata; a value of None leaves the key out."""
+    """Return the recipe's model with other metadata; a value of None leaves the key out."""
     keys = metadata(recipe) | {key.replace("__", "."): value for key, value in changes.items()}
     kept = {key: value for key, value in keys.items() if value is not None}
     path.write_bytes(gguf_bytes(kept, tensors(recipe)))
@@ -75,7 +76,7 @@ def with_metadata(path: Path, recipe: LlamaRecipe, **changes: Any) -> Path:
 
 
 def with_tensor_type(model: Path, copy: Path, tensor: str, type_id: int) -> Path:
-    """A copy whose table gives the tensor another type; its bytes stay."""
+    """Return a copy whose table gives the tensor another type; its bytes stay."""
     with GgufFile.open(model) as file:
         info = file.tensors[tensor]
     raw = bytearray(model.read_bytes())
@@ -103,7 +104,7 @@ def opened(path: Path, settings: Settings = EXACT, ops: ReferenceOps | None = No
 
 
 def some_batches(n_vocab: int = 384) -> tuple[Batch, ...]:
-    """A prompt of 12 tokens and one token more."""
+    """Return a prompt of 12 tokens and one token more."""
     tokens = [(7 * i * i + 11) % n_vocab for i in range(13)]
     return Batch.of(tokens[:12]), Batch.of(tokens[12:], start=12)
 
@@ -115,7 +116,7 @@ def traced(
     make: Callable[[Path, Settings], ReferenceEngine] = ReferenceEngine,
     batches: tuple[Batch, ...] = (),
 ) -> Values:
-    """Every site of our own engine's run."""
+    """Return every site of our own engine's run."""
     engine = make(path, settings)
     request = Request(batches=batches or some_batches(), capture=True, replace=replace or {})
     trace = engine.evaluate(request).trace
@@ -125,7 +126,7 @@ def traced(
 
 
 def changed(values: Values, site: Site, index: tuple[int, ...], by: float) -> Values:
-    """A copy in which one element of one tensor is off."""
+    """Return a copy in which one element of one tensor is off."""
     value = values[site].copy()
     value[index] += np.asarray(by).astype(value.dtype)
     return {**values, site: value}

@@ -27,8 +27,8 @@ ANSWER = {
 
 
 def rich_rows(text: Callable[[str], str] = lambda usual: usual) -> list[dict[str, Any]]:
-    """The rows of a run with every kind of figure. text: what each text of a model, a token or an
-    engine is, given a usual one."""
+    """Return the rows of a run with every kind of figure. text: what each text of a model, a token
+    or an engine is, given a usual one."""
     details = [*all_details(text)]
     rows = [verdict(text, i, *each) for i, each in enumerate(details)]
     engine = EngineInfo(engine=text("reference"), version=text("1"), settings=EXACT)

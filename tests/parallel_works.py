@@ -102,7 +102,7 @@ def check_executor(executor: Executor) -> None:
 
 
 def check_death(executor: Executor) -> None:
-    """It is said of the work whose process it was, and of no other."""
+    """Check that the death is reported for the work of that process, and for no other."""
     found = list(events_of(executor, [Counting(0), Deadly(), Counting(2)]))
     assert (1, Died("was killed by SIGKILL")) in found
     assert {number for number, event in found if event == Done()} == {0, 2}

@@ -12,7 +12,7 @@ from lockstep.harness.records import EXACT, Verdict
 
 
 def plan_of(model: Path, engine: str = "reference", **changes: Any) -> Plan:
-    """The engine against llama.cpp, unless said otherwise."""
+    """Return the engine against llama.cpp, unless said otherwise."""
     plan = Plan(case=model.name, model=model, subject_model=model, engine=engine, settings=EXACT)
     return replace(plan, **({"command": str(model)} | changes))
 

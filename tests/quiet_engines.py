@@ -27,7 +27,7 @@ Change = Callable[[Any, Row], Row]
 
 
 def showing(run: Evaluation, names: Sequence[str]) -> Evaluation:
-    """With the tensors of these names alone."""
+    """Return an engine that shows the tensors of these names alone."""
     if run.trace is None:
         return run
     shown = tuple(each for each in run.trace.records if each.site.name in names)
@@ -71,7 +71,7 @@ class Quiet(FastEngine, name="quiet"):
 
 
 def ops_with(**methods: Callable[..., Any]) -> type[Mirror]:
-    """The ops with some of them replaced."""
+    """Return the ops with some of them replaced."""
     return type("Wrong", (Mirror,), methods)
 
 
@@ -83,7 +83,7 @@ HalfSplit = ops_with(
 
 
 def made(name: str, base: type[Adapter] = Quiet, **changes: Any) -> str:
-    """An engine of that name, with methods and attributes put in."""
+    """Return an engine of that name, with methods and attributes put in."""
     type("Made", (base,), changes, name=name)
     return name
 
@@ -130,7 +130,7 @@ def shown(engine: Any, token: int) -> bytes:
 
 
 def as_dictionary(engine: Any, row: Row) -> Row:
-    """Texts, each once: the last of those that look alike."""
+    """Return texts, each once: the last of those that look alike."""
     return list({shown(engine, token): value for token, value in row}.items())
 
 
@@ -155,7 +155,7 @@ def in_digits(_: Any, row: Row) -> Row:
 
 
 def late(_: Any, row: Row) -> Row:
-    """The likeliest with its own value, at the end."""
+    """Return the likeliest with its own value, at the end."""
     return [*row[1:], row[0]]
 
 

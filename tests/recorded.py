@@ -71,14 +71,14 @@ class Recorded:
 
 
 def variant_of(arch: str, path: Path, **how: Any) -> Path:
-    """A tiny model of an architecture, with llama.cpp's names of its tensors."""
+    """Return a tiny model of an architecture, with llama.cpp's names of its tensors."""
     with open_for_variants() as namer:
         make_variant(variant_named(arch), path, session=namer, **how)
     return path
 
 
 def as_it_is(_: Path) -> None:
-    """No change."""
+    """Return the file unchanged."""
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def recorded(
     change: Callable[[Path], None] = as_it_is,
     batches: Sequence[Batch] = BATCHES,
 ) -> Iterator[Recorded]:
-    """change: of the model's file."""
+    """Record a run. change: of the model's file."""
     path = variant_of(arch, folder / f"{arch}.gguf")
     change(path)
     with GgufFile.open(path) as file, Runner().open("llama.cpp", path, EXACT) as session:

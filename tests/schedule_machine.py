@@ -74,7 +74,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.take("decode", self.batch(parts))
 
     def fresh(self) -> list[Watch]:
-        """One for each size of ubatches that is asked about."""
+        """Return one for each size of ubatches that is asked about."""
         sizes = (self.shape.n_ubatch, other_size(self.shape))
         shape = self.shape
         return [

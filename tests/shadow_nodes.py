@@ -29,7 +29,7 @@ def operand(value: Any, name: str = "x") -> Operand:
 
 
 def params(*values: float) -> NDArray[np.int32]:
-    """Integers as they are, floats by their bits."""
+    """Return integers as they are, floats by their bits."""
     held = np.zeros(16, np.int32)
     for i, value in enumerate(values):
         held[i] = np.float32(value).view(np.int32) if isinstance(value, float) else value
@@ -62,7 +62,7 @@ def normal(seed: int, *shape: int) -> NDArray[np.float32]:
 
 
 def piece(*nodes: Node) -> Nodes:
-    """Nodes as an engine sends them."""
+    """Return nodes as an engine sends them."""
     ops = sorted({n.op for n in nodes})
     rows: list[tuple[Node, int, Any]] = []
     for n in nodes:
@@ -104,7 +104,7 @@ def piece(*nodes: Node) -> Nodes:
 
 
 def strides(x: Any) -> tuple[int, ...]:
-    """In ggml's order."""
+    """Return the strides in ggml's order."""
     given: tuple[int, ...] = getattr(x, "nb", ())
     return given or ((0,) * 4 if x.value is None else tuple(reversed(x.value.strides)))
 

@@ -45,7 +45,8 @@ def broken_rules(kind: type[Tokenizer], usual: Metadata, cases: Iterable[Case]) 
 
 
 def vocabulary(kind: str, words: Iterable[Word], **changes: Any) -> dict[str, Value]:
-    """The metadata; a change is under the last part of its key, and None removes that key."""
+    """Return the metadata; a change is under the last part of its key, and None removes that
+    key."""
     texts, scores, types = zip(*words, strict=True)
     metadata = {
         "general.architecture": "llama",
@@ -80,7 +81,7 @@ def random_words(seed: int, alphabet: str, count: int = 120) -> list[Word]:
 
 
 def random_merges(words: list[Word]) -> list[str]:
-    """Each piece as two others, if it is."""
+    """Return each piece as two others, if it is."""
     texts = {text for text, _, _ in words}
     return [
         f"{text[:at]} {text[at:]}"
@@ -91,7 +92,7 @@ def random_merges(words: list[Word]) -> list[str]:
 
 
 def written(path: Path, metadata: Metadata) -> Path:
-    """A GGUF file without tensors."""
+    """Return a GGUF file without tensors."""
     write_gguf(path, {key: typed(value.data) for key, value in metadata.items()})
     return path
 

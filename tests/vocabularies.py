@@ -12,7 +12,7 @@ OFFLINE = "LOCKSTEP_OFFLINE"  # if set, tests fetch nothing
 
 
 def folder(shared: Path) -> tuple[Path | None, str]:
-    """The folder of all vocabularies, or None and why.
+    """Return the folder of all vocabularies, or None and why.
 
     `shared` is a folder of this test run that its processes have in common: the first of them
     tries to fetch, and what came of it is told to the others.
@@ -34,7 +34,8 @@ def folder(shared: Path) -> tuple[Path | None, str]:
 
 
 def vocabulary_or_skip(name: str, shared: Path) -> Path:
-    """The file of one vocabulary; skips the test with the name in the reason if it is not there."""
+    """Return the file of one vocabulary; skips the test with the name in the reason if it is not
+    there."""
     place, why = folder(shared)
     if place is None:
         pytest.skip(f"ggml-vocab-{name}.gguf was not compared: {why}")
@@ -42,7 +43,7 @@ def vocabulary_or_skip(name: str, shared: Path) -> Path:
 
 
 def vocabulary_file(name: str) -> Path:
-    """One vocabulary out of the cache; skips by its name if nobody has fetched it."""
+    """Return one vocabulary out of the cache; skips by its name if nobody has fetched it."""
     place = fetch.vocabularies()
     if place is None:
         pytest.skip(f"ggml-vocab-{name}.gguf (lockstep golden fetch) was not compared")

@@ -28,7 +28,7 @@ Kind = type[WeightFormat]
 
 
 def wrong(kind: Kind, unpack: Callable[[Bytes, F32], None]) -> Kind:
-    """The format with another decoder, not registered."""
+    """Return the format with another decoder, not registered."""
     return type(f"Wrong{kind.__name__}", (kind,), {"unpack": staticmethod(unpack)})
 
 
@@ -70,7 +70,7 @@ def books_of(kind: Kind) -> set[str]:
 
 
 def changed_entry(kind: Kind) -> Kind:
-    """The same kernel, compiled once more with one value of its code book one larger."""
+    """Return the same kernel, compiled once more with one value of its code book one larger."""
     function = kind.unpack.py_func  # type: ignore[attr-defined]
     (name,) = books_of(kind)
     book = function.__globals__[name]
@@ -142,7 +142,7 @@ def has_half(kind: Kind) -> bool:
 
 
 def scale_of(blocks: Blocks) -> NDArray[np.uint16]:
-    """The bits of each block's half-precision scale."""
+    """Return the bits of each block's half-precision scale."""
     if "d" in (blocks.dtype.names or ()):
         return blocks["d"].copy().view("<u2")
     bits: NDArray[np.uint16] = (blocks["scales"] >> 12 << QUARTERS).sum(axis=1, dtype=np.uint16)
@@ -157,7 +157,7 @@ def set_scale(blocks: Blocks, bits: int) -> None:
 
 
 def high_bits_of(kind: Kind) -> str:
-    """The field in which bits lie that belong on top of others; "" if there is none."""
+    """Return the field in which bits lie that belong on top of others; "" if there is none."""
     if kind.name == "Q4_K":
         return "scales"  # of the last four of each kind, at the top of the others
     if kind.name == "TQ1_0":
@@ -253,7 +253,7 @@ def of_result(kind: Kind, change: Callable[[F32], F32]) -> Kind:
 
 
 def with_field(name: str, change: Callable[[Any], Any]) -> Callable[[Kind], Kind]:
-    """name: "" is that of the minimum."""
+    """Return a wrong format. name: the changed field, "" for the minimum's."""
 
     def make(kind: Kind) -> Kind:
         field = name or minimum_of(kind)
@@ -308,7 +308,7 @@ def halves(kind: Kind) -> set[str]:
 
 
 def mistaken(kinds: Iterable[Kind]) -> list[Any]:
-    """Every mistake in every format in which it can be made, as parameters of a test."""
+    """Return every mistake in every format in which it can be made, as parameters of a test."""
     return [
         pytest.param(kind, make(kind), id=f"{kind.name}-{name}")
         for kind in kinds
@@ -366,7 +366,7 @@ ACTIVATION_FAULTS: dict[str, tuple[type[Mirror], tuple[Excuse, ...]]] = {
 
 
 def why_not(kind: Kind, fault: str) -> str:
-    """The first excuse of the fault that is true of the format; "" if it can be made."""
+    """Return the first excuse of the fault that is true of the format; "" if it can be made."""
     excuses = (DECODER_FAULTS | ACTIVATION_FAULTS)[fault][1]
     return next((why for why, fits in (NEVER_MULTIPLIED, *excuses) if fits(kind)), "")
 

@@ -22,7 +22,8 @@ from lockstep.harness.adapters.reference import Reference
 
 @dataclass(frozen=True)
 class Wrong:
-    """steps, tokens: what a minimised schedule needs at most; ubatches: how many it may make."""
+    """A wrong memory. steps, tokens: what a minimised schedule needs at most; ubatches: how many it
+    may make."""
 
     engine: type[Reference]
     kind: str

@@ -32,7 +32,7 @@ class TrustingFields(gguf_fields.Fields):
 
 
 def overlapping(fields: Any, info: Any, expected: int, alignment: int) -> None:
-    """Only whether an offset is aligned."""
+    """Read the tensors, and check only that an offset is aligned."""
     if info.offset % alignment:
         gguf_fields.refuse("misaligned", fields.at - 8, "misaligned")
 

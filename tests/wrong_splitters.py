@@ -65,7 +65,8 @@ WRONG = [  # engine, kind of context, symptom
 
 
 def caught(cls: type[Reference], kind: str, oracle: str) -> tuple[Verdict, ScheduleCase]:
-    """The first finding about a wrong engine that is registered, and its minimised schedule."""
+    """Return the first finding about a wrong engine that is registered, and its minimised
+    schedule."""
     plan = FuzzPlan(targets=(kind,), engine=cls.name, oracle=oracle, cases=60, seed=3)
     verdicts = fuzzer_named("batch").run(plan, lambda target, text: None)
     found = next(v for v in verdicts if isinstance(v, Verdict) and v.status == "diverged")

@@ -42,7 +42,8 @@ class ActivationFormat(Registered):
 
     @classmethod
     def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
-        """x: (..., n) -> blocks (..., n / block), the very bytes that ggml makes of it."""
+        """Return the blocks that ggml makes of x, byte for byte. x: (..., n) -> (..., n /
+        block)."""
         raise NotImplementedError
 
     @classmethod
@@ -52,7 +53,7 @@ class ActivationFormat(Registered):
 
     @classmethod
     def convert(cls, x: F32, variant: str = X86) -> Converted:
-        """x: (..., n) -> what is left of it."""
+        """Return what x: (..., n) becomes once it is quantised and decoded again."""
         return cls.read(cls.quantise(x, variant))
 
     @classmethod
@@ -66,7 +67,7 @@ class ActivationFormat(Registered):
 
 
 def rounded_away(x: F32) -> F32:
-    """Like C's roundf: half-way cases go away from zero."""
+    """Round half-way cases away from zero, like C's roundf."""
     whole = np.trunc(x)
     return np.where(
         np.abs(x - whole) >= np.float32(0.5), whole + np.copysign(np.float32(1), x), whole

@@ -78,7 +78,7 @@ def half(x: F32) -> NDArray[np.float16]:
 
 
 def largest_of(blocks: F32) -> F32:
-    """The largest magnitude of each block, in the order that decides what a NaN does.
+    """Return the largest magnitude of each block, in the order that decides what a NaN does.
 
     maxps(a, b) is b if either is NaN, so a NaN is forgotten by the next comparison.
     """

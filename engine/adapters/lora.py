@@ -89,7 +89,8 @@ def shape_of(file: GgufFile, name: str) -> tuple[int, ...]:
 
 
 def check_shapes(name: str, a: tuple[int, ...], b: tuple[int, ...], model: GgufFile) -> None:
-    """Raises InvalidModel unless the product of both has the shape of the model's tensor."""
+    """Check that the product of both matrices has the shape of the model's tensor. Raises
+    InvalidModel."""
     info = model.tensors.get(name)
     if info is None:
         raise InvalidModel(f"it changes {name!r}, which the model does not have")

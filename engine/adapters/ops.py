@@ -18,7 +18,8 @@ class LoraOps:
         return getattr(self.ops, name)
 
     def linear(self, x: F32, weight: Weight) -> F32:
-        """x: (tokens, inputs), weight: (outputs, inputs) -> (tokens, outputs)."""
+        """Apply a linear layer. x: (tokens, inputs), weight: (outputs, inputs) -> (tokens,
+        outputs)."""
         out = self.ops.linear(x, weight)
         for pair in self.lora.multiplied.get(weight.name, ()):
             inner = self.ops.linear(x, pair.a)
@@ -26,8 +27,8 @@ class LoraOps:
         return out
 
     def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
-        """x: (tokens, used or 1, inputs), weight: (experts, outputs, inputs), ids: (tokens, used)
-        -> (tokens, used, outputs)"""
+        """Apply to each row the matrix of the expert chosen for it. x: (tokens, used or 1, inputs),
+        weight: (experts, outputs, inputs), ids: (tokens, used) -> (tokens, used, outputs)"""
         out = self.ops.linear_id(x, weight, ids)
         for pair in self.lora.multiplied.get(weight.name, ()):
             inner = self.ops.linear_id(x, pair.a, ids)
@@ -35,7 +36,7 @@ class LoraOps:
         return out
 
     def get_rows(self, weight: Weight, ids: I32) -> F32:
-        """-> (ids, columns)"""
+        """Look rows up, with what the adapters add: (ids, columns)."""
         out = self.ops.get_rows(weight, ids)
         for pair in self.lora.looked_up.get(weight.name, ()):
             out = self.add_delta(out, self.ops.linear(self.ops.get_rows(pair.a, ids), pair.b), pair)

@@ -57,13 +57,14 @@ class Architecture(Registered):
         raise NotImplementedError
 
     def forward(self, step: Step) -> F32:
-        """-> (outputs, vocabulary); the batch's keys and values go into the cache."""
+        """Compute the batch's logits: (outputs, vocabulary). The batch's keys and values go into
+        the cache."""
         raise NotImplementedError
 
     # --- what most graphs are made of, each shown under its name -----------------------------
 
     def linear(self, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
-        """x: (tokens, inputs) -> (tokens, outputs)"""
+        """Apply a linear layer. x: (tokens, inputs) -> (tokens, outputs)"""
         weight = self.tensors.in_layer(layer, f"{name}.weight")
         out: F32 = step.probe(site, layer, step.ops.linear(x, weight))
         return out
@@ -86,7 +87,7 @@ class Architecture(Registered):
         return step.probe(site, layer, out) if site else out
 
     def head(self) -> Weight:
-        """The output matrix, or the embeddings once more."""
+        """Return the output matrix, or the embeddings once more."""
         w = self.tensors
         return w["output.weight" if "output.weight" in w else "token_embd.weight"]
 

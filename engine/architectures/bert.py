@@ -86,7 +86,7 @@ class Bert(Architecture, name="bert"):
         return None
 
     def forward(self, step: Step) -> F32:
-        """-> (tokens, width), or (sequences, width) if they are pooled"""
+        """Compute embeddings: (tokens, width), or (sequences, width) if they are pooled."""
         hp, ops, probe, batch, w = self.hparams, step.ops, step.probe, step.batch, self.tensors
         if len(batch) and batch.positions.max() >= hp.n_ctx_train:
             raise InvalidModel(

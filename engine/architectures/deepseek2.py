@@ -172,7 +172,8 @@ class Deepseek2(Llama, name="deepseek2"):
         return self.linear(step, layer, "q MUL_MAT 2", q, "attn_q_b")
 
     def by_head(self, step: Step, layer: int, site: str, x: F32, name: str) -> F32:
-        """x: (tokens, heads, inputs), each by its own matrix -> (tokens, heads, outputs)"""
+        """Multiply each head by its own matrix. x: (tokens, heads, inputs) -> (tokens, heads,
+        outputs)."""
         weight = self.tensors.in_layer(layer, f"{name}.weight")
         heads = np.broadcast_to(np.arange(x.shape[1], dtype=np.int32), x.shape[:2])
         out = step.ops.linear_id(x, weight, heads).transpose(1, 0, 2)

@@ -48,7 +48,7 @@ class Gemma2(Gemma3, name="gemma2"):
 
     @classmethod
     def table(cls, hparams: Hparams) -> Table:
-        """Its head is the embeddings: llama.cpp refuses a file with one of its own."""
+        """Return the embeddings as the head. llama.cpp refuses a file with a head of its own."""
         tied = {name: shape for name, shape in TENSORS.items() if name != "output.weight?"}
         return {**tied, **POST_NORMS, **DENSE}
 

@@ -107,7 +107,8 @@ class GptOss(Qwen2, name="gpt-oss"):
         return out
 
     def by_expert(self, step: Step, layer: int, site: str, x: F32, name: str, ids: I32) -> F32:
-        """x: (tokens, used or 1, inputs) -> (tokens, used, outputs)"""
+        """Apply to each row the matrix of the expert chosen for it. x: (tokens, used or 1, inputs)
+        -> (tokens, used, outputs)"""
         weight, bias = (self.tensors.in_layer(layer, f"{name}.{k}") for k in ("weight", "bias"))
         out = step.probe(site, layer, step.ops.linear_id(x, weight, ids))
         shown: F32 = step.probe(f"{site}_biased", layer, step.ops.add(out, bias.values()[ids]))

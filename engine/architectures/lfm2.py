@@ -46,7 +46,8 @@ class Lfm2Hparams(Hparams):
 
     @property
     def n_bcx(self) -> int:
-        """Number of rows of the matrix for the gates before and after, and for what they gate."""
+        """Return number of rows of the matrix for the gates before and after, and for what they
+        gate."""
         return 3 * self.n_embd
 
 
@@ -102,7 +103,7 @@ class Lfm2(Llama, name="lfm2"):
         return self.hparams.attends[layer % len(self.hparams.attends)]
 
     def memory_of_layer(self, layer: int) -> KeysValues | States:
-        """Keys and values, or the last tokens that a convolution will see again."""
+        """Return keys and values, or the last tokens that a convolution will see again."""
         if self.attends(layer):
             return super().memory_of_layer(layer)
         return States(((self.hparams.n_embd, self.hparams.l_cache - 1),))

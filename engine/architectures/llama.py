@@ -55,7 +55,7 @@ class Llama(Architecture, name="llama"):
 
     @classmethod
     def sizes(cls, keys: Keys) -> dict[str, Any]:
-        """All hyperparameters but the size of a head."""
+        """Return all hyperparameters but the size of a head."""
         n_head, n_ctx_train = keys.positive("attention.head_count"), keys.positive("context_length")
         return {
             "n_vocab": keys.vocabulary_size(),
@@ -116,7 +116,7 @@ class Llama(Architecture, name="llama"):
         return self.linear(step, layer, "attn_out", out, "attn_output")
 
     def heads(self, step: Step, layer: int, x: F32) -> tuple[F32, F32, F32]:
-        """Queries, keys and values before they are rotated: (tokens, heads, dim) each."""
+        """Return queries, keys and values before they are rotated: (tokens, heads, dim) each."""
         hp = self.hparams
         self.compute_together(step, layer, x, "attn_q", "attn_k", "attn_v")
         q = self.linear(step, layer, "Qcur", x, "attn_q").reshape(len(x), hp.n_head, -1)

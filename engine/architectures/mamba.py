@@ -46,12 +46,12 @@ class MambaHparams(Hparams):
 
     @property
     def n_both(self) -> int:
-        """Number of rows of the matrix for the mixed values and their gate."""
+        """Return number of rows of the matrix for the mixed values and their gate."""
         return 2 * self.d_inner
 
     @property
     def n_selected(self) -> int:
-        """Number of rows of the matrix for steps, B and C, which the token chooses."""
+        """Return number of rows of the matrix for steps, B and C, which the token chooses."""
         return self.dt_rank + 2 * self.d_state
 
 
@@ -91,7 +91,7 @@ class Mamba(Architecture, name="mamba"):
         return None
 
     def memory_of_layer(self, layer: int) -> States:
-        """The last tokens that a convolution will see again, and the state."""
+        """Return the last tokens that a convolution will see again, and the state."""
         hp = self.hparams
         return States(((hp.d_inner, hp.d_conv - 1), (hp.d_inner, hp.d_state)))
 

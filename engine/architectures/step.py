@@ -36,7 +36,8 @@ class Step:
         within: int = 0,
         sinks: F32 | None = None,
     ) -> F32:
-        """q: (tokens, heads, dim); k, v: (tokens, kv_heads, dim) -> (tokens, heads * dim).
+        """Attend to the cells that each token sees. q: (tokens, heads, dim); k, v: (tokens,
+        kv_heads, dim) -> (tokens, heads * dim).
 
         window: how many tokens each sees, itself counted; 0: all before it.
         cap: what no score exceeds (tanh); 0: there is none.

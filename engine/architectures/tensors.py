@@ -55,7 +55,7 @@ class Tensors:
                     self.in_layer(layer, name)
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """Names of the table outside of layers, or those of a layer without the prefix."""
+        """Yield names of the table outside of layers, or those of a layer without the prefix."""
         for name in self.shapes:
             if name.startswith("blk.*.") == bool(prefix):
                 yield name.removeprefix(prefix)

@@ -33,7 +33,7 @@ class Entries(Mapping[str, Entry], Generic[Entry]):
         self.slots = array("I", bytes(32))  # 1 + the number of an entry; 0 is a free one
 
     def add(self, name: bytes, start: int) -> bool:
-        """False if the name is there already."""
+        """Add an entry. Return False if the name is there already."""
         slot = self.slot_of(name)
         if self.slots[slot]:
             return False

@@ -86,7 +86,7 @@ class Value:
 
     @property
     def type_name(self) -> str:
-        """Such as "U32" or "ARR[STR]"."""
+        """Return the type's name, such as "U32" or "ARR[STR]"."""
         return self.type.name if self.element is None else f"ARR[{self.element.name}]"
 
 
@@ -140,7 +140,7 @@ class Fields:
         return layout.unpack_from(self.buffer, at)[0]
 
     def take(self, n: int) -> bytes:
-        """The next `n` bytes; the caller has seen to it that they are there."""
+        """Return the next `n` bytes; the caller has seen to it that they are there."""
         start, self.at = self.at, self.at + n
         return self.buffer[start : self.at]
 
@@ -170,7 +170,7 @@ def pad_to(n: int, alignment: int) -> int:
 
 
 def identifier(fields: Fields, what: Literal["key", "name"], limit: int) -> str:
-    """A key or a tensor name: 1 to `limit` bytes of UTF-8 without NUL."""
+    """Return a key or a tensor name: 1 to `limit` bytes of UTF-8 without NUL."""
     at = fields.at
     raw = fields.string(f"the {what}")
     if not 1 <= len(raw) <= limit:

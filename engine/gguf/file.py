@@ -110,7 +110,8 @@ class GgufFile:
         return cls(bytes(data))
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's bytes as a read-only view into the file; KeyError without such a tensor."""
+        """Return the tensor's bytes as a read-only view into the file; KeyError without such a
+        tensor."""
         if self._bytes is None:
             raise ValueError(f"the bytes of {name!r} are gone: the file is closed")
         info = self.tensors[name]
@@ -119,7 +120,7 @@ class GgufFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """Return bytes of the whole file."""
         return len(self._buffer)
 
     def release(self) -> None:

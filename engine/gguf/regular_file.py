@@ -15,7 +15,8 @@ WHAT = {
 
 
 def check_regular(path: Path) -> None:
-    """Raises OSError that says what the path is instead; nothing is opened."""
+    """Refuse a path that is no regular file, without opening it. Raises OSError that says what it
+    is."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -33,7 +34,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_regular(path: Path, limit: int | None = None) -> bytes:
-    """The whole file; raises OSError if it is longer than `limit` bytes."""
+    """Return the whole file; raises OSError if it is longer than `limit` bytes."""
     with open_regular(path) as file:
         raw = file.read(-1 if limit is None else limit + 1)
     if limit is not None and len(raw) > limit:

@@ -49,7 +49,7 @@ class SplitModel(GgufFile):
 
 
 def open_model(path: Path) -> GgufFile:
-    """The file and those that it is split into. Raises EngineError, OSError."""
+    """Return the file and those that it is split into. Raises EngineError, OSError."""
     file = GgufFile.open(path)
     count, _ = number_in(file, COUNT), number_in(file, NUMBER)  # which may be none
     if count <= 1:  # a large vocabulary is not read twice
@@ -62,7 +62,7 @@ def open_model(path: Path) -> GgufFile:
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:
-    """The paths of all files that the model is split into: of most models its own."""
+    """Return the paths of all files that the model is split into: of most models its own."""
     with GgufFile.open(path) as file:
         count, number = number_in(file, COUNT), number_in(file, NUMBER)
     if count <= 1:

@@ -60,7 +60,7 @@ def pause(typing: Any) -> Any:
 
 @compiled_as
 def give_way(typing: Any) -> Any:
-    """To another thread that wants this processor, where the system has a way to."""
+    """Give way to another thread that wants this processor, where the system can."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if hasattr(os, "sched_yield"):
@@ -76,7 +76,7 @@ def call_outside(builder: Any, name: str, result: Any) -> None:
 
 
 def code_of(kinds: Any) -> int:
-    """A number for types of arguments."""
+    """Return a number for types of arguments."""
     return crc32(" ".join(str(kind) for kind in kinds).encode())
 
 

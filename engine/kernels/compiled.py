@@ -18,7 +18,8 @@ def source_stamp(file: str) -> str:
 
 
 def compile_kernel(function: Callable[..., Any], stamp: str = "", **options: Any) -> Any:
-    """The function, compiled at its first call; the result is kept on disk for the next process.
+    """Return the function, compiled at its first call; the result is kept on disk for the next
+    process.
 
     It is kept until the function's own file changes (numba looks at that) or `stamp`, a hash of
     whatever else goes into it: numba has no public way to say what else to look at. Where no folder

@@ -35,7 +35,7 @@ ints_at = load_of(I32, as_it_is, "int")  # of an array of int32
 
 @compiled_as
 def as_short(typing: Any, lanes: Any) -> Any:
-    """The lowest 16 bits of each."""
+    """Return the lowest 16 bits of each."""
     narrow = Lanes("short", lanes.count)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -56,8 +56,8 @@ def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
 
 @compiled_as
 def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> Any:
-    """Products of 32 steps, -128 to 127, with as many int8, -127 to 127, in 8 lanes of four each;
-    added_up: what these int8 are together. Not -128: its sign would be left as it is, as ggml
+    """Return products of 32 steps, -128 to 127, with as many int8, -127 to 127, in 8 lanes of four
+    each; added_up: what these int8 are together. Not -128: its sign would be left as it is, as ggml
     leaves it on the same processor."""
     lanes = Lanes("int", 8)
 
@@ -179,7 +179,7 @@ def bytes_of(context: Any, builder: Any, steps: Any, x: Any, args: Any) -> tuple
 
 @compiled_as
 def first_lane(typing: Any, value: Any, count: Any) -> Any:
-    """An integer, and zeros behind it: what sums begin with."""
+    """Return an integer, and zeros behind it: what sums begin with."""
     lanes = Lanes("int", as_constant(count))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -208,7 +208,7 @@ def total(typing: Any, lanes: Any) -> Any:
 
 @compiled_as
 def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """The total of each, 8 integers, as four lanes."""
+    """Return the total of each, 8 integers, as four lanes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, b, c, d = args
@@ -231,14 +231,14 @@ def add_lanes(builder: Any, *parts: Any) -> Any:
 
 @compiled_as
 def stored_at(typing: Any, array: Any, at: Any, count: Any) -> Any:
-    """Floats of an array of float32, or of the bits of halves."""
+    """Return floats of an array of float32, or of the bits of halves."""
     load = halves_at if array.dtype == types.uint16 else floats_at
     return load._defn(typing, array, at, count)
 
 
 @compiled_as
 def both_halves(typing: Any, lanes: Any) -> Any:
-    """The first lanes, and as many that follow."""
+    """Return the first lanes, and as many that follow."""
     half = Lanes(lanes.kind, lanes.count // 2)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -303,7 +303,7 @@ def add_side_by_side(typing: Any, sums: Any, a: Any, b: Any) -> Any:
 
 @compiled_as
 def no_sums(typing: Any, count: Any) -> Any:
-    """Zeros of float64, which `add_scaled` adds to."""
+    """Return zeros of float64, which `add_scaled` adds to."""
     lanes = Lanes("double", as_constant(count))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -125,7 +125,7 @@ def rows_of(block: "Block", arithmetic: Arithmetic) -> Any:
 
 
 def through(rows: Any) -> Any:
-    """A kernel of several matrices (raws), whose rows are counted from the first one's on."""
+    """Return a kernel of several matrices (raws), whose rows are counted in one row."""
 
     def several(
         raws: tuple[Bytes, ...], row_bytes: int, x: I8, dx: F32, sums: I32, lows: F32,
@@ -142,7 +142,7 @@ def through(rows: Any) -> Any:
 
 
 def name_kernel(function: Callable[..., None], *parts_of_it: Any) -> Any:
-    """A kernel; numba does not count references in it (`_nrt`), which threads contend for."""
+    """Return a kernel without numba's counts of references, which threads contend for."""
     # numba names code after its function and a count of the process that compiled it: kernels of
     # one name from two processes' caches would be one, the first that is loaded
     names = [one.__name__ for one in parts_of_it]
@@ -216,7 +216,7 @@ ARITHMETIC = {
 
 @part
 def alone(q: Any, offset: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
-    """Steps q, below 128, of which so much is to be subtracted."""
+    """Return steps q, below 128, of which so much is to be subtracted."""
     found = add_bytes(first_lane(-offset * sums[at_sums], 8), q, x, at_x)
     return found, found
 

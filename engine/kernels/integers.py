@@ -75,7 +75,7 @@ def sums_and_sizes_of_run(
 def of_eight_rows(
     context: Any, builder: Any, words: Any, steps: Any, args: Any, *, sizes: bool
 ) -> tuple[list[Any], list[Any]]:
-    """Sums, and sums of magnitudes, if they are asked for."""
+    """Return sums, and sums of magnitudes, if they are asked for."""
     start, _, at, columns, _, at_steps, apart, size = args
     several = add_pairs if steps.dtype == types.int16 else added_bytes
     # as many at once as there are registers for, beside those of what they are made of
@@ -156,7 +156,8 @@ def sums_products(context: Any) -> bool:
 
 
 def multiply_pairs(context: Any, builder: Any, a: Any, b: Any) -> Any:
-    """Integers of 16 bits, 32 or 16 -> half as many of 32: products, the two of a pair added."""
+    """Return integers of 16 bits, 32 or 16 -> half as many of 32: products, the two of a pair
+    added."""
     features, count = features_of(context), a.type.count
     if "+avx512bw" in features and count == 32:
         return by_name(builder, "llvm.x86.avx512.pmaddw.d.512", a, b)
@@ -275,8 +276,8 @@ def products(
 
 @kernel
 def largest_of(bits: NDArray[np.int64]) -> Any:
-    """The largest magnitude of numbers whose bits these are, or a NaN if one is: bits compare as
-    magnitudes do, and a processor compares integers many at a time in any order."""
+    """Return the largest magnitude of numbers whose bits these are, or a NaN if one is: bits
+    compare as magnitudes do, and a processor compares integers many at a time in any order."""
     most = np.int64(0)
     for i in range(len(bits)):
         most = max(most, bits[i] & np.int64(0x7FFFFFFFFFFFFFFF))

@@ -86,7 +86,7 @@ register_model(Lanes)(LanesModel)
 
 
 def compiled_as(build: Callable[..., Any]) -> Any:
-    """`build(typing context, argument types...)` -> signature and code generator."""
+    """Rotate the keys of cells that have moved."""
     return intrinsic(prefer_literal=True)(build)
 
 
@@ -120,7 +120,7 @@ def load_of(stored: Any, widen: Widen, kind: str) -> Any:
 
 
 def scalar_of(stored: Any, widen: Widen, kind: Any, to: Any) -> Any:
-    """A function (array, at) -> one number."""
+    """Return a function (array, at) -> one number."""
 
     def load(typing: Any, array: Any, at: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -183,7 +183,7 @@ def store(typing: Any, out: Any, at: Any, lanes: Any) -> Any:
 
 @compiled_as
 def as_float(typing: Any, lanes: Any) -> Any:
-    """Integers as floats of the same value."""
+    """Return integers as floats of the same value."""
     wide = Lanes("float", lanes.count)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -194,7 +194,7 @@ def as_float(typing: Any, lanes: Any) -> Any:
 
 @compiled_as
 def half_of_bits(typing: Any, bits: Any) -> Any:
-    """An integer's lowest 16 bits as a half: for scales that do not lie in one piece."""
+    """Return an integer's lowest 16 bits as a half: for scales that do not lie in one piece."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return half(context, builder, builder.trunc(args[0], I16), F32)
@@ -204,7 +204,7 @@ def half_of_bits(typing: Any, bits: Any) -> Any:
 
 @compiled_as
 def spread(typing: Any, value: Any, count: Any) -> Any:
-    """A scalar in every lane; a float must be float32."""
+    """Return a scalar in every lane; a float must be float32."""
     lanes = Lanes("float" if value == types.float32 else "int", as_constant(count))
     if isinstance(value, types.Float) and value != types.float32:
         return None
@@ -229,7 +229,7 @@ def bits_of(typing: Any, value: Any, count: Any) -> Any:
 
 @compiled_as
 def where(typing: Any, chosen: Any, a: Any, b: Any) -> Any:
-    """Per lane: a where `chosen` is not 0, else b; lanes or scalars."""
+    """Return a where `chosen` is not 0, else b, lane by lane; both may be lanes or scalars."""
     kinds = [t.kind for t in (a, b) if isinstance(t, Lanes)]
     floats = "float" in kinds or types.float32 in (a, b)
     lanes = Lanes("float" if floats else "int", chosen.count)
@@ -246,7 +246,7 @@ def where(typing: Any, chosen: Any, a: Any, b: Any) -> Any:
 
 @compiled_as
 def concat(typing: Any, a: Any, b: Any) -> Any:
-    """The lanes of a, then those of b."""
+    """Return the lanes of a, then those of b."""
     if a != b:
         return None
     lanes = Lanes(a.kind, 2 * a.count)
@@ -386,7 +386,7 @@ lower_builtin(operator.getitem, Lanes, types.Integer)(take_item)
 
 @compiled_as
 def crumbs_of(typing: Any, word: Any) -> Any:
-    """The 16 pairs of bits of an integer, lowest first: lanes of 0 to 3."""
+    """Return the 16 pairs of bits of an integer, lowest first: lanes of 0 to 3."""
     lanes = Lanes("int", 16)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -19,7 +19,8 @@ def address_of(kernel: Any, *kinds: Any) -> int:
 
 
 def call_of(result: Any) -> Any:
-    """A function (address, arguments) that calls a kernel; arguments: a tuple of the types it has.
+    """Return a function (address, arguments) that calls a kernel; arguments: a tuple of the types
+    it has.
 
     What the kernel raises is lost: those that are called so raise nothing.
     """

@@ -13,7 +13,7 @@ from lockstep.engine.kernels.vectors import I8
 
 @compiled_as
 def bytes_of(typing: Any, word: Any) -> Any:
-    """The 8 bytes of an integer, lowest first: lanes of 0 to 255."""
+    """Return the 8 bytes of an integer, lowest first: lanes of 0 to 255."""
     lanes = Lanes("int", 8)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -16,7 +16,7 @@ CODE_BOOKS = HERE.parent / "quants" / "codebooks"
 
 
 def shared_sources() -> str:
-    """A hash of what kernels draw in from other files than their own."""
+    """Return a hash of what kernels draw in from other files than their own."""
     books = sorted(path for path in CODE_BOOKS.iterdir() if path.is_file())
     found = hashlib.sha256()
     for path in (*(HERE / name for name in SHARED), *books):

@@ -19,7 +19,7 @@ def like(shape: Any, element: Any) -> Any:
 
 
 def same(to: Any, value: Any) -> Any:
-    """A constant of a scalar or a vector type."""
+    """Return a constant of a scalar or a vector type."""
     return ir.Constant(to, [value] * to.count if isinstance(to, ir.VectorType) else value)
 
 

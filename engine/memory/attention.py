@@ -82,7 +82,7 @@ class Attention(Memory):
     # --- decoding -----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Keys are stored rotated: those of cells that have moved are rotated further."""
+        """Rotate stored keys."""
         for stream, cells in enumerate(self.streams):
             moved = [i for i in cells.used_cells() if cells.shift[i]]
             if moved:
@@ -137,8 +137,8 @@ class Attention(Memory):
         return Placed(ubatch, streams, [found for found in cells if found is not None])
 
     def apply(self, batch: Entries, placed: Placed) -> None:
-        """Tokens into cells. A position that is overwritten takes all before it along, so that what
-        is left of a sequence has no gaps."""
+        """Put tokens into cells. An overwritten position takes all positions before it along, so
+        that a sequence has no gaps."""
         lost: dict[tuple[int, int], int] = {}
         order = iter(placed.ubatch.order)
         for stream, found in zip(placed.streams, placed.cells, strict=True):
@@ -170,7 +170,8 @@ class Attention(Memory):
         return True
 
     def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
-        """Within a stream, cells are shared; another stream becomes a copy, whole ranges only."""
+        """Copy cells. Within a stream they are shared; another stream gets a copy of whole ranges
+        only."""
         if source == to:
             return
         if self.unified:
@@ -185,7 +186,7 @@ class Attention(Memory):
         self.copy_stream(source, to)
 
     def copy_stream(self, source: int, to: int) -> None:
-        """A stream's numbers follow."""
+        """Copy the numbers of a stream to another stream."""
         at, into = (self.number_cells(stream, range(self.size)) for stream in (source, to))
         self.store.put(into, self.store.get(at, np.zeros(self.size, np.int32)))
 
@@ -280,12 +281,12 @@ class CellView(LayerView):
         self.numbers.write(self.layer, self.look.at, k, v)
 
     def read(self) -> tuple[NDArray[Any], ...]:
-        """Keys and values as stored: (cells, kv_heads, dim) each; not to be written to."""
+        """Return keys and values as stored: (cells, kv_heads, dim) each; not to be written to."""
         return self.numbers.read(self.layer, self.look.cells)
 
     def hadamard_sizes(self) -> tuple[int, int]:
         return self.numbers.hadamard_sizes(self.layer)
 
     def visible(self, window: int) -> NDArray[np.bool_]:
-        """Cells of its own sequence, up to its own position."""
+        """Return cells of its own sequence, up to its own position."""
         return self.look.past & (self.look.ahead < window) if window else self.look.past

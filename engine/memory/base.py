@@ -50,7 +50,7 @@ class LayerView:
 
 
 class Memory:
-    """Positions are -1 for a sequence that has none. This one remembers nothing of any."""
+    """Memory that keeps nothing. Positions are -1 for a sequence that has none."""
 
     def __init__(self, n_seq: int) -> None:
         self.n_seq = n_seq
@@ -66,7 +66,8 @@ class Memory:
         """Carry out postponed operations before a batch is placed."""
 
     def place(self, batch: Entries, n_ubatch: int) -> list[Any] | None:
-        """Ubatches with their places, to be applied one after the other; None: there is no room."""
+        """Return ubatches with their places, to be applied one after the other; None: there is no
+        room."""
         raise NotImplementedError
 
     def apply(self, batch: Entries, placed: Any) -> None:
@@ -80,7 +81,8 @@ class Memory:
         pass
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """False if a part of a sequence cannot be removed; whole ones always can."""
+        """Remove positions. Return False if a part of a sequence cannot be removed; whole sequences
+        always can."""
         return True
 
     def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
@@ -99,7 +101,8 @@ class Memory:
         """Return the state that `load` needs, of one sequence or of everything (-1)."""
 
     def load(self, seq: int, saved: Any) -> bool:
-        """Replace the sequence, or everything, by what was saved. False, and empty: no room."""
+        """Replace the sequence, or everything, by what was saved. Return False, with nothing left,
+        if there is no room."""
         return True
 
 

@@ -16,7 +16,7 @@ UNCHECKED = ("no sequence", "negative position")  # rules of ours that llama.cpp
 def refusal(
     batch: Entries, *, n_vocab: int, n_seq_max: int, pos_min: SeqPos, pos_max: SeqPos
 ) -> str | None:
-    """The name of the first rule that the batch breaks, or None."""
+    """Return the name of the first rule that the batch breaks, or None."""
     if not batch:
         return "empty"
     if any(not 0 <= e.token < n_vocab for e in batch):
@@ -47,7 +47,7 @@ def broken_positions(batch: Entries, pos_max: SeqPos) -> str | None:
 
 
 def diverged_couples(batch: Entries, pos_min: SeqPos, pos_max: SeqPos) -> str | None:
-    """Sequences that share a token must span the same positions in memory."""
+    """Describe sequences that share a token but span different positions in memory."""
     for entry in batch:
         # of one sequence alone there is nothing to compare, and looking takes all cells
         if len(entry.seqs) > 1 and len({(pos_min(s), pos_max(s)) for s in entry.seqs}) > 1:

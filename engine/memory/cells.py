@@ -14,7 +14,7 @@ EMPTY = -1
 
 
 def span(p0: int, p1: int) -> tuple[int, int]:
-    """Negative ends are open."""
+    """Return the range of positions, with negative ends open."""
     return max(p0, 0), END if p1 < 0 else p1
 
 
@@ -50,7 +50,7 @@ class Cells:
         return sorted(self.live)
 
     def of(self, seq: int, p0: int = 0, p1: int = END) -> list[int]:
-        """The cells that a sequence has in a range of positions."""
+        """Return the cells that a sequence has in a range of positions."""
         return [i for i in self.used_cells() if seq in self.seqs[i] and p0 <= self.pos[i] < p1]
 
     def pos_min(self, seq: int) -> int:
@@ -70,14 +70,14 @@ class Cells:
         self.live.discard(i)
 
     def leave(self, i: int, seq: int) -> bool:
-        """Take a sequence out of a cell. True if the cell is empty then."""
+        """Take a sequence out of a cell. Return True if the cell is then empty."""
         self.seqs[i] -= {seq}
         if not self.seqs[i]:
             self.free(i)
         return not self.seqs[i]
 
     def search_from(self, freed: list[int]) -> None:
-        """The next search begins at a cell that became free before the head."""
+        """Search from a cell that became free before the head."""
         if freed and freed[0] < self.head:
             self.head = freed[0]
 
@@ -105,7 +105,8 @@ class Cells:
         self.search_from(freed)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Moves a shared cell for all its sequences: it has one position only."""
+        """Move positions of a sequence. A shared cell moves for all its sequences: it has one
+        position only."""
         p0, p1 = span(p0, p1)
         if not delta or p0 == p1:
             return
@@ -130,7 +131,8 @@ class Cells:
     # --- finding room -------------------------------------------------------------------------
 
     def find(self, n: int, hidden: Callable[[int, int], bool]) -> list[int] | None:
-        """The first n cells that can be taken, from the head on; None if there are not as many.
+        """Return the first n cells that can be taken, from the head on; None if there are not as
+        many.
 
         A cell can be taken if it is empty, or if no later token of its only sequence would see it:
         `hidden(position of the cell, position that looks)`.
@@ -151,7 +153,8 @@ class Cells:
         return found if len(found) == n else None
 
     def look(self) -> tuple[int, int, int, str, str]:
-        """Cells up to the last in use, how many are in use, the head, owners and positions."""
+        """Return cells up to the last in use, how many are in use, the head, owners and
+        positions."""
         used = self.used_cells()
         n = used[-1] + 1 if used else 0
         owners = "".join(owner(seqs) for seqs in self.seqs[:n]) or "-"

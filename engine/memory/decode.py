@@ -17,7 +17,7 @@ Compute = Callable[[Batch, Mapping[int, LayerView]], F32]  # an ubatch -> (outpu
 def decode(
     batch: Entries, memory: Memory, compute: Compute | None, *, n_vocab: int, n_ubatch: int
 ) -> F32 | None:
-    """The rows of `compute` in the order of the batch; None without it, for positions alone.
+    """Return the rows of `compute` in the order of the batch; None without it, for positions alone.
 
     Raises InvalidBatch or NoRoom, and nothing has changed.
     """
@@ -55,7 +55,7 @@ def entries_of(batch: Batch) -> list[Entry]:
 
 
 def part(batch: Entries, ubatch: Ubatch) -> Batch:
-    """The tokens of an ubatch as a graph takes them; of several sequences it is told one."""
+    """Return the tokens of an ubatch as a graph takes them; of several sequences it is told one."""
     entries = [batch[at] for at in ubatch.order]
     return Batch(
         tokens=np.array([e.token for e in entries], np.int32),

@@ -22,7 +22,7 @@ class NoMemory(Memory):
         self.layers = layers
 
     def place(self, batch: Entries, n_ubatch: int) -> list[Ubatch] | None:
-        """All tokens at once, or not at all: none could see those of another ubatch."""
+        """Return all tokens at once, or not at all: none could see those of another ubatch."""
         ubatches = split_simple(batch, n_ubatch)
         self.seen.ubatches += ubatches
         return ubatches if len(ubatches) == 1 else None
@@ -48,6 +48,7 @@ class BatchView(LayerView):
         return self.numbers
 
     def visible(self, window: int) -> NDArray[np.bool_]:
-        """All tokens of the same sequence, before and behind; a window has its middle here."""
+        """Return all tokens of the same sequence, before and behind; a window has its middle
+        here."""
         same: NDArray[np.bool_] = self.seqs[:, None] == self.seqs
         return same & (np.abs(self.pos[:, None] - self.pos) <= window // 2) if window else same

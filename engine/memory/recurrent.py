@@ -85,7 +85,7 @@ class Recurrent(Memory):
         self.states.clear()
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """All of a sequence or nothing of it: a state cannot forget a part."""
+        """Remove all of a sequence or nothing: a state cannot forget a part."""
         p0, p1 = span(p0, p1)
         chosen = list(self.states) if seq < 0 else [seq]
         touched = [s for s in chosen if s in self.states and p0 <= self.states[s].pos and p0 < p1]
@@ -96,7 +96,7 @@ class Recurrent(Memory):
         return True
 
     def seq_cp(self, source: int, to: int, p0: int, p1: int) -> None:
-        """Whole, whatever the range."""
+        """Copy the whole sequence, whatever the range."""
         if source == to:
             return
         self.states.pop(to, None)
@@ -107,7 +107,7 @@ class Recurrent(Memory):
         self.states = {s: state for s, state in self.states.items() if s == seq}
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Moves a shared state for all its sequences."""
+        """Move a sequence. A shared state moves for all its sequences."""
         if (state := self.at(seq, p0, p1)) is not None:
             state.pos += delta
             if state.pos < 0:  # as cells do, it leaves
@@ -123,7 +123,7 @@ class Recurrent(Memory):
         return state if state is not None and p0 <= state.pos < p1 else None
 
     def save(self, seq: int) -> Any:
-        """The state of one sequence, or all of them with who shares them."""
+        """Return the state of one sequence, or all of them with who shares them."""
         if seq >= 0:
             return self.states[seq].copy() if seq in self.states else None
         return [
@@ -158,6 +158,6 @@ class StateView(LayerView):
 
 
 def last_of_sets(ubatch: Ubatch) -> tuple[int, ...]:
-    """The last token of each set of sequences."""
+    """Return the last token of each set of sequences."""
     n = ubatch.n_seq_tokens
     return ubatch.order[n - 1 :: n]

@@ -47,7 +47,7 @@ class Sbatch:
         return sum(group.length for group in self.groups)
 
     def next_simple(self, n_ubatch: int) -> Ubatch | None:
-        """The next tokens as they come."""
+        """Return the next tokens as they come."""
         if not self.simple:
             raise ValueError("a sorted batch has no simple split")
         order = self.take(self.groups[0], min(n_ubatch, self.left))

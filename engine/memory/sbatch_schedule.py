@@ -43,5 +43,5 @@ class SbatchSchedule:
         return self.form(tokens, self.n_ubatch)
 
     def order(self, outputs: list[int]) -> list[int]:
-        """The tokens with outputs as they are computed."""
+        """Return the tokens with outputs as they are computed."""
         return outputs

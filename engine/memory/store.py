@@ -49,7 +49,7 @@ def as_stored(rows: F32, like: NDArray[Any]) -> NDArray[Any]:
 
 
 def never(layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
-    """Keys that are the same at every position."""
+    """Return keys that are the same at every position."""
     return keys
 
 
@@ -136,5 +136,5 @@ class Store:
             self.keys[layer][cells], self.values[layer][cells] = keys, values
 
     def turn(self, cells: Index, deltas: NDArray[np.int32]) -> None:
-        """Keys are stored rotated, so those of tokens that have moved are rotated further."""
+        """Rotate stored keys further, if their tokens have moved."""
         self.put(cells, self.get(cells, deltas))

@@ -49,21 +49,23 @@ def like(x: F32, stored: NDArray[Any]) -> F32:
 
 
 def kq(q: F32, k: NDArray[Any], spread: Spread, build: Build) -> Number:
-    """q: (tokens, heads, dim), k: (cells, kv_heads, dim) -> (heads, tokens, cells)."""
+    """Return the scores. q: (tokens, heads, dim), k: (cells, kv_heads, dim) -> (heads, tokens,
+    cells)."""
     queries = q if build.plain else like(q, k)
     wide = queries.astype(np.float64).transpose(1, 0, 2)
     return of_floats(wide, spread(k, q.shape[1]).transpose(0, 2, 1), build)
 
 
 def kqv(p: F32, v: NDArray[Any], spread: Spread, build: Build) -> Number:
-    """p: (heads, tokens, cells), v: (cells, kv_heads, dim) -> (tokens, heads * dim)."""
+    """Return the weighted sums of the values. p: (heads, tokens, cells), v: (cells, kv_heads, dim)
+    -> (tokens, heads * dim)."""
     weights = (p if build.plain else like(p, v)).astype(np.float64)
     values = spread(v, len(p))
     return tokens_first(either_way(of_floats(weights, values, build), weights, values, build))
 
 
 def either_way(out: Number, p: F64, v: F64, build: Build) -> Number:
-    """Weights times values: of a hidden cell, who leaves it out has no 0 * NaN."""
+    """Return weights times values. An engine that leaves hidden cells out has no 0 * NaN."""
     wrong = ~np.isfinite(v)
     if not (isinstance(out, Near) and wrong.any()):
         return out
@@ -87,7 +89,8 @@ def flash_attn(
     spread: Spread,
     build: Build,
 ) -> Number:
-    """The three ops in one, without roundings between them; cap: of scores; sinks: (heads,)."""
+    """Return the three ops in one, without roundings between them; cap: of scores; sinks:
+    (heads,)."""
     heads, ends = q.shape[1], None if sinks is None else sinks.astype(np.float64)[:, None, None]
     added = np.where(visible, 0.0, -np.inf)
     wide = q.astype(np.float64).transpose(1, 0, 2)
@@ -107,8 +110,9 @@ def attend(
     sinks: F64 | None = None,
     tile: int = 1,
 ) -> Number:
-    """q: (heads, tokens, dim), k, v: (heads, cells, dim), added to scores: broadcasts to (heads,
-    tokens, cells), minus infinity hides -> (heads, tokens, dim of v); zero where all is hidden.
+    """Attend with a softmax. q: (heads, tokens, dim), k, v: (heads, cells, dim), added to scores:
+    broadcasts to (heads, tokens, cells), minus infinity hides -> (heads, tokens, dim of v); zero
+    where all is hidden.
 
     All sums are in float32, in any order, of what is seen. A running softmax may scale down what it
     has at every cell, or once a tile, whose weights are then added up in vectors: a power and two

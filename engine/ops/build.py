@@ -42,7 +42,7 @@ class Factors:
         return self.loss if factor == "chances" and self.chances is None else 0.0
 
     def round(self, factor: str, x: NDArray[Any], tip: Tip | None = None) -> NDArray[Any]:
-        """x: of any shape -> the same in float64, if such factors are rounded."""
+        """Return x in float64, rounded if such factors are rounded. x: of any shape."""
         to: Convert | None = getattr(self, factor)
         if to is None:
             return x
@@ -97,7 +97,7 @@ class Build:
         return exact(wide) if self.bounds else wide
 
     def parameter(self, x: float) -> float:
-        """A float32 in ggml's op_params."""
+        """Return a float32 in ggml's op_params."""
         return x if self.plain else float(np.float32(x))
 
 

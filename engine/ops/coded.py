@@ -52,7 +52,7 @@ def empty_cells(kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def encode(rows: F32, like: NDArray[Any]) -> NDArray[Any]:
-    """rows: (..., dim) -> blocks of the dtype of `like`: (..., blocks)."""
+    """Encode rows. rows: (..., dim) -> blocks of the dtype of `like`: (..., blocks)."""
     _, _, raw = store_rows(np.ascontiguousarray(rows), format_of(like).name, BUILD)
     return raw.view(like.dtype)
 
@@ -88,7 +88,8 @@ def hadamard(size: int) -> F64:
 
 
 def turn(rows: F32, size: int) -> F32:
-    """rows: (..., dim), each run of `size` elements times the matrix; 0: as they are."""
+    """Multiply each run of `size` elements by the matrix; 0 leaves the rows as they are. rows:
+    (..., dim)."""
     if not size:
         return rows
     runs = rows.reshape(*rows.shape[:-1], -1, size).astype(np.float64)

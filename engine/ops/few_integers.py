@@ -26,7 +26,8 @@ def takes(kind: type[WeightFormat]) -> bool:
 
 
 def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
-    """(tokens, rows); sums: what the activations carry. None where it would be another number."""
+    """Return the product (tokens, rows), or None if it would be another number. sums: what the
+    activations carry."""
     kind = weight.format
     if len(left.columns) or not has_sums_for(kind, sums):
         return None
@@ -50,8 +51,8 @@ def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
 
 
 def has_sums_for(kind: type[WeightFormat], sums: F64 | None) -> bool:
-    """Minima of small blocks meet the sums that are given, as float32, and those of large ones the
-    sums of the steps: an engine may have others, right or wrong."""
+    """Return True if the sums are there. Minima of small blocks meet the given sums, as float32;
+    those of large blocks meet the sums of the steps, which an engine may have otherwise."""
     block = BLOCKS[kind.name]
     if block.m >= 0:
         return sums is not None and np.array_equal(sums.astype(np.float32), sums, equal_nan=True)

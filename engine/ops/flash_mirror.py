@@ -38,7 +38,7 @@ class FlashMirror:
     n_ctx: int
 
     def n_kv(self, n_cells: int) -> int:
-        """Cells that are looked at, padded to 256 (get_n_kv in llama-kv-cache.cpp)."""
+        """Return cells that are looked at, padded to 256 (get_n_kv in llama-kv-cache.cpp)."""
         return min(self.n_ctx, max(256, -(-n_cells // 256) * 256))
 
     def pieces(self, n_tokens: int, n_cells: int) -> NDArray[np.int64]:
@@ -53,7 +53,7 @@ class FlashMirror:
 
 @kernel
 def to_half(x: float) -> float:
-    """The nearest half, ties to even; from 65520 on infinity.
+    """Return the nearest half, ties to even; from 65520 on infinity.
 
     A number so large that the last of its bits is the half's last is added and taken away again.
     """
@@ -84,7 +84,7 @@ def one_by_one(
     sinks: NDArray[Any],
     whole: int,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The sequential paths: (tokens, heads, dim of values) and the radius.
+    """Return the sequential paths: (tokens, heads, dim of values) and the radius.
 
     s, r_s, on: (tokens, heads, cells), the scores, how far each may be off, and which are not
     hidden; v: (kv_heads, cells, dim); `edges` cuts the cells into pieces that are merged at the
@@ -215,7 +215,8 @@ def scale_halves(y: NDArray[Any], r: NDArray[Any], by: float, r_by: float) -> No
 
 @kernel
 def add_halves(y: NDArray[Any], r: NDArray[Any], v: NDArray[Any], by: float, r_by: float) -> None:
-    """Rounded once, to a half: fused. The sum in float64 may lack the last bits of the product."""
+    """Add halves, rounded once (fused). The sum in float64 may lack the last bits of the
+    product."""
     by, r_by = settle(by, r_by)
     for d in range(len(y)):
         value = np.float64(v[d])
@@ -225,7 +226,7 @@ def add_halves(y: NDArray[Any], r: NDArray[Any], v: NDArray[Any], by: float, r_b
 
 @kernel
 def power_of(apart: float, r: float) -> tuple[float, float]:
-    """expf of minus a difference of two scores that are off by r together, and how far it is off:
-    the difference is rounded once, and expf is good to one unit in the last place."""
+    """Return expf of minus the difference of two scores that are off by r together, and its error.
+    The difference is rounded once, and expf is good to one unit in the last place."""
     power = np.float64(np.float32(one_exp(-apart)))
     return power, power * (r + U * apart + 2.0 * U) if power > 0.0 else 0.0

@@ -179,7 +179,7 @@ def one_sin(quarter: int, r: float) -> float:
 
 @intrinsic
 def power_of_two(typing: Any, k: Any) -> Any:
-    """A float64, by its bits; k: from -1022 to 1023."""
+    """Return a float64, by its bits; k: from -1022 to 1023."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         whole = IntType(64)
@@ -234,7 +234,7 @@ def sines(r: F64, quarter: NDArray[np.int64], out: F64) -> None:
 
 
 def quarters(x: F64) -> tuple[NDArray[np.int64], F64]:
-    """The nearest quarter of a turn, of which the last two bits count, and what is left."""
+    """Return the nearest quarter of a turn, of which the last two bits count, and what is left."""
     few = np.abs(x) < FEW_TURNS
     near = np.where(few, x, 0.0)
     n = np.rint(near / QUARTER[0])

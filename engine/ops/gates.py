@@ -100,7 +100,7 @@ def gelu_plain(x: Number) -> Number:
 
 
 def from_table(function: Callable[[F64], Number], x: Number, v: F64) -> Number:
-    """The half next to the function of the half next to v; x says whether with a bound."""
+    """Return the half next to the function of the half next to v; x says whether with a bound."""
     h = halves(v)
     value = value_of(function(h))
     if not isinstance(x, Near):

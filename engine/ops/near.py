@@ -223,7 +223,7 @@ def twice(x: Number) -> Number:
 
 
 def total(terms: Near, roundings: float, *, axis: int = -1, keep: bool = True) -> Near:
-    """A sum in float32 with so many roundings on the longest path."""
+    """Return a sum in float32 with so many roundings on the longest path."""
     v = terms.v.sum(axis=axis, keepdims=keep)
     wide = np.broadcast_to(np.asarray(terms.r), terms.v.shape)
     size = (np.abs(terms.v) + wide).sum(axis=axis, keepdims=keep)

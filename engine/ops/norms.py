@@ -13,7 +13,8 @@ TREE = 6  # roundings of a vector's lanes added as a tree, with the square
 
 
 def rms_norm(x: F32, weight: F32, eps: float, build: Build) -> Number:
-    """x: (.., width), each row scaled to unit mean square, times weight: (width,)."""
+    """Scale each row of x to unit mean square, then multiply by the weight. x: (.., width), weight:
+    (width,)."""
     return rms_normed(build.number(x), build.number(weight), build.parameter(eps), build)
 
 
@@ -22,13 +23,14 @@ def rms_normed(x: Number, weight: Number | None, eps: float, build: Build) -> Nu
 
 
 def of_squares(x: Number, sums: Number, weight: Number | None, eps: float, build: Build) -> Number:
-    """sums: of the squares of each row, (.., 1)."""
+    """Normalise from the sums of squares of each row. sums: (.., 1)."""
     out = x * (1.0 / sqrt(sums / x.shape[-1] + eps))
     return in_range(out if weight is None else out * weight, sums, build)
 
 
 def layer_norm(x: F32, weight: F32, bias: F32, eps: float, build: Build) -> Number:
-    """x: (tokens, width), each row with mean zero and variance one; times weight, plus bias."""
+    """Give each row of x mean zero and variance one, then apply weight and bias. x: (tokens,
+    width)."""
     out = centre_row(build.number(x), build.parameter(eps), build)
     reason = "mean and squares summed in float32"
     if not build.plain:
@@ -51,7 +53,7 @@ def mean(x: F32, build: Build) -> Number:
 
 
 def sum_of(x: Number, build: Build) -> Number:
-    """The sum of a row, rounded once from double, or in float32."""
+    """Return the sum of a row, rounded once from double, or in float32."""
     n = x.shape[-1]
     if build.plain:
         return sum_terms(x, n)
@@ -59,7 +61,8 @@ def sum_of(x: Number, build: Build) -> Number:
 
 
 def squares(x: Number, build: Build, together: float = 1) -> Number:
-    """The sum of squares of a row in double: only the squares round, or a few of them together."""
+    """Return the sum of squares of a row in double: only the squares round, or a few of them
+    together."""
     if build.plain:
         return sum_terms(square(x), x.shape[-1] + 1)
     return twice(sum_terms(square(x), together))

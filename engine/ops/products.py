@@ -65,7 +65,7 @@ def activation_format(kind: type[WeightFormat]) -> type[ActivationFormat]:
 
 
 def convert(x: F32, kind: type[WeightFormat], generic: Collection[str] = ()) -> Converted:
-    """x: (..., n) as a product sees it; `generic` names the formats rounded as generic C does."""
+    """Return x: (..., n) as a product reads it; `generic`: formats rounded as generic C does."""
     target = activation_format(kind)
     return target.convert(x, GENERIC if target.name in generic else X86)
 
@@ -77,12 +77,12 @@ def is_in_blocks(kind: type[WeightFormat]) -> bool:
 
 
 def minimum_of(kind: type[WeightFormat]) -> str | None:
-    """The field that scales the minima of a block, if its weights have any."""
+    """Return the field that scales the minima of a block, if its weights have any."""
     return next((name for name in MINIMA if name in (kind.layout.names or ())), None)
 
 
 def run_of(kind: type[WeightFormat]) -> int:
-    """Weights in a row that are multiplied as integers, exactly: those that share all scales."""
+    """Return how many weights in a row share all scales: these are multiplied as integers."""
     scales = math.prod(kind.layout["d"].shape) if "d" in (kind.layout.names or ()) else 1
     return min(kind.weights // scales, activation_format(kind).block)
 
@@ -101,7 +101,7 @@ def factors(
 
 
 def left_factors(acts: F64, sums: F64 | None, weight: Weight, *, apart: bool) -> list[F64]:
-    """The activations, and what minima are multiplied by: sums of groups of them."""
+    """Return the activations, and what minima are multiplied by: sums of groups of them."""
     if not apart or minimum_of(weight.format) is None:
         return [acts]
     group = activation_format(weight.format).summed
@@ -141,7 +141,7 @@ def linear(
     sums: Callable[[F32, Weight], F64 | None],
     build: Build,
 ) -> Number | F32:
-    """x: (tokens, columns), weight: (rows, columns) -> (tokens, rows), rounded to float32.
+    """Multiply x: (tokens, columns) by weight: (rows, columns), rounded to float32.
 
     activations, sums: x as the product sees it, and its carried sums.
     """
@@ -152,7 +152,7 @@ def linear(
 
 
 def convert_activations(x: F32 | F64, weight: Weight, build: Build) -> Converted:
-    """Activations as the weight's `vec_dot_type` wants them, and their sums if it carries those."""
+    """Return activations in the weight's `vec_dot_type`, and their sums if it carries those."""
     kind = weight.format
     if build.plain and build.activations is not None and is_in_blocks(kind):
         converted = build.activations(np.asarray(x, np.float32))
@@ -185,7 +185,7 @@ def carries_sums(kind: type[WeightFormat]) -> bool:
 def bounded_product(
     acts: F64, sums: F64 | None, weight: Weight, build: Build, dtype: Any = np.float32
 ) -> Near:
-    """acts: (tokens, columns) as converted -> (tokens, rows); dtype: what products are kept in.
+    """Return a bounded product, (tokens, rows). acts: (tokens, columns); dtype: of products.
 
     A zero times anything and a sum with zero are exact in any order, so that only terms (runs of
     integers) that are not zero are counted.
@@ -316,7 +316,7 @@ def adds_floats(weight: Weight, build: Build) -> bool:
 
 
 def codes_alone(weight: Weight, build: Build) -> tuple[str, ...]:
-    """The fields of codes that are added up apart from their offset, if they are."""
+    """Return the fields of codes that are added up apart from their offset, if they are."""
     if build.plain:
         return LESS_OFFSET.get(weight.format.name, ()) if build.offsets_apart else ()
     return UNSIGNED.get(weight.format.name, ())

@@ -45,21 +45,23 @@ class ReferenceOps:
         return weight.take(ids)
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
-        """x: (tokens, width) -> same shape, each row scaled to unit mean square, times weight."""
+        """Scale each row to unit mean square, then multiply by the weight. x: (tokens, width)."""
         return self.run(norms.rms_norm, x, weight, eps)
 
     def layer_norm(self, x: F32, weight: F32, bias: F32, eps: float) -> F32:
-        """x: (tokens, width), each row with mean zero and variance one; times weight, plus bias."""
+        """Give each row mean zero and variance one, then apply weight and bias. x: (tokens,
+        width)."""
         return self.run(norms.layer_norm, x, weight, bias, eps)
 
     # --- products with weights ------------------------------------------------------------
 
     def activations(self, x: F32, weight: Weight) -> F64:
-        """The activations as the product sees them."""
+        """Return the activations as the product sees them."""
         return self.convert_once(x, weight).values
 
     def sums(self, x: F32, weight: Weight) -> F64 | None:
-        """The block sums that minima are multiplied by, where they are more than sums of values."""
+        """Return the block sums that minima are multiplied by, where they are more than sums of
+        values."""
         if not products.carries_sums(weight.format):
             return None
         return self.convert_once(x, weight).sums
@@ -76,7 +78,8 @@ class ReferenceOps:
         return found
 
     def linear(self, x: F32, weight: Weight) -> F32:
-        """x: (tokens, inputs), weight: (outputs, inputs) -> (tokens, outputs)."""
+        """Apply a linear layer. x: (tokens, inputs), weight: (outputs, inputs) -> (tokens,
+        outputs)."""
         return self.run(products.linear, x, weight, self.activations, self.sums)
 
     def compute_together(self, x: F32, weights: Sequence[Weight]) -> None:
@@ -84,8 +87,9 @@ class ReferenceOps:
         them at once."""
 
     def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
-        """x: (tokens, used or 1, inputs), weight: (experts, outputs, inputs), ids: (tokens, used)
-        -> (tokens, used, outputs): each row times the matrix of the expert chosen for it."""
+        """Apply to each row the matrix of its expert. x: (tokens, used or 1, inputs), weight:
+        (experts, outputs, inputs), ids: (tokens, used) -> (tokens, used, outputs): each row times
+        the matrix of the expert chosen for it."""
         out = np.empty((*ids.shape, weight.shape[1]), np.float32)
         rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
         for expert in np.unique(ids):
@@ -96,7 +100,7 @@ class ReferenceOps:
     # --- positions ------------------------------------------------------------------------
 
     def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
-        """Cosine and sine of every pair's angle: (tokens, n_rot / 2) each."""
+        """Return cosine and sine of every pair's angle: (tokens, n_rot / 2) each."""
         return rotation.from_powers(positions, params)
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
@@ -121,14 +125,13 @@ class ReferenceOps:
         return np.repeat(wide, n_head // kv.shape[1], axis=0)
 
     def kq(self, q: F32, k: NDArray[Any]) -> F32:
-        """q: (tokens, heads, dim), k: (cells, kv_heads, dim) -> (heads, tokens, cells)."""
+        """Return the scores. q: (tokens, heads, dim), k: (cells, kv_heads, dim) -> (heads, tokens,
+        cells)."""
         return self.run(attention.kq, q, k, self.spread)
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
-        """Over the last axis of x * scale, hidden entries left out; `visible` lacks the heads.
-
-        A row that sees nothing is all zeros.
-        """
+        """Return the softmax over the last axis of x * scale, with hidden entries left out.
+        `visible` lacks the axis of heads. A row that sees nothing is all zeros."""
         return self.run(softmax.soft_max, x, scale, visible)
 
     def soft_max_with_sinks(self, x: F32, scale: float, visible: Bools, sinks: F32) -> F32:
@@ -136,7 +139,8 @@ class ReferenceOps:
         return self.run(softmax.soft_max_with_sinks, x, scale, visible, sinks)
 
     def kqv(self, p: F32, v: NDArray[Any]) -> F32:
-        """p: (heads, tokens, cells), v: (cells, kv_heads, dim) -> (tokens, heads * dim)."""
+        """Return the weighted sums of the values. p: (heads, tokens, cells), v: (cells, kv_heads,
+        dim) -> (tokens, heads * dim)."""
         return self.run(attention.kqv, p, v, self.spread)
 
     def flash_attn(
@@ -149,7 +153,8 @@ class ReferenceOps:
         cap: float = 0.0,
         sinks: F32 | None = None,
     ) -> F32:
-        """The three ops above in one, without roundings between them -> (tokens, heads * dim of v).
+        """Return the three ops above in one, without roundings between them -> (tokens, heads * dim
+        of v).
 
         Scores are capped, if a cap is given, and each head may have a sink."""
         return self.run(attention.flash_attn, q, k, v, scale, visible, cap, sinks, self.spread)
@@ -195,11 +200,13 @@ class ReferenceOps:
     # --- mixture of experts ---------------------------------------------------------------
 
     def top_k(self, probs: F32, n: int) -> I32:
-        """The ids of the `n` largest of each row, largest first; the lowest id wins a tie."""
+        """Return the ids of the `n` largest of each row, largest first; the lowest id wins a
+        tie."""
         return np.argsort(-probs, axis=-1, kind="stable")[..., :n].astype(np.int32)
 
     def pick(self, probs: F32, ids: I32) -> F32:
-        """probs: (tokens, experts), ids: (tokens, used) -> (tokens, used)"""
+        """Pick the probabilities of the experts used. probs: (tokens, experts), ids: (tokens, used)
+        -> (tokens, used)"""
         return np.take_along_axis(probs, ids.astype(np.int64), axis=-1)
 
     def normalise(self, weights: F32) -> F32:
@@ -212,6 +219,6 @@ class ReferenceOps:
 
 
 def round_once(wide: F64 | F32) -> F32:
-    """The one rounding."""
+    """Round once."""
     with np.errstate(over="ignore"):
         return wide.astype(np.float32, copy=False)

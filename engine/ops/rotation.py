@@ -59,7 +59,7 @@ Rotations = Callable[[I32, RopeParams], tuple[F64, F64]]  # cosines and sines: (
 
 
 def rope(x: F32, positions: I32, params: RopeParams, rotations: Rotations, build: Build) -> Number:
-    """x: (tokens, heads, dim), the first `n_rot` elements of each head are turned."""
+    """Rotate the first `n_rot` elements of each head. x: (tokens, heads, dim)."""
     found = (t[:, None, :] for t in rotations(positions, params))
     cos, sin = (from_library(t, positions, params) if build.bounds else t for t in found)
     return because(rotate(build.number(x), cos, sin, *params.pairs()), REASON)

@@ -10,7 +10,7 @@ IntOrInts = TypeVar("IntOrInts", int, NDArray[Any])
 
 
 def additions(terms: int, lanes: int) -> int:
-    """Roundings on the longest path of a sum of products.
+    """Return roundings on the longest path of a sum of products.
 
     `lanes` partial sums are kept, unrolled four times; what does not fill the four goes one by one;
     the partial sums are added as a tree. A scalar engine has one lane.
@@ -21,7 +21,7 @@ def additions(terms: int, lanes: int) -> int:
 
 
 def block_roundings(runs: IntOrInts, lanes: int) -> IntOrInts:
-    """Roundings where weights are multiplied as integers, so many runs of them (`run_of`).
+    """Return roundings where weights are multiplied as integers, so many runs of them (`run_of`).
 
     Only the sum over such runs is rounded: the product of the scales, the conversion to float, one
     fused addition a run, and the sum of the partial sums with that of the minima. Vector code adds
@@ -34,8 +34,8 @@ def block_roundings(runs: IntOrInts, lanes: int) -> IntOrInts:
 def product_roundings(
     terms: int, lanes: int, run: int, nonzero: NDArray[Any] | int | None = None
 ) -> NDArray[Any]:
-    """Roundings of a product of so many terms, of which `run` in a row are integers; nonzero: how
-    many such runs are not all zeros."""
+    """Return roundings of a product of so many terms, of which `run` in a row are integers;
+    nonzero: how many such runs are not all zeros."""
     most = np.asarray(terms // run if nonzero is None else nonzero)
     if run > 1:
         return np.asarray(block_roundings(most, lanes))

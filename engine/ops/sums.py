@@ -27,7 +27,8 @@ def in_order(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 @compile_kernel
 def add_products(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
-    """a: (rows, terms), b: (terms, columns) -> out: (rows, columns), zeros before.
+    """Add products in the order of the terms. a: (rows, terms), b: (terms, columns) -> out: (rows,
+    columns), zeros before.
 
     Without fastmath nothing is fused or put in another order, however wide the CPU's vectors are.
     """

@@ -17,19 +17,19 @@ class SamplerVocabulary(Protocol):
 
     @property
     def pieces(self) -> Sequence[bytes]:
-        """The bytes of each token; none of control tokens."""
+        """Return the bytes of each token; none of control tokens."""
 
     @property
     def words(self) -> Sequence[bytes]:
-        """The text of each token alone, control tokens spelled out."""
+        """Return the text of each token alone, control tokens spelled out."""
 
     @property
     def spellings(self) -> Sequence[bytes]:
-        """The bytes of each token in a text, control tokens spelled out."""
+        """Return the bytes of each token in a text, control tokens spelled out."""
 
     @property
     def ends(self) -> Collection[int]:
-        """Tokens that end a generation."""
+        """Return tokens that end a generation."""
 
     @property
     def end_of_turn(self) -> int | None: ...
@@ -48,7 +48,7 @@ class Sampler(Registered):
 
     @property
     def draw(self) -> float | None:
-        """The next draw; None if this sampler draws nothing."""
+        """Return the next draw; None if this sampler draws nothing."""
         return None
 
     def apply(self, c: CandidateList) -> CandidateList:

@@ -73,7 +73,8 @@ def read_cells(fields: StateFields, n_ids: int | None, *, extra: bool) -> SavedP
 
 
 def check_places(cells: SavedPositions, start: int) -> None:
-    """Raises MalformedFile where a sequence is twice at one position. start: byte of the first."""
+    """Refuse a sequence that is twice at one position. Raises MalformedFile. start: byte of the
+    first cell."""
     counts = np.maximum(cells.counts, 1)
     owners = cells.ids if len(cells.ids) else np.zeros(len(cells), np.int32)
     places = np.repeat(cells.positions, counts).astype(np.int64) * MAX_SEQUENCES + owners

@@ -38,7 +38,7 @@ class Tokenizer(Registered):
     def encode(
         self, text: bytes, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """The ids of `text`.
+        """Return the ids of `text`.
 
         `add_special` adds what the model wants around a text (BOS, EOS). With `parse_special`,
         the texts of control and unknown tokens stand for these tokens.
@@ -60,7 +60,7 @@ class Tokenizer(Registered):
         return before, after
 
     def segment(self, text: bytes) -> Iterable[int]:
-        """The ids of a text that is not empty and has no special tokens in it."""
+        """Return the ids of a text that is not empty and has no special tokens in it."""
         raise NotImplementedError
 
     def piece(self, token: int, *, special: bool) -> bytes:
@@ -68,7 +68,7 @@ class Tokenizer(Registered):
         return self.pieces_of([token], special=special)[0]
 
     def pieces_of(self, ids: Sequence[int], *, special: bool) -> list[bytes]:
-        """The pieces of many tokens."""
+        """Return the pieces of many tokens."""
         pieces, hidden = self.pieces, frozenset() if special else self.hidden
         if ids and not 0 <= min(ids) <= max(ids) < len(pieces):
             wrong = next(token for token in ids if not 0 <= token < len(pieces))
@@ -83,7 +83,7 @@ class Tokenizer(Registered):
     def decode(
         self, ids: Sequence[int], *, remove_special: bool = False, unparse_special: bool = False
     ) -> bytes:
-        """The text of `ids`; it need not be valid UTF-8.
+        """Return the text of `ids`; it need not be valid UTF-8.
 
         `remove_special` drops the BOS and EOS that `encode` would have added, `unparse_special`
         writes the texts of control and unknown tokens.
@@ -116,7 +116,7 @@ class Tokenizer(Registered):
         return b""  # UNUSED and UNDEFINED
 
     def partition(self, text: bytes, *, parse_special: bool) -> list[int | bytes]:
-        """The special tokens found in `text`, and the pieces of text between them."""
+        """Return the special tokens found in `text`, and the pieces of text between them."""
         parts: list[int | bytes] = [text] if text else []
         for at in self.special_texts.present(text):
             token = self.vocabulary.specials[at]
@@ -172,7 +172,8 @@ def require_token(token: int | None, role: str, asker: str = "") -> int:
 
 
 def byte_of(text: bytes, token: int) -> int:
-    """The byte of a byte token such as `<0x0A>`: characters 3 and 4, read as C's strtol does.
+    """Return the byte of a byte token such as `<0x0A>`: characters 3 and 4, read as C's strtol
+    does.
 
     llama.cpp looks at nothing else, so `<0xZZ>` is byte 0 and `<0x-1>` byte 255.
     """
@@ -187,7 +188,7 @@ def byte_of(text: bytes, token: int) -> int:
 
 
 def tokenizer_of(metadata: Metadata) -> Tokenizer:
-    """The tokenizer that a model's metadata describes.
+    """Return the tokenizer that a model's metadata describes.
 
     Raises InvalidModel if a key is missing or wrong, Unsupported if there is no vocabulary or if
     llama.cpp alone knows its kind.

@@ -49,7 +49,8 @@ class BertTokenizer(Tokenizer, name="bert"):
             yield from self.longest_first(SPACE + word)
 
     def longest_first(self, word: bytes) -> list[int]:
-        """The longest token that fits, again and again; the whole word is unknown if none does."""
+        """Return the longest token that fits, again and again; the whole word is unknown if none
+        does."""
         ids: list[int] = []
         at = 0
         while at < len(word):
@@ -108,7 +109,7 @@ def is_chinese(code: int) -> bool:
 
 
 def bare(code: int) -> int:
-    """The first code point of its decomposition: of a Korean syllable, only the consonant.
+    """Return the first code point of its decomposition: of a Korean syllable, only the consonant.
 
     Python's tables agree with llama.cpp's, but for code points that are newer than those.
     """
@@ -116,7 +117,7 @@ def bare(code: int) -> int:
 
 
 def lower(code: int) -> int:
-    """Its lower-case form in one code point."""
+    """Return the lower-case form of the character if it is one code point."""
     return ord(chr(code).lower()[0]) if is_assigned(code) else code
 
 

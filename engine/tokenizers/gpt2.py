@@ -69,7 +69,7 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
         return pre_tokenizer_of(metadata)
 
     def segment(self, text: bytes) -> Iterable[int]:
-        """Ids of the words; bytes that are no UTF-8 are U+FFFD from here on."""
+        """Return ids of the words; bytes that are no UTF-8 are U+FFFD from here on."""
         if self.pre.escape_whitespaces:
             text = text.replace(b" ", SPACE)
         return self.known.over(self.splitter.words(readable(text)))
@@ -144,7 +144,8 @@ def reread(undecoded: re.Match[str]) -> str:
 
 
 def bytes_of_character(code: int, text: bytes, token: int) -> bytes:
-    """The byte that a character of a token stands for, or llama.cpp's words for there being none.
+    """Return the byte that a character of a token stands for, or llama.cpp's words for there being
+    none.
 
     Those hold the whole token once for each such character.
     """

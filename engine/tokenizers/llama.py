@@ -45,7 +45,7 @@ class LlamaTokenizer(Tokenizer, name="llama"):
         return ids
 
     def segment(self, text: bytes) -> Iterable[int]:
-        """Ids of a text without spaces; a symbol that is no token is spelled in bytes.
+        """Return ids of a text without spaces; a symbol that is no token is spelled in bytes.
 
         llama.cpp also knows how to take a merged symbol apart again; that never happens, because
         it merges only what is a token.
@@ -90,6 +90,7 @@ class LlamaTokenizer(Tokenizer, name="llama"):
         return np.unique(-scores, return_inverse=True)[1].astype(np.int32)
 
     def byte_token(self, byte: int) -> int:
-        """The token `<0xNN>`, or else the one whose text is that byte alone, or MISSING - byte."""
+        """Return the token `<0xNN>`, or else the one whose text is that byte alone, or MISSING -
+        byte."""
         ids = self.vocabulary.ids
         return ids.get(b"<0x%02X>" % byte, ids.get(bytes([byte]), MISSING - byte))

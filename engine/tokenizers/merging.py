@@ -67,7 +67,8 @@ class Merging(NamedTuple):
 
 @kernel
 def spell(raw: U8, sizes: I64, letters: I32) -> Any:
-    """A text in the characters that stand for its bytes, and the edges of its words in bytes.
+    """Return a text in the characters that stand for its bytes, and the edges of its words in
+    bytes.
 
     A size beyond the end of the text is one up to its end.
     """
@@ -92,7 +93,8 @@ def spell(raw: U8, sizes: I64, letters: I32) -> Any:
 
 @kernel
 def cut(text: U8, hashes: U64, powers: U64, joints: U8, start: int, end: int, symbols: I32) -> int:
-    """Characters as symbols, up to two that are side by side in nothing that is merged; how many.
+    """Return characters as symbols, up to two that are side by side in nothing that is merged; how
+    many.
 
     The place where it stopped is there as one more symbol. Nothing merges across it, and what is
     merged at once stays small, which is what takes time: memory that is not near.
@@ -192,7 +194,7 @@ def write(
     ids: I32, n_ids: int, tags: U8, rows: I64, blob: U8, powers: U64, byte_ids: I32, text: U8,
     hashes: U64, symbols: I32, count: int,
 ) -> int:  # fmt: skip
-    """The ids of symbols, or those of their bytes; how many ids there are then."""
+    """Return the ids of symbols, or those of their bytes; how many ids there are then."""
     left = 0
     while left < count:
         start, end = symbols[left, BEGINS], symbols[symbols[left, AFTER], BEGINS]
@@ -216,7 +218,7 @@ def merge_words(
     joints: U8, by_split: bool, tags: U8, rows: I64, blob: U8, powers: U64, whole: Any,
     byte_ids: I32,
 ) -> Any:  # fmt: skip
-    """The ids of all words, and where those of each word begin and end."""
+    """Return the ids of all words, and where those of each word begin and end."""
     hashes = hash_prefixes(text)
     longest = 0  # not by numpy: its functions take ten times as long to compile as all of this
     for word in range(len(edges) - 1):

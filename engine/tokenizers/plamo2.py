@@ -78,7 +78,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
             at += step.size
 
     def cheapest(self, codes: list[int]) -> list[TableStep]:
-        """The best step from each character; among equals the longest."""
+        """Return the best step from each character; among equals the longest."""
         path: list[TableStep] = []  # of the characters behind, last first
         costs = [0] * (len(codes) + 1)
         state = ""
@@ -123,7 +123,8 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         return TableStep(text, gain, len(text), token)
 
     def render(self, token: int) -> bytes:
-        """The text as stored, whatever the type is: `▁` stays, and unused tokens are shown."""
+        """Return the text as stored, whatever the type is: `▁` stays, and unused tokens are
+        shown."""
         text = self.vocabulary.texts[token]
         match = BYTE_TEXT.fullmatch(text) if self.vocabulary.attrs[token] & Attr.BYTE else None
         return bytes([int(match[1], 16)]) if match else text

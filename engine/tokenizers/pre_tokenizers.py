@@ -23,7 +23,8 @@ def either(*parts: str) -> str:
 
 
 def cased_word(capitals: str, smalls: str, ending: str = "") -> str:
-    """A word that starts with capitals or ends with small letters, after one other character."""
+    """Return a word that starts with capitals or ends with small letters, after one other
+    character."""
     before = r"[^\r\n\p{L}\p{N}]?"
     return either(
         f"{before}[{capitals}]*[{smalls}]+{ending}", f"{before}[{capitals}]+[{smalls}]*{ending}"

@@ -85,7 +85,7 @@ class TextSplitter:
         )
 
     def words(self, text: str) -> list[str]:
-        """The words of a text; joined they give it again."""
+        """Return the words of a text; joined they give it again."""
         if text.isascii():  # it stands for itself
             words = [text]
             for _, parts in self.stages:
@@ -126,7 +126,7 @@ def collapse(text: str) -> str:
 
 @cache
 def cut_by(expression: str) -> Cut:
-    """The cut that llama.cpp makes with one of its expressions."""
+    """Return the cut that llama.cpp makes with one of its expressions."""
     if expression in (AFMOE_DIGITS, TINY_AYA_DIGITS):
         return cut_numbers
     if expression == SUPERBPE_DIGITS:
@@ -144,7 +144,7 @@ def cut_by(expression: str) -> Cut:
 
 
 def expand(expression: str) -> str:
-    r"""The expression with members for each \p{...}."""
+    r"""Return the expression with members for each \p{...}."""
     written, inside = "", False
     for atom in ATOM.finditer(expression):
         text = atom[0]
@@ -161,7 +161,8 @@ DIGITS = re.compile("[0-9]+")
 
 
 def cut_numbers(collapsed: str) -> list[str]:
-    """Numbers in threes from the right; what is before a number stays with its first group."""
+    """Return numbers in threes from the right; what is before a number stays with its first
+    group."""
     ends = [
         end
         for run in NUMBERS.finditer(collapsed)

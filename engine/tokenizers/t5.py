@@ -77,7 +77,7 @@ class T5Tokenizer(Tokenizer, name="t5"):
         return (text[at : at + size], size) if size else (to_utf8(REPLACEMENT), 1)
 
     def best(self, text: bytes) -> list[int]:
-        """The ids of a normalised text; among equal sums, what was found first.
+        """Return the ids of a normalised text; among equal sums, what was found first.
 
         A character that is no token is unknown, and so is each one in a run of them at once.
         """

@@ -39,7 +39,7 @@ def kernel(function: Function) -> Function:
 
 
 def inline_part(function: Function) -> Function:
-    """A part of kernels: a call would cost more than what it does."""
+    """Return a part of kernels: a call would cost more than what it does."""
     return cast(Function, njit(inline="always")(function))
 
 
@@ -67,7 +67,7 @@ def table_of_merges(merges: Sequence[bytes]) -> Table:
 
 
 def join_texts(texts: Sequence[bytes]) -> tuple[U8, I64]:
-    """Texts one after the other, where each begins, and where the last one ends."""
+    """Return texts one after the other, where each begins, and where the last one ends."""
     starts = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
     return np.frombuffer(b"".join(texts) or b"\0", np.uint8), starts
 
@@ -95,7 +95,7 @@ class Needles:
         self.edges = np.searchsorted([first for first, _ in pairs], np.arange(257))
 
     def present(self, text: bytes) -> list[int]:
-        """The numbers of those that are somewhere in `text`."""
+        """Return the numbers of those that are somewhere in `text`."""
         if not text or not self.count:
             return []
         raw, found = np.frombuffer(text, np.uint8), np.zeros(self.count, np.bool_)
@@ -128,7 +128,7 @@ def key_of(value: Any, split: int) -> Any:
 def slot_of(
     tags: U8, rows: I64, blob: U8, key: Any, text: U8, start: int, size: int, split: int
 ) -> Any:
-    """The slot of a text, or the free one where it belongs."""
+    """Return the slot of a text, or the free one where it belongs."""
     tag, mask = np.uint8(key) | TAKEN, len(tags) - 1
     at = np.int64(key >> HALF) & mask
     while tags[at] != FREE:
@@ -176,7 +176,8 @@ def fill(tags: U8, rows: I64, blob: U8, starts: I64, splits: I32, values: I32) -
 
 @kernel
 def halves(blob: U8, starts: I64) -> Any:
-    """The texts without the one space that each must have inside; else nothing is left of it."""
+    """Return the texts without the one space that each must have inside; else nothing is left of
+    it."""
     left, ends, at = np.empty_like(blob), np.zeros_like(starts), 0
     splits = np.zeros(len(starts) - 1, np.int32)
     for i in range(len(splits)):
@@ -222,7 +223,7 @@ def character_size(first: int) -> int:
 
 @inline_part
 def joint(value: Any) -> Any:
-    """The byte and the bit of two characters with that hash."""
+    """Return the byte and the bit of two characters with that hash."""
     at = np.int64(key_of(value, 0) >> TOP)
     return at >> 3, 1 << (at & 7)
 

@@ -19,7 +19,8 @@ WHITESPACE = (*range(0x09, 0x0E), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200
 
 @cache
 def categories() -> NDArray[np.uint8]:
-    """The letter of each code point's category: L M N P S Z C, and U where none is assigned."""
+    """Return the letter of each code point's category: L M N P S Z C, and U where none is
+    assigned."""
     runs = re.findall("([A-Z])([0-9]*)", RUNS)
     letters = np.frombuffer("".join(letter for letter, _ in runs).encode(), np.uint8)
     table = np.repeat(letters, [int(length or "1") for _, length in runs])

@@ -23,7 +23,7 @@ SEQUENCE_OR_BYTE = re.compile(SEQUENCE.pattern + rb"|[\x80-\xff]")
 
 
 def code_points(text: bytes) -> list[int]:
-    """The code points of any bytes; some may be surrogates or beyond U+10FFFF."""
+    """Return the code points of any bytes; some may be surrogates or beyond U+10FFFF."""
     try:
         return list(map(ord, text.decode()))
     except UnicodeDecodeError:
@@ -31,7 +31,7 @@ def code_points(text: bytes) -> list[int]:
 
 
 def writable_code_points(text: bytes) -> list[int]:
-    """The code points of a text that will be written as UTF-8 again.
+    """Return the code points of a text that will be written as UTF-8 again.
 
     EngineError if one is beyond U+10FFFF: llama.cpp ends the process.
     """
@@ -44,7 +44,7 @@ def writable_code_points(text: bytes) -> list[int]:
 
 
 def to_utf8(code: int) -> bytes:
-    """The bytes of a code point, in the same form for surrogates and up to 0x1FFFFF."""
+    """Return the bytes of a code point, in the same form for surrogates and up to 0x1FFFFF."""
     if code < 0x80:
         return bytes([code])
     size = 2 + (code >= 0x800) + (code >= 0x10000)
@@ -53,7 +53,7 @@ def to_utf8(code: int) -> bytes:
 
 
 def sequence_size(text: bytes, at: int) -> int:
-    """The bytes of the character that begins at `at`; 0 if none does."""
+    """Return the bytes of the character that begins at `at`; 0 if none does."""
     match = SEQUENCE.match(text, at)
     return match.end() - at if match else 0
 

@@ -159,7 +159,7 @@ class VocabularyDraft:
     eog: set[int]
 
     def present(self, texts: str) -> list[int]:
-        """Ids, lowest first, of those of the space-separated texts that are tokens."""
+        """Return ids, lowest first, of those of the space-separated texts that are tokens."""
         return sorted(self.ids[t] for t in texts.encode().split() if t in self.ids)
 
     def id_named(self, text: str) -> int:
@@ -217,7 +217,8 @@ def special_ids(draft: VocabularyDraft) -> list[int]:
 
 
 def read_string(metadata: Metadata, key: str) -> bytes:
-    """The bytes under `key` up to the first NUL, as C sees them; empty if there is no such key."""
+    """Return the bytes under `key` up to the first NUL, as C sees them; empty if there is no such
+    key."""
     if key not in metadata:
         return b""
     value = metadata[key].data
@@ -256,7 +257,7 @@ def read_texts(metadata: Metadata) -> list[bytes]:
 
 
 def read_array(metadata: Metadata, key: str, allowed: tuple[str, ...]) -> NDArray[Any] | None:
-    """The array under `key`, whose element type must be one of those allowed."""
+    """Return the array under `key`, whose element type must be one of those allowed."""
     if key not in metadata:
         return None
     value = metadata[key].data
@@ -270,7 +271,7 @@ def read_array(metadata: Metadata, key: str, allowed: tuple[str, ...]) -> NDArra
 def read_numbers(
     metadata: Metadata, key: str, allowed: tuple[str, ...], n_vocab: int
 ) -> NDArray[Any] | None:
-    """The array under `key`, which must have one entry per token."""
+    """Return the array under `key`, which must have one entry per token."""
     numbers = read_array(metadata, key, allowed)
     if numbers is not None and len(numbers) != n_vocab:
         raise InvalidModel(f"{key} must have one entry per token: {n_vocab}, got {len(numbers)}")

@@ -18,7 +18,7 @@ C_TYPES = {
 
 
 def array(name: str, values: NDArray[Any]) -> Iterator[str]:
-    """A definition; of nothing, one zero that nobody reads: C has no empty arrays."""
+    """Yield a definition; of nothing, one zero that nobody reads: C has no empty arrays."""
     flat = np.ascontiguousarray(values).reshape(-1)
     if flat.dtype == np.float16:
         texts: Iterable[str] = (f"0x{bits:04x}" for bits in flat.view(np.uint16))
@@ -32,7 +32,7 @@ def array(name: str, values: NDArray[Any]) -> Iterator[str]:
 
 
 def fill_lines(texts: Iterable[str]) -> Iterator[str]:
-    """Lines of as many as fit."""
+    """Yield lines of as many as fit."""
     line = ""
     for text in texts:
         if len(line) + len(text) + 1 > WIDTH:
@@ -43,7 +43,7 @@ def fill_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def floating(value: np.floating[Any]) -> str:
-    """The shortest decimal that is read as these bits again; any NaN stands for any."""
+    """Return the shortest decimal that is read as these bits again; any NaN stands for any."""
     if np.isnan(value):
         return "NAN"
     if np.isinf(value):

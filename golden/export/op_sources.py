@@ -37,7 +37,7 @@ def shape_of(shape: list[int]) -> str:
 
 
 def input_row(i: int, case: str, name: str, row: Row, vectors: Vectors) -> tuple[list[str], str]:
-    """The lines that define its data, and its row in the table of inputs."""
+    """Return the lines that define its data, and its row in the table of inputs."""
     values = vectors.tensors[f"{case}/{name}"]
     data = f"in_{i}_{name}"
     nb = shape_of(list(row.get("nb", ())))
@@ -53,7 +53,7 @@ def param_row(name: str, value: float | str) -> str:
 
 
 def output_row(i: int, row: Row, name: str, vectors: Vectors) -> tuple[list[str], str]:
-    """The lines that define its ways, and its row in the table of outputs."""
+    """Return the lines that define its ways, and its row in the table of outputs."""
     output = row["outputs"][name]
     lines: list[str] = []
     ways = []

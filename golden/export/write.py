@@ -45,7 +45,8 @@ def export(
     root: Path = DEFAULT_ROOT,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """The files that were written. only: documents such as "q4_k"; all of the level if empty.
+    """Return the files that were written. only: documents such as "q4_k"; all of the level if
+    empty.
 
     Raises BrokenGolden for vectors that are not intact, for a level without tensors as safetensors,
     for a name that the level has not, and for a folder with anything in it.
@@ -120,7 +121,8 @@ def as_json(document: Mapping[str, Any]) -> bytes:
 
 
 def model_files(row: Mapping[str, Any], out: Path) -> Iterator[Path]:
-    """The model as a file, if a recipe makes it; others are found by their hash, by the user."""
+    """Yield the model as a file, if a recipe makes it; others are found by their hash, by the
+    user."""
     if row["recipe"] is not None:
         path = out / "models" / f"{row['name']}.gguf"
         path.parent.mkdir(exist_ok=True)

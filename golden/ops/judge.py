@@ -28,7 +28,7 @@ class JudgedCase:
 
 
 def judge(row: Mapping[str, Any], tensors: Tensors, answers: Tensors) -> Iterator[JudgedCase]:
-    """row: a case of the document; answers: outputs by name, all of them."""
+    """Judge an engine's answers. row: a case of the document; answers: all outputs by name."""
     for name, output in row["outputs"].items():
         got = answers[name]
         wrong = unlike(output, got)

@@ -30,7 +30,7 @@ JUDGED = {
 
 
 def operations() -> list[str]:
-    """All that have vectors: ggml's ops and those of engines' interfaces."""
+    """Return all that have vectors: ggml's ops and those of engines' interfaces."""
     import_members("lockstep.golden.ops.cases")
     return sorted(CASES)
 
@@ -76,7 +76,7 @@ def inside(one: Expected, other: Expected) -> bool:
 
 
 def write_case(op: str, case: Case) -> tuple[dict[str, Any], Tensors]:
-    """A row of the document and its tensors."""
+    """Return a row of the document and its tensors."""
     tensors: Tensors = {}
     row: dict[str, Any] = {"id": case.id, "params": dict(case.params)}
     row["inputs"] = dict(inputs_of(case, tensors))

@@ -26,7 +26,8 @@ def schema_of(name: str) -> Any:
 
 
 def inline_references(value: Any, schemas: Mapping[str, Any], own: str) -> Any:
-    """The schema with what it refers to in its place: ours refer to `$defs`, never in a circle."""
+    """Return the schema with what it refers to in its place: ours refer to `$defs`, never in a
+    circle."""
     if isinstance(value, list):
         return [inline_references(item, schemas, own) for item in value]
     if not isinstance(value, dict):

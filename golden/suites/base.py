@@ -93,7 +93,7 @@ def source_of(
 
 
 def difference(held: Vectors, made: Vectors, but: Collection[str] = ()) -> str:
-    """The first part of the document, or tensor, that is another one; the CPU is no part."""
+    """Return the first part of the document, or tensor, that is another one; the CPU is no part."""
     a, b = parts(held), parts(made)
     changed = (name for name in sorted({*a, *b} - {*but}) if a.get(name) != b.get(name))
     return next((f"{name!r} is another one" for name in changed), "")
@@ -159,7 +159,7 @@ class Verdicts:
 
 
 def each(verdict: Verdicts, *questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict]:
-    """The verdicts on each question; one that an engine does not answer costs no other."""
+    """Yield the verdicts on each question; one that an engine does not answer costs no other."""
     for question in questions:
         try:
             yield from question()

@@ -204,7 +204,7 @@ def mirror_product(x: F32, weight: Weight) -> tuple[F32, Bound]:
 def multiply_blocks(
     acts: F64, sums: F64 | None, weight: Weight, *, blocks: bool
 ) -> tuple[F32, Bound]:
-    """blocks: the steps of a block are multiplied as integers, so that only their sums round."""
+    """Multiply the steps of a block as integers, so that only the sums of blocks round."""
     out = np.zeros((len(acts), weight.shape[0]))
     size = np.zeros(out.shape)  # the sum of the magnitudes of all that is added up
     for rows, pairs in factors(acts, sums, weight):

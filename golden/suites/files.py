@@ -87,7 +87,7 @@ def names() -> list[str]:
 
 
 def every(source: Source, faults: Sequence[str]) -> dict[str, Vectors]:
-    """The vectors of these, by name."""
+    """Return the vectors of these, by name."""
     files = [alone(name) for name in faults]
     said = {f"{source.ask.engine} {way}": source.ask("parse", *pack_files(files), way)
             for way in WAYS[source.ask.engine]}  # fmt: skip

@@ -124,7 +124,7 @@ class GoldenLogits(Golden, name="logits"):
 
 
 def prompt_of(source: Source, model: Model) -> tuple[list[int], int]:
-    """The prompt and how many greedy ids follow: text if the model knows what it says."""
+    """Return the prompt and how many greedy ids follow: text if the model knows what it says."""
     assert source.model is not None
     if source.model["recipe"] is None:
         try:
@@ -139,7 +139,7 @@ def prompt_of(source: Source, model: Model) -> tuple[list[int], int]:
 
 
 def rounded_up(x: float) -> float:
-    """To two digits: all that the measurement is worth."""
+    """Round up to two digits, which is all that the measurement is worth."""
     return float(Context(prec=2, rounding=ROUND_CEILING).create_decimal(Decimal(x)))
 
 

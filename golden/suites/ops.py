@@ -28,7 +28,8 @@ HELD = {  # ggml's or not: what the truth was held against when it was written
 
 class GoldenOps(Golden, name="ops"):
     def make(self, source: Source, what: str) -> Vectors:
-        """what: the operation. Raises BrokenGolden if the oracle's own result is out of bound."""
+        """Make the cases of an operation. Raises BrokenGolden if the oracle's own result is out of
+        bound."""
         source.progress(f"{what}: cases of an operation")
         rows, tensors = [], Tensors()
         for case in cases_of(what, source.seed):

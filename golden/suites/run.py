@@ -142,7 +142,8 @@ def shown_of(
 
 
 def prompt_of(source: Source, facts: ModelFacts) -> list[int]:
-    """A text if the model has a vocabulary, or else seeded ids; no longer than it has positions."""
+    """Return a text if the model has a vocabulary, or else seeded ids; no longer than it has
+    positions."""
     most = max(facts.n_positions - N_GREEDY, 1) if facts.n_positions else MOST
     ids: list[int] = source.ask("tokenize", [TEXT])[0] if facts.has_vocabulary else []
     if ids:
@@ -154,7 +155,7 @@ def prompt_of(source: Source, facts: ModelFacts) -> list[int]:
 
 
 def first_guess(source: Source, prompt: Sequence[int]) -> list[int]:
-    """The oracle's greedy ids; none of a model without logits."""
+    """Return the oracle's greedy ids; none of a model without logits."""
     try:
         return list(source.ask("greedy", list(prompt), N_GREEDY))
     except NoAnswer as error:
@@ -179,8 +180,8 @@ def with_early_nodes(
 def truth(
     source: Source, file: GgufFile, prompt: Sequence[int], greedy: list[int], start: int | None
 ) -> tuple[Recorded, Matrices, list[int]]:
-    """Our own run along ids that are the argmax of our own logits: the oracle's are a guess, and
-    may part at a tie."""
+    """Run our engine along ids that are the argmax of our own logits. The oracle's ids are a first
+    guess, and may differ at a tie."""
     result = LOGITS if greedy else EMBEDDINGS
     for _ in range(N_GREEDY + 1):
         batches = batches_of(prompt, greedy, start)
@@ -197,7 +198,7 @@ def truth(
 def greedy_after(
     source: Source, prompt: Sequence[int], greedy: list[int], own: list[int], start: int | None
 ) -> list[int]:
-    """Our own ids up to the first that is another one, and what the oracle makes of them."""
+    """Return our own ids up to the first that differs, and the oracle's logits for them."""
     first = next(i for i in range(N_GREEDY) if own[i] != greedy[i])
     known = own[: first + 1]
     rest = N_GREEDY - len(known)

@@ -46,7 +46,7 @@ READING = ("dry", "infill")  # documents whose cases read a vocabulary
 
 class GoldenSamplers(Golden, name="samplers"):
     def make(self, source: Source, what: str) -> Vectors:
-        """what: a sampler, or a group of chains."""
+        """Make the vectors of a sampler, or of a group of chains."""
         source.progress(f"{what}: lists of samplers")
         words = words_of(source) if what in READING else None
         rows = [make_case(spec, source.seed, words) for spec in DOCUMENTS[what]]

@@ -132,7 +132,8 @@ def replay_pieces(
 
 
 def own_specials(metadata: Mapping[str, tuple[str, Any]]) -> dict[str, bytes]:
-    """Some of the special tokens, the first and the last ones, whole and with something around."""
+    """Return some of the special tokens, the first and the last ones, whole and with something
+    around."""
     tokens = metadata["tokenizer.ggml.tokens"][1]
     _, types = metadata.get("tokenizer.ggml.token_type", ("", ()))
     found = [token for token, kind in zip(tokens, types, strict=False) if kind in SPECIAL_TYPES]
@@ -185,7 +186,7 @@ def ids_of(cases: Sequence[Case], own: Sequence[Case]) -> Iterator[Ids]:
 
 
 def pieces(ask: AskedEngine, ids: Ids) -> Case:
-    """The bytes of each token; under `plain` none for those that are not shown."""
+    """Return the bytes of each token; under `plain` none for those that are not shown."""
     alone = [[i] for i in ids]
     full, plain = (
         [t.hex() for t in ask("detokenize", alone, **f)] for f in (FULL_BACK, PLAIN_BACK)

@@ -19,7 +19,7 @@ ALL, HALF = (0xFF,), (0xFF, 0x07)  # HALF: of a scale in F16, between one and fo
 
 @dataclass(frozen=True)
 class VaryingPart:
-    """catches: wrong engines of the catalogue."""
+    """An acid part with varying bytes. catches: wrong engines of the catalogue."""
 
     masks: Masks
     catches: tuple[str, ...] = ()
@@ -27,7 +27,8 @@ class VaryingPart:
 
 @dataclass(frozen=True)
 class Coded:
-    """plain: the value of each field where it does not vary, byte by byte or one for all."""
+    """Weights of one format, by field. plain: each field's value where it does not vary, byte by
+    byte or one for all."""
 
     plain: Mapping[str, float | tuple[int, ...]]
     parts: Mapping[str, VaryingPart]
@@ -64,7 +65,7 @@ def format_named(kind: str) -> type[WeightFormat]:
 
 
 def small(plain: Mapping[str, float | tuple[int, ...]], **parts: VaryingPart) -> Coded:
-    """A format of 32 weights in a block, two blocks in a row."""
+    """Return a format of 32 weights in a block, two blocks in a row."""
     named = {name.replace("_", "-"): part for name, part in parts.items()}
     return Coded(plain, named, (21, 43), 64)
 

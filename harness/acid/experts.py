@@ -38,7 +38,7 @@ class AcidExperts(AcidWeights):
         up: float,
         out: Mapping[str, float],
     ) -> None:
-        """place: layer, expert and unit. What the unit is for this expert alone."""
+        """Return the unit's value that only this expert has. place: layer, expert and unit."""
         layer, expert, at = place
         here = self.coordinate(state)
         self.gates[layer, expert, at, here] = gate / self.shape.unit

@@ -42,7 +42,8 @@ def fill(
     length: float,
     place: tuple[str, int, int, str],
 ) -> None:
-    """matrix: (n_embd_head, n_embd) of one head, in which a token of this state gets the length."""
+    """Fill a head's matrix so that a token of this state gets the length. matrix: (n_embd_head,
+    n_embd)."""
     _, layer, _, state = place
     here, base = w.coordinate(state), w.coordinate(TINY if state in (FULL, SHORT) else CONST)
     by = w.shape.unit * w.attn_norm[layer]

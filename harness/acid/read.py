@@ -25,7 +25,7 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class AcidReading:
-    """problem: why there is no report in the text; "" if there is one."""
+    """The reading of an acid text. problem: why the text holds no report; "" if it holds one."""
 
     arch: str = ""
     quant: str = ""
@@ -50,7 +50,7 @@ class AcidReading:
 
 
 def read_report(text: str) -> AcidReading:
-    """The first report in the text, whatever stands before and behind it."""
+    """Return the first report in the text, whatever stands before and behind it."""
     text = COLOURS.sub("", text[:LONGEST])
     found = TITLE.search(text)
     if not found:

@@ -34,12 +34,12 @@ class Report:
 
     @property
     def prompt(self) -> str:
-        """The acid prompt."""
+        """Return the acid prompt."""
         return architecture_named(self.arch).vocabulary.prompt
 
     @property
     def full_start(self) -> tuple[str, str]:
-        """The tokens behind the acid prompt: a short one, and a usual one."""
+        """Return the tokens behind the acid prompt: a short one, and a usual one."""
         return f" {self.title}:", f" {len(self.tests)} tests\n"
 
     @property

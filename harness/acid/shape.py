@@ -33,7 +33,7 @@ class Shape:
 
     @property
     def unit(self) -> float:
-        """The size of the constant behind a norm: 8 in most."""
+        """Return the size of the constant behind a norm: 8 in most."""
         return float(np.sqrt(self.n_embd / self.squares))
 
     @property
@@ -53,12 +53,13 @@ class Shape:
 
     @property
     def order(self) -> list[int]:
-        """The element of a head, as weights are built, that lies at each place of the file."""
+        """Return the element of a head, as weights are built, that lies at each place of the
+        file."""
         n = self.n_embd_head
         return [*range(0, n, 2), *range(1, n, 2)] if self.halves else list(range(n))
 
     def frequency(self, pair: int) -> float:
-        """Radians that a rotary pair turns from one position to the next."""
+        """Return radians that a rotary pair turns from one position to the next."""
         return float(self.rope_base ** (-2 * pair / self.n_embd_head))
 
 

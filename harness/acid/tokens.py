@@ -61,12 +61,13 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
 
 
 def role(letter: str) -> str:
-    """The coordinate of a letter of the prompt."""
+    """Return the coordinate of a letter of the prompt."""
     return f"letter:{letter}"
 
 
 def pieces(lines: Sequence[str], more: Sequence[str] = (*MORE, PARSED)) -> list[str]:
-    """lines: what each token of the report says, spaces as spaces. The ids are the places."""
+    """Return the pieces. lines: what each token of the report says, spaces as spaces. The ids are
+    the places."""
     head = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), SPACE, *LETTERS, *more]
     return head + [line.replace(" ", SPACE) for line in lines]
 

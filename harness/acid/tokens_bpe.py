@@ -34,7 +34,8 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
 
 
 def visible(byte: int) -> str:
-    """The character that spells a byte: itself, or one from U+0100 up for those not to be seen."""
+    """Return the character that spells a byte: itself, or one from U+0100 up for those not to be
+    seen."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     if byte in seen:
         return chr(byte)
@@ -50,7 +51,8 @@ def spell(text: str) -> str:
 
 
 def places(letters: str) -> Mapping[str, tuple[str, float]]:
-    """The letters as in any acid prompt, the beginning, and what shows how a text was cut."""
+    """Return the letters as in any acid prompt, the beginning, and what shows how a text was
+    cut."""
     found = {letter: state for letter, state in letter_states().items() if letter in letters}
     shown = {token: (role(name), 1.0) for name, tokens in SHOWN.items() for token in tokens}
     return {**found, FIRST: (BOS, 1.0), **shown}
@@ -81,7 +83,8 @@ class Bpe:
 
 
 def vocabulary(pre: str, n_digits: int, letters: str = LETTERS) -> AcidVocabulary:
-    """n_digits: how many tokens " 12" is cut into; letters: those that tests look for."""
+    """Make a vocabulary. n_digits: the number of tokens for " 12"; letters: those that tests look
+    for."""
     n_prompt = len(PROMPT) - len("".join(PIECES)) + 2 + n_digits + 2 + 1
     return AcidVocabulary(
         prompt=PROMPT,

@@ -153,8 +153,8 @@ class AcidWeights:
         distance: float,
         score: float,
     ) -> None:
-        """place: layer, head and pair. The score of these keys, which lie d positions back, grows
-        by score * cos(f * (d - distance))."""
+        """Rotate keys that lie d positions back: their score grows by score * cos(f * (d -
+        distance)). place: layer, head and pair."""
         layer, head, pair = place
         angle = self.frequency(layer, pair) * distance
         first, second = self.shape.pair(pair)
@@ -163,7 +163,7 @@ class AcidWeights:
         self.query(layer, head, second, state, -score * float(np.sin(angle)))
 
     def frequency(self, layer: int, pair: int) -> float:
-        """Radians that a rotary pair turns from one position to the next."""
+        """Return radians that a rotary pair turns from one position to the next."""
         return self.shape.frequency(pair)
 
     def free_value(self, *layers: int) -> int:

@@ -35,7 +35,7 @@ def write_acid(path: Path, arch: str = "llama", quant: str = "F32") -> None:
 
 
 def check_known(arch: str, quant: str) -> None:
-    """Raises InvalidModel for what no acid model is written of."""
+    """Refuse a design that no acid model has. Raises InvalidModel."""
     for kind, given, known in (
         ("architecture", arch, ARCHITECTURES),
         ("weight type", quant, TYPES),
@@ -89,7 +89,7 @@ def as_bytes(values: F64, kind: str) -> bytes:
 
 
 def coded_rows(weights: AcidWeights, quant: str) -> bytes:
-    """Rows that no test reads are zero, scales and all."""
+    """Return coded rows. Rows that no test reads are zero, scales and all."""
     form = format_named(quant)
     zero = bytes(form.layout.itemsize * (weights.shape.n_ff // form.weights))
     return b"".join(weights.coded.get(row, zero) for row in range(weights.shape.n_embd))

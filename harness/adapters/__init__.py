@@ -40,7 +40,7 @@ def split_version(name: str) -> tuple[str, str]:
 
 
 def adapter_class(name: str) -> type[Adapter]:
-    """The adapter with that name, of any version; raises Unsupported, naming the choices.
+    """Return the adapter with that name, of any version; raises Unsupported, naming the choices.
 
     The file that is named after the engine is tried first, so that a worker does not load every
     other engine as well; then all adapters, then the engines that are wrong on purpose, then those

@@ -74,19 +74,21 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not detokenize")
 
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Every weight of whole blocks, in one row."""
+        """Return every weight of whole blocks, in one row."""
         raise Unsupported(f"{self.name} does not expose its weight decoders")
 
     def multiply(
         self, type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """x: (tokens, columns) times a matrix with rows of so many weights -> (tokens, rows)."""
+        """Multiply x by a matrix with rows of so many weights. x: (tokens, columns) -> (tokens,
+        rows)."""
         raise Unsupported(f"{self.name} does not expose its matrix product")
 
     def time_dequantize(
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
-        """Seconds for all these blocks, if each of `threads` threads decodes them for `seconds`.
+        """Return seconds for all these blocks, if each of `threads` threads decodes them for
+        `seconds`.
 
         With two threads that keep out of each other's way it is half of what it is with one.
         """
@@ -131,20 +133,21 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not show its graph")
 
     def time_capture(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """Seconds of all batches but the first, or of the only one, each way once.
+        """Return seconds of all batches but the first, or of the only one, each way once.
 
         plain; callback: past an empty one of Python; capture; copy: of the bytes captured.
         """
         raise Unsupported(f"{self.name} does not show its graph")
 
     def compute(self, node: Node) -> NDArray[Any]:
-        """The result of one op alone, on the sources that the node holds: (ne3, ne2, ne1, ne0)."""
+        """Return the result of one op alone, on the sources that the node holds: (ne3, ne2, ne1,
+        ne0)."""
         raise Unsupported(f"{self.name} does not compute single ops")
 
     def operate(
         self, op: str, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, int | float | str]
     ) -> dict[str, NDArray[Any]]:
-        """The named results of an operation of engines' interfaces (engine.ops.fused)."""
+        """Return the named results of an operation of engines' interfaces (engine.ops.fused)."""
         raise Unsupported(f"{self.name} does not compute fused operations")
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
@@ -160,7 +163,7 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} is no server")
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        """The ids of `n` tokens after the prompt, each the argmax of the logits before it.
+        """Return the ids of `n` tokens after the prompt, each the argmax of the logits before it.
 
         Generation does not stop at an end-of-text token: a comparison wants all `n`.
         """
@@ -179,7 +182,8 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not list candidates")
 
     def generate(self, prompt: bytes, n: int) -> bytes:
-        """The text of `n` greedy tokens after the prompt. It may end with an end-of-text token."""
+        """Return the text of `n` greedy tokens after the prompt. It may end with an end-of-text
+        token."""
         raise Unsupported(f"{self.name} does not generate text")
 
     def schedule(self, plan: Mapping[str, Any]) -> list[dict[str, Any]]:

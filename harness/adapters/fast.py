@@ -11,7 +11,7 @@ class FastEngine(Reference, name="fast"):
         return Fast(n_threads=self.settings.n_threads)
 
     def make_model(self) -> Model:
-        """To map a file's pages once more takes as long as two tokens."""
+        """Keep the model: mapping a file's pages again takes as long as two tokens."""
         model = super().make_model()
         model.keeps_pages = True
         return model

@@ -134,7 +134,7 @@ def expect_record(value: Any, kind: type, where: str) -> None:
 
 
 def in_words(hint: Any) -> str:
-    """An annotation as it is written: `int`, `tuple[str, ...]`."""
+    """Return an annotation as it is written: `int`, `tuple[str, ...]`."""
     return hint.__name__ if type(hint) is type else str(hint).replace("numpy.", "")
 
 

@@ -66,7 +66,7 @@ def environments() -> Path:
 
 
 def python_of(name: str) -> Path:
-    """The interpreter that answers for this version. Raises NotBuilt; nothing is built."""
+    """Return the interpreter that answers for this version. Raises NotBuilt; nothing is built."""
     folder = folder_of(name)
     if not folder.is_dir():
         raise NotBuilt(f"{name} is not built yet; build it: lockstep oracle add {name}")
@@ -114,8 +114,8 @@ def provide(name: str, progress: Progress = lambda _: None) -> Path | None:
 
 
 def built_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Made beside the final place, then renamed: a folder of that name is whole. Raises NotBuilt,
-    and then nothing is left behind."""
+    """Build a folder once. It is made beside the final place, then renamed, so a folder of that
+    name is whole."""
     try:
         with hold_lock(environments() / LOCK):
             for old in environments().glob(f"{UNFINISHED}*"):  # of a process that was killed

@@ -77,12 +77,12 @@ def is_small(file: GgufFile) -> bool:
 
 
 def size_of(file: GgufFile) -> int:
-    """Bytes of its weights."""
+    """Return bytes of its weights."""
     return sum(tensor.n_bytes for tensor in file.tensors.values())
 
 
 def what_it_is(file: GgufFile) -> tuple[str, str]:
-    """The architecture, which may be missing, and the type."""
+    """Return the architecture, which may be missing, and the type."""
     architecture, kind = (
         str(file.metadata[key].data) if key in file.metadata else default
         for key, default in (("general.architecture", ""), ("general.type", "model"))
@@ -111,7 +111,8 @@ def decoder_start(file: GgufFile, architecture: str) -> int | None:
 
 
 def has_both(tensors: Collection[str]) -> bool:
-    """An encoder and a decoder, by the names that llama.cpp gives their tensors."""
+    """Return True if the file has an encoder and a decoder, by llama.cpp's names of their
+    tensors."""
     return all(any(name.startswith(part) for name in tensors) for part in ("enc.", "dec."))
 
 
@@ -146,8 +147,8 @@ def too_long(n_positions: int, needed: int) -> str:
 
 
 def our_graph(file: GgufFile, arch: str, kind: str) -> Architecture | str:
-    """Or why there is none. Raises InvalidModel for a broken model of an architecture that is
-    ours."""
+    """Return our graph, or the reason that there is none. Raises InvalidModel for a broken model of
+    an architecture that is ours."""
     import_members("lockstep.engine.architectures")
     if arch not in Architecture.family:
         ours = ", ".join(sorted(Architecture.family))

@@ -12,7 +12,7 @@ from lockstep.harness.records import Evaluation, Request
 
 
 class PutIn(dict[Any, Any]):
-    """Such values by their sites. A dict, as engines may expect one."""
+    """Replacement values by site. Engines may expect a dict."""
 
     read = False
 
@@ -66,7 +66,8 @@ class PutIn(dict[Any, Any]):
 
 
 def watch_values(args: tuple[Any, ...]) -> tuple[PutIn, tuple[Any, ...]]:
-    """The values of a question about a run, and the question with them in their place."""
+    """Provide the values of a question about a run, and the question with the recorded values in
+    their place."""
     if not args or not isinstance(args[0], Request):
         return PutIn(), args
     given = PutIn(args[0].replace)

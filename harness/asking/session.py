@@ -44,34 +44,35 @@ class Session:
 
     @cached_property
     def facts(self) -> Facts:
-        """The facts that answers are held against. Our own reader looks once, when the first answer
-        comes."""
+        """Return the facts that answers are held against. Our own reader looks once, when the first
+        answer comes."""
         return facts_of(self.model)
 
     @cached_property
     def recorded(self) -> dict[bytes, Any]:
-        """Programs of its graphs, by what was run (harness.graph.record)."""
+        """Return programs of its graphs, by what was run (harness.graph.record)."""
         return {}
 
     @cached_property
     def counted(self) -> dict[bytes, int]:
-        """Prompts that it was given as texts, and of how many tokens it says that they are."""
+        """Return prompts that it was given as texts, and of how many tokens it says that they
+        are."""
         return {}
 
     @cached_property
     def in_vain(self) -> InVain:
-        """The questions that it did not answer in time."""
+        """Return the questions that it did not answer in time."""
         return InVain()
 
     @property
     def stored(self) -> Mapping[Site, str]:
-        """The type in which a shown value was written down, if that differs from the type as
+        """Return the type in which a shown value was written down, if that differs from the type as
         computed."""
         return {}
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id, while there is one."""
+        """Return the worker's process id, while there is one."""
         return None
 
     @property
@@ -110,7 +111,7 @@ class Session:
             raise InvalidModel(f"{self.model}: {error.strerror or error}") from error
 
     def ask(self, question: str, *args: Any, **kwargs: Any) -> Outcome:
-        """The outcome of calling the adapter's method of that name. Raises InvalidModel."""
+        """Return the outcome of calling the adapter's method of that name. Raises InvalidModel."""
         self.check_model()
         if question not in QUESTIONS:
             raise ValueError(f"no question named {question!r} (known: {', '.join(QUESTIONS)})")
@@ -121,8 +122,7 @@ class Session:
     def stream(
         self, question: str, consume: Callable[[Any], None], *args: Any, **kwargs: Any
     ) -> Outcome:
-        """Like `ask`, for an answer that comes in pieces: each is consumed before the next comes.
-
+        """Ask like `ask`, for an answer that comes in pieces, each consumed before the next comes.
         The time limit is for the silence before a piece, because the consumer takes its time too.
         """
         if question not in STREAMS:

@@ -27,7 +27,7 @@ SECONDS = 120.0  # for the first fork, with what is compiled before it
 
 
 class Template:
-    """Our end."""
+    """Our end of the template process."""
 
     def __init__(self) -> None:
         self.at_start = read_at_start(os.environ)
@@ -108,8 +108,8 @@ def forked_worker(channel: socket.socket) -> tuple[ForkedProcess, IO[bytes]] | N
 
 @contextmanager
 def keep_template(*, ahead: bool = True) -> Iterator[None]:
-    """Workers that are started in here, by this process or its forks, are forks of one process;
-    where there is none, they start by themselves. ahead: users' engines before they are wanted."""
+    """Start workers as forks of one process within this context. Without such a process they start
+    by themselves. ahead: start users' engines before they are needed."""
     template = None if KEPT else new_template()
     with SPARE.keep() if ahead else nullcontext():
         if template is None:

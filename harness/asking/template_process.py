@@ -169,7 +169,8 @@ def receive_order(orders: socket.socket) -> Order | None:
 
 
 def fork_worker() -> tuple[int, int] | None:
-    """Its id, 0 in the fork, and what says that it has ended; None: there can be no more."""
+    """Fork a worker. Return its id, 0 in the fork, and what tells that it has ended. None: no more
+    forks are possible."""
     pid = 0
     try:
         if not (pid := os.fork()):
@@ -203,7 +204,7 @@ def status_of(pid: int) -> int:
 
 
 def become(order: Order, template: int) -> None:
-    """The worker, as if it had been started by itself."""
+    """Become a worker, as if it had been started by itself."""
     die_with(parent=template)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for descriptor in (1, 2):

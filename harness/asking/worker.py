@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def answer(channel: Channel) -> None:
-    """Until the session is over."""
+    """Answer questions until the session ends."""
     faulthandler.enable()
     with contextlib.suppress(Closed):
         serve(channel)
@@ -113,7 +113,7 @@ def not_offered(cls: type[Adapter], question: str) -> dict[str, Any]:
 
 
 def piece_by_piece(channel: Channel) -> Callable[[Any], None]:
-    """Sends pieces as they come; it waits while the other side is busy with earlier ones."""
+    """Send pieces as they come; wait while the other side is busy with earlier ones."""
     return lambda value: channel.send({"kind": "piece", "value": value})
 
 

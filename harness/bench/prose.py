@@ -49,7 +49,8 @@ def prose(n_bytes: int, seed: int) -> bytes:
 
 
 def part_of(kind: int, share: float) -> str:
-    """kind: 0..255, what comes next; share: 0..1, which one of them."""
+    """Return the next part of speech. kind: 0..255, what comes next; share: 0..1, which one of
+    them."""
     if kind < 216:
         return " " + word(int(DISTINCT**share) - 1)
     if kind < 236:

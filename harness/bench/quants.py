@@ -49,7 +49,8 @@ class QuantsBench(Bench, name="quants"):
     def rates(
         self, target: str, plan: BenchPlan, sessions: dict[str, Session], progress: Progress
     ) -> dict[tuple[str, int], float]:
-        """The best of all rounds: whatever else runs on the machine only ever makes it slower."""
+        """Return the best of all rounds: whatever else runs on the machine only ever makes it
+        slower."""
         raw = blocks_of(WeightFormat.member(target), plan.size, plan.seed)
         best: dict[tuple[str, int], float] = {}
         turns = [(name, threads) for threads in self.threads for name in self.engines]

@@ -1,1 +1,1 @@
-"""From a divergence to the layer, the op and the elements where two engines first part."""
+"""Bisects a divergence to the layer, the op and the elements where two engines first differ."""

@@ -66,7 +66,7 @@ class Bisection:
 
     @property
     def exit_code(self) -> int:
-        """Without a culprit both engines conform if the logits agree as well."""
+        """Return the exit code. Without a culprit both engines conform only if the logits agree."""
         if self.culprits:
             return 1
         said = {v.status for v in (*self.others, *filter(None, [self.logits]))}
@@ -174,7 +174,8 @@ def bisect_run(context: Context) -> Bisection:
 
 
 def cache_in_f16(context: Context, found: Findings) -> str:
-    """Looked for where something is wrong between what goes into the cache and what comes of it."""
+    """Return the verdict on a cache in F16, where something is wrong between its input and
+    output."""
     if not any(WRITTEN in finding.op for finding in found.guilty):
         return ""
     own = np.concatenate(outputs_of(context, context.subject, found))
@@ -216,8 +217,9 @@ def compares(finding: SiteFinding) -> bool:
 
 
 def layers_of(found: Findings) -> tuple[Layer, ...]:
-    """In the order of the graph, from the prompt's run (step 0); what is wrong in later ones alone,
-    as a cache that is read a cell short, is named with the step. The error is the worst of any."""
+    """Return the layers in graph order, from the prompt's run (step 0), each with its worst error.
+    A site that is wrong only in a later step is named with it, as when a cache is read a cell
+    short."""
     first = [f for f in found.all if f.site.step == 0]
     at_first = {(f.layer, f.site.name) for f in first if f.mismatch is not None}
     later: dict[Place, int] = {}
@@ -242,7 +244,8 @@ def layers_of(found: Findings) -> tuple[Layer, ...]:
 
 
 def as_guilty(finding: SiteFinding, later: Mapping[Place, int]) -> str:
-    """Its name in the list of what is wrong, or "". later: the first step in which a site is."""
+    """Return the site's name in the list of what is wrong, or "". later: the first step in which a
+    site is."""
     name = finding.site.name
     if finding.mismatch is not None:
         return name

@@ -45,7 +45,8 @@ def verdicts_of(
 
 
 def bisection_detail(result: Bisection) -> dict[str, Any]:
-    """The layers of the subject's own run, and what putting the oracle's tensors in proves."""
+    """Return the layers of the subject's own run, and what putting the oracle's tensors in
+    proves."""
     patched = result.patched
     layers = [
         {"layer": layer.layer, "last": layer.last, "error": layer.error, "guilty": layer.guilty}

@@ -106,8 +106,8 @@ class SliceAnswer:
 
 @dataclass(kw_only=True)
 class SliceAsker:
-    """plan: of the user's models; folder: for those that are made of them, one at a time; opening:
-    how both engines are opened for one of them."""
+    """Asks both engines about slices. plan: of the user's models; folder: for those that are made
+    of them, one at a time; opening: how both engines are opened for one of them."""
 
     plan: Plan
     folder: Path
@@ -137,7 +137,7 @@ class SliceAsker:
     # --- models made of the user's ------------------------------------------------------------
 
     def plan_for_made(self, make: Make) -> Plan:
-        """The plan for what `make` makes of the oracle's file and of the subject's."""
+        """Return the plan for what `make` makes of the oracle's file and of the subject's."""
         ours = self.folder / "oracle.gguf"
         rewrite(self.file, make(self.file), ours)
         theirs = ours
@@ -147,7 +147,8 @@ class SliceAsker:
         return replace(self.plan, model=ours, subject_model=theirs)
 
     def with_few_tokens(self, file: GgufFile, recipe: Recipe) -> Recipe:
-        """file: the oracle's or the subject's, that the recipe is for."""
+        """Return a recipe with few tokens. file: the oracle's or the subject's, for which the
+        recipe is."""
         own = file is self.file
         if own not in self.few:
             self.few[own] = few_tokens_of(file)
@@ -169,12 +170,12 @@ class SliceAsker:
         return True
 
     def ask_of_layer(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
-        """On such a model with few tokens, if it takes such."""
+        """Ask about a layer on a model with few tokens, if the engine accepts one."""
         answer = self.ask(self.of_few_tokens(make), given)
         return self.ask(make, given) if self.wants_all_tokens(answer) else answer
 
     def ask(self, make: Make, given: Sequence[Batch] = ()) -> SliceAnswer:
-        """given: these batches, of an engine that shows logits."""
+        """Ask for logits. given: the batches of an engine that shows logits."""
         return self.answer_to(self.plan_for_made(make), given)
 
     def open(self, plan: Plan) -> Opened:
@@ -263,8 +264,8 @@ class SliceAsker:
 
     @cached_property
     def layers_to_load(self) -> int:
-        """The least number of first layers of which llama.cpp makes a model: some want a layer of
-        each kind."""
+        """Return the least number of first layers of which llama.cpp makes a model: some want a
+        layer of each kind."""
         if architecture(self.file) in ALIKE or self.plan.oracle != LLAMA_CPP:
             return 1
         path, n, total = self.folder / "layers.gguf", 1, n_layers(self.file)
@@ -281,7 +282,7 @@ class SliceAsker:
 
 
 def holds_quantised(file: GgufFile) -> bool:
-    """Weights that a product converts something for."""
+    """Return True if products convert something for these weights."""
     return any(info.type.name not in KEPT for info in file.tensors.values())
 
 
@@ -321,9 +322,8 @@ class NotSteady(Exception):
 
 
 def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
-    """Raises NotSteady, which one more run shows of a difference: a bisection meets many. whole:
-    the user's own model, of which it is said as well which batches differ, and of which rows
-    must differ; kept: of a model that is made in F32 of another type."""
+    """Return the logits. Raises NotSteady if one more run differs; a bisection meets many such
+    runs."""
     request = Request(batches=context.batches)
     try:
         expected, actual = context.ask_both("evaluate", request)
@@ -376,8 +376,8 @@ def left_unanswered(error: NoAnswer, oracle: str) -> SliceAnswer:
 
 
 def is_nobodys(status: Status, detail: Mapping[str, Any], oracle: str) -> bool:
-    """Nobody is blamed for refusing a model that nobody has trained, nor for what the oracle does
-    with one."""
+    """Return True if no engine is to blame. An engine may refuse a model that nobody has
+    trained."""
     of_oracle = status != "agreed" and detail.get(ENGINE) == oracle
     refused = status == "diverged" and "question" in detail
     return of_oracle or refused or detail.get("at_fault") in ("oracle", "both")

@@ -40,7 +40,7 @@ def scale_of(file: GgufFile) -> float:
 
 
 def cap_of(file: GgufFile) -> float:
-    """0: none."""
+    """Return the cap of the logits, 0 for none."""
     arch = architecture(file)
     return float(number(file, CAP, CAPS[arch])) if arch in CAPS else 0.0
 

@@ -230,7 +230,8 @@ def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verd
 
 
 def outside(asker: SliceAsker) -> Iterator[LayerRow]:
-    """Without the layers; and once more where eps matters, which else nobody would see."""
+    """Compare without the layers, and once more where eps matters, which nothing else would
+    show."""
     ask = without_layers(asker)
     answer = as_it_is(ask)
     asked = Asked(ask=ask)
@@ -266,7 +267,8 @@ def shows_logits(answer: SliceAnswer) -> bool:
 
 
 def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
-    """A norm divides by the scale of embeddings as well; beside what a layer adds it is seen."""
+    """Return the outside parts. A norm divides by the scale of embeddings too; beside what a layer
+    adds it shows."""
     try:
         answer = half(asker, 0, role_or_place(asker, 0), ())(larger)
     except Unsupported:

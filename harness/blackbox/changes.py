@@ -30,7 +30,7 @@ def far_below(rows: F32, start: int) -> F32:
 
 
 def times(power: float) -> Change:
-    """power: of two, so that nothing is rounded."""
+    """Scale by a power of two, so that nothing is rounded."""
     return lambda rows, start: (rows * np.float32(power)).astype(np.float32)
 
 
@@ -44,9 +44,9 @@ def only_columns(first: int, last: int) -> Change:
 
 
 def reads_first(period: int = 0, *, key: int = 0) -> Change:
-    """A matrix whose every output is the first of its inputs times a number of its own: seeded, of
-    either sign, from a quarter to 16, with all bits of a float32. period: of how many rows on the
-    numbers are the same again; 1: all outputs are alike. key: other numbers."""
+    """Return a matrix whose every output is the first of its inputs times a number of its own:
+    seeded, of either sign, from a quarter to 16, with all bits of a float32. period: of how many
+    rows on the numbers are the same again; 1: all outputs are alike. key: other numbers."""
 
     def change(rows: F32, start: int) -> F32:
         found, numbers = np.zeros_like(rows), start + np.arange(len(rows))
@@ -75,7 +75,7 @@ def in_rows(first: int, change: Change) -> Change:
 
 
 def zero_before(first: int) -> Change:
-    """Rows of a matrix, or elements of a vector, which comes as one row."""
+    """Return rows of a matrix, or elements of a vector, which comes as one row."""
 
     def change(rows: F32, start: int) -> F32:
         found = rows.copy()
@@ -94,7 +94,7 @@ def one_hot(rows: F32, start: int) -> F32:
 
 
 def one_of(n: int) -> Change:
-    """The same of the first n inputs: whoever loses the last of a row loses none of them."""
+    """Return the same of the first n inputs: whoever loses the last of a row loses none of them."""
 
     def change(rows: F32, start: int) -> F32:
         found, at = np.zeros_like(rows), np.arange(len(rows))
@@ -119,8 +119,8 @@ def dealt_out(n_rows: int) -> Change:
 
 
 def signs(size: float) -> Change:
-    """Seeded signs, the first of each row positive, and as many negative as positive ones: a norm
-    of such a row is the row, also one that subtracts the mean."""
+    """Return seeded signs, the first of each row positive, and as many negative as positive ones: a
+    norm of such a row is the row, also one that subtracts the mean."""
 
     def change(rows: F32, start: int) -> F32:
         found = [size * draw_balanced(start + i, rows.shape[1]) for i in range(len(rows))]
@@ -141,7 +141,7 @@ def constant(value: float) -> Change:
 
 
 def in_turn(values: Sequence[float]) -> Change:
-    """The elements of each row, which may be more or fewer."""
+    """Return the elements of each row, which may be more or fewer."""
     return lambda rows, start: np.resize(np.asarray(values, np.float32), rows.shape)
 
 

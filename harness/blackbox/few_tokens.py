@@ -26,7 +26,7 @@ SPECIAL = ("_token_id", "_token_ids")
 
 @dataclass(frozen=True, kw_only=True)
 class FewTokens:
-    """ids: that are kept; keys: of the vocabulary that they are."""
+    """A smaller vocabulary. ids: the tokens that stay; keys: the metadata of their vocabulary."""
 
     ids: NDArray[np.int64]
     keys: Mapping[str, Value]

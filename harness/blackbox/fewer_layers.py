@@ -41,7 +41,8 @@ def check_fewer_layers(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def is_asked(context: Context) -> bool:
-    """Not of an engine that holds one run, nor where an encoder reads the prompt."""
+    """Return True if fewer layers are asked. An engine that holds one run, or a prompt encoder, is
+    not asked."""
     info, facts = context.subject_info, context.facts
     if context.given or info.partial or facts.decoder_start is not None or is_small(context.file):
         return False
@@ -65,10 +66,7 @@ def ask_first_layers(context: Context, asker: SliceAsker) -> Iterator[Verdict]:
 
 
 def says_all(found: list[Verdict]) -> bool:
-    """Else all layers are asked, which says the same of an engine that is wrong in them: nobody is
-    held to a model that nobody has trained. The usual run of the whole agrees: whose run of this
-    one does not has the number of layers in its code, and who fails in another run, or refuses it,
-    may want more layers. Who refuses a second sequence, as many do, would again."""
+    """Return True if fewer layers say all that matters. The usual run of the whole model agrees."""
     enough = all(says_enough(verdict) for verdict in found[1:])
     return enough and bool(found) and found[0].status == "agreed"
 
@@ -81,7 +79,8 @@ def says_enough(verdict: Verdict) -> bool:
 
 
 def opened_with(asker: SliceAsker) -> tuple[Opened | None, str]:
-    """And which layers it has. None: there is no such model, or one of the engines takes none."""
+    """Open a model with fewer layers, and return which. None: there is no such model, or an engine
+    refuses it."""
     with suppress(Unsupported):
         n, total = layers_asked(asker), n_layers(asker.file)
         makes = ways_to_make(asker, n) if n < total else ()

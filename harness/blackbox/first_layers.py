@@ -100,7 +100,7 @@ def layers_in(graph: Graph, n: int) -> list[Layer]:
 
 
 def without_unread(recipe: Recipe, graph: Graph, n: int) -> Recipe:
-    """Without the factors that none of the first n layers rotates by: gemma4 has them for layers
+    """Drop the factors that none of the first n layers rotates by. gemma4 has them for layers
     without a window, and llama.cpp refuses a file with tensors that no layer asks for."""
     nodes = [node for layer in range(n) for node in role_of(graph, layer)]
     read = {name for _, _, _, *reads in nodes for _, name, _ in reads}
@@ -121,9 +121,7 @@ def telling(role: tuple[Node, ...]) -> Role:
 
 
 def check_alike(every: list[Layer], kept: list[Layer]) -> None:
-    """Raises Unsupported. In a model's last layer some nodes come later, and count as behind it or
-    before: of those that read nothing but what others made, there may be fewer, but no other ones.
-    """
+    """Check that both graphs are alike. Raises Unsupported."""
     last = len(kept) - 1
     for layer, (role, mask) in enumerate(kept):
         full, sees = every[layer]
@@ -141,13 +139,13 @@ def by_name(role: Role) -> list[Node]:
 
 
 def enough_of(every: list[Layer]) -> int:
-    """The fewest layers with one of each kind."""
+    """Return the fewest layers with one of each kind."""
     kinds = [(by_name(role), mask) for role, mask in every]
     return 1 + max(map(kinds.index, kinds))
 
 
 def enough_types(file: GgufFile, n: int) -> int:
-    """The fewest in which each tensor has each of its types."""
+    """Return the fewest in which each tensor has each of its types."""
     first: dict[tuple[str, str], int] = {}
     for name, info in file.tensors.items():
         inside = IN_A_LAYER.fullmatch(name)

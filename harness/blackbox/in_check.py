@@ -57,7 +57,8 @@ SLICES = 8  # of layers that are computed alike
 
 
 def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
-    """By suite. Models made of the user's have none of its adapters, so nothing is asked there."""
+    """Return the questions by suite. Models made of the user's have no adapters, so adapters end
+    the questions."""
     if plan.settings.adapters:
         return {}
     return {SUITE: partial(check_black_box, plan), **questions_besides(plan)}
@@ -130,8 +131,7 @@ def says_more(context: Context) -> bool:
 
 
 def of_steps(asker: SliceAsker, context: Context) -> Iterator[Verdict]:
-    """On the whole model, or the slice of the first layer that has any: what makes them is the same
-    for all."""
+    """Compare the steps on the whole model, or on the slice of the first layer that has any."""
     if is_small_enough(asker):
         asker.progress(STEPS)
         yield verdict_for_answer(context, STEPS, asker.ask(with_large_steps))
@@ -181,7 +181,7 @@ def spread(n: int) -> list[int]:
 
 
 def verdict_for_answer(context: Context, what: str, answer: SliceAnswer, more: str = "") -> Verdict:
-    """A model that an engine does not take is held against nobody."""
+    """Return the verdict for an answer. A refusal of the model counts against no engine."""
     status = "not-applicable" if answer.status == "not-compared" else answer.status
     text = f"{what}: {answer.summary}"
     if answer.differs and more:

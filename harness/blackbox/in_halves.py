@@ -92,8 +92,8 @@ def explain_by_rounding(
 
 
 def explain_embeddings(context: Context) -> InHalves | None:
-    """The same for an engine that gives embeddings alone, which is not asked what it tells apart.
-    Raises NoAnswer."""
+    """Return the same for an engine that gives embeddings alone, which is not asked what it tells
+    apart. Raises NoAnswer."""
     with closing(context.for_embeddings()) as own:
         rows = own.ask_both("embed", own.batches)
         first, second = (Evaluation(logits=each, trace=None) for each in rows)

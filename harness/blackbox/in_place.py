@@ -64,7 +64,8 @@ MOST = 12.0  # binary places by which what is written is moved, so that halves h
 
 @dataclass(frozen=True, kw_only=True)
 class LookInPlace:
-    """attention, ffn: the matrices that are as stored, "" for none of that half."""
+    """A look at matrices in place. attention, ffn: the stored matrices of each half, "" for
+    none."""
 
     attention: str
     ffn: str
@@ -100,7 +101,8 @@ class Layout:
     sizes: Mapping[str, float]  # of the weights of each matrix, a root of a mean square
 
     def read(self, look: LookInPlace) -> list[int]:
-        """By the layers, of what is there from the start: the first is the same for all tokens."""
+        """Read with the layers what is there from the start. The first layer reads the same for all
+        tokens."""
         few = max(1, self.width // EVERY // HOT)
         return list(range(0, self.width, EVERY if look.by_token else EVERY * few))
 
@@ -109,22 +111,22 @@ class Layout:
         return [i for i in range(self.width) if i % EVERY]
 
     def own(self, layer: int, half: int) -> list[int]:
-        """Elements in which this half of a layer (0: attention, 1: FFN) writes."""
+        """Return elements in which this half of a layer (0: attention, 1: FFN) writes."""
         return self.free[2 * layer + half :: 2 * self.layers]
 
     def switch(self, layer: int, half: int) -> int:
-        """The element that is positive in the one token of this half."""
+        """Return the element that is positive in the one token of this half."""
         return EVERY * (1 + 2 * layer + half)
 
     def times(self, size: float, layer: int, matrix: str, terms: float) -> float:
-        """The power of two that makes so many of its weights, added up, about that size."""
+        """Return the power of two that makes so many of its weights, added up, about that size."""
         return power(size / (self.sizes[f"blk.{layer}.{matrix}.weight"] * terms**0.5 or size))
 
     def tokens(self, look: LookInPlace) -> int:
         return 2 * self.layers if look.by_token else TOKENS
 
     def every(self, matrix: str) -> list[str]:
-        """Its names, of all layers."""
+        """Return the tensor's names in all layers."""
         if EMBEDDING.startswith(matrix):
             return [EMBEDDING]
         return [f"blk.{layer}.{matrix}.weight" for layer in range(self.layers)]
@@ -172,7 +174,7 @@ def layout_of(file: GgufFile) -> Layout:
 
 
 def power(factor: float) -> float:
-    """The power of two next to it, if that is no extreme one."""
+    """Return the power of two next to it, if that is no extreme one."""
     exponent = np.log2(factor) if 0 < factor < np.inf else 0.0
     return float(2.0 ** np.rint(np.clip(exponent, -MOST, MOST)))
 
@@ -286,7 +288,7 @@ def feed_forward(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, 
 
 
 def embeddings(layout: Layout, look: LookInPlace) -> Change:
-    """Seeded signs. Where tokens are of layers each switch but its own is negative."""
+    """Return seeded signs. Where tokens are of layers each switch but its own is negative."""
     n, read = layout.tokens(look), layout.read(look)
 
     def change(rows: F32, start: int) -> F32:
@@ -309,7 +311,7 @@ def signs(key: int, n: int) -> F32:
 
 
 def reads_in_turn(shown: Sequence[int]) -> Change:
-    """The head: each of its rows one of these elements."""
+    """Return the head: each of its rows one of these elements."""
     elements = np.array(shown)
 
     def change(rows: F32, start: int) -> F32:
@@ -322,13 +324,13 @@ def reads_in_turn(shown: Sequence[int]) -> Change:
 
 
 def some_of(n: int, layer: int) -> list[int]:
-    """Seeded, in each layer others."""
+    """Return seeded, in each layer others."""
     order = np.argsort(Philox(key=layer).random_raw(n), kind="stable")
     return sorted(int(i) for i in order[:ADDED])
 
 
 def writes(dims: Sequence[int], columns: Sequence[int], value: float) -> Change:
-    """Into these elements of the residual sums of what is read, each of other columns."""
+    """Write into these elements of the residual sums, each read from other columns."""
 
     def change(rows: F32, start: int) -> F32:
         found = np.zeros_like(rows)
@@ -376,7 +378,7 @@ def selects(columns: Sequence[int], shift: int, value: float = 1.0) -> Change:
 
 
 def last_of_heads(columns: Mapping[int, float], head: int) -> Change:
-    """The last row of each head, which positions turn least."""
+    """Return the last row of each head, which positions turn least."""
 
     def change(rows: F32, start: int) -> F32:
         at = (start + np.arange(len(rows))) % head == head - 1
@@ -387,7 +389,7 @@ def last_of_heads(columns: Mapping[int, float], head: int) -> Change:
 
 
 def sparse(columns: Mapping[int, float], every: int, seed: int) -> Change:
-    """One row of every so many reads them, with seeded signs."""
+    """Return a sparse matrix: one row of every so many reads them, with seeded signs."""
 
     def change(rows: F32, start: int) -> F32:
         numbers = start + np.arange(len(rows))

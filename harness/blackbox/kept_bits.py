@@ -74,7 +74,7 @@ def to_powers_of_two(more: float, but: int = 0) -> Change:
 
 
 def run_alone(opening: Callable[[Plan], Opened], plan: Plan) -> Evaluation:
-    """The usual run of the engine under test; the plan's model is removed."""
+    """Return the usual run of the engine under test; the plan's model is removed."""
     try:
         with closing(opening(plan)) as opened:
             request = Request(batches=opened.context.batches)

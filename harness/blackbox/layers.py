@@ -77,7 +77,7 @@ class LayerRow:
 
 
 def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()) -> LayerRow:
-    """known: what is at fault in other layers; likely it is so here."""
+    """Bisect a layer. known: faults of other layers, which are likely here too."""
     asker.progress(f"layer {layer} of {n}")
     try:
         role = role_or_place(asker, layer)
@@ -123,7 +123,8 @@ def of_its_own(asker: SliceAsker, row: LayerRow, before: Sequence[LayerRow]) -> 
 
 
 def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
-    """None: no model of one layer has such a one, so the others are muted. Raises Unsupported."""
+    """Return the role or the place. None: no model of one layer has one, so the others are muted.
+    Raises Unsupported."""
     try:
         return asker.role(layer)
     except Unsupported:
@@ -167,7 +168,7 @@ def parts_of_layer(
     answer: SliceAnswer,
     likely: Collection[str] = (),
 ) -> LayerRow:
-    """role: as `half` has it."""
+    """Return the parts of a layer. role: as `half` has it."""
     asked: dict[str, SliceAnswer] = {}
     parts: list[Part] = []
     for name, others in HALVES.items():
@@ -203,7 +204,7 @@ def in_half(half: str, part: str) -> str:
 
 
 def heads(asker: SliceAsker, layer: int, ask: Callable[[Maker], SliceAnswer | None]) -> Part | None:
-    """The heads that are wrong alone, if there are right ones."""
+    """Return the heads that are wrong alone, if there are right ones."""
     found = {head: ask(maker) for head, maker in heads_of(asker.file, layer)}
     wrong = [head for head, answer in found.items() if answer is not None and answer.differs]
     if not wrong or len(wrong) == len(found):
@@ -248,7 +249,8 @@ def half(
 def at_place(
     file: GgufFile, layer: int, role: Mapping[str, int] | None, own: Neutral, cut: int = 0
 ) -> Recipe:
-    """own: by the slice's names; cut: without a role, to so many first layers; 0: to none."""
+    """Cut the model at a place. own: by the slice's names; cut: the number of first layers if there
+    is no role."""
     if role is not None:
         recipe = slice_of(file, layer, role=role, changes=own.changes)
         return replace(recipe, keys={**recipe.keys, **own.keys}, rows=own.rows)

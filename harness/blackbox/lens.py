@@ -62,12 +62,12 @@ class Lens:
 
     @property
     def shown_of_a_row(self) -> int:
-        """Weights, by all tokens that are asked."""
+        """Return weights, by all tokens that are asked."""
         return self.hot * (len(self.ids) or self.period)
 
     @property
     def batches(self) -> Iterator[tuple[Batch, NDArray[np.float64]]]:
-        """Tokens and what the head meets of them, (tokens, width), a few at a time."""
+        """Yield tokens and what the head meets of them, (tokens, width), a few at a time."""
         ids = self.ids or range(self.period)
         for start in range(0, len(ids), BLOCK):
             some = ids[start : start + BLOCK]
@@ -109,7 +109,7 @@ class Lens:
         return np.concatenate([steps, -steps])[: self.width] / 2.0**7
 
     def inputs(self, numbers: Sequence[int]) -> NDArray[np.float64]:
-        """Those of the tokens, less than `period`, that show other weights each."""
+        """Return the inputs of the tokens, fewer than `period`, each showing other weights."""
         found = np.zeros((len(numbers), self.width))
         for row, number in zip(found, numbers, strict=True):
             row[number :: self.period] = self.signs(number)

@@ -56,8 +56,8 @@ MORE = 24
 
 
 def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
-    """All that show the file's matrices, by type; and what none shows, with the reason. layers:
-    of how many first ones there is a model."""
+    """Return all that show the file's matrices, by type; and what none shows, with the reason.
+    layers: of how many first ones there is a model."""
     embedding = file.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.ne) != 2:
         raise Unsupported(f"the file has no matrix {EMBEDDING}, so there are no lenses")
@@ -193,7 +193,8 @@ def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
 def expected_of(
     file: GgufFile, lens: Lens, inputs: NDArray[np.float64], lanes: int
 ) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float64]]]:
-    """Rows of the lens, what the logits of them are, and how far an honest engine may be from it.
+    """Yield rows of the lens, what the logits of them are, and how far an honest engine may be from
+    it.
 
     Every term of a sum is rounded at most once in each of its parts, and added to the others in
     some order; the inputs are off by the roundings of the last norm, a sum of as many squares.

@@ -109,7 +109,7 @@ class MakesNothing(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class LongAnswer:
-    """more: places that are wrong, or what is not seen."""
+    """The answer for long contexts. more: places that are wrong, or that are not seen."""
 
     worst: SliceAnswer
     asked: Sequence[OnlyInLong]
@@ -148,8 +148,8 @@ def of_run(opened: Opened, asker: SliceAsker) -> SliceAnswer:
 def open_shown(
     asker: SliceAsker, way: Way, every: Sequence[OnlyInLong]
 ) -> tuple[Opened, Sequence[OnlyInLong]]:
-    """With those keys alone that the oracle makes something of: an engine may know more of them.
-    Raises MakesNothing, NoAnswer, BadInput."""
+    """Open the model with the keys that the oracle uses; an engine may know more. Raises
+    MakesNothing, NoAnswer, BadInput."""
     opened = asker.open(plan_of(asker, way, every))
     try:
         if lacks(opened.context.oracle.ask("evaluate", Request(batches=opened.context.batches))):
@@ -200,8 +200,8 @@ def bisection_of(
 
 
 def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
-    """A model of n layers: in F32 with the first tokens of a large vocabulary; for who does not
-    take that, in the types that it has, and with all tokens."""
+    """Yield a model of n layers: in F32 with the first tokens of a large vocabulary; for who does
+    not take that, in the types that it has, and with all tokens."""
 
     def in_types(file: GgufFile, keys: Keys) -> Recipe:
         return asker.with_few_tokens(file, first_layers(file, n, keys))
@@ -247,7 +247,8 @@ def shown_by_oracle(
 def unseen_of(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """The answers agree, whatever becomes of the oracle's further runs."""
+    """Return what is left unseen. The answers agree, whatever becomes of the oracle's further
+    runs."""
     try:
         return too_coarse(asker, opened, way, every, allowed)
     except NoAnswer as error:
@@ -312,7 +313,7 @@ def changed_by(
 
 
 def outputs_of(session: Session, context: Context) -> F32:
-    """Logits, or the embeddings that the model comes to. Raises NoAnswer."""
+    """Return logits, or the embeddings that the model comes to. Raises NoAnswer."""
     if context.embeddings:
         return np.concatenate(context.ask(session, "embed", context.batches))
     evaluation = context.ask(session, "evaluate", Request(batches=context.batches))

@@ -54,7 +54,7 @@ Found = TypeVar("Found")
 
 
 def long_texts(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """All that the suite asks."""
+    """Yield all that the suite asks."""
     yield from long_context.check_long_context(plan, context)
     yield from check_long_prompt(plan, context)
 
@@ -132,7 +132,7 @@ def weights_of(asker: SliceAsker) -> int:
 def opened_with(
     asker: SliceAsker, settings: Settings, work: Callable[[Opened], Found]
 ) -> Found | None:
-    """On the first model that both take; None: there is none, or it has no logits."""
+    """Open the first model that both accept; None: there is none, or it has no logits."""
     for way in ways_to_make(asker, min(LAYERS, n_layers(asker.file))):
         made = asker.plan_for_made(lambda file, way=way: way(file, {}))  # type: ignore[misc]
         try:
@@ -272,7 +272,7 @@ def said_of_length(wrong: int, steps: int, usual: int) -> str:
 
 
 def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:
-    """The prompt, of which the last logits are asked for, and single tokens."""
+    """Return the prompt, of which the last logits are asked for, and single tokens."""
     raw = Philox(key=context.seed).random_raw(n + steps)
     ids = [int(r >> np.uint64(33)) % context.facts.n_vocab for r in raw]
     prompt = Batch.of(ids[:n])
@@ -281,10 +281,10 @@ def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:
 
 
 def shortest_wrong(context: Context, n: int) -> tuple[int, int] | None:
-    """The length from which on prompts are wrong, if those of n tokens are, no shorter than a usual
-    one; and how many tokens are asked for behind them, where they are right themselves. None:
-    neither is wrong, or nothing is as llama.cpp has it: a usual prompt is as in honest runs that
-    convert activations otherwise, which are too many to be made of each length."""
+    """Return the length from which on prompts are wrong, if those of n tokens are, no shorter than
+    a usual one; and how many tokens are asked for behind them, where they are right themselves.
+    None: neither is wrong, or nothing is as llama.cpp has it: a usual prompt is as in honest runs
+    that convert activations otherwise, which are too many to be made of each length."""
     steps = next((steps for steps in (0, STEPS) if is_wrong(context, n, steps)), None)
     if steps is None or is_of_another_design(context, steps):
         return None

@@ -26,9 +26,9 @@ ROUNDED = 1e-5  # relative, of a factor that a converter wrote as F32
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyInLong:
-    """short: keys with which a text of a few tokens shows it; hidden: with these in their place
-    none does; nearly: with these an engine has it as one that is a little wrong. of_cells: a
-    context of more shows it, however short the text is."""
+    """Keys whose effect only long texts show. short: a text of a few tokens shows it with these;
+    hidden: no text does with these in their place; nearly: with these an engine looks a little
+    wrong. of_cells: a larger context shows it, however short the text."""
 
     name: str
     what: str  # is asked about, with `short`

@@ -47,7 +47,8 @@ class SeenThroughLens:
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """lens: which weights; tensors: those that are not decoded as their bytes say."""
+    """The result of a look through lenses. lens: which weights; tensors: those not decoded as their
+    bytes say."""
 
     lens: Lens
     answer: SliceAnswer
@@ -59,7 +60,7 @@ class Looked:
 
 
 def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
-    """Through every lens; and the tensors that none shows."""
+    """Look through every lens, and list the tensors that none shows."""
     lenses, left_out = lenses_of(asker.file, asker.layers_to_load)
     found = []
     for number, lens in enumerate(lenses, 1):

@@ -49,8 +49,8 @@ BIAS = "bias"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """name: of a closed list; words: what made it certain; left: it is what is left where nothing
-    else can be wrong, as whatever else there is was made simple."""
+    """A named part. name: of a closed list; words: what made it certain; left: nothing else can be
+    wrong, as everything else was made simple."""
 
     name: str
     words: str
@@ -93,8 +93,8 @@ class Asked:
         return answer is not None and answer.status == "diverged"
 
     def first_of(self, table: Table, likely: Collection[str] = ()) -> Part | None:
-        """likely: names that other layers have come to, whose questions are asked first: an engine
-        makes the same mistake in every layer, and each question takes a second."""
+        """Return the first part that explains the difference. likely: names found in other layers,
+        which are tried first, because engines make the same mistake in every layer."""
         for maker, words, name in sorted(table, key=lambda question: question[2] not in likely):
             if self.agrees(maker, words):
                 return part_that_agrees(name, words)
@@ -256,9 +256,9 @@ OF_THE_HEAD: Table = (
 
 
 def part_outside(asked: Asked, *, of_logits: bool) -> Part:
-    """A row of another token, another row for all, or a head that is wrong whatever it is given.
-    of_logits: logits are compared; of small ones the probabilities are nearly the same, right or
-    wrong."""
+    """Return a row of another token, another row for all, or a head that is wrong whatever it is
+    given. of_logits: logits are compared; of small ones the probabilities are nearly the same,
+    right or wrong."""
     # before all that is asked with a head apart from the embeddings: it agrees as well
     if asked.agrees(head_apart, APART):
         return part_that_agrees(TIED, APART)

@@ -63,7 +63,7 @@ def takes_another(asker: SliceAsker, n: int) -> bool:
 
 
 def takes_others(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:
-    """A row for each of them: those of which it takes tensors for another differ as well."""
+    """Yield a row for each of them: those of which it takes tensors for another differ as well."""
     asker.progress(f"layers {layers[0]} to {layers[-1]} with tensors of their own")
     answer = with_own_tensors(asker, layers)
     if not answer.differs or len(layers) == 1:
@@ -103,7 +103,7 @@ def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
 
 
 def guilty_among(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:
-    """A row for each of them."""
+    """Yield a row for each of them."""
     asker.progress(f"layers {layers[0]} to {layers[-1]} at their places")
     answer = with_others_muted(asker, layers)
     if not answer.differs:
@@ -126,7 +126,8 @@ def name_parts(asker: SliceAsker, layer: int, answer: SliceAnswer) -> LayerRow:
 
 
 def by_its_number(part: Part) -> Part:
-    """A tensor that is spoilt by its name is so however simple it is made."""
+    """Return the verdict by the layer's number. A tensor that is spoilt by its name is so however
+    simple it is made."""
     name = f"{part.name}, {OR_A_TENSOR}" if part.left else part.name
     return replace(part, name=f"{name}, {BY_NUMBER}")
 
@@ -153,7 +154,8 @@ def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) 
 
 
 def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) -> list[LayerRow]:
-    """placed: layers at their places, whose parts then say what slices came to."""
+    """Return the numbers that the engine counts otherwise. placed: layers whose parts name the
+    slices' result."""
     wrong = ", ".join(str(row.layer) for row in slices if row.answer.differs)
     text = (
         f"as models of one layer, layers {wrong} differ: the engine counts the kinds of "
@@ -185,7 +187,7 @@ def are_of_one_number(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> 
 
 
 def with_another_behind(asker: SliceAsker) -> SliceAnswer:
-    """The first layer, and a second that adds nothing."""
+    """Return the first layer, and a second that adds nothing."""
 
     def make(file: GgufFile) -> Recipe:
         changes = mute_other_layers(file, (0,)).changes

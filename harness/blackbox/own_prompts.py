@@ -70,8 +70,8 @@ def judge_prompts(outer: Context, context: Context) -> Iterator[Verdict]:
 
 
 def longer_text(outer: Context, context: Context, *, right: int) -> Iterator[Verdict]:
-    """All tokens that are asked for, where the large model itself is asked for some. Nothing of who
-    is wrong within as many as are right of that: it may take no other model."""
+    """Yield all tokens that are asked for, where the large model itself is asked for some. Nothing
+    of who is wrong within as many as are right of that: it may take no other model."""
     prompt = Decode().prompt(context)
     oracle, subject = context.ask_both("greedy", prompt, outer.n_steps)
     batches = steps_of(prompt, oracle, context.facts.decoder_start)

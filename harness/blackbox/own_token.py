@@ -118,7 +118,8 @@ def another(
 
 
 def ids_to_choose(context: Context) -> NDArray[np.intp]:
-    """The last one comes last: who takes another for it is seen with all that are right before."""
+    """Return the ids to choose, the last id last: an engine that takes another id for it shows
+    after all right ones."""
     last = context.facts.n_vocab - 1
     controls = np.setdiff1d(ids_of_control(context), [0, last])[: MOST - 2]
     others = np.setdiff1d([*controls, *(edge for edge in EDGES if edge < last)], [0, last])

@@ -77,7 +77,8 @@ Maker = Callable[[GgufFile, int], Neutral | None]  # None: the model has no such
 
 
 def larger(file: GgufFile, layer: int) -> Neutral:
-    """All that norms read, a power of two times as large: the result is the same but for eps."""
+    """Return all that norms read, a power of two times as large: the result is the same but for
+    eps."""
     names, up = within(file, layer), times(LARGER)
     changes: dict[str, Change] = dict.fromkeys(what_begins(file), up)
     stems = {name: name[len("blk.0.") :].rsplit(".", 1)[0] for name in names if is_values(name)}
@@ -100,7 +101,7 @@ def what_begins(file: GgufFile) -> Sequence[str]:
 
 
 def smaller(file: GgufFile, layer: int) -> Neutral:
-    """Embeddings whose squares are about as large as eps: a wrong one changes everything."""
+    """Return embeddings whose squares are about as large as eps: a wrong one changes everything."""
     small = dict.fromkeys(what_begins(file), times(1 / LARGER))
     return Neutral(changes={**small, **for_the_table(file, LARGER)})
 
@@ -123,8 +124,8 @@ def experts_alike(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def experts_alike_and_loud(file: GgufFile, layer: int) -> Neutral | None:
-    """Beside what they add nothing else counts, and the last norm takes out by what each token's
-    is multiplied: the sum of its weights."""
+    """Make all experts alike and so loud that nothing else counts. The last norm then removes the
+    sum of the token's weights."""
     alike = experts_alike(file, layer)
     changes = without(file, layer, SHARED)
     for name in within(file, layer):
@@ -144,7 +145,7 @@ def norms_of_ones(file: GgufFile, layer: int) -> Neutral:
 
 
 def norms_of_one_number(file: GgufFile, layer: int) -> Neutral | None:
-    """Whichever is taken for the other, weight or bias."""
+    """Make norms of one number, so that weight and bias may be exchanged."""
     names = norms_of_ones(file, layer).changes
     both = any(name.endswith("bias") for name in names)
     return Neutral(changes=dict.fromkeys(names, ones)) if both else None
@@ -164,14 +165,15 @@ def rows_alone(file: GgufFile, change: Change) -> Mapping[str, Change]:
 
 
 def nothing_to_norm(file: GgufFile, layer: int) -> Neutral:
-    """Embeddings so small beside an eps of one that norms divide by one, whatever they measure."""
+    """Return embeddings so small beside an eps of one that norms divide by one, whatever they
+    measure."""
     weights = norms_of_ones(file, layer).changes
     changes = {**weights, **rows_alone(file, signs(TINY / scale_of_embeddings(file)))}
     return Neutral(changes=changes, keys=eps_of(file, 1.0), own_head=True)
 
 
 def norms_of_one_bit(file: GgufFile, layer: int) -> Neutral | None:
-    """Norms measure something and come to powers of two: whoever rounds them rounds nothing."""
+    """Make norms come to powers of two, so that an engine that rounds them rounds nothing."""
     if number(file, "embedding_length", 1) % 32:
         return None
     rows = sparse_signs(LARGER, centred=is_centred(file))
@@ -193,8 +195,8 @@ def nothing_but_the_head(file: GgufFile, layer: int) -> Neutral:
 
 
 def quiet_logits(file: GgufFile, layer: int) -> Neutral | None:
-    """A cap does nothing to them. They are as right or as wrong as they were, all else being a
-    power of two smaller, which rounds alike."""
+    """Make logits so small that a cap does nothing to them. All else shrinks by a power of two,
+    which rounds alike."""
     names = {OUTPUT_NORM, OUTPUT_NORM_BIAS} & set(file.tensors)
     return Neutral(changes=dict.fromkeys(names, times(QUIET))) if names else None
 
@@ -240,7 +242,7 @@ def in_one_batch(file: GgufFile, layer: int) -> Neutral:
 
 
 def no_scores(file: GgufFile, layer: int) -> Neutral | None:
-    """Queries of zeros see all that they may see alike."""
+    """Make all scores equal: queries of zeros see every visible key alike."""
     names, changes = set(within(file, layer)), dict[str, Change]()
     fused = file.tensors.get(f"blk.{layer}.attn_qkv.weight")
     queries = fused.ne[1] - 2 * rows_of_keys(file) if fused else 0
@@ -251,7 +253,7 @@ def no_scores(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def no_sinks(file: GgufFile, layer: int) -> Neutral | None:
-    """So far below all scores that they take nothing."""
+    """Set the sinks so far below all scores that they take nothing."""
     name = "blk.0.attn_sinks.weight"
     return Neutral(changes={name: far_below}) if name in within(file, layer) else None
 
@@ -299,7 +301,7 @@ def simple(file: GgufFile, source: TensorInfo, period: int, key: int, few: bool)
 
 
 def each_expert(change: Change, ne: Sequence[int]) -> Change:
-    """Rows are counted anew in each."""
+    """Apply to each expert, with rows counted anew."""
     if len(ne) < 3:
         return change
     return lambda rows, start: np.concatenate(
@@ -308,7 +310,7 @@ def each_expert(change: Change, ne: Sequence[int]) -> Change:
 
 
 def rows_of_keys(file: GgufFile) -> int:
-    """And of values."""
+    """Return the rows of keys and of values."""
     heads = number(file, "attention.head_count", 1)
     width = number(file, "attention.key_length", number(file, "embedding_length", 1) // heads)
     return int(number(file, "attention.head_count_kv", heads) * width)
@@ -346,12 +348,12 @@ def no_positions(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def simple_rows(file: GgufFile, layer: int) -> Neutral:
-    """Embeddings that every type holds; the norm behind them has something to do."""
+    """Return embeddings that every type holds; the norm behind them has something to do."""
     return Neutral(changes=rows_alone(file, powers), own_head=True)
 
 
 def tied_head(file: GgufFile, layer: int) -> Neutral | None:
-    """The head is the table of embeddings, though it is a matrix of its own in the file."""
+    """Use the table of embeddings as the head, though the file has a matrix of its own."""
     if OUTPUT not in file.tensors or file.tensors[OUTPUT].ne != file.tensors[EMBEDDING].ne:
         return None
     return Neutral(own_head=True, head=EMBEDDING)
@@ -364,7 +366,7 @@ def head_apart(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def plain_head(file: GgufFile, layer: int) -> Neutral | None:
-    """Logits are the last norm's results, in turn."""
+    """Make the logits the last norm's results, in turn."""
     return Neutral(changes={OUTPUT: one_hot}, own_head=True)
 
 

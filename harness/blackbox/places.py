@@ -49,7 +49,8 @@ TOGETHER = (("attn_q", "attn_k"), ("ffn_up", "ffn_gate"))  # to scores, to the a
 
 @dataclass(frozen=True, kw_only=True)
 class SeenInPlace:
-    """tensors: of the layers that differ, those that are as stored, the worst first."""
+    """The result of a look in place. tensors: the differing layers' stored tensors, the worst
+    first."""
 
     look: LookInPlace
     answer: SliceAnswer
@@ -75,7 +76,7 @@ def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
 
 
 def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
-    """And why it is not asked, of this model or this engine; "": it is."""
+    """Return why the look in place does not apply to this model or engine; "": it applies."""
     if not is_small_enough(asker):
         return [], TOO_LARGE
     try:

@@ -37,7 +37,7 @@ WHOLE_TABLES = 1 << 25  # in all tables of one that can be, and is not where ids
 
 @contextmanager
 def asking_about(plan: Plan, context: Context) -> Iterator[SliceAsker]:
-    """Models made of the plan's lie in a folder that is gone behind this."""
+    """Provide a folder for made models, which is removed at the end."""
     with TemporaryDirectory(prefix="lockstep-") as folder:
         asker = SliceAsker(
             plan=plan,
@@ -63,7 +63,7 @@ def bisect_on_made(
 def on_made_models(
     plan: Plan, context: Context, suite: str, work: Callable[[SliceAsker], Iterator[Verdict]]
 ) -> Iterator[Verdict]:
-    """The work's verdicts; where models cannot be made, or not asked about, it is said."""
+    """Yield the verdicts on made models; where they cannot be made or asked about, say so."""
     inner = replace(plan, suites=(), by_name=False)
     with asking_about(inner, context) as asker:
         try:
@@ -129,9 +129,9 @@ def asked_to_choose(
     *,
     every_id: bool = False,
 ) -> Iterator[Verdict]:
-    """recipe_of: how the model is made; said: what is said of it, of the user's context and of that
-    of the made model; every_id: which has all ids of the user's, unless its tables were too large.
-    Nobody is held to a model that nobody has trained."""
+    """Ask for choices of tokens. recipe_of: how the model is made; said: what is said of it, of the
+    user's context and of that of the made model; every_id: which has all ids of the user's, unless
+    its tables were too large. Nobody is held to a model that nobody has trained."""
     levels = context.subject_info.levels
     if (levels is not None and "greedy" not in levels) or context.facts.decoder_start is not None:
         return

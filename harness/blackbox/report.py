@@ -13,7 +13,7 @@ from lockstep.harness.records import Verdict
 
 
 def verdicts_of(plan: Plan, result: BlackBoxBisection, again: str) -> Iterator[Verdict]:
-    """again: the command that shows it again."""
+    """Yield the report's verdicts. again: the command that reproduces them."""
 
     def verdict(
         where: str, answer: SliceAnswer, fault: str, detail: Mapping[str, Any], how: str = ""

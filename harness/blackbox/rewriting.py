@@ -22,9 +22,10 @@ ROW = 1  # elements of a row that is empty: a scalar's
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """names: of the tensors to write, each with the source's own; changes: by the new names, as are
-    rows: of which of the source's rows (of a vector, elements) a tensor is made, if not of all.
-    columns: of how many of the first columns one that is stored is made."""
+    """Writes a model from another one. names: of the tensors to write, each with the source's own;
+    changes: by the new names, as are rows: of which of the source's rows (of a vector, elements) a
+    tensor is made, if not of all. columns: of how many of the first columns one that is stored is
+    made."""
 
     names: Mapping[str, str]
     keys: Mapping[str, Typed | Value] = field(default_factory=dict)  # others than the source's
@@ -108,7 +109,8 @@ def decoded_chunks(
     change: Change | None,
     chosen: NDArray[np.int64] | None,
 ) -> Iterator[bytes]:
-    """Whole rows at a time. What was read of the source is let go of, or all of it piles up."""
+    """Yield whole rows at a time. What was read of the source is let go of, or all of it piles
+    up."""
     format, first = WeightFormat.member(info.type.name), 0
     width = ne[0] if ne else ROW
     row_bytes = max(1, width // info.type.block * info.type.bytes)

@@ -11,7 +11,8 @@ from lockstep.harness.parallel.children import Say
 
 
 def bisect_one(plan: Plan, folder: Path, say: Say) -> None:
-    """Says what it does as text, and then the BlackBox. folder: where models may be written."""
+    """Bisect. It says what it does as text, and then the BlackBox. folder: where models may be
+    written."""
     preflight(plan)
     with TemporaryDirectory(dir=folder) as inside:
         asker = SliceAsker(plan=plan, folder=Path(inside), progress=say)

@@ -43,8 +43,8 @@ WORDS = f"started with n_threads {THREADS}"  # whether it follows that, nobody s
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated:
-    """question: of the subject, each time the same; judge: verdicts on its answer; are_same: of
-    two answers; is_last: after such a verdict no more is asked."""
+    """A question asked several times. question: the same each time; judge: verdicts on the answer;
+    are_same: of two answers; is_last: no question follows such a verdict."""
 
     question: tuple[Any, ...]
     judge: Callable[[Any], Iterator[Verdict]]
@@ -54,8 +54,9 @@ class Repeated:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """what: they are, in words; prepare: what is asked, None if the oracle has no answer; told: the
-    verdicts say how it was started, and one that refuses the question is held against nobody."""
+    """Answers to compare. what: their name in words; prepare: the question, None if the oracle has
+    no answer; told: the verdicts say how the engine was started, and refusing is not held against
+    it."""
 
     suite: str
     what: str

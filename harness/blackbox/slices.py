@@ -89,7 +89,8 @@ def slice_of(
     changes: Mapping[str, Change] | None = None,
     stored: bool = False,
 ) -> Recipe:
-    """changes: by the slice's names, whose layer is 0; stored: matrices keep their type."""
+    """Cut a slice. changes: by the slice's names, whose layer is 0; stored: matrices keep their
+    type."""
     names = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -108,8 +109,8 @@ def slice_of(
 def first_layers(
     file: GgufFile, n: int, keys: Mapping[str, Typed | Value] = MappingProxyType({})
 ) -> Recipe:
-    """The model without the layers behind its first n: they keep their numbers, and matrices their
-    types. keys: in the place of those that it has."""
+    """Return the model without the layers behind its first n: they keep their numbers, and matrices
+    their types. keys: in the place of those that it has."""
     names = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -126,8 +127,8 @@ def first_layers(
 
 
 def by_layer(file: GgufFile) -> dict[str, int]:
-    """The widths of tensors whose columns are layer after layer: of qwen4exp they are those of one
-    layer, which all have."""
+    """Return the widths of tensors whose columns are layer after layer: of qwen4exp they are those
+    of one layer, which all have."""
     one = file.metadata.get(f"{architecture(file)}.{PER_LAYER}")
     widths = {name: file.tensors[name].ne[0] for name in COLUMNS if name in file.tensors}
     return {name: w for name, w in widths.items() if one is None or w != one.data}
@@ -173,8 +174,8 @@ def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
 
 
 def mute_other_layers(file: GgufFile, layers: Collection[int]) -> Recipe:
-    """The whole model, in which all layers but these add nothing, and multiply by nothing: their
-    numbers stay what they are."""
+    """Return the whole model, in which all layers but these add nothing, and multiply by nothing:
+    their numbers stay what they are."""
     changes: dict[str, Change] = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -222,7 +223,8 @@ def small(
 
 
 def whole_or_layer(file: GgufFile, layer: int | None, role: Mapping[str, int] | None) -> Recipe:
-    """The whole model, or the slice of one layer, or without a role this one at its place."""
+    """Return the whole model, or the slice of one layer, or without a role this one at its
+    place."""
     if layer is None:
         return Recipe(names={name: name for name in file.tensors})
     return at_its_place(file, layer) if role is None else slice_of(file, layer, role=role)
@@ -268,7 +270,7 @@ def without(file: GgufFile, layer: int, parts: Sequence[str]) -> dict[str, Chang
 
 
 def within(file: GgufFile, layer: int) -> list[str]:
-    """The names of the slice's layer."""
+    """Return the names of the slice's layer."""
     prefix = f"blk.{layer}."
     return [f"blk.0.{n.removeprefix(prefix)}" for n in file.tensors if n.startswith(prefix)]
 

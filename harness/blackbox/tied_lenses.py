@@ -55,14 +55,14 @@ def split(
 
 
 def of_embeddings(lens: Lens, weight: Weight) -> NDArray[np.float64]:
-    """(rows,): what embeddings add to logits, at most."""
+    """Return the most that embeddings add to logits: (rows,)."""
     kept = WeightFormat.member(lens.type).dequantize(weight.raw).reshape(weight.shape)
     found: NDArray[np.float64] = np.abs(kept, dtype=np.float64).sum(axis=1)
     return found * (COLD * LARGEST_STEP)
 
 
 def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
-    """So many whose rows gates can tell apart."""
+    """Return as many tokens as gates can tell apart by their rows."""
     used = sum(stretch.rows for stretch in lens.stretches)
     for seed in range(SEEDS if used >= n else 0):
         order = np.argsort(Philox(key=seed).random_raw(used), kind="stable")
@@ -73,7 +73,7 @@ def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
 
 
 def are_apart(x: NDArray[np.float64]) -> bool:
-    """x: (tokens, width), what gates read."""
+    """Return True if the gates tell the tokens apart. x: (tokens, width), what gates read."""
     try:
         gates = gates_of(x).astype(np.float64)
     except np.linalg.LinAlgError:
@@ -162,7 +162,7 @@ def first_rows(values: F32) -> Change:
 
 
 def columns(lens: Lens, size: float) -> Change:
-    """Behind each gate what the head is to meet."""
+    """Return the columns behind each gate that the head reads."""
     numbers = range(lens.first, lens.first + len(lens.ids))
     inputs = (size * lens.inputs(numbers)).astype(np.float32).T  # (width, tokens)
 

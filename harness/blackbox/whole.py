@@ -73,7 +73,8 @@ def in_groups(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
 
 
 def groups_of(asker: SliceAsker) -> list[range]:
-    """Layers side by side which in F32 take as much room as a twin may at most, or one alone."""
+    """Return layers side by side which in F32 take as much room as a twin may at most, or one
+    alone."""
     sizes: Counter[int] = Counter()
     for name, info in asker.file.tensors.items():
         if inside := IN_A_LAYER.fullmatch(name):
@@ -118,8 +119,8 @@ def twin_of(asker: SliceAsker) -> Iterator[Plan]:
 
 
 def bisect_twin(plan: Plan, context: Context) -> Bisection | None:
-    """Along what the engine shows of the twin, if that shows where: None else, also where there is
-    no room for one."""
+    """Bisect the F32 twin by the tensors that the engine shows. None: they name no place, or there
+    is no room."""
 
     def work(asker: SliceAsker) -> Bisection | None:
         if not (is_small_enough(asker) and is_quantised(asker)):

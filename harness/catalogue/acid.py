@@ -68,13 +68,13 @@ def try_engine(name: str, path: Path, report: Report, settings: Settings = EXACT
 
 
 def covered_by(tests: Sequence[Measurement]) -> list[str]:
-    """The wrong engines that these tests say to catch, in the order of the catalogue."""
+    """Return the wrong engines that these tests say to catch, in the order of the catalogue."""
     caught = {name for test in tests for name in test.catches}
     return [cls.name for cls in wrong_engines() if cls.name.partition(":")[2] in caught]
 
 
 def needs(report: Report, test: Measurement) -> Set[str]:
-    """The test itself and all that it rests on."""
+    """Return the test itself and all that it rests on."""
     by_name = {each.name: each for each in report.tests}
     found: set[str] = set()
     left = [test.name]

@@ -71,7 +71,7 @@ def answer_of(outcome: Outcome) -> Evaluation:
 
 
 def long_prompt(context: Context) -> list[int]:
-    """Seeded ids, as many as the model has positions for."""
+    """Return seeded ids, as many as the model has positions for."""
     n = min(LONG, context.facts.n_positions or LONG, context.settings.n_ctx)
     n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
     raw = Philox(key=[context.seed, LONG]).random_raw(n)
@@ -144,7 +144,7 @@ def on_short(expected: F32, got: F32) -> dict[str, bool]:
 
 
 def nmse(expected: NDArray[np.generic], got: NDArray[np.generic], *, centre: float = 0.0) -> float:
-    """The squared error as a share of the squares. Not a number is none that passes."""
+    """Return the squared error as a share of the squares. Not a number is none that passes."""
     a, b = expected.astype(np.float64), got.astype(np.float64)
     if a.shape != b.shape:
         return float("inf")

@@ -59,7 +59,7 @@ def remembering(honest: HonestRuns) -> HonestRuns:
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Instead of beginning a run: most are known already."""
+    """Begin no run: most results are known already."""
 
 
 def once(method: Callable[..., Any]) -> Callable[..., Any]:

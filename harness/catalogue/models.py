@@ -127,7 +127,7 @@ def variant_of(shows_on: str) -> Variant:
 
 
 def long_rows(quant: str) -> LlamaRecipe:
-    """Rows of whole blocks, several where these are short."""
+    """Return rows of whole blocks, several where these are short."""
     width = 256 if type_by_name(quant).block > 64 else 96
     return LlamaRecipe(seed=11, quant=quant, n_embd=width, n_ff=width)
 
@@ -151,7 +151,7 @@ def rewrite(path: Path, tensor: str, change: Callable[[Rows], None]) -> None:
 def with_keys(
     made: Path, path: Path, keys: Mapping[str, tuple[str, Any]], more: Sequence[Tensor] = ()
 ) -> None:
-    """more: tensors."""
+    """Change the metadata. more: tensors."""
     with GgufFile.open(made) as file:
         every = file.tensors.values()
         rows = [(t.name, t.ne, t.type.name, [file.raw(t.name).tobytes()]) for t in every]

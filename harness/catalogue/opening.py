@@ -33,7 +33,7 @@ class OpenedForOne(Opened):
 
 @dataclass(kw_only=True)
 class KnownModels:
-    """folder: where they are kept."""
+    """Models on disk. folder: where they stay."""
 
     folder: Path
     known: dict[str, Opened] = field(default_factory=dict)

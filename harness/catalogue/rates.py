@@ -26,7 +26,8 @@ def write_rates(found: Sequence[Trial]) -> str:
 
 
 def short(trial: Trial) -> dict[str, Any]:
-    """first: the suite that found it in each view; "": none did; null: nothing was compared."""
+    """Return the short form. first: the suite that found it in each view; "": none did; null:
+    nothing was compared."""
     row: dict[str, Any] = {"engine": trial.engine, "family": trial.family, "model": trial.model}
     if trial.honest:
         row["preset"] = trial.preset
@@ -61,7 +62,7 @@ def trial_of(row: dict[str, Any]) -> Trial:
 
 
 def with_tables(page: str, text: str, found: Sequence[Trial]) -> str:
-    """The text of a page with what stands between its two comments made anew."""
+    """Return the text of a page with what stands between its two comments made anew."""
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     return before + BEGIN + "\n".join(PAGES[page](found)).rstrip() + "\n" + END + after

@@ -68,8 +68,8 @@ def honest_engines() -> list[type[HonestEngine]]:
 
 
 def of_family(engines: Sequence[Family], only: str) -> list[Family]:
-    """All of them, or those of one group. Raises Unsupported where there is no such group: nothing
-    that was tried is no success, and no failure of an engine either."""
+    """Return all of them, or those of one group. Raises Unsupported where there is no such group:
+    nothing that was tried is no success, and no failure of an engine either."""
     found = [cls for cls in engines if only in ("", cls.group)]
     if not found:
         known = dict.fromkeys(cls.group for cls in engines)
@@ -88,7 +88,7 @@ def parts_of(
 
 
 def try_part(part: CataloguePart, through: Sequence[View] = VIEWS) -> list[Trial]:
-    """through: what of wrong engines is shown."""
+    """Try one part. through: the view that wrong engines offer."""
     wrong_engines()
     honest_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
@@ -107,8 +107,8 @@ def try_part(part: CataloguePart, through: Sequence[View] = VIEWS) -> list[Trial
 
 
 def honest_parts(runs: int) -> Iterator[CataloguePart]:
-    """At least so many runs of each design: on ten models in both presets, with other tokens each
-    time round."""
+    """Return the parts of honest runs: ten models, both presets, other tokens each time, at least
+    so many for each design."""
     engines = honest_engines()
     for seed in range(-(-runs // (len(TEN) * len(PRESETS)))):
         for model in dict.fromkeys((*TEN, *WITH_EXPERTS)):
@@ -122,20 +122,21 @@ def models_of(cls: type[HonestEngine]) -> tuple[str, ...]:
 
 
 def run_catalogue(out: Output, *, only: str, file: Path | None, executor: Executor | None) -> int:
-    """0: every wrong engine is caught with its tensors shown, and no honest one at all."""
+    """Run the catalogue. Return 0 if every wrong engine is caught with its tensors shown, and no
+    honest one."""
     chosen = of_family([*wrong_engines(), *honest_engines()], only)
     return run_parts(out, list(parts_of(chosen)), file, executor)
 
 
 def run_honest(out: Output, runs: int, *, file: Path | None, executor: Executor | None) -> int:
-    """0: nobody is accused."""
+    """Run the honest engines. Return 0 if none is accused."""
     return run_parts(out, list(honest_parts(runs)), file, executor)
 
 
 def run_parts(
     out: Output, parts: Sequence[CataloguePart], file: Path | None, executor: Executor | None
 ) -> int:
-    """file: as `try_all` has it."""
+    """Run the parts. file: as in `try_all`."""
     asked = {place for part in parts for place in places_of(part)}
     rest = partial(parts_left, parts)
     found = try_all(

@@ -63,7 +63,7 @@ def count_family(family: str, same: Sequence[Trial]) -> list[str]:
 
 
 def caught(trials: Sequence[Trial], view: str) -> tuple[int, int]:
-    """So many of those of which anything can be seen so."""
+    """Count the caught ones among those with anything to see."""
     asked = [seen for trial in trials if (seen := trial.views[view]).compared]
     return sum(seen.caught for seen in asked), len(asked)
 

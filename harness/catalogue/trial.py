@@ -132,7 +132,7 @@ def opened_anew(bench: TrialBench, name: str) -> LocalSession:
 
 
 def show_through(bench: TrialBench, name: str, view: View) -> Context:
-    """A new session for each view: what an engine remembers of one is not seen in another."""
+    """Open a session for each view, so that an engine carries nothing from one to the next."""
     base, session = bench.context, seen_through(view, opened_anew(bench, name))
     info = describe_engine(session, under_test=True)
     context = base.with_subject(session, base.subject_model, info)
@@ -178,7 +178,7 @@ def look(bench: TrialBench, cls: type[Reference], view: View) -> SeenInView:
 
 
 def blames(verdict: Verdict) -> bool:
-    """A crash of the engine is found as well as a difference."""
+    """Return True if the verdict blames the engine, also for a crash."""
     return verdict.status in ("diverged", "crashed", "malformed", "timed-out")
 
 
@@ -216,7 +216,7 @@ def locate(bench: TrialBench, name: str) -> Located:
 
 
 def try_wrong(bench: TrialBench, cls: Wrong, model: str, through: Sequence[View] = VIEWS) -> Trial:
-    """through: ALL among them."""
+    """Try a wrong engine. through: the views, with ALL among them."""
     started = time.process_time()
     views = {view.name: look(bench, cls, view) for view in views_of(cls, through)}
     site, layer = (cls.site, cls.layer) if issubclass(cls, Mutant) else ("tokens", None)

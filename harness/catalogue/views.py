@@ -29,7 +29,7 @@ Row = list[tuple[int, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """levels: of harness.protocol, by the question that each is; None: it does not say."""
+    """A view of an engine. levels: of harness.protocol, by question; None: unsaid."""
 
     name: str
     levels: tuple[str, ...] | None = None
@@ -91,7 +91,8 @@ class Narrow(Session):
         return replace(outcome, value=replace(found, trace=trace))
 
     def lists(self, prefixes: Sequence[Sequence[int]], k: int) -> Outcome:
-        """The likeliest tokens behind each prefix, with the logarithms of their probabilities."""
+        """Return the likeliest tokens behind each prefix, with the logarithms of their
+        probabilities."""
         rows: list[Row] = []
         for ids in prefixes:
             outcome = self.inner.ask("evaluate", Request(batches=(Batch.for_next(ids),)))

@@ -19,7 +19,8 @@ NAMED = 4
 
 
 def check_adapters(settings: Settings, path: Path) -> None:
-    """Raises EngineError or OSError for a file that is no adapter of this model."""
+    """Check the adapters. Raises EngineError or OSError for a file that is no adapter of this
+    model."""
     with open_model(path) as file:
         Lora(settings.files_of(LORA), file).close()
         if vectors := settings.files_of(CONTROL_VECTOR):
@@ -29,8 +30,8 @@ def check_adapters(settings: Settings, path: Path) -> None:
 
 
 def check_used(llama_cpp: Session, settings: Settings, path: Path) -> None:
-    """Raises NoAnswer if llama.cpp's graph leaves out pairs of a LoRA file: it loads them without a
-    word, and an engine that adds them would be accused."""
+    """Check that llama.cpp uses all pairs of a LoRA file. Raises NoAnswer: it loads unused ones
+    without a word, and an engine that adds them would be accused."""
     if not settings.files_of(LORA):
         return
     with open_model(path) as file:

@@ -18,8 +18,8 @@ UNQUANTISED = ("F32", "F16", "BF16")  # values that llama.cpp attends to without
 
 
 def check_heads(settings: Settings, path: Path) -> None:
-    """Raises InvalidModel if a row of a head does not fill blocks of the cache's type. Heads of a
-    model that does not say how large they are may be anything."""
+    """Refuse a cache type whose blocks a head's row does not fill. Raises InvalidModel. Heads of
+    unknown size pass."""
     kinds = {"key_length": settings.type_k, "value_length": settings.type_v}
     coded = {key: kind for key, kind in kinds.items() if kind in STORED}
     if not coded:

@@ -103,10 +103,8 @@ def suites_named(names: Sequence[str]) -> list[type[Suite]]:
 
 
 def preflight(plan: Plan) -> ModelFacts:
-    """Can both files be checked at all? What the oracle's says of itself.
-
-    A broken vocabulary is refused by the key that is wrong, if a suite needs it.
-    """
+    """Check that both files can be opened. A broken vocabulary is refused by the wrong key, if a
+    suite needs it."""
     suites = suites_named(plan.suites)
     found = {}
     for path in dict.fromkeys((plan.model, plan.subject_model)):
@@ -137,12 +135,13 @@ def check_length(plan: Plan, n_positions: int) -> None:
 
 
 def prompt_room(plan: Plan) -> int:
-    """A token is at least a byte, but for BOS and the space before the text."""
+    """Return the bytes of text that surely fit. A token is at least a byte, except for BOS and the
+    space before the text."""
     return max(PROMPT_TOKENS, len(plan.prompt) + 2)
 
 
 def settings_for(plan: Plan) -> Settings:
-    """The preset with a cache and a ubatch that hold what the plan decodes."""
+    """Return the preset with a cache and a ubatch that hold what the plan decodes."""
     n_trained = plan.n_tokens + STEPS_TRACED
     needed = max(n_trained, plan.n_steps + prompt_room(plan))
     n_ctx = max(plan.settings.n_ctx, -(-needed // CELLS) * CELLS)
@@ -263,7 +262,7 @@ def dump_given(plan: Plan) -> Dump | None:
 
 
 def check_names(dump: Dump, facts: ModelFacts) -> None:
-    """Raises BadInput."""
+    """Check the names. Raises BadInput."""
     try:
         check_map(dump, facts.architecture)
     except EngineError as error:
@@ -271,7 +270,7 @@ def check_names(dump: Dump, facts: ModelFacts) -> None:
 
 
 def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:
-    """Raises BadInput: whoever is asked for such a run would be blamed for refusing it."""
+    """Check the ids. Raises BadInput: an engine would be blamed for refusing them."""
     largest = max((int(batch.tokens.max()) for batch in given), default=-1)
     if n_vocab and largest >= n_vocab:
         text = f"the run has token {largest}, and {plan.model} a vocabulary of {n_vocab}"
@@ -279,7 +278,7 @@ def check_ids(plan: Plan, given: Sequence[Batch], n_vocab: int) -> None:
 
 
 def stand_in(engine: str, facts: ModelFacts) -> str:
-    """Our reference engine along llama.cpp's graph, of a model that it has no graph for."""
+    """Return our reference engine along llama.cpp's graph, for a model without a graph of ours."""
     replayed = engine == REFERENCE and facts.not_ours and not facts.no_run
     return REPLAY if replayed else engine
 
@@ -307,8 +306,8 @@ def is_compiled(*, flash_attn: bool) -> bool:
 
 
 def describe_engine(session: Session, *, under_test: bool = False) -> EngineInfo:
-    """Raises BadInput where the fault is in what was asked for, and NoAnswer for what the engine
-    under test did when it was started: that is a verdict like others."""
+    """Describe an engine. Raises BadInput for a wrong request, and NoAnswer for what the engine
+    under test did at its start, which becomes a verdict."""
     outcome = session.ask("describe")
     if isinstance(outcome, Unanswerable | Rejected) and (
         is_address(session.name) or is_served(session.name) or is_users(session.name)
@@ -335,7 +334,7 @@ def describe_engine(session: Session, *, under_test: bool = False) -> EngineInfo
 
 
 def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
-    """The verdicts of each suite in turn, and whom they are about."""
+    """Yield the verdicts of each suite in turn, and whom they are about."""
     suites = suites_named(names)
     for suite in suites:
         if suite.begin is not Suite.begin and not suite().inapplicable(context.facts):
@@ -381,7 +380,7 @@ def verdicts_of(
 
 
 def verdict_for_no_answer(suite: str, context: Context, error: NoAnswer) -> Verdict:
-    """A crash of llama.cpp that is known is one still, and says so."""
+    """Return the verdict for a question without an answer. A known crash of llama.cpp is named."""
     without_key = ("not-compared", "not-applicable")
     key = () if error.status in without_key else (suite, error.status)
     text, detail = patient(error).summary, error.detail

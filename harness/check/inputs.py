@@ -10,7 +10,8 @@ LARGEST_TEXT = 64 << 20
 
 
 def read_file(path: Path, limit: int | None = None) -> bytes:
-    """Raises BadInput for what is no regular file, cannot be read, or has more bytes."""
+    """Read a regular file. Raises BadInput if it is another kind, unreadable, or larger than the
+    limit."""
     from lockstep.engine.gguf.regular_file import read_regular
     from lockstep.harness.check.check import BadInput
 
@@ -35,7 +36,7 @@ def check_file(path: Path, otherwise: str = "") -> Path:
 
 
 def check_folder_of(path: Path) -> None:
-    """Before a file is written. Raises BadInput where its folder is not there."""
+    """Check that the folder of a new file exists. Raises BadInput."""
     from lockstep.harness.check.check import BadInput
 
     if not path.absolute().parent.is_dir():
@@ -43,7 +44,7 @@ def check_folder_of(path: Path) -> None:
 
 
 def check_is_no_model(path: Path) -> None:
-    """Before something else is written. Raises BadInput where a model lies there."""
+    """Refuse to overwrite a model. Raises BadInput."""
     from lockstep.harness.check.check import BadInput
 
     if path.is_file():
@@ -69,7 +70,8 @@ def check_replaced(path: Path, *inputs: Path) -> None:
 
 
 def read_text(path: Path) -> bytes:
-    """A file, or with `-` standard input to its end. Raises BadInput, also for too many bytes."""
+    """Return a file, or with `-` standard input to its end. Raises BadInput, also for too many
+    bytes."""
     from lockstep.harness.check.check import BadInput
 
     if path != STANDARD_INPUT:

@@ -48,7 +48,8 @@ def read_file(path: Path) -> Mapping[str, Any]:
 
 
 def settings_from(given: Mapping[str, Any], source: str) -> Settings:
-    """A quantised cache of values turns flash attention on, unless that is given."""
+    """Build settings from options. A quantised cache of values turns flash attention on, unless
+    that is given."""
     preset = str(given.get("preset", EXACT.name))
     if preset not in PRESETS:
         raise BadInput(f"--settings {source}: no preset named {preset!r} (known: exact, default)")

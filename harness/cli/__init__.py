@@ -145,10 +145,8 @@ class AskedToEnd(KeyboardInterrupt):
 
 
 def main() -> None:
-    """Ends the process with the exit code; what click says of wrong options stays click's.
-
-    Asked to end (kill, a closed terminal), a command cleans up as after Ctrl-C.
-    """
+    """Run a command, and end the process with its exit code. click words errors about options. A
+    command that is asked to end (kill, a closed terminal) cleans up as after Ctrl-C."""
     open_streams()
     from lockstep.engine.errors import EngineError
     from lockstep.harness.processes.allocator import keep_freed_memory
@@ -195,7 +193,8 @@ def main() -> None:
 
 
 def has_folder() -> bool:
-    """Engines are started in the folder that this is started in; it may have been deleted."""
+    """Return True if the working folder exists. Engines start in it, and it may have been
+    deleted."""
     try:
         os.getcwd()
     except FileNotFoundError:

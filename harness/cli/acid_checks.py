@@ -11,7 +11,8 @@ from lockstep.harness.cli.variants import variant_files
 def files_to_check(
     model: Path | None, arch: str | None, suites: list[str] | None, folder: str, seed: int
 ) -> Sequence[tuple[str, Path, list[str] | None, bool]]:
-    """Names for the report, files, their suites, and whether an engine need not take the model.
+    """Return names for the report, files, their suites, and whether an engine need not take the
+    model.
 
     Acid models are their own: who asks for that suite and gives no MODEL is given them, and for
     the other suites what these have without.
@@ -29,7 +30,7 @@ def files_to_check(
 
 
 def check_opens_files(engine: str, subject_model: Path | None) -> None:
-    """Raises BadInput where an engine cannot be given one acid model after the other."""
+    """Refuse an engine that cannot be given one acid model after the other. Raises BadInput."""
     from lockstep.harness.dumps.dump import folder_of
     from lockstep.harness.http.session import is_address
 

@@ -176,7 +176,7 @@ def only_samples(error: "NoAnswer") -> bool:
 
 @contextmanager
 def whole_commands(plan: "Plan") -> Iterator[None]:
-    """An engine that shows no tensors: with the commands that need none."""
+    """Print the commands that need no tensors, for an engine that shows none."""
     from lockstep.harness.blackbox.offers import why_not_asked
     from lockstep.harness.context.suite import NoAnswer
     from lockstep.harness.locate.locate import LEVELS

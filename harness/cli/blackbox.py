@@ -156,7 +156,7 @@ def where_else(result: "BlackBoxBisection") -> Iterator[str]:
 
 
 def no_part_is_named(result: "BlackBoxBisection") -> bool:
-    """Then the words of the whole are all that there is to go on with: they may name the run."""
+    """Return True if no part has a name. The words of the whole answer may then name the run."""
     named = any(look.tensors for look in result.lenses) or any(s.tensors for s in result.places)
     return not named and not any(row.answer.differs for row in result.rows)
 
@@ -192,7 +192,7 @@ def mark(answer: "SliceAnswer") -> str:
 
 
 def numbers_of(rows: Sequence["LayerRow"]) -> str:
-    """0 to 3, 5, 8 and the like."""
+    """Write numbers as ranges: 0 to 3, 5, 8 and the like."""
     runs: list[list[int]] = []
     for layer in (row.layer or 0 for row in rows):
         if runs and layer == runs[-1][-1] + 1:

@@ -86,7 +86,7 @@ def fuzz_gguf(
 
 
 def families(given: Sequence[str], corpus: Path | None, keep: Path | None) -> tuple[str, ...]:
-    """A corpus is there to be used; a guided run is nothing else."""
+    """Return the families. A given corpus is always used; a guided run uses nothing else."""
     if keep is not None:
         from lockstep.harness.check.check import BadInput
 

@@ -33,8 +33,9 @@ class WantedFormat:
 
 
 def formats_wanted(given: Sequence[str] | None) -> list[WantedFormat]:
-    """Before the run: what cannot be written is refused, and what an earlier run has left in its
-    place is removed, lest it be taken for this run's. Raises BadInput."""
+    """Return the wanted formats, before the run. What cannot be written is refused, and what an
+    earlier run left in its place is removed, so that nothing stale is taken for this run's. Raises
+    BadInput."""
     from lockstep.engine.choices import choices
     from lockstep.harness.check.check import BadInput
     from lockstep.harness.report.formats import FORMATS
@@ -87,7 +88,8 @@ def write_formats(wanted: Sequence[WantedFormat], folder: Path, out: "Terminal")
 
 
 def tell_github(run: "RunResults", path: Path, out: "Terminal") -> None:
-    """A job's summary is a file that its steps append to; annotations are lines of its log."""
+    """Tell GitHub: a job's summary is a file that its steps append to; annotations are lines of its
+    log."""
     from lockstep.harness.report.formats.annotations import annotations
 
     summary = os.environ.get("GITHUB_STEP_SUMMARY")

@@ -34,7 +34,7 @@ app = typer.Typer(
 
 
 def add(name: str, makes: "Callable[..., FuzzPlan]") -> None:
-    """`lockstep fuzz NAME`, of a function that makes a plan of the options that are its own: those
+    """Add `lockstep fuzz NAME`, from a function that makes a plan of its own options. The options
     of `campaign` are every fuzzer's."""
     shared = inspect.signature(campaign).parameters
     options = {key: row for key, row in shared.items() if row.kind is row.KEYWORD_ONLY}

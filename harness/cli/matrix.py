@@ -160,7 +160,7 @@ def cases_made(folder: str, seed: int) -> list[tuple[str, Path]]:
 
 
 def shown_matrix(rows: "list[MatrixRow]", console: "Console") -> None:
-    """A table where it fits, without a name or a number cut off; else a block for each engine."""
+    """Print a table if it fits without a cut name or number; else a block for each engine."""
     from rich.measure import Measurement
 
     from lockstep.harness.runs.matrix import (

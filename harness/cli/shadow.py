@@ -183,7 +183,7 @@ def plans_of(models: Sequence[Path], arch: str | None, **same: Any) -> list["Sha
 
 
 def cases_of(models: Sequence[Path]) -> list[str]:
-    """File names; whole paths where two files have the same."""
+    """Return file names; whole paths where two files have the same."""
     names = [model.name for model in models]
     return names if len(set(names)) == len(names) else [str(model) for model in models]
 
@@ -230,7 +230,8 @@ def op_table(verdicts: Sequence["Verdict"]) -> "Table":
 
 
 def total(same: Sequence["Verdict"], name: str) -> int:
-    """A model has one verdict of an op for each reason, all with the same counts."""
+    """Return the total. A model has one verdict of an op for each reason, all with the same
+    counts."""
     return sum({v.case: int(v.detail[name]) for v in same}.values())
 
 

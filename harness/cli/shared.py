@@ -35,14 +35,15 @@ def usage(message: str) -> Exception:
 
 
 def model_folder() -> Any:
-    """A folder for built-in models that lives as long as the command."""
+    """Return a folder for built-in models that lives as long as the command."""
     from tempfile import TemporaryDirectory
 
     return TemporaryDirectory(prefix="lockstep-")
 
 
 def models_of(model: Path | None, folder: str) -> list[tuple[str, Path]]:
-    """Names for the report, and files. Built-in models are written when they are asked for."""
+    """Return names for the report, and files. Built-in models are written when they are asked
+    for."""
     from lockstep.harness.cli.acid_models import ACID_PREFIX, acid_model
     from lockstep.harness.runs.run import BUILTIN_PREFIX, builtin_model
     from lockstep.harness.synth.builtin import BUILTIN

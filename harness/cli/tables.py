@@ -14,7 +14,7 @@ WORDS = {0: "conform", 1: "DIVERGENCE", 2: "INTERNAL ERROR", 3: "INCOMPLETE"}  #
 
 
 def table_of(verdicts: Sequence[Verdict]) -> Table:
-    """A row for each suite of each model, or for each model where they are many."""
+    """Return a row for each suite of each model, or for each model where they are many."""
     many = len({verdict.case for verdict in verdicts}) > MANY
     return model_table(verdicts) if many else suite_table(verdicts)
 

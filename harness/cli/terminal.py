@@ -98,7 +98,8 @@ class Terminal:
     # --- progress -------------------------------------------------------------------------
 
     def progress(self, case: str, text: str) -> None:
-        """A moving line in a terminal; in a pipe a plain one for each suite, and now and then."""
+        """Show progress: a moving line in a terminal; in a pipe a plain line for each suite, and
+        now and then."""
         if self.quiet:
             return
         line = printable(f"{case}: {text}")
@@ -145,7 +146,7 @@ class Terminal:
         sys.stdout.write((printable(text, "\n\t") if self.out.is_terminal else text) + "\n")
 
     def remark(self, text: str) -> None:
-        """On standard error, beside a result."""
+        """Print a remark on standard error, beside a result."""
         self.quieten()
         if not self.quiet:
             self.err.print(f"note: {printable(text)}")
@@ -248,7 +249,8 @@ def what_and_where(error: Exception) -> str:
 
 
 def is_broken_golden(error: BaseException | None) -> bool:
-    """Asked without importing golden, which most commands do not need."""
+    """Return True for a broken golden, without importing golden, which most commands do not
+    need."""
     return any(kind.__name__ == "BrokenGolden" for kind in type(error).__mro__)
 
 
@@ -270,7 +272,7 @@ def ending_of(result: "RunResult") -> str:
 
 
 def not_judged(result: "RunResult") -> list[str]:
-    """Engines of the run about which nothing was compared."""
+    """Return engines of the run about which nothing was compared."""
     about = {v.about for v in result.verdicts if v.status == "diverged" or is_compared(v)}
     names = dict.fromkeys(engine.engine for engine in result.engines)
     return [name for name in names if not about & {BOTH, name}]
@@ -312,7 +314,7 @@ def fold(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
 
 
 def excused_lines(result: "RunResult") -> list[str]:
-    """A line for each reason."""
+    """Return a line for each reason."""
     rows = [v for v in result.verdicts if v.status == "excused"]
     said = ((f"{v.case}: {v.suite} excused", v.summary.splitlines()[0]) for v in rows)
     lines = [f"{what}: {cut(summary, EXCUSE)}" for what, summary in said]
@@ -321,8 +323,8 @@ def excused_lines(result: "RunResult") -> list[str]:
 
 
 def not_applicable(result: "RunResult") -> list[str]:
-    """A line for each reason, with the suites and models that it holds for; and whose graph was
-    replayed."""
+    """Return a line for each reason, with the suites and models that it holds for; and whose graph
+    was replayed."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for verdict in result.verdicts:
         if verdict.status == "not-applicable":
@@ -339,7 +341,7 @@ def not_applicable(result: "RunResult") -> list[str]:
 
 
 def more_like(same: Sequence[Verdict]) -> str:
-    """The other places of one cause."""
+    """Return the other places of one cause."""
     if len(same) == 1:
         return ""
     places = dict.fromkeys(place_of(v, same[0].case) for v in same[1:])
@@ -356,7 +358,7 @@ def place_of(verdict: Verdict, case: str) -> str:
 
 
 def by_engine(verdicts: Sequence[Verdict]) -> Mapping[str, list[str]]:
-    """The statuses of verdicts about each engine, and about both."""
+    """Return the statuses of verdicts about each engine, and about both."""
     found: dict[str, list[str]] = defaultdict(list)
     for verdict in verdicts:
         found[verdict.about].append(verdict.status)

@@ -129,7 +129,7 @@ def fetch(
 
 
 def targets_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Names become files; what is a file or built in stays. Raises BadInput."""
+    """Return files for names; files and built-in models stay as they are. Raises BadInput."""
     from lockstep.golden.fetch import NAMES, vocabularies, vocabulary
     from lockstep.harness.check.check import BadInput
 
@@ -146,7 +146,7 @@ def targets_of(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def fetched_files(names: Sequence[str]) -> tuple[str, ...]:
-    """The files of these names, none if the cache is empty."""
+    """Return the files of these names, none if the cache is empty."""
     from lockstep.golden.fetch import vocabularies, vocabulary
 
     folder = vocabularies()

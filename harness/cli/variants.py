@@ -8,7 +8,7 @@ VOCABULARY = 384  # tokens, as `lockstep synth` makes by itself
 
 
 def variant_files(arch: str, folder: str, seed: int) -> list[tuple[str, Path]]:
-    """Names for the report, and files."""
+    """Return names for the report, and files."""
     from lockstep.harness.shadow.models import make_variants
     from lockstep.harness.synth.any_arch import variant_named, variants
 

@@ -28,6 +28,6 @@ def asked_beside(
 
 
 def time_question(ask: Callable[[], Outcome]) -> tuple[Outcome, float]:
-    """And for how many seconds it was at work."""
+    """Time a question: return its answer and the seconds of its work."""
     began = monotonic()
     return ask(), monotonic() - began

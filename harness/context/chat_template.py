@@ -19,7 +19,7 @@ def prompt_ids(context: Context, prompt: bytes) -> list[int]:
 
 
 def rendered_prompt(context: Context, message: bytes) -> bytes:
-    """The chat's text, without the BOS that the tokenizer adds. Raises NoAnswer."""
+    """Return the chat's text, without the BOS that the tokenizer adds. Raises NoAnswer."""
     held = context.file.metadata.get(KEY)
     if held is None:
         why = f"{context.subject.name} takes only chats, and the model has no {KEY}"

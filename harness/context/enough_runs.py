@@ -23,9 +23,10 @@ CLEARLY = 1000
 def noise_beside(
     context: Context, batches: Sequence[Batch], honest: Sequence[F32], runs: Sequence[F32]
 ) -> float:
-    """The relative noise by which these runs are judged: of a few honest runs where each is within
-    it of one without errors, or so far beyond from all that no more of them would reach there; else
-    of more. honest: with llama.cpp's conversions of activations, and perhaps without."""
+    """Return the relative noise by which these runs are judged: of a few honest runs where each
+    is within it of one without errors, or so far beyond from all that no more of them would
+    reach there; else of more. honest: with llama.cpp's conversions of activations, and perhaps
+    without."""
     few = context.noise.relative
     limit = float(whole_run(few, largest(honest[0])).allowed)
     if may_jump(context) or not isfinite(limit):

@@ -132,9 +132,9 @@ def n_cells(context: Context) -> int:
 
 
 def batch_sizes(n: int) -> list[int]:
-    """Whole tiles and one token on them, if there is room; a few tokens, a prompt, whole tiles with
-    each rest as far as there is room, all that is left but for small batches, which end in cell n.
-    """
+    """Return whole tiles and one token on them, if there is room; a few tokens, a prompt, whole
+    tiles with each rest as far as there is room, all that is left but for small batches, which end
+    in cell n."""
     room = n - sum(FEW) - FILLED
     tiles = [WHOLE, 1] if room > WHOLE + PROMPT else []
     large = room - sum(tiles) >= LARGE + RESTS[0]
@@ -170,8 +170,8 @@ def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
 
 
 def many_ids(context: Context, n: int) -> list[int]:
-    """The last and the first, those where narrow integers end, then the others in a seeded order:
-    a small vocabulary is met whole."""
+    """Return the last and the first, those where narrow integers end, then the others in a seeded
+    order: a small vocabulary is met whole."""
     n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
     others = np.argsort(Philox(key=[context.seed, n_vocab]).random_raw(n_vocab), kind="stable")
     ids = list(dict.fromkeys([*narrow_ids(n_vocab), *others[:n].tolist()]))
@@ -223,8 +223,8 @@ def longer(
 
 
 def batches_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> tuple[Batch, ...]:
-    """A row of logits behind each of these beginnings: of one run of them all, or, where a token
-    sees those behind it as well, of a run of each."""
+    """Return a row of logits behind each of these beginnings: of one run of them all, or, where a
+    token sees those behind it as well, of a run of each."""
     if context.facts.architecture in NO_MEMORY:
         return tuple(Batch.for_next(ids[:n]) for n in ends)
     return (with_rows(ids, ends),)
@@ -238,8 +238,8 @@ def with_rows(ids: Sequence[int], ends: Sequence[int]) -> Batch:
 
 
 def join_sequences(context: Context) -> tuple[Batch, ...]:
-    """The second sequence begins beside the end of the first, takes turns with it, and is alone;
-    then a third begins."""
+    """Join sequences: the second begins beside the end of the first, takes turns with it, and is
+    alone; then a third begins."""
     ids = many_ids(context, 64)[:31:-1]
     batches = []
     for places in PLACES:

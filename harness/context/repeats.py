@@ -67,9 +67,9 @@ def unsteady(
     doubt: bool = False,
     again: Outcome | None = None,
 ) -> Unsteady | None:
-    """None: asked once more it answers with the same bits; seven times more where there is doubt
-    already, or that first time gives any. again: that time's, if it has been asked. Raises
-    NoAnswer."""
+    """Return the answers that differ if the engine is asked again. None: asked once more it answers
+    with the same bits; seven times more where there is doubt already, or that first time gives any.
+    again: that time's, if it has been asked. Raises NoAnswer."""
     places: list[Place] = []
     apart, runs = 0.0, 0
     second: Evaluation | None = None
@@ -112,7 +112,7 @@ def goes_by_history(session: Session, request: Request) -> bool:
 
 
 def fresh_runs(session: Session, request: Request) -> list[Evaluation] | None:
-    """The first that it makes; None: it does not answer."""
+    """Return the first that it makes; None: it does not answer."""
     session.close()
     outcomes = [session.ask("evaluate", request) for _ in range(IN_A_ROW)]
     runs = [outcome.value for outcome in outcomes if isinstance(outcome, Answered)]
@@ -120,13 +120,13 @@ def fresh_runs(session: Session, request: Request) -> list[Evaluation] | None:
 
 
 def farthest(a: Evaluation, b: Evaluation) -> float:
-    """0 of runs that show tensors alone."""
+    """Return the largest difference, 0 for runs that show only tensors."""
     pairs = zip(a.logits, b.logits, strict=True)
     return max((worst_distance(x, y) for x, y in pairs), default=0.0)
 
 
 def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
-    """Tensors that both show, in the order in which they are computed, then logits."""
+    """Return tensors that both show, in the order in which they are computed, then logits."""
     shown = again.trace.values() if again.trace else {}
     before = first.trace.values() if first.trace else {}
     for at, (site, value) in enumerate(before.items()):

@@ -67,8 +67,8 @@ class Runner:
         self.modules = modules
 
     def open(self, adapter: str, model: Path | None, settings: Settings) -> Session:
-        """Raises Unsupported for an adapter that does not exist, or for libraries that are not its;
-        the engine is not asked yet.
+        """Open an engine, without asking it anything. Raises Unsupported for an adapter that does
+        not exist, or for libraries of another build.
 
         A path, a command with arguments or the name of an engine of harness.foreign is a program
         (harness.protocol), dump:FOLDER the run that is written there (harness.dumps), an address a
@@ -218,7 +218,7 @@ class IsolatedSession(Session):
 
     @property
     def loading(self) -> dict[str, Any]:
-        """The options that a worker is to load, whatever the model."""
+        """Return the options that a worker is to load, whatever the model."""
         return {what: self.opening[what] for what in ("adapter", "modules", "memory_limit")}
 
     def _new_worker(self) -> "Worker":
@@ -271,7 +271,8 @@ class Worker(EngineProcess):
     """A child process with our own code, and the channel to it."""
 
     def __init__(self, python: Path | None, users: bool) -> None:
-        """users: what is loaded is theirs, and nothing of it has been loaded before."""
+        """Prepare a worker. users: it loads the user's code, and nothing of it has been loaded
+        before."""
         ours, theirs = socket.socketpair()
         with theirs:
             forked = None if python or users else forked_worker(theirs)
@@ -281,7 +282,7 @@ class Worker(EngineProcess):
         super().__init__(process, log, self.channel)
 
     def load(self, loading: Mapping[str, Any], deadline: float) -> None:
-        """Once; a process that has ended already says so when it is asked."""
+        """Load the engine once. A process that has ended already says so when it is asked."""
         if not self.is_loading:
             self.is_loading = True
             with suppress(Closed):
@@ -291,7 +292,8 @@ class Worker(EngineProcess):
 def started_worker(
     theirs: socket.socket, python: Path | None, *, users: bool
 ) -> tuple[Process, IO[bytes]]:
-    """users: what it loads may start processes, so that it has a keeper, which ends it with us."""
+    """Start a worker. users: the user's code may start processes, so it has a keeper, which ends it
+    with us."""
     command = [*interpreter(python), str(theirs.fileno())]
     options: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
@@ -310,7 +312,7 @@ def started_worker(
 
 
 def interpreter(python: Path | None) -> list[str]:
-    """The command that a worker's arguments follow.
+    """Return the command that a worker's arguments follow.
 
     In another environment that environment's packages are meant, and of ours the code alone: it
     comes last, because it may lie among the packages of this one.
@@ -323,7 +325,7 @@ def interpreter(python: Path | None) -> list[str]:
 
 
 def environment(python: Path | None) -> dict[str, str]:
-    """A worker's variables: the user's, but other versions have libraries of their own."""
+    """Return a worker's variables: the user's, but other versions have libraries of their own."""
     if python is None:
         path = [entry or os.getcwd() for entry in sys.path]
         return os.environ | {"PYTHONPATH": os.pathsep.join(path)}

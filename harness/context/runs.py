@@ -20,7 +20,8 @@ class SameRows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """words: how a sentence names it, behind "logits". usual: as the usual run, with other tokens.
+    """A plan of batches. words: how a sentence names it, behind "logits". usual: as the usual run,
+    with other tokens.
 
     known: it computes nothing that the usual run does not, so no honest run of its own is needed
     until the engines differ. same: its outputs are held against the engine's own first answer, not

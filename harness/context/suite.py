@@ -67,13 +67,13 @@ class HonestRuns(Protocol):
     """Our own runs of the oracle's file (harness.graph.honest_runs)."""
 
     def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
-        """`floor` of the same will be asked for: it may be computed in the meantime."""
+        """Begin to compute the floor, which will be asked for soon."""
 
     def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
         """Return an honest run without errors, and the worst of `runs` with errors."""
 
     def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
-        """So many runs with errors, (outputs, vocabulary) each."""
+        """Return so many runs with errors, (outputs, vocabulary) each."""
 
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
         """(outputs, vocabulary) each: as llama.cpp rounds, and in float64 without conversions."""
@@ -140,12 +140,12 @@ class Context:
 
     @cached_property
     def file(self) -> GgufFile:
-        """The oracle's."""
+        """Return the oracle's file."""
         return open_model(self.model)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Ours, of the oracle's file. Raises an EngineError where there is none."""
+        """Return our tokenizer for the oracle's file. Raises an EngineError if there is none."""
         return tokenizer_of(self.file.metadata)
 
     @cached_property
@@ -163,7 +163,7 @@ class Context:
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
-        """A prompt, which an encoder is given first, then single tokens."""
+        """Return a prompt, which an encoder is given first, then single tokens."""
         if self.given:
             return self.given
         prompt, rest = self.tokens[: self.n_tokens], self.tokens[self.n_tokens :]
@@ -182,8 +182,8 @@ class Context:
         return self.honest.floor(self.batches, seed=self.seed, runs=RUNS)
 
     def noise_on(self, batches: Sequence[Batch]) -> float:
-        """The relative noise on these very batches, from more runs: asked before blaming anyone.
-        A run of many tokens meets as many rare events as several of few."""
+        """Return the relative noise on these very batches, from more runs: asked before blaming
+        anyone. A run of many tokens meets as many rare events as several of few."""
         if self.noise_measured is None or self.noise_measured[0] is not batches:
             self.progress("a difference: measuring the noise of more honest runs")
             many = sum(map(len, batches)) // max(1, sum(map(len, self.batches)))
@@ -193,8 +193,8 @@ class Context:
         return self.noise_measured[1]
 
     def honest_runs(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
-        """Logits of the oracle's file by our ops, (outputs, vocabulary) each: with llama.cpp's
-        conversions of activations, and in float64 without any."""
+        """Return logits of the oracle's file by our ops, (outputs, vocabulary) each: with
+        llama.cpp's conversions of activations, and in float64 without any."""
         self.progress("a difference: our own runs say which engine is wrong")
         return self.honest.logits(batches)
 
@@ -221,7 +221,7 @@ class Context:
         return replace(self, embeddings=True, begun={})
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """The oracle's answer and the subject's. Where both refuse, nobody is blamed.
+        """Return the oracle's answer and the subject's. Where both refuse, nobody is blamed.
 
         What the model lacks, says the oracle, is no excuse for a subject that says something else;
         but one that offers embeddings says the same where it has no such thing as logits.
@@ -250,7 +250,7 @@ class Context:
         return first, second
 
     def ask(self, session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
-        """The answer, or NoAnswer with what became of the question."""
+        """Return the answer. Raises NoAnswer with the outcome of the question."""
         return self.answer(session, question, session.ask(question, *args, **kwargs))
 
     def answer(self, session: Session, question: str, outcome: Outcome) -> Any:
@@ -326,7 +326,7 @@ def lacks(outcome: Outcome) -> bool:
 
 
 def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") -> NoAnswer:
-    """called: how the question is named, where not as for most models."""
+    """Return a NoAnswer. called: the question's name, where it differs from that for most models."""
     asked, question = question, called or in_words(question)
     if isinstance(outcome, Crashed):
         log = {ENGINE: engine, "log": list(outcome.log), "said": outcome.said}
@@ -359,7 +359,7 @@ def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") ->
 
 
 def line_that_says_why(message: str) -> str:
-    """The first; of a traceback, as a program in Python may send it, the last."""
+    """Return the line that says why: the first, or the last of a Python traceback."""
     lines = message.splitlines() or [""]
     return lines[-1 if "Traceback (most recent call last)" in lines[0] else 0]
 
@@ -395,5 +395,6 @@ class Suite(Registered):
         raise NotImplementedError
 
     def finish(self, context: Context) -> Iterator[Verdict]:
-        """The rest, once all suites have run: what takes an engine long that nobody waits for."""
+        """Yield the rest, once all suites have run: what takes an engine long that nobody waits
+        for."""
         return iter(())

@@ -20,7 +20,7 @@ LOOKED_AT = 256  # tokens: of each, all logits are held twice
 
 @dataclass(frozen=True, kw_only=True)
 class Tie:
-    """token: number of the generated token, from 0."""
+    """A tie in a text. token: number of the generated token, from 0."""
 
     token: int
     chosen: int

@@ -34,7 +34,8 @@ def run_damage(
     executor: Executor | None,
     out: VerdictOutput,
 ) -> int:
-    """Every verdict is on disk before the next model's. 1 if a change is missed."""
+    """Run the damage. Each verdict is on disk before the next model's. Return 1 if a change is
+    missed."""
     started = time.perf_counter()
     verdicts: list[Verdict] = []
     writer: ReportWriter | None = None

@@ -97,7 +97,7 @@ def trial(
     path: Path,
     change: Damage,
 ) -> Verdict:
-    """right: what the same engine answers with the model as it was."""
+    """Make a trial. right: what the same engine answers with the undamaged model."""
     damaged = path.with_name(f"{path.stem}-damaged.gguf")
     write_damaged(path, damaged, change)
     with Runner().open(REPLAY, damaged, whole.settings) as session:
@@ -113,7 +113,7 @@ def trial(
 def ending_of(
     change: Damage, result: Bisection, changed: bool
 ) -> tuple[Status, str, dict[str, Any]]:
-    """Status, summary and what is counted."""
+    """Return status, summary and what is counted."""
     named = [c for c in result.culprits if change.tensor in c.weight.split(", ")]
     seen = ", ".join(dict.fromkeys(f"{c.site} ({c.op}, {c.weight})" for c in result.culprits))
     detail = {

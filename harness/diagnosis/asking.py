@@ -117,7 +117,8 @@ def questions_for(context: Context) -> Iterator[MistakeQuestion]:
 
 
 def of_runs(context: Context, offers: Callable[[str], bool]) -> Iterator[MistakeQuestion]:
-    """An engine that shows logits shows all that its lists and texts could."""
+    """Yield the questions about runs. An engine that shows logits shows all that its lists and
+    texts could."""
     more = context.subject_info.levels is not None  # than is asked of engines that do not say
     if Architecture.member(context.facts.architecture).embeds:
         if offers("embed"):
@@ -230,7 +231,7 @@ def prompts_in_turn(context: Context) -> Iterator[InTurn]:
 
 
 def seed_prompt(turn: Turn, before: Sequence[int], ids: Iterator[int]) -> tuple[int, ...]:
-    """A prompt that begins and ends as the one before it as far as `turn` says."""
+    """Return a prompt that begins and ends as the one before it as far as `turn` says."""
     if not turn.n:
         return tuple(before)
     new = tuple(islice(ids, turn.n - turn.begin - turn.end))

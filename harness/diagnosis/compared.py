@@ -28,5 +28,5 @@ class Compared:
 
     @property
     def chosen(self) -> int:
-        """Tokens that are the engine's own as well."""
+        """Return tokens that are the engine's own as well."""
         return int(self.same.sum()) - self.ties

@@ -103,7 +103,7 @@ class Rows:
 
     @property
     def nothing(self) -> bool:
-        """Every text parts at its first token, at a tie."""
+        """Return True if every text diverges at its first token, at a tie."""
         return not self.compared and bool(self.not_compared)
 
 

@@ -24,9 +24,9 @@ KnownMistake = Wrong | type[WrongSampler]
 
 @dataclass(kw_only=True)
 class Engines:
-    """plain: nothing is converted or rounded on purpose, as in engines that do not follow ggml.
-    keep: all that was answered, for more subjects on the same file. at_once: processes that may
-    hold what a run of one computes."""
+    """Engines of ours on one file. plain: nothing is converted or rounded on purpose, as in engines
+    that do not follow ggml. keep: all that was answered, for more subjects on the same file.
+    at_once: processes that may hold what a run of one computes."""
 
     path: Path
     settings: Settings
@@ -86,7 +86,8 @@ def without_roundings(cls: type[Any]) -> type[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """near: seen on models of the same architecture; far: on others, for want of one of these."""
+    """Known mistakes to try. near: seen on models of the same architecture; far: on others, for
+    want of one of these."""
 
     near: tuple[Wrong, ...]
     far: tuple[Wrong, ...]

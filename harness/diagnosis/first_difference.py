@@ -14,7 +14,8 @@ from lockstep.harness.diagnosis.race import compare_answer
 
 @dataclass(kw_only=True)
 class FirstDifference:
-    """engines: right ones, with ggml's roundings and without."""
+    """The first difference, and who reports it. engines: right ones, with ggml's roundings and
+    without."""
 
     context: Context
     engines: Sequence[Engines]

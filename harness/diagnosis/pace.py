@@ -27,7 +27,7 @@ class Estimate:
 
 @dataclass(kw_only=True)
 class Pace:
-    """left: work, in any unit, such as tokens; done: what took `seconds`."""
+    """The pace of the work. left: work in any unit, such as tokens; done: what took `seconds`."""
 
     left: int
     done: int = 0
@@ -40,7 +40,7 @@ class Pace:
 
     @property
     def seconds_left(self) -> float:
-        """0 where nothing is known yet."""
+        """Return the seconds that are left, 0 while nothing is known."""
         return self.seconds / self.done * self.left if self.seconds >= SETTLED_SECONDS else 0.0
 
     def __str__(self) -> str:

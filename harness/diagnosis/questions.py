@@ -49,7 +49,7 @@ class MistakeQuestion:
         return outcome.value if isinstance(outcome, Answered) else None
 
     def compare(self, said: Any, answer: Any, session: LocalSession, noise: float) -> Compared:
-        """said: by the subject; answer: of `of`, by the session's engine."""
+        """Compare two answers. said: by the subject; answer: by the session's engine."""
         raise NotImplementedError
 
     def repeats(self, said: Any, again: Any, noise: float) -> bool:
@@ -182,7 +182,7 @@ class Embedded(RunQuestion):
 
 
 def within(said: NDArray[Any], answer: NDArray[Any], allowed: float) -> Compared:
-    """NaN and infinity are the same as themselves only."""
+    """Return True if all values are within the noise; NaN and infinity match only themselves."""
     with np.errstate(all="ignore"):
         off = said.astype(np.float64) - answer
         equal = (said == answer) | (np.isnan(said) & np.isnan(answer))
@@ -215,7 +215,8 @@ class Likeliest(MistakeQuestion):
         return value_of(session.ask("evaluate", Request(batches=(Batch.for_next(ids),))))
 
     def compare(self, said: Listed, answer: Any, session: LocalSession, noise: float) -> Compared:
-        """said: as harness.judging.candidates has it, once names of tokens are known."""
+        """Compare two answers. said: as in harness.judging.candidates, once names of tokens are
+        known."""
         (row,) = answer.logits[0]
         if not (np.isfinite(row) | np.isneginf(row)).all():
             return Compared.exactly([False])
@@ -257,7 +258,8 @@ class Greedy(MistakeQuestion):
     def compare(
         self, said: list[int], answer: Any, session: LocalSession, noise: float
     ) -> Compared:
-        """Behind a tie within the noise, which each may choose for itself, nothing is compared."""
+        """Compare up to the first tie within the noise, behind which each engine may choose for
+        itself."""
         ids, rows = answer
         equal = [a == b for a, b in zip(said, ids, strict=True)]
         first = equal.index(False) if False in equal else len(equal)
@@ -322,7 +324,8 @@ class InTurn(MistakeQuestion):
     def compare(
         self, said: list[int], answer: Any, session: LocalSession, noise: float
     ) -> Compared:
-        """A tie within the noise is the same: here nothing stands behind it."""
+        """Compare the choices. A tie within the noise counts as the same: nothing follows it
+        here."""
         rows = zip(said[1:], answer[1:], strict=True)
         ties = [
             token != ids[0] and bool(logits and is_tie(logits[0], ids[0], token, noise))
@@ -348,8 +351,8 @@ class Continued(MistakeQuestion):
         return session.ask("generate", self.prompt, self.n)
 
     def of(self, session: LocalSession) -> Any:
-        """The ids, the logits by which each was chosen, and the text if it writes texts otherwise
-        than the right engine."""
+        """Return the ids, the logits by which each was chosen, and the text if it writes texts
+        otherwise than the right engine."""
         ids = value_of(session.ask("tokenize", [self.prompt]), [[]])[0]
         free = Greedy(words="", ids=tuple(ids), n=self.n).of(session) if ids else None
         if free is None or all(
@@ -389,5 +392,5 @@ class Continued(MistakeQuestion):
         return replace(self, words=f"the first {n} tokens of {self.words}", n=n)
 
     def beginning(self, said: bytes, n: int) -> bytes:
-        """All of it: what is written of fewer tokens it begins with."""
+        """Return the whole text: a text of fewer tokens is its beginning."""
         return said

@@ -15,7 +15,8 @@ STATUSES: dict[Status, VerdictStatus] = {"right": "agreed", "not-compared": "not
 def verdicts_of(
     plan: Plan, found: Diagnosed, again: str, said: dict[str, list[str]]
 ) -> Iterator[Verdict]:
-    """again: the command that shows it again; said: by aspect, what the terminal says, in lines."""
+    """Yield the verdicts. again: the command that reproduces them; said: the terminal's lines, by
+    aspect."""
     for each in found.of:
         status = STATUSES.get(each.status, "diverged")
         yield Verdict(

@@ -10,7 +10,8 @@ from lockstep.harness.runs.run import opened_for
 
 
 def diagnose_one(plan: Plan, say: Say) -> None:
-    """Says what it does as text, what is known before the end, and then what was Diagnosed."""
+    """Diagnose one engine. It says what it does as text, what is known before the end, and then the
+    Diagnosed."""
     with (
         closing(opened_for(plan, say)) as opened,
         closing(DiagnosisBench.of(opened.context)) as bench,

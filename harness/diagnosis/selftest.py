@@ -31,9 +31,8 @@ def run_diagnosis(
     file: Path | None,
     executor: Executor | None,
 ) -> int:
-    """0: of those whose answers differ so many are named as is promised, and nothing else is.
-
-    file: as `try_all` has it, with a row for each engine and view."""
+    """Run the self-test of diagnosis. Return 0 if as many are named as promised, of those whose
+    answers differ, and none wrongly. file: as in `try_all`, with a row for each engine and view."""
     chosen = of_family(wrong_engines(), only)
     if sample is not None and sample < len(chosen):
         chosen = random.Random(seed).sample(chosen, sample)
@@ -60,7 +59,8 @@ def differs(row: TrialRow) -> bool:
 
 
 def is_named(row: TrialRow) -> bool:
-    """Among mistakes that make the same answers, within the noise, on all that was asked."""
+    """Return True if it is among the mistakes that make the same answers, within the noise, on all
+    that was asked."""
     return row.status == "named" and row.engine in (*row.named, *row.also)
 
 

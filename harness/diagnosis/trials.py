@@ -86,7 +86,7 @@ class Shown(Narrow):
 
 
 def tries(part: CataloguePart) -> list[TrialRow]:
-    """Engines of one model, through each view."""
+    """Return engines of one model, through each view."""
     wrong_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         tried = bench_for(part.model, Path(folder))

@@ -94,10 +94,8 @@ def map_of(engine: str) -> str:
 
 
 def read_dump(folder: Path, map_name: str = "") -> Dump:
-    """map_name: a ready one, or a file from here; else what the index says, from the folder.
-
-    Raises EngineError: what is missing or wrong in which file.
-    """
+    """Read a dump. map_name: a ready map, or a file from here; else what the index names, from the
+    folder. Raises EngineError with the missing or wrong part of a file."""
     path = folder / INDEX
     check_inside(folder, path)
     try:
@@ -146,7 +144,7 @@ def hashes_in(models: Any) -> tuple[str, ...]:
 
 
 def check_model(dump: Dump, path: Path) -> None:
-    """Raises InvalidModel if the run was of another file."""
+    """Check that the run was of this file. Raises InvalidModel."""
     if not dump.models:
         return
     found = sha256_of(path)
@@ -159,7 +157,8 @@ def check_model(dump: Dump, path: Path) -> None:
 
 
 def check_map(dump: Dump, architecture: str) -> None:
-    """Raises InvalidModel if the map is for other models: engines would be accused by its names."""
+    """Check that the map is for this model, whose engine would be accused by the map's names.
+    Raises InvalidModel."""
     of = dump.map.architectures if dump.map else ()
     if dump.map and of and architecture not in of:
         raise InvalidModel(
@@ -180,8 +179,7 @@ def map_in(path: Path, index: Mapping[str, Any], name: str) -> NodeMap | None:
 
 
 def check_inside(folder: Path, path: Path) -> None:
-    """A dump may come from anywhere: nothing outside of it is read on its word. Raises
-    InvalidModel."""
+    """Refuse a path outside of the dump, which may come from anywhere. Raises InvalidModel."""
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError):  # a loop, a NUL: said where it is opened
@@ -257,7 +255,7 @@ def unknown(site: Site) -> str:
 
 
 def kinds_in(path: Path) -> dict[str, str]:
-    """The type of each tensor, by its name."""
+    """Return the type of each tensor, by its name."""
     try:
         check_regular(path)
         with safe_open(path, framework="numpy") as file:
@@ -274,7 +272,7 @@ def kinds_in(path: Path) -> dict[str, str]:
 def translate_name(
     path: Path, key: str, kind: str, names: NodeMap | None
 ) -> tuple[str, HeldTensor] | None:
-    """Its name as `stepN/NODE`; None: the map has none for it."""
+    """Return the name as `stepN/NODE`; None: the map has none for it."""
     if names is None:
         return key, HeldTensor(path=path, key=key, kind=kind)
     match = STEP.match(key)

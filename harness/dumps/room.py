@@ -17,7 +17,7 @@ FLOAT32 = 4  # bytes
 
 
 def check_room(folder: Path, paths: Iterable[Path]) -> None:
-    """paths: safetensors whose headers were looked at. Raises InvalidModel."""
+    """Check the headers of safetensors against the memory. Raises InvalidModel."""
     needed, there = sum(map(bytes_of, set(paths))), memory_of_machine()
     if needed > there:
         raise InvalidModel(

@@ -30,7 +30,8 @@ class HeldTensor:
 def values_of(
     held: Mapping[Site, HeldTensor], sizes: Mapping[str, int]
 ) -> dict[Site, NDArray[Any]]:
-    """The values as the engine computed them. Each file is opened once: that reads its header."""
+    """Return the values as the engine computed them. Each file is opened once: that reads its
+    header."""
     with ExitStack() as files:
         open_file = cache(lambda p: files.enter_context(safe_open(p, framework="numpy")))
         open_bf16 = cache(lambda p: files.enter_context(Bf16File(p)))
@@ -46,7 +47,7 @@ def values_of(
 def as_computed(
     site: Site, held: HeldTensor, value: NDArray[Any], sizes: Mapping[str, int]
 ) -> NDArray[Any]:
-    """Floats in single precision, without leading axes of one, in the order of llama.cpp."""
+    """Return floats in single precision, without leading axes of one, in the order of llama.cpp."""
     info = SITES.get(site.name)  # none of a node that llama.cpp alone has a name for
     while info and value.ndim > len(info.shape.split(",")) and value.shape[0] == 1:
         value = value[0]

@@ -118,6 +118,6 @@ def remove(name: str) -> Path:
 
 
 def added_engines() -> Iterator[tuple[Foreign, Path | None]]:
-    """Every engine, and its environment if it has one."""
+    """Yield every engine, and its environment if it has one."""
     for engine in ENGINES.values():
         yield engine, folder_of(engine) if is_added(engine) else None

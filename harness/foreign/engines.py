@@ -25,7 +25,7 @@ class Foreign:
 
     @property
     def version(self) -> str:
-        """The version of the engine itself."""
+        """Return the version of the engine itself."""
         return self.packages[0].rpartition("=" if self.kind == "python" else "@")[2]
 
 

@@ -98,7 +98,7 @@ class Fuzzer(Registered):
         raise NotImplementedError
 
     def check(self, plan: FuzzPlan) -> None:
-        """Raises BadInput for a plan that makes no sense."""
+        """Refuse a plan that makes no sense. Raises BadInput."""
         for name in plan.targets:
             if name not in self.targets():
                 known = choices(name, self.targets())
@@ -114,7 +114,8 @@ class Fuzzer(Registered):
 
 
 def fuzzer_named(name: str) -> Fuzzer:
-    """The file that is named after it is tried first: a worker needs no other."""
+    """Return the fuzzer of that name. The file with that name is tried first: a worker needs no
+    other."""
     packages = [each.name for each in pkgutil.iter_modules(fuzzers.__path__) if each.ispkg]
     for each in [name] if name in packages else packages:
         importlib.import_module(f"{fuzzers.__name__}.{each}.fuzzer")
@@ -129,7 +130,8 @@ def run_campaign(
     executor: Executor | None = None,
     listener: Listener | None = None,
 ) -> RunResult:
-    """Every verdict is on disk before the next one is made. Raises BadInput before any work."""
+    """Run a campaign. Each verdict is on disk before the next one is made. Raises BadInput before
+    any work."""
     listener = listener or Listener()
     fuzzer = fuzzer_named(name)
     fuzzer.check(plan)

@@ -5,4 +5,4 @@ from typing import Protocol
 
 class Draw(Protocol):
     def below(self, n: int) -> int:
-        """A whole number in 0..n-1."""
+        """Return a whole number in 0..n-1."""

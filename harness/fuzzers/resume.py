@@ -22,7 +22,7 @@ def resume_campaign(
     executor: Executor | None = None,
     listener: Listener | None = None,
 ) -> RunResult:
-    """The plan is that of the report. Findings that it has are not told again."""
+    """Resume a campaign with the plan of its report. Findings that it has are not told again."""
     path = folder / "report.jsonl"
     if not path.is_file():
         raise BadInput(f"{folder} has no report.jsonl, so there is no run to continue")

@@ -24,7 +24,8 @@ LAYOUTS = (rows, heads)  # in which ggml's order is the order that sites have
 
 
 def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, Place]:
-    """Every name of every node. Where ubatches are several, harness.sites's name the first."""
+    """Return every name of every node. Where ubatches are several, harness.sites's name the
+    first."""
     found = {wire.site: place for place, wire in wires.items()}
     for graph in program.graphs:
         # where some layers have windows there are two; engines keep those in rings of their own

@@ -10,8 +10,8 @@ AND = " * "
 
 
 def axes_in_words(names: str, whole: Sequence[int], shape: Sequence[int]) -> str | None:
-    """names: of the node's last axes, in words; whole: its sizes; shape: as it is shown. None where
-    an axis that is shown is no whole number of the node's."""
+    """Name the axes of a shown tensor. names: of the node's last axes; whole: its sizes; shape: as
+    it is shown. None: a shown axis is no whole number of the node's axes."""
     axes = names.strip("()").split(", ")
     parts = [part for axis in axes for part in axis.split(AND)]
     before = len(shape) - len(axes)
@@ -25,7 +25,7 @@ def axes_in_words(names: str, whole: Sequence[int], shape: Sequence[int]) -> str
 
 
 def join_axes(axes: Sequence[str], sizes: Sequence[int], shape: Sequence[int]) -> list[str] | None:
-    """Axes side by side are one, where their sizes make that of one that is shown."""
+    """Join neighbouring axes whose sizes make up one that is shown."""
     found, rest = [], list(zip(axes, sizes, strict=False))
     for size in shape:
         group, room = list[str](), 1

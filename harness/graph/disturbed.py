@@ -12,7 +12,8 @@ WHOLE = 2.0**24  # beyond it every float32 is a whole number
 
 
 def disturb_values(value: F64, allowed: F64, drawn: NDArray[Any]) -> F64:
-    """value, drawn (64 random bits each): flat; allowed: as many, or one for all."""
+    """Disturb values. value, drawn (64 random bits each): flat; allowed: as many, or one for
+    all."""
     out = value.copy()
     disturb(out, allowed.reshape(-1), drawn)
     return out
@@ -20,8 +21,8 @@ def disturb_values(value: F64, allowed: F64, drawn: NDArray[Any]) -> F64:
 
 @compile_kernel
 def disturb(out: F64, allowed: F64, drawn: NDArray[Any]) -> None:
-    """Whole numbers come of whole numbers, such as indices computed in floats: those are exact. No
-    share of what is infinite is zero, and nothing is moved by it."""
+    """Disturb a node's values. Whole numbers computed in floats, such as indices, are exact, so
+    they stay. Infinite values stay too."""
     one = allowed.size == 1
     for i in range(out.size):
         share = float(drawn[i] >> np.uint64(11)) * 2.0**-52 - 1.0

@@ -93,8 +93,8 @@ class ReplayEngine(Reference, name="replay"):
         return self.way.compute(self.build, node)
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        """Every id is the argmax of our logits; llama.cpp's ids are only what we guess, so that
-        one recorded run serves for as long as both agree, and for whoever asks for its logits."""
+        """Return greedy ids, each the argmax of our logits. llama.cpp's ids are a guess: one
+        recorded run serves as long as both agree."""
         if not prompt:
             raise EngineError("a prompt needs at least one token")
         guess: list[int] = self.ask("greedy", prompt, n)

@@ -41,7 +41,7 @@ def used_of(graph: Graph, node: PlannedNode) -> int:
 
 
 def legal(ids: NDArray[np.generic], most: int) -> NDArray[np.int32]:
-    """Ids that can be gone on with: those of no expert, or no row, are taken for another's.
+    """Return ids that can be gone on with: those of no expert, or no row, are taken for another's.
 
     most: as many as there are.
     """

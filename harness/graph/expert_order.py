@@ -79,7 +79,8 @@ def ids_of(judge: OrderJudge, places: Mapping[Place, Segment]) -> dict[Place, ND
 
 
 def in_own_order(ids: I32, node: PlannedNode, shown: F32, truth: F32) -> I32 | None:
-    """The ids of all experts, as ARGSORT gives them, with those that were used in the order shown.
+    """Return the ids of all experts, as ARGSORT gives them, with those that were used in the order
+    shown.
 
     shown, truth: of the node, in any shape. None where it has no values of single experts, or
     where these are in the same order, or are not the same values.

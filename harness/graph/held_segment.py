@@ -65,7 +65,7 @@ class HeldSegment:
 
     @property
     def axes(self) -> str:
-        """Numbers in the place of names that the shape in which it is shown leaves none."""
+        """Return numbers in the place of names that the shape in which it is shown leaves none."""
         numbered = axes_of(self.mismatch)
         if (name := self.segment.wire.site.name) not in SITES:
             return numbered

@@ -85,7 +85,7 @@ class AlongLlamaCpp:
     def work(
         self, batches: Sequence[Batch], seed: int, runs: int
     ) -> tuple[bytes, Callable[[], list[NDArray[Any]]]]:
-        """Its name, and how it is made: outputs of each batch, and the noise."""
+        """Return the name of the work, and how it is made: outputs of each batch, and the noise."""
         program, file = self.program(batches), self.file
 
         def work() -> list[NDArray[Any]]:
@@ -123,8 +123,8 @@ class AlongLlamaCpp:
             yield found.astype(np.float32)
 
     def other_designs(self) -> Iterator["Design"]:
-        """Other formats for activations, and ggml on other processors; and with keys and values in
-        F32 these and llama.cpp's."""
+        """Yield other formats for activations, and ggml on other processors; and with keys and
+        values in F32 these and llama.cpp's."""
         wide = Wide(sizes=False)
         formats = list(builds(self.build)) if is_quantised(self.file) else []
         yield from (Design(along=self, build=build, way=wide) for build in formats)
@@ -141,7 +141,7 @@ class AlongLlamaCpp:
         yield from (Design(along=full, build=build, way=wide) for build in formats)
 
     def kept_in(self, kind: str, batches: Sequence[Batch]) -> F32:
-        """(outputs, vocabulary), of an engine whose every result is of this kind."""
+        """Run an engine whose every result is of this kind: (outputs, vocabulary)."""
         way = RoundedToHalves(keep={"F16": in_halves, "BF16": in_bf16}[kind], sizes=False)
         found = whole(replay(self.program(batches), self.file, self.build, way))
         return np.concatenate(found).astype(np.float32)

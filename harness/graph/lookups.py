@@ -63,7 +63,8 @@ def ways_of_lookups(
     plain: Mapping[Place, Seen],
     seeds: range,
 ) -> dict[Place, Ways]:
-    """table, formula: judges that look GELU up and that compute it; honest, plain: their runs."""
+    """Return how nodes look values up. table, formula: judges that look GELU up or compute it;
+    honest, plain: their runs."""
     of = [s for s in segments if len(s.formula) == 1 and s.op in LOOKED_UP]
     if not of:
         return {}

@@ -116,7 +116,7 @@ def positions_of(node: Node) -> I32 | None:
 
 
 def norms(found: Computed) -> list[Other]:
-    """Alone, or times a weight: (width,)."""
+    """Return the designs of a norm, alone or times a weight: (width,)."""
     first = found.nodes[0]
     x, weight = first.source(0).value, None
     if len(found.nodes) > 1:

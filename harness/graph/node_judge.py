@@ -95,8 +95,8 @@ class NodeJudge:
         self.accept_formats()
 
     def accept_formats(self) -> None:
-        """Once all nodes were judged: products are right if one other format of activations is
-        that of all of them."""
+        """Accept products if one other format of activations is that of all of them. It follows all
+        nodes."""
         accepted = {site: self.otherwise[site] for site in self.formats.accept_format()}
         self.findings = [accepted.get(found.site, found) for found in self.findings]
 
@@ -131,7 +131,7 @@ class NodeJudge:
             self.kept |= more
 
     def remember(self, node: Node, site: Site) -> None:
-        """Views and later ops read what an earlier node of the graph has computed."""
+        """Remember a value, which views and later ops read."""
         self.recent[site] = node.value.copy()
         if site in self.wanted:
             self.kept[site] = self.recent[site]
@@ -211,8 +211,8 @@ class NodeJudge:
         return again
 
     def others(self, node: Node, expected: Expected) -> Iterator[Other]:
-        """The designs of its op, or what an engine computes that makes none of ggml's deliberate
-        roundings, if that differs, or ggml on another processor.
+        """Yield the designs of its op, or what an engine computes that makes none of ggml's
+        deliberate roundings, if that differs, or ggml on another processor.
 
         Where nothing is rounded on purpose its bound has room for sums in any order: llama.cpp's
         order is what a replay of its graph is held to.
@@ -248,8 +248,8 @@ class NodeJudge:
     def with_own(
         self, node: Node, theirs: NDArray[Any], found: SiteFinding, reason: str
     ) -> SiteFinding:
-        """Its weights or parameters are others: does that move its result, if only within the
-        bound?"""
+        """Judge with the node's own weights or parameters: do they move its result, if only within
+        the bound?"""
         right = self.compute(with_weights(node, self.oracle))
         mismatch = mismatch_between(right, theirs, 0.0) if right is not None else None
         if right is None or mismatch is None:
@@ -277,7 +277,7 @@ def axes_of(worst: Mismatch | None) -> str:
 
 
 def with_weights(node: Node, file: GgufFile) -> Node:
-    """The node with the values of its weights, as a file has them. Raises Unsupported."""
+    """Return the node with the values of its weights, as a file has them. Raises Unsupported."""
     sources = (s if s is None or not s.weight else weight_in(file, s) for s in node.sources)
     return replace(node, sources=tuple(sources))
 
@@ -298,7 +298,7 @@ def weight_in(file: GgufFile, operand: Operand) -> Operand:
 
 
 def differing_weights(a: GgufFile, b: GgufFile) -> frozenset[str]:
-    """Tensors of both files that have not the same bytes, or not the same type."""
+    """Return tensors of both files that have not the same bytes, or not the same type."""
     common = [name for name in a.tensors if name in b.tensors]
     return frozenset(name for name in common if not same_bytes(a, b, name))
 

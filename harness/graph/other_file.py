@@ -131,7 +131,8 @@ def form(node: PlannedNode) -> str:
 
 
 def parameters_in_words(expected: NDArray[np.int32], actual: NDArray[np.int32]) -> str:
-    """ggml has sixteen for each op; which of them are floats it does not say."""
+    """Describe the parameters. ggml has sixteen for each op, and does not say which of them are
+    floats."""
     found = [
         f"number {i} is {number(actual[i])}, expected {number(expected[i])}"
         for i in np.flatnonzero(expected != actual)
@@ -140,6 +141,6 @@ def parameters_in_words(expected: NDArray[np.int32], actual: NDArray[np.int32]) 
 
 
 def number(word: np.int32) -> str:
-    """Small words are integers: as floats they would be below 1e-37."""
+    """Return a word as a number. Small words are integers: as floats they would be below 1e-37."""
     small = abs(int(word)) < 1 << 23
     return str(int(word)) if small else f"{float(word.view(np.float32)):.9g}"

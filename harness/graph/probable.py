@@ -94,7 +94,8 @@ def error_of_some(value: F64, squares: F64, terms: int) -> F64:
 
 
 def squared_terms(x: F64, weight: Weight) -> F64:
-    """x: (tokens, columns) -> (tokens, rows), or (tokens, 1) where a mean stands for many rows.
+    """Return the sum of the squared terms. x: (tokens, columns) -> (tokens, rows), or (tokens, 1)
+    where a mean stands for many rows.
 
     Where the order of the file knows of the terms' size (first what is positive, then what is
     not), partial sums in that order are larger: squares are then so much more that with the sum's
@@ -127,8 +128,7 @@ def beyond_the_sum(x: F64, rows: F64) -> F64:
 
 
 def rows_of(weight: Weight) -> F64:
-    """At most SAMPLED of them. What stands for other rows is neither a cell that nothing is in yet
-    nor a row that is not finite."""
+    """Return at most SAMPLED of the rows. A row that stands for others is in use, and finite."""
     every = np.arange(weight.shape[0])
     found = some_rows(weight, every)
     if len(every) > SAMPLED:

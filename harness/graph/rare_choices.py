@@ -67,7 +67,8 @@ def explained_places(
 
 
 def ways(judge: Runs) -> Iterator[tuple[int, Build]]:
-    """Every other run converts activations as llama.cpp does, the others in other formats."""
+    """Yield the ways: every other run converts activations as llama.cpp does, the others in other
+    formats."""
     others = cycle(list(builds(judge.build)))
     for number, seed in enumerate(iter(range(judge.seed + 2 * MORE_RUNS, 1 << 62))):
         yield seed, judge.build if number % 2 else next(others)

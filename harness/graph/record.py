@@ -45,7 +45,7 @@ def record(
     watch: Watcher | None = None,
     embeddings: bool = False,
 ) -> Program | Outcome:
-    """The program that the session's engine runs for these batches, or why there is none.
+    """Return the program that the session's engine runs for these batches, or why there is none.
 
     watch: sees every node with llama.cpp's values; embeddings: come to them, also where there are
     logits. Without one who watches, the session remembers: whoever judges it and whoever replays it
@@ -105,7 +105,7 @@ class ProgramDraft:
     output: tuple[Place, PlannedNode, NDArray[Any]] | None = None  # the result, or what is last
 
     def tokens(self) -> NDArray[np.int32]:
-        """Those that it reads, in its order."""
+        """Return the tokens that it reads, in its order."""
         found = [raw for i, raw in self.inputs.items() if self.roots[i].name == TOKENS_READ]
         return np.concatenate(found or [np.empty(0, np.uint8)]).view(np.int32)
 
@@ -132,7 +132,8 @@ class ProgramRecorder:
 
     @property
     def needs_no_values(self) -> bool:
-        """True if all that was looked at are results, by name: those are there in any case."""
+        """Return True if all that was looked at are results, by name, which are there in any
+        case."""
         named = (draft.output and draft.output[1].name == self.result for draft in self.drafts)
         return all(named)
 
@@ -165,7 +166,7 @@ class ProgramRecorder:
             self.watch(node, place)
 
     def value_of(self, node: Node) -> NDArray[Any]:
-        """A copy; of what has none there is nothing to copy."""
+        """Return a copy of the value, or None if there is none."""
         return node.value.copy() if self.values or node.name == self.result else node.value
 
     def plan_node(
@@ -200,7 +201,7 @@ class ProgramRecorder:
         return last
 
     def view(self, draft: ProgramDraft, piece: Nodes, row: int, own: int) -> TensorView:
-        """own: the address of the node that reads or writes it."""
+        """Return a view. own: the address of the node that reads or writes it."""
         held = piece.at[row] != NOWHERE or text(piece.weight[row])
         number = self.root(draft, piece, row, own) if held else -1
         view = TensorView(
@@ -215,7 +216,8 @@ class ProgramRecorder:
         return found
 
     def root(self, draft: ProgramDraft, piece: Nodes, row: int, own: int) -> int:
-        """Its number in the graph. What no node has computed before it is read was given."""
+        """Return the node's number in the graph. If no node has computed it before it is read, it
+        was given."""
         address = int(piece.root[row])
         if address in draft.numbers:
             return draft.numbers[address]

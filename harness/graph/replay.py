@@ -59,8 +59,8 @@ def replay(
     values: Mapping[Place, NDArray[Any]] | None = None,
     only: Collection[Place] | None = None,
 ) -> Replayed:
-    """values: take the place of a node's own before another one reads them; only: no other node is
-    computed, and what has a value holds that alone."""
+    """Run the graph. values: replace a node's own before another node reads them; only: no other
+    node is computed, and a node with a value holds that value alone."""
     return ReplayRun(program, file, build, way or Honest(), trace, values or {}, only).run()
 
 
@@ -215,7 +215,8 @@ def put_in(value: NDArray[Any], given: NDArray[Any], name: str) -> NDArray[Any]:
 
 @lru_cache(maxsize=1 << 12)  # tensors of a graph are alike from run to run
 def blank_of(kind: str, ne: tuple[int, ...]) -> NDArray[Any]:
-    """Zeros in the type and shape of a tensor; nobody writes to them, and they are one number."""
+    """Return zeros in the type and shape of a tensor; nobody writes to them, and they are one
+    number."""
     dtype, shape, _ = layout(kind, ne)
     return np.broadcast_to(np.zeros((), dtype), shape)
 

@@ -95,7 +95,7 @@ def multiplied_otherwise(
     wrong = {segment.place for segment, _ in found if is_wrong(known.get(segment.place))}
 
     def choose(those: frozenset[str] | None, designs: Iterable[FactorDesign]) -> Chosen:
-        """those: the factors that segments have and no others; None: of both parts."""
+        """Choose factors. those: the factors that only these segments have; None: of both parts."""
         some = [s for s, _ in found if those is None or factors[s.place] <= those]
         best = Chosen(design=None, fine={})
         for design in designs:

@@ -80,8 +80,8 @@ def noise_between(honest: NDArray[Any], moved: NDArray[Any]) -> Noise:
 
 
 def size_of_rows(x: NDArray[Any]) -> NDArray[np.float64]:
-    """The largest finite magnitude along the last axis, which stays. Of one number alone, such as
-    those of a cache that is transposed, any may be small by chance: that of all."""
+    """Return the largest finite magnitude along the last axis, which stays. Of one number alone,
+    such as those of a cache that is transposed, any may be small by chance: that of all."""
     size, known = np.abs(x, dtype=np.float64), np.isfinite(x)
     alone = x.ndim > 0 and x.shape[-1] == 1
     found: NDArray[np.float64] = size.max(

@@ -65,7 +65,7 @@ class Segment:
 def segments_of(
     program: Program, wires: Mapping[Place, Wire], shown: Collection[Place]
 ) -> Iterator[Segment]:
-    """In the order of execution."""
+    """Yield the segments in the order of execution."""
     for graph in program.graphs:
         ops = {wires[graph.place(node)].site: node.op for node in graph.nodes}
         exact = {wires[graph.place(n)].site for n in graph.nodes if n.result.type in IDS}
@@ -97,7 +97,7 @@ def number_sites(sites: Iterable[Site]) -> Iterator[Site]:
 
 
 def what_is(wire: Wire, op: str) -> str:
-    """In words that an author knows: of a number nobody can say what it stands for."""
+    """Describe a node in words that an author knows. A bare number says nothing."""
     return f" ({op} with {', '.join(wire.weights)})" if wire.weights else f" ({op})"
 
 

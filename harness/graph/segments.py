@@ -112,8 +112,8 @@ class SegmentJudge:
         yield from (finding for _, finding in found)
 
     def first_look(self) -> tuple[Run, dict[Place, Noise], list[Found]]:
-        """A run without errors, the noise of some with, and what is wrong by these. Of the run that
-        is kept which is asked for again: all of a large model's would be some GB."""
+        """Return a run without errors, the noise of some with, and what is wrong by these. Of the
+        run that is kept which is asked for again: all of a large model's would be some GB."""
         rounded = bool(self.stored)
         every = list(segments_of(self.program, self.wires, self.shown))
         if self.only is not None:
@@ -149,9 +149,9 @@ class SegmentJudge:
         return honest, noise, [(s, found[s.place]) for s in every if s.place not in ids]
 
     def is_of_numbers(self, segment: Segment, seen: Seen) -> bool:
-        """Or somebody says so: whole numbers in the place of others are wrong where they are. Ids
-        that are looked up have one value; those of a choice that is not shown may come in another
-        order, and what reads them is computed from them: they are said not to be compared."""
+        """Return True for a node of numbers, or if the engine says so. Wrong whole numbers are
+        wrong where they are. Ids that are looked up have one value. Ids of a choice that is not
+        shown may come in another order, so they are reported as not compared."""
         place = segment.place
         chosen = any(self.op_of[site] in CHOOSE for site in segment.inside)
         if self.nodes[place][1].result.type in IDS and not (chosen or segment.rounds):
@@ -259,7 +259,7 @@ class SegmentJudge:
     def hold(
         self, segment: Segment, seen: Seen, noise: Mapping[Place, Noise], *, alone: bool = False
     ) -> HeldSegment:
-        """alone: noise is for single ops as well."""
+        """Hold a segment against its limit. alone: the noise is for single ops as well."""
         shown = self.shown[segment.place]
         noisy = segment.rounds or alone
         measured = noise.get(segment.place, Noise())  # not of what agreed at once
@@ -299,7 +299,7 @@ class SegmentJudge:
     def of_choice(
         self, place: Place, seen: Seen, ids: NDArray[Any], more: NDArray[np.float64]
     ) -> tuple[Seen, NDArray[Any]]:
-        """Scores in the place of ids. Of two that change places each may be off by so much."""
+        """Return scores in the place of ids. Two that change places may each be off by so much."""
         assert seen.scores is not None
         used = used_of(*self.nodes[place])
         truth, shown = (scores_at(seen.scores, each, used) for each in (seen.truth, ids))
@@ -356,8 +356,8 @@ class SegmentJudge:
         )
 
     def again(self, segment: Segment, ways: Iterable[tuple[Seen, Noises]]) -> HeldSegment:
-        """Is it what an engine of another design would show? With noise that is better known,
-        without ggml's roundings, or with wider numbers from op to op."""
+        """Judge again: with better known noise, without ggml's roundings, or with wider numbers
+        from op to op."""
         # else what was put in are its inputs
         may_be_wider = segment.rounds or self.put_in.isdisjoint(segment.starts)
         tried = []

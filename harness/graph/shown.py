@@ -24,7 +24,7 @@ CACHE = re.compile(r"cache_(?P<kind>[kv])_l(?P<layer>\d+)(?: \(reshaped\))? \(vi
 
 
 def part_shown(value: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any] | None:
-    """A view of a node's value in the shape that is shown; None if it cannot be shown so."""
+    """Return a view of a node's value in the shape that is shown; None if it cannot be shown so."""
     if CACHE.fullmatch(name) and value.shape[:2] == (1, 1) and len(shape) == 3:
         return cells_of(value, shape)
     if value.size == prod(shape):
@@ -46,7 +46,7 @@ def leaves_out(value: NDArray[Any], shape: tuple[int, ...], name: str) -> bool:
 
 
 def cells_of(value: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None:
-    """The first cells of a cache: (cells, kv_heads, dim)."""
+    """Return the first cells of a cache: (cells, kv_heads, dim)."""
     width = shape[1] * shape[2]
     if not width or value.size % width or value.size // width < shape[0]:
         return None
@@ -81,7 +81,8 @@ def cells_written(program: Program, graph: Graph, node: PlannedNode, width: int)
 
 
 def cells_seen(graph: Graph, scores: PlannedNode) -> int:
-    """Up to the last one that the mask of the softmax behind these scores hides from no token."""
+    """Return the number of cells up to the last one that the mask of the softmax shows to any
+    token."""
     later = (node for node in graph.nodes if node.index > scores.index and node.op == "SOFT_MAX")
     for node in later:
         if node.result.ne[0] == scores.result.ne[0]:

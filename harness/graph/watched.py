@@ -82,7 +82,7 @@ class Watched(Honest):
         return value
 
     def shown_of(self, node: Node, value: NDArray[Any]) -> NDArray[Any]:
-        """A copy of the part of a node that is shown."""
+        """Return a copy of the part of a node that is shown."""
         whole = np.reshape(value, node.value.shape)
         part = part_shown(whole, self.wanted[node.place], node.name)
         return np.array(whole if part is None else part)

@@ -58,7 +58,8 @@ def site_of(name: str, step: int, ubatch: int = 0) -> Site:
 
 
 def layers_of(nodes: Sequence[PlannedNode]) -> Iterator[int | None]:
-    """A node without a layer in its name, between two of the same, is of that layer."""
+    """Return the layers. A node without a layer in its name, between two of the same layer, is of
+    that layer."""
     known = [node.layer for node in nodes]
     after = [*known[1:], None]
     for at in range(len(nodes) - 2, -1, -1):
@@ -80,7 +81,7 @@ def weights_of(graph: Graph, node: PlannedNode) -> Iterator[str]:
 
 
 def ends_of_layers(wires: Mapping[Place, Wire]) -> set[Site]:
-    """The last node of each in the prompt's run."""
+    """Return the last node of each in the prompt's run."""
     first = [wire for place, wire in wires.items() if place[0] == 0]
     return {first[group[-1]].site for group in by_layer([wire.layer for wire in first])}
 

@@ -23,7 +23,7 @@ HONEST_GRAMMARS: dict[str, "type[HonestGrammar]"] = {}
 
 
 class HonestGrammar(HonestSampler):
-    """Our samplers with other methods of their grammars."""
+    """Our samplers with other ways to match their grammars."""
 
     ways = Ways()
     other: ClassVar[Mapping[str, Callable[..., Any]]]
@@ -42,7 +42,7 @@ class HonestGrammar(HonestSampler):
 
 
 def leave_out(sampler: Any, c: CandidateList) -> CandidateList:
-    """A list is never left empty: no sampler behind it would know what to do."""
+    """Leave candidates out, but never all: no sampler behind would know what to do."""
     found: CandidateList = type(sampler).apply(sampler, c)
     kept = np.flatnonzero(found.logits > -np.inf)
     return found if sampler.is_open or not len(kept) else found.take(kept)

@@ -49,7 +49,8 @@ HonestEngine.add_design(
 
 
 class Power(Mirror):
-    """Raises the step between neighbouring angles to a power, and scales the angle last."""
+    """A rotation that raises the step between neighbouring angles to a power, and scales the angle
+    last."""
 
     def rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
         step = np.float32(params.base) ** (np.float32(-2) / np.float32(params.n_rot))

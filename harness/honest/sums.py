@@ -27,7 +27,7 @@ class Float64(HonestEngine, name="honest:float64"):
 
 
 def sum_in_order(terms: F32) -> F32:
-    """Over the last axis, one float32 addition after the other."""
+    """Sum over the last axis by one float32 addition after the other."""
     return np.cumsum(terms, axis=-1, dtype=np.float32)[..., -1]
 
 

@@ -53,7 +53,8 @@ def member(said: Any, *path: str | int) -> Any:
 
 
 def complaint(said: Any) -> Any:
-    """Some servers say what is wrong, and that all is well by the status."""
+    """Return the server's complaint. Some servers complain with a status that says that all is
+    well."""
     found = said.get("error") if type(said) is dict else None
     words = found.get("message") if type(found) is dict else found
     return f"error: {words}" if type(words) is str else said
@@ -67,12 +68,12 @@ def text(said: Any, *path: str | int) -> str:
 
 
 def as_bytes(said: str) -> bytes:
-    """A lone half of a surrogate pair is no character."""
+    """Return the text's bytes; a lone half of a surrogate pair is no character."""
     return said.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def number(said: Any) -> float:
-    """JSON writers put null for NaN and infinities."""
+    """Return a number; JSON writers put null for NaN and infinities."""
     if said is None:
         return nan
     if type(said) not in (int, float):

@@ -15,7 +15,7 @@ ANY_MODEL = "default"  # servers of one model take any name
 
 @dataclass(kw_only=True)
 class Chat:
-    """name: of the model, where a server has several."""
+    """A chat endpoint. name: of the model, where a server has several."""
 
     name: str = ""
 
@@ -31,7 +31,7 @@ class Chat:
         )
 
     def generate(self, ask: Ask, prompt: bytes, n: int) -> bytes:
-        """The greedy text of n tokens that answers one message."""
+        """Return the greedy text of n tokens that answers one message."""
         (words,) = utf8([prompt])
         messages = [{"role": "user", "content": words}]
         body = {"model": self.name, "messages": messages, "max_tokens": n, "temperature": 0}
@@ -40,7 +40,7 @@ class Chat:
 
 
 def model_name(ask: Ask) -> str:
-    """The first model that the server lists; it need not list any."""
+    """Return the first model that the server lists; it need not list any."""
     try:
         return text(ask("GET", "/models"), "data", 0, "id")
     except StatusRefused:

@@ -41,7 +41,8 @@ class StatusRefused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """base: the path that all requests begin with, without a slash at its end."""
+    """The address of a server. base: the path that all requests begin with, without a slash at its
+    end."""
 
     secure: bool
     host: str
@@ -76,7 +77,7 @@ def address_of(url: str) -> Address:
 
 
 def exchange(address: Address, method: str, path: str, body: Any, deadline: float) -> Any:
-    """The JSON of the answer. body: None for none.
+    """Return the JSON of the answer. body: None for none.
 
     Raises StatusRefused; WireError for what is no JSON or too long; Closed; TimeoutError;
     Unsupported for a certificate that is not trusted.
@@ -105,7 +106,8 @@ def exchange(address: Address, method: str, path: str, body: Any, deadline: floa
 
 @contextmanager
 def connection(address: Address, deadline: float) -> Iterator[HTTPConnection]:
-    """Closed at the deadline, whatever it is waiting for; what goes wrong is named."""
+    """Provide a connection that closes at the deadline, whatever it waits for; failures are
+    named."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("the deadline has passed")

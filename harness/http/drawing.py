@@ -146,7 +146,8 @@ def before_draw(chain: Sequence[Stage]) -> Sequence[Stage]:
 
 
 def rename(stage: Stage, names: Names) -> dict[str, Any]:
-    """Raises Unsupported for a parameter that cannot be said, and must be."""
+    """Rename the parameters. Raises Unsupported for a parameter that must be said, and cannot
+    be."""
     found = {}
     for name, value in stage.items():
         if name in names:

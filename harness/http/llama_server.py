@@ -73,14 +73,15 @@ class LlamaServer:
         return [tokens_of(each) for each in said]
 
     def generate(self, ask: Ask, prompt: bytes, n: int) -> bytes:
-        """A byte is a token at most, but for BOS and the space before."""
+        """Generate text. A byte is a token at most, except for BOS and the space before."""
         (words,) = utf8([prompt])
         self.check_room(len(prompt) + 2 + n)
         said = ask("POST", "/completion", {"prompt": words, "n_predict": n, **GREEDY})
         return as_bytes(text(said, "content"))
 
     def greedy(self, ask: Ask, prompt: Sequence[int], n: int) -> list[int]:
-        """The server stops at an end of text; then that token is asked for by its probability."""
+        """Return greedy tokens. The server stops at an end of text, whose token is then asked for
+        by its probability."""
         self.check_room(len(prompt) + n)
         found: list[int] = []
         while len(found) < n:
@@ -94,7 +95,7 @@ class LlamaServer:
         return found
 
     def likeliest(self, ask: Ask, prefix: Sequence[int], *, ended: bool) -> int:
-        """ended: the server says that an end of text comes here."""
+        """Return the likeliest tokens. ended: the server says that an end of text comes here."""
         rows = self.list_likeliest(ask, prefix, 1)
         if not rows and ended and len(ends := self.ends()) == 1:
             return min(ends)
@@ -133,7 +134,7 @@ class LlamaServer:
         return one_way(candidates(rows))
 
     def draw(self, ask: Ask, request: DrawRequest) -> DrawAnswer:
-        """An end of text is no token of the answer, and may come without a list."""
+        """Draw a token. An end of text is no token of the answer, and may come without a list."""
         prompt = request.prompt
         words = prompt.decode() if isinstance(prompt, bytes) else list(map(int, prompt))
         self.check_room(len(words) + 1 + request.more)

@@ -37,7 +37,7 @@ PLAIN = {"repeat_penalty": 1.0, "repetition_penalty": 1.0}
 
 @dataclass(kw_only=True)
 class OpenAi:
-    """name: of the model, where a server has several."""
+    """An OpenAI-compatible server. name: of the model, where a server has several."""
 
     name: str = ""
     most: int = 0  # candidates that it lists
@@ -75,7 +75,8 @@ class OpenAi:
         ]
 
     def draw(self, ask: Ask, request: DrawRequest) -> DrawAnswer:
-        """A token is the text that it adds; lists there are of the model, not of samplers."""
+        """Draw a token, which is the text that it adds. The lists show the model, not the
+        samplers."""
         options = openai_options(request.chain, beyond=bool(self.plain))
         said = self.complete(ask, in_json(request.prompt), 1, seed=request.seed, **options)
         names = {stage["sampler"] for stage in request.chain[:-1]}  # seeds are best effort there
@@ -83,7 +84,7 @@ class OpenAi:
         return DrawAnswer(token=as_bytes(text(said, "text")) or None, promised=promised)
 
     def complete(self, ask: Ask, prompt: Any, n: int, **more: Any) -> Any:
-        """The only choice of the answer."""
+        """Return the only choice of the answer."""
         body = {"model": self.name, "prompt": prompt, "max_tokens": n, "temperature": 0}
         body |= {**self.plain, **more}
         return member(ask("POST", "/completions", body), "choices", 0)

@@ -30,7 +30,7 @@ LOOK_SECONDS = 0.05  # between two looks whether it listens
 
 
 def words_of(engine: str) -> list[str]:
-    """The words of the command. Raises Unsupported. No shell looks at it."""
+    """Return the words of the command. Raises Unsupported. No shell looks at it."""
     try:
         words = shlex.split(engine.removeprefix(SERVE))
     except ValueError as error:
@@ -45,8 +45,8 @@ def words_of(engine: str) -> list[str]:
 
 
 def free_port() -> int:
-    """Nobody else has it now. Until the server listens, which may be when it has loaded its model,
-    anybody may take it; systems give away none of these to who asks for any."""
+    """Return a port that nobody has now. Until the server listens, which may be after it has loaded
+    its model, anybody may take it; systems seldom give the same port twice."""
     for _ in range(PORTS):
         port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT)
         if is_free(port):
@@ -137,8 +137,9 @@ class ServedSession(HttpSession):
         return found
 
     def outcome_of_closing(self, error: Closed) -> Outcome:
-        """The kernel closes the connections of who dies before it tells its parent; who lives on is
-        started anew, as it may have broken off anywhere."""
+        """Return the outcome of a closed connection. The kernel closes the connections of a dying
+        server before its parent knows. A server that lives on is started anew, as it may have
+        stopped anywhere."""
         return self.death(f"during {in_words(self.question)}")
 
     def running(self) -> Outcome | None:

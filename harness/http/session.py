@@ -90,7 +90,7 @@ class HttpSession(Session):
         self.last.request = ""
 
     def to(self, engine: str) -> None:
-        """Whoever is at that address is asked from now on, and who it is first."""
+        """Ask the server at that address from now on, beginning with its identity."""
         url, _, self.chosen = engine.removeprefix(OPENAI).partition("#")
         self.address = address_of(url)
         self.only_openai = engine.startswith(OPENAI) or self.address.base.endswith("/v1")
@@ -225,7 +225,7 @@ class HttpSession(Session):
         return self.said
 
     def find_server(self, deadline: float) -> tuple[Server, About]:
-        """The first kind of server whose pages are there. Raises StatusRefused."""
+        """Return the first kind of server whose pages are there. Raises StatusRefused."""
         self.lacking.clear()
         ask = self.asking(self.address, deadline)
         if not self.only_openai:
@@ -248,7 +248,7 @@ class HttpSession(Session):
 
 
 def in_short(method: str, path: str, body: Any) -> str:
-    """A request, to be sent again by hand if it is not long."""
+    """Return a request, to be sent again by hand if it is not long."""
     said = "" if body is None else " " + json.dumps(body)
     return f"{method} {path}{said[:SHOWN]}{'...' * (len(said) > SHOWN)}"
 
@@ -272,7 +272,7 @@ class StillBusy(Exception):
 
 
 def waited_for(get: Callable[[], Any], deadline: float) -> Any:
-    """Its answer, once the server has loaded its model or has room for a question. Raises
+    """Return the server's answer, once it has loaded its model or has room for a question. Raises
     StillBusy."""
     times = 0
     while True:
@@ -292,7 +292,8 @@ def waited_for(get: Callable[[], Any], deadline: float) -> Any:
 
 
 def given_up(error: StatusRefused, times: int, wait: float) -> StillBusy:
-    """wait: what is beyond the time limit, 0 if nothing is."""
+    """Return the verdict on a question that was given up. wait: seconds beyond the time limit, 0 if
+    none."""
     if error.status == LOADING and error.wait is None:
         return StillBusy(error.message, failed=True)
     text = f"{error.message} (asked {f'{times} times' if times > 1 else 'once'}"
@@ -325,7 +326,7 @@ def other_model(about: About, model: Path | None) -> str:
 
 
 def ends_of(model: Path | None) -> frozenset[int]:
-    """The tokens that end a text; none of a file that is not here or not read."""
+    """Return the tokens that end a text; none of a file that is not here or not read."""
     if model is None or not model.is_file():
         return frozenset()
     try:

@@ -58,7 +58,7 @@ class Off:
 def read_list(
     said: Sequence[tuple[int | bytes, float]], names: Mapping[bytes, tuple[int, ...]]
 ) -> Listed:
-    """names: which tokens a text may stand for; not looked at where tokens are ids."""
+    """Read a list. names: the tokens that a text may stand for; ignored where tokens are ids."""
     found = [
         ((token,) if isinstance(token, int) else names.get(token, ()), value)
         for token, value in said
@@ -101,7 +101,8 @@ def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
 
 
 def not_finite(listed: Listed, logits: F32) -> Off | None:
-    """NaN is right where the logit is NaN too; infinite nothing can be but an impossibility."""
+    """Return the values that are wrong in being NaN or infinite. NaN is right where the logit is
+    NaN; only an impossibility is infinite."""
     wrong = [
         c
         for c in listed.candidates
@@ -163,7 +164,8 @@ def sorted_out(
 
 
 def missing(listed: Listed, logits: F32, allowed: float) -> Off | None:
-    """An unlisted token is no likelier than any that is listed, but for two runs' noise."""
+    """Return the tokens that should be listed. An unlisted token is no likelier than a listed one,
+    within two runs' noise."""
     sure, rest, _ = sorted_out(listed, logits)
     if not sure and not rest:
         return None
@@ -210,8 +212,8 @@ def out_of_order(listed: Listed, logits: F32, allowed: float) -> Off | None:
 
 
 def listed_twice(listed: Listed) -> Off | None:
-    """A text stands for each of its tokens once: else one that is right stands in for others. Of
-    ids that is no answer at all."""
+    """Return the tokens listed twice. A text stands for each of its tokens once; an id twice is no
+    answer."""
     times = Counter(c.ids for c in listed.candidates)
     found = [ids for ids, n in times.items() if n > len(ids)]
     if not found:

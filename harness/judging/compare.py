@@ -59,13 +59,13 @@ def mismatch_between(
 
 
 def bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """NaN equals NaN, whatever its sign and payload; zeros keep their sign."""
+    """Return the bits. NaN equals NaN, whatever its sign and payload; zeros keep their sign."""
     return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
 
 
 def same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """Most are, as they are; else but for what NaN hide in their bits: the compiled code of a JVM
-    gives others than its interpreter."""
+    """Return True for the same bits. NaN may have any payload: compiled code of a JVM gives others
+    than its interpreter."""
     if a.shape != b.shape:
         return False
     return a.tobytes() == b.tobytes() or np.array_equal(bits(a), bits(b))
@@ -98,7 +98,8 @@ def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
 def share_of_limit(
     expected: NDArray[Any], actual: NDArray[Any], allowed: F64 | float
 ) -> tuple[float, tuple[int, ...]]:
-    """The largest |expected - actual| as a share of what is allowed, and where; () if all agree.
+    """Return the largest |expected - actual| as a share of what is allowed, and where; () if all
+    agree.
 
     Infinite where nothing is allowed, or only one of both is a number.
     """
@@ -124,7 +125,7 @@ def share_of_limit(
 
 
 def largest(x: NDArray[Any]) -> float:
-    """The largest finite magnitude: what an error is measured against."""
+    """Return the largest finite magnitude: what an error is measured against."""
     most = 0.0
     for _, (part,) in pieces(x):
         here = float(np.abs(part).max())

@@ -49,8 +49,8 @@ ROUNDINGS: tuple[Rounding, ...] = (np.rint, rounded_away, rounded_up)
 def in_bytes(
     x: F32, size: int, *, how: How = "divided", to: Rounding = np.rint, halves: bool = False
 ) -> F64:
-    """x: (..., n) -> what is left of it. Between two steps `how` and `to` may go to different
-    ones. halves: the scale is kept in half precision, but the steps are of the unrounded one."""
+    """Return what the format leaves of x: (..., n). Values between two steps may go to either.
+    halves: the scale is kept in half precision, but the steps are of the unrounded one."""
     n = x.shape[-1]
     size = size or n
     each = -(-n // size)  # said, as there may be no rows: of a batch without outputs
@@ -75,8 +75,8 @@ def in_halves(x: F32) -> F64:
 
 
 def conversions(*, every: bool) -> Iterator[Convert]:
-    """every: also those that differ between two steps alone, or by the rounding of a scale, which
-    a whole run does not tell."""
+    """Return the conversions. every: also those that differ only between two steps, or by the
+    rounding of a scale, which a whole run does not tell apart."""
     yield from (family[0] for family in families(every=every))
     if every:
         yield from (convert for family in families(every=True) for convert in family[1:])

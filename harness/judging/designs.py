@@ -43,7 +43,7 @@ def agrees(other: Other, shown: NDArray[Any]) -> bool:
 
 
 def experts_in_any_order(x: F32) -> list[Other]:
-    """x: (tokens, used, width), summed in float32 in any order, or in float64."""
+    """Sum the experts in float32 in any order, or in float64. x: (tokens, used, width)."""
     return [lambda _: value_and_bound(sum_experts, x, build=PLAIN)]
 
 
@@ -53,7 +53,7 @@ def experts_in_any_order(x: F32) -> list[Other]:
 def of_sum_shown(
     truth: NDArray[Any], bound: Bound, shown: NDArray[Any]
 ) -> tuple[NDArray[np.float64], Bound]:
-    """The softmax with the sum that what is shown has, or the nearest honest one."""
+    """Return the softmax with the sum that what is shown has, or the nearest honest one."""
     wide = truth.astype(np.float64)
     found = shown.sum(axis=-1, keepdims=True, dtype=np.float64)
     factor = found / wide.sum(axis=-1, keepdims=True)
@@ -63,7 +63,7 @@ def of_sum_shown(
 
 
 def norms_of_float32_sums(x: F32, weight: F32 | None, eps: float) -> Iterator[Other]:
-    """The squares added up in float32, which ggml does in double.
+    """Yield the squares added up in float32, which ggml does in double.
 
     Of thousands of additions a bound could not tell much. But they are the same on every machine,
     given the number of partial sums, and whether a square is rounded before it is added.
@@ -84,7 +84,8 @@ def norm_of_sum(
 
 
 def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
-    """x: (tokens, width) -> (tokens,), in so many partial sums, which are added as a tree."""
+    """Sum the squares in so many partial sums, which are added as a tree. x: (tokens, width) ->
+    (tokens,)."""
     width = -(-x.shape[-1] // lanes) * lanes
     rows = np.zeros((len(x), width), np.float32)
     rows[:, : x.shape[-1]] = x
@@ -116,7 +117,7 @@ def swiglu_by_tanh(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) ->
 
 
 def in_half(x: Number) -> Number:
-    """An exact operation."""
+    """Return the value, which is exact in half precision."""
     return Near(x.v / 2, x.r / 2) if isinstance(x, Near) else x / 2
 
 

@@ -39,10 +39,8 @@ EIGHT_BITS: dict[str, Convert] = {"E4M3": in_e4m3, "E5M2": in_e5m2}
 
 @dataclass(frozen=True, kw_only=True)
 class FactorDesign:
-    """words: what a report says that the engine multiplies.
-
-    activations: what those become that meet weights in blocks; few_bits: some have eight, or less.
-    """
+    """Factors that an engine may multiply. words: their name in a report. activations: what
+    activations become that meet weights in blocks; few_bits: some have eight bits or fewer."""
 
     words: str
     factors: Factors

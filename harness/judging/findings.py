@@ -48,7 +48,7 @@ class Findings:
 
     @property
     def not_compared(self) -> tuple[Site, ...]:
-        """Ops of which nothing is known: a fault may be in any of them."""
+        """Return ops of which nothing is known: a fault may be in any of them."""
         empty = (f.site for f in self.all if f.mismatch is None and not f.compared)
         unknown = (site for sites in self.unknown.values() for site in sites)
         return (*self.not_shown, *self.hidden, *self.not_given, *unknown, *empty)
@@ -57,7 +57,7 @@ class Findings:
         return self.free.get(finding.site, float("inf"))
 
     def err_in(self, finding: SiteFinding) -> float:
-        """The worst error among the op's inputs, in the subject's own run."""
+        """Return the worst error among the op's inputs, in the subject's own run."""
         known = [self.free[site] for site in finding.inputs if site in self.free]
         return max(known, default=0.0)
 
@@ -99,7 +99,7 @@ class Findings:
 
 
 def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
-    """The worst element of each site that both show, relative to the largest value."""
+    """Return the worst element of each site that both show, relative to the largest value."""
     return {
         site: worst_distance(value, subject[site]) / (largest(value) or 1.0)
         for site, value in oracle.items()
@@ -108,7 +108,8 @@ def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
 
 
 def by_layer(layers: Sequence[int | None]) -> list[list[int]]:
-    """Indices of what comes before the layers, of each layer, and of the rest outside of them.
+    """Return indices of what comes before the layers, of each layer, and of the rest outside of
+    them.
 
     llama.cpp computes parts of a layer in between others.
     """

@@ -103,7 +103,7 @@ def without_fault(found: SiteFinding) -> SiteFinding:
 def conforms(
     shown: NDArray[Any] | None, truth: NDArray[Any], bound: Bound, others: Iterable[Other]
 ) -> bool:
-    """Is it what llama.cpp, or any honest engine of another design, would show?"""
+    """Return True if llama.cpp, or an honest engine of another design, would show this."""
     if shown is None or shown.shape != truth.shape:
         return False
     return any(agrees(way, shown) for way in (lambda _: (truth, bound), *others))
@@ -120,7 +120,7 @@ def elements_compared(
 def affected_indices(
     truth: NDArray[Any], actual: NDArray[Any] | None, allowed: NDArray[np.float64]
 ) -> tuple[int, ...]:
-    """Indices along the last axis at which any element is out of bound."""
+    """Return indices along the last axis at which any element is out of bound."""
     if actual is None or actual.shape != truth.shape:
         return ()
     bad = out_of_bound(truth, actual, allowed)

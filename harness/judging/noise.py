@@ -153,6 +153,6 @@ def noise_floor(
 
 
 def run(model: Model, batches: Sequence[Batch], ops: Ops, probe: Probe = silent) -> tuple[F32, ...]:
-    """The logits of each batch, on an empty memory."""
+    """Return the logits of each batch, on an empty memory."""
     memory = model.new_memory()
     return tuple(model.decode(batch, memory, probe, ops=ops) for batch in batches)

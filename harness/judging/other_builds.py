@@ -25,7 +25,8 @@ def other_builds(build: Build, ops: Collection[str]) -> list[Build]:
 
 
 def without_amx(build: Build) -> Build:
-    """Also of an op that llama.cpp computes alone: its matrix is laid out for nothing."""
+    """Compute without AMX, even an op that llama.cpp computes alone, whose matrix needs no
+    layout."""
     return replace(build, generic=tuple(name for name in build.generic if name != AMX))
 
 

@@ -124,7 +124,7 @@ def formulas(positions: I32, params: RopeParams) -> Iterator[tuple[F64, AngleOf]
 
 
 def move_steps(x: NDArray[np.float32] | np.float32, steps: int) -> F32:
-    """The float32 value that is so many steps further from zero."""
+    """Return the float32 value that is so many steps further from zero."""
     return (np.asarray(x).view(np.int32) + np.int32(steps)).view(np.float32)
 
 

@@ -30,10 +30,8 @@ TIES = (FP4[1:] + FP4[:-1]) / 2
 
 
 def in_fp4(x: F32, *, size: int, scales: Callable[[F32], F32]) -> F64:
-    """x: (..., n) -> what four bits leave of it, so many neighbours sharing a scale.
-
-    Half-way between two steps the even one is taken.
-    """
+    """Return what four bits leave of x: (..., n), with neighbours sharing a scale. Half-way values
+    take the even step."""
     n = x.shape[-1]
     blocks = np.zeros((*x.shape[:-1], -(-n // size) * size), np.float32)
     blocks[..., :n] = x

@@ -43,7 +43,8 @@ def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def looks_like(values: Iterable[NDArray[Any]]) -> str:
-    """The type that all these numbers were rounded to, whatever they are kept in now; "": none.
+    """Return the type that all these numbers were rounded to, whatever they are kept in now; "":
+    none.
 
     Of numbers that were not rounded one in 2^13 is one of F16, and one in 2^16 of BF16. Those of
     BF16 are of F16 too, unless they are very large or small: then it is the coarser.

@@ -61,11 +61,9 @@ def limits_of(
 
 
 def where_limited(truth: NDArray[Any], value: Any, allowed: NDArray[np.float64] | float) -> Any:
-    """The value, and the truth where nothing limits it: another order may overflow there.
-
-    A bound that is NaN limits what is no number, which is none in every order, and an infinity:
-    that is NaN where a part of the sum that is left overflows to the other side, but no number.
-    """
+    """Return the value, and the truth where nothing limits it: another order may overflow there. A
+    bound that is NaN allows only NaN and infinities, as a sum of infinities in another order may be
+    either."""
     if value is None or value.shape != truth.shape or np.isfinite(allowed).all():
         return value
     free = np.isposinf(allowed)

@@ -15,5 +15,5 @@ def document() -> dict[str, list[dict[str, Any]]]:
 
 
 def entries(table: str) -> list[dict[str, Any]]:
-    """The rows of a table, such as "gguf". They are shared: to read, not to change."""
+    """Return the rows of a table, such as "gguf". They are shared: to read, not to change."""
     return document()[table]

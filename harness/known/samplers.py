@@ -7,7 +7,7 @@ from lockstep.harness.known import entries
 
 
 def entry_of_accident(accident: Accident) -> dict[str, Any]:
-    """Every accident that our mirror does is known."""
+    """Return the entry of an accident. Our mirror has no unknown ones."""
     return next(each for each in entries("sampler") if each["accident"] == accident.name)
 
 

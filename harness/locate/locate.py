@@ -51,8 +51,8 @@ def nothing_shown(context: Context) -> Status:
 
 
 def all_segments(context: Context) -> Findings:
-    """Also those that a fault before them hides: of a NaN every op makes another one. So the
-    oracle's values are put in where an op is wrong, as long as more are found then."""
+    """Find all wrong segments, also those that a fault before them hides, as a NaN does in every
+    op. The oracle's values replace wrong results as long as more segments are found."""
     found = locate_segments(context)
     hidden = any(not error <= WHOLLY_OFF for error in found.free.values())
     while hidden and (values := replaceable(context, found.values)):

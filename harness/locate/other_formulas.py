@@ -106,7 +106,8 @@ class OtherFormulas:
 
 
 def as_published(file: GgufFile, found: NearestFormulas) -> str:
-    """A clause for an engine that follows the model's publication where llama.cpp does not."""
+    """Return a clause for an engine that follows the model's publication where llama.cpp does
+    not."""
     name = PUBLISHED_BY_ERF.get(str(file.metadata["general.architecture"].data))
     if name is None or all(each.op != ERF for each in found.alike):
         return ""

@@ -36,7 +36,7 @@ def with_other_name(
     shown: Mapping[Place, NDArray[Any]],
     found: Sequence[SiteFinding],
 ) -> tuple[SiteFinding, ...]:
-    """found, with a word at the first that is wrong: behind it inputs are other ones as well."""
+    """Return the findings with a note at the first wrong one: all others have wrong inputs."""
     first = next((f for f in found if f.mismatch is not None), None)
     if first is None or places.get(first.site) not in shown:
         return tuple(found)
@@ -58,8 +58,8 @@ def with_other_name(
 
 
 def other_axes(shown: NDArray[Any], value: NDArray[Any]) -> str:
-    """ "": in no other order of its axes it is the node's. Tokens of a head are as many numbers as
-    heads of a token, so that a shape may fit as it is."""
+    """Return the order of axes in which the tensor is the node's; "": none. A shape may fit as it
+    is, if there are as many tokens as heads."""
     here, size = worst_distance(value, shown), largest(value) or 1.0
     _, *orders = permutations(range(shown.ndim)) if shown.ndim <= MOST_AXES else ((),)
     for order in orders:
@@ -89,7 +89,8 @@ def other_name(
     values: Mapping[Place, NDArray[Any]],
     names: Mapping[Place, str],
 ) -> str:
-    """ "": it is none of them. values: llama.cpp's, in the shape that is shown."""
+    """Return the other node's name; "": it is none of them. values: llama.cpp's, in the shape that
+    is shown."""
     if place not in values or shown.dtype.kind != "f" or not np.isfinite(shown).all():
         return ""
     if not shown.size or (shown == shown.flat[0]).all():

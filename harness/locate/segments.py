@@ -77,7 +77,7 @@ class OwnRun:
 
 
 def locate_segments(context: Context, given: Values | None = None) -> Findings:
-    """given: what the subject is made to go on with at some sites, whatever it computes there."""
+    """Locate the wrong segments. given: values that the subject continues with at some sites."""
     run = own_run(context, given)
     context.progress(f"judging what {len(run.shown)} shown tensors enclose")
     found, put_in = judge_own_run(context, run)

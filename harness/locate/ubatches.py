@@ -56,8 +56,8 @@ def by_ubatches(
 
 
 def parts_of(batch: Batch, graphs: Sequence[Graph]) -> list[Rows] | None:
-    """The rows of the batch that each part has; no part where these cannot be told, as of ids that
-    come twice. None: it is computed as it is."""
+    """Return the rows of the batch that each part has; no part where these cannot be told, as of
+    ids that come twice. None: it is computed as it is."""
     ids = [found for graph in graphs if (found := ids_of(graph)) is not None]
     if len(graphs) < 2 and all(np.array_equal(each, batch.tokens) for each in ids):
         return None
@@ -108,8 +108,9 @@ def rows_in(
 def outputs_of_graphs(
     program: Program, outputs: Sequence[NDArray[np.float32]]
 ) -> dict[Place, NDArray[Any]]:
-    """The rows of each batch as the value of its graph's result, where these are the same rows in
-    the same order: of a batch that llama.cpp takes apart, or leaves rows in, they are not."""
+    """Return the rows of each batch as the value of its graph's result, where these are the same
+    rows in the same order: of a batch that llama.cpp takes apart, or leaves rows in, they are
+    not."""
     found: dict[Place, NDArray[Any]] = {}
     for step, (rows, order) in enumerate(zip(outputs, program.orders, strict=False)):
         graphs = [graph for graph in program.graphs if graph.step == step]

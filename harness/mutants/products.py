@@ -20,7 +20,7 @@ class WrongProduct(Mistake):
 
 
 def without_columns(x: F32, lost: slice | int) -> F32:
-    """Some activations taken for zero."""
+    """Return some activations taken for zero."""
     found = x.copy()
     found[..., lost] = 0
     return found
@@ -143,7 +143,7 @@ WrongProduct.add_fault(
 
 
 def blocks_of(x: F32, weight: Weight) -> tuple[Any, Any, F64]:
-    """Blocks of activations and of weights, and the products of their scales."""
+    """Return blocks of activations and of weights, and the products of their scales."""
     from lockstep.engine.activations.q8_0 import Q8_0Activations
 
     blocks = weight.raw.view(weight.format.layout).reshape(weight.shape[0], -1)

@@ -131,14 +131,15 @@ class TakenByLength(WrongPrompt, name="mutant:prompt-of-the-same-length"):
 
 
 class KeptPrompt(WrongPrompt):
-    """`taken` is how much of the last prompt stands for the beginning of this one."""
+    """An engine that keeps a prompt. `taken`: how much of the last prompt stands for the beginning
+    of this one."""
 
     remembers = True
     given: tuple[int, ...] = ()
     held: tuple[int, ...] = ()  # in the cache, which is another one where too much was taken
 
     def taken(self, ids: Sequence[int], alike: int) -> int:
-        """alike: with how many of the same tokens both begin."""
+        """Return how many tokens are kept. alike: how many tokens both prompts begin with."""
         raise NotImplementedError
 
     def read(self, ids: Sequence[int]) -> list[int]:

@@ -63,7 +63,7 @@ NotCarried.add_fault(
 
 
 class NotKeptBetweenCalls(WrongState, name="mutant:state-not-kept-between-calls"):
-    """Within a call it goes from ubatch to ubatch."""
+    """An engine whose state lasts from ubatch to ubatch, and not from call to call."""
 
     mistake = "every call begins with empty states"
     layer = None

@@ -74,7 +74,7 @@ WrongChoice.add_fault(
 
 
 class Misplaced(Mirror):
-    """`at` is what becomes of positions."""
+    """An engine with misplaced tokens. `at`: what becomes of positions."""
 
     at: Callable[[I32], I32] | None = None
 
@@ -98,7 +98,7 @@ class WrongPosition(WrongChoice):
             ops.at = None
 
     def placed(self, n: int, positions: I32) -> I32:
-        """n: tokens of the prompt, whose places are right."""
+        """Return the positions. n: tokens of the prompt, whose places are right."""
         raise NotImplementedError
 
 

@@ -37,7 +37,8 @@ class StoredTensor:
 
     @cached_property
     def array(self) -> NDArray[Any]:
-        """The numbers as stored, mapped; BF16 as integers. Unsupported: they are of no such type.
+        """Return the numbers as stored, mapped; BF16 as integers. Unsupported: they are of no such
+        type.
 
         A file that shrinks while it is open is a SIGBUS, as for any mapped file.
         """
@@ -139,7 +140,7 @@ class OriginalCheckpoint:
 
     @cached_property
     def tokenizer(self) -> dict[str, Any]:
-        """The content of tokenizer.json; empty if there is none."""
+        """Return the content of tokenizer.json; empty if there is none."""
         return self.read_object("tokenizer.json", MAX_TOKENIZER_BYTES)
 
 

@@ -57,7 +57,7 @@ class OriginalConfig:
 
     @property
     def n_rot(self) -> int:
-        """Number of elements of a head that are rotated."""
+        """Return number of elements of a head that are rotated."""
         share = self.rope.get("partial_rotary_factor") or self.get("partial_rotary_factor") or 1.0
         return int(share * self.n_embd) // self.n_head if share != 1.0 else self.head_dim
 
@@ -75,7 +75,7 @@ class OriginalConfig:
 
     @property
     def rope_type(self) -> str | None:
-        """The kind of scaling; None: none."""
+        """Return the kind of scaling; None: none."""
         found = self.rope.get("rope_type") or self.rope.get("type")
         return None if found in (None, "default") else str(found).replace("su", "longrope")
 
@@ -92,7 +92,8 @@ class OriginalConfig:
 
     @property
     def n_ctx_original(self) -> Any:
-        """Number of tokens that the model was trained on before its positions were scaled."""
+        """Return number of tokens that the model was trained on before its positions were
+        scaled."""
         name = "original_max_position_embeddings"
         return self.rope.get(name) or self.get(name)
 

@@ -119,7 +119,7 @@ def beside(works: Sequence[Work], jobs: int, folder: str) -> Iterator[tuple[int,
 def result_of(
     work: Work, progress: Callable[[str], None], tell: Callable[[Any], None] = lambda said: None
 ) -> Any:
-    """The last thing that a work says; text that it says before is progress.
+    """Return the last thing that a work says; text that it says before is progress.
 
     tell: gets everything that it says and is no text, at once.
 

@@ -39,7 +39,7 @@ def executor_for(jobs: int, cluster: str | None) -> Iterator[Executor | None]:
 
 @contextmanager
 def on_cluster(address: str) -> Iterator["DaskCluster"]:
-    """Raises BadInput where there is no scheduler, or nobody to work for it."""
+    """Return the executor of a cluster. Raises BadInput if there is no scheduler, or no worker."""
     try:
         from distributed import Client
     except ImportError as error:
@@ -142,7 +142,7 @@ class DaskCluster:
     def take_event(
         self, number: int, attempt: str, execution: str, count: int, event: Event | Begun
     ) -> Iterator[tuple[int, Event]]:
-        """A message, with its number among those of this execution."""
+        """Yield a message, with its number among those of this execution."""
         progress = self.open.get(number)
         if progress is None or progress.attempt != attempt:
             return  # of somebody who was given up
@@ -164,7 +164,7 @@ class DaskCluster:
     def begin_again(
         self, number: int, progress: Progress, execution: str
     ) -> Iterator[tuple[int, Event]]:
-        """A second time, because the machine of the first was lost: from the last checkpoint."""
+        """Begin again from the last checkpoint, because the first machine was lost."""
         again = bool(progress.execution)
         progress.execution, progress.next_message = execution, 0
         if again:
@@ -173,7 +173,7 @@ class DaskCluster:
     def note_lost(
         self, number: int, progress: Progress, goes_on: bool
     ) -> Iterator[tuple[int, Event]]:
-        """goes_on: Dask does the same again, from its beginning."""
+        """Note a lost worker. goes_on: Dask does the same work again, from its beginning."""
         progress.held.clear()
         progress.losses += 1
         if progress.losses >= MOST_LOSSES:

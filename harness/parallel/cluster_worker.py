@@ -133,7 +133,7 @@ def events_of(task: Task, worker: Any) -> Iterator[Event | Begun]:
 
 
 def process_for(task: Task, worker: Any) -> WorkProcess:
-    """One of this run that is free, or a new one. Of another run there may be some whose end
+    """Return one of this run that is free, or a new one. Of another run there may be some whose end
     nobody came to say."""
     idle = idle_of(worker)
     while idle:

@@ -24,11 +24,12 @@ from lockstep.harness.processes.side_by_side import BLAS, interrupts_later
 
 
 class WorkProcess(EngineProcess):
-    """Our end. It ends when our end is closed, whatever it is doing."""
+    """Our end of a work's process. The process ends when our end is closed, whatever it is
+    doing."""
 
     def __init__(self, variables: Mapping[str, str | None], folder: str | None = None) -> None:
-        """variables: of its environment, beside ours, None of those that it shall not have;
-        folder: in which it is, if not in ours."""
+        """Start the process. variables: changes to its environment, None to remove one; folder:
+        where it runs, if not in ours."""
         ours, theirs = socket.socketpair()
         paths = [os.path.abspath(path) for path in sys.path]  # "" is this folder
         inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -94,7 +94,7 @@ class Processes:
 def events_of(
     executor: Executor, works: Sequence[Work], files: Sequence[Path] = ()
 ) -> Iterator[tuple[int, Event]]:
-    """All that it says, held to its word: each work has a last event, and nothing behind it."""
+    """Yield all events, and check them: each work has one last event."""
     left = set(range(len(works)))
     for number, event in executor.run(works, files):
         if number not in left:
@@ -112,7 +112,7 @@ def as_done(
     files: Sequence[Path] = (),
     died: Callable[[Part, str], Result] | None = None,
 ) -> Iterator[Result]:
-    """The result of each part; with an executor the first that is done comes first.
+    """Yield the result of each part; with an executor the first that is done comes first.
 
     died: makes a result of the death of the process that had this part; by itself it is raised.
     """

@@ -85,7 +85,7 @@ def give_back() -> None:
 
 
 def answer(work: Callable[[], Any], to: socket.socket, parent: int, behind: int) -> None:
-    """In the fork, which ends here whatever happens, and closes nothing of its parent's."""
+    """Answer in the fork, which ends here whatever happens, and closes nothing of its parent's."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -150,8 +150,8 @@ class Awaited(Generic[A]):
 
 
 def at_once(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """The first in a thread (`Awaited`). It has ended when this returns or raises; but whoever is
-    interrupted does not wait for an engine."""
+    """Return the first in a thread (`Awaited`). It has ended when this returns or raises; but
+    whoever is interrupted does not wait for an engine."""
     awaited = Awaited(first)
     try:
         other = second()

@@ -32,8 +32,8 @@ LIVE: "weakref.WeakSet[EngineProcess]" = weakref.WeakSet()
 
 
 class EngineProcess:
-    """It leads a group of its own: an interrupt is for the parent alone, and whatever it has
-    started dies with it."""
+    """A process that leads a group of its own: an interrupt is for the parent alone, and whatever
+    it has started dies with it."""
 
     def __init__(self, process: Process, log: IO[bytes], *ours: Closable) -> None:
         """log: what it prints; ours: our ends of what connects us, whose closing ends it."""
@@ -85,7 +85,8 @@ def of_memory(log: Sequence[str], limit: int | None) -> str:
 
 
 def has_ended(process: Process) -> bool:
-    """Without reaping: until then neither its id nor that of its group can be given away."""
+    """Return True if it has ended, without reaping: until then neither its id nor that of its group
+    can be given away."""
     if process.returncode is not None:
         return True
     if isinstance(process, ForkedProcess):

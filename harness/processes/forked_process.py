@@ -11,7 +11,8 @@ NUMBER = struct.Struct("<q")  # first the process's id; once it has ended, its s
 
 class ForkedProcess:
     def __init__(self, parent: socket.socket, seconds: float) -> None:
-        """Raises OSError if there is none: its parent has ended, or takes longer than that."""
+        """Fork. Raises OSError if there is no process: its parent has ended, or takes longer than
+        that."""
         self.parent = parent
         self.returncode: int | None = None
         parent.settimeout(seconds)

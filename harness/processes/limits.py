@@ -47,13 +47,13 @@ def limit_memory(limit: int | None) -> None:
 
 
 def room_for(size: int, limit: int) -> int:
-    """The limit of an engine that loads a model file of so many bytes: it may decode all weights
-    as it loads them, and keep both; no more than the machine has, or `limit`."""
+    """Return the limit of an engine that loads a model file of so many bytes: it may decode all
+    weights as it loads them, and keep both; no more than the machine has, or `limit`."""
     return max(limit, min(memory_of_machine(), DECODED * size))
 
 
 def memory_of_machine() -> int:
-    """In bytes."""
+    """Return the machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -96,7 +96,7 @@ def status_at_end(engine: int) -> int:
 
 
 def ended_children() -> Iterator[tuple[int, int]]:
-    """The id and status of each, reaped. Raises ChildProcessError where no child is left."""
+    """Yield the id and status of each, reaped. Raises ChildProcessError where no child is left."""
     while (found := os.waitpid(-1, os.WNOHANG))[0]:
         yield found
 
@@ -116,7 +116,8 @@ def kill_descendants() -> None:
 
 
 def children() -> list[int]:
-    """The ids of this process's children. Not every kernel has /proc/PID/task/TID/children."""
+    """Return the ids of this process's children. Not every kernel has
+    /proc/PID/task/TID/children."""
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:

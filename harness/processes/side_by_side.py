@@ -17,11 +17,10 @@ Result = TypeVar("Result")
 
 @contextmanager
 def interrupts_later() -> Iterator[None]:
-    """For the start of a process. Interrupted in the middle, it would die of what it does not get
-    any more, and say so in a traceback; and until it has taken up `watch_parent` it would be
-    interrupted itself. A blocked signal stays blocked in what is started: SIGTERM, by which a pool
-    ends its processes, only waits.
-    """
+    """Delay interrupts during the start of a process. An interrupt in the middle would end it with
+    a traceback, and until it has taken up `watch_parent` it would be interrupted itself. A blocked
+    signal stays blocked in what is started: SIGTERM, by which a pool ends its processes, only
+    waits."""
     if current_thread() is not main_thread():
         yield
         return
@@ -58,7 +57,7 @@ def end_with_parent() -> None:
 
 
 def killed_by(number: int) -> str:
-    """In words; real-time signals have no names."""
+    """Describe a signal. Real-time signals have no names."""
     try:
         return f"was killed by {signal.Signals(number).name}"
     except ValueError:

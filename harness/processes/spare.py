@@ -18,8 +18,9 @@ P = TypeVar("P", bound=EngineProcess)
 
 
 class Spare:
-    """At most one process, of this process and thread: a fork has none, and one that another
-    thread had started would die with it. kept: whether any is started ahead."""
+    """A process that was started ahead: at most one for each process and thread. A fork has
+    none, and one that another thread had started would die with it. kept: whether any is started
+    ahead."""
 
     def __init__(self) -> None:
         self.kept = 0
@@ -32,7 +33,8 @@ class Spare:
         self.waiting: EngineProcess | None = None
 
     def take(self, key: Hashable, start: Callable[[], P]) -> P:
-        """One that was started ahead with the same key, in the same surroundings, or a new one."""
+        """Return one that was started ahead with the same key, in the same surroundings, or a new
+        one."""
         if not self.is_ours():
             return start()
         key = key, surroundings()
@@ -44,8 +46,8 @@ class Spare:
         return found
 
     def start_next(self, start: Callable[[], EngineProcess]) -> None:
-        """Once what was taken last has loaded: they do not wait for each other. Who was opened
-        twice is opened again, and nobody else."""
+        """Start the next process once the last one has loaded, so that they do not wait for each
+        other. Only what was opened twice is started again."""
         if self.is_ours() and self.is_second and self.waiting is None:
             with suppress(OSError):  # no more processes: it is started when it is wanted
                 self.waiting = start()
@@ -62,7 +64,7 @@ class Spare:
 
     @contextmanager
     def keep(self) -> Iterator[None]:
-        """In here processes are started ahead."""
+        """Start processes ahead within this context."""
         self.kept += 1
         try:
             yield

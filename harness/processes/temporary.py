@@ -15,12 +15,9 @@ LOCK = ".lock"  # in a folder: locked as long as a process of its command lives
 
 @contextmanager
 def one_temporary_folder() -> Iterator[None]:
-    """In here all temporary folders, also of processes that are started, lie in one.
-
-    Each is removed by whoever has made it, unless its process is killed or may open no more files:
-    this one is removed when everything else has been closed. A command that is killed leaves it to
-    the next one.
-    """
+    """Put all temporary folders of this context into one, also those of started processes. Each
+    maker removes its own folder, unless it is killed or may open no more files. This folder is
+    removed last. A command that is killed leaves it to the next one."""
     before = os.environ.get(TEMPORARY), tempfile.tempdir
     try:
         remove_abandoned(tempfile.gettempdir())

@@ -176,7 +176,8 @@ def digest(*values: Any) -> bytes:
 
 
 def pack(value: Any) -> list[bytes | memoryview]:
-    """The parts of a frame. Raises WireError if the value holds anything off the closed lists."""
+    """Return the parts of a frame. Raises WireError if the value holds anything off the closed
+    lists."""
     arrays: list[NDArray[Any]] = []
     tree = encode(value, arrays)
     head = json.dumps(
@@ -202,7 +203,7 @@ def check_size(what: str, size: int, limit: int) -> None:
 def open_head(
     head: bytes, payload_bytes: int
 ) -> tuple[list[tuple[np.dtype[Any], tuple[int, ...]]], Any]:
-    """The declared arrays and the value's tree; the arrays must fill the payload exactly."""
+    """Return the declared arrays and the value's tree; the arrays must fill the payload exactly."""
     try:
         message = json.loads(head)
         arrays, tree = message["arrays"], message["value"]
@@ -233,7 +234,8 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
 
 
 def encode(value: Any, arrays: list[NDArray[Any]]) -> Any:
-    """The tree of a value; arrays and bytes are appended to `arrays` and named by their index."""
+    """Return the tree of a value; arrays and bytes are appended to `arrays` and named by their
+    index."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, np.generic):
@@ -278,7 +280,7 @@ def encode_record(value: Any, arrays: list[NDArray[Any]]) -> Any:
 
 
 def decode(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:
-    """The value of a tree. Raises WireError for whatever `encode` would not have written."""
+    """Return the value of a tree. Raises WireError for whatever `encode` would not have written."""
     try:
         return build(tree, arrays)
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
@@ -328,7 +330,7 @@ def build_record(tag: Any, held: Any, arrays: Sequence[NDArray[Any]]) -> Any:
 
 
 def words_of(hint: Any) -> str:
-    """An annotation as an author of an engine says it."""
+    """Return an annotation as an author of an engine says it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is np.ndarray:
         (scalar,) = typing.get_args(arguments[1]) or (Any,)

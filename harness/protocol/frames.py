@@ -36,7 +36,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Message:
-    """head: without `arrays` and `bytes`."""
+    """A message. head: without `arrays` and `bytes`."""
 
     head: Mapping[str, Any]
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ def pack_message(message: Message) -> list[bytes | memoryview]:
 
 
 class Pipe:
-    """Both ends that are ours. Deadlines are on the monotonic clock."""
+    """Both our ends of a process's pipes. Deadlines are on the monotonic clock."""
 
     def __init__(self, to_engine: int, from_engine: int) -> None:
         self.to_engine, self.from_engine = to_engine, from_engine
@@ -90,13 +90,13 @@ class Pipe:
         return Message(head=head, arrays=arrays)
 
     def line(self, deadline: float) -> bytes:
-        """The next one, without its end."""
+        """Return the next one, without its end."""
         while (line := self.whole_line()) is None:
             self.ahead += self.read(PIECE, deadline)
         return line
 
     def whole_line(self) -> bytes | None:
-        """If its end has been read already."""
+        """Return the line if its end has been read already."""
         end = self.ahead.find(b"\n", self.searched)
         if end < 0:
             self.searched = len(self.ahead)

@@ -180,7 +180,7 @@ def names_of(said: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def printable(text: str) -> str:
-    """An engine's words in one line, without what a terminal would take for commands."""
+    """Return an engine's words in one line, without what a terminal would take for commands."""
     return "".join(c if c.isprintable() else " " for c in text[:LONGEST_TEXT]).strip()
 
 
@@ -221,7 +221,7 @@ def value_of(kind: str, said: Any) -> Any:
 
 
 def tensor_of(row: Mapping[str, Any]) -> TensorSummary:
-    """Its bytes follow from type and shape, where they are not said."""
+    """Return the tensor. Type and shape give its bytes, where they are not said."""
     ne = shape(row["ne"])
     return TensorSummary(
         name=row["name"],

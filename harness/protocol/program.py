@@ -139,8 +139,8 @@ class EngineProgram(EngineProcess):
         raise Closed("the engine closed its output")
 
     def message_in(self, line: bytes) -> bytes:
-        """The message that a line on standard output ends with, or is meant for one: who answers
-        wrongly is told so at once. Text before it goes into the log and is named."""
+        """Return the message that a line on standard output ends with, or is meant for one: who
+        answers wrongly is told so at once. Text before it goes into the log and is named."""
         inside = (found.start() for found in islice(MEANT.finditer(line), MOST_STARTS))
         at = next((at for at in (0, *inside) if is_message(line[at:])), len(line))
         at = 0 if MEANT.match(line) else at

@@ -51,8 +51,8 @@ UNASKED = {
 
 
 def command_of(engine: str) -> list[str] | None:
-    """The words of a command, if that is what names the engine: a path, or words with arguments,
-    or an engine of harness.foreign.
+    """Return the words of a command, if that is what names the engine: a path, or words with
+    arguments, or an engine of harness.foreign.
 
     Raises Unsupported if there is no such program. No shell looks at it.
     """
@@ -83,7 +83,7 @@ def is_file_with_spaces(engine: str) -> bool:
 
 
 def found_command(words: Sequence[str]) -> list[str]:
-    """The same words, if the first is a program. Raises Unsupported."""
+    """Return the same words, if the first is a program. Raises Unsupported."""
     if shutil.which(words[0]) is None:
         found = "it cannot be executed (chmod +x?)" if Path(words[0]).exists() else "no such file"
         raise Unsupported(f"{words[0]} cannot be started: {found}")
@@ -91,7 +91,7 @@ def found_command(words: Sequence[str]) -> list[str]:
 
 
 def name_of(command: Sequence[str]) -> str:
-    """A short one for reports: of the script, if an interpreter is started with one."""
+    """Return a short one for reports: of the script, if an interpreter is started with one."""
     files = [word for word in command[1:] if Path(word).is_file()]
     return Path((files or command)[0]).name
 
@@ -227,7 +227,7 @@ class ProgramSession(Session):
         return Answered(value=read(question, answer), seconds=seconds)
 
     def no_answer(self, answer: Message) -> Outcome | None:
-        """The engine's own word instead of an answer; None: it has answered."""
+        """Return the engine's own word instead of an answer; None: it has answered."""
         (ending,) = (key for key in ENDINGS if key in answer.head)
         if ending == "answer":
             return None

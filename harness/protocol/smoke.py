@@ -53,7 +53,8 @@ class SmokeStep:
 
 
 def smoke(session: Session) -> Iterator[SmokeStep]:
-    """One step for the start and for each level, as they come; nothing after a failed start."""
+    """Yield one step for the start and for each level, as they come; nothing after a failed
+    start."""
     outcome = session.ask("describe")
     if not isinstance(outcome, Answered):
         yield step_of(START, outcome)
@@ -137,7 +138,7 @@ def step_of(level: str, outcome: Outcome) -> SmokeStep:
 
 
 def check_replacement(session: Session, shown: Mapping[Site, Any]) -> SmokeStep:
-    """With zeros put in at one node, the logits must be others than without."""
+    """Put zeros in at one node, and check that the logits change."""
     info: Any = session.ask("describe")
     fixed = info.value.fixed if isinstance(info, Answered) else ()
     site = next((s for s in shown if s.name not in fixed and s.name != "result_output"), None)

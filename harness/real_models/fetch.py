@@ -30,7 +30,7 @@ def models_folder() -> Path:
 
 
 def model_file(name: str) -> Path | None:
-    """The file, None if nobody fetched it; nothing is downloaded.
+    """Return the file, None if nobody fetched it; nothing is downloaded.
 
     Raises NotFetched if LOCKSTEP_MODELS names a folder that holds another file of that name.
     """
@@ -48,12 +48,12 @@ def model_file(name: str) -> Path | None:
 
 @lru_cache
 def digest(path: Path, changed_at: int) -> str:
-    """Once for each file and time of change: a large one takes a while."""
+    """Digest a file, once for each time of change: a large one takes a while."""
     return sha256_of(path)
 
 
 def fetch(name: str, progress: Progress = lambda _: None) -> Path:
-    """The file, downloaded if it is not there. Raises NotFetched."""
+    """Return the file, downloaded if it is not there. Raises NotFetched."""
     model = model_named(name)
     found = model_file(name)
     if found is not None:
@@ -71,7 +71,8 @@ def fetch(name: str, progress: Progress = lambda _: None) -> Path:
 
 
 def provide(model: RealModel, folder: Path, progress: Progress) -> None:
-    """Made beside the final place and renamed, so that a file of that name is whole."""
+    """Provide a file. It is made beside the final place and renamed, so a file of that name is
+    whole."""
     wheels = folder / f"wheels-{model.name}"
     wheels.mkdir(exist_ok=True)
     paths = []

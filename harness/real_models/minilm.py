@@ -93,7 +93,8 @@ def spelling(word: str) -> str:
 
 
 def tensors_of(header: Mapping[str, Any], file: IO[bytes]) -> Iterator[Tensor]:
-    """In the order of their bytes, so that the file is read once from start to end."""
+    """Yield the tensors in the order of their bytes, so that the file is read once from start to
+    end."""
     start = file.tell()
     rows = {name: row for name, row in header.items() if name != "__metadata__"}
     for name, row in sorted(rows.items(), key=lambda item: item[1]["data_offsets"]):

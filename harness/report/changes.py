@@ -108,7 +108,7 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """From run a to run b."""
+    """The changes from run a to run b."""
 
     new: Sequence[Row]  # differences, and what did not come to an end
     gone: Sequence[Row]
@@ -344,7 +344,7 @@ def line_of(row: Row) -> str:
 
 
 def sizes_of(growth: Growth) -> Iterator[str]:
-    """In which respects it changed, or both did."""
+    """Return the respects in which it changed, or both did."""
     before, after = growth.before, growth.after
     if before.share is not None and after.share is not None and before.share != after.share:
         yield f"{of_limit(before.share)} to {of_limit(after.share)}"

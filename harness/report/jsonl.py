@@ -62,7 +62,7 @@ class ReportWriter:
         write_page_of_run(self.path)
 
     def close(self) -> None:
-        """Without a footer, it stays the report of a run that did not finish."""
+        """Close without a footer: it stays the report of a run that did not finish."""
         self.file.close()
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -73,7 +73,8 @@ class ReportWriter:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it, without secrets: NaN and infinities become "nan", "inf", "-inf"."""
+    """Return the value as JSON has it, without secrets: NaN and infinities become "nan", "inf",
+    "-inf"."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -92,14 +93,16 @@ class BrokenReport(Exception):
 
 
 def read_report(path: Path) -> list[dict[str, Any]]:
-    """All rows but checkpoints, each valid by the schema; BrokenReport, also without a footer."""
+    """Return all rows but checkpoints, each valid by the schema; BrokenReport, also without a
+    footer."""
     rows = rows_of(path, path.read_bytes().splitlines())
     check_order(path, rows)
     return [row for row in rows if row["kind"] != "checkpoint"]
 
 
 def read_unfinished(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run that was stopped, checkpoints too; BrokenReport if there are none.
+    """Return the whole lines of a run that was stopped, checkpoints too; BrokenReport if there are
+    none.
 
     The last line may be cut off.
     """

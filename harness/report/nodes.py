@@ -55,11 +55,11 @@ def node_columns(rows: Sequence[NodeRow]) -> dict[str, Any]:
 
 
 def unique(texts: Iterable[str]) -> dict[str, int]:
-    """Each text and its place in the list of all of them."""
+    """Return each text and its place in the list of all of them."""
     return {text: i for i, text in enumerate(dict.fromkeys(texts))}
 
 
 def short(value: float) -> float:
-    """To so many digits; a whole number is written as one."""
+    """Round to so many digits; a whole number is written as one."""
     rounded = float(f"{value:.{DIGITS}g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

@@ -49,7 +49,8 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """The beginning of a line in whole words, so that half of a number is not read as one."""
+    """Return the beginning of a line in whole words, so that half of a number is not read as
+    one."""
     if len(text) <= most:
         return text
     head = text[: most - 1]
@@ -67,15 +68,15 @@ def site_name(site: Site) -> str:
 
 
 def place_in(detail: Mapping[str, Any]) -> str:
-    """The node of a verdict. It may be part of a layer that its name does not have; reports of
-    versions before do not hold the name itself."""
+    """Return the node of a verdict. It may be part of a layer that its name does not have; reports
+    of versions before do not hold the name itself."""
     of_layer = Site(step=0, layer=detail.get("layer"), name=detail["site"])
     name = str(detail.get("node", of_layer))
     return site_name(Site(step=detail.get("step") or 0, layer=None, name=name))
 
 
 def explain_finding(finding: SiteFinding) -> str:
-    """One line: where, what, how far, how much was allowed."""
+    """Return one line: where, what, how far, how much was allowed."""
     m = finding.mismatch
     if m is None:
         return f"{site_name(finding.site)} agrees"
@@ -92,7 +93,7 @@ def explain_finding(finding: SiteFinding) -> str:
 
 
 def explain(verdict: Verdict) -> str:
-    """A divergence in four lines and a command."""
+    """Return a divergence in four lines and a command."""
     d = verdict.detail
     # an engine's words may be several lines: none begins a line of a log, where commands are read
     summary = verdict.summary.replace("\n", "\n  | ")
@@ -140,7 +141,8 @@ def last_words(log: Sequence[str]) -> Sequence[str]:
 
 
 def where_to_look(others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """If no op is wrong, by what `check` says besides: the suite and the detail of each verdict."""
+    """Return where to look if no op is wrong. others: the suite and the detail of each verdict of
+    `check`."""
     every = list(others)
     suites = {suite for suite, _ in every}
     if suites and suites <= BEFORE_RUNS.keys():

@@ -17,7 +17,8 @@ from lockstep.harness.runs.run import Listener, run_plans
 
 
 def plan_for_model(model: Path, engine: str, *, settings: str | None, **of_plan: Any) -> Plan:
-    """A plan of this model for both engines. of_plan: other fields of Plan. Raises BadInput."""
+    """Return a plan of this model for both engines. of_plan: other fields of Plan. Raises
+    BadInput."""
     preset = settings or preset_for(engine)
     if preset not in PRESETS:
         raise BadInput(f"no preset named {preset!r} {choices(preset, PRESETS)}")

@@ -72,8 +72,8 @@ def dump_trace(plan: Plan, folder: Path, prompt: str | None, say: Say) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Before a run that takes a while. Raises BadInput where it is none, and where it holds the
-    dump of another program, which has files of the same names."""
+    """Check the folder before a run that takes a while. Raises BadInput if there is none, or if it
+    holds another program's dump, whose files have the same names."""
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: name one for the tensors")
     there = [name for name in (INDEX, TENSORS) if (folder / name).exists()]
@@ -108,7 +108,7 @@ def trace_run(session: Session, batches: Sequence[Batch]) -> Trace:
 
 
 def capture_run(session: Session, batches: Sequence[Batch], program: Program) -> Trace:
-    """Under the names that a replay gives them."""
+    """Capture a run under the names that a replay gives its nodes."""
     sites, records = sites_of(program), []
 
     def keep(node: Node) -> None:

@@ -26,7 +26,7 @@ class FileState:
         return cls(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
 
     def with_hash(self, path: Path) -> "FileState":
-        """With the hash, unless the file has changed by the time that it was read."""
+        """Add the hash, unless the file has changed by the time that it was read."""
         try:
             sha256 = sha256_of(path)
             return replace(self, sha256=sha256) if FileState.of(path) == self else self
@@ -34,7 +34,7 @@ class FileState:
             return self
 
     def row(self) -> dict[str, Any]:
-        """For the header of a report."""
+        """Return the row for the header of a report."""
         return {"sha256": self.sha256, "bytes": self.size}
 
     def change(self, path: Path) -> str:

@@ -55,8 +55,8 @@ def what_takes_less(context: Context) -> str:
 
 
 def still_to_come(context: Context, question: str) -> int:
-    """Tokens, of the model itself, if nothing differs. Of a large one most of `logits` is asked of
-    its first layers alone, if the engine takes such a model."""
+    """Return tokens, of the model itself, if nothing differs. Of a large one most of `logits` is
+    asked of its first layers alone, if the engine takes such a model."""
     if question == "greedy":
         listed = "logprobs" in (context.subject_info.levels or ())
         n = min(context.n_tokens, MOST_BEGINNINGS)

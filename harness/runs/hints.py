@@ -30,8 +30,8 @@ LARGE_FOR_MANY_RUNS = 1 << 28
 
 
 def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    """The commands that say more of the first model whose runs differ, or of an engine that shows
-    too little for a place; "": there are none."""
+    """Return the commands that say more of the first model whose runs differ, or of an engine that
+    shows too little for a place; "": there are none."""
     return where_it_differs(plans, result) or what_sees_more(plans, result)
 
 
@@ -56,9 +56,10 @@ def what_is_quicker(model: Path | None, large: int = LARGE) -> str:
 
 
 def diagnose_of_a_slice(plan: "Plan", wrong: Sequence[int], n: int) -> str:
-    """Behind many layers a mistake may be less than honest engines differ by, and the first of them
-    show it. wrong: layers; n: how many there are; "": these are no fewer, or no file that both
-    engines are given can be cut."""
+    """Return the commands that diagnose a slice with the first wrong layers. Behind many layers a
+    mistake may be less than honest engines differ by, and the first of them show it. wrong: layers;
+    n: how many there are; "": these are no fewer, or no file that both engines are given can be
+    cut."""
     keep = max(LAYERS, min(wrong, default=n) + 1)
     first, *options = shlex.split(without(plan.command, "--oracle"))
     if keep >= n or first != str(plan.model) or plan.subject_model != plan.model:

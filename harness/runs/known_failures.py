@@ -85,7 +85,7 @@ class KnownFailures:
     met: set[Name] = field(default_factory=set)
 
     def __or__(self, other: "KnownFailures") -> "KnownFailures":
-        """The other's where both list a name, as of dicts."""
+        """Return the other's where both list a name, as of dicts."""
         return KnownFailures(
             reasons=self.reasons | other.reasons,
             extents=self.extents | other.extents,
@@ -94,7 +94,7 @@ class KnownFailures:
         )
 
     def excuse(self, verdict: Verdict) -> Verdict:
-        """The same, or excused if it is listed."""
+        """Return the same, or excused if it is listed."""
         name = name_of(verdict)
         if verdict.status != "diverged" or name not in self.reasons:
             return verdict
@@ -122,15 +122,15 @@ class KnownFailures:
         return "" if "" in reasons else reasons[0]
 
     def is_gone(self, name: Name, own: Sequence[Verdict]) -> bool:
-        """own: verdicts of its case and suite, which must have run to its end. A divergence that is
-        not listed may end a suite early."""
+        """Return True if a listed divergence is gone. own: verdicts of its case and suite, which
+        must have run to its end. A divergence that is not listed may end a suite early."""
         sure = bool(own) and all(v.status in CONCLUSIVE for v in own)
         sure = sure and not any(v.status == "diverged" for v in own)
         return sure and name not in self.met
 
     def gone(self, verdicts: Sequence[Verdict], again: str) -> Iterator[Verdict]:
-        """An error for each that is listed and does not differ any more, in what was really run.
-        again: the command of the run."""
+        """Yield an error for each that is listed and does not differ any more, in what was really
+        run. again: the command of the run."""
         for name, reason in self.reasons.items():
             case, suite, key = name
             own = [v for v in verdicts if (v.case, v.suite) == (case, suite)]

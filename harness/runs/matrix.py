@@ -76,7 +76,7 @@ def run_matrix(
     jobs: int,
     progress: Callable[[str, str], None],
 ) -> Iterator[MatrixRow]:
-    """A row for each engine, with a report of its own. plans: by the engine's name."""
+    """Yield a row for each engine, with a report of its own. plans: by the engine's name."""
     for engine, same in plans.items():
         try:
             result = run_plans(same, reports, command, Forks(jobs), listener_of(engine, progress))
@@ -98,7 +98,8 @@ def listener_of(engine: str, progress: Callable[[str, str], None]) -> Listener:
 
 
 def cells_of(verdicts: Iterable[Verdict], cases: Sequence[str]) -> dict[str, Cell]:
-    """By suite, in the order of a run, without those in which the subject is not asked."""
+    """Return the cells by suite, in the order of a run, without suites that do not ask the
+    subject."""
     order = {suite.name: suite.order for suite in suites_named(())}
     apart = {suite.name for suite in suites_named(()) if suite.of_oracle_alone}
     worst: dict[str, dict[str, Verdict]] = {}
@@ -124,7 +125,7 @@ def rank(verdict: Verdict) -> int:
 
 
 def exit_code_of_matrix(rows: Sequence[MatrixRow]) -> int:
-    """The worst of all engines; one that could not be asked is incomplete."""
+    """Return the worst of all engines; one that could not be asked is incomplete."""
     found = {row.code for row in rows}
     return next(code for code in (1, 2, 3, 0) if code in found)
 
@@ -198,14 +199,15 @@ def cell_of(cell: Cell) -> dict[str, Any]:
 
 
 def columns(rows: Sequence[MatrixRow]) -> list[str]:
-    """Suites in which any engine was asked anything, in the order of a run."""
+    """Return suites in which any engine was asked anything, in the order of a run."""
     order = {suite.name: suite.order for suite in suites_named(())}
     found = {n for row in rows for n, cell in row.cells.items() if cell.text != NOTHING}
     return sorted(found, key=lambda name: order.get(name, len(order)))
 
 
 def names_of(rows: Sequence[MatrixRow]) -> list[str]:
-    """Each with its version; what it was asked for by as well, where others have the same name."""
+    """Return each with its version; what it was asked for by as well, where others have the same
+    name."""
     names = [printable(name_of(row)) for row in rows]
     return [
         name if names.count(name) == 1 else f"{name} ({printable(row.engine)})"
@@ -226,7 +228,7 @@ def is_compared(row: MatrixRow) -> bool:
 
 
 def texts_of(row: MatrixRow, suites: Sequence[str]) -> list[str]:
-    """A cell for each suite."""
+    """Return a cell for each suite."""
     return [row.cells[suite].text if suite in row.cells else NOTHING for suite in suites]
 
 

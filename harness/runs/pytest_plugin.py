@@ -122,7 +122,7 @@ def folder_of_session(config: pytest.Config) -> Path:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """They belong to no file, so they come beside whatever was found in files."""
+    """Add our tests beside those found in files, as ours belong to no file."""
     for path in config.getoption("--lockstep-model"):
         for suite in config.getoption("--lockstep-suite") or SUITES:
             name = f"lockstep[{Path(path).name}-{suite}]"
@@ -162,7 +162,8 @@ def check_with(
     note: Callable[[str], None] = lambda _: None,
     **of_plan: Any,
 ) -> Any:
-    """The run (runs.run.RunResult); fails the test by what differs, skips what is not there."""
+    """Return the run (runs.run.RunResult); fails the test by what differs, skips what is not
+    there."""
     from lockstep.harness.asking.template import keep_template
     from lockstep.harness.check.check import BadInput
     from lockstep.harness.redaction import redact
@@ -203,7 +204,8 @@ def check_with(
 
 @pytest.fixture
 def lockstep(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """A function: lockstep(model, engine=None, suites=(), **fields of harness.check.check.Plan)."""
+    """Return a function: lockstep(model, engine=None, suites=(), **fields of
+    harness.check.check.Plan)."""
 
     def check(model: str | Path, **options: Any) -> Any:
         def note(folder: str) -> None:

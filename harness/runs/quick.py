@@ -31,7 +31,7 @@ NO_VOCABULARY = "the file has no vocabulary (tokenizer.ggml.model), so it has no
 
 
 def answer(session: Session, question: str, *args: Any, **kwargs: Any) -> Any:
-    """The value, or one sentence saying why there is none."""
+    """Return the value, or one sentence saying why there is none."""
     return value_of(session, question, session.ask(question, *args, **kwargs))
 
 
@@ -59,7 +59,7 @@ def facts_to_run(path: Path) -> ModelFacts:
 
 
 def who_runs(engine: str | None, facts: ModelFacts) -> tuple[str, str]:
-    """The engine, and why it is not the usual one; "" if it is."""
+    """Return the engine, and why it is not the usual one; "" if it is."""
     if not facts.not_ours:
         return engine or USUAL, ""
     if engine is None:
@@ -79,7 +79,7 @@ def generate(
     n: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """prompt: a text, or ids: a model without a vocabulary goes on with ids all the same."""
+    """Generate text. prompt: a text, or ids, as a model without a vocabulary continues ids."""
     facts = facts_to_run(path)
     name, why = who_runs(engine, facts)
     try:
@@ -133,7 +133,7 @@ def generate_texts(
 
 
 def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[int]:
-    """by_us: is told what our own tokenizer does where the engine offers none."""
+    """Return the ids of a text. by_us: called if our own tokenizer replaces a missing one."""
     said = session.ask("tokenize", [text])
     if isinstance(said, Unanswerable) and (ours := tokenizer_in(path)):
         by_us.append(f"{session.name} offers no tokenizer, so our tokenizer made the prompt's ids")
@@ -175,7 +175,7 @@ def text_of(session: Session, path: Path, ids: list[int], by_us: list[str]) -> s
 
 
 def tokenizer_in(path: Path) -> Tokenizer | None:
-    """Ours; None for a vocabulary that it does not take."""
+    """Return our tokenizer; None for a vocabulary that it does not support."""
     try:
         with GgufFile.open(path) as file:
             return tokenizer_of(file.metadata)
@@ -184,7 +184,8 @@ def tokenizer_in(path: Path) -> Tokenizer | None:
 
 
 def check_vocabulary(path: Path) -> None:
-    """Raises BadInput for a file without one. A file that our reader refuses is the engine's."""
+    """Refuse a file without a vocabulary. Raises BadInput. A file that our reader refuses is left
+    to the engine."""
     try:
         with GgufFile.open(check_file(path)) as file:
             if not vocabulary_of(file):

@@ -90,7 +90,8 @@ def builtin_model(name: str, folder: Path) -> Path:
 
 
 def run_folder(reports: Path, what: str) -> Path:
-    """A new folder for one run, named by time; a second run in the same second gets a number."""
+    """Return a new folder for one run, named by time; a second run in the same second gets a
+    number."""
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{what}"
     for n in range(1000):
         folder = reports / (stem if n == 0 else f"{stem}-{n}")
@@ -151,7 +152,8 @@ def provide_engines(plans: Sequence[Plan], progress: Callable[[str, str], None])
 
 
 def load_what_checks_need(plans: Sequence[Plan]) -> None:
-    """Once, for all the forks. A name that nobody has is refused where it is opened."""
+    """Load what checks need, once for all the forks. An unknown name is refused where it is
+    opened."""
     suites_named(())
     for package in OF_CHECKS:
         import_members(package)
@@ -209,7 +211,7 @@ class CheckRun:
                 self.write(ending(plan, event, self.suite[number]))
 
     def open(self, engines: tuple[EngineInfo, ...]) -> ReportWriter:
-        """The report, once there is something to report."""
+        """Return the report, once there is something to report."""
         self.files = {path: state.with_hash(path) for path, state in self.files.items()}
         rows = [row for plan in self.plans for row in model_rows(plan, self.files)]
         head = header(self.command, self.plans[0].seed, rows, engines)

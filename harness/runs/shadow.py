@@ -72,7 +72,7 @@ class ShadowPlan:
 
     @property
     def by_trial(self) -> "Iterator[ShadowPlan]":
-        """One plan for each fault, which repeats it."""
+        """Yield one plan for each fault, which repeats it."""
         for number in self.trials:
             options = (*self.options, "--faults", "1", "--start", str(number))
             yield replace(self, trials=(number,), options=options)
@@ -128,7 +128,8 @@ def settings_for(
     cache_type_k: str | None = None,
     cache_type_v: str | None = None,
 ) -> Settings:
-    """The preset with a cache that holds the work, and ubatches that do unless told otherwise."""
+    """Return the preset with a cache that holds the work, and ubatches that do unless told
+    otherwise."""
     return replace(
         preset,
         n_ctx=max(preset.n_ctx, -(-work.cells // CELLS) * CELLS),
@@ -176,7 +177,7 @@ def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -
 
 
 def faults_found(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
-    """One verdict a fault: it must be found, at its node and nowhere else."""
+    """Yield one verdict a fault: it must be found, at its node and nowhere else."""
     with open_model(path) as file:
         trials = Trials(
             session=session,
@@ -250,7 +251,7 @@ def run_shadow(
 
 
 def refuse_broken(plans: Sequence[ShadowPlan]) -> None:
-    """Before any is judged. Raises BadInput."""
+    """Refuse broken models before any is judged. Raises BadInput."""
     for plan in plans:
         if plan.model is None:
             continue
@@ -291,7 +292,7 @@ def verdict_of_death(plan: ShadowPlan, how: str) -> Judged:
 
 
 def with_trials(plans: Sequence[ShadowPlan], numbers: Sequence[int]) -> list[ShadowPlan]:
-    """The faults dealt out to the models, in an order that the seed decides."""
+    """Return the faults dealt out to the models, in an order that the seed decides."""
     by = np.argsort(stream(plans[0].seed, "fault models").random_raw(len(plans)), kind="stable")
     dealt = {int(i): numbers[place :: len(plans)] for place, i in enumerate(by)}
     return [replace(plan, trials=tuple(dealt[i])) for i, plan in enumerate(plans) if dealt[i]]

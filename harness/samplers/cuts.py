@@ -136,7 +136,7 @@ def cut_typical(sampler: Typical, c: CandidateList) -> RankedCut:
 
 
 def cut_xtc(sampler: Xtc, c: CandidateList) -> RankedCut:
-    """It keeps the lowest, from the last candidate that reaches the threshold on."""
+    """Keep the lowest candidate that reaches the threshold, and all below it."""
     n = len(c)
     if sampler.is_off or n < 2 or F(sampler.source.clone().single()) > F(sampler.p):
         return by_logits(c, size_between(n, n), lowest=True)

@@ -123,7 +123,7 @@ class NextToken:
 
     @cached_property
     def rows(self) -> list[F32]:
-        """All runs: the first is without noise."""
+        """Return all runs: the first is without noise."""
         n, rng = len(self.row), np.random.default_rng(0)
         order = np.argsort(-self.row, kind="stable")
         signs = [np.where(np.arange(n) < turn, 1, -1) for turn in TURNS if turn < n]
@@ -256,7 +256,7 @@ def of_labels(
 
 
 def sums_of_labels(p: F64) -> list[NDArray[np.int64]]:
-    """Each likely label alone, and the likeliest together. p: (labels,)"""
+    """Return each likely label alone, and the likeliest together. p: (labels,)"""
     order = np.argsort(-p, kind="stable")
     alone = [order[i : i + 1] for i in range(min(TOP_LABELS, len(order)))]
     sizes = [2**i for i in range(1, 20) if 2**i < len(order)]

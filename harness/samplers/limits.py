@@ -101,12 +101,13 @@ def wide(values: NDArray[Any]) -> F64:
 
 
 def temp(sampler: Temp, c: CandidateList, e: CandidateList, places: NDArray[Any]) -> Found:
-    """A quotient, or a product with a rounded reciprocal; without heat any of equals is left."""
+    """Return a quotient, or a product with a rounded reciprocal; without heat any of equals is
+    left."""
     return divide(float(F(sampler.t)), c, e, 0.0)
 
 
 def divide(t: float, c: CandidateList, e: CandidateList, off: float) -> Found:
-    """off: relative error of t."""
+    """Divide by t. off: relative error of t."""
     if t > 0:
         return np.abs(wide(e.logits)) * (2 * UNIT + off), None
     best = c.logits.max()

@@ -36,7 +36,7 @@ def running_total(terms: F64) -> float:
 
 
 def probabilities_of(logits: NDArray[np.float32]) -> Probabilities:
-    """logits: (candidates,), the largest of them finite."""
+    """Return the probabilities. logits: (candidates,), the largest of them finite."""
     wide = logits.astype(np.float64)
     far = wide - wide.max()
     weights = np.exp(far)

@@ -33,7 +33,7 @@ Pick = Callable[..., int]
 
 
 def picker(seed: int, what: str) -> Pick:
-    """One of its arguments, decided by the seed alone."""
+    """Return one of its arguments, decided by the seed alone."""
     bits = stream(seed, what)
 
     def pick(*choices: int) -> int:
@@ -43,7 +43,7 @@ def picker(seed: int, what: str) -> Pick:
 
 
 def types_multiplied() -> list[str]:
-    """Every type that synth makes and llama.cpp can multiply by."""
+    """Return every type that synth makes and llama.cpp can multiply by."""
     import_members("lockstep.engine.quants")
     kinds = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
     return [k.name for k in kinds if k.name in MAKERS and k.vec_dot_type != NO_PRODUCT]
@@ -58,7 +58,7 @@ def random_type(pick: Pick) -> str:
 
 
 def random_recipe(seed: int) -> LlamaRecipe:
-    """A small llama of any legal shape and type."""
+    """Return a small llama of any legal shape and type."""
     pick = picker(seed, "clean case")
     quant = random_type(pick)
     n_expert = pick(0, 0, 0, 2, 4, 5)
@@ -105,7 +105,8 @@ def random_shape(quant: str, pick: Pick) -> LlamaRecipe:
 
 
 def random_variant(arch: str, seed: int) -> tuple[Variant, str]:
-    """A small model of an architecture, and the type of its matrices that are whole blocks."""
+    """Return a small model of an architecture, and the type of its matrices that are whole
+    blocks."""
     pick = picker(seed, "clean variant")
     n_head_kv = 1 if arch in ONE_KEY else pick(1, 2, 3)
     n_head = n_head_kv * (1 if arch in ALIKE else pick(1, 2, 3))
@@ -134,7 +135,7 @@ def own_architectures() -> list[str]:
 
 
 def write_model(seed: int, path: Path) -> str:
-    """The architecture, each in its turn."""
+    """Return the architecture, each in its turn."""
     known = own_architectures()
     arch = known[seed % len(known)]
     if arch == "llama":
@@ -147,7 +148,7 @@ def write_model(seed: int, path: Path) -> str:
 
 
 def clean_plan(seed: int, folder: Path) -> Plan:
-    """A random model, prompt length and preset."""
+    """Return a random model, prompt length and preset."""
     path = folder / f"clean-{seed}.gguf"
     arch = write_model(seed, path)
     bits = Philox(key=seed)
@@ -197,7 +198,7 @@ def try_clean(seed: int) -> TriedCase:
 def clean_results(
     seeds: range, executor: Executor | None = None, file: Path | None = None
 ) -> Iterator[TriedCase]:
-    """file: a line of JSON for each case; those that are there are not run again."""
+    """Run the cases. file: a line of JSON for each case; cases that it has are not run again."""
     rows = read_rows(file, make_row(TriedCase))
     before = {tried.seed: tried for tried in rows if tried.seed in seeds}
     yield from before.values()

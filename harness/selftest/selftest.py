@@ -79,7 +79,7 @@ def run_selftest(
 
 
 def mutant_trials(out: Output, executor: Executor | None) -> list[Trial]:
-    """In the order of the mutants, each on the model that shows it."""
+    """Return the trials in the order of the mutants, each on the model that shows it."""
     trials: list[Trial] = []
     for some in as_done(
         partial(try_part, through=(ALL,)), list(parts_of(mutants(), AT_ONCE)), executor

@@ -15,7 +15,8 @@ SECOND = 3  # tokens of the second batch: it is neither a prompt nor a single to
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """tokens: of a prompt; batches: after it; sequences: side by side in every batch."""
+    """An amount of work. tokens: of a prompt; batches: after it; sequences: side by side in every
+    batch."""
 
     tokens: int = 16
     batches: int = 2
@@ -23,7 +24,7 @@ class Work:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of a sequence in each batch."""
+        """Return tokens of a sequence in each batch."""
         return [self.tokens, SECOND, *[1] * self.batches][: 1 + self.batches]
 
     @property

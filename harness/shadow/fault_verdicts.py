@@ -15,7 +15,7 @@ NO_FAMILY = "without a meaning"  # ops that nothing is known of: a fault in them
 
 
 def ending_of(trial: FaultTrial) -> tuple[Status, str, tuple[str, ...]]:
-    """Status, summary and key."""
+    """Return status, summary and key."""
     what, injected = f"fault {trial.number}: {trial.kind}", trial.injected
     if injected is None:
         why = ", ".join(f"{n} {reason}" for reason, n in Counter(r for _, r in trial.again).items())
@@ -60,7 +60,8 @@ class Count:
 
 
 def count_faults(verdicts: Iterable[Verdict]) -> dict[str, Count]:
-    """By family, ALL last; a fault that was drawn again counts where it would have been."""
+    """Count the faults by family, ALL last. A fault that was drawn again counts where it would have
+    been."""
     details = [v.detail for v in verdicts if "trial" in v.detail]
     families = {f["family"] for d in details for f in (d, *d["again"]) if "family" in f}
     return {

@@ -172,7 +172,7 @@ class ShadowJudge:
         return replace(source, value=view_of(self.file.raw(source.weight), source))
 
     def by_op(self) -> Iterator[tuple[str, Tally]]:
-        """All layers together, in the order of names."""
+        """Yield all layers together, in the order of names."""
         for op in sorted({op for op, _ in self.tallies}):
             tally = Tally()
             for (name, _), one in self.tallies.items():
@@ -199,7 +199,8 @@ def row_of(
 
 
 def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
-    """A view of a weight's bytes, with the strides of the operand. Raises EngineError outside."""
+    """Return a view of a weight's bytes, with the strides of the operand. Raises EngineError
+    outside."""
     dtype, shape, strides, reach = lying(source.type, source.ne, source.nb)
     if reach is None:
         return np.empty(shape, dtype)  # a batch of which no output is asked for ends in no rows
@@ -222,7 +223,7 @@ def lying(
 
 
 def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
-    """The truth as the result's type can hold it; bounds have room for that rounding."""
+    """Return the truth as the result's type can hold it; bounds have room for that rounding."""
     if actual.dtype.kind != "f" or value.dtype == actual.dtype:
         return value
     with np.errstate(over="ignore"):
@@ -232,8 +233,8 @@ def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
 def closeness(
     value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float
 ) -> tuple[float, float, tuple[int, ...]]:
-    """The worst error as a share of what is allowed, and absolute; of finite elements. And where
-    the first is; () if every element is exact."""
+    """Return the worst error as a share of what is allowed, and absolute; of finite elements. And
+    where the first is; () if every element is exact."""
     if value.shape != actual.shape or value.size == 0:
         return 0.0, 0.0, ()
     most, worst, at = 0.0, 0.0, -1

@@ -11,8 +11,8 @@ from lockstep.harness.records import Settings
 def known_crash(
     variant: str, preset: str, types: Collection[str] = ("F32",), generic: Collection[str] = ()
 ) -> str:
-    """The entry about a variant as it is made, in words; empty without one. types: of its weights;
-    generic: what the build does otherwise, as Build has it.
+    """Return the entry about a variant as it is made, in words; empty without one. types: of its
+    weights; generic: what the build does otherwise, as Build has it.
 
     A known crash is a crash still: nothing was compared.
     """
@@ -28,7 +28,7 @@ def known_crash(
 
 
 def known_crash_of(context: Context) -> str:
-    """The same about a user's model."""
+    """Return the same about a user's model."""
     types = {tensor.type.name for tensor in context.file.tensors.values()}
     settings = context.settings
     return known_crash(context.facts.architecture, settings.name, types, settings.generic)

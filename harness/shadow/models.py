@@ -40,7 +40,7 @@ def make_variant(
 def make_variants(
     names: Sequence[str], folder: Path, *, seed: int = 0, quant: str = "F32", vocabulary: int = 0
 ) -> list[Path]:
-    """One engine names the tensors of all variants: to start it takes longer than to ask it.
+    """Return one engine names the tensors of all variants: to start it takes longer than to ask it.
 
     vocabulary: as of `with_vocabulary`.
     """
@@ -53,5 +53,5 @@ def make_variants(
 
 
 def open_for_variants() -> Session:
-    """A session that `make_variant` can ask for any number of variants."""
+    """Return a session that `make_variant` can ask for any number of variants."""
     return Runner(memory_limit=ROOM).open(NAMES_TENSORS, None, EXACT)

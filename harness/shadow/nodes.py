@@ -47,7 +47,7 @@ def nodes_of(piece: Nodes) -> Iterator[Node]:
 
 
 def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
-    """Each node's own row, and the one behind its last source. Raises MalformedAnswer."""
+    """Yield each node's own row, and the one behind its last source. Raises MalformedAnswer."""
     if len(piece.place) and piece.place[0] != NODE:
         raise MalformedAnswer("the first row", "a node", int(piece.place[0]))
     starts = [*np.flatnonzero(piece.place == NODE).tolist(), len(piece.place)]
@@ -55,7 +55,7 @@ def rows_of(piece: Nodes) -> Iterator[tuple[int, int]]:
 
 
 def node_of(piece: Nodes, first: int, end: int, *, values: bool = True) -> Node:
-    """values: whether each must have one; where it has none it is zeros."""
+    """Return the node. values: whether each input must have one; one without values is zeros."""
     sources: list[Operand | None] = []
     for row in range(first + 1, end):
         sources += [None] * (int(piece.place[row]) - len(sources))
@@ -103,7 +103,7 @@ def operand_of(piece: Nodes, row: int) -> Operand:
 
 
 def value_of(piece: Nodes, row: int) -> NDArray[Any] | None:
-    """A view of the piece's bytes; numpy refuses what lies outside."""
+    """Return a view of the piece's bytes; numpy refuses what lies outside."""
     if piece.at[row] < 0:
         return None
     dtype, shape, _ = layout(piece.types[piece.type[row]], tuple(piece.ne[row].tolist()))
@@ -118,7 +118,7 @@ def text(name: NDArray[np.uint8]) -> str:
 
 @lru_cache(maxsize=4096)
 def layer_of(names: tuple[str, ...]) -> int | None:
-    """The first layer that a name mentions: the node's own, else that of what it reads."""
+    """Return the first layer that a name mentions: the node's own, else that of what it reads."""
     for name in names:
         if found := LAYER.search(name):
             return int(next(filter(None, found.groups())))

@@ -70,8 +70,8 @@ class Acid(Suite, name=SUITE):
 
 
 def says_that_it_cannot(error: NoAnswer) -> bool:
-    """A refusal, or an exception: whoever dies or hangs has not said that a model is none of its
-    own."""
+    """Return True for a refusal or an exception. An engine that dies or hangs has not refused the
+    model."""
     return error.status in ("not-compared", "diverged") or bool(error.detail.get("said"))
 
 
@@ -111,7 +111,7 @@ class Found:
         return not self.answers(test) or any(test.name in each.missing for each in whole)
 
     def noes(self, report: Report) -> list[Read]:
-        """The first of each test that says NO; one that stands behind a short prompt says it
+        """Return the first of each test that says NO; one that stands behind a short prompt says it
         best."""
         every = [[a for a in self.answers(test) if not a.ok] for test in report.tests]
         return [answers[-1] for answers in every if answers]
@@ -146,7 +146,8 @@ def of_this_file(reading: AcidReading, report: Report) -> AcidReading:
 
 
 def of_oracle(context: Context, report: Report, truth: Found) -> Iterator[Verdict]:
-    """Said only where it is wrong: its being right is no answer of the subject's."""
+    """Return the verdict on the oracle if it is wrong. A right oracle is no answer of the
+    subject's."""
     name = context.oracle.name
     for no in truth.noes(report):
         text = f"the oracle itself writes {line_of(no)}; at fault: the oracle"
@@ -220,7 +221,8 @@ def line_of(answer: Read) -> str:
 
 
 def no_report(context: Context, report: Report, found: Found) -> Verdict:
-    """Whoever writes something else has gone wrong at the first token; silence says nothing."""
+    """Return the verdict on a text without a report. Such an engine has gone wrong at the first
+    token; silence says nothing."""
     n, text = len(report.tests), next(filter(str.strip, (each.text for each in found.texts)), "")
     if not text:
         said = f"{context.subject.name} writes nothing: {n} tests were not compared"

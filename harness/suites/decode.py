@@ -117,16 +117,13 @@ class Decode(Suite, name="decode"):
 
 
 def own_tokens(context: Context) -> Iterator[Verdict]:
-    """Those that are the likeliest nowhere, on a model of which each is somewhere, as
-    harness.blackbox.own_token says; and prompts in turn: on this model, of which many are soon
-    read, if it is small and they tell, else on one of which they do, as
-    harness.blackbox.own_prompts says; with them the tokens that a large one was not asked for, and
-    a text of the first layer of a small quantised one."""
+    """Ask for tokens that are likeliest nowhere, on a model where each of them is likeliest
+    somewhere, then for prompts in turn."""
     yield from until_wrong(lambda: context.asked_on_made_models("decode"), lambda: texts(context))
 
 
 def texts(context: Context) -> Iterator[Verdict]:
-    """Prompts in turn, and what is written behind one."""
+    """Yield prompts in turn, and what is written behind one."""
     known: list[Verdict] = []
     if context.facts.is_small and context.facts.decoder_start is None:
         context.progress("prompts in turn")
@@ -186,8 +183,8 @@ def of_the_whole(context: Context) -> int:
 
 
 def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
-    """Ids that follow n generated ones in place of the others, so that each layer meets batches of
-    all sizes, and as many cells. prompt: its length."""
+    """Return ids that follow n generated ones in place of the others, so that each layer meets
+    batches of all sizes, and as many cells. prompt: its length."""
     left = min(context.n_steps - n, n_cells(context) - n - prompt)
     return many_ids(context, left) if left > 0 else []
 
@@ -272,8 +269,8 @@ def judge_tokens(
     subject: Sequence[int],
     start: int = 0,
 ) -> Verdict:
-    """logits, subjects: both engines' before each of the oracle's tokens, (steps, vocabulary).
-    start: the number of the first of them.
+    """Judge the tokens. logits, subjects: both engines' before each of the oracle's tokens, (steps,
+    vocabulary). start: the number of the first of them.
 
     Its own token must be the largest of them too, or the oracle's greedy choice is wrong. Behind a
     tie the texts are two; what the subject would choose in the oracle's is counted.
@@ -325,8 +322,8 @@ def judge_tokens(
 
 
 def choices(oracle: Sequence[int], subjects: F32) -> dict[str, Any]:
-    """Token by token in the oracle's text: how many the subject would choose too, and the others
-    as (step, the oracle's, the subject's)."""
+    """Return token by token in the oracle's text: how many the subject would choose too, and the
+    others as (step, the oracle's, the subject's)."""
     own = subjects.argmax(axis=1).tolist()
     other = [(step, a, b) for step, (a, b) in enumerate(zip(oracle, own, strict=True)) if a != b]
     return {"same_choices": len(oracle) - len(other), "other_choices": other}

@@ -126,8 +126,8 @@ class Side:
         return values
 
     def block_of(self, name: str, at: int, first: int, values: Any) -> dict[str, Any]:
-        """The bytes of the block that a weight is of, and what the engine makes of them. values: of
-        all weights from `first` on."""
+        """Return the bytes of the block that a weight is of, and what the engine makes of them.
+        values: of all weights from `first` on."""
         kind = type_by_name(self.listed[name].type)
         start = at // kind.block * kind.block
         raw = self.blocks(name, start, start + kind.block)
@@ -149,7 +149,7 @@ def read_by(context: Context, session: Session) -> FileSummary | None:
 
 
 def held_by(path: Path) -> dict[Path, FileSummary]:
-    """The tensors in each file that the model is split into."""
+    """Return the tensors in each file that the model is split into."""
     found = {}
     for part in parts_of(path):
         with GgufFile.open(part) as file:
@@ -158,7 +158,8 @@ def held_by(path: Path) -> dict[Path, FileSummary]:
 
 
 def kinds(expected: TensorSummary, actual: TensorSummary) -> str:
-    """The type; both where the files differ in it, as those of a model and its F32 twin do."""
+    """Return the type; both where the files differ in it, as those of a model and its F32 twin
+    do."""
     return expected.type if expected.type == actual.type else f"{expected.type} as {actual.type}"
 
 

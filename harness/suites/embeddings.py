@@ -73,7 +73,8 @@ def further(own: Context) -> Iterator[Verdict]:
 
 
 def with_length(verdict: Verdict, expected: Evaluation, actual: Evaluation) -> Verdict:
-    """Said of rows that are the oracle's but for their length, which many engines and servers give.
+    """Add a note to rows that equal the oracle's but for their length, which many engines and
+    servers give.
 
     Where numbers of a row are off by so much, the row is by the root of how many they are times
     that, and divided by its length twice that share of it (once for the row, once for the length).

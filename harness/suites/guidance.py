@@ -61,7 +61,7 @@ class GuidedRun:
 
     @cached_property
     def oracle(self) -> tuple[F32, F32]:
-        """Logits behind the prompt and behind the negative one: (rows, vocabulary) each."""
+        """Return logits behind the prompt and behind the negative one: (rows, vocabulary) each."""
         both = (self.prompt, self.negative)
         runs = (
             self.context.ask(self.context.oracle, "evaluate", Request(batches=batches))

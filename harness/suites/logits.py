@@ -195,7 +195,7 @@ def run_all(
 
 
 def outcomes_of(context: Context, run: Run) -> tuple[Outcome | None, Outcome]:
-    """The oracle's and the subject's; no oracle where the subject is held against itself."""
+    """Return the oracle's and the subject's; no oracle where the subject is held against itself."""
     if run.same:
         context.progress(f"the subject's logits {run.words}")
         return None, context.subject.ask("evaluate", run.request)
@@ -221,8 +221,8 @@ def compare_further(
 def with_old_answer(
     run: Run, verdict: Verdict, actual: Evaluation, earlier: Mapping[str, Evaluation]
 ) -> Verdict:
-    """Said of an answer to other tokens that is one before: no op is wrong there. earlier: what the
-    subject answered to others that are as many."""
+    """Add a note to an answer that repeats an earlier one: no op is wrong there. earlier: the
+    subject's answers to other runs of as many tokens."""
     if not run.usual:
         return verdict
     for words, answer in earlier.items():
@@ -256,7 +256,7 @@ def further_verdict(context: Context, run: Run, oracle: Evaluation, subject: Eva
 
 
 def with_place(run: Run, verdict: Verdict) -> Verdict:
-    """With what was asked, and the place as (batch, token of it)."""
+    """Add what was asked, and the place as (batch, token of it)."""
     detail = {**verdict.detail, "asked": run.words}
     if "index" in detail:
         asked = [np.flatnonzero(batch.outputs) for batch in run.batches]

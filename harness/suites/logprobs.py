@@ -111,7 +111,8 @@ class LogProbs(Suite, name="logprobs"):
 
 @dataclass(frozen=True, kw_only=True)
 class AskedPrefixes:
-    """prefixes: as the engine is given them; batches: a row of logits for each."""
+    """Prefixes that were asked. prefixes: as the engine is given them; batches: a row of logits for
+    each."""
 
     prefixes: list[list[int] | bytes]
     batches: tuple[Batch, ...]
@@ -284,9 +285,9 @@ def lengths(ends: Sequence[int], row: int) -> str:
 
 
 def whose(context: Context, ids: Sequence[int], listed: Listed, allowed: float) -> list[int]:
-    """After how many of these tokens the oracle has that list: the row of another position was
-    taken, or what follows was not read. None of a list so short that it may be one by chance, and
-    of more logits than are asked for on suspicion."""
+    """Return after how many of these tokens the oracle has that list. The engine then took another
+    position's row, or did not read the rest. None for lists so short that they may match by chance,
+    and for more logits than a suspicion is worth."""
     if len(listed.candidates) < ENOUGH or len(ids) * context.facts.n_vocab > MOST_LOGITS:
         return []
     batches = batches_behind(context, ids, range(1, len(ids) + 1))

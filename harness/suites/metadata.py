@@ -102,7 +102,8 @@ class ReadByGgufPy:
         self.awaited = Awaited(lambda: session.ask("metadata"))
 
     def outcome(self) -> Outcome:
-        """The answer; an engine that did not answer in time beside others is asked again alone."""
+        """Return the answer; an engine that did not answer in time beside others is asked again
+        alone."""
         outcome = self.awaited.result()
         return self.session.ask("metadata") if isinstance(outcome, TimedOut) else outcome
 
@@ -111,7 +112,7 @@ class ReadByGgufPy:
 
 
 def type_that_it_lacks(outcome: Outcome, oracle: FileSummary) -> str:
-    """The type of a tensor of the file that gguf-py refuses for want of it; "" if none."""
+    """Return the type of a tensor of the file that gguf-py refuses for want of it; "" if none."""
     refusal = isinstance(outcome, Rejected) and NO_SUCH_TYPE.search(outcome.message)
     kind = TYPES.get(int(refusal[1])) if refusal else None
     return kind.name if kind and kind.name in {t.type for t in oracle.tensors} else ""
@@ -150,8 +151,9 @@ def known_differences(reader: str) -> dict[str, str]:
 
 
 def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
-    """Each as what (a short kind), where, text (a sentence), both values as text, and its kind in
-    the words of harness/known, if it has one there. What the other does not show is left out."""
+    """Return each as what (a short kind), where, text (a sentence), both values as text, and its
+    kind in the words of harness/known, if it has one there. What the other does not show is left
+    out."""
     found = fields(("version", "alignment"), oracle, other)
     for key in {**oracle.metadata, **other.metadata}:
         if not same_key(key, oracle, other):
@@ -234,7 +236,7 @@ def with_theirs(
 
 
 def holds_bytes(value: Any) -> bool:
-    """A text with bytes that are no UTF-8, which our records keep as surrogates."""
+    """Return True for a text with bytes that are no UTF-8, which our records keep as surrogates."""
     return type(value) is str and not value.isascii() and bool(BYTES.search(value))
 
 
@@ -250,8 +252,8 @@ def with_infinities_as_texts(value: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """To Python true is one. NaN comes as a text; the sign of a zero is lost in the JSON of some
-    languages, so that it does not count."""
+    """Compare two values by type: to Python true is one. NaN comes as a text; some languages' JSON
+    loses the sign of a zero, so that sign does not count."""
     return bool(a == b) and truths(a) == truths(b)
 
 
@@ -267,7 +269,7 @@ def fields(names: Sequence[str], oracle: FileSummary, other: FileSummary) -> lis
 
 
 def where_they_part(key: str, a: tuple[str, Any], b: tuple[str, Any]) -> tuple[str, Any, Any]:
-    """The first element that differs, of arrays that are as long."""
+    """Return the first element that differs, of arrays that are as long."""
     pair = a[1], b[1]
     lists = all(type(value) is list for value in pair) and len(pair[0]) == len(pair[1])
     if not lists or same(*pair):

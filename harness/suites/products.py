@@ -57,8 +57,8 @@ class Products(TensorSuite, name="products"):
 
 
 def asked_elsewhere(context: Context) -> Iterator[Verdict]:
-    """No model is needed for these, and none asks them: who offers them and is told that all
-    agrees would take them to be right."""
+    """Return the runs for engines whose suites need no model. They would take agreement to mean
+    that they are right."""
     offered = [level for level in SINGLE if level in (context.subject_info.levels or ())]
     if offered:
         text = f"check does not ask {context.subject.name} for {' and '.join(offered)}; "
@@ -111,7 +111,7 @@ def products_in(found: Findings) -> list[SiteFinding]:
 
 
 def on_sparse_inputs(context: Context) -> Findings:
-    """The products of the prompt, each on sparse inputs. Raises NoAnswer."""
+    """Return the products of the prompt, each on sparse inputs. Raises NoAnswer."""
     context.progress("products on nearly empty inputs")
     if context.facts.no_run:
         raise NoAnswer("not-applicable", context.facts.no_run, {})

@@ -77,7 +77,8 @@ class Samplers(Suite, name=NAME):
 
 @dataclass(kw_only=True)
 class SamplerRun:
-    """Both engines asked and judged; findings are counted by sampler and told once."""
+    """A run of the sampler suite: both engines are asked and judged; findings are counted by
+    sampler and told once."""
 
     context: Context
     names: set[str] = field(default_factory=set)  # samplers that the subject has

@@ -85,7 +85,7 @@ def step_at(ids: Sequence[int], at: int, start: int) -> Batch:
 
 
 def judge_engine(context: Context, session: Session, runs: Sequence[SavedRun]) -> Iterator[Verdict]:
-    """Until something differs: one mistake shows in most runs."""
+    """Judge the engine until something differs: one mistake shows in most runs."""
     with (
         TemporaryDirectory(prefix="lockstep-") as folder,
         session.another() or nullcontext(session) as fresh,

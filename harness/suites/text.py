@@ -110,13 +110,13 @@ def kind(verdict: Verdict) -> str:
 
 
 def at_once(found: Container[str], context: Context) -> Iterator[Verdict]:
-    """found: of texts alone, which may end early."""
+    """Ask several questions at once. found: of texts alone, which may end early."""
     yield from asked_at_once(partial(behind, whole=ENDED not in found), context)
 
 
 def behind_others(context: Context) -> Iterator[Verdict]:
-    """Those that agree in one, and those that end early; what the model leaves open there is no gap
-    of the engine's."""
+    """Return the prompts behind others: those that agree in one, and those that end early, as far
+    as the model allows."""
     same, early = 0, []
     room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
     alike = [ALIKE] if room > len(BEFORE) else []
@@ -167,7 +167,7 @@ def reason(context: Context, prompt: bytes) -> str:
 
 
 def kept_too_long(context: Context) -> str:
-    """A clause where the text is right behind a prompt that begins otherwise."""
+    """Return a clause where the text is right behind a prompt that begins otherwise."""
     try:
         context.ask(context.subject, "generate", OTHERS[0], 1)
         again = list(behind(context, ALIKE, min(N_OTHERS, context.n_steps)))
@@ -233,7 +233,8 @@ def close_calls(context: Context) -> Iterator[Verdict]:
 def own_texts(
     answers: Sequence[tuple[Beginning, bytes]], texts: dict[tuple[int, ...], bytes], pieces: Pieces
 ) -> list[tuple[Beginning, bytes]]:
-    """Without the prompt, and without the space that some put before every text."""
+    """Return the texts without the prompt, and without the space that some engines put before every
+    text."""
     own = [without_prompt(said, texts[one.ids], pieces[one.chosen]) for one, said in answers]
     if all(said.startswith(b" ") for said in own):
         own = [said[1:] for said in own]
@@ -241,7 +242,8 @@ def own_texts(
 
 
 def how_far(wrong: Verdict) -> float:
-    """Behind the likeliest token; of a text that no token begins with there is no number."""
+    """Return the distance to the likeliest token; no number for a text that no token begins
+    with."""
     margin = wrong.detail["margin"]
     return math.inf if margin is None else float(margin)
 
@@ -269,7 +271,7 @@ def behind(
     *,
     whole: bool = False,
 ) -> Iterator[Verdict]:
-    """whole: it may not end early. Raises NoAnswer."""
+    """Judge the text behind a prompt. whole: it may not end early. Raises NoAnswer."""
     ids = prompt_ids(context, prompt)
     if not ids:
         raise NothingToAsk("the prompt has no tokens, so there is nothing to continue")

@@ -80,7 +80,7 @@ MORE_TEXTS: tuple[bytes, ...] = (
 
 
 def some_tokens(n_vocab: int) -> list[int]:
-    """The first and the last ones, where special tokens are, and some from all over."""
+    """Return the first and the last ones, where special tokens are, and some from all over."""
     ends = {*range(min(n_vocab, 1000)), *range(max(0, n_vocab - 500), n_vocab)}
     return sorted(ends | {*range(0, n_vocab, max(1, n_vocab // 500))})
 
@@ -163,9 +163,10 @@ class Way:
             yield self.context.verdict("tokens", error.status, text, detail, key)
 
     def read_strictly(self, rows: Sequence[Row]) -> list[bytes]:
-        """Texts that the subject reads with U+FFFD where bytes are no characters, as llama.cpp does
-        itself under some kinds of vocabulary (BPE, but not those with tokens of bytes). It decodes
-        overlong forms and surrogates all the same, which Unicode forbids: nobody has to follow."""
+        """Return texts that the subject reads with U+FFFD where bytes are no characters, as
+        llama.cpp does itself under some kinds of vocabulary (BPE, but not those with tokens of
+        bytes). It decodes overlong forms and surrogates all the same, which Unicode forbids: nobody
+        has to follow."""
         forms = {row[0]: sorted(shown_as(row[0])) for row in rows if differs(row)}
         forms = {text: shown for text, shown in forms.items() if not is_utf8(text)}
         if not forms:
@@ -244,7 +245,7 @@ def encode_texts(
 
 
 def encode_beyond(way: Way) -> Iterator[Verdict]:
-    """A text that ends the process of llama.cpp under most kinds of vocabulary."""
+    """Yield a text that ends the process of llama.cpp under most kinds of vocabulary."""
     context = way.context
     outcome = context.oracle.ask("tokenize", [BEYOND], **way.flags)
     if isinstance(outcome, Answered):

@@ -24,7 +24,8 @@ class TraceSuite(TensorSuite, name="trace"):
         return own_run(context)
 
     def judge(self, context: Context, shown: OwnRun) -> Findings:
-        """Without what errors come to: they are of use where something is wrong, and cost a run."""
+        """Judge without the errors' effects: they cost a run, and are of use only where something
+        is wrong."""
         return judge_own_run(context, shown, whole=False)[0]
 
     def locate(self, context: Context) -> Findings:
@@ -69,8 +70,8 @@ def closest(findings: Sequence[SiteFinding]) -> str:
 
 
 def unused_patterns(context: Context) -> Iterator[Verdict]:
-    """A pattern with a slip of the pen translates nothing, and what it was for would be missed by
-    nobody."""
+    """Yield the patterns that no name fits. A misspelt pattern translates nothing, and nothing else
+    would show it."""
     names = context.subject_info.unmapped
     if names:
         text = f"{fits_none(names)}: {len(names)} tensors not compared"
@@ -78,7 +79,7 @@ def unused_patterns(context: Context) -> Iterator[Verdict]:
 
 
 def by_node(found: Findings) -> dict[str, Any]:
-    """Every op that was judged, those that are wrong as well."""
+    """Return every op that was judged, those that are wrong as well."""
     order: Counter[int] = Counter()
     rows = []
     for f in found.all:

@@ -84,7 +84,7 @@ class Variant:
 
 
 def variants() -> dict[str, Variant]:
-    """Every variant by name, those that cannot be made left out."""
+    """Return every variant by name, those that cannot be made left out."""
     forms = [(arch, False) for arch in (*DENSE_ONLY, *BOTH)]
     forms += [(arch, True) for arch in (*MOE_ONLY, *BOTH)]
     made = (Variant(arch=arch, moe=moe) for arch, moe in sorted(forms) if arch not in IMPOSSIBLE)
@@ -112,7 +112,7 @@ def with_vocabulary(variant: Variant, n_vocab: int) -> Variant:
 
 
 def metadata(variant: Variant) -> Keys:
-    """All the keys of the file."""
+    """Return all the keys of the file."""
     sizes = replace(SIZES.get(variant.arch, Sizes()), **dict(variant.sizes))
     check(variant, sizes)
     keys = common(sizes)
@@ -142,7 +142,7 @@ def check(variant: Variant, sizes: Sizes) -> None:
 
 
 def metadata_bytes(variant: Variant) -> bytes:
-    """The metadata as a GGUF file without tensors: the question to llama.cpp."""
+    """Return the metadata as a GGUF file without tensors: the question to llama.cpp."""
     return gguf_bytes(metadata(variant))
 
 
@@ -155,7 +155,8 @@ def write_variant(
     quant: str = "F32",
     insist: bool = False,
 ) -> list[str]:
-    """tensors: as llama.cpp named them for `metadata_bytes`; quant: of what it multiplies by.
+    """Write a variant of an architecture. tensors: as llama.cpp named them for `metadata_bytes`;
+    quant: of what it multiplies by.
 
     -> matrices that stay F32, because their rows are no whole blocks. insist: raises InvalidModel
     where that is all of them.
@@ -190,7 +191,7 @@ def write_variant(
 
 
 def fuse_matrices(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
-    """One matrix in the place of queries', with the rows of keys' and values'."""
+    """Yield one matrix in the place of queries', with the rows of keys' and values'."""
     by_name = {tensor.name: tensor for tensor in tensors}
     for tensor in tensors:
         part = re.fullmatch(r"(blk\.\d+\.attn_)([qkv])(\.weight)", tensor.name)
@@ -214,8 +215,9 @@ def halves(tensor: TensorSummary) -> Iterator[TensorSummary]:
 
 
 def embedding_size(arch: str, tensors: Sequence[TensorSummary]) -> float:
-    """The deviation of embeddings. Where they are the head as well and as large as what layers
-    add, each token is followed by itself whatever is wrong in between, and text shows nothing."""
+    """Return the deviation of embeddings. Where they are the head as well and as large as what
+    layers add, each token is followed by itself whatever is wrong in between, and text shows
+    nothing."""
     by_name = {tensor.name: tensor for tensor in tensors}
     if "output.weight" in by_name or "token_embd.weight" not in by_name:
         return 1.0
@@ -224,7 +226,7 @@ def embedding_size(arch: str, tensors: Sequence[TensorSummary]) -> float:
 
 
 def row(tensor: TensorSummary, arch: str, seed: int, quant: str, embedded: float) -> TensorRow:
-    """embedded: the deviation of embeddings."""
+    """Return a row. embedded: the deviation of embeddings."""
     kind, draw = type_of(tensor, quant), published_draw(tensor.name, arch)
     bits = partial(stream, seed, tensor.name)
     return tensor.name, tensor.ne, kind, Lazy(lambda: weights(tensor, kind, bits(), draw, embedded))
@@ -237,7 +239,7 @@ def has_choice(tensor: TensorSummary) -> bool:
 
 
 def type_of(tensor: TensorSummary, quant: str) -> str:
-    """The type asked for, for matrices whose rows are whole blocks of it."""
+    """Return the type asked for, for matrices whose rows are whole blocks of it."""
     if not has_choice(tensor):
         return tensor.type
     return quant if tensor.ne[0] % type_by_name(quant).block == 0 else "F32"

@@ -37,7 +37,7 @@ def draw_weights(name: str, bits: Philox, n: int) -> NDArray[Any]:
 
 
 def scale_blocks(name: str, bits: Philox, n: int, sigma: float) -> bytes:
-    """Types with a half-precision scale `d`, and perhaps one for minima."""
+    """Return types with a half-precision scale `d`, and perhaps one for minima."""
     blocks = draw_weights(name, bits, n)
     largest = sigma / SPREAD[name]
     blocks["d"] = scales(bits, n, largest)
@@ -81,7 +81,7 @@ def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def nvfp4(bits: Philox, n: int, sigma: float) -> bytes:
-    """Four 8-bit float scales a block: the nearest ones to what is drawn."""
+    """Return four 8-bit float scales a block: the nearest ones to what is drawn."""
     blocks = draw_weights("NVFP4", bits, n)
     wanted = between(bits, 4 * n, sigma / NVFP4)
     middles = (UE4M3[1:] + UE4M3[:-1]) / 2
@@ -90,7 +90,7 @@ def nvfp4(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def ue4m3(code: int) -> float:
-    """Four bits of exponent, three of mantissa, no sign; ggml halves it (ggml-impl.h)."""
+    """Return four bits of exponent, three of mantissa, no sign; ggml halves it (ggml-impl.h)."""
     exponent, mantissa = code >> 3, code & 7
     if exponent == 0:
         return math.ldexp(mantissa, -10)

@@ -11,7 +11,7 @@ AGAIN = threading.local()  # of each thread a generator, and its state at the be
 
 
 def stream(seed: int, name: str) -> Philox:
-    """An independent stream for each tensor, so that one more tensor changes no other."""
+    """Return an independent stream for each tensor, so that one more tensor changes no other."""
     return Philox(key=key_of(seed, name))
 
 
@@ -20,15 +20,15 @@ def key_of(seed: int, name: str) -> int:
 
 
 def raw(seed: int, name: str, n: int) -> NDArray[np.uint64]:
-    """The first n numbers of such a stream."""
+    """Return the first n numbers of such a stream."""
     found: NDArray[np.uint64] = begin_stream(seed, name).random_raw(n)
     return found
 
 
 def begin_stream(seed: int, name: str) -> Philox:
-    """Such a stream, until this thread begins another one. Each new generator asks the system for
-    randomness that a key makes needless, which takes longer than a thousand numbers: here one
-    begins again."""
+    """Begin such a stream, until this thread begins another one. A new generator asks the system
+    for randomness that a key makes needless, which takes longer than a thousand numbers. So one
+    generator begins again."""
     if not hasattr(AGAIN, "bits"):
         AGAIN.bits = Philox(key=0)
         AGAIN.state = AGAIN.bits.state
@@ -51,18 +51,19 @@ def octets(bits: Philox, n: int) -> NDArray[np.uint8]:
 
 
 def uniform(bits: Philox, n: int, sigma: float) -> NDArray[np.float32]:
-    """n floats with standard deviation sigma, evenly spread: bounded, so nothing overflows."""
+    """Return n floats with standard deviation sigma, evenly spread: bounded, so nothing
+    overflows."""
     grid = (bits.random_raw(n) >> np.uint64(40)).astype(np.float32)  # 24 bits: exact
     unit = grid * np.float32(2.0**-23) - np.float32(1)
     return unit * np.float32(sigma * 3**0.5)
 
 
 def scales(bits: Philox, n: int, largest: float) -> NDArray[np.float16]:
-    """Scales between half of `largest` and all of it."""
+    """Return scales between half of `largest` and all of it."""
     return between(bits, n, largest).astype("<f2")
 
 
 def between(bits: Philox, n: int, largest: float) -> NDArray[np.float32]:
-    """The same as float32. Their root mean square is 0.764 of the largest."""
+    """Return the same as float32. Their root mean square is 0.764 of the largest."""
     grid = (bits.random_raw(n) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     return (grid + 1) * np.float32(largest / 2)

@@ -18,7 +18,7 @@ NO_SCALE = ("I8", "I16", "I32", "I64")
 
 
 def around_one(bits: Philox, n: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Weights of a norm."""
+    """Return weights of a norm."""
     return np.float32(1) + uniform(bits, n, 0.1)
 
 

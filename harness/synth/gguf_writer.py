@@ -113,7 +113,7 @@ def gguf_bytes(
     version: int = 3,
     alignment: int = DEFAULT_ALIGNMENT,
 ) -> bytes:
-    """The same file in memory, for small ones."""
+    """Return the same file in memory, for small ones."""
     out = io.BytesIO()
     _write(out, metadata, tensors, version, alignment)
     return out.getvalue()

@@ -156,7 +156,7 @@ def matrix(
     sigma: float | None = None,
     quant: str | None = None,
 ) -> TensorRow:
-    """By default a spread that keeps the size of activations: 1 / sqrt(inputs)."""
+    """Return a matrix. The default spread keeps the size of activations: 1 / sqrt(inputs)."""
     spread = ne[0] ** -0.5 if sigma is None else sigma
     kind = quant or r.quant
     n = int(np.prod(ne))
@@ -173,7 +173,7 @@ def norm(r: LlamaRecipe, name: str) -> TensorRow:
 
 
 def rope_factors(r: LlamaRecipe) -> bytes:
-    """Factors of 1 to 8 in steps of an eighth, as long-context models stretch slow pairs."""
+    """Return factors of 1 to 8 in steps of an eighth, as long-context models stretch slow pairs."""
     steps = integers(stream(r.seed, "rope_freqs.weight"), r.head_size // 2, 57)
     return (1 + steps / 8).astype("<f4").tobytes()
 

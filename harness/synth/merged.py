@@ -15,8 +15,8 @@ SPLIT = "split."  # keys of a model in several files, which the merged one is no
 
 
 def write_merged(model: Path, loras: Sequence[tuple[Path, float]], path: Path) -> None:
-    """loras: files, each with its scale. One tensor is in memory at a time. Raises EngineError or
-    OSError."""
+    """Write a model with merged adapters. loras: files, each with its scale. One tensor is in
+    memory at a time. Raises EngineError or OSError."""
     with open_model(model) as file:
         lora = Lora(loras, file)
         try:

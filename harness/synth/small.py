@@ -81,7 +81,8 @@ def gemma3_layer(seed: int, layer: int) -> Iterator[TensorRow]:
 
 
 def write_recurrent(path: Path, seed: int = 1) -> None:
-    """mamba: two layers, each with a convolution's tail and a state for every sequence."""
+    """Write a mamba with two layers, each with a convolution's tail and a state for every
+    sequence."""
     arch, inner = "mamba", 2 * WIDTH
     keys = common(arch) | {
         f"{arch}.ssm.conv_kernel": ("U32", CONV),
@@ -168,7 +169,7 @@ def common(arch: str) -> Keys:
 
 
 def vocabulary() -> Keys:
-    """A name for every token: llama.cpp needs one to print its batches."""
+    """Return a name for every token: llama.cpp needs one to print its batches."""
     return {
         "tokenizer.ggml.model": ("STR", "llama"),
         "tokenizer.ggml.tokens": ("ARR[STR]", [f"t{token}" for token in range(N_VOCAB)]),
@@ -186,7 +187,7 @@ def ends(norm_name: str = "output_norm") -> list[Drawn]:
 
 
 def write_attention(path: Path, seed: int = 1, yarn_factor: float = 0.0) -> None:
-    """llama: two layers of full attention."""
+    """Write a llama with two layers of full attention."""
     recipe = LlamaRecipe(
         seed=seed,
         n_vocab=N_VOCAB,

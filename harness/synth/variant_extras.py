@@ -87,7 +87,7 @@ def hyper(s: Sizes) -> Keys:
 
 
 def ple(s: Sizes) -> Keys:
-    """Embeddings of n-grams; their history lies in the recurrent cache of layer 0."""
+    """Return keys for embeddings of n-grams; their history lies in the recurrent cache of layer 0."""
     return {
         ".ple.layers": ("ARR[U32]", [0]),
         ".ple.ngram_size": u32(PLE_NGRAM),
@@ -127,7 +127,7 @@ def heads(s: Sizes) -> Keys:
 
 
 def gemma2(s: Sizes) -> Keys:
-    """Heads that are not a share of the width, as in the 9B model; caps that scores come near."""
+    """Return keys for heads that are no share of the width, and caps that scores come near."""
     return {
         ".attention.key_length": u32(2 * s.head),
         ".attention.value_length": u32(2 * s.head),
@@ -137,7 +137,7 @@ def gemma2(s: Sizes) -> Keys:
 
 
 def gpt_oss(s: Sizes) -> Keys:
-    """Heads that are not a share of the width; trained on fewer tokens than it may be given."""
+    """Return keys for heads that are no share of the width, and a short training context."""
     return {
         ".attention.key_length": u32(2 * s.head),
         ".attention.value_length": u32(2 * s.head),
@@ -242,7 +242,7 @@ def hrm_text(s: Sizes) -> Keys:
 
 
 def nemotron_h(s: Sizes) -> Keys:
-    """A recurrent layer, one of attention, and one that is a feed-forward network only."""
+    """Return keys for a recurrent layer, one of attention, and one that is a feed-forward network only."""
     return {
         **heads_by_layer(s),
         ".feed_forward_length": u32(*(0 if il <= 1 else s.n_ff for il in range(s.n_layer))),
@@ -250,7 +250,7 @@ def nemotron_h(s: Sizes) -> Keys:
 
 
 def granite_switch(s: Sizes) -> Keys:
-    """Two adapters, switched on by tokens 3 and 4."""
+    """Return keys for two adapters, switched on by tokens 3 and 4."""
     return {
         ".adapters.count": u32(2),
         ".adapters.lora_rank": u32(4),

@@ -16,7 +16,7 @@ NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # token types of the GGUF specifica
 
 
 def sentencepiece(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
-    """The `tokenizer.ggml.*` keys of a vocabulary of this size."""
+    """Return the `tokenizer.ggml.*` keys of a vocabulary of this size."""
     if n_vocab < SMALLEST:
         raise ValueError(f"a vocabulary needs at least {SMALLEST} tokens, got {n_vocab}")
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -39,7 +39,8 @@ def sentencepiece(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
 
 
 def glued_pieces(n: int, seed: int) -> list[str]:
-    """The characters, then pieces made of two earlier ones: so every piece can be reached."""
+    """Return the characters, then pieces made of two earlier ones: so every piece can be
+    reached."""
     pieces = list(CHARACTERS)
     known = set(pieces)
     bits = stream(seed, "tokenizer.ggml.tokens")

@@ -53,7 +53,8 @@ def stories() -> Path:
 
 @pytest.fixture(scope="session")
 def plan_for() -> Callable[..., Plan]:
-    """Our engine against llama.cpp on one file, with few steps unless said otherwise."""
+    """Plan a check of our engine against llama.cpp on one file, with few steps unless said
+    otherwise."""
 
     return partial(plan_of, n_steps=8)
 

@@ -51,7 +51,7 @@ class Recorded:
         return values
 
     def findings(self, shown: Values, given: Values | None = None) -> list[SiteFinding]:
-        """given: what the engine went on with at some sites, whatever it computed there."""
+        """Return the findings. given: values that the engine continued with at some sites."""
         wires = wires_of(self.program)
         places = places_by_site(self.program, wires)
 

@@ -61,7 +61,7 @@ def model(folder: Path) -> Path:
 
 
 def adapters_for(model: Path) -> tuple[AdapterFile, ...]:
-    """Two LoRA files of other ranks and scales, and a control vector."""
+    """Return two LoRA files of other ranks and scales, and a control vector."""
     files = [model.with_suffix(f".{name}.gguf") for name in ("a", "b", "vector")]
     if not files[0].exists():
         write_lora(LoraRecipe(seed=1), model, files[0])
@@ -201,7 +201,7 @@ def test_known_divergence_of_a_lora_file_is_still_true(
 
 
 def logits_with(model: Path, calls: Sequence[int]) -> np.ndarray:
-    """Logits behind control vectors for so many layers, set one after the other."""
+    """Return logits behind control vectors for so many layers, set one after the other."""
     loaded = LlamaModel(library(), model, EXACT, vocab_only=False)
     context = LlamaContext(loaded, EXACT)
     width = loaded.lib.llama.llama_model_n_embd(loaded.pointer)

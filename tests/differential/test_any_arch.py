@@ -118,7 +118,7 @@ def test_a_known_refusal_is_still_one(entry: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_the_tensors_of_a_large_model_are_named_and_take_no_memory() -> None:
-    """In F32 it is larger than any other question may use, and than most machines."""
+    """The model in F32 exceeds the limit of memory for other questions, and most machines."""
     sizes = {"n_layer": 8, "n_embd": 2048, "n_head": 16, "n_head_kv": 4, "n_ff": 1024}
     sizes |= {"n_expert": 64, "n_expert_used": 8}
     large = replace(variant_named("qwen3moe"), sizes=tuple(sizes.items()))

@@ -52,7 +52,7 @@ MORE_THAN_A_TILE = 70  # of flash attention, which computes 64 rows or more in a
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """Models of architectures in types of weights, each written once."""
+    """Return models of architectures in types of weights, each written once."""
     folder = tmp_path_factory.mktemp("architectures")
 
     def make(arch: str, quant: str) -> Path:
@@ -87,7 +87,7 @@ def run_of(path: Path, settings: Settings = EXACT, n_tokens: int = TOKENS) -> Pl
 
 
 def ends(verdicts: list[Verdict]) -> set[tuple[str, str]]:
-    """Embeddings as logits: of what a model comes to."""
+    """Return embeddings as logits: of what a model comes to."""
     asked = [v for v in verdicts if v.suite == "trace" or v.status != "not-applicable"]
     found = {(v.suite, v.status) for v in asked}
     return {("logits" if suite == "embeddings" else suite, status) for suite, status in found}
@@ -172,7 +172,7 @@ def test_a_wrong_graph_is_confirmed_by_putting_the_oracles_tensors_in(
 def test_an_engine_with_a_graph_of_its_own_is_asked_otherwise_as_well(
     engine: str, way: str, made: Callable[..., Path], checked: Checked
 ) -> None:
-    """Asked once, each is right in every logit and every op."""
+    """The first answer alone is right in every logit and every op."""
     plan = replace(run_of(made("qwen3", "F32")), engine=engine, n_tokens=8)
     first, *wrong = checked(replace(plan, suites=("logits",)))
     assert first.status == "agreed"
@@ -257,7 +257,7 @@ def test_positions_stretched_by_yarn_agree(preset: str, stretched: Path, checked
 def test_model_that_llama_cpp_refuses_to_load_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Checked
 ) -> None:
-    """Our engine would not run it either."""
+    """Our engine refuses the model as well."""
     lacks = any_arch.LEFT_OUT["qwen3"] + r"|^blk\.1\.attn_q\.weight$"
     monkeypatch.setattr(any_arch, "LEFT_OUT", {"qwen3": lacks})
     path = tmp_path / "incomplete.gguf"

@@ -37,7 +37,7 @@ def bisected(open_for: OpenPlan) -> Bisect:
 
 
 def changed(path: Path, folder: Path, *weights: tuple[str, int, float]) -> Path:
-    """A copy with one weight changed in each of the tensors."""
+    """Return a copy with one weight changed in each of the tensors."""
     for i, (tensor, row, by) in enumerate(weights):
         path = with_changed_weight(path, folder / f"changed-{i}.gguf", tensor, row, 7, by)
     return path

@@ -136,7 +136,7 @@ def test_a_wrong_op_is_found_at_its_nodes_alone_and_confirmed(
 def test_one_changed_weight_is_found_down_to_its_row(
     factor: float, variant: Models, tmp_path: Path
 ) -> None:
-    """Also one that moves its product by less than the roundings that are allowed."""
+    """The cases include a weight that moves its product by less than the allowed roundings."""
     model, name = variant("qwen3"), "blk.1.ffn_up.weight"
     with GgufFile.open(model) as file:
         element = file.tensors[name].ne[0] * 10 + 7
@@ -165,7 +165,7 @@ def test_one_changed_weight_is_found_down_to_its_row(
 
 
 def with_key(model: Path, key: str, raw: bytes, to: Path) -> Path:
-    """A copy with another number of four bytes."""
+    """Return a copy with another number of four bytes."""
     held = bytearray(model.read_bytes())
     at = held.index(key.encode()) + len(key) + 4  # behind the value's type
     held[at : at + 4] = raw
@@ -176,7 +176,7 @@ def with_key(model: Path, key: str, raw: bytes, to: Path) -> Path:
 def test_another_epsilon_of_the_subjects_file_is_found_at_the_norms(
     variant: Models, tmp_path: Path
 ) -> None:
-    """No weight differs, and on the oracle's parameters every op would agree."""
+    """All weights agree, and with the oracle's parameters every op would agree."""
     key = "qwen3.attention.layer_norm_rms_epsilon"
     raw = np.float32(1e-3).tobytes()
     other = with_key(variant("qwen3"), key, raw, tmp_path / "other.gguf")
@@ -203,7 +203,7 @@ def test_window_in_the_subjects_file_is_found_at_the_mask(variant: Models, tmp_p
 def test_layers_with_windows_in_the_subjects_file_are_found_at_their_masks(
     variant: Models, tmp_path: Path
 ) -> None:
-    """Both masks are there in both graphs, and every op is the same."""
+    """Both graphs have both masks, and every op is the same."""
     key, window = "olmo2.attention.sliding_window_pattern", "olmo2.attention.sliding_window"
     small = with_key(variant("olmo2"), window, (3).to_bytes(4, "little"), tmp_path / "small.gguf")
     other = with_key(small, key, (3).to_bytes(4, "little"), tmp_path / "other.gguf")
@@ -244,7 +244,7 @@ def test_an_engine_with_a_graph_of_its_own_needs_no_single_ops(variant: Models) 
 def test_other_number_of_experts_in_the_subjects_file_shows_as_a_shape(
     variant: Models, tmp_path: Path
 ) -> None:
-    """Our own graph shows it, which runs on the subject's file."""
+    """The file's own graph shows it, which our engine builds from the subject's file."""
     key, raw = "qwen3moe.expert_used_count", (3).to_bytes(4, "little")
     other = with_key(variant("qwen3moe"), key, raw, tmp_path / "other.gguf")
     result, verdicts = asked(plan_for(variant("qwen3moe"), "reference", other))

@@ -51,7 +51,7 @@ def test_a_wrong_engine_is_found_where_it_is_wrong(
 def test_leak_between_sequences_shows_beside_another_sequence_alone(
     bench_of: Callable[[str], TrialBench],
 ) -> None:
-    """No op is wrong in the run that is traced first; bisect asks the other runs too."""
+    """The run that is traced first has no wrong op; bisect asks the other runs too."""
     bench = bench_of("f32")
     found = try_wrong(bench, Adapter.member("mutant:cache-sequences-leak"), "f32")
     assert found.found == "logits"

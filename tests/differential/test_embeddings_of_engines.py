@@ -73,7 +73,7 @@ def of_embeddings(model: Path, engine: str) -> list[Verdict]:
 
 
 def asked(model: Path, engine: str) -> dict[str, str]:
-    """The status of each model that was asked about, by its words."""
+    """Return the status of each model that was asked about, by its words."""
     plan = plan_of(model, engine)
     with open_both(plan) as both:
         info = replace(both.context.subject_info, levels=("embed",))
@@ -83,7 +83,7 @@ def asked(model: Path, engine: str) -> dict[str, str]:
 
 
 class LaterBatchesMore(Reference, name="test: a GELU of its own, and later batches wrong"):
-    """Its GELU comes from no table of halves, by which some rows that are right differ as well."""
+    """A GELU without a table of halves, whose table would make some right rows differ as well."""
 
     def make_ops(self) -> ReferenceOps:
         return ReferenceOps()

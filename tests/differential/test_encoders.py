@@ -35,7 +35,7 @@ MEAN, LAST, RANK = 1, 3, 4  # llama_pooling_type
 
 @pytest.fixture(scope="module")
 def made(namer: Session, tmp_path_factory: pytest.TempPathFactory) -> MadeOf:
-    """A variant, pooled or not, each once."""
+    """Return a variant, pooled or not, each once."""
     folder = tmp_path_factory.mktemp("variants")
 
     def make(name: str, pooling: int = 0) -> Path:

@@ -169,7 +169,7 @@ def test_no_part_of_a_split_model_is_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_hidden_file_of_the_same_name_is_left(n: int, tmp_path: Path) -> None:
-    """Also the model itself."""
+    """The hidden file may be the model itself."""
     hidden = model_of("qwen3", tmp_path, n_layer=2).rename(tmp_path / ".first.gguf")
     raw = hidden.read_bytes()
     with suppress(InvalidModel):

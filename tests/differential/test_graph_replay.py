@@ -119,7 +119,7 @@ def recorded_of(path: Path, settings: Settings, work: Work) -> Recorded:
 
 
 def off(made: Recorded, found: Replayed) -> float:
-    """The worst output, relative to the largest."""
+    """Return the worst output, relative to the largest."""
     ours = [output for output in found.outputs if output is not None]
     assert len(ours) == len(found.outputs)
     theirs = made.theirs()
@@ -281,7 +281,7 @@ def test_nodes_behind_one_without_a_meaning_are_unknown_and_name_the_cause(
 
 
 def with_node(program: Program, place: Place, change: Callable[[PlannedNode], Any]) -> Program:
-    """A program one of whose nodes is another."""
+    """Return a program one of whose nodes is another."""
     graphs = tuple(
         replace(g, nodes=tuple(change(n) if g.place(n) == place else n for n in g.nodes))
         for g in program.graphs

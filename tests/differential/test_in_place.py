@@ -31,7 +31,7 @@ def test_right_engines_agree_and_a_scale_off_by_a_thousandth_is_named(
 
 
 def test_matrices_with_a_factor_beside_them_are_met_by_exact_activations(tmp_path: Path) -> None:
-    """Or a conversion of what lies between its steps hides more than a thousandth."""
+    """A conversion of what lies between its steps would hide more than a thousandth."""
     (path,) = make_variants(["mistral3"], tmp_path, quant="Q8_0")
     tensor = "blk.0.attn_output.weight"
     other = copy_with(path, tmp_path / "other.gguf", tensor, scaled)
@@ -64,7 +64,7 @@ def test_engine_with_an_eps_of_its_own_for_head_norms_is_not_accused(
 
 
 class ItsGateOff(HeadsBySameEps):
-    """And one tensor is wrong as it is stored."""
+    """One tensor is wrong as it is stored, beside the gate."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         found = super().linear(x, weight)
@@ -85,7 +85,7 @@ def test_beside_such_norms_a_wrong_tensor_is_named_all_the_same(tmp_path: Path) 
 
 
 class WithoutF32(HeadsBySameEps):
-    """It has no kernel for queries in F32, though for other matrices."""
+    """An engine without a kernel for queries in F32, though it has one for other matrices."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         if weight.format.name == "F32" and weight.name == "blk.0.attn_q.weight":

@@ -88,7 +88,7 @@ def test_a_bisection_does_not_say_so_of_another_scale(tmp_path: Path) -> None:
 
 
 def test_nothing_is_said_of_logits_that_are_no_numbers(tmp_path: Path) -> None:
-    """They are as far from any run."""
+    """NaN is as far from any run as any other answer."""
     change = ("/ np.sqrt(q.shape[-1])", "/ np.sqrt(q.shape[-1]) * np.float32(np.nan)")
     found = bisected(tmp_path, change)
     assert "kqv_out" in {culprit.site.name for culprit in found.culprits}

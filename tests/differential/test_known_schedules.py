@@ -24,7 +24,7 @@ JudgeOf = Callable[[str, str], Judge]
 
 @pytest.fixture(scope="module")
 def judge_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeOf]:
-    """An engine and ours on the small model of a kind, kept for the next question."""
+    """Provide an engine and ours on the small model of a kind, kept for the next question."""
     folder, runner = tmp_path_factory.mktemp("small"), Runner()
     with ExitStack() as stack:
 

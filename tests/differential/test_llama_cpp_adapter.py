@@ -69,7 +69,8 @@ def stories(directory: Path) -> Iterator[Session]:
 
 
 def batches() -> tuple[Batch, ...]:
-    """A prompt with two outputs, one token, and two sequences side by side without an output."""
+    """Return a prompt with two outputs, one token, and two sequences side by side without an
+    output."""
     prompt = Batch.of([1, 5, 9, 17, 33, 65])
     prompt.outputs[:4] = False
     pair = Batch(
@@ -242,7 +243,7 @@ def test_replacing_every_site_with_its_own_value_leaves_every_bit(session: Sessi
 
 
 def noisy(array: Array) -> Array:
-    """Other values; an equal shift everywhere would vanish in a softmax."""
+    """Return other values; an equal shift everywhere would vanish in a softmax."""
     if array.dtype == np.int32:
         return np.ascontiguousarray(array[::-1])
     noise = np.sin(np.arange(array.size)).reshape(array.shape)

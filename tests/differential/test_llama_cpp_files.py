@@ -76,7 +76,7 @@ def test_a_model_without_logits_has_no_next_token(tmp_path: Path) -> None:
 def test_architecture_unknown_to_llama_cpp_is_no_refusal_of_the_file(
     tmp_path: Path,
 ) -> None:
-    """Else an older version, held against one that knows it, would be a divergence."""
+    """An older version, held against one that knows the architecture, would otherwise diverge."""
     arch = ("STR", "transistor")
     path = with_metadata(tmp_path / "arch.gguf", LlamaRecipe(), general__architecture=arch)
     with RUNNER.open("llama.cpp", path, EXACT) as session:

@@ -68,7 +68,7 @@ def gemma3_in_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def says(plan_for: Callable[..., Plan], open_for: OpenPlan) -> Says:
-    """levels: all that an engine shows, if not tensors as well."""
+    """Return what check says. levels: all that an engine shows, if not tensors as well."""
 
     def verdicts(
         path: Path, *suites: str, levels: tuple[str, ...] = (), **plan: str
@@ -179,7 +179,7 @@ def test_answers_agree_though_the_oracle_dies_of_a_further_question(
 def test_a_window_that_ends_elsewhere_is_seen_and_its_place_named(
     engine: str, gemma3: Path, says: Says
 ) -> None:
-    """Whatever else is asked does not show it: no prompt is as long."""
+    """No other question shows it, because no other prompt is as long."""
     others = says(gemma3, "logits", "decode", "trace", engine=engine)
     found = says(gemma3, "long-context", engine=engine)
     assert not any(v.status == "diverged" for v in others)
@@ -286,7 +286,7 @@ def test_window_that_llama_cpp_ignores_is_not_applicable(
 def test_a_model_without_logits_is_asked_for_embeddings(
     engine: str, tmp_path: Path, says: Says
 ) -> None:
-    """Only llama.cpp is asked: no engine of ours has a symmetric window."""
+    """llama.cpp alone is asked, as no engine of ours has a symmetric window."""
     model = tmp_path / "windowed.gguf"
     windowed(model_of("modern-bert", tmp_path, n_layer=3), 3, model, LONG)
     found = says(model, "long-context", engine=engine)

@@ -96,7 +96,7 @@ def test_a_wrong_layer_is_named_with_its_part(
 
 
 def test_tensors_without_an_end_to_their_name_are_known(tmp_path: Path) -> None:
-    """ssm_a and ssm_d of mamba: parts were not named, since looking for matrices failed."""
+    """Parts of mamba's ssm_a and ssm_d had no name, since the search for matrices failed."""
     (path,) = make_variants(["mamba"], tmp_path, quant="Q8_0")
     found = bisected(path, tmp_path / "made", oracle="llama.cpp", engine="mutant:ssm-d-missing")
     assert set(faults(found)) == {0, 1}

@@ -120,7 +120,7 @@ def test_a_rule_that_the_older_version_lacks_is_told(tmp_path: Path) -> None:
 
 
 def test_a_single_op_of_an_older_version_ends_in_an_answer() -> None:
-    """It has no GLU, which ends the list of names in newer ones: looking on was a crash."""
+    """The version has no GLU, which ends the list of names in newer ones; reading on crashed."""
     x = normal(1, 2, 8)
     with Runner().open(OLD, None, EXACT) as session:
         found = session.ask("compute", node("ADD", x + x, x, x))

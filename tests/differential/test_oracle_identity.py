@@ -37,7 +37,7 @@ def installed() -> Path:
 
 
 def changed(file: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    """A copy of the installed libraries that count, one of them changed."""
+    """Return a copy of the installed libraries that count, one of them changed."""
 
     def make(folder: Path) -> None:
         for name in (LLAMA, GGML):
@@ -131,7 +131,7 @@ INLINE = b"_ZN14llama_kv_cache9slot_infoD1Ev"
 def test_same_commit_by_another_compiler_is_the_oracle(
     change: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    """Without backends and tools beside it."""
+    """The build has no backends and tools beside it."""
     changed(LLAMA, change)(tmp_path)
     assert why_not_pinned(tmp_path) == ""
 
@@ -190,7 +190,7 @@ def test_check_of_another_build_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is nobody's divergence, whoever needs llama.cpp."""
+    """A wrong build is no divergence of the engine that needs llama.cpp."""
     make(tmp_path)
     monkeypatch.setenv(LIBRARIES, str(tmp_path))
     ending = lockstep("check", "builtin:f32", "--oracle", oracle, "--report", tmp_path / "reports")

@@ -56,7 +56,7 @@ class Original:
 def original(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Original]:
-    """Made once for all tests that ask it: that takes seconds."""
+    """Make the original once for all tests, because that takes seconds."""
     name: str = request.param
     needs(LIBRARY[name])
     path = vocabulary_or_skip(name, tmp_path_factory.getbasetemp().parent)
@@ -81,7 +81,7 @@ def test_known_differences_still_are_and_our_engine_is_on_llama_cpps_side(
 
 @pytest.mark.parametrize("original", [n for n in WITH_KNOWN if n in WITH_CASES], indirect=True)
 def test_llama_cpps_own_cases_are_those_of_the_original(original: Original) -> None:
-    """So the original is rightly made from the file: these ids were written with it."""
+    """The original wrote these ids, so it is rightly made from the file."""
     cases = own_cases(original.path)
     found = asked(original.session, [text for text, _ in cases])
     wrong = [

@@ -13,7 +13,7 @@ from tests.models import written
 
 
 def with_times(model: Path, name: str, factor: float) -> Path:
-    """The model with a weight of its first layer multiplied."""
+    """Return the model with a weight of its first layer multiplied."""
     with GgufFile.open(model) as file:
         tensor = file.tensors[f"blk.0.{name}.weight"]
         at, n = file.data_offset + tensor.offset, int(np.prod(tensor.ne))

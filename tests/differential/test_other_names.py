@@ -73,7 +73,7 @@ def test_axes_in_another_order_are_known_for_it() -> None:
 
 
 def shown_of(op: str, *sources: NDArray[np.float32]) -> NDArray[np.float32]:
-    """By an engine that rounds once, and looks nothing up."""
+    """Return what an engine shows that rounds once, and looks nothing up."""
     held = node(op, np.zeros_like(sources[0]), *sources)
     return expect(held, PLAIN).value.astype(np.float32)
 
@@ -104,7 +104,7 @@ def test_factors_of_a_gate_that_are_exchanged_are_known_for_it() -> None:
 def with_weights(
     x: NDArray[np.float32], weights: NDArray[np.float32], eps: float, op: str = "RMS_NORM"
 ) -> tuple[Node, Node]:
-    """A norm, and behind it the product with its weights, as llama.cpp computes them."""
+    """Return a norm, and behind it the product with its weights, as llama.cpp computes them."""
     held = node(op, np.zeros_like(x), x, held=params(eps))
     norm = node(op, expect(held, PLAIN).value.astype(np.float32), x, held=params(eps))
     product = node("MUL", norm.value * weights, norm.value[0, 0], weights)

@@ -27,7 +27,7 @@ def logits_of(path: Path) -> NDArray[np.float32]:
 
 @pytest.fixture(scope="module")
 def one_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A deepseek2 whose queries come of one matrix."""
+    """Return a deepseek2 whose queries come of one matrix."""
     path = tmp_path_factory.mktemp("deepseek2") / "model.gguf"
     variant = variant_named("deepseek2")
     with open_for_variants() as session:
@@ -40,7 +40,7 @@ def one_matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewritten(path: Path, to: Path, without: str = "", **keys: tuple[str, int]) -> Path:
-    """With other keys, under `deepseek2.`, and without a tensor."""
+    """Rewrite the file with other keys, under `deepseek2.`, and without a tensor."""
     with GgufFile.open(path) as file:
         changed = {f"deepseek2.{key.replace('__', '.')}": value for key, value in keys.items()}
         rows = [
@@ -65,7 +65,7 @@ def test_unused_query_rank_changes_no_logits(one_matrix: Path, tmp_path: Path) -
 def test_layer_that_lacks_a_tensor_of_its_kind_is_refused_at_opening(
     name: str, one_matrix: Path, tmp_path: Path
 ) -> None:
-    """It is not refused in the middle of a run."""
+    """The refusal comes at opening, not in the middle of a run."""
     broken = rewritten(one_matrix, tmp_path / "broken.gguf", without=name)
     assert f"tensor {name!r} is missing" in facts_of_model(broken).not_ours
     assert facts_of_model(one_matrix).not_ours == ""

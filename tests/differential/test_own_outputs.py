@@ -91,7 +91,7 @@ def bisected(model: Path, engine: str) -> Bisection:
 
 
 def test_a_wrong_end_of_an_embedding_model_is_found_behind_what_is_shown(tmp_path: Path) -> None:
-    """It had been said that no op is wrong, and that the order of calls be looked at."""
+    """An earlier report said that no op is wrong, and named the order of calls."""
     model = made(tmp_path, "bert")
     found = bisected(model, engine(tmp_path, "ffn_inp", rows=L2))
     assert found.exit_code == 1
@@ -111,7 +111,7 @@ def test_a_wrong_head_is_found_though_only_layers_are_shown(tmp_path: Path) -> N
 
 
 def test_an_answer_that_is_not_what_is_shown_by_its_name_is_found(tmp_path: Path) -> None:
-    """It had been said that no op is wrong, and that the order of calls be looked at."""
+    """An earlier report said that no op is wrong, and named the order of calls."""
     model, shows = builtin_model("f32", tmp_path), ("l_out", "result_output")
     found = bisected(model, engine(tmp_path, *shows, rows="rows * np.float32(1.5)"))
     assert found.exit_code == 1
@@ -122,7 +122,8 @@ def test_an_answer_that_is_not_what_is_shown_by_its_name_is_found(tmp_path: Path
 
 
 def test_logits_that_a_model_does_not_have_are_missed_of_nobody(tmp_path: Path) -> None:
-    """Such a class says Unsupported, of whatever it lacks: the check had been incomplete."""
+    """The class raises Unsupported for everything that it lacks; check once called that
+    incomplete."""
     model = made(tmp_path, "bert")
     said = asked(model, engine(tmp_path, "ffn_inp"), lambda c: [*run_suites(c, ["logits"])])
     assert isinstance(said, list)
@@ -225,7 +226,7 @@ def taking_turns(*tokens: int) -> Batch:
 def test_rows_of_a_batch_are_held_against_the_part_that_has_their_tokens(
     last: int, tmp_path: Path
 ) -> None:
-    """last: a token that comes twice, so that nobody can say which row is whose; or another one."""
+    """The last token comes twice, so that its rows cannot be told apart, or is another one."""
     batch = taking_turns(5, 42, 79, 16, last)
     with recorded("mamba", tmp_path, batches=(batch,)) as mamba:
         assert len(mamba.program.graphs) == 2

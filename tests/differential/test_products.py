@@ -101,7 +101,7 @@ def test_gates_and_norms_get_numbers_that_small_models_do_not_have(
 def opened(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Opened]:
-    """Both engines on a model of a type and a width."""
+    """Open both engines on a model of a type and a width."""
     quant, width = request.param
     path = written(
         tmp_path_factory.mktemp("widths"),
@@ -121,7 +121,7 @@ def opened(
 
 @contextmanager
 def faulty(opened: Opened, weight: str) -> Iterator[Context]:
-    """The wrong engine as the subject."""
+    """Provide the wrong engine as the subject."""
     context = opened.context
     right, Scaled.weight = context.subject, weight
     with Runner().open(Scaled.name, context.subject_model, EXACT) as context.subject:

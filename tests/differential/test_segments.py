@@ -119,7 +119,7 @@ class ById(Honest):
 
 @dataclass(frozen=True)
 class OthersShares(ById):
-    """And gives each of the two the other's share: a wrong engine."""
+    """A wrong engine that gives each of the two the other's share."""
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         value = super().result(node, found)
@@ -281,7 +281,7 @@ CHANGED = "step0/Kcur_normed-1"  # llama.cpp's own name, which no site of ours h
 
 
 def test_a_dump_may_show_any_node_of_llama_cpps_graph(tmp_path: Path) -> None:
-    """Here llama.cpp wrote it; then one number of one node is another."""
+    """The dump is llama.cpp's own; then one number of one node is changed."""
     path, right, wrong = tmp_path / "qwen3.gguf", tmp_path / "right", tmp_path / "wrong"
     variant_of("qwen3", path)
     dump_trace(plan_of(path, "llama.cpp", n_tokens=9), right, None, lambda _: None)

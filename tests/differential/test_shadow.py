@@ -135,7 +135,7 @@ def test_settings_that_do_not_fit_a_model_are_refused_and_no_divergence(tmp_path
 
 
 def test_a_model_of_nan_does_not_conform(tmp_path: Path, namer: Session) -> None:
-    """Beside one that does: both are in the report."""
+    """The report holds a model that conforms beside it."""
     good = model_of("llama", tmp_path, namer)
     bad = tmp_path / "nan.gguf"
     raw = bytearray(good.read_bytes())

@@ -89,7 +89,8 @@ def test_flash_attention_in_all_its_forms(
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 def test_flash_attention_with_sinks_in_pieces(kind: Any, judge_of: Any) -> None:
-    """From 512 cells on each thread takes a piece; a sink of the first is its maximum, or not."""
+    """Each thread takes a piece from 512 cells on. A sink of the first piece is its maximum, or
+    not."""
     held = params(0.3, 0.0, 0.0)
     with Runner().open("llama.cpp", None, replace(EXACT, n_threads=2)) as ggml:
         for cells in (512, 640):

@@ -109,7 +109,7 @@ def shown_by_llama_cpp(recorded: Recorded) -> dict[Site, NDArray[Any]]:
 
 
 def test_a_tensor_without_elements_is_nothing_to_compare(tmp_path: Path) -> None:
-    """It was said to be NaN on both sides."""
+    """The report once called it NaN on both sides."""
     with recorded("mamba2", tmp_path) as states:
         shown = states.run(Honest())
         assert any(not value.size for value in shown.values())

@@ -143,7 +143,7 @@ def lockstep(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 def test_a_claim_of_very_many_parts_is_refused_before_they_are_named(tmp_path: Path) -> None:
-    """Their paths alone took all memory that there is."""
+    """The paths of the parts alone once took all memory."""
     path = tmp_path / part_name("m", 0, 3_000_000_000)
     write_gguf(path, {"split.count": ("U32", 3_000_000_000), "split.no": ("U16", 0)}, [])
     with pytest.raises(InvalidModel, match=r"split.count is 3000000000, expected at most 65535"):
@@ -153,7 +153,7 @@ def test_a_claim_of_very_many_parts_is_refused_before_they_are_named(tmp_path: P
 def test_one_tensor_in_two_parts_is_found_in_linear_time(
     tmp_path: Path,
 ) -> None:
-    """To count each name among all others took minutes for 40,000 of them."""
+    """A count of each name among all others once took minutes for 40,000 names."""
     n = 20_000
     for number, first in enumerate((0, n - 1)):
         keys = {"split.count": ("U16", 2), "split.no": ("U16", number)}

@@ -139,7 +139,7 @@ def test_a_wrong_run_in_half_precision_is_found_where_it_is_wrong(
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose residuals are beyond what half precision holds, as those of some are."""
+    """Return a model whose residuals are beyond what half precision holds, as those of some are."""
     folder = tmp_path_factory.mktemp("large")
     with GgufFile.open(builtin_model("f32", folder)) as file:
         rows = []

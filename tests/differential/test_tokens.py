@@ -60,7 +60,7 @@ def test_every_answer_on_a_real_vocabulary_is_that_of_llama_cpp(name: str, ask: 
 
 
 def with_singles(words: list[Word]) -> list[Word]:
-    """The words, and every byte that a token begins with: without them llama.cpp hangs."""
+    """Return the words, and every byte that a token begins with: without them llama.cpp hangs."""
     tokenizer = tokenizer_of(vocabulary("rwkv", words))
     alone = {piece for piece in tokenizer.pieces if len(piece) == 1}
     missing = {piece[:1] for piece in tokenizer.pieces if piece} - alone

@@ -30,7 +30,8 @@ VOCABULARIES = ("deepseek-coder", "falcon", "gpt-2", "gpt-neox", "llama-bpe", "m
 
 
 def seams(pre: str | None = "gpt-2", **changes: Any) -> dict[str, Value]:
-    """A vocabulary in which a cut is seldom without effect: pairs of bytes, merged in any order.
+    """Return a vocabulary in which a cut is seldom without effect: pairs of bytes, merged in any
+    order.
 
     There are characters and byte tokens too, for words that are not spelled in bytes.
     """
@@ -94,7 +95,7 @@ DNA = ["<dna>", "</dna>", "<oov>", "\ue000", "ACGTAC\ue000", "AAAAAA\ue000", "CC
 
 
 def with_dna(**types: int) -> dict[str, Value]:
-    """The tokens of DNA, of the given types."""
+    """Return the tokens of DNA, of the given types."""
     words, _ = words_and_merges()
     texts = [*(text for text, _, _ in words), "CCCCCC", *DNA]
     kinds = [*(kind for _, _, kind in words), 1, *(types.get(text, 1) for text in DNA)]

@@ -32,7 +32,8 @@ def llama_cpp() -> Iterator[Session]:
 
 
 def findings(family: str, llama_cpp: Session) -> list[Verdict]:
-    """Against the parser in memory alone: the others are as good at that, and slower."""
+    """Return the findings against the parser in memory alone: the others are as good, and
+    slower."""
     plan = FuzzPlan(targets=(family,), cases=CASES, seed=3)
     with ExitStack() as stack:
         subject = stack.enter_context(Runner().open("reference", None, EXACT))

@@ -55,7 +55,7 @@ class Wrong(Reference, name="test: wrong weights"):
 
 @pytest.fixture(scope="module")
 def against(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Verdict]]]:
-    """The verdicts on a wrong engine; the oracle of the type asked for last stays open."""
+    """Provide the verdicts on a wrong engine; the oracle of the type asked for last stays open."""
     folder = tmp_path_factory.mktemp("types")
     held: dict[str, Opened] = {}
 

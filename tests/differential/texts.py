@@ -100,7 +100,7 @@ FILLERS = (" ", "  ", "\n", "'s", "1", "a", "A", ".")
 
 
 def scripts(count: int) -> list[bytes]:
-    """Random strings from many scripts, a tenth of them no UTF-8; the same every time."""
+    """Return random strings from many scripts, a tenth of them no UTF-8; the same every time."""
     raw = np.random.default_rng(4).bit_generator.random_raw(count * 40).tolist()
     texts = []
     for row in range(count):

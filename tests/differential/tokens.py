@@ -209,7 +209,7 @@ def differences(
     ids: list[list[int]],
     texts: Sequence[bytes] = (),
 ) -> list[str]:
-    """Every answer of ours that is not llama.cpp's."""
+    """Return every answer of ours that is not llama.cpp's."""
     found = []
 
     def compare(what: str, ours: Any, expected: Any) -> None:
@@ -254,7 +254,8 @@ def differences(
 
 
 def is_doubtful(tokenizer: Tokenizer, role: str, ours: int, expected: int) -> bool:
-    """Two tokens with a text for the role: llama.cpp takes whichever its hash table has first."""
+    """Return True if two tokens have the role's text: llama.cpp takes whichever its hash table has
+    first."""
     ids = tokenizer.vocabulary.ids
     candidates = {ids[text] for text in ROLE_TEXTS.get(role, "").encode().split() if text in ids}
     return len(candidates) > 1 and ours == min(candidates) and expected in candidates

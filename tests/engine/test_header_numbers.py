@@ -32,7 +32,7 @@ def file_with(folder: Path, recipe: LlamaRecipe, key: str, kind: str) -> Path:
 
 
 def taken(path: Path) -> int:
-    """The most that a look at the model allocates at a time, in bytes."""
+    """Return the most that a look at the model allocates at a time, in bytes."""
     tracemalloc.start()
     try:
         with GgufFile.open(path) as file:
@@ -65,7 +65,7 @@ def test_a_number_of_the_header_costs_no_more_than_the_file(
 
 
 def test_layers_that_are_not_there_cost_nothing(tmp_path: Path, honest: int) -> None:
-    """So many that counting them shows, and few enough that the test ends if they are counted."""
+    """Counting so many layers would show, and the test would still end."""
     path = with_metadata(tmp_path / "m.gguf", DENSE, llama__block_count=("U32", 50_000))
     assert taken(path) < honest
 

@@ -45,7 +45,7 @@ class Value:
 
 
 def read(**changes: Any) -> dict[str, Any]:
-    """Keys under `llama.`, with two underscores for a dot; None removes one."""
+    """Return keys under `llama.`, with two underscores for a dot; None removes one."""
     metadata = dict(PLAIN)
     for key, value in changes.items():
         prefix = "" if key.startswith(("general", "tokenizer")) else "llama."

@@ -53,7 +53,7 @@ def logits_of(model: Model, *batches: Batch) -> F32:
 
 
 def values_of(model: Model, batch: Batch) -> dict[tuple[str, int | None], NDArray[Any]]:
-    """Every site's value."""
+    """Return every site's value."""
     seen: dict[tuple[str, int | None], NDArray[Any]] = {}
 
     def probe(name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
@@ -102,7 +102,7 @@ def test_fast_gives_the_same_numbers_however_a_prompt_is_split(
 def test_mirror_gives_the_same_within_the_noise_floor_for_any_prompt_split(
     opened: Open, recipe: LlamaRecipe
 ) -> None:
-    """Not the same bits: BLAS sums a float64 product in an order that depends on its shape."""
+    """The bits may differ: BLAS sums a float64 product in an order that depends on its shape."""
     model = opened(recipe)
     whole = logits_of(model, Batch.of(IDS))
     for batches in SPLITS.values():

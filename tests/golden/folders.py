@@ -45,7 +45,7 @@ def all_copied(folder: Path) -> Path:
 
 
 def copied(folder: Path) -> Path:
-    """A folder with few of the vectors, intact."""
+    """Return a folder with few of the vectors, intact."""
     root = folder / "v1"
     kept = [e for e in read_manifest(DEFAULT_ROOT) if e.path.rsplit(".", 1)[0] in FEW]
     for entry in kept:

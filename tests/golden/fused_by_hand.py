@@ -35,7 +35,7 @@ def add_norm(i: Inputs, p: Params) -> Inputs:
 
 
 def turn(x: F32, i: Inputs, p: Params) -> F32:
-    """x: (tokens, heads, dim), by complex numbers."""
+    """Rotate by complex numbers. x: (tokens, heads, dim)."""
     at = p["pos_offset"] + np.arange(len(x))
     unit = (i["cos"][at] + 1j * i["sin"][at])[:, None].astype(np.complex64)
     out, half = x.copy(), x.shape[-1] // 2
@@ -101,7 +101,7 @@ def softmax(s: F32) -> F32:
 
 
 def attend(q: F32, k: F32, v: F32, at: int, scale: float, *, window: int = 0) -> F32:
-    """One query at position `at`, or behind all cells if that is negative."""
+    """Return one query at position `at`, or behind all cells if that is negative."""
     last = len(k) if at < 0 else at + 1
     first = max(0, last - window) if window else 0
     s = np.array(
@@ -156,7 +156,7 @@ def route(i: Inputs, p: Params) -> Inputs:
 
 
 def buckets(i: Inputs, p: Params) -> Inputs:
-    """The last pair first: the order in a bucket is free."""
+    """Return the last pair first: the order in a bucket is free."""
     flat = i["selected"].reshape(-1)
     ids = np.full((p["num_experts"], flat.size), -1, np.int32)
     tpe = np.zeros(p["num_experts"], np.int32)
@@ -195,7 +195,7 @@ def gate_up(i: Inputs, p: Params) -> F32:
 
 
 def gptq(i: Inputs, p: Params) -> F32:
-    """One weight at a time."""
+    """Return one weight at a time."""
     bits, k, n = p["bits"], i["x"].shape[1], i["scales"].shape[1]
     per, mask = 32 // p["bits"], (1 << p["bits"]) - 1
     w = np.zeros((k, n), np.float32)

@@ -21,7 +21,7 @@ def x_of(case: Case, name: str = "x") -> F32:
 
 
 def summed(x: F32) -> F32:
-    """One term after the other, which is the worst order."""
+    """Return one term after the other, which is the worst order."""
     total = np.zeros((*x.shape[:-1], 1), np.float32)
     for i in range(x.shape[-1]):
         total += x[..., i : i + 1]
@@ -115,7 +115,7 @@ def gated(function: Callable[[F32], F32]) -> Answer:
 
 
 def chosen(case: Case) -> F32:
-    """Products with the matrix of the expert chosen."""
+    """Return products with the matrix of the expert chosen."""
     ids, x, experts = case.inputs["ids"], x_of(case), x_of(case, "experts")
     assert isinstance(ids, np.ndarray)
     rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
@@ -142,7 +142,7 @@ def convolution(case: Case) -> F32:
 
 
 def scan(case: Case) -> F32:
-    """One sequence, token, head and channel after the other."""
+    """Return one sequence, token, head and channel after the other."""
     s, x, dt, a, b, c = (x_of(case, n) for n in ("state", "x", "dt", "a", "b", "c"))
     ids, ys = case.inputs["ids"], np.zeros(x.shape, np.float32)
     assert isinstance(ids, np.ndarray)

@@ -38,7 +38,7 @@ def features() -> tuple[list[str], list[str]]:
 
 
 def made() -> Iterator[tuple[str, Tensors]]:
-    """But for what the oracle says."""
+    """Make the vectors on another CPU, except for what the oracle says."""
     operations()
     session = Runner().open("reference", None, EXACT)
     source = source_of(AskedEngine(engine="reference", session=session), lambda _: None)

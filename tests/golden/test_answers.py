@@ -39,7 +39,7 @@ def judged(folder: Path, *only: str) -> list[Verdict]:
 
 
 def changed(folder: Path, op: str, **tensors: np.ndarray | None) -> None:  # type: ignore[type-arg]
-    """With other tensors, or without them; a name's first / is written as __."""
+    """Change the tensors, or remove them; a name's first / is written as __."""
     new: Mapping[str, np.ndarray | None] = {  # type: ignore[type-arg]
         **tensors_of(op),
         **{name.replace("__", "/"): value for name, value in tensors.items()},

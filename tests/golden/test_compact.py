@@ -64,7 +64,7 @@ def test_a_single_small_value_that_is_wrong_is_seen_in_its_block() -> None:
 
 
 def test_two_exchanged_values_show_in_the_moment_of_their_block() -> None:
-    """Their sum is the same to the last bit or two."""
+    """The sum of both values is the same to the last bit or two."""
     row = MATRIX[0]
     first, second = next(
         (a, b)

@@ -15,7 +15,7 @@ LOGITS = "logits/f32.safetensors"
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the others are copies of."""
+    """Return the folder that the others are copies of."""
     return copied(tmp_path_factory.mktemp("first"))
 
 

@@ -16,7 +16,7 @@ NORM, ROTATIONS, RESULT = "attn_norm-0", {"Qcur-0 ROPE", "Kcur-0 ROPE"}, "l_out-
 
 @pytest.fixture(scope="module")
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The vectors and the model."""
+    """Return the vectors and the model."""
     folder = tmp_path_factory.mktemp("early")
     model = folder / "quantised.gguf"
     write_llama(LlamaRecipe(seed=3, n_layer=3, quant="Q4_0"), model)
@@ -25,7 +25,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def held(engine: str, quantised: tuple[Path, Path]) -> dict[str, Verdict]:
-    """The verdicts on each matrix of the run, by its name."""
+    """Return the verdicts on each matrix of the run, by its name."""
     root, model = quantised
     found = replay(root, engine, [model], only=["run/quantised"])
     return {v.summary.split(":")[0]: v for v in found}

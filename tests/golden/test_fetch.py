@@ -27,7 +27,7 @@ CONTENT = {name: f"the bytes of {name}".encode() for name in FILES}
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and no pip."""
+    """Return an empty cache, and no pip."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.delenv(fetch.GIVEN, raising=False)
 

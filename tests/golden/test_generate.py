@@ -53,8 +53,8 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def other_bytes(fresh: Path, *beginnings: str, stories: bool = False) -> list[str]:
-    """Files made anew that are not what the tree holds. One test asks about many: making them
-    anew takes longest, and tests of one module may run in several processes."""
+    """Return files made anew that are not what the tree holds. One test asks about many: making
+    them anew takes longest, and tests of one module may run in several processes."""
     paths = [p for e in MADE if (p := e.path).startswith(beginnings)]
     chosen = [path for path in paths if ("stories260K" in path) == stories]
     assert chosen

@@ -60,7 +60,7 @@ def test_cases_that_are_named_are_cases(row: tuple[str, str, str]) -> None:
 
 
 def methods(number: str, beginning: str) -> Iterator[str]:
-    """In the trait, which ends with a brace in the first column."""
+    """Return the trait's methods. The trait ends with a brace in the first column."""
     (path,) = SEEDS.glob(f"{number}_*.txt")
     text = path.read_text()
     trait = text[text.index(beginning) :]

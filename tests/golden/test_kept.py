@@ -48,7 +48,7 @@ def regenerated(path: str, change: Change) -> tuple[bool, list[str]]:
 
 
 def moved(share: float) -> Change:
-    """One logit, by so much of what is allowed."""
+    """Return one logit, by so much of what is allowed."""
 
     def change(document: dict[str, Any], tensors: dict[str, Any]) -> None:
         tensors["logits"][3, 5] += share * document["tolerance"]["allowed"]

@@ -45,7 +45,7 @@ def vectors(op: str) -> Vectors:
 
 
 def right_answers(found: Vectors, row: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """The truth in the first way, as the output's type holds it."""
+    """Return the truth in the first way, as the output's type holds it."""
     answers = {}
     for name, output in row["outputs"].items():
         value = found.tensors[f"{row['id']}/{name}.{min(output['ways'])}"]
@@ -65,7 +65,7 @@ def judged(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[Judg
 
 
 def wrong_cases(op: str, engine: Answer) -> list[str]:
-    """The cases in which an engine of one result is wrong."""
+    """Return the cases in which an engine of one result is wrong."""
     found = vectors(op)
     wrong = []
     for row in found.document["cases"]:
@@ -90,7 +90,7 @@ def test_the_truth_itself_is_a_right_answer(op: str) -> None:
 
 
 def off(x: NDArray[Any]) -> NDArray[Any]:
-    """The largest element by a ten-thousandth less, or an index by one."""
+    """Return the largest element by a ten-thousandth less, or an index by one."""
     out = x.copy()
     if x.dtype.kind == "i":
         out += 1

@@ -240,7 +240,7 @@ def test_an_engine_that_does_not_convert_activations_is_within_the_bound(
 
 @pytest.mark.parametrize("path", ["tokens/f32", "logits/f32"])
 def test_an_engine_that_answers_too_little_gives_no_proper_answer(path: str, models: Path) -> None:
-    """And what it answers besides is held all the same."""
+    """The other answers of such an engine are compared all the same."""
     statuses = [v.status for v in held(Forgetful, path, models)]
     assert "malformed" in statuses
     assert set(statuses) <= {"malformed", "agreed"}

@@ -47,7 +47,7 @@ def notes() -> list[str]:
 
 @pytest.fixture(scope="module")
 def root(models: Path, notes: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Vectors of all of them in one folder."""
+    """Return vectors of all of them in one folder."""
     root = tmp_path_factory.mktemp("users") / "vectors"
     regenerate_user(root, [path_of(models, LLAMA)], note=notes.append, nodes=[NODE])
     others = [path_of(models, name) for name in (FOREIGN, EMBEDS, BOTH)]
@@ -105,7 +105,7 @@ def test_made_again_they_are_the_same_bytes(root: Path, models: Path, tmp_path: 
 def test_made_on_another_cpu_they_are_the_same_bytes(
     root: Path, models: Path, tmp_path: Path
 ) -> None:
-    """It is another CPU for numpy, BLAS and libc; test_other_cpus.py has compiled code."""
+    """numpy, BLAS and libc see another CPU; test_other_cpus.py has compiled code."""
     other, here = features()
     off = " ".join(name for name in other if name in here)
     less = {"NPY_DISABLE_CPU_FEATURES": off, "OPENBLAS_CORETYPE": "Prescott"}

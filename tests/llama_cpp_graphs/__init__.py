@@ -34,7 +34,8 @@ class Recorded:
 
 
 def recorded(version: str, kind: str) -> list[Recorded]:
-    """The nodes in the order in which they are computed; leaves stand where they are first read."""
+    """Return the nodes in the order in which they are computed; leaves stand where they are first
+    read."""
     rows = json.loads((HERE / f"{version}.json").read_text())[kind]
     graph: list[Recorded] = []
     graph += [Recorded(graph, op, name, tuple(sources), at) for op, name, sources, at in rows]
@@ -42,7 +43,8 @@ def recorded(version: str, kind: str) -> list[Recorded]:
 
 
 def rows_of(addresses: list[int], ggml: Any) -> Iterator[list[Any]]:
-    """A row for each tensor: op, name, sources, what it is a view of; leaves before their nodes."""
+    """Yield a row for each tensor: op, name, sources, what it is a view of; leaves before their
+    nodes."""
     from lockstep.harness.adapters.llama_cpp.graph import LiveNode
 
     index: dict[int, int] = {}

@@ -50,7 +50,8 @@ SHARED = ("__init__", "base", "resume")  # no members
 
 
 def members(package: str) -> list[str]:
-    """Every file of the folder, and of a folder in it the file that is named after the family."""
+    """Return every file of the folder, and of a folder in it the file that is named after the
+    family."""
     folder = LOCKSTEP.parent / package.replace(".", "/")
     names = [path.stem for path in sorted(folder.glob("*.py")) if path.stem not in SHARED]
     names += [f"{path.parent.name}.{path.stem}" for path in sorted(folder.glob("*/adapter.py"))]
@@ -86,10 +87,8 @@ def is_shared(package: str, module: str) -> bool:
 
 
 def holds_one_member(package: str, module: str) -> bool:
-    """Or none, if it is what members share: then it has no class of the family, and is used.
-
-    Wrong engines of one group may lie in one file: each is a few lines.
-    """
+    """Return True if the file holds one member or none. A file that members share has no class of
+    the family. Wrong engines of one group may lie in one file: each is a few lines."""
     if found := registered(package, module):
         groups = {getattr(cls, "group", "") for cls in found}
         return len(found) == 1 or (len(groups) == 1 and groups != {""})

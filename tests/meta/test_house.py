@@ -25,7 +25,7 @@ HOSTS |= {"semver.org"}
 
 @cache
 def tracked() -> tuple[Path, ...]:
-    """Every file that git knows and that is there."""
+    """Return every file that git knows and that is there."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z"]
     try:
         done = subprocess.run(command, capture_output=True, check=False)

@@ -15,6 +15,23 @@ from tests.places import ROOT
 OPENERS = {"as", "how", "of", "that", "what", "when"}
 OPENERS |= {"where", "whether", "which", "who", "whose", "why"}
 NAME_OPENERS = OPENERS | {"if", "it", "or"}
+# A docstring has no noun that these words could point at, or stand before.
+POINTERS = {"it", "its", "they", "them", "their", "those", "these", "such", "else", "he", "she"}
+POINTERS |= {
+    "also",
+    "and",
+    "but",
+    "if",
+    "or",
+    "so",
+    "then",
+    "once",
+    "whatever",
+    "whoever",
+    "without",
+}
+POINTERS |= {"against", "along", "before", "behind", "beside", "between", "by", "for", "from", "in"}
+POINTERS |= {"nobody", "on", "only", "alone", "raises", "to", "until", "up", "with", "within"}
 FIRST_WORD = re.compile(r"\W*(\w+)(?!\w|:)")  # `what: ...` describes a parameter
 LONGEST_NAME = 70  # characters
 LONGEST_SENTENCE = 30  # words
@@ -35,7 +52,8 @@ def wrong_docstrings(source: str) -> list[str]:
     kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
     nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
     texts = [ast.get_docstring(node) or "" for node in nodes]
-    return [text.splitlines()[0] for text in texts if begins_badly(text)]
+    openers = OPENERS | POINTERS
+    return [text.splitlines()[0] for text in texts if begins_badly(text, openers)]
 
 
 def wrong_names(source: str) -> list[str]:

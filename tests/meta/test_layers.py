@@ -85,7 +85,7 @@ MODULES = {module_name(path) for path in sources()}
 
 
 def imported(module: str, tree: ast.Module, *, package: bool = False) -> Iterator[str]:
-    """Every module that the file imports, wherever it does.
+    """Yield every module that the file imports, wherever it does.
 
     Discovery counts as well: a string that is exactly the name of a module of ours is taken for an
     argument of `import_members` or `import_module`, however it gets there.
@@ -141,7 +141,7 @@ def violations(module: str, source: str, *, package: bool = False) -> list[str]:
 
 
 def printing(tree: ast.Module) -> Iterator[int]:
-    """Lines that print: print(...), sys.stdout and sys.stderr, a Console."""
+    """Yield lines that print: print(...), sys.stdout and sys.stderr, a Console."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("print", "Console"):
             yield node.lineno
@@ -155,7 +155,7 @@ def without_discoveries(found: list[str]) -> list[str]:
 
 
 def test_imports_point_one_way() -> None:
-    """In one test: a thousand files take less time than as many tests."""
+    """One test for all files: a thousand files take less time than as many tests."""
     found = [
         text
         for path in sources()

@@ -70,7 +70,7 @@ def entries(type_name: str, count: int, length: int, scale: float, high: str = "
 
 
 def whole(values: NDArray[Any]) -> NDArray[np.int8]:
-    """Raises ValueError if something is no small integer: then the scale was not 1."""
+    """Return whole numbers. Raises ValueError for other numbers: then the scale was not 1."""
     found = values.astype(np.int8)
     if not np.array_equal(found, values):
         raise ValueError(f"not all of {np.unique(values)} are integers of 8 bits")
@@ -112,7 +112,7 @@ BOOKS: dict[str, Callable[[], NDArray[np.int8]]] = {
 
 
 def files() -> dict[str, str]:
-    """File name -> text: an entry per line, two hexadecimal digits per value."""
+    """Return file name -> text: an entry per line, two hexadecimal digits per value."""
     found = {
         f"{name}.hex": "".join(f"{row.tobytes().hex()}\n" for row in book())
         for name, book in sorted(BOOKS.items())
@@ -122,7 +122,7 @@ def files() -> dict[str, str]:
 
 
 def main() -> str | None:
-    """The sentence to fail with, or nothing."""
+    """Return the sentence to fail with, or nothing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     check = parser.parse_args().check

@@ -82,7 +82,7 @@ class InAnyOrder(Noisy):
 
 
 def shown_by(program: Program, file: GgufFile, build: Build, way: Honest) -> dict[Place, Any]:
-    """Every result of an engine's own run, in the type of its tensor."""
+    """Return every result of an engine's own run, in the type of its tensor."""
     found: dict[Place, Any] = {}
 
     def see(graph: Any, node: Any, value: NDArray[Any]) -> None:

@@ -35,11 +35,9 @@ class ActivationSteps:
 
     @cached_property
     def have_opposites(self) -> bool:
-        """True if no step is -128, as for nearly all activations.
-
-        NaN and infinity become -128. A processor that moves signs from one factor to the other
-        turns -128 into -128 again.
-        """
+        """Return True if no step is -128, as for nearly all activations. NaN and infinity become
+        -128. A processor that moves signs from one factor to the other turns -128 into -128
+        again."""
         return bool(self.x.min(initial=0) > -128)
 
     @cached_property
@@ -49,7 +47,7 @@ class ActivationSteps:
 
     @cached_property
     def tiles_of_minima(self) -> tuple[I16, F32]:
-        """Factors of the minima and their scales, as `panels` takes them."""
+        """Return factors of the minima and their scales, as `panels` takes them."""
         if not self.lows.shape[1]:
             return tiled_pairs(self.sums.astype(np.int16)), tile_tokens(self.dx)
         ones = np.zeros((*self.lows.shape, 2), np.int16)
@@ -58,7 +56,7 @@ class ActivationSteps:
 
 
 def tile_tokens(x: NDArray[Any]) -> NDArray[Any]:
-    """(tokens, n) -> (tiles, n, tokens of a tile), the last ones filled up with zeros."""
+    """Arrange in tiles, filled up with zeros: (tokens, n) -> (tiles, n, tokens of a tile)."""
     tiles = -(-len(x) // TOKENS)
     filled = np.zeros((tiles * TOKENS, x.shape[1]), x.dtype)
     filled[: len(x)] = x
@@ -171,7 +169,7 @@ def of_32(x: F32) -> tuple[I8, F32, I32, I32]:
 
 
 def round_to_halves(x: F32) -> F32:
-    """Rounded to halves."""
+    """Round to halves."""
     with np.errstate(all="ignore"):
         return x.astype(np.float16).astype(np.float32)
 

@@ -20,7 +20,8 @@ ZERO = np.float32(0)
 def products(
     unpack: int, raw: Bytes, row_bytes: int, x: F32, out: F32, start: int, stop: int
 ) -> None:
-    """x: (tokens, columns), out: (tokens, rows); unpack: the address of the decoder."""
+    """Multiply by stored weights. x: (tokens, columns), out: (tokens, rows); unpack: the address of
+    the decoder."""
     columns = x.shape[1]
     whole, flat = columns // LANES * LANES, x.reshape(-1)
     w = np.zeros(ROWS * columns, np.float32)

@@ -26,10 +26,8 @@ MAGIC, MAGIC_BITS, MOST = np.float32(1.5 * 2**23), np.int32(0x4B400000), np.floa
 
 @kernel
 def exp(x: Any) -> Any:
-    """To within an ulp, without a branch and without a call, so that a loop is made of vectors.
-
-    The polynomial is that of Cephes' expf (Moshier), for |r| up to log(2) / 2.
-    """
+    """Compute exp to within an ulp, without a branch and without a call, so that loops become
+    vectors. The polynomial is that of Cephes' expf (Moshier), for |r| up to log(2) / 2."""
     x = MOST if x > MOST else (-MOST if x < -MOST else x)  # a NaN is neither
     shifted = np.float32(x * LOG2E + MAGIC)
     n, whole = np.int32(shifted.view(np.int32) - MAGIC_BITS), shifted - MAGIC
@@ -72,8 +70,8 @@ def rms_norm(x: F32, weight: F32, eps: Any, out: F32, start: int, stop: int) -> 
 
 @kernel
 def rope(x: F32, cos: F32, sin: F32, halves: bool, out: F32, start: int, stop: int) -> None:
-    """x: (tokens, heads, dim); cos, sin: (tokens, pairs), of the first elements of each head: two
-    side by side, or (`halves`) all first ones before all second ones."""
+    """Rotate pairs of elements. x: (tokens, heads, dim); cos, sin: (tokens, pairs), of the first
+    elements of each head: two side by side, or (`halves`) all first ones before all second ones."""
     pairs = cos.shape[1]
     step, gap = (1, pairs) if halves else (2, 1)
     for t in range(start, stop):
@@ -88,7 +86,7 @@ def rope(x: F32, cos: F32, sin: F32, halves: bool, out: F32, start: int, stop: i
 
 @kernel
 def swiglu(gate: F32, up: F32, out: F32, start: int, stop: int) -> None:
-    """All flat."""
+    """Compute SwiGLU on flat arrays."""
     g, u, to = gate[start:stop], up[start:stop], out[start:stop]
     for i in range(len(to)):
         to[i] = g[i] / (ONE + exp(-g[i])) * u[i]
@@ -99,7 +97,7 @@ def swiglu(gate: F32, up: F32, out: F32, start: int, stop: int) -> None:
 
 @kernel
 def kq(q: F32, k: Kept, out: F32, start: int, stop: int) -> None:
-    """q: (tokens, heads, dim) -> out: (heads, tokens, cells)"""
+    """Write the scores. q: (tokens, heads, dim) -> out: (heads, tokens, cells)"""
     tokens, heads, dim = q.shape
     group, whole = heads // k.shape[1], dim // LANES * LANES
     q_, k_, out_ = q.reshape(-1), k.reshape(-1), out.reshape(-1)
@@ -120,7 +118,8 @@ def kq(q: F32, k: Kept, out: F32, start: int, stop: int) -> None:
 def soft_max(
     x: F32, scale: Any, visible: NDArray[np.bool_], out: F32, start: int, stop: int
 ) -> None:
-    """x: (heads, tokens, cells), visible: (tokens, cells); a row that sees nothing is zeros."""
+    """Write the softmax of each visible row. x: (heads, tokens, cells), visible: (tokens, cells); a
+    row that sees nothing is zeros."""
     for h in range(start, stop):
         for t in range(x.shape[1]):
             row, seen, to = x[h, t], visible[t], out[h, t]
@@ -141,7 +140,8 @@ def soft_max(
 
 @kernel
 def kqv(p: F32, v: Kept, out: F32, start: int, stop: int) -> None:
-    """p: (heads, tokens, cells) -> out: (tokens, heads, dim)."""
+    """Write the weighted sums of the values. p: (heads, tokens, cells) -> out: (tokens, heads,
+    dim)."""
     heads, tokens, cells = p.shape
     kv_heads, dim = v.shape[1:]
     group, whole, apart = heads // kv_heads, dim // LANES * LANES, kv_heads * dim

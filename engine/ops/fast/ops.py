@@ -124,7 +124,8 @@ class Fast(Mirror):
         return out
 
     def turns(self, positions: I32, params: RopeParams) -> tuple[F32, F32]:
-        """Cosines and sines; kept until others are wanted: all layers of a batch want the same."""
+        """Return cosines and sines; kept until others are wanted: all layers of a batch want the
+        same."""
         at, last = positions.tobytes(), self.turned
         if last is None or last[0] != at or not last[1].turns_as(params):
             cos, sin = (plain(t) for t in self.rotations(positions, params))
@@ -185,7 +186,7 @@ def plain(x: NDArray[Any]) -> F32:
 
 
 def as_cached(x: NDArray[Any]) -> NDArray[Any]:
-    """Keys or values as they lie in a cache: halves as their bits."""
+    """Return keys or values as they lie in a cache: halves as their bits."""
     if x.dtype == np.float16:
         return as_compiled(x.view(HALF_BITS), HALF_BITS)
     return plain(x)

@@ -128,8 +128,8 @@ def products(
     unpack: int, how: I64, table: F32, raw: Bytes, row_bytes: int, x: I16, dx: F32, y: I16, dy: F32,
     out: F32, start: int, stop: int,
 ) -> None:  # fmt: skip
-    """x: (tiles, pairs of columns, tokens, 2), dx: (tiles, runs, tokens); y, dy: the same of what
-    minima are multiplied by."""
+    """Multiply tiles of integers. x: (tiles, pairs of columns, tokens, 2), dx: (tiles, runs,
+    tokens); y, dy: the same of what minima are multiplied by."""
     (tiles, runs), low_runs = dx.shape[:2], dy.shape[1]
     columns, low_columns = 2 * x.shape[1], 2 * y.shape[1]
     run, low_run = columns // runs, low_columns // max(low_runs, 1)

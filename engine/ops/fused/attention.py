@@ -27,7 +27,7 @@ def stack_heads(found: list[Near]) -> Near:
 
 @operation("flash_attention")
 def flash_attention(call: Call) -> dict[str, Result]:
-    """q: (batch, heads, tokens, dim), k, v: (batch, kv_heads, cells, dim) -> as q.
+    """Attend by head. q: (batch, heads, tokens, dim), k, v: (batch, kv_heads, cells, dim) -> as q.
 
     Neighbouring heads share one of the kv_heads.
     """
@@ -41,7 +41,7 @@ def flash_attention(call: Call) -> dict[str, Result]:
 
 
 def attend_heads(q: F64, k: F64, v: F64, added: F64, scale: float) -> Near:
-    """q: (heads, tokens, dim), k and v: (kv_heads, cells, dim)."""
+    """Attend by head. q: (heads, tokens, dim), k and v: (kv_heads, cells, dim)."""
     k, v = (np.repeat(x, len(q) // len(x), axis=0) for x in (k, v))
     return near(attend(q, k, v, added, scale, ANY_ENGINE))
 
@@ -66,7 +66,7 @@ def paged_decode_attention(call: Call) -> dict[str, Result]:
 
 
 def cells_of(call: Call, pool: str, sequence: int, length: int) -> F64:
-    """The context of a sequence in order: (kv_heads, length, dim)."""
+    """Return the context of a sequence in order: (kv_heads, length, dim)."""
     blocks = call[pool][call.inputs["block_tables"][sequence]]
     return np.concatenate(list(blocks), axis=1)[:, :length]
 

@@ -28,7 +28,7 @@ class Call:
     params: Mapping[str, int | float | str]
 
     def __getitem__(self, name: str) -> F64:
-        """An input in float64."""
+        """Return an input in float64."""
         return self.inputs[name].astype(np.float64)
 
     def exact(self, name: str) -> Near:

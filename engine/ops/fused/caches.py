@@ -12,7 +12,7 @@ Write = Callable[[F64, F64], None]  # into a whole cache: the new rows (heads, t
 
 
 def put(cache: F64, new: Result, write: Write) -> Expected:
-    """All of the cache: what was there stays, and is exact."""
+    """Return all of the cache: what was there stays, and is exact."""
     assert isinstance(new, Expected)
     value, allowed = cache.copy(), np.zeros(cache.shape)
     write(value, new.value)

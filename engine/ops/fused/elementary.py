@@ -37,7 +37,8 @@ def rsqrt_elem(call: Call) -> dict[str, Result]:
 
 @operation("sum_squares_axis")
 def sum_squares_axis(call: Call) -> dict[str, Result]:
-    """x: (rows, columns) -> a sum for each row (axis 1) or each column (axis 0)."""
+    """Sum squares along an axis. x: (rows, columns) -> a sum for each row (axis 1) or each column
+    (axis 0)."""
     x, axis = call["x"], call.number("axis")
     near = total(exact(x * x), x.shape[axis] + 1, axis=axis, keep=False)
     return {"y": near.expect("squares summed in any order")}
@@ -45,7 +46,7 @@ def sum_squares_axis(call: Call) -> dict[str, Result]:
 
 @operation("broadcast_row_scalars")
 def broadcast_row_scalars(call: Call) -> dict[str, Result]:
-    """x: (rows) -> (rows, width)"""
+    """Repeat each row's scalar. x: (rows) -> (rows, width)"""
     x = call.inputs["x"]
     return {"y": expect_copy(np.repeat(x[:, None], call.number("width"), axis=1))}
 
@@ -62,7 +63,7 @@ def slice_cols(call: Call) -> dict[str, Result]:
 
 @operation("copy_slice")
 def copy_slice(call: Call) -> dict[str, Result]:
-    """All of the destination: what is outside of the slice stays."""
+    """Return all of the destination: what is outside of the slice stays."""
     out, n = call.inputs["dst"].copy(), call.number("len")
     at, to = call.number("src_offset"), call.number("dst_offset")
     out[to : to + n] = call.inputs["src"][at : at + n]

@@ -13,7 +13,8 @@ REASON = "products summed in any order"
 
 @operation("route_topk_softmax")
 def route_topk_softmax(call: Call) -> dict[str, Result]:
-    """logits: (tokens, experts) -> ids (tokens, top_k), the largest first, and their weights.
+    """Choose experts. logits: (tokens, experts) -> ids (tokens, top_k), the largest first, and
+    their weights.
 
     Weights are shares of the softmax over all experts, and with `norm_topk_prob` of those chosen.
     """
@@ -29,7 +30,8 @@ def route_topk_softmax(call: Call) -> dict[str, Result]:
 
 @operation("moe_buckets")
 def moe_buckets(call: Call) -> dict[str, Result]:
-    """selected: (tokens, top_k) -> tpe, how many pairs each expert has, and ids, which they are.
+    """Sort the pairs by expert. selected: (tokens, top_k) -> tpe, how many pairs each expert has,
+    and ids, which they are.
 
     ids: (experts, tokens * top_k), the first `tpe` of a row. A pair is token * top_k + slot.
     """
@@ -50,19 +52,21 @@ def weigh_slots(slots: F64, weights: F64) -> Near:
 
 @operation("weighted_sum_stacked")
 def weighted_sum_stacked(call: Call) -> dict[str, Result]:
-    """slots: (n, hidden), weights: (n) -> (hidden)"""
+    """Add the slots by weight. slots: (n, hidden), weights: (n) -> (hidden)"""
     return {"y": weigh_slots(call["slots"], call["weights"]).expect(REASON)}
 
 
 @operation("weighted_sum_batched")
 def weighted_sum_batched(call: Call) -> dict[str, Result]:
-    """slots: (tokens, top_k, hidden), weights: (tokens, top_k) -> (tokens, hidden)"""
+    """Add the slots of each token by weight. slots: (tokens, top_k, hidden), weights: (tokens,
+    top_k) -> (tokens, hidden)"""
     return {"y": weigh_slots(call["slots"], call["weights"]).expect(REASON)}
 
 
 @operation("weighted_sum_batched_offset")
 def weighted_sum_batched_offset(call: Call) -> dict[str, Result]:
-    """Weights from an offset on, the result at an offset of `out`; the rest of `out` stays."""
+    """Return weights from an offset on, the result at an offset of `out`; the rest of `out`
+    stays."""
     slots, at, to = call["slots"], call.number("weights_offset"), call.number("out_offset")
     weights = call["weights"][at : at + slots.shape[0] * slots.shape[1]].reshape(slots.shape[:2])
     found = weigh_slots(slots, weights).expect(REASON)
@@ -98,8 +102,8 @@ def weighted_sum_residual_norm_stacked(call: Call) -> dict[str, Result]:
 
 @operation("moe_gate_up_silu")
 def moe_gate_up_silu(call: Call) -> dict[str, Result]:
-    """x: (tokens, k), gate, up: (experts, ffn, k), ids: (tokens, top_k) -> (tokens, top_k, ffn):
-    silu(gate x) * (up x) of the experts chosen."""
+    """Apply the gated half of a mixture of experts. x: (tokens, k), gate, up: (experts, ffn, k),
+    ids: (tokens, top_k) -> (tokens, top_k, ffn): silu(gate x) * (up x) of the experts chosen."""
     x, ids = call["x"], call.inputs["ids"]
     both = [product(call[name][ids], x[:, None, :, None]) for name in ("gate", "up")]
     gate, up = (Near(n.v[..., 0], np.asarray(n.r)[..., 0]) for n in both)

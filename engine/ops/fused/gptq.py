@@ -14,7 +14,7 @@ from lockstep.engine.ops.sums import in_order
 
 
 def unpack_words(words: NDArray[np.int32], bits: int, axis: int) -> NDArray[np.int64]:
-    """Along an axis, 32 / bits numbers from each word."""
+    """Unpack 32 / bits numbers from each word along an axis."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     wide = np.moveaxis(words, axis, -1).view(np.uint32)[..., None]
     numbers = (wide >> shifts) & np.uint32((1 << bits) - 1)
@@ -36,7 +36,7 @@ def weights(call: Call) -> F64:
 
 @operation("gemm_gptq")
 def gemm_gptq(call: Call) -> dict[str, Result]:
-    """x: (m, k) -> (m, n)"""
+    """Multiply by the packed weights. x: (m, k) -> (m, n)"""
     x, w = call["x"], weights(call)
     near = product(x, w)
     # a decoded weight is rounded, or the scale is applied

@@ -24,7 +24,7 @@ PAIRS: dict[str, Callable[[int], tuple[slice, slice]]] = {
 
 
 def rotate_pairs(x: Near, cos: Near, sin: Near, pairs: str) -> Near:
-    """x: (tokens, heads, dim); cos, sin: (tokens, 1, dim / 2)."""
+    """Rotate neighbouring elements. x: (tokens, heads, dim); cos, sin: (tokens, 1, dim / 2)."""
     if pairs not in PAIRS:
         raise Unsupported(f"no pairs named {pairs!r} (known: {', '.join(PAIRS)})")
     return near(rotate(x, cos, sin, *PAIRS[pairs](x.v.shape[-1])))
@@ -55,7 +55,8 @@ def prepare_heads(call: Call, x: Near, weight: str, mode: int) -> Near:
 
 @operation("apply_rotary_emb")
 def apply_rotary_emb(call: Call) -> dict[str, Result]:
-    """x: (tokens, heads, dim) -> the same."""
+    """Rotate the first half of each head against the second. x: (tokens, heads, dim) -> the
+    same."""
     x = call.exact("x")
     found = rotate_pairs(x, *tables(call, len(x.v)), str(call.params["pairs"]))
     return {"y": found.expect("two products and their sum")}
@@ -80,7 +81,7 @@ def parts(call: Call) -> dict[str, NDArray[np.float32]]:
 
 @operation("split_qkv")
 def split_qkv(call: Call) -> dict[str, Result]:
-    """Rows of q, k and v: (tokens, heads * dim) each."""
+    """Return rows of q, k and v: (tokens, heads * dim) each."""
     return {name: expect_copy(part.reshape(len(part), -1)) for name, part in parts(call).items()}
 
 
@@ -97,5 +98,5 @@ def split_and_prepared(call: Call) -> dict[str, Result]:
 
 @operation("split_qkv_norm_rope")
 def split_qkv_norm_rope(call: Call) -> dict[str, Result]:
-    """Heads first, all three; only q and k are normed and rotated."""
+    """Return heads first, all three; only q and k are normed and rotated."""
     return split_and_prepared(call)

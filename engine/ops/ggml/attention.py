@@ -51,7 +51,8 @@ class Form:
 
 @meaning("FLASH_ATTN_EXT")
 def flash_attn_ext(node: Node, build: Build) -> Expected:
-    """q: (1, heads, tokens, dim), k, v: (1, kv_heads, cells, dim) -> (1, tokens, heads, dim)."""
+    """Attend by head, as ggml orders the axes. q: (1, heads, tokens, dim), k, v: (1, kv_heads,
+    cells, dim) -> (1, tokens, heads, dim)."""
     q, k, v = (node.source(i) for i in range(3))
     if q.ne[3] != 1:
         raise Unsupported("FLASH_ATTN_EXT of several streams")
@@ -75,7 +76,7 @@ def call(
     cap: float,
     sinks: NDArray[Any] | None,
 ) -> Node:
-    """A node that nobody captured. q: (tokens, heads, dim), k, v: (cells, kv_heads, dim)."""
+    """Return a node that nobody captured. q: (tokens, heads, dim), k, v: (cells, kv_heads, dim)."""
     params = np.zeros(16, np.int32)
     params.view(np.float32)[:3] = scale, 0.0, cap
     mask = np.where(visible, 0.0, -np.inf).astype(np.float16)[:, None]
@@ -208,7 +209,7 @@ def scores(node: Node, form: Form, build: Build) -> tuple[F64, F64, NDArray[np.b
 
 
 def dots(node: Node, build: Build) -> tuple[F64, F64]:
-    """Queries, converted to what the keys' type is multiplied by, times keys."""
+    """Return queries, converted to what the keys' type is multiplied by, times keys."""
     keys, q = node.source(1), node.wide(0)[0]
     group = len(q) // keys.ne[2]
     if keys.type not in PLAIN:

@@ -19,7 +19,7 @@ from lockstep.engine.quants.base import WeightFormat
 
 
 def plain(operand: Operand) -> NDArray[np.generic]:
-    """The values in their own type."""
+    """Return the values in their own type."""
     if operand.value is None or operand.type not in PLAIN:
         raise Unsupported(f"a copy of {operand.type}")
     return operand.value
@@ -92,7 +92,7 @@ def get_rows(node: Node, build: Build) -> Expected:
 
 @meaning("SET_ROWS")
 def set_rows(node: Node, build: Build) -> Expected:
-    """All of the destination: what was there before, and the rows that were written."""
+    """Return all of the destination: what was there before, and the rows that were written."""
     rows, ids = node.source(0), node.source(1).value
     assert ids is not None
     if node.type not in PLAIN:
@@ -124,7 +124,8 @@ def set_coded_rows(node: Node, ids: NDArray[np.generic], build: Build) -> Expect
 
 @meaning("IM2COL")
 def im2col(node: Node, _: Build) -> Expected:
-    """The windows of rows or of images, zeros outside: (batch, positions.., channels * kernel)."""
+    """Return the windows of rows or of images, zeros outside: (batch, positions.., channels *
+    kernel)."""
     images = bool(node.params[6])
     stride, stride_y, padding, padding_y, step, step_y = (int(p) for p in node.params[:6])
     data = plain(node.source(1))  # (batch, channels, height, width)

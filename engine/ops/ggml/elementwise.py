@@ -67,7 +67,7 @@ def binary(node: Node, _: Build) -> Expected:
 
 @meaning("ADD_ID")
 def add_id(node: Node, _: Build) -> Expected:
-    """A row of the second source, chosen for each row by an id."""
+    """Return a row of the second source, chosen for each row by an id."""
     a, rows = node.wide(0), node.wide(1)[0, 0]
     ids = node.source(2).value
     assert ids is not None

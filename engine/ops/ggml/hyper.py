@@ -36,7 +36,7 @@ def comb(node: Node, _: Build) -> Expected:
 
 @meaning("DSV4_HC_PRE")
 def pre(node: Node, _: Build) -> Expected:
-    """The streams' weighted sum: (tokens, width)."""
+    """Return the streams' weighted sum: (tokens, width)."""
     scale, gated = float(node.floats()[0]), bool(node.params[1])
     x = node.wide(0)[0]  # (tokens, streams, width)
     weights = sigmoid(exact(node.wide(1)[0])) if gated else exact(node.wide(1)[0, 0][..., None])

@@ -15,8 +15,8 @@ DESCENDING = 1  # ggml_sort_order
 
 
 def in_order(x: F64, build: Build) -> NDArray[np.int64]:
-    """The indices of each row from the smallest value on; equal values as they are, or as the build
-    has them."""
+    """Return the indices of each row from the smallest value on; equal values as they are, or as
+    the build has them."""
     if build.ties is None:
         return np.argsort(x, axis=-1, kind="stable")
     shuffled = np.argsort(build.ties(x.size).reshape(x.shape), axis=-1)
@@ -42,7 +42,7 @@ def argsort(node: Node, build: Build) -> Expected:
 
 @meaning("TOP_K")
 def top_k(node: Node, build: Build) -> Expected:
-    """The largest k of a row in any order: ggml swaps two of them on purpose."""
+    """Return the largest k of a row in any order: ggml swaps two of them on purpose."""
     x, k = node.wide(0), node.ne[0]
     found = np.take_along_axis(x, np.clip(node.value, 0, x.shape[-1] - 1), axis=-1)
     ids = np.sort(node.value, axis=-1)

@@ -26,7 +26,7 @@ REASON = "a running bound through the recursion: every operation rounded once, e
 
 
 def join_results(*parts: Near) -> Expected:
-    """Results that ggml puts one behind the other in a single tensor: flat."""
+    """Return results that ggml puts one behind the other in a single tensor: flat."""
     flat = [np.broadcast_to(np.asarray(p.r), p.v.shape).reshape(-1) for p in parts]
     value = np.concatenate([p.v.reshape(-1) for p in parts])
     return Expected(value, np.concatenate(flat) + U * np.abs(value) + SMALLEST, REASON)
@@ -43,8 +43,8 @@ def stack_steps(items: list[Near], axis: int) -> Near:
 
 
 def latest(states: list[Near], node: Node) -> list[Near]:
-    """The last few states, the newest first. Those of tokens before the first are left as they were
-    in memory, which a node does not show."""
+    """Return the last few states, the newest first. Those of tokens before the first are left as
+    they were in memory, which a node does not show."""
     keep = max(1, int(node.params[0]))  # 0: of a version that has no choice and keeps the last
     if len(states) < keep:
         raise Unsupported(f"{node.op} with snapshots of earlier tokens")

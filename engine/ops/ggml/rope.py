@@ -27,7 +27,7 @@ def log(x: float) -> float:
 
 
 def corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: float) -> list[float]:
-    """Between which pairs YaRN goes over from one frequency to the other."""
+    """Return the pairs between which YaRN goes from one frequency to the other."""
 
     def dim(turns: float) -> float:
         where = log(n_ctx_orig / (turns * 2 * math.pi)) if n_ctx_orig > 0 else -math.inf
@@ -101,7 +101,7 @@ def mixing(node: Node, pairs: int) -> tuple[F64 | None, np.float32]:
 
 
 def rotations(node: Node, pairs: int, build: Build) -> tuple[Near, Near]:
-    """Cosines and sines: (tokens, 1, pairs) each."""
+    """Return cosines and sines: (tokens, 1, pairs) each."""
     scale, ext = node.floats()[6], node.floats()[7]
     mix, magnitude = mixing(node, pairs)
     theta: NDArray[Any]
@@ -143,7 +143,7 @@ def pair_places(node: Node) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 @meaning("ROPE", "ROPE_BACK")
 def rope(node: Node, build: Build) -> Expected:
-    """x: (ne3, tokens, heads, dim); what is not rotated is copied."""
+    """Rotate pairs of elements. x: (ne3, tokens, heads, dim); what is not rotated is copied."""
     x = node.wide(0)
     first, second = pair_places(node)
     cos, sin = rotations(node, len(first), build)

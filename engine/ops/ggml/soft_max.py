@@ -67,8 +67,8 @@ def sizes_of_scores(node: Node) -> F64:
 
 @meaning("SOFT_MAX")
 def soft_max(node: Node, build: Build) -> Expected:
-    """Some rows after the others: of a long context each array of all scores fills the memory that
-    the next one is made in."""
+    """Return some rows after the others: of a long context each array of all scores fills the
+    memory that the next one is made in."""
     shape = tuple(reversed(node.source(0).ne))
     value, allowed = np.empty(shape), np.empty(shape if build.bounds else 0)
     sinks = None if node.optional(2) is None else node.wide(2).reshape(1, -1, 1, 1)

@@ -75,7 +75,7 @@ def from_minimum(blocks: F32, most: int) -> tuple[F64, F64, dict[str, F64]]:
 
 
 def codes(values: F32, scale: F32, shift: float, most: int) -> tuple[F64, F64]:
-    """The code of each value, and the one after it where the two ways to round differ."""
+    """Return the code of each value, and the one after it where the two ways to round differ."""
     with np.errstate(divide="ignore"):
         inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0))
     apart = values * inverse + np.float32(shift)

@@ -41,7 +41,7 @@ SIGNS = codebook("signs")
 
 @compiled_as
 def entries(typing: Any, book: Any, indices: Any) -> Any:
-    """The values of some entries, one entry after the other, as int lanes.
+    """Return the values of some entries, one entry after the other, as int lanes.
 
     `indices`: int lanes, or a tuple of integers; none may lie beyond the end of the book.
     """

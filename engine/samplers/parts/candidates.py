@@ -41,5 +41,5 @@ class CandidateList:
 
     @property
     def token(self) -> int:
-        """The id of the selected candidate; -1: none."""
+        """Return the id of the selected candidate; -1: none."""
         return int(self.ids[self.selected]) if 0 <= self.selected < len(self) else -1

@@ -35,7 +35,7 @@ class Constructor:
 
     @property
     def fields(self) -> dict[str, Kind]:
-        """The parameters that describe the sampler, not the model."""
+        """Return the parameters that describe the sampler, not the model."""
         return {name: kind for name, kind in self.parameters if kind not in OF_MODEL}
 
 

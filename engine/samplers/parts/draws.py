@@ -24,7 +24,7 @@ class Draws(Protocol):
 
 
 class MersenneTwister:
-    """std::mt19937 with libstdc++'s distributions; numpy's legacy seeding is the same."""
+    """A copy of std::mt19937 with libstdc++'s distributions; numpy's legacy seeding is the same."""
 
     def __init__(self, seed: int) -> None:
         self.bits = np.random.MT19937()
@@ -34,12 +34,12 @@ class MersenneTwister:
         return int(self.bits.random_raw())
 
     def single(self) -> float:
-        """std::uniform_real_distribution<float>: one word, rounded to a float."""
+        """Draw as std::uniform_real_distribution<float> does: one word, rounded to a float."""
         value = F(self.word()) / F(WORDS)
         return float(value if value < 1 else np.nextafter(F(1), F(0)))
 
     def double(self) -> float:
-        """std::uniform_real_distribution<double>: two words, the low one first."""
+        """Draw as std::uniform_real_distribution<double> does: two words, the low one first."""
         low, high = self.word(), self.word()
         value = (float(low) + float(high) * WORDS) / (WORDS * WORDS)
         return value if value < 1 else float(np.nextafter(1.0, 0.0))

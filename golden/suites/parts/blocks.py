@@ -105,7 +105,7 @@ def every_value(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
 
 
 def whole_book(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
-    """Every entry of a book whose index is longer than a byte, or not alone in its field."""
+    """Yield every entry of a book whose index is longer than a byte, or not alone in its field."""
     if kind.name in LONG_INDEX:
         yield from long_indices(kind, scales)
     elif kind.name == "IQ2_XS":  # 9 bits of index, 7 of signs
@@ -135,7 +135,7 @@ def long_indices(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
 
 
 def after_scale(content: Block, kind: type[WeightFormat]) -> Block:
-    """A block that begins with a half, then has this, then zeros."""
+    """Return a block that begins with a half, then has this, then zeros."""
     block = np.zeros(kind.layout.itemsize, np.uint8)
     block[2 : 2 + content.size] = content
     return block
@@ -183,7 +183,7 @@ def put(scale: OddScale, block: Block, bits: int) -> None:
 
 
 def with_ones(scales: list[OddScale], block: Block) -> Block:
-    """A copy in which every scale is 1."""
+    """Return a copy in which every scale is 1."""
     changed = block.copy()
     for scale in scales:
         put(scale, changed, scale.one)
@@ -193,7 +193,7 @@ def with_ones(scales: list[OddScale], block: Block) -> Block:
 def restore_scales(
     kind: type[WeightFormat], scales: list[OddScale], name: str, block: Block
 ) -> Block:
-    """A scale of 1 again, where a fill has gone over one that is spread over a field."""
+    """Return a scale of 1 again, where a fill has gone over one that is spread over a field."""
     return with_ones(scales, block) if kind.name == "IQ1_M" and name == "scales" else block
 
 

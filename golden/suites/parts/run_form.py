@@ -35,7 +35,7 @@ def body_of(
     seed: int,
     about: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[dict[str, Any], Tensors]:
-    """The part of the document that comes of the runs, and the tensors.
+    """Return the part of the document that comes of the runs, and the tensors.
 
     about: of a node, by name, what else is written down.
     """
@@ -62,7 +62,7 @@ def body_of(
 def batches_of(
     prompt: Sequence[int], greedy: Sequence[int], decoder_start: int | None
 ) -> tuple[Batch, ...]:
-    """The prompt, most of the greedy ids together, and some of them alone.
+    """Return the prompt, most of the greedy ids together, and some of them alone.
 
     decoder_start: where an encoder reads the prompt, the decoder begins with it.
     """

@@ -167,7 +167,7 @@ def dry() -> list[SamplerSpec]:
 
 
 def infill() -> list[SamplerSpec]:
-    """Rows of few words, where one begins another, with and without an end."""
+    """Return rows of few words, where one begins another, with and without an end."""
     words = {
         "words": (261, 337, 352, 268, 271),
         "one-begins-another": (319, 363, 337, 271),  # he, "he "

@@ -323,7 +323,7 @@ def long_texts() -> Iterator[tuple[str, bytes]]:
 
 
 def known_texts() -> Iterator[tuple[str, bytes]]:
-    """Texts whose ids under Gemma 4's vocabulary are known from elsewhere."""
+    """Yield texts whose ids under Gemma 4's vocabulary are known from elsewhere."""
     yield from number_texts(
         "noted",
         *(

@@ -58,7 +58,7 @@ class AcidPlace:
 
     @property
     def behind_prompt(self) -> int:
-        """The number of positions from the last token of the acid prompt to the test."""
+        """Return the number of positions from the last token of the acid prompt to the test."""
         return 2 + self.order.index(self.test)
 
     def behind(self, letter: str) -> int:
@@ -68,7 +68,7 @@ class AcidPlace:
 
     @property
     def behind_start(self) -> int:
-        """The number of positions from what comes before the acid prompt to the test."""
+        """Return the number of positions from what comes before the acid prompt to the test."""
         return self.vocabulary.n_prompt + self.behind_prompt
 
     def before(self, steps: int) -> str:
@@ -104,7 +104,7 @@ class Answer:
 
 
 def answers_of(test: Measurement, unit: float) -> list[Answer]:
-    """The right one first. unit: what a 1 measured is behind the last norm."""
+    """Return the right one first. unit: what a 1 measured is behind the last norm."""
     right = np.array(test.right)
     aways = [(says, np.array(values) - right) for says, values in test.wrong]
     nearest = min(float((away * away).sum()) for _, away in aways)

@@ -14,7 +14,8 @@ FOUND = 90.0  # a score that is enough at the end of a long report as well
 
 
 class BpeCut(Measurement):
-    """`shown`: what the prompt's tokens may show, the right thing first, each with its values."""
+    """A prompt cut into tokens. `shown`: what the tokens may show, the right thing first, each with
+    its values."""
 
     needs_prompt = of_tokenizer = True
     where = "the tokenizer; layer 0, head 0"
@@ -100,7 +101,8 @@ class SpaceAndDigits(Digits):
 
 
 class UserDefined(BpeCut):
-    """Its text is in the prompt, which is plain text for control tokens alone."""
+    """A user-defined token whose text is in the prompt. Only control tokens are plain text
+    there."""
 
     name = "user-defined-token"
     sees = "the text of a token of the type USER_DEFINED is this token, in any text"

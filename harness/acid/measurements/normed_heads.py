@@ -17,7 +17,7 @@ def share(score: float) -> float:
 
 
 def apart(frequency: float, times: float) -> float:
-    """Scores of a token three steps back over another four steps back."""
+    """Return scores of a token three steps back over another four steps back."""
     return SCORE * float(np.cos(3 * frequency) - LESS * np.cos(4 * frequency)) * times
 
 

@@ -51,7 +51,7 @@ class PlainEdges(MatrixEdges):
 
 
 class PlainLayers(Layers):
-    """Its coordinates hold values of attention's tests as well."""
+    """Layers whose coordinates also hold values of attention's tests."""
 
     rests_on = ("gelu", "newest-token", "earlier-token")
     catches = (*Layers.catches, "cache-keys-for-values")

@@ -45,7 +45,7 @@ class Far(Prompted):
 
 
 def find(w: AcidWeights, place: tuple[int, int], state: str, letter: str) -> None:
-    """place: layer and head, which finds the letter in this state."""
+    """Write a head that finds the letter in this state. place: layer and head."""
     (layer, head), element = place, {"m": FAR, "n": FAR_TOO}[letter]
     w.key(layer, element, {role(letter): 1.0})
     w.query(layer, head, element, state, 1.5 * SCORE)

@@ -56,7 +56,8 @@ class Activations(Adapter, name="llama.cpp activations"):
 
 
 def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
-    """The variants that give the library's very bytes; one it has in common with another, too."""
+    """Return the variants that give the library's very bytes; one it has in common with another,
+    too."""
     if kind.name == "F32" and not cpu_traits(lib, kind.type_id).from_float:
         return list(VARIANTS)  # 0.3.8 leaves them as they are without a function for it
     x = hard_to_round()
@@ -75,7 +76,8 @@ def conversions(
 
 
 def architecture(model: Path | None) -> str:
-    """ "": whoever loads the file says what is wrong with it."""
+    """Return the architecture's name. If it is "", the engine that loads the file reports the
+    error."""
     with suppress(EngineError, OSError, KeyError):
         if model is not None:
             with GgufFile.open(model) as file:
@@ -85,7 +87,7 @@ def architecture(model: Path | None) -> str:
 
 @cache
 def generic_formats(lib: Library) -> tuple[str, ...]:
-    """The formats that the library rounds as generic C does, and not as its x86 code."""
+    """Return the formats that the library rounds as generic C does, and not as its x86 code."""
     if not hasattr(lib.ggml, "ggml_get_type_traits_cpu"):
         return ()  # a version too old to be asked
     import_members("lockstep.engine.activations")
@@ -139,7 +141,7 @@ def hard_to_round() -> F32:
 
 
 def convert_by_library(lib: Library, kind: type[ActivationFormat], x: F32) -> NDArray[np.uint8]:
-    """The bytes that the library's `from_float` makes of x."""
+    """Return the bytes that the library's `from_float` makes of x."""
     x = np.ascontiguousarray(x, np.float32)
     out = np.zeros(x.size // kind.block * kind.layout.itemsize, np.uint8)
     cpu_traits(lib, kind.type_id).from_float(x.ctypes.data, out.ctypes.data, x.size)

@@ -166,14 +166,14 @@ class NodeWatch:
         return (ctypes.c_ubyte * size).from_address(GgmlTensor.from_address(address).data)
 
     def strided_view(self, address: int) -> NDArray[Any]:
-        """A view of a tensor's memory: of its values, or of the bytes of its rows."""
+        """Return a view of a tensor's memory: of its values, or of the bytes of its rows."""
         tensor = GgmlTensor.from_address(address)
         dtype, shape, strides = layout(self.types[tensor.type], tuple(tensor.ne), tuple(tensor.nb))
         return np.ndarray(shape, dtype, buffer=self.memory(address), strides=strides)
 
 
 def view_ops(lib: Library) -> list[int]:
-    """Their numbers; all builds have them, and no name is asked for that a build may lack."""
+    """Return the numbers of the view ops, without asking for a name that a build may lack."""
     found: list[int] = []
     number = 0
     while len(found) < len(VIEWS):

@@ -28,7 +28,7 @@ def time_capture(
     watched: tuple[LlamaContext, NodeWatch],
     batches: Sequence[Batch],
 ) -> dict[str, float]:
-    """Seconds of all batches but the first, which is the prompt, or of the only one."""
+    """Return seconds of all batches but the first, which is the prompt, or of the only one."""
     context, watch = watched
     sizes: list[int] = []
     counts: list[int] = []

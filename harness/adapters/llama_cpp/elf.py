@@ -56,8 +56,8 @@ class Elf:
 
     @cached_property
     def exported(self) -> frozenset[bytes]:
-        """Names of what it defines and exports, but for inline functions and templates: which of
-        those are left in a library is the compiler's choice."""
+        """Return names of what it defines and exports, but for inline functions and templates:
+        which of those are left in a library is the compiler's choice."""
         return frozenset(
             name
             for at, info, visible, section, _, _ in self._entries(DYNSYM, SYMBOL)
@@ -67,7 +67,7 @@ class Elf:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """File names of the libraries that are loaded with it."""
+        """Return file names of the libraries that are loaded with it."""
         entries = self._entries(DYNAMIC, ENTRY)
         return tuple(self._name(DYNAMIC, at).decode() for tag, at in entries if tag == NEEDED)
 

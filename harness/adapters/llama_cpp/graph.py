@@ -53,15 +53,16 @@ class LiveNode:
         return tuple(self.tensor.ne)
 
     def values(self) -> Array:
-        """A view of the tensor's memory, slowest dimension first, always with four dimensions; of
-        blocks, as a cache may have them, what ggml decodes, which no change of it changes."""
+        """Return a view of the tensor's memory, slowest dimension first, always with four
+        dimensions; of blocks, as a cache may have them, what ggml decodes, which no change of it
+        changes."""
         dtype = DTYPES.get(self.tensor.type)
         if dtype is None:
             return self.decode()
         return self.memory(dtype, tuple(reversed(self.tensor.ne)), self.tensor.nb[0])
 
     def memory(self, dtype: np.dtype[Any], shape: tuple[int, ...], stride: int) -> Array:
-        """stride: in bytes, along the last dimension."""
+        """Return the bytes of a tensor. stride: in bytes, along the last dimension."""
         if 0 in shape:
             return np.empty(shape, dtype)
         memory = (ctypes.c_ubyte * self.ggml.ggml_nbytes(self.address)).from_address(

@@ -90,7 +90,7 @@ def installed_folder() -> Path | None:
 
 
 def named_folder() -> Path | None:
-    """The user's own libraries."""
+    """Return the user's own libraries."""
     return Path(os.environ[LIBRARIES]) if LIBRARIES in os.environ else None
 
 

@@ -157,7 +157,7 @@ class Library:
         return type_count(self.llama, self.ggml)
 
     def types(self) -> Iterator[tuple[str, int, int]]:
-        """The name of each weight type, weights of a block, and bytes of a block."""
+        """Yield the name of each weight type, weights of a block, and bytes of a block."""
         for i in range(self.n_types):
             traits = self.ggml.ggml_get_type_traits(i).contents
             yield traits.type_name.decode(), traits.block_weights, traits.block_bytes
@@ -184,8 +184,8 @@ class Library:
         return any(words in line for _, line in self.lines)
 
     def check_room(self) -> None:
-        """Raises MemoryError where that is what llama.cpp's last refusal was: the limit is ours or
-        the machine's, and nobody is at fault."""
+        """Raise MemoryError if llama.cpp's last refusal was for want of memory. The limit is ours
+        or the machine's, so neither engine is at fault."""
         if self.complained_of(NO_ROOM):
             raise MemoryError(f"llama.cpp does not make a context{self._complaint()}")
 
@@ -219,7 +219,7 @@ def say_last_words(message: bytes) -> None:
 
 
 def check_layout(ggml: ctypes.CDLL) -> None:
-    """Raises RuntimeError if a tensor of this build is not laid out as GgmlTensor."""
+    """Check that a tensor of this build is laid out as GgmlTensor. Raises RuntimeError."""
     context = ggml.ggml_init(InitParams(1 << 16, None, False))
     if not context:
         raise RuntimeError("ggml_init gave no context, so the layout of a tensor is unknown")

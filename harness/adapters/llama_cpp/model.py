@@ -98,7 +98,7 @@ class LlamaModel:
         return max(start, 0)
 
     def metadata(self, key: str) -> str:
-        """A value as llama.cpp prints it; empty if there is none."""
+        """Return a value as llama.cpp prints it; empty if there is none."""
         size = 256
         text = ctypes.create_string_buffer(size)
         self.lib.llama.llama_model_meta_val_str(self.pointer, key.encode(), text, size)
@@ -166,7 +166,7 @@ class LlamaContext:
             llama.llama_memory_clear(llama.llama_get_memory(self.pointer), True)
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
-        """The logits of a batch's outputs: (outputs, vocabulary)."""
+        """Return the logits of a batch's outputs: (outputs, vocabulary)."""
         self.run(batch)
         return self._logits(np.flatnonzero(batch.outputs))
 

@@ -35,7 +35,8 @@ PROTOTYPES = {  # name: (result, *arguments); of ggml.h and ggml-cpu.h, 0.3.36
 
 
 def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
-    """The node's result: (ne3, ne2, ne1, ne0). Raises Unsupported for an op that ggml lacks."""
+    """Return the node's result: (ne3, ne2, ne1, ne0). Raises Unsupported for an op that ggml
+    lacks."""
     if node.type not in PLAIN:
         raise Unsupported(f"a result of type {node.type}")
     lib.declare(PROTOTYPES)
@@ -73,7 +74,7 @@ def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
 
 
 def op_number(lib: Library, node: Node) -> tuple[int, int]:
-    """The number of the op and its first parameter: for SILU those of UNARY, say."""
+    """Return the number of the op and its first parameter: for SILU those of UNARY, say."""
     names = [lib.ggml.ggml_op_name(i).decode() for i in range(op_count(lib))]
     for family, (members, function) in SUB_OPS.items():
         if node.op in members:
@@ -88,7 +89,7 @@ def op_number(lib: Library, node: Node) -> tuple[int, int]:
 
 
 def op_count(lib: Library) -> int:
-    """Up to the last name that there is: GGML_OP_COUNT is not exported."""
+    """Count the names up to the last one, as GGML_OP_COUNT is not exported."""
     try:
         lib.ggml.ggml_glu_op_name(0)
         last = b"GLU"
@@ -101,7 +102,7 @@ def op_count(lib: Library) -> int:
 
 
 def make_tensor(lib: Library, context: int, source: Operand, raw: NDArray[np.uint8]) -> int:
-    """A tensor with these bytes and the strides of the operand."""
+    """Return a tensor with these bytes and the strides of the operand."""
     kind = type_by_name(source.type)
     address: int = lib.ggml.ggml_new_tensor_4d(context, kind.id, *source.ne)
     tensor = GgmlTensor.from_address(address)
@@ -116,7 +117,7 @@ def make_tensor(lib: Library, context: int, source: Operand, raw: NDArray[np.uin
 
 
 def contiguous(source: Operand) -> tuple[int, ...]:
-    """Strides without gaps: of a block, a row, a matrix and a stack of them."""
+    """Return strides without gaps: of a block, a row, a matrix and a stack of them."""
     kind = type_by_name(source.type)
     steps = [kind.bytes, source.ne[0] // kind.block * kind.bytes]
     for n in source.ne[1:3]:
@@ -125,7 +126,8 @@ def contiguous(source: Operand) -> tuple[int, ...]:
 
 
 def laid_out(source: Operand) -> NDArray[np.uint8]:
-    """The bytes with the operand's strides. Raises EngineError if the value has not its shape."""
+    """Return the bytes with the operand's strides. Raises EngineError if the value has not its
+    shape."""
     if source.value is None:
         raise EngineError(f"the source {source.name!r} has no value")
     kind = type_by_name(source.type)

@@ -43,7 +43,8 @@ def multiply(
     x: NDArray[np.float32],
     n_threads: int,
 ) -> NDArray[np.float32]:
-    """kind: (name, id) of the weights; x: (tokens, columns) -> (tokens, rows)."""
+    """Multiply x by stored weights. kind: (name, id) of the weights; x: (tokens, columns) ->
+    (tokens, rows)."""
     lib.declare(PROTOTYPES)
     x = np.ascontiguousarray(x, np.float32)
     found = np.empty((len(x), rows_of(lib, kind, raw, x.shape[1])), np.float32)

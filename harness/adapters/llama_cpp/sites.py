@@ -132,7 +132,7 @@ def place_of(node: GraphNode) -> NodePlace | None:
 
 
 def product_of(node: GraphNode) -> NodePlace | None:
-    """The site of a product by a weight, whatever its name: a bias may have taken it.
+    """Return the site of a product by a weight, whatever its name: a bias may have taken it.
 
     What the experts compute, times their weights, has no name in some versions either.
     """
@@ -163,7 +163,7 @@ def multiplied_weight(node: GraphNode) -> str:
 
 
 def attention_of(node: GraphNode) -> NodePlace | None:
-    """The site of an op on the cache, or of the weights that attention makes of one."""
+    """Return the site of an op on the cache, or of the weights that attention makes of one."""
     if node.op == "MUL_MAT" and (layer := layer_of_cache(node.source(0), "k")) is not None:
         return NodePlace("kq", layer, used_cells)
     if node.op == "SOFT_MAX":

@@ -14,10 +14,8 @@ Fill = ctypes.CFUNCTYPE(None, P, P)  # llama_model_set_tensor_data_t
 
 
 def name_tensors(lib: Library, metadata: bytes) -> tuple[TensorSummary, ...]:
-    """metadata: a GGUF file without tensors. In llama.cpp's order, each name once.
-
-    The offsets are those of no file: zero. Raises EngineError with llama.cpp's own reason.
-    """
+    """Name the tensors in llama.cpp's order, each once. metadata: a GGUF file without tensors. All
+    offsets are zero. Raises EngineError with llama.cpp's own reason."""
     from_buffer = lib.ggml.gguf_init_from_buffer
     from_buffer.restype, from_buffer.argtypes = P, [P, ctypes.c_size_t, GgufInitParams]
     held = ctypes.create_string_buffer(metadata, len(metadata))

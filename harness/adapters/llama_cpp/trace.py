@@ -111,7 +111,8 @@ class SiteRecorder:
             self._put(site, value)
 
     def finish_step(self, *, tokens: int, layers: int, flash: bool) -> None:
-        """Raises if the graph of this step was not what a trace of it is taken for.
+        """Check that the graph of this step was the one that its trace was taken for. `tokens` have
+        been decoded since the cache was empty.
 
         `tokens` have been decoded since the cache was empty. A site that this version does not
         show is not in the trace: whoever compares traces says so. A value that could not be put in
@@ -183,7 +184,7 @@ def reach_beyond(weights: NDArray[Any], cells: int) -> bool:
 
 
 def check_replaceable(replace: Mapping[Site, NDArray[Any]], steps: int) -> None:
-    """Raises EngineError for a site that can never be replaced."""
+    """Refuse a site that can never be replaced. Raises EngineError."""
     for site in replace:
         if site.name not in SITES:
             raise EngineError(f"no site named {site.name!r} {choices(site.name, SITES)}")

@@ -61,7 +61,7 @@ class Ubatches:
         return [None, n_seqs, rows]
 
     def order(self, logits: dict[int, NDArray[np.float32]]) -> list[int] | None:
-        """The tokens of the batch whose logits were computed one after the other.
+        """Return the tokens of the batch whose logits were computed one after the other.
 
         logits: what llama.cpp says are those of each token with an output. None if two tokens have
         the same, for then nobody can tell.

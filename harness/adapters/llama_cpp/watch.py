@@ -121,7 +121,8 @@ def copy_bytes(_: Any, to: Any, start: Any, n: Any) -> Any:
 
 @intrinsic
 def call(_: Any, function: Any, a: Any, b: Any) -> Any:
-    """A C function of two numbers at an address; one with fewer parameters ignores the rest."""
+    """Return a C function of two numbers at an address; one with fewer parameters ignores the
+    rest."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(I64, (I64, I64))
@@ -192,7 +193,7 @@ def root_of(address: int) -> Any:
 
 @njit
 def home_of(s: Any, root: int) -> Any:
-    """The usage of its buffer; COMPUTE without one."""
+    """Return the usage of its buffer; COMPUTE without one."""
     buffer = tensor_at(root).buffer
     return COMPUTE if buffer == 0 else call(s.usage, buffer, 0) & 0xFFFFFFFF
 
@@ -287,7 +288,7 @@ def add_destination(s: Any, address: int, index: int, place: int) -> None:
 
 @njit
 def needed_bytes(s: Any, t: Any) -> Any:
-    """Bytes of the node, of its sources and of what it writes into."""
+    """Return bytes of the node, of its sources and of what it writes into."""
     total = 2 * (n_bytes(s, t) + ALIGNED)
     for i in range(10):
         if t.src[i] and not is_weight(s, root_of(t.src[i])):
@@ -297,7 +298,7 @@ def needed_bytes(s: Any, t: Any) -> Any:
 
 @njit
 def have_computed(t: Any, idle: bool) -> None:
-    """Or have it passed over. Versions without such a flag compute every node."""
+    """Let the node be computed, or passed over. Versions without such a flag compute every node."""
     if (idle and t.flags & COMPUTED) or (not idle and t.flags & HELD_BACK):
         t.flags ^= COMPUTED | HELD_BACK
 

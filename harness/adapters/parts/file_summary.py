@@ -22,7 +22,7 @@ def text(raw: bytes) -> str:
 
 
 def scalar(type_name: str, value: bool | int | float) -> Scalar:
-    """A number or truth value of that type, as Python has it."""
+    """Return a number or truth value of that type, as Python has it."""
     if type_name == "BOOL":
         return bool(value)
     if type_name in ("F32", "F64"):

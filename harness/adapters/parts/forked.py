@@ -103,7 +103,7 @@ class Results:
 
 
 def parse_forked(read: Read, files: Sequence[bytes], limits: CostLimits = LIMITS) -> dict[str, Any]:
-    """The answer about all of them."""
+    """Return the answer about all of them."""
     results, words, start = Results(len(files)), {}, 0
     while start < len(files):
         results.begin(start)
@@ -184,11 +184,11 @@ def prepare(log: int) -> None:
 
 
 def data_bytes() -> int:
-    """Bytes of data that this process has, as RLIMIT_DATA counts them."""
+    """Return bytes of data that this process has, as RLIMIT_DATA counts them."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[5]) * resource.getpagesize()
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had, in bytes."""
+    """Return the most memory that this process has had, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -113,7 +113,8 @@ ORIGINALS: Mapping[str, tuple[Json | None, Json, bool]] = {
 
 
 def tokenizer_json(data: Data, *, parse_special: bool) -> Json:
-    """The `tokenizer.json` of a model; without `parse_special`, control tokens are not in text."""
+    """Return the `tokenizer.json` of a model; without `parse_special`, control tokens are not in
+    text."""
     makers = {"gpt2": byte_bpe, "gemma4": gemma, "bert": word_piece}
     kind = text_of(data, "tokenizer.ggml.model")
     if kind not in makers:
@@ -222,7 +223,7 @@ UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
 
 
 def sentencepiece_model(data: Data) -> bytes:
-    """A ModelProto (sentencepiece_model.proto) with the pieces and scores of a file."""
+    """Return a ModelProto (sentencepiece_model.proto) with the pieces and scores of a file."""
     kind = text_of(data, "tokenizer.ggml.model")
     if kind not in ("llama", "t5"):
         raise Unsupported(
@@ -255,7 +256,7 @@ def sentencepiece_model(data: Data) -> bytes:
 
 
 def number(value: int) -> int:
-    """A negative one as protobuf writes it: 64 bits of two's complement."""
+    """Return a negative one as protobuf writes it: 64 bits of two's complement."""
     return value & 0xFFFFFFFFFFFFFFFF
 
 

@@ -47,7 +47,7 @@ class CostLimits:
 
 
 def allowed_memory(engine: str, sizes: Any) -> Any:
-    """Bytes that it may take for files of these sizes without being called wasteful."""
+    """Return bytes that it may take for files of these sizes without being called wasteful."""
     return SPARE_MEMORY + MEMORY_PER_BYTE.get(engine, OTHERS_PER_BYTE) * sizes
 
 
@@ -133,8 +133,8 @@ def extents(ne: Sequence[int]) -> tuple[int, ...]:
 
 
 def digest(head: tuple[int, int, int], pairs: Iterable[Any], rows: Sequence[Any]) -> int:
-    """head: version, alignment, offset of the data; pairs: key, type, element's type or -1, value;
-    rows: name, ne, type, offset, bytes.
+    """Digest a parsed file. head: version, alignment, offset of the data; pairs: key, type,
+    element's type or -1, value; rows: name, ne, type, offset, bytes.
 
     A value is bytes, a number, or a tuple of bytes; an array of numbers is the bytes of the file.
     Without tensors there is no data section, so that its offset is nothing to agree on.

@@ -14,7 +14,7 @@ Turn = tuple[float, float, int]  # when a thread began, when it ended, how often
 
 
 def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds: float) -> float:
-    """Seconds for a piece, while a thread for each decodes its own again and again.
+    """Return seconds for a piece, while a thread for each decodes its own again and again.
 
     Threads meet at the start only. To wait for each other after every piece would measure how
     long this machine takes to wake a thread: some 60 microseconds in a virtual one, in which a
@@ -46,7 +46,7 @@ def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds
 
 
 def repeat_work(work: Callable[[], object], seconds: float) -> Turn:
-    """Once at least."""
+    """Repeat the work, at least once."""
     began, count = time.perf_counter(), 0
     while True:
         work()

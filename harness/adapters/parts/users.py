@@ -53,13 +53,14 @@ def find_registered(name: str) -> EntryPoint | None:
 
 
 def installed_engines() -> tuple[EntryPoint, ...]:
-    """Engines that packages register."""
+    """Return engines that packages register."""
     return installed_in(tuple((path, changed_at(path)) for path in map(os.path.abspath, sys.path)))
 
 
 @lru_cache(1)  # a check asks several times, and each time every package's metadata would be read
 def installed_in(path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    """path: `sys.path`, and when each of it changed: with every package that comes or goes."""
+    """Return what is installed. path: `sys.path`, and when each entry changed, as it does with
+    every package."""
     return tuple(entry_points(group=GROUP))
 
 
@@ -126,7 +127,7 @@ def line_in(error: BaseException) -> str:
 
 
 def classes_in(module: ModuleType) -> dict[str, type[Adapter]]:
-    """Engines that the module defines, or else those that it only imports from elsewhere."""
+    """Return engines that the module defines, or else those that it only imports from elsewhere."""
     found = {
         name: held
         for name, held in vars(module).items()

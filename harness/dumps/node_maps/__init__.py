@@ -44,7 +44,7 @@ HEADS = {"Qcur": "heads", "Kcur": "kv_heads", "Qcur_rope": "heads", "Kcur_rope":
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """node: with {layer}, if it is one of a layer."""
+    """A rule of a map. node: with {layer}, if it is one of a layer."""
 
     pattern: re.Pattern[str]
     node: str
@@ -79,7 +79,7 @@ class NodeMap:
     known: dict[str, tuple[str, Rule] | None] = field(default_factory=dict, compare=False)
 
     def find(self, name: str) -> tuple[str, Rule] | None:
-        """The node, such as attn_norm-3, and the rule that says so.
+        """Return the node, such as attn_norm-3, and the rule that says so.
 
         Raises InvalidModel if there is too much to try.
         """
@@ -101,7 +101,7 @@ class NodeMap:
 
 
 def ready() -> list[str]:
-    """Names of the maps that come with Lockstep."""
+    """Return names of the maps that come with Lockstep."""
     return sorted(p.name.removesuffix(".toml") for p in files(__package__).iterdir() if is_map(p))
 
 
@@ -110,7 +110,7 @@ def is_map(path: Any) -> bool:
 
 
 def read_map(name: str, folder: Path = Path()) -> NodeMap:
-    """A ready one, or a file, looked for in the folder. Raises InvalidModel."""
+    """Read a map that comes with Lockstep, or a file from the folder. Raises InvalidModel."""
     known = ready()
     if name in known:
         return map_of(name, (files(__package__) / f"{name}.toml").read_bytes())
@@ -175,7 +175,7 @@ def regex(where: str, pattern: str) -> re.Pattern[str]:
 
 
 def not_found(names: Sequence[str]) -> str:
-    """A few of the names that no pattern fits."""
+    """Return a few of the names that no pattern fits."""
     few = ", ".join(name[:80] for name in names[:4])
     return f"{few}, and {len(names) - 4} more" if len(names) > 4 else few
 

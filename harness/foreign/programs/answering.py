@@ -54,8 +54,8 @@ def serve(start):
 
 
 def later(load, *names):
-    """The answers that methods of a model give, which is loaded when the first of them is asked:
-    what it does not accept is the answer to that question."""
+    """Yield the answers of a model's methods. The model is loaded with the first question, whose
+    answer is any refusal."""
     loaded = []
 
     def answer(name):

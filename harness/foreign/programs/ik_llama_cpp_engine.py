@@ -13,7 +13,7 @@ CACHE = {"type_k": "F16", "type_v": "F16", "flash_attn": False}
 
 class Model:
     def __init__(self, path, settings):
-        """Its class for contexts leaves some of this as it is, so it is set here."""
+        """Set what the class for contexts leaves as it is."""
         self.model = IkModel(path)
         params = api.llama_context_default_params()
         params.n_ctx = params.n_batch = settings["n_ctx"]

@@ -123,7 +123,8 @@ def scaling(key):
 
 
 def module_of(name):
-    """The parameter of mlx-lm. What has no place there is not left out: that would be our doing."""
+    """Return the parameter of mlx-lm. Tensors without a place are kept: leaving them out would be
+    our doing."""
     parts = name.split(".")
     layer, (stem, kind) = (
         (f"model.layers.{parts[1]}.", parts[2:]) if len(parts) > 2 else ("", parts)
@@ -164,7 +165,7 @@ def load(path):
 
 
 def parse(path):
-    """Its reader keeps values alone: no types, and of the tensors what it made of them."""
+    """Return what mlx's reader keeps: values without types, and tensors as it made them."""
     _, keys = load(path)
     return {"metadata": {key: [None, plain(value)] for key, value in keys.items()}}, {}
 
@@ -178,7 +179,7 @@ def plain(value):
 
 
 def dequantize(question, arrays):
-    """Out of a file with this one tensor: mx.load reads nothing else."""
+    """Decode a file with this one tensor: mx.load reads nothing else."""
     if question["type"] not in TYPES:
         raise Unsupported(f"a file with {question['type']} was not tried")
     kind, weights, size = TYPES[question["type"]]

@@ -25,7 +25,7 @@ Answer = dict[str, Any]
 
 
 def causes(case: ScheduleCase, kind: str) -> dict[str, int]:
-    """Every cause that holds, and the first step at which it does.
+    """Return every cause that holds, and the first step at which it does.
 
     In both runs that are compared with each other: that of the schedule and that in ubatches of
     another size.
@@ -124,20 +124,20 @@ def nobody(memory: Memory, batch: Entries) -> bool:
 
 
 def minus_one(memory: Memory, batch: Entries) -> bool:
-    """A sequence begins at position -1."""
+    """Return True if a sequence begins at position -1."""
     rule = broken_rule(memory, batch)
     return rule == "negative position" and min(entry.pos for entry in batch) == -1
 
 
 def twice(memory: Memory, batch: Entries) -> bool:
-    """A batch that is not refused gives a sequence one position twice."""
+    """Return True if an accepted batch gives a sequence one position twice."""
     places = [(s, entry.pos) for entry in batch for s in entry.seqs]
     return len(set(places)) < len(places) and broken_rule(memory, batch) is None
 
 
 def is_parted(memory: Memory, batch: Entries) -> bool:
-    """Sequences that see different cells share a token: of the past, or of its own position, which
-    one of them may be given once more later in the batch."""
+    """Return True if sequences that see different cells share a token: of the past, or of its own
+    position, which one of them may get again later in the batch."""
     if broken_rule(memory, batch) is not None:
         return False
     pasts = {s: pasts_of(memory, s) for entry in batch for s in entry.seqs}
@@ -168,7 +168,8 @@ BEFORE_DECODE: dict[str, Callable[[Memory, Entries], bool]] = {
 
 
 def is_crowded(batch: Entries, ubatches: Sequence[Ubatch], n_ubatch: int) -> bool:
-    """An equal split has as many sets as an ubatch has tokens, and another set is waiting."""
+    """Return True if an equal split has as many sets as an ubatch has tokens, and another set
+    waits."""
     left = set(range(len(batch)))
     for ubatch in ubatches:
         waiting = {batch[at].seqs for at in left}
@@ -202,7 +203,7 @@ def is_kept(watch: Watch, seq: int) -> bool:
 
 
 def is_divided(watch: Watch, seq: int, p0: int, p1: int, d: int) -> bool:
-    """A position is divided, and its key is to be turned."""
+    """Return True if a position is divided, and its key is to be rotated."""
     for cache in caches(watch.machine.memory):
         cells = cache.cells(seq).copy()
         cells.seq_div(seq, p0, p1, d)
@@ -222,7 +223,7 @@ def is_grown(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
 
 
 def part_of_a_stream(watch: Watch, source: int, to: int, p0: int, p1: int) -> bool:
-    """A part is copied into a stream of its own."""
+    """Return True if a part is copied into a stream of its own."""
     memory = watch.machine.memory
     if source == to or not in_streams(memory):
         return False
@@ -231,7 +232,7 @@ def part_of_a_stream(watch: Watch, source: int, to: int, p0: int, p1: int) -> bo
 
 
 def is_unshifted(watch: Watch, seq: int) -> bool:
-    """A cell that is saved has moved since the last batch."""
+    """Return True if a saved cell has moved since the last batch."""
     return any(cells.shift[i] for cells, i in cells_saved(watch.machine.memory, seq))
 
 
@@ -275,13 +276,13 @@ def any_sequence(watch: Watch, seq: int, p0: int, p1: int) -> bool:
 
 
 def before_the_last(watch: Watch, seq: int, p0: int, p1: int) -> bool:
-    """A state is to forget what lies before its last position."""
+    """Return True if a state is to forget what lies before its last position."""
     part = states(watch.machine.memory)
     return part is not None and seq >= 0 and max(p0, 0) < p1 <= part.pos_max(seq)
 
 
 def below_zero(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
-    """A state moves to a negative position."""
+    """Return True if a state moves to a negative position."""
     part = states(watch.machine.memory)
     state = None if part is None else part.at(seq, p0, p1)
     return state is not None and state.pos + delta < 0

@@ -44,7 +44,7 @@ UNANSWERED = ("rejected", "unanswerable")
 
 
 def kinds_for(oracle: str, engine: str) -> list[str]:
-    """The kinds of context that a campaign on these two is about."""
+    """Return the kinds of context that a campaign on these two is about."""
     if of_sbatch(oracle, engine):
         return list(SPLITS)
     # who has llama_sbatch has no lfm2, our model of a hybrid memory
@@ -154,7 +154,7 @@ class ScheduleCampaign:
     def finding(
         self, judge: Judge, case: ScheduleCase, first: ScheduleDifference
     ) -> Verdict | None:
-        """The verdict on a difference that was not seen before, minimised."""
+        """Return the verdict on a difference that was not seen before, minimised."""
         if first.symptom in UNANSWERED:
             text = f"{first.who}: {first.text}"
             return self.verdict("not-compared", text, {"schedule": case.plan()}, case=case)

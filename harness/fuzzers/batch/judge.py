@@ -130,7 +130,7 @@ class Judge:
     def neighbours(
         self, session: Session, case: ScheduleCase, base: Answers
     ) -> ScheduleDifference | None:
-        """Other sequences say something else: not a bit of these may change."""
+        """Change other sequences: not a bit of this one may change."""
         mine = component(case)
         changed = with_others_changed(case, mine)
         if changed == case:
@@ -148,7 +148,7 @@ class Judge:
     def splitting(
         self, session: Session, case: ScheduleCase, base: Answers
     ) -> ScheduleDifference | None:
-        """Ubatches of another size."""
+        """Run in ubatches of another size."""
         other = replace(case, n_ubatch=other_size(case))
 
         def same(at: int, row: Row, a: NDArray[Any], b: NDArray[Any]) -> bool:
@@ -168,7 +168,7 @@ class Judge:
         symptom: str,
         text: str,
     ) -> ScheduleDifference | None:
-        """Output by output, until the two runs part in what they accept."""
+        """Compare output by output, until the two runs differ in what they accept."""
         if all(answer["logits"] is None for answer in base):
             return None
         answers = self.ask(session, other)
@@ -202,7 +202,7 @@ def other_size(case: ScheduleCase) -> int:
 
 
 def worst(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest normalised squared error of a row. NaN in the same places is no error."""
+    """Return the largest normalised squared error of a row. NaN in the same places is no error."""
     both = np.isnan(a) & np.isnan(b)
     a, b = np.where(both, 0, a).astype(np.float64), np.where(both, 0, b).astype(np.float64)
     size = np.maximum((a * a).sum(axis=-1), 1e-30)
@@ -211,7 +211,8 @@ def worst(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 
 def component(case: ScheduleCase) -> frozenset[int]:
-    """The first sequence with outputs, and all that ever shared or copied anything with it."""
+    """Return the first sequence with outputs, and all that ever shared or copied anything with
+    it."""
     groups = {seq: {seq} for seq in range(-1, case.n_seq + 1)}
 
     def join(*seqs: int) -> None:
@@ -278,7 +279,8 @@ def short(value: Any) -> str:
 
 
 def short_row(row: Sequence[Any]) -> str:
-    """token@position/sequences, with ? for what cannot be seen and ! for an output"""
+    """Write a row as token@position/sequences, with ? for what cannot be seen and ! for an
+    output."""
     token, pos, seqs, output = row
     where = "?" if seqs is None else ",".join(map(str, seqs))
     return f"{token}@{'?' if pos is None else pos}/{where}{'!' if output else ''}"

@@ -45,8 +45,8 @@ def entry_for(
     found: ScheduleDifference,
     case: ScheduleCase,
 ) -> KnownSchedule | None:
-    """The entry that a difference is an example of. A crash may have been at any step; logits that
-    are wrong in ubatches of another size alone differ with the size."""
+    """Return the entry that a difference is an example of. A crash may have been at any step;
+    logits that are wrong in ubatches of another size alone differ with the size."""
     why = causes(case, kind)
     last = found.step if found.step >= 0 else len(case.steps)
     kinds = {kind, MEMORY.get(kind, kind)}

@@ -17,7 +17,7 @@ CELLS = 256  # llama.cpp's smallest stream
 
 
 def machine_of(kind: str, made: ScheduleCase) -> Machine:
-    """Ours, without numbers."""
+    """Return our machine of a memory, without numbers."""
     cells = made.n_ctx if made.unified else made.n_ctx // made.n_seq
     shape: dict[str, Any] = {"size": cells, "n_seq": made.n_seq, "unified": made.unified}
     memory: Memory

@@ -120,7 +120,7 @@ class SbatchMaker:
         return rows
 
     def outputs(self, rows: list[Row]) -> list[Row]:
-        """All; some; the last; none."""
+        """Draw the outputs: all, some, the last, or none."""
         style = self.draw.below(4)
         asked = [style == 0 or (style == 1 and self.draw.below(3) == 0) for _ in rows]
         asked[-1] |= style == 2

@@ -30,7 +30,8 @@ class ScheduleCase:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Few steps before many, then few tokens, then few sequences and the simpler numbers."""
+        """Order schedules: few steps before many, then few tokens, few sequences, and simpler
+        numbers."""
         rows = [row for step in self.steps if step[0] == "decode" for row in step[1]]
         numbers = [n for step in self.steps if step[0] != "decode" for n in step[1:]]
         shape = (self.n_seq, self.n_ctx, self.n_ubatch, self.unified)
@@ -100,7 +101,7 @@ def step_from(step: Any) -> Step:
 
 
 def rows_from(row: Any) -> Iterator[Row]:
-    """A row, or with a number behind it so many of them, one position after the other."""
+    """Yield a row, or with a number behind it so many of them, one position after the other."""
     n = whole(row[4]) if len(row) == 5 else 1
     if not 1 <= n <= MOST["n_ctx"]:
         raise ValueError(f"a row is repeated {n} times; expected 1 to {MOST['n_ctx']}")

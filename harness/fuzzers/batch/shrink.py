@@ -42,7 +42,7 @@ def without_steps(case: ScheduleCase) -> Iterator[ScheduleCase]:
 
 
 def without(case: ScheduleCase, start: int, stop: int) -> Iterator[ScheduleCase]:
-    """Steps left out, with the loads of what is then not saved; the others are renumbered."""
+    """Yield steps left out, with the loads of what is then not saved; the others are renumbered."""
     numbers: list[int | None] = []
     kept: list[Step] = []
     n_saved = 0
@@ -133,7 +133,7 @@ def with_step(case: ScheduleCase, at: int, step: Step) -> ScheduleCase:
 
 
 def going_on(case: ScheduleCase, kind: str) -> ScheduleCase:
-    """Positions renumbered so that every batch goes on where its sequences stand."""
+    """Return positions renumbered so that every batch goes on where its sequences stand."""
     machine = machine_of(kind, case)
     steps: list[Step] = []
     for step in case.steps:

@@ -75,7 +75,7 @@ class FileCampaign:
         self.peak = 0  # the most that the subject took beyond twice a file's size
 
     def run(self) -> Iterator[Verdict | Checkpoint]:
-        """`start` of the checkpoint is where to go on."""
+        """Run from `start` of the checkpoint on."""
         begun, asked = self.plan.start, [self.batch(self.numbers.behind(self.plan.start))]
         for numbers in self.numbers:
             if following := self.numbers.behind(numbers.stop):
@@ -96,7 +96,8 @@ class FileCampaign:
         yield Checkpoint(target=self.family, done=done)
 
     def judge_given(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
-        """Files of the user's own, to every parser: each has its verdicts, whatever others have."""
+        """Yield files of the user's own, to every parser: each has its verdicts, whatever others
+        have."""
         for stage in self.stages:
             stage.every = 1
         for at, case in enumerate(made):
@@ -108,7 +109,7 @@ class FileCampaign:
             yield self.about(case.number, case.number + 1, case)
 
     def judge_kept(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
-        """Files of a guided run, to every parser; findings fold."""
+        """Yield files of a guided run, to every parser; findings fold."""
         for stage in self.stages:
             stage.every = 1
         for first in range(0, len(made), BATCH):
@@ -122,7 +123,7 @@ class FileCampaign:
         return self.ask_parsers(cases(self.plan.seed, self.family, first, n, self.corpus))
 
     def ask_parsers(self, made: list[FileCase]) -> FileBatch:
-        """Others are asked first: they think while our reader does."""
+        """Ask the parsers, ours last: the others work while our reader does."""
         pending = []
         for stage in self.stages:
             every = 1 if self.family == MODELS and stage.way in MODEL_WAYS else stage.every
@@ -168,7 +169,8 @@ class FileCampaign:
     def compare_stage(
         self, stage: Stage, batch: FileBatch, some: list[int], other: Parsed
     ) -> Generator[Verdict, None, list[int]]:
-        """some: files of the batch that were asked about. Returns those about which they part."""
+        """Compare one stage. some: the batch's files that were asked about. Return those that
+        differ."""
         made, subject = [batch.cases[i] for i in some], part(batch.subject, some)
         sizes = np.array([len(case.raw) for case in made], np.int64)
         self.count(stage, subject, other)
@@ -280,7 +282,8 @@ class FileCampaign:
         )
 
     def again(self, cause: FileCause, case: FileCase, small: bytes) -> list[str]:
-        """The options that show a finding again. What the table says is said of its files alone."""
+        """Return the options that show a finding again. The table's options hold for its files
+        only."""
         if len(small) <= 2048 and cause.stage != TABLE:
             return ["--hex", small.hex()]
         return list(case.again) or self.number_files(case.number, 1)
@@ -294,7 +297,7 @@ class FileCampaign:
         return told
 
     def about(self, first: int, end: int, case: FileCase | None = None) -> Verdict:
-        """case: the one file that it is about, if it has a name."""
+        """Return the finding. case: the one file that it is about, if it has a name."""
         known = {str(c): n for c, n in sorted(self.found.items()) if n and c in self.known}
         other = {str(c): n for c, n in sorted(self.found.items()) if n and c not in self.known}
         n = self.slice["files"]
@@ -322,7 +325,7 @@ class FileCampaign:
         return [*words, "--start", str(first), "--cases", str(n)]
 
     def all_again(self) -> list[str]:
-        """The options of the whole target."""
+        """Return the options of the whole target."""
         plan = self.plan
         if self.family == GIVEN:
             return [word for case in given_cases(plan) for word in case.again]

@@ -79,7 +79,7 @@ def known_files() -> list[KnownFile]:
 def suspects(
     engine: str, way: str, subject: Parsed, other: Parsed, sizes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Indices of files about which there may be something to say; `cause_of` says what."""
+    """Return indices of files about which there may be something to say; `cause_of` says what."""
     mine, theirs = subject.endings, other.endings
     yes, dead = NUMBER[ACCEPTED], NUMBER[CRASHED]
     odd = theirs >= dead
@@ -136,7 +136,7 @@ def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> FileCause | Non
 
 
 def table_cause(ending: str, faults: Sequence[str]) -> FileCause | None:
-    """A file with one fault, or none, has the verdict of the table."""
+    """Return the table's verdict for a file with one fault, or none."""
     if len(faults) > 1 or ending in (CRASHED, HUNG):
         return None
     kinds = FAULTS[faults[0]].kinds if faults else ()

@@ -88,7 +88,7 @@ class FileCase:
 def cases(
     seed: int, family: str, first: int, count: int, corpus: Sequence[bytes] = ()
 ) -> list[FileCase]:
-    """The cases `first` and on. corpus: what the family of that name mutates."""
+    """Return the cases `first` and on. corpus: what the family of that name mutates."""
     make = MAKERS[family]
     usable = [raw for raw in corpus if len(raw) <= LARGEST]
     drawn = numbers_of(seed, family, first, count)
@@ -103,7 +103,7 @@ class Least:
 
 
 def alone(name: str) -> bytes:
-    """A file with this fault and nothing else."""
+    """Return a file with this fault and nothing else."""
     draft = FileDraft()
     FAULTS[name].apply(draft, Least())
     return draft.raw()
@@ -154,7 +154,7 @@ def add_row(draft: FileDraft, draw: DrawnNumbers, at: int) -> None:
 
 
 def plain_draft(draw: DrawnNumbers) -> FileDraft:
-    """A valid file, with nothing unusual about it."""
+    """Return a valid file, with nothing unusual about it."""
     draft = FileDraft()
     shape = draw.below(1 << 32)
     start = shape >> 8 & 7  # which of the keys come
@@ -170,7 +170,7 @@ def choose_fault(draw: DrawnNumbers, table: Sequence[FileFault]) -> FileFault:
 
 
 def of_valid(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
-    """Half of them have something unusual about them."""
+    """Draw a valid file; half of them have something unusual."""
     draft = plain_draft(draw)
     if number % 2:
         return FileCase(number, draft.raw())
@@ -180,7 +180,7 @@ def of_valid(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCa
 
 
 def of_broken(number: int, draw: DrawnNumbers, corpus: Sequence[bytes]) -> FileCase:
-    """The faults take turns, so that each is seen in many files."""
+    """Draw a broken file. The faults take turns, so that many files show each."""
     draft, fault = plain_draft(draw), BROKEN[number % len(BROKEN)]
     fault.apply(draft, draw)
     return FileCase(number, draft.raw(), (fault.name,))

@@ -46,7 +46,7 @@ def check_guided(plan: FuzzPlan) -> None:
 
 
 def run_guided(plan: FuzzPlan, campaign: FileCampaign) -> Iterator[Verdict | Checkpoint]:
-    """Rounds of `plan.cases` files, then what was kept."""
+    """Yield rounds of `plan.cases` files, then what was kept."""
     folder = plan.keep
     assert folder is not None  # check_guided has seen to it
     if not any(folder.glob("*")):
@@ -102,7 +102,7 @@ def seed_folder(folder: Path, corpus: Sequence[bytes], seed: int) -> None:
 
 
 def files_kept(folder: Path) -> list[Path]:
-    """The files. libFuzzer names its own without the suffix by which a corpus is recognised;
+    """Return the files. libFuzzer names its own without the suffix by which a corpus is recognised;
     whatever else lies there is somebody's."""
     for path in folder.iterdir():
         if OF_LIBFUZZER.fullmatch(path.name) and path.is_file():
@@ -135,7 +135,7 @@ def guided_round(
     say: Say,
     modules: Sequence[str] = MODULES,
 ) -> Round:
-    """files: beside those that the folder has. seconds: stop after that long."""
+    """Fuzz one round. files: in addition to those in the folder. seconds: stop after that long."""
     started = time.perf_counter()
     runs = len(files_kept(folder)) + files
     options = [f"-runs={runs}", f"-seed={1 + seed % (2**32 - 1)}", f"-max_len={LONGEST}"]

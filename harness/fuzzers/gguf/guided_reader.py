@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def guard_reader(open_file: Callable[[bytes], Any], start: Callable[[float], None]) -> Read:
-    """start: gives a file so many seconds; libFuzzer's own alarm may go off while it reports."""
+    """Limit the seconds for each file. libFuzzer's own alarm may go off while it reports."""
     from lockstep.engine.errors import MalformedFile
     from lockstep.harness.adapters.parts.forked import peak_bytes
     from lockstep.harness.adapters.parts.parsing import allowed_memory
@@ -58,7 +58,7 @@ def guard_reader(open_file: Callable[[bytes], Any], start: Callable[[float], Non
 
 
 def grammatical(plain: Callable[[bytes, int], bytes]) -> Mutate:
-    """A half is libFuzzer's own; then come changes that know what fields are, and new files."""
+    """Mutate a file: half of the time as libFuzzer does, else by fields, or as a new file."""
     from lockstep.harness.fuzzers.gguf.grammar import change, numbers_of, of_several
 
     def mutate(raw: bytes, longest: int, seed: int) -> bytes:

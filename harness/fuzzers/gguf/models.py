@@ -26,7 +26,7 @@ VOCABULARY = b"tokenizer."
 
 
 def tiny_models(session: Session) -> list[bytes]:
-    """session: llama.cpp, which names the tensors of an architecture."""
+    """Make the tiny models. session: llama.cpp, which names the tensors of an architecture."""
     with TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{name}.gguf" for name in ARCHITECTURES]
         for name, path in zip(ARCHITECTURES, paths, strict=True):
@@ -35,7 +35,7 @@ def tiny_models(session: Session) -> list[bytes]:
 
 
 def model_cases(seed: int, first: int, count: int, models: Sequence[bytes]) -> list[FileCase]:
-    """The cases `first` and on; the models take turns, and come as they are first."""
+    """Return the cases `first` and on; the models take turns, and come as they are first."""
     drawn = numbers_of(seed, MODELS, first, count)
     return [one_case(first + i, draw, models) for i, draw in enumerate(drawn)]
 
@@ -85,7 +85,7 @@ def transpose_tensor(draft: FileDraft, draw: DrawnNumbers) -> None:
 
 
 def of_other_type(draft: FileDraft, draw: DrawnNumbers) -> None:
-    """I32 for F32: as many bytes, and no weights."""
+    """Replace F32 by I32, which has as many bytes and holds no weights."""
     draft.rows[draw.below(len(draft.rows))].type = 26
 
 

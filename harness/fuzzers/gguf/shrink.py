@@ -49,7 +49,7 @@ def size_of(raw: bytes) -> tuple[int, bytes]:
 
 
 def cost_of(batch: list[bytes]) -> int:
-    """A kilobyte is one; a file of 64 of them is not tried as often."""
+    """Return the cost of a file, 1 per kilobyte: a file of 64 is tried less often."""
     return len(batch) + sum(map(len, batch)) // 1024
 
 
@@ -193,7 +193,7 @@ def restore_counts(smaller: FileDraft, draft: FileDraft) -> Iterator[bytes]:
 
 
 def halves(n: int) -> Iterator[int]:
-    """n, n / 2, n / 4, ..., 1"""
+    """Yield n, n / 2, n / 4, ..., 1."""
     while n > 0:
         yield n
         n //= 2

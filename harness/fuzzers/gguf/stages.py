@@ -105,7 +105,7 @@ def describe_answer(answer: Parsed) -> str:
 def opened_stages(
     stack: ExitStack, sessions: dict[Session, dict[str, int]], witness: str = ""
 ) -> list[Stage]:
-    """sessions: an engine, and its ways with how many files apart they are asked."""
+    """Open the stages. sessions: an engine, and how many files each question to it takes."""
     stages = []
     for session, ways in sessions.items():
         helper = stack.enter_context(ThreadPoolExecutor(1))

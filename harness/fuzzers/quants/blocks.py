@@ -114,7 +114,8 @@ def corners(width: int, exponent: int = 0) -> dict[str, int]:
 
 
 def all_bits(width: int) -> Numbers:
-    """Every value of a byte or a half; of wider numbers every upper half with odd lower ones."""
+    """Return every value of a byte or a half; of wider numbers every upper half with odd lower
+    ones."""
     if width <= 2:
         return np.arange(1 << 8 * width)
     upper = np.arange(1 << 16, dtype=np.uint64) << np.uint64(8 * width - 16)
@@ -127,7 +128,8 @@ def all_bits(width: int) -> Numbers:
 
 
 def random_blocks(kind: type[WeightFormat], seed: int, start: int, count: int) -> Blocks:
-    """Every byte evenly. A block takes whole steps of the generator, so that it can be numbered."""
+    """Return every byte evenly. A block takes whole steps of the generator, so that it can be
+    numbered."""
     size = kind.layout.itemsize
     steps = -(-size // 32)  # Philox makes 32 bytes a step
     key = stream(seed, f"fuzz.{kind.name}").state["state"]["key"]
@@ -150,7 +152,8 @@ def with_special_scales(kind: type[WeightFormat], blocks: Blocks, numbers: Numbe
 
 
 def halfway(blocks: Blocks, dtype: np.dtype[Any], numbers: Numbers) -> Blocks:
-    """Numbers of the type at, just below and just above the middle of two float32 neighbours."""
+    """Return numbers of the type at, just below and just above the middle of two float32
+    neighbours."""
     drawn = blocks[:, :4].copy().view("<u4")[:, 0]
     if dtype.kind == "f":
         lower = np.where(drawn & 0x7F800000 < 0x7F000000, drawn, drawn & 0x7FFFFF)
@@ -264,7 +267,7 @@ class Cases:
         self.n_directed = sum(count for count, _ in self.parts)
 
     def blocks(self, start: int, stop: int) -> Bytes:
-        """Cases start to stop - 1, one after the other."""
+        """Yield the cases start to stop - 1, in order."""
         numbers = np.arange(start, stop)
         blocks = random_blocks(self.kind, self.seed, start, len(numbers))
         special = numbers % 4 == 3

@@ -87,7 +87,8 @@ class BlockCampaign:
             self.lacks = no_answer(self.witness.other.name, "dequantize", outcome).summary
 
     def compare_all(self) -> None:
-        """Chunk by chunk; the oracle decodes while the subject does and the next chunk is made."""
+        """Compare chunk by chunk; the oracle decodes while the subject does and the next chunk is
+        made."""
         if self.plan.given:
             raw = np.frombuffer(b"".join(self.plan.given), np.uint8)
             self.compare(0, raw, decoded_by(self.oracle, self.kind, raw))
@@ -107,7 +108,7 @@ class BlockCampaign:
         return self.cases.blocks(numbers.start, numbers.stop)
 
     def compare(self, first: int, raw: Bytes, pending: "Future[F32] | F32") -> None:
-        """Cases `first` and on; what the oracle says may still be on its way."""
+        """Compare cases from `first` on; the oracle's answer may still be on its way."""
         actual = decoded_by(self.subject.other, self.kind, raw)
         expected = pending.result() if isinstance(pending, Future) else pending
         blocks = raw.reshape(-1, self.kind.layout.itemsize)
@@ -197,7 +198,8 @@ class BlockCampaign:
         return self.verdict("agreed", text, counts)
 
     def verdict_for_unanswered(self, error: NoAnswer) -> Verdict:
-        """A crash or a lie is narrowed down to one block, if one block alone is enough."""
+        """Return the verdict on a failed chunk: a crash or a lie is narrowed down to one block, if
+        one block alone shows it."""
         options = ["--seed", str(self.plan.seed), "--start", str(self.numbers.done)]
         options += ["--cases", str(self.numbers.size)]
         if self.plan.given:

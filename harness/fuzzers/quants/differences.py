@@ -93,7 +93,8 @@ WORDS = {
 
 
 def in_words(symptom: str, expected: F32, actual: F32) -> str:
-    """Such as `32 of 256 weights, 64 to 95: all off by the same factor; weight 64 is 3, not 5`."""
+    """Describe the differences, such as `32 of 256 weights, 64 to 95: all off by the same factor;
+    weight 64 is 3, not 5`."""
     if symptom == "nan-sign":
         at = np.flatnonzero(np.isnan(expected) & (np.signbit(expected) != np.signbit(actual)))
     else:

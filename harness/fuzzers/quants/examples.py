@@ -45,7 +45,7 @@ class Example:
 
 
 def decoded_by(session: Session, kind: type[WeightFormat], raw: Bytes) -> F32:
-    """All weights, flat; NoAnswer for anything else."""
+    """Return all weights, flat; NoAnswer for anything else."""
     outcome: Outcome = session.ask("dequantize", kind.name, raw)
     if not isinstance(outcome, Answered):
         raise no_answer(session.name, "dequantize", outcome)
@@ -99,7 +99,8 @@ class Examiner:
         )
 
     def beside(self, case: int, blocks: Blocks, i: int) -> Example:
-        """A block that alone is decoded right: is a neighbour enough, even one of zeros?"""
+        """Return the finding about a block that is decoded right alone: does a neighbour spoil it,
+        even one of zeros?"""
         block, zeros = blocks[i].copy(), np.zeros_like(blocks[i])
         around = [(zeros, block), (block, zeros)]
         around += [(blocks[j], blocks[j + 1]) for j in (i, i - 1) if 0 <= j < len(blocks) - 1]

@@ -16,7 +16,7 @@ NUMBERS = "ieee754"  # the oracle of types that llama.cpp stores and does not de
 
 class QuantsFuzzer(Fuzzer, name="quants"):
     def targets(self) -> list[str]:
-        """Every weight format, in the order of ggml's ids."""
+        """Return every weight format, in the order of ggml's ids."""
         import_members("lockstep.engine.quants")
         formats = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
         return [kind.name for kind in formats]

@@ -88,7 +88,7 @@ def without(block: Bytes, places: slice | list[int]) -> Bytes:
 
 
 def fields_used(kind: type[WeightFormat], block: Bytes) -> list[str]:
-    """The fields that hold something, without the scales unless there is nothing else."""
+    """Return the fields that hold something, without the scales unless there is nothing else."""
     scales = {scale.name for scale in scales_of(kind)} if kind.name != "IQ1_M" else set()
     used = [
         name
@@ -99,7 +99,7 @@ def fields_used(kind: type[WeightFormat], block: Bytes) -> list[str]:
 
 
 def block_in_words(kind: type[WeightFormat], block: Bytes) -> str:
-    """Such as `d = 1, qs[3] = 0x40, all else zero`."""
+    """Describe the block, such as `d = 1, qs[3] = 0x40, all else zero`."""
     parts = []
     for name, (dtype, at, *_) in (kind.layout.fields or {}).items():
         raw = block[at : at + dtype.itemsize]

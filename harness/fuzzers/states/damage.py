@@ -21,7 +21,7 @@ LARGEST = 1 << 20  # bytes that an edit may add or name
 
 @dataclass(frozen=True)
 class StateCase:
-    """base: of saved.BASES."""
+    """A damaged state. base: of saved.BASES."""
 
     number: int
     base: str
@@ -125,7 +125,7 @@ def flip(draw: Draw, saved: SavedBase, at: int) -> Edit:
 
 
 def set_number(draw: Draw, saved: SavedBase) -> Edit:
-    """An edge of the integers, a small step, or the same number somewhere else."""
+    """Return an edge of the integers, a small step, or the same number somewhere else."""
     place = saved.places[draw.below(len(saved.places))]
     now = int.from_bytes(saved.raw[place.at : place.at + place.size], "little")
     way = draw.below(3)
@@ -139,7 +139,7 @@ def set_number(draw: Draw, saved: SavedBase) -> Edit:
 
 
 def insert_bytes(draw: Draw, saved: SavedBase) -> Edit:
-    """Half of them behind the end."""
+    """Insert bytes, half of the time behind the end."""
     at = len(saved.raw) if draw.below(2) else draw.below(len(saved.raw))
     return "insert", at, bytes(draw.below(256) for _ in range(1 + draw.below(8))).hex()
 

@@ -167,7 +167,8 @@ class StateCampaign:
         return known.id if known else str(cause)
 
     def small(self, case: StateCase, cause: StateCause) -> StateCase:
-        """Fewer edits, then a shorter base. Damage that is another then is the same finding."""
+        """Order cases: fewer edits, then a shorter base. Different damage is then the same
+        finding."""
 
         def shows(cases: list[StateCase]) -> list[bool]:
             found = [{c.symptom for _, c in self.judge([each])} for each in cases]

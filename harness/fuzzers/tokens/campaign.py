@@ -34,7 +34,8 @@ class TextDifference:
 
     @property
     def status(self) -> str:
-        """An oracle that fails is no divergence of the subject; a subject that fails is."""
+        """Return the status. An oracle that fails is no divergence of the subject; a subject that
+        fails is."""
         return self.expected.status if isinstance(self.expected, Failure) else "diverged"
 
     @property
@@ -43,7 +44,7 @@ class TextDifference:
 
     @property
     def shape(self) -> str:
-        """The kinds of its characters, runs as one: `Ll Zs Mn`, or the number of ids.
+        """Return the kinds of its characters, runs as one: `Ll Zs Mn`, or the number of ids.
 
         Two differences of one shape and direction count as one.
         """
@@ -161,7 +162,7 @@ class TextCampaign:
         return found
 
     def is_foreign(self, way: str, want: Any) -> bool:
-        """A text that one of the engines says it does not have."""
+        """Return True if an engine says that it cannot take such a text."""
         return self.utf8_only and way == "decode" and type(want) is bytes and not is_utf8(want)
 
     def first_wrong(self, way: str, inputs: Sequence[Any], flags: Flags) -> list[bool]:

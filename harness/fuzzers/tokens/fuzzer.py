@@ -78,7 +78,7 @@ class FuzzedVocabulary:
 
     @property
     def original(self) -> str:
-        """The library that plays a part, or nothing."""
+        """Return the library that plays a part, or nothing."""
         return next((n for n in (self.plan.oracle, self.plan.engine) if n in ORIGINALS), "")
 
     @property

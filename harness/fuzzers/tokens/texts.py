@@ -107,7 +107,7 @@ def glue_tokens(draw: Draw, m: Material) -> bytes:
 
 
 def cut(draw: Draw, m: Material) -> bytes:
-    """Pieces without their beginning or end, wherever that falls in a character."""
+    """Return pieces without their beginning or end, wherever that falls in a character."""
     parts = []
     for _ in range(few(draw, 4)):
         piece = of(draw, m.shown)
@@ -117,7 +117,7 @@ def cut(draw: Draw, m: Material) -> bytes:
 
 
 def overlapping(draw: Draw, m: Material) -> bytes:
-    """Pieces that share a byte with their neighbour, so that two of them compete for it."""
+    """Return pieces that share a byte with their neighbour, so that two of them compete for it."""
     text = of(draw, m.shown)
     for _ in range(few(draw, 5)):
         places = m.starting.get(text[-1])
@@ -127,7 +127,8 @@ def overlapping(draw: Draw, m: Material) -> bytes:
 
 
 def merge_neighbours(draw: Draw, m: Material) -> bytes:
-    """The two sides of a merge, where the left one can also merge with something before it."""
+    """Return the two sides of a merge, where the left one can also merge with something before
+    it."""
     if not m.merges:
         return overlapping(draw, m)
     left, right = of(draw, m.merges)
@@ -138,7 +139,7 @@ def merge_neighbours(draw: Draw, m: Material) -> bytes:
 
 
 def tied_scores(draw: Draw, m: Material) -> bytes:
-    """Pieces whose scores are equal, side by side, where the order of merges shows."""
+    """Return pieces whose scores are equal, side by side, where the order of merges shows."""
     if not m.tied:
         return repeat_text(draw, m)
     group = of(draw, m.tied)
@@ -165,7 +166,7 @@ def words(draw: Draw, m: Material) -> bytes:
 
 
 def characters(draw: Draw, m: Material) -> bytes:
-    """Characters that no piece has, from every plane and near the edges of blocks."""
+    """Return characters that no piece has, from every plane and near the edges of blocks."""
     return "".join(character(draw) for _ in range(few(draw, 8))).encode()
 
 
@@ -183,7 +184,7 @@ def traps(draw: Draw, m: Material) -> bytes:
 
 
 def special_like(draw: Draw, m: Material) -> bytes:
-    """Texts of special tokens: whole, cut, with spaces, in other letters, one in another."""
+    """Return texts of special tokens: whole, cut, with spaces, in other letters, one in another."""
     parts = []
     for _ in range(few(draw, 3)):
         text = of(draw, m.specials)
@@ -201,7 +202,7 @@ def stored_text(draw: Draw, m: Material) -> bytes:
 
 
 def broken_bytes(draw: Draw, m: Material) -> bytes:
-    """Bytes that are no UTF-8: overlong, cut, stray, surrogates, beyond U+10FFFF."""
+    """Return bytes that are no UTF-8: overlong, cut, stray, surrogates, beyond U+10FFFF."""
     parts = []
     for _ in range(few(draw, 5)):
         any_bytes = bytes(draw.below(256) for _ in range(few(draw, 4)))

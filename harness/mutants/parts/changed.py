@@ -27,7 +27,7 @@ class WrongFormat(Mistake):
 
     @staticmethod
     def after(blocks: Blocks, out: F32) -> None:
-        """out: (blocks, weights of each)"""
+        """Change decoded weights. out: (blocks, weights of each)."""
 
     @classmethod
     def wrong(cls) -> type[WeightFormat]:

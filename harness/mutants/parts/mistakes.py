@@ -83,7 +83,8 @@ def names_with(cls: type[Mistake], prefix: str) -> tuple[str, ...]:
 
 
 def change_weights(model: Model, change: Callable[[Read, str], Weight]) -> None:
-    """change: of how a tensor is read and its name, what is taken for it."""
+    """Return an engine with changed weights. change: takes how a tensor is read and its name, and
+    returns what replaces it."""
     weights = model.graph.tensors.weights
     right = weights.tensor
 
@@ -94,6 +95,6 @@ def change_weights(model: Model, change: Callable[[Read, str], Weight]) -> None:
 
 
 def as_weight(weight: Weight, values: F32) -> Weight:
-    """Other numbers in its place, unquantised."""
+    """Return other numbers in its place, unquantised."""
     raw = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
     return Weight(weight.name, WeightFormat.member("F32"), values.shape, raw)

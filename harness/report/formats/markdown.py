@@ -42,12 +42,12 @@ def lines_of(run: RunResults) -> Iterator[str]:
 
 
 def marks(counts: Counter[str]) -> list[tuple[str, str]]:
-    """Statuses that occur, in the order in which all tables have them, and their words."""
+    """Return statuses that occur, in the order in which all tables have them, and their words."""
     return [(status, mark) for status, mark in MARKS.items() if counts[status]]
 
 
 def table(results: Sequence[TestResult]) -> Iterator[str]:
-    """A row for each suite of each model."""
+    """Yield a row for each suite of each model."""
     rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for result in results:
         whom = f" ({result.about})" if result.about else ""

@@ -7,7 +7,8 @@ MARKUP = set(punctuation) - set("-,.()")  # of GitHub's Markdown, inside a line
 
 
 def as_cell(text: str) -> str:
-    """For a table or a line. Entities are never markup, a link, a mention or the end of a cell."""
+    """Escape text for a table or a line. Entities are never markup, a link, a mention or the end of
+    a cell."""
     shown = "".join(f"&#{ord(c)};" if c in MARKUP else c for c in text)
     return shown.replace("www.", "www&#46;")
 
@@ -20,7 +21,7 @@ def as_code(text: str) -> str:
 
 
 def as_block(text: str) -> str:
-    """Lines of code."""
+    """Return lines of code."""
     fence = "`" * max(3, longest_run(text) + 1)
     return f"{fence}text\n{text}\n{fence}"
 

@@ -122,7 +122,8 @@ def results_of(verdicts: Sequence[Verdict]) -> Iterator[TestResult]:
 
 
 def name_of(verdict: Verdict) -> str:
-    """The same in the next run, as far as it can be: the place or the part, never a number."""
+    """Return the same in the next run, as far as it can be: the place or the part, never a
+    number."""
     detail = verdict.detail
     if all(part in detail for part in ("site", "step", "layer")):
         site = Site(step=detail["step"], layer=detail["layer"], name=detail["site"])

@@ -28,7 +28,8 @@ def sentence_of(changes: Changes) -> str:
 
 
 def words(change: Change) -> tuple[str, str]:
-    """The verdict before and after; where only comparisons went missing, how many there are."""
+    """Return the verdict before and after; where only comparisons went missing, how many there
+    are."""
     if change.lacks:
         return count_words(change.n_before, "comparison"), str(change.n_after)
     before, after = (

@@ -58,7 +58,8 @@ def differences_of(d: Detail) -> Any:
 
 
 def bisection_of(d: Detail) -> Any:
-    """Layers in the order of the graph: what each passes on, and which of its ops are wrong."""
+    """Return layers in the order of the graph: what each passes on, and which of its ops are
+    wrong."""
     given = d.get("bisection")
     if given is None:
         return None
@@ -92,13 +93,14 @@ MOST_CHARTS = 100  # of verdicts that agree; of more those nearest to their limi
 
 
 def agreeing_with_charts(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that do not agree are drawn where they are told."""
+    """Return the agreeing findings that have charts. Those that differ are drawn where they are
+    told."""
     fine = (row for row in verdicts if row["status"] in ("agreed", "excused"))
     return [row for row in fine if "by_position" in row["detail"]]
 
 
 def charts_of(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Figure]]:
-    """In the order of the run."""
+    """Return the charts in the order of the run."""
     if len(rows) > MOST_CHARTS:
         nearest = sorted(range(len(rows)), key=lambda i: -share_of_limit(rows[i]["detail"]))
         rows = [rows[i] for i in sorted(nearest[:MOST_CHARTS])]

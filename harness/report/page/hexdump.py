@@ -14,7 +14,7 @@ NEAR = 4  # values on either side of the one that differs: no more can be seen a
 
 
 def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The block that a wrong weight is of, once for each engine whose bytes are others."""
+    """Return the block that a wrong weight is of, once for each engine whose bytes are others."""
     if (given := detail.get("decoded")) is not None:
         sides = {name: given[name] for name in ("oracle", "subject")}
         same = sides["oracle"]["hex"] == sides["subject"]["hex"]
@@ -35,7 +35,7 @@ def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def unlike_bytes(a: bytes, b: bytes) -> frozenset[int]:
-    """Places in which two blocks of one size differ."""
+    """Return places in which two blocks of one size differ."""
     pairs = enumerate(zip(a, b, strict=True)) if len(a) == len(b) else ()
     return frozenset(i for i, (x, y) in pairs if x != y)
 
@@ -43,7 +43,7 @@ def unlike_bytes(a: bytes, b: bytes) -> frozenset[int]:
 def block(
     who: str, kind: str, raw_hex: str, unlike: frozenset[int] = frozenset()
 ) -> dict[str, Any]:
-    """unlike: places of bytes that the other engine's block has otherwise."""
+    """Draw a block. unlike: places of bytes that differ in the other engine's block."""
     raw = bytes.fromhex(raw_hex)
     return {"who": who, "type": kind, "bytes": len(raw), "fields": fields_of(kind, raw, unlike)}
 
@@ -67,7 +67,7 @@ def fields_of(kind: str, raw: bytes, unlike: frozenset[int]) -> list[dict[str, A
 
 
 def in_lines(raw: bytes, unlike: frozenset[int]) -> list[list[tuple[str, bool]]]:
-    """Each byte, and whether it is marked."""
+    """Return each byte, and whether it is marked."""
     every = [(f"{byte:02x}", i in unlike) for i, byte in enumerate(raw)]
     return [every[i : i + WIDE] for i in range(0, len(every), WIDE)]
 
@@ -86,7 +86,7 @@ def values_of(sides: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def dump_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A minimal file of `fuzz gguf`, or the input of `fuzz tokens`."""
+    """Return a minimal file of `fuzz gguf`, or the input of `fuzz tokens`."""
     given = detail.get("file")
     name = "The smallest file"
     if not given and detail.get("way") == "encode" and is_hex(detail.get("input")):

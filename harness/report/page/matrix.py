@@ -18,8 +18,8 @@ def page_of_matrix(
     texts: Sequence[Mapping[str, str]],
     folder: Path,
 ) -> str:
-    """document: matrix.json. names, texts: of its engines, how each is called, and by suite what a
-    cell says. folder: where the page will lie."""
+    """Draw the page of a matrix. document: matrix.json. names, texts: of its engines, and of its
+    cells by suite. folder: where the page will lie."""
     suites = list(dict.fromkeys(suite for cells in texts for suite in cells))
     rows = [
         {

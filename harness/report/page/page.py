@@ -69,7 +69,7 @@ def environment() -> Environment:
 
 
 def page_of(run: RowsOfRun) -> str:
-    """The whole file of one run."""
+    """Return the whole file of one run."""
     causes = causes_of(run.verdicts, LOUD)
     listed, charted = run.verdicts, agreeing_with_charts(run.verdicts)
     if len(listed) > MOST_ROWS:
@@ -95,7 +95,7 @@ def page_of(run: RowsOfRun) -> str:
 
 
 def undrawn(error: Exception) -> str:
-    """Instead of a page that cannot be drawn."""
+    """Return a page that says why a page could not be drawn."""
     return render_page("undrawn.html", title="Lockstep", error=f"{type(error).__name__}: {error}")
 
 
@@ -110,7 +110,7 @@ def render_page(template: str, **values: Any) -> str:
 
 
 def load_templates() -> None:
-    """They take longer to compile than a page to draw: for a moment in which nobody waits."""
+    """Load the templates while nobody waits: they take longer to compile than a page to draw."""
     for name in ("base.html", "figures.html", "run.html"):
         environment().get_template(name)
 

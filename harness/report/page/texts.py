@@ -50,24 +50,24 @@ def paths(text: str) -> Markup:
 
 
 def long(text: Any) -> Markup:
-    """A text that is as long as it is on purpose, escaped."""
+    """Return a text that is as long as it is on purpose, escaped."""
     return escape(show_value(text, LONGEST_BLOCK))
 
 
 def whole(text: str) -> Markup:
-    """An address, which is nothing if it is cut; escaped."""
+    """Return an address, which is nothing if it is cut; escaped."""
     return escape(text)
 
 
 def number(value: Any) -> str:
-    """Three digits; "inf" and "nan" as the report has them."""
+    """Return three digits; "inf" and "nan" as the report has them."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return show_value(value, NAME)
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def exact(value: Any) -> str:
-    """Every digit of a float32."""
+    """Return every digit of a float32."""
     return f"{value:.9g}" if isinstance(value, float) else show_value(value, NAME)
 
 

@@ -84,7 +84,7 @@ class Cause:
 
     @property
     def places(self) -> list[str]:
-        """The other places where it was seen."""
+        """Return the other places where it was seen."""
         here = self.first["case"]
         named = (place_of(row) for row in self.rows[1:])
         cases = (row["case"] for row in self.rows[1:])
@@ -93,7 +93,7 @@ class Cause:
 
 
 def parts_of(d: Mapping[str, Any]) -> str:
-    """The parts of a layer that a bisection by slices came to."""
+    """Return the parts of a layer that a bisection by slices came to."""
     return ", ".join(str(part.get("name")) for part in d["parts"])
 
 
@@ -109,7 +109,7 @@ def mistake_of(d: Mapping[str, Any]) -> str:
 
 
 def key_of(row: Row) -> str:
-    """By which verdicts fold: one part that is wrong in many layers is one cause."""
+    """Return the key by which verdicts fold: one part that is wrong in many layers is one cause."""
     if row["detail"].get("parts"):
         return f"{row['suite']}/{parts_of(row['detail'])}"
     return str(row["key"] or f"{row['suite']}/{row['summary']}")
@@ -123,7 +123,8 @@ def place_of(row: Row) -> str:
 
 
 def causes_of(verdicts: Sequence[Row], statuses: Sequence[str]) -> list[Cause]:
-    """Those with such a status, folded by key, the worst kind first, in the order of the run."""
+    """Return the causes with such a status, folded by key, the worst kind first, in the order of
+    the run."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in verdicts:
         if row["status"] in statuses:
@@ -244,7 +245,7 @@ def slices_of(verdicts: Sequence[Row]) -> list[Row]:
 
 
 def by_case(verdicts: Sequence[Row]) -> Iterator[tuple[str, list[Row], str]]:
-    """Each model with its verdicts and the worst status among them."""
+    """Yield each model with its verdicts and the worst status among them."""
     found: dict[str, list[Row]] = {}
     for row in verdicts:
         found.setdefault(row["case"], []).append(row)
@@ -258,5 +259,5 @@ def by_case(verdicts: Sequence[Row]) -> Iterator[tuple[str, list[Row], str]]:
 
 
 def command_of(run: RowsOfRun) -> str:
-    """The command that shows the run again."""
+    """Return the command that shows the run again."""
     return str(run.header["command"])

@@ -10,7 +10,7 @@ from lockstep.harness.report.page.verdicts import Row, RowsOfRun
 
 
 def write_page(report: Path, rows: Sequence[Row]) -> Path:
-    """The page of these rows, of a run that has finished or not."""
+    """Return the page of these rows, of a run that has finished or not."""
     return write_text(report.with_name(NAME), page_of(RowsOfRun.of(rows)))
 
 

@@ -83,7 +83,8 @@ WEIGHTS = re.compile(
 
 
 def is_right(part: str, engine: str, family: str, places: Collection[WrongPlace]) -> bool:
-    """part: as the black box names it. places: of the layer that it is named for."""
+    """Return True if the named part is right. part: as the black box names it. places: of the layer
+    that it is named for."""
     nodes = {place.node for place in places}
     part = part.removesuffix(f", {BY_NUMBER}")
     if OR_A_TENSOR in part:
@@ -104,7 +105,8 @@ def is_right(part: str, engine: str, family: str, places: Collection[WrongPlace]
 
 
 def of_the_softmax(engine: str) -> str:
-    """The part that a node stands for which scales, masks, adds sinks and divides by a sum."""
+    """Return the part that a node stands for which scales, masks, adds sinks and divides by a
+    sum."""
     if "sinks" in engine:
         return "attention: sinks"
     return "attention: scores" if SCALE.fullmatch(engine) else "attention: mask"

@@ -35,7 +35,8 @@ Rows = NDArray[np.uint8]  # (rows, bytes of each)
 
 @dataclass(frozen=True, kw_only=True)
 class OneLayerFault:
-    """where: a tensor without its layer, such as attn_q.weight; by number the name of a node."""
+    """A fault in one layer. where: a tensor without its layer, such as attn_q.weight; by number the
+    name of a node."""
 
     way: str
     layer: int
@@ -149,7 +150,7 @@ def last_head_lost(value: F32, before: Mapping[str, F32]) -> F32:
 
 
 def all_alike(value: F32, before: Mapping[str, F32]) -> F32:
-    """Whatever is seen weighs the same."""
+    """Return equal weights for all that is seen."""
     seen = value > 0
     shares: F32 = (seen / np.maximum(seen.sum(axis=-1, keepdims=True), 1)).astype(np.float32)
     return shares
@@ -178,7 +179,7 @@ RESULTS: Mapping[str, Callable[[F32, Mapping[str, F32]], F32]] = MappingProxyTyp
 
 
 class WrongInOneLayer(Reference):
-    """Without a name of its own: it is made of a fault, and not found by one."""
+    """A wrong engine without a name: it is made of a fault, and not found by one."""
 
     fault: OneLayerFault
 
@@ -208,7 +209,7 @@ def engine_with(fault: OneLayerFault) -> type[Reference]:
 
 
 def damaged_file(fault: OneLayerFault, model: Path, folder: Path) -> Path:
-    """A copy of the model, with the fault."""
+    """Return a copy of the model, with the fault."""
     path = folder / "damaged.gguf"
     shutil.copy(model, path)
     with GgufFile.open(model) as file:

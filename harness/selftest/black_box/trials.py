@@ -41,7 +41,8 @@ N_TOKENS = 32  # as bisect has by itself
 
 @dataclass(frozen=True, kw_only=True)
 class BlackBoxRow:
-    """wrong: places, as node-layer; said: layer and name of each part, in the order of the answer.
+    """A row of the table of trials. wrong: places, as node-layer; said: layer and name of each
+    part, in the order of the answer.
 
     layer: the first place that is said is the first that is wrong; layers: and so are all others
     that were asked; part: every part that is named there is wrong.
@@ -90,7 +91,7 @@ class BlackBoxBench:
 
 
 def tries(part: CataloguePart) -> list[BlackBoxRow]:
-    """Engines of one model."""
+    """Return engines of one model."""
     wrong_engines()
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         kept, made = Path(folder, "kept"), Path(folder, "made")
@@ -144,7 +145,7 @@ def one(bench: BlackBoxBench, name: str) -> BlackBoxRow:
 
 
 def engine_of(bench: BlackBoxBench, name: str) -> tuple[type[Reference], str, Path]:
-    """Its class, its family, and the file that it is given."""
+    """Return the engine's class, its family, and the file that it is given."""
     if not name.startswith(PREFIX):
         cls: Any = Adapter.member(name)
         return cls, cls.group, bench.model
@@ -155,7 +156,7 @@ def engine_of(bench: BlackBoxBench, name: str) -> tuple[type[Reference], str, Pa
 
 
 def said_of(asker: SliceAsker, *, always: bool) -> tuple[str, BlackBoxBisection | None]:
-    """always: also where the whole model's logits do not differ."""
+    """Return what the black box says. always: even if the whole model's logits do not differ."""
     if not always:
         whole = asker.answer_to(asker.plan)
         if not whole.differs:
@@ -194,7 +195,7 @@ def declared_places(cls: Any) -> list[WrongPlace]:
 
 
 def claims_of(found: BlackBoxBisection) -> list[Claim]:
-    """Rows first, in their order, then tensors."""
+    """Return rows first, in their order, then tensors."""
     rows = [Claim(layer=row.layer, part=part.name) for row in found.guilty for part in row.parts]
     looked = [name for each in found.lenses for name in each.tensors]
     if not rows:  # what is asked at its place says more
@@ -203,7 +204,7 @@ def claims_of(found: BlackBoxBisection) -> list[Claim]:
 
 
 def of_places(places: Sequence[SeenInPlace]) -> list[str]:
-    """Two that are put into the same are one answer."""
+    """Return the places, those put into the same place once."""
     pairs = list(put_together(places))
     of_pairs = {name for pair in pairs for name in names_in(pair)}
     single = [name for each in places for name in each.tensors]

@@ -21,7 +21,7 @@ SEEN = 1e-6  # of a node's largest: whoever is nearer has another rounding
 
 @dataclass(frozen=True, kw_only=True)
 class WrongPlace:
-    """layer: None outside the layers."""
+    """A place that is wrong. layer: None outside the layers."""
 
     layer: int | None
     node: str
@@ -30,7 +30,8 @@ class WrongPlace:
 def wrong_places(
     honest: Session, engine: Session, batches: Sequence[Batch]
 ) -> tuple[WrongPlace, ...]:
-    """In the order in which they are computed. Nothing of an engine that does not answer."""
+    """Return the wrong places in the order of computation; none for an engine that does not
+    answer."""
     right = values_of(honest, Request(batches=tuple(batches), capture=True))
     floats = {site: v for site, v in right.items() if v.dtype.kind == "f"}
     put_in = Request(batches=tuple(batches), capture=True, replace=floats)
@@ -41,7 +42,7 @@ def wrong_places(
 
 
 def nodes_of(honest: Session, batches: Sequence[Batch]) -> frozenset[str]:
-    """All that there are in the model."""
+    """Return all that there are in the model."""
     shown = values_of(honest, Request(batches=tuple(batches), capture=True))
     return frozenset(site.name for site in shown)
 

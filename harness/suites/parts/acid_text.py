@@ -17,7 +17,8 @@ FLAGS = {"remove_special": True, "unparse_special": False}
 
 @dataclass(frozen=True)
 class WrittenText:
-    """given_ids: the prompt's ids are the oracle's, for want of a tokenizer."""
+    """A text that was written. given_ids: the prompt's ids are the oracle's, for want of a
+    tokenizer."""
 
     text: str
     given_ids: bool = False
@@ -42,7 +43,7 @@ def text_behind(context: Context, session: Session, prompt: str, n: int) -> Writ
 def ask_if_offered(
     context: Context, session: Session, question: str, *args: Any, **flags: Any
 ) -> Any:
-    """The answer; None where the engine does not have the question."""
+    """Return the answer; None where the engine does not have the question."""
     outcome = session.ask(question, *args, **flags)
     if isinstance(outcome, Answered):
         return outcome.value
@@ -61,8 +62,8 @@ def by_tokens(context: Context, session: Session, prompt: str, n: int) -> Writte
 
 
 def by_logits(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
-    """The likeliest token behind each of the oracle's: all answers of a test lead to the next one,
-    so that a wrong one changes nothing in the others."""
+    """Return the likeliest token behind each of the oracle's: all answers of a test lead to the
+    next one, so that a wrong one changes nothing in the others."""
     if not may_have(context, session, "logits"):
         return None
     ids, given = ids_of(context, session, prompt)
@@ -75,7 +76,7 @@ def by_logits(context: Context, session: Session, prompt: str, n: int) -> Writte
 
 
 def by_lists(context: Context, session: Session, prompt: str, n: int) -> WrittenText | None:
-    """The first candidate behind each of the oracle's tokens: an id, or its text."""
+    """Return the first candidate behind each of the oracle's tokens: an id, or its text."""
     ids, given = ids_of(context, session, prompt)
     new = context.ask(context.oracle, "greedy", ids, n)
     lists = ask_if_offered(context, session, "logprobs", [[*ids, *new[:i]] for i in range(n)], 1)
@@ -97,7 +98,8 @@ def may_have(context: Context, session: Session, level: str) -> bool:
 
 
 def ids_of(context: Context, session: Session, prompt: str) -> tuple[list[int], bool]:
-    """By its own tokenizer, if it has one; and whether they are the oracle's instead."""
+    """Return the ids by the engine's own tokenizer, if it has one; and whether they are the
+    oracle's instead."""
     own = ask_if_offered(context, session, "tokenize", [prompt.encode()])
     found = own or context.ask(context.oracle, "tokenize", [prompt.encode()])
     return found[0], not own

@@ -39,8 +39,8 @@ class TextByItself:
 
 
 def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
-    """judge: verdicts on a text of so many tokens behind a prompt. Last of all that is asked of a
-    server, since it may end it. Of another engine nothing."""
+    """Ask a server several questions at once. judge: verdicts on a text of so many tokens behind a
+    prompt. It comes last, since it may end the server. Other engines are not asked."""
     every = list(asked_alone(context)) if context.subject.takes_several else []
     if len(every) < 2:  # why it does not answer the others has been said
         return

@@ -65,11 +65,8 @@ Ids = NDArray[np.intp]
 
 
 def control_token(context: Context, first: int, *, may_refuse: bool = False) -> Iterator[Verdict]:
-    """Behind the first of the seeded beginnings after which the oracle likes one best, by far, for
-    each of a few, and any token behind one as long as the prompt that was asked first, of so many
-    tokens, and a longer one. Who takes fewer positions may refuse a longer one, which is left out;
-    may_refuse: and the subject any.
-    """
+    """Return a prompt after which the oracle likes a control token best, by far, for each of a few
+    tokens."""
     controls = ids_of_control(context)
     ends = lengths_asked(context, first)
     if context.facts.decoder_start is not None or not ends:
@@ -186,10 +183,10 @@ def firsts_of(logits: F32, wanted: Ids, allowed: float) -> list[int]:
 def other_prompts(
     clear: Ids, telling: NDArray[np.bool_], ends: Sequence[int], first: int
 ) -> list[int]:
-    """One as long as the first, or what is kept of that may be found by its length and be this
-    one's, and one of more tokens than a tile or a small ubatch, behind which another token comes
-    with another beginning, if there is one; else the next longer that is clear, so that all of the
-    first may be its beginning, else the longest. ends: as `lengths_asked`."""
+    """Return one as long as the first, or what is kept of that may be found by its length and be
+    this one's, and one of more tokens than a tile or a small ubatch, behind which another token
+    comes with another beginning, if there is one; else the next longer that is clear, so that all
+    of the first may be its beginning, else the longest. ends: as `lengths_asked`."""
     if not len(clear):
         return []
     long = [at for at in clear.tolist() if ends[at] >= PROMPT]
@@ -199,7 +196,7 @@ def other_prompts(
 
 
 def clear_places(logits: F32, allowed: float) -> Ids:
-    """Behind which one token is likelier than any other by more than that."""
+    """Return the places behind which one token is likelier than any other by more than that."""
     if not np.isfinite(logits).all() or logits.shape[1] < 2:
         return np.zeros(0, np.intp)
     first, second = np.partition(logits, (-2, -1), axis=1)[:, :-3:-1].T

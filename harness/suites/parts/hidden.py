@@ -34,7 +34,8 @@ def hidden_tokens(expected: F32, allowed: float) -> int:
 
 
 def most_are_hidden(detail: Mapping[str, Any]) -> bool:
-    """Then the few others that agree are no agreement of the model. detail: of a verdict."""
+    """Return True if most rows are hidden: the few that agree are then no agreement of the model.
+    detail: of a verdict."""
     return 2 * int(detail.get("hidden_tokens", 0)) > int(detail.get("vocabulary", 0))
 
 

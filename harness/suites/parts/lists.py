@@ -31,7 +31,8 @@ class ScaleKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ListScale:
-    """by: the factor of all values; base: of other logarithms than natural ones."""
+    """The scale of a list. by: the factor of all values; base: of other logarithms than natural
+    ones."""
 
     kind: ScaleKind
     by: float = 1.0
@@ -52,7 +53,7 @@ class ListScale:
 
 
 def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[int, Off] | None:
-    """The first list that is wrong: what follows it has its causes there."""
+    """Return the first list that is wrong: what follows it has its causes there."""
     for row, (each, expected) in enumerate(zip(listed, logits, strict=True)):
         if (off := off_from(each, expected, allowed)) is not None:
             return row, off
@@ -83,9 +84,9 @@ def change_list(listed: Listed, change: Callable[[float], float]) -> Listed:
 
 
 def ends(context: Context, listed: Sequence[Listed], logits: F32, allowed: float) -> list[int]:
-    """The empty lists behind whose prefix the text ends for the oracle too: the likeliest token is
-    one that ends it, or ties with one within the noise (twice the limit of a logit). Servers that
-    stop there list nothing."""
+    """Return the empty lists behind whose prefix the text ends for the oracle too: the likeliest
+    token is one that ends it, or ties with one within the noise (twice the limit of a logit).
+    Servers that stop there list nothing."""
     rows = [row for row, each in enumerate(listed) if is_empty(each)]
     try:
         tokens = sorted(context.tokenizer.vocabulary.eog) if rows else []
@@ -120,7 +121,7 @@ def left_open(listed: Sequence[Listed], ended: Sequence[int]) -> str:
 
 
 def alike(allowed: float, a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Two answers, within the noise of two runs: servers add in any order."""
+    """Return True if two answers are within the noise of two runs: servers add in any order."""
     pairs = list(zip(a, b, strict=True))
     return all(
         len(one) == len(other) and is_in(other, one, allowed) and is_in(one, other, allowed)
@@ -146,7 +147,7 @@ def is_in(whole: Sequence[Any], row: Sequence[Any], allowed: float) -> bool:
 
 
 def by_token(row: Sequence[Any]) -> dict[Any, list[float]]:
-    """The values of each, from the largest on."""
+    """Return the values of each, from the largest on."""
     found: dict[Any, list[float]] = defaultdict(list)
     for token, value in sorted(row, key=lambda each: (isnan(each[1]), -each[1])):
         found[token].append(value)

@@ -116,7 +116,7 @@ def together(tokens: list[str]) -> Iterator[str]:
 
 
 def own_texts(tokenizer: Tokenizer, seed: int) -> list[bytes]:
-    """No two alike, all of them UTF-8."""
+    """Return texts that are all different, and all UTF-8."""
     pieces = ordinary(tokenizer)
     if not pieces:
         return []
@@ -154,7 +154,8 @@ def ordinary(tokenizer: Tokenizer) -> list[str]:
 
 
 def overlapping(pieces: Sequence[str]) -> Iterator[str]:
-    """Three halves of a piece that is the same text twice, which can be merged in two ways."""
+    """Yield three halves of a piece that is the same text twice, which can be merged in two
+    ways."""
     known = set(pieces)
     for piece in pieces:
         half = piece[: len(piece) // 2]
@@ -163,8 +164,8 @@ def overlapping(pieces: Sequence[str]) -> Iterator[str]:
 
 
 def contracted_pieces(pieces: Sequence[str]) -> Iterator[str]:
-    """Pieces that begin with the end of a contraction and go on with letters: who cuts there cannot
-    merge them. In the case that they have, and in the other."""
+    """Yield pieces that begin with the end of a contraction and go on with letters: who cuts there
+    cannot merge them. In the case that they have, and in the other."""
     by_first: dict[str, list[str]] = defaultdict(list)
     for piece in pieces:
         if len(piece) > 1 and piece.isalpha():
@@ -176,14 +177,14 @@ def contracted_pieces(pieces: Sequence[str]) -> Iterator[str]:
 
 
 def glue_pieces(pieces: Sequence[str], seed: int) -> Iterator[str]:
-    """Pieces side by side."""
+    """Yield pieces side by side."""
     at = integers(stream(seed, "glued texts"), OF_A_KIND * PIECES, len(pieces))
     for row in at.reshape(OF_A_KIND, PIECES):
         yield "".join(pieces[i] for i in row)
 
 
 def spread(texts: Sequence[str], seed: int, name: str) -> list[str]:
-    """All, or as many as are asked for, drawn from all over."""
+    """Return all, or as many as are asked for, drawn from all over."""
     if len(texts) <= OF_A_KIND:
         return list(texts)
     drawn = integers(stream(seed, f"{name} texts"), OF_A_KIND, len(texts))

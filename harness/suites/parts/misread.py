@@ -108,7 +108,7 @@ class Behind:
         return shown and margin > ROOM * allowed_in(self.context, right)
 
     def row(self, prompt: bytes) -> F32 | None:
-        """The oracle's logits; None: it does not answer, or they are no numbers."""
+        """Return the oracle's logits; None: it does not answer, or they are no numbers."""
         if prompt not in self.rows:
             self.rows[prompt] = self.compute(prompt)
         return self.rows[prompt]

@@ -79,7 +79,7 @@ def seeded_runs(context: Context) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def texts_of(context: Context, text: bytes) -> Iterator[bytes]:
-    """The text with its words turned about, each of a length that is soon read."""
+    """Yield the text with its words turned about, each of a length that is soon read."""
     words = text.split()
     for number in range(RUNS if context.facts.is_small else 1):
         first = number * len(words) // RUNS
@@ -87,7 +87,7 @@ def texts_of(context: Context, text: bytes) -> Iterator[bytes]:
 
 
 def beginnings_of(context: Context, text: bytes) -> tuple[list[int], dict[int, bytes]]:
-    """Its ids, and by how many they are those beginnings whose own ids are a beginning of them."""
+    """Return the prompt's ids, and the lengths of its beginnings whose own ids begin them."""
     every = [text[:n] for n in range(1, len(text) + 1)]
     *rest, ids = context.ask(context.oracle, "tokenize", every)
     lengths = {
@@ -99,7 +99,8 @@ def beginnings_of(context: Context, text: bytes) -> tuple[list[int], dict[int, b
 
 
 def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> list[Beginning]:
-    """runs: ids, and how long the beginnings are that can be asked for."""
+    """Return the closest calls. runs: ids, and the lengths of the beginnings that can be asked
+    for."""
     found: list[tuple[float, int, Beginning]] = []
     number = count()  # no two beginnings are compared themselves
     for ids, ends in runs:
@@ -174,8 +175,8 @@ def in_words(close: Sequence[Beginning]) -> str:
 
 
 def next_tokens(context: Context) -> Iterator[Verdict]:
-    """The next token behind each beginning of the seeded tokens, of an engine that has no list of
-    candidates either: a greedy text alone stays on its way with a good deal wrong."""
+    """Yield the next token behind each beginning of the seeded tokens, of an engine that has no
+    list of candidates either: a greedy text alone stays on its way with a good deal wrong."""
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
     ids = context.tokens[: min(context.n_tokens, MOST_BEGINNINGS)]
@@ -231,7 +232,7 @@ def of_one_choice(chosen: Sequence[int]) -> str:
 
 
 def close_calls(context: Context) -> Iterator[Verdict]:
-    """The next token where the two likeliest are nearly alike, and not within the noise."""
+    """Yield the next token where the two likeliest are nearly alike, and not within the noise."""
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
     context.progress("looking for beginnings with two close next tokens")

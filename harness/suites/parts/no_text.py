@@ -22,8 +22,8 @@ FEWEST = 3
 
 
 def no_text_at_all(context: Context) -> Verdict | None:
-    """The verdict if it writes nothing behind any prompt, and had to behind so many that honest
-    runs begin FEWEST texts there."""
+    """Return the verdict if it writes nothing behind any prompt, and had to behind so many that
+    honest runs begin FEWEST texts there."""
     n, had_to = min(N_OTHERS, context.n_steps), {}
     for prompt in (context.prompt, *OTHERS):
         try:
@@ -45,9 +45,9 @@ def no_text_at_all(context: Context) -> Verdict | None:
 
 
 def must_write(context: Context, prompt: bytes) -> bytes:
-    """The first that honest runs write of whole characters, among their first N_OTHERS tokens: up
-    to there no other token is within the noise, and none has no text or ends a text or a line,
-    which engines may end at. Empty where there is no such."""
+    """Return the first that honest runs write of whole characters, among their first N_OTHERS
+    tokens: up to there no other token is within the noise, and none has no text or ends a text or a
+    line, which engines may end at. Empty where there is no such."""
     ids = prompt_ids(context, prompt)
     if not ids:
         return b""

@@ -27,10 +27,7 @@ def with_one_batch(
     *,
     usual: bool = False,
 ) -> Verdict:
-    """Said of a run that differs where the same tokens do not once they come all at once: what
-    begins with a second batch is wrong, its positions, its mask or what is kept for it; or what is
-    done with as many tokens as the first has that is wrong, wherever they stand. usual: neither is,
-    as other tokens in such batches agree; then it matters what was asked before."""
+    """Add a note to a run that agrees once the same tokens come in one batch."""
     if verdict.detail.get("at_fault") != "subject" or len(batches) < 2 or context.given:
         return verdict
     if any(batch.encoder or batch.seq_ids.any() for batch in batches):
@@ -80,7 +77,7 @@ def by_size_or_place(
 def first_wrong(
     context: Context, batches: Sequence[Batch], expected: Evaluation, actual: Evaluation
 ) -> int:
-    """The first batch of which a logit is."""
+    """Return the first batch of which a logit is."""
     truth, got = np.concatenate(expected.logits), np.concatenate(actual.logits)
     allowed = whole_run(context.noise.relative, largest(truth)).allowed
     rows = wrong_rows(context, batches, truth, got, allowed + rounding(context, actual))

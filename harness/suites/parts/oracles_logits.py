@@ -57,7 +57,7 @@ def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
 
 
 def in_one(context: Context, batches: Sequence[Batch]) -> tuple[Batch, ...]:
-    """All that is decoded in one batch, with the same outputs: weights are decoded once."""
+    """Return all that is decoded in one batch, with the same outputs: weights are decoded once."""
     if context.facts.architecture in NOT_IN_ONE:
         return tuple(batches)
     encoded = [batch for batch in batches if batch.encoder]
@@ -103,7 +103,8 @@ def is_honest(context: Context, batches: Sequence[Batch], fits: Fits) -> bool:
 def nearly_chosen(
     tokens: Sequence[int], run: F32, allowed: NDArray[np.float64], first: int = 0
 ) -> bool:
-    """tokens: one behind each row from `first` on; allowed: in each row."""
+    """Return True if each chosen token is nearly the largest. tokens: one behind each row from
+    `first` on; allowed: in each row."""
     rows, limits = run[first:][: len(tokens)], allowed[first:][: len(tokens)]
     return bool((rows.max(axis=1) - rows[np.arange(len(rows)), list(tokens)] <= limits).all())
 

@@ -42,7 +42,7 @@ class Original:
         return bytes.fromhex(self.case)
 
     def row(self) -> dict[str, Any]:
-        """For a report: what and why; the ids belong to another vocabulary."""
+        """Return a report's row: what and why. The ids belong to another vocabulary."""
         kept = ("id", "original", "case", "sentence", "status", "link")
         return {key: value for key, value in asdict(self).items() if key in kept}
 
@@ -55,7 +55,8 @@ def known_originals() -> tuple[Original, ...]:
 
 
 def originals_of(metadata: Mapping[str, Any]) -> list[Original]:
-    """The entries that hold for a file with this metadata; only BPE goes by the pre-tokenizer."""
+    """Return the entries that hold for a file with this metadata; only BPE goes by the
+    pre-tokenizer."""
     model, pre = (
         str(metadata[key].data) if key in metadata else ""
         for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre")
@@ -75,8 +76,8 @@ def repaired_tokens(vocabulary: Vocabulary) -> list[int]:
 
 
 def named_among(context: Context, wrong: Iterable[tuple[Any, Sequence[Any], Sequence[Any]]]) -> str:
-    """A clause for a verdict where each difference has such a token on one of its sides; else "".
-    wrong: what was asked, expected and said: two of them are ids."""
+    """Return a clause for a verdict where each difference has such a token on one of its sides;
+    else "". wrong: what was asked, expected and said: two of them are ids."""
     try:
         vocabulary = context.tokenizer.vocabulary
     except EngineError:

@@ -22,9 +22,8 @@ from lockstep.harness.records import Answered, Request, Verdict
 def held_to_its_own(
     context: Context, tie: Verdict, batches: Sequence[Batch], text: Sequence[int]
 ) -> Verdict:
-    """tie: what was excused; batches: the prompt and all but the last token of the text. The
-    verdict in its place. Two honest runs of few tokens and of many may choose other experts at a
-    near tie, and then logits of a token are others altogether: not of most tokens, though."""
+    """Judge a text by the engine's own logits. tie: what was excused; batches: the prompt and all
+    but the last token of the text."""
     context.progress("the logits of the engine's own text")
     outcome = context.subject.ask("evaluate", Request(batches=tuple(batches)))
     if not isinstance(outcome, Answered):

@@ -12,7 +12,8 @@ MOST_IDS, LONGEST = 200, 80  # ids of one side; characters of a piece: a token m
 
 
 def pieces_of(context: Context, ids: Sequence[int]) -> list[str | None] | None:
-    """A text for each id, None for an id that there is not; None: no vocabulary that we read."""
+    """Return a text for each id, None for an id that there is not; None: no vocabulary that we
+    read."""
     if not context.facts.has_vocabulary:
         return None
     try:
@@ -33,7 +34,8 @@ def piece_of(tokenizer: Tokenizer, token: int) -> str | None:
 
 
 def sides(context: Context, expected: Sequence[int], actual: Sequence[int]) -> dict[str, Any]:
-    """The ids of both engines with their pieces, from a few before the first that differs."""
+    """Return the ids of both engines with their pieces, from a few before the first that
+    differs."""
     pairs = zip(expected, actual, strict=False)
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(actual)))
     start = max(0, same - MOST_IDS // 4)

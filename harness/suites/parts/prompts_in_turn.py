@@ -33,7 +33,8 @@ SUITE = "decode"
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """n: tokens of a prompt; begin, end: with how many of the one before it begins, or ends."""
+    """A prompt in turn. n: its tokens; begin, end: how many tokens it shares with the beginning and
+    end of the one before."""
 
     n: int
     begin: int = 0
@@ -41,8 +42,8 @@ class Turn:
 
     @property
     def n_tried(self) -> int:
-        """The number of prompts to try. More are tried if few tell: long ones, those with two new
-        tokens (where most is the last's), and those with none at the end."""
+        """Return the number of prompts to try. More are tried if few tell: long ones, those with
+        two new tokens (where most is the last's), and those with none at the end."""
         few_new = self.n - self.begin <= 2 or self.is_between
         return MORE if self.n > LONG or few_new else TRIED
 
@@ -92,9 +93,8 @@ class TellingPrompt:
 
 
 def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdict]:
-    """outer: the context of the user's model, of which it is said; context: of the model that is
-    asked about, which may be another. Nothing where fewer than two prompts tell, or one of the
-    first two is refused."""
+    """Ask prompts in turn. outer: the context of the user's model, which verdicts name; context: of
+    the model that is asked about, which may be another."""
     prompts = telling_prompts(context)
     if len(prompts) < 2 or chosen_behind(context, prompts[0].ids[:1]) is None:
         return
@@ -153,7 +153,7 @@ def differing(
     where: str,
     before: TellingPrompt | None,
 ) -> Iterator[Verdict]:
-    """Also of an engine that dies of what is asked to say more of it."""
+    """Return the differing prompts, also of an engine that dies when it is asked for more."""
     alone, steady = None, True
     try:
         alone = is_right_alone(context, prompt)
@@ -169,8 +169,8 @@ def differing(
 
 
 def is_right_alone(context: Context, prompt: TellingPrompt) -> bool:
-    """Asked right behind its own first token, of which nothing can be kept that is not its own but
-    what was chosen behind it; or behind another one, of which nothing can be kept."""
+    """Return True if the prompt is right behind its own first token, or behind another one, where
+    nothing else can be kept."""
     first = prompt.ids[0]
     before = (first, (first + 1) % len(prompt.logits))
     return any(
@@ -199,7 +199,8 @@ def another(
     *,
     steady: bool = True,
 ) -> Verdict:
-    """alone: None if it does not answer there; steady: wrong again behind the one before it."""
+    """Return the verdict on another prompt. alone: None if the engine does not answer there;
+    steady: wrong again behind the one before it."""
     how = {True: "right", False: "wrong as well", None: "not answered"}[alone]
     look = "prompts that are cut, or mistaken for one of the same length"
     if alone:
@@ -224,9 +225,8 @@ def another(
 
 
 def telling_prompts(context: Context) -> list[TellingPrompt]:
-    """By far the likeliest behind each is another one than behind the prompt before, than behind
-    that with this one's last token, and than behind what a cut would leave. Of longer ones fewer
-    tell, and none where a window leaves the shorter none: no more are tried there."""
+    """Return prompts whose likeliest next token differs by far from that behind the prompt before,
+    behind that one with this one's last token, and behind what a cut would leave."""
     room = n_cells(context) - 1
     found: list[TellingPrompt] = []
     sizes = [turn.n * turn.n_tried for turn in PROMPTS if not turn.is_between]
@@ -252,9 +252,9 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
 def best_of(
     context: Context, telling: Iterator[TellingPrompt], turn: Turn, before: Sequence[TellingPrompt]
 ) -> list[TellingPrompt]:
-    """The first; of those that begin as the one before, the first behind which another token is
-    wanted where one more is kept than both begin with. What that engine made of the prompt before
-    is in its cache, and may make up for it here: one prompt of that kind is not enough."""
+    """Return the first; of those that begin as the one before, the first behind which another token
+    is wanted where one more is kept than both begin with. What that engine made of the prompt
+    before is in its cache, and may make up for it here: one prompt of that kind is not enough."""
     if not (turn.begin and before):
         return list(islice(telling, 1))
     several: list[TellingPrompt] = []

@@ -14,7 +14,7 @@ READ_OTHERWISE = (
 
 
 def cut_off(context: Context) -> str:
-    """A clause where the text is that behind the prompt without its spaces."""
+    """Return a clause where the text is that behind the prompt without its spaces."""
     n = min(N_OTHERS, context.n_steps)
     texts = {}
     for name, prompt in {
@@ -36,9 +36,9 @@ def cut_off(context: Context) -> str:
 
 
 def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
-    """A clause where the subject says that it is another number than n, as servers do beside their
-    answer: a nearer cause of a wrong text than any op. "": it says no such thing.
-    The same number says nothing: tokens may be others."""
+    """Return a clause where the subject says that it is another number than n, as servers do beside
+    their answer: a nearer cause of a wrong text than any op. "": it says no such thing. The same
+    number says nothing: tokens may be others."""
     said = context.subject.counted.get(prompt)
     if said is None or said == n:
         return ""

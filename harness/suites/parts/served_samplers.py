@@ -105,7 +105,7 @@ def wrong_verdict(context: Context, suite: str, found: ServedPart) -> Verdict:
 
 
 def begin_run(context: Context) -> ServedRun:
-    """Raises NoAnswer where nothing can be told of samplers."""
+    """Begin a run. Raises NoAnswer if nothing can be told of samplers."""
     prompt, ids = choose_prompt(context)
     batches = (Batch.for_next(ids),)
     row = context.ask(context.oracle, "evaluate", Request(batches=batches)).logits[0][-1]

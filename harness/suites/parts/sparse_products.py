@@ -87,8 +87,8 @@ def sparse_run(context: Context, keep: Keep) -> SparseRun:
 
 
 def up_to_one_token(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """The prompt and one token behind it: engines have another kernel for a single row. In `trace`
-    a few rows may be off by two steps of an activation, and a single one always is few."""
+    """Return the prompt and one token behind it: engines have another kernel for a single row. In
+    `trace` a few rows may be off by two steps of an activation, and a single one always is few."""
     alone = (number for number, batch in enumerate(batches, start=1) if len(batch) == 1)
     return batches[: next(alone, 1)]
 
@@ -126,7 +126,7 @@ def judge_sparse_run(context: Context, run: SparseRun) -> Findings:
 
 
 def products_of(program: Program, wires: dict[Place, Wire]) -> dict[Place, Wire]:
-    """Those with a weight of the file."""
+    """Return the products with a weight of the file."""
     nodes = ((graph, node) for graph in program.graphs for node in graph.nodes)
     return {g.place(node): wires[g.place(node)] for g, node in nodes if product_with(g, node)}
 
@@ -208,7 +208,7 @@ def on_sparse_inputs(program: Program, seed: int) -> Iterator[Node]:
 
 
 def product_with(graph: Graph, planned: PlannedNode) -> str:
-    """The weight that it multiplies float32 by; "" if it is no such product."""
+    """Return the weight that it multiplies float32 by; "" if it is no such product."""
     if planned.op not in PRODUCTS:
         return ""
     first, second = planned.sources[:2]
@@ -256,7 +256,7 @@ def operand(view: TensorView, value: NDArray[np.float32] | NDArray[np.int32]) ->
 
 
 def few(view: TensorView, seed: int) -> NDArray[np.float32]:
-    """Zeros, and in each row a run of `KEPT` seeded values, spread over the width."""
+    """Return zeros, and in each row a run of `KEPT` seeded values, spread over the width."""
     out = np.zeros(tuple(reversed(view.ne)), np.float32)
     rows = out.reshape(-1, out.shape[-1])
     raw = stream(seed, f"sparse {view.name}").random_raw(len(rows) * KEPT) >> np.uint64(40)

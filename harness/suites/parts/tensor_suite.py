@@ -22,7 +22,7 @@ from lockstep.harness.report.text import explain_finding
 
 @dataclass(frozen=True, kw_only=True)
 class NotAnswered:
-    """In the place of a fork's work: an engine that crashed or hung is not asked the same again."""
+    """The result of a fork whose engine crashed or hung. The same is not asked again."""
 
     error: NoAnswer
 
@@ -40,7 +40,7 @@ class TensorSuite(Suite):
         raise NotImplementedError
 
     def locate(self, context: Context) -> Findings:
-        """Both, and asks what more it takes to say what is wrong. Raises NoAnswer."""
+        """Locate by both, and ask what it takes to say what is wrong. Raises NoAnswer."""
         raise NotImplementedError
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:

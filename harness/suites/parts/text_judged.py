@@ -38,8 +38,8 @@ def judge_text(
     *,
     whole: bool = False,
 ) -> Iterator[Verdict]:
-    """logits: the oracle's before each of its tokens; free: those of them that have a text; whole:
-    it may end there, or go on, only as an honest run does."""
+    """Judge a text. logits: the oracle's before each of its tokens; free: those of them that have a
+    text; whole: it may end or go on only as an honest run does."""
     if why := why_any_choice_agrees(context, logits):
         yield context.verdict("text", "not-compared", why)
         return
@@ -134,7 +134,8 @@ def is_replaced(rest: bytes, piece: bytes) -> bool:
 def first_tie(
     noise: float, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
 ) -> tuple[int, dict[str, Any]] | None:
-    """The first token that another honest engine may choose otherwise, and with this very text."""
+    """Return the first token that another honest engine may choose otherwise, and with this very
+    text."""
     rest = b"".join(pieces[token] for token in free[: best.end]) + best.rest
     for step in range(best.end + 1):
         row, chosen = logits[step], free[step]

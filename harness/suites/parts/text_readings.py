@@ -33,7 +33,8 @@ class Pieces:
         return self.tokenizer.piece(token, special=False)
 
     def count_shown(self, ids: Sequence[int]) -> int:
-        """So many come before the first without a text: there engines may end, or show a name."""
+        """Count the tokens before the first without a text. There engines may end, or show a
+        name."""
         return next((i for i, token in enumerate(ids) if not self[token]), len(ids))
 
     @property
@@ -56,9 +57,9 @@ class Reading:
 
 
 def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Reading]:
-    """The text as it is; with the spaces that some engines take from its beginning, or without
-    those that they put before it; without the spaces that llama.cpp takes out where the vocabulary
-    says so; as JSON has it; without bytes that are no characters."""
+    """Yield the text as it is; with the spaces that some engines take from its beginning, or
+    without those that they put before it; without the spaces that llama.cpp takes out where the
+    vocabulary says so; as JSON has it; without bytes that are no characters."""
     yield reading(said, free, pieces, bytes)
     spaces = leading(b"".join(pieces[token] for token in free))
     # of one token with a space, and one without, each may be wrong

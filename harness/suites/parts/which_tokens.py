@@ -39,8 +39,8 @@ def wrong_rows(
     got: F32,
     limit: NDArray[np.float64],
 ) -> Sequence[int]:
-    """Rows of a subject that is wrong. Where it rounds otherwise than llama.cpp does, as honest
-    engines may, rows of its that are right differ as well: so the fewest that differ from
+    """Return rows of a subject that is wrong. Where it rounds otherwise than llama.cpp does, as
+    honest engines may, rows of its that are right differ as well: so the fewest that differ from
     llama.cpp's, or from those of any honest run."""
     found = (rows_that_differ(run, got, limit) for run in context.honest_runs(batches))
     return min((rows_that_differ(expected, got, limit), *filter(None, found)), key=len)

@@ -57,7 +57,7 @@ def compare_runs(
     *,
     rows_differ: bool = True,
 ) -> Verdict:
-    """Every logit of every output of the batches, (outputs, vocabulary) in all.
+    """Return every logit of every output of the batches, (outputs, vocabulary) in all.
 
     truth: of an honest run of our own, with which engines that agree must agree as well. Nobody is
     called wrong by it alone: where there is a difference, more runs are made on these batches.
@@ -149,7 +149,7 @@ def who_is_at_fault(
 def difference(
     expected: F32, got: F32, truth: F32, bound: Bound, rounded: NDArray[np.float64]
 ) -> Mismatch | None:
-    """Between the engines, or else between the truth and what they agree on."""
+    """Return the difference between the engines, or between the truth and what both agree on."""
     between = mismatch_between(expected, got, bound.allowed + rounded)
     return between or mismatch_between(truth, expected, bound.allowed)
 

@@ -18,7 +18,7 @@ Keys = Mapping[str, tuple[str, Any]]
 
 
 def none(n_vocab: int, seed: int) -> Keys:
-    """No vocabulary: the model speaks in ids only."""
+    """Return no vocabulary: the model speaks in ids only."""
     return {"tokenizer.ggml.model": ("STR", "none")}
 
 
@@ -63,7 +63,7 @@ USUAL: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def check_kind(kind: str, n_vocab: int) -> None:
-    """Raises Unsupported for a kind that nobody knows, InvalidModel for too few tokens."""
+    """Check the kind. Raises Unsupported for an unknown kind, InvalidModel for too few tokens."""
     if kind not in KINDS:
         raise Unsupported(f"synth cannot make a vocabulary of kind {kind!r} {choices(kind, KINDS)}")
     smallest = KINDS[kind][0]
@@ -73,8 +73,8 @@ def check_kind(kind: str, n_vocab: int) -> None:
 
 
 def vocabulary_keys(kind: str, n_vocab: int, seed: int, pre: str = "", last: str = "") -> Keys:
-    """The `tokenizer.ggml.*` keys of a vocabulary; `pre` is another pre-tokenizer than its own,
-    `last` a control token in the place of the last one."""
+    """Return the `tokenizer.ggml.*` keys of a vocabulary; `pre` is another pre-tokenizer than its
+    own, `last` a control token in the place of the last one."""
     check_kind(kind, n_vocab)
     made = dict(KINDS[kind][1](n_vocab, seed))
     if pre:

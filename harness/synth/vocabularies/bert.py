@@ -32,5 +32,6 @@ def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
 
 
 def one_word(piece: str) -> bool:
-    """No punctuation and no Chinese in it: those are words of their own."""
+    """Return True for one word without punctuation and Chinese characters, which are words of their
+    own."""
     return piece.removeprefix("▁").isalnum() and not any(c in piece for c in "你好")

@@ -14,7 +14,7 @@ ENDS = 1 << 8
 
 
 def charsmap(replacements: Mapping[str, str]) -> bytes:
-    """The blob of `tokenizer.ggml.precompiled_charsmap`."""
+    """Return the blob of `tokenizer.ggml.precompiled_charsmap`."""
     texts = sorted({*replacements.values()})
     starts: dict[str, int] = {}
     held = b""
@@ -27,7 +27,8 @@ def charsmap(replacements: Mapping[str, str]) -> bytes:
 
 
 def double_array(values: Mapping[bytes, int]) -> list[int]:
-    """The nodes; number 0 is the root. Its length is a multiple of 256: any byte stays inside."""
+    """Return the nodes; number 0 is the root. Its length is a multiple of 256: any byte stays
+    inside."""
     trie: dict[bytes, set[int]] = {b"": set()}  # beginning -> bytes that go on
     for key in values:
         for at in range(len(key)):
@@ -54,7 +55,7 @@ def double_array(values: Mapping[bytes, int]) -> list[int]:
 
 
 def free_offset(nodes: Mapping[int, int], place: int, children: list[int]) -> int:
-    """The smallest distance that puts every child where nothing is; never onto the root."""
+    """Return the smallest distance that puts every child where nothing is; never onto the root."""
     offset = 1
     while any((place ^ offset ^ byte) in nodes for byte in children):
         offset += 1

@@ -48,12 +48,12 @@ def glue_letters(
     seed: int,
     legal: Callable[[str], bool] = lambda _: True,
 ) -> list[str]:
-    """The letters, then pieces made of them: n in all."""
+    """Return the letters, then pieces made of them: n in all."""
     return [*letters, *(a + b for a, b in merges_of(letters, n - len(letters), seed, legal))]
 
 
 def words_only(piece: str) -> bool:
-    """A space only where the piece begins."""
+    """Return the pieces, with a space only where a piece begins."""
     return "▁" not in piece[1:]
 
 

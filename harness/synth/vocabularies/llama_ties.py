@@ -14,7 +14,8 @@ SMALLEST = vocabulary.SMALLEST + len(SHOWN)
 
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
-    """Bytes, characters and pieces as in a vocabulary of kind llama, and an EOS that is added."""
+    """Return bytes, characters and pieces as in a vocabulary of kind llama, and an EOS that is
+    added."""
     made = dict(vocabulary.sentencepiece(n_vocab - len(SHOWN), seed))
     tokens = [*made["tokenizer.ggml.tokens"][1], *SHOWN]
     pieces = n_vocab - len(SHOWN) - vocabulary.SMALLEST

@@ -40,7 +40,7 @@ def gguf(
     n_tensors: int | None = None,
     alignment: int = 32,
 ) -> bytes:
-    """A file by hand; `data` is the number of bytes after the padding of the header."""
+    """Return a file by hand; `data` is the number of bytes after the padding of the header."""
     head = b"GGUF" + pack(
         "<IQQ",
         version,
@@ -56,7 +56,8 @@ def array(element: int, n: int, data: bytes = b"") -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """The value of an array of arrays: `depth` levels with one element each, then three bytes."""
+    """Return the value of an array of arrays: `depth` levels with one element each, then three
+    bytes."""
     inner = array(U8, 3, b"\1\2\3")
     for _ in range(depth - 1):
         inner = array(ARR, 1, inner)

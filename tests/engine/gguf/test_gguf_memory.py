@@ -44,7 +44,7 @@ DEAR = {
 
 
 def taken(data: bytes) -> int:
-    """The most that reading it has allocated at a time, in bytes."""
+    """Return the most that reading it has allocated at a time, in bytes."""
     tracemalloc.start()
     try:
         GgufFile.from_bytes(data)
@@ -84,7 +84,7 @@ def test_a_claim_that_fits_the_file_is_not_believed_ahead() -> None:
 
 
 def test_reader_that_makes_objects_takes_many_times_the_memory() -> None:
-    """These files exist to catch such a reader, which decodes what it reads."""
+    """The files exist to catch a reader that decodes all it reads."""
     data = gguf(DEAR["texts of one letter"]())
     tracemalloc.start()
     kept = GgufFile.from_bytes(data).metadata["k"].data

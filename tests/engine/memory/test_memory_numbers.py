@@ -59,7 +59,7 @@ def run(memory: Memory, batch: Batch, *, n_ubatch: int = 64) -> list[Mapping[int
 
 
 def interleaved(n: int) -> Batch:
-    """Tokens 10, 20, 11, 21, ... of two sequences."""
+    """Return tokens 10, 20, 11, 21, ... of two sequences."""
     return Batch(
         tokens=np.stack([np.arange(n) + 10, np.arange(n) + 20], axis=1).ravel().astype(np.int32),
         positions=np.repeat(np.arange(n, dtype=np.int32), 2),

@@ -16,7 +16,7 @@ from lockstep.engine.memory.ubatch import (
 
 
 def batch(*rows: tuple[int, Sequence[int]]) -> list[Entry]:
-    """Rows of position and sequences."""
+    """Return rows of position and sequences."""
     return [Entry(at, pos, frozenset(seqs)) for at, (pos, seqs) in enumerate(rows)]
 
 

@@ -230,7 +230,7 @@ def largest(type_name: str, rows: int, columns: int) -> Weight:
 
 
 class OneLess(Fast):
-    """Its largest step is one too small, as if the sum of a few had not fitted."""
+    """A wrong engine whose largest step is one too small, as if the sum of a few had not fitted."""
 
     def linear(self, x: Any, weight: Weight) -> Any:
         blocks = weight.raw.view(weight.format.layout).copy()
@@ -253,8 +253,8 @@ def test_four_of_the_largest_products_fit_into_what_they_are_added_in(
 
 
 def of_some_formats() -> dict[str, str]:
-    """A digest of what each comes to, by rows, by panels and by rows in float64; of formats with
-    every instruction."""
+    """Return a digest of what each comes to, by rows, by panels and by rows in float64; of formats
+    with every instruction."""
     found = {}
     for name in ("F32", *EXTREMES):
         columns = 2 * block_of(name)

@@ -135,7 +135,7 @@ def test_radius_has_room_for_rounding_of_what_cancelled_values_leave() -> None:
 def test_queries_moved_by_one_bit_stay_within_the_radius(
     kind: type[Any], tokens: int, seed: int
 ) -> None:
-    """Such a run is within what a score is allowed; what follows from it must be as well."""
+    """The run is within the score's limit, so what follows from it must be as well."""
     q, k, v, visible = inputs(seed, tokens, 70, kind)
     wide = q.astype(kind).astype(np.float32)
     before = attend((wide, k, v, visible))
@@ -149,7 +149,7 @@ def test_queries_moved_by_one_bit_stay_within_the_radius(
 
 
 def direct(args: Any, n_threads: int = 1) -> NDArray[np.float64]:
-    """Without the conversion of queries, which would hide a small change."""
+    """Compute without the conversion of queries, which would hide a small change."""
     with patch.object(attention, "halves", lambda x: x):
         return attend(args, n_threads).v
 
@@ -226,7 +226,7 @@ def test_queries_beyond_a_half_are_infinite_and_what_follows_is_nan() -> None:
 def test_a_piece_below_the_largest_score_is_off_by_what_both_scores_are(
     kind: type[Any], seed: int
 ) -> None:
-    """Only the second piece has values, so all that it is scaled by is in the result."""
+    """The second piece alone has values, so the result holds everything that scales it."""
     q, k, v, visible = inputs(seed, 1, 512, kind)
     wide = q.astype(kind).astype(np.float32)
     visible[:], v[0] = False, 0

@@ -55,7 +55,8 @@ def test_a_hidden_score_that_is_no_number_leaves_its_row_without_a_limit() -> No
 def test_rows_some_after_the_others_are_what_they_are_at_once(
     bounds: bool, wrong: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With slopes by head, sinks, a mask of more rows, and hidden scores beyond float32."""
+    """The cases have slopes by head, sinks, a mask with more rows, and hidden scores beyond
+    float32."""
     x = normal(3, 2, 6, 10, 24) * 3
     x[0, 1, 4, 7] += np.float32(wrong)
     x[1, 2, 9, 23] = 3e38  # hidden

@@ -27,7 +27,7 @@ Found = tuple[NDArray[np.float64], NDArray[np.float64]]  # the product and its s
 
 
 def seen(x: F32, weight: Weight) -> tuple[F64, F64 | None]:
-    """The activations as the product sees them, and their sums."""
+    """Return the activations as the product sees them, and their sums."""
     return Mirror().activations(x, weight), Mirror().sums(x, weight)
 
 
@@ -59,7 +59,8 @@ def test_all_formats_without_other_scales_are_multiplied_by_integers() -> None:
 
 
 def test_a_decoder_that_is_wrong_is_not_replaced_by_a_right_one() -> None:
-    """This one takes the scale of the block before, which is no mistake where all are one."""
+    """The wrong decoder takes the scale of the block before, which is right where all scales are
+    one."""
 
     class Late(WeightFormat.member("Q8_0")):  # type: ignore[misc]
         @classmethod
@@ -154,7 +155,7 @@ def test_activations_of_another_format_are_multiplied_as_floats() -> None:
 
 
 def test_steps_without_room_for_their_sums_are_multiplied_as_floats() -> None:
-    """There is room for the sums of 256 steps of any 16 bits."""
+    """The sums have room for 256 steps of any 16 bits."""
     weight = weight_of("Q6_K", (8, COLUMNS), seed=6)
     assert integers.rows_of(weight, slice(0, 8), 256, 16, None) is not None
     assert integers.rows_of(weight, slice(0, 8), 1 << 15, 16, None) is None

@@ -24,7 +24,7 @@ def floats(seed: int, *shape: int, size: float = 1.0) -> F32:
 
 
 def weight_of(type_name: str, shape: tuple[int, ...], seed: int = 0) -> Weight:
-    """A seeded matrix or stack of matrices; the last of `shape` is a row."""
+    """Return a seeded matrix or stack of matrices; the last of `shape` is a row."""
     import_members("lockstep.engine.quants")
     n = math.prod(shape)
     raw = b"".join(tensor_bytes(stream(seed, type_name), type_name, n, shape[-1] ** -0.5))

@@ -30,7 +30,7 @@ def in_floats(y: F16, v: F16, by: np.float32) -> F16:
 
 
 def fused(y: F16, v: F16, by: np.float32) -> F16:
-    """A fused product and sum of halves: rounded once."""
+    """Return a fused product and sum of halves: rounded once."""
     return (y.astype(np.float64) + v.astype(np.float64) * np.float16(by)).astype(np.float16)
 
 
@@ -43,7 +43,7 @@ def unfused(y: F16, v: F16, by: np.float32) -> F16:
 
 
 def attended(add: Add) -> F32:
-    """One token, key by key, with an online softmax."""
+    """Return one token, key by key, with an online softmax."""
     q, zero = Q[0, 0].astype(np.float16).astype(np.float32), np.zeros(STEP + REST, np.float16)
     y, total, top = zero, np.float32(0), np.float32(-np.inf)
     for key, value in zip(K[:, 0], V[:, 0], strict=True):

@@ -61,7 +61,7 @@ def test_an_offset_is_what_codes_of_zero_decode_to(name: str) -> None:
 
 @pytest.mark.parametrize("name", LESS_OFFSET)
 def test_weight_is_its_unsigned_code_times_a_scale_less_a_zero_code(name: str) -> None:
-    """So weights that share a scale lie on one side of that."""
+    """Weights that share a scale therefore lie on one side of that value."""
     weight = weight_of(name, (4, COLUMNS))
     apart = Build(lanes=1, plain=True, offsets_apart=True)
     ((_, twice),) = offsets(np.ones((1, COLUMNS)), weight, slice(0, 4), apart)

@@ -37,7 +37,8 @@ N = 40 * 256
 
 
 def by_the_library(kind: type[ActivationFormat], variant: str, x: F32) -> NDArray[np.uint8]:
-    """The bytes that llama.cpp makes of x, with the code of this processor or with plain C."""
+    """Return the bytes that llama.cpp makes of x, with the code of this processor or with plain
+    C."""
     pytest.importorskip("llama_cpp", reason=ABSENT)
     from lockstep.harness.adapters.llama_cpp.activations import convert_by_library
     from lockstep.harness.adapters.llama_cpp.lib import library
@@ -66,7 +67,7 @@ def same(ours: NDArray[Any], theirs: NDArray[np.uint8]) -> bool:
 
 @cache
 def awkward() -> dict[str, F32]:
-    """Rows that break careless conversions."""
+    """Return rows that break careless conversions."""
     g = Generator(Philox(7))
     fits = (g.integers(-254, 255, N) / 2).reshape(-1, 32)
     fits[:, 5] = 127  # the scale is 1, and half of the values are ties

@@ -31,7 +31,7 @@ def values(name: str, length: int) -> NDArray[np.int8]:
 
 
 def unlike_their_sums(folder: Path) -> list[str]:
-    """Files that SHA256SUMS does not describe, or describes otherwise."""
+    """Return files that SHA256SUMS does not describe, or describes otherwise."""
     lines = (folder / "SHA256SUMS").read_text("ascii").splitlines()
     expected = {name: digest for digest, name in (line.split("  ") for line in lines)}
     found = {
@@ -166,7 +166,8 @@ def set_d(blocks: NDArray[np.void], halves: Any) -> NDArray[np.void]:
 
 
 def entries_and_signs(kind: type[WeightFormat], count: int) -> NDArray[np.void]:
-    """Random indices and signs, and such scales that weights are entries (IQ1: + or - 1/8)."""
+    """Return random indices and signs, and such scales that weights are entries (IQ1: + or -
+    1/8)."""
     blocks = random_blocks(kind, count, seed=11)
     names = blocks.dtype.names or ()
     for name in (n for n in names if n.startswith("scales")):

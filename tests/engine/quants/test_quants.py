@@ -47,7 +47,8 @@ def test_plain_numbers_become_the_nearest_float32(name: str) -> None:
 
 @every_format
 def test_a_block_decodes_alike_wherever_it_lies(kind: type[WeightFormat]) -> None:
-    """Alone, among others, at an odd address, in memory that must not be written."""
+    """The block lies alone, among others, at an odd address, or in memory that must not be
+    written."""
     raw = random_bytes(kind, 67)
     together = kind.dequantize(raw).reshape(67, kind.weights)
     odd = np.empty(raw.size + 1, np.uint8)[1:]

@@ -84,7 +84,7 @@ def test_merging_by_rank_is_that_of_plain_python(alphabet: str) -> None:
 
 @pytest.mark.parametrize("word", ["x", "ab", "aab", "cde"])
 def test_a_word_of_a_megabyte_is_merged(word: str) -> None:
-    """In time that grows with the square of its length this would take days."""
+    """A time that grows with the square of the length would be days."""
     tokenizer = tokenizer_of(llama.tiny(add_space_prefix=False))
     text = word.encode() * (2**20 // len(word))
     found = tokenizer.encode(text, add_special=False)

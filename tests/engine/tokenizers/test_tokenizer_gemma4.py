@@ -48,7 +48,7 @@ def tiny(**changes: Any) -> dict[str, Value]:
 
 
 def ids(*texts: str | int) -> list[int]:
-    """Ids of texts; a number stands for the token of that byte."""
+    """Return ids of texts; a number stands for the token of that byte."""
     return [TEXTS.index(f"<0x{text:02X}>" if isinstance(text, int) else text) for text in texts]
 
 

@@ -38,7 +38,8 @@ TEXTS = [text for text in dict.fromkeys([*WORDS, *LETTERS, *JOINED]) if text not
 
 
 def tiny(pre: str | None = "gpt-2", **changes: Any) -> dict[str, Value]:
-    """The metadata; a change is under the last part of its key, and None removes that key."""
+    """Return the metadata; a change is under the last part of its key, and None removes that
+    key."""
     words = [(text, 0.0, WORDS.get(text, NORMAL)) for text in TEXTS]
     usual = {"scores": None, "merges": list(MERGES), "bos_token_id": 0, "eos_token_id": 1}
     return vocabulary("gpt2", words, **({"pre": pre} | usual | changes))
@@ -52,7 +53,7 @@ def ids(*texts: str) -> list[int]:
 
 
 def encode(rule: str, text: str | bytes, expected: list[int], **changes: Any) -> Case:
-    """Without BOS and EOS, unless `add` or `parse` are among the changes."""
+    """Encode without BOS and EOS, unless `add` or `parse` are among the changes."""
     flags = {"add_special": changes.pop("add", False), "parse_special": changes.pop("parse", False)}
     return Case(rule, plain(text, **flags), expected, tiny(**changes))
 

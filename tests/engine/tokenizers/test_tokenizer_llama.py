@@ -77,12 +77,13 @@ FIRST_BYTE = len(TEXTS)
 
 
 def tiny(**changes: Any) -> dict[str, Value]:
-    """The metadata; a change is under the last part of its key, and None removes that key."""
+    """Return the metadata; a change is under the last part of its key, and None removes that
+    key."""
     return vocabulary("llama", [*unique_words(), *byte_words()], **changes)
 
 
 def renamed(**new: str) -> list[str]:
-    """The tokens with some texts replaced; `a="q"` turns "a" into "q"."""
+    """Return the tokens with some texts replaced; `a="q"` turns "a" into "q"."""
     return [new.get(text, text) for text in tiny()["tokenizer.ggml.tokens"].data]
 
 
@@ -95,7 +96,7 @@ def without_bytes() -> dict[str, Any]:
 
 
 def ids(*texts: str | int) -> list[int]:
-    """Ids of texts; a number stands for the token of that byte."""
+    """Return ids of texts; a number stands for the token of that byte."""
     return [FIRST_BYTE + text if isinstance(text, int) else TEXTS.index(text) for text in texts]
 
 

@@ -36,7 +36,7 @@ FORMS = {
 
 
 def charsmap(forms: Mapping[str, str], first_base: int = 256) -> bytes:
-    """The blob: a trie as an XOR-compressed double array, and the replacements after it."""
+    """Return the blob: a trie as an XOR-compressed double array, and the replacements after it."""
     replacements = b"".join(form.encode() + b"\0" for form in forms.values())
     starts, at = {}, 0
     for text, form in forms.items():
@@ -242,7 +242,7 @@ ROOT = CHILD << 10
 
 
 def one_child(word: int, leaf: int, replacements: bytes) -> Any:
-    """A trie in which `b` leads to a node, and that to a leaf at 512."""
+    """Return a trie in which `b` leads to a node, and that to a leaf at 512."""
     words = [0] * 768  # whole blocks
     words[0], words[CHILD ^ ord("b")], words[512] = ROOT, word | ord("b"), leaf
     return blob(words, replacements)

@@ -212,7 +212,7 @@ def test_output_of_an_engine_is_its_log(model: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package that registers two names, one of them ours."""
+    """Provide a package that registers two names, one of them ours."""
     written(tmp_path, HONEST, "their_engine.py")
     info = tmp_path / "their_engine-1.dist-info"
     info.mkdir()

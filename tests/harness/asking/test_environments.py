@@ -62,7 +62,7 @@ Sdist = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a pip that sees nothing but a folder of ours."""
+    """Return an empty cache, and a pip that sees nothing but a folder of ours."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

@@ -18,8 +18,8 @@ from tests.harness.context.test_runner import PATIENT, comes_true, is_running, w
 
 
 def test_threads_of_llama_cpp_in_a_fork_wait_asleep_and_do_not_spin() -> None:
-    """libgomp reads that once, when it is loaded: workers that share processors starve each other
-    if it comes too late. It says itself what it has read."""
+    """libgomp reads that once, when it is loaded, and prints what it has read. If it comes too
+    late, workers that share processors starve each other."""
     wanted = os.environ | {"OMP_DISPLAY_ENV": "verbose"}
     wanted.pop("OMP_WAIT_POLICY", None)
     wanted.pop("GOMP_SPINCOUNT", None)

@@ -83,7 +83,7 @@ def test_a_wrong_tokenizer_is_said_by_bisect_too(tmp_path: Path) -> None:
 
 
 def test_a_text_beyond_unicode_is_named_with_the_flags_it_was_asked_with(tmp_path: Path) -> None:
-    """It had been called one without flags, of which a BOS was expected."""
+    """The text was once called one without flags, for which a BOS was expected."""
     found, words = bisected("mutant:bos-missing", tmp_path)
     assert found.exit_code == NO_OP
     assert "encode_beyond_unicode (add_special): 1 of 1 inputs differ" in words

@@ -1,4 +1,4 @@
-"""With the oracle's tensors at the culprits the rest must be right: as the oracle's, or as that of
+"""The rest must be right with the oracle's tensors at the culprits: as the oracle's, or as that of
 an honest engine of another design."""
 
 from dataclasses import replace
@@ -55,7 +55,8 @@ def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def proof_of(model: Path, engine: str, *, site: str = "Qcur_rope", lucky: bool = False) -> Patched:
-    """lucky: the first honest runs happen to differ less than the oracle's table and a formula."""
+    """Return the proof. lucky: the first honest runs happen to differ less than the oracle's table
+    and a formula."""
     with context_of(model, engine=engine, oracle="llama.cpp", n_tokens=12) as context:
         if lucky:
             small = context.noise.relative / 100
@@ -87,7 +88,8 @@ class Float64AndOtherEps(Reference, name="test:float64-and-other-eps"):
 
 
 def test_a_fault_smaller_than_what_conversions_move_is_confirmed(tmp_path: Path) -> None:
-    """From the oracle, which converts activations, the engine is as far off before as behind."""
+    """The oracle converts activations, so the engine is as far from it before the fault as behind
+    it."""
     model = written(tmp_path, seed=6, n_layer=1, quant="Q4_0")
     proof = proof_of(model, Float64AndOtherEps.name, site="attn_norm")
     assert proof.confirms

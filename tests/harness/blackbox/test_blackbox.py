@@ -231,7 +231,7 @@ class KnowsNoOtherHead(Reference, name="test:the-head-is-the-table"):
 
 
 def test_tied_model_names_no_head(tmp_path: Path) -> None:
-    """Asked with embeddings that were changed, such an engine had another head, and differed."""
+    """An engine that was asked with changed embeddings also had another head, and differed."""
     path = written(tmp_path, n_layer=1, tied=True)
     off = with_changed_weight(path, tmp_path / "off.gguf", "blk.0.ffn_down.weight", 3, 5, 0.5)
     engine = "test:the-head-is-the-table"
@@ -314,7 +314,7 @@ def test_an_engine_of_lists_is_bisected_by_them(tmp_path: Path) -> None:
 
 
 def test_weights_that_nobody_could_ask_about_are_not_said_to_agree(tmp_path: Path) -> None:
-    """If an engine shows tokens alone, no matrix is looked at in its place, as the line before
+    """An engine that shows only tokens has no matrix looked at in place, as the line before
     says."""
     path = builtin("f32", tmp_path)
     of_tokens = made("greedy: honest", levels=("greedy",))
@@ -326,7 +326,8 @@ def test_weights_that_nobody_could_ask_about_are_not_said_to_agree(tmp_path: Pat
 
 
 def test_a_wrong_eps_that_only_tokens_show_is_found_where_check_finds_it(tmp_path: Path) -> None:
-    """No choice of a token shows an eps outside the layers, and no ordinary slice one in them."""
+    """A token's choice shows no eps outside the layers, and an ordinary slice no eps within
+    them."""
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine=GREEDY_WITH_OTHER_EPS)
     assert found.whole.status == "agreed"

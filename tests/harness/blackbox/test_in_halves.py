@@ -108,7 +108,7 @@ class WrongInF16(InF16, name="in halves: F16, and wrong"):
 
 
 class LogitsInF32(InF16, name="in halves: BF16, but for the product of the head"):
-    """Its logits are no numbers of BF16."""
+    """An engine whose logits are no numbers of BF16."""
 
     ops = HeadInF32
 
@@ -237,7 +237,7 @@ def test_weights_are_not_blamed_if_the_engine_is_wrong_elsewhere(engine: str, mo
 
 
 def test_weights_that_are_far_off_are_seen_in_halves(model: Path) -> None:
-    """No lens was looked through, as if halves hid all."""
+    """An earlier version looked through no lens, as if halves hid everything."""
     found = verdicts(model, SwapsCodes.name)
     assert of_twin(found).status == "not-applicable"
     assert through_lenses(found)
@@ -259,7 +259,7 @@ def test_weights_that_are_far_off_are_seen_in_halves(model: Path) -> None:
 def test_an_engine_is_asked_in_what_it_keeps_numbers(
     engine: str, kept: str, tied: bool, tmp_path: Path
 ) -> None:
-    """Also where its head is the table of embeddings."""
+    """The engine's head may be the table of embeddings."""
     model = written(tmp_path, quant="Q4_0", tied=tied)
     with closing(asker_of(model, tmp_path / "made", engine=engine, oracle="llama.cpp")) as asker:
         assert asker.halves == kept

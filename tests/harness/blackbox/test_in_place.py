@@ -32,7 +32,8 @@ OFF = np.float32(1.001)
 
 
 class OneTensorOff(Mirror):
-    """By a thousandth, and only as it is stored: in F32, or by another name, it is right."""
+    """A tensor that is off by a thousandth, and only as it is stored: in F32, or by another name,
+    it is right."""
 
     tensor = ""
 

@@ -47,7 +47,7 @@ class TwoPercentMore(Ends, name="layer ends: what experts come to is two percent
 
 
 class HalfAsMuchMoreOfQ8(Ends, name="layer ends: Q8_0 of one matrix is decoded too large"):
-    """In the twin there is no Q8_0."""
+    """The twin has no Q8_0, so this engine is right there."""
 
     def make_model(self) -> Model:
         def decoded(get: Any, name: str) -> Any:
@@ -66,7 +66,7 @@ class BothOfThem(HalfAsMuchMoreOfQ8, name="layer ends: wrong in its graph and in
 
 
 class SecondLayerAlone(Ends, name="layer ends: shows those of its second layer alone"):
-    """And says that it shows them."""
+    """An engine that says that it shows the layers, and shows the second alone."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -92,7 +92,7 @@ def plan_of(model: Path, engine: str, *suites: str) -> Plan:
 
 
 def bisected(model: Path, engine: str) -> tuple[Bisection, str]:
-    """With what the command writes of it."""
+    """Bisect, with the lines that the command prints."""
     plan, said = plan_of(model, engine), []
     bisect_one(plan, said.append)
     found = said[-1]

@@ -122,7 +122,7 @@ def wrong(found: list[Verdict]) -> set[str]:
 
 
 def test_a_loop_that_counts_positions_otherwise_than_logits_do_is_found(tmp_path: Path) -> None:
-    """Its text parts from the oracle's in a tie, and is not what its own logits say."""
+    """The text diverges from the oracle's in a tie, and is not what its own logits say."""
     found = asked(builtin("q8_0", tmp_path), LoopOfItsOwn.name)
     assert wrong(found) == {"decode/own text"}, text(found)
 

@@ -127,7 +127,7 @@ def test_tensor_taken_wrongly_by_its_name_is_found_in_its_layer(tmp_path: Path) 
 
 
 def test_a_layer_that_takes_the_tensors_of_another_is_named(tmp_path: Path) -> None:
-    """Its own muted, it adds what the other does: by its number each of the two would differ."""
+    """A muted layer adds what the other does: by its number each of the two would differ."""
     path = written(tmp_path, n_layer=3)
     found = bisected(path, tmp_path / "made", engine="mutant:first-layer-twice")
     assert faults(found) == {1: [ANOTHERS.name]}

@@ -102,10 +102,8 @@ class WithEpsOff(Reference, name="test:eps-that-is-just-seen"):
 def test_an_eps_that_is_just_seen_is_not_taken_for_the_rows_of_some_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For one token alone the eps is within the limit, so the engines agree there.
-
-    An engine had 1e-6 for 1e-5 on a qwen3. It was said to have wrong embeddings of some tokens.
-    """
+    """One engine had 1e-6 for 1e-5 on a qwen3, and was said to have wrong embeddings of some
+    tokens. The eps is within the limit for one token alone, so the engines agree there."""
     path = builtin("f32", tmp_path)
     monkeypatch.setitem(OFF, "eps", 1e-3)
     first = bisected(path, tmp_path / "much", engine="test:eps-that-is-just-seen").rows[0].answer

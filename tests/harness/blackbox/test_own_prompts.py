@@ -55,7 +55,7 @@ def test_an_honest_engine_is_right_behind_all_of_them(
 
 @pytest.mark.parametrize("arch", ["gemma3", "gpt2", "gpt-oss", "rwkv6", "mamba", "deepseek2"])
 def test_engines_of_other_architectures_are_asked_as_well(arch: str, tmp_path: Path) -> None:
-    """With windows, learned positions, sinks, states, and keys and values in one."""
+    """The models have windows, learned positions, sinks, states, and keys and values in one."""
     (found,) = asked(one_layer_of(arch, tmp_path), "replay")
     assert found.status == "agreed"
 

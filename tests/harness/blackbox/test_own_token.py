@@ -20,7 +20,7 @@ VOCABULARY = 2000  # of so many ids few are the likeliest behind some hundreds o
 
 
 def without(first: int, last: int) -> Any:
-    """A greedy search that ends so many ids early, or begins late."""
+    """Return a greedy search that ends so many ids early, or begins late."""
 
     def greedy(self: Any, prompt: Sequence[int], n: int) -> list[int]:
         ids: list[int] = []
@@ -70,8 +70,7 @@ def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
 def test_greedy_search_that_compares_logits_as_text_is_found_at_two_digits(
     tmp_path: Path,
 ) -> None:
-    """If all logits of a model are below ten, the largest is the last in the order of texts as
-    well."""
+    """The largest logit is last in the order of texts too, if all logits are below ten."""
     model = written(tmp_path, n_layer=1, n_vocab=VOCABULARY)
     name = made("own token: by text", Quiet, levels=("greedy",), greedy=by_text)
     *fine, wrong = decoded(model, name)
@@ -82,7 +81,7 @@ def test_greedy_search_that_compares_logits_as_text_is_found_at_two_digits(
 def test_greedy_search_with_16_bit_ids_is_found_on_a_larger_vocabulary(
     tmp_path: Path,
 ) -> None:
-    """Without it, only the first thousand tokens of such a vocabulary would be asked about."""
+    """A smaller vocabulary would have only its first thousand tokens asked about."""
     model = written(tmp_path, n_layer=1, n_vocab=32770)
     greedy = without(0, 2)
     name = made("own token: of 16 bits", Quiet, levels=("greedy",), greedy=greedy)

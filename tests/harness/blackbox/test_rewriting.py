@@ -169,7 +169,7 @@ def slice_of_one(model: GgufFile, change: Change) -> Recipe:
 def test_larger_tensors_give_the_same_logits_but_for_eps(
     arch: str, muted: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """If they did not, a fault hidden by the size of computed values would be named as eps."""
+    """A fault that the size of computed values hides would otherwise be named as eps."""
     with GgufFile.open(one_layer_of(arch, tmp_path)) as model:
         changes, logits = without(model, 0, muted), []
         for number, own in enumerate((Neutral(), larger(model, 0))):

@@ -19,7 +19,7 @@ START = 'if question["ask"] == "start":\n        can'
 
 
 def program(folder: Path, changes: dict[str, str]) -> str:
-    """The example, changed: a command."""
+    """Return the example, changed: a command."""
     text = EXAMPLE.read_text()
     for old, new in changes.items():
         assert text.count(old) == 1
@@ -82,7 +82,7 @@ def test_engine_that_reports_its_threads_is_not_said_to_have_three(
 def test_engine_that_does_not_start_with_several_threads_is_reported(
     ends: str, tmp_path: Path
 ) -> None:
-    """This is no fault: the engine runs already, and whatever it holds may be held once."""
+    """The engine runs already, and may hold something that only one process can hold."""
     with_three = f'if question["settings"]["n_threads"] == 3:\n            {ends}'
     dies = f'if question["ask"] == "start":\n        {with_three}\n        can'
     (found,) = logits_of(program(tmp_path, {START: dies}), builtin("f32", tmp_path))

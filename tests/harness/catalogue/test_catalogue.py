@@ -168,7 +168,7 @@ def test_one_that_is_missed_and_one_that_is_accused_are_no_success(
 def test_honest_engines_run_on_models_where_they_do_something_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """So many of each, on ten models in both presets, and again with other tokens."""
+    """Each engine runs so often on ten models in both presets, and again with other tokens."""
     parts = list(honest_parts(40))
     runs = [(name, part) for part in parts for name in part.engines]
     for engine in honest_engines():

@@ -50,7 +50,7 @@ NOT_OF_LLAMA = "embeddings"  # not applicable, and said only where it is asked f
 
 
 def plan_for(path: Path, **changes: Any) -> Plan:
-    """Our own engine against itself: no llama.cpp needed."""
+    """Plan our own engine against itself, which needs no llama.cpp."""
     known: dict[str, Any] = {"case": path.name, "model": path, "subject_model": path}
     known |= {"oracle": "reference", "settings": EXACT, "n_tokens": 9, "n_steps": 4}
     known |= {"command": str(path)}

@@ -14,7 +14,7 @@ from tests.models import builtin
 
 
 class OfText(Reference, name="test:of-text"):
-    """It dies of other bytes, and has U+FFFD for what is no text."""
+    """An engine of text that dies of other bytes, and shows U+FFFD for what is no text."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), utf8_only=True)

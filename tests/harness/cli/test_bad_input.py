@@ -74,7 +74,7 @@ def removed_type_id(folder: Path) -> Path:
 
 
 def rows_of_no_whole_blocks(folder: Path) -> Path:
-    """Rows of 64 weights, of a type whose blocks are 256."""
+    """Return rows of 64 weights, of a type whose blocks are 256."""
     return with_tensor_type(builtin("f32", folder), folder / "row.gguf", NAMED, Q4_K)
 
 
@@ -86,7 +86,8 @@ def partial_block(folder: Path) -> Path:
 
 
 def type_of_ggml_only(folder: Path) -> Path:
-    """A file that is legal down to the last byte, of a type that this engine has no decoder for."""
+    """Return a file that is legal down to the last byte, of a type that this engine has no decoder
+    for."""
     import_members("lockstep.engine.quants")
     assert GGML_ONLY not in WeightFormat.family
     kind, name = type_by_name(GGML_ONLY), NAMED

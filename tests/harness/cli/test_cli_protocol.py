@@ -64,7 +64,7 @@ def test_command_that_smoke_proposes_runs_the_engine(
 
 
 def test_an_empty_object_is_an_answer_and_a_wrong_one(lockstep: Lockstep) -> None:
-    """It is not waited behind it for another line, for minutes."""
+    """The command must not wait minutes for another line behind it."""
     program = "input(); print('{}', flush=True); input(); input()"
     code, out, _ = lockstep("smoke", "--start-seconds", 60, "--", sys.executable, "-c", program)
     assert code == 1

@@ -16,7 +16,7 @@ MAIN = "import sys; sys.argv[0] = 'lockstep'; from lockstep.harness.cli import m
 
 
 def lockstep(folder: Path) -> dict[str, str]:
-    """An environment in which `lockstep` is this tree's."""
+    """Return an environment in which `lockstep` is this tree's."""
     program = folder / "lockstep"
     program.write_text(f"#!{sys.executable}\n{MAIN}\n")
     program.chmod(0o755)

@@ -47,7 +47,7 @@ def test_an_example_with_an_option_that_does_not_exist_is_refused():
 
 
 def parsed(line: str) -> None:
-    """Raises UsageError; nothing is run."""
+    """Parse without running anything. Raises UsageError."""
     plain = re.sub(r"\$\(.*?\)", "model.gguf", re.split(r" [|>] ", line)[0])
     (_, *words), command = shlex.split(plain, comments=True), get_command(app)
     while hasattr(command, "commands"):

@@ -19,7 +19,7 @@ GOLDEN_COMMANDS = sorted(get_command(golden.app).commands)  # type: ignore[attr-
 def test_a_product_is_computed_by_one_thread_unless_the_user_wants_more(
     given: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine threads of small products only wait for each other."""
+    """Threads of small products only wait for each other on a busy machine."""
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     if given:
         monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)

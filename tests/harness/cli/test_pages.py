@@ -32,7 +32,7 @@ BESIDES = ("--help",)
 
 
 def commands() -> dict[str, Any]:
-    """By their names, groups and what is in them alike."""
+    """Return commands by their names, those in groups too."""
     found: dict[str, Any] = {}
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         found[name] = command

@@ -1,4 +1,4 @@
-"""Whatever stream of a command fails, it does not end with 1: that is the code of a divergence."""
+"""A command whose stream fails does not end with 1, which is the code of a divergence."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ main()
 
 
 def run_in_shell(command: str, folder: Path, *, code: str = "") -> tuple[int, str]:
-    """The exit code, and what is printed on standard error."""
+    """Return the exit code, and what is printed on standard error."""
     start = f"{sys.executable} -c '{code}'" if code else f"{sys.executable} -m lockstep"
     variables = {**os.environ, "PYTHONPATH": PYTHONPATH, "LOCKSTEP_TRACEBACK": "1"}
     done = subprocess.run(

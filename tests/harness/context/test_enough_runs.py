@@ -61,7 +61,7 @@ def test_more_runs_are_made_where_one_of_both_is_neither_near_nor_far(
 def test_run_without_conversions_counts_for_an_engine_without_any(
     by: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is far from the run with them, and honest: more runs may say so."""
+    """The run is far from the run with conversions, and honest: more runs may say so."""
     judge: Any = Judge(monkeypatch)
     far = 2 * CLEARLY * LIMIT
     runs = (TRUTH, moved(far + by))

@@ -18,7 +18,7 @@ QUIET = {"logprobs": "logprobs", "greedy": "decode", "generate": "text"}
 
 
 def quiet(level: str) -> str:
-    """It shows no more than that, and goes wrong behind 64 rows."""
+    """Return an engine that shows no more than that, and goes wrong behind 64 rows."""
     changes = {"levels": (level,), "ops": RowsBehind64, "make_ops": Reference.make_ops}
     return made(f"further: {level}", Quiet, **changes)
 

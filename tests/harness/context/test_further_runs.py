@@ -187,7 +187,7 @@ class SkipsWhatNobodyAsksFor(Reference, name="further: skips"):
 
 
 class Remembers(Reference):
-    """It answers as it did before, where `key` of the first batch's tokens is one that it knows."""
+    """An engine that repeats its answer if it knows the `key` of the first batch's tokens."""
 
     key: Callable[[list[int]], tuple[int, ...]]
 
@@ -290,7 +290,7 @@ def test_missing_answer_is_named_and_accuses_nobody(model: Path) -> None:
 
 
 class RefusesWhatIsMore(Reference, name="further: refuses what is more"):
-    """It does not say that it lacks these: it fails in them."""
+    """An engine that fails in these runs without saying that it lacks them."""
 
     def evaluate(self, request: Request) -> Evaluation:
         if any(len(b) > 1 for b in request.batches[1:]) or request.batches[0].seq_ids.any():

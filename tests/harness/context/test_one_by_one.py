@@ -70,7 +70,7 @@ def test_failures_are_limited_and_the_rest_is_named(status: Status, most: int) -
 
 
 class TooLong(Reference, name="one by one: no long texts, and others wrong"):
-    """It fails on texts beyond 1000 bytes, and on ids 7."""
+    """An engine that fails on texts beyond 1000 bytes, and on id 7."""
 
     def tokenize(
         self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False

@@ -97,10 +97,8 @@ def test_the_other_sequence_is_given_only_if_the_cache_has_room(model: Path) -> 
 def test_a_wrong_choice_of_experts_is_found_in_whichever_way_it_shows(
     tmp_path: Path,
 ) -> None:
-    """If a few rows differ, honest runs are asked if they choose the same way.
-
-    With outputs of some tokens only they have more rows.
-    """
+    """Honest runs are asked if they choose the same way when few rows differ; they have more rows
+    if only some tokens have outputs."""
     model = builtin_model("moe", tmp_path)
     found = logits_of(model, "mutant:experts-of-limited-capacity", n_tokens=32)
     asked = {verdict.detail.get("asked") for verdict in found if verdict.status == "diverged"}
@@ -109,7 +107,7 @@ def test_a_wrong_choice_of_experts_is_found_in_whichever_way_it_shows(
 
 
 def with_large_scores(folder: Path) -> Path:
-    """A model whose queries are 60 times as large, and whose keys are 10 times."""
+    """Return a model whose queries are 60 times as large, and whose keys are 10 times."""
     path = written(folder, n_layer=4)
     for layer in range(4):
         for name, factor in (("attn_q", 60), ("attn_k", 10)):
@@ -129,7 +127,7 @@ def found_beside(engine: str, path: Path) -> Verdict | str:
 
 
 class WrongBeside(Reference, name="paths: wrong beside another sequence"):
-    """It reads another first token where there are two sequences."""
+    """An engine that reads another first token where there are two sequences."""
 
     def evaluate(self, request: Request) -> Evaluation:
         batches = deepcopy(request.batches)

@@ -96,7 +96,7 @@ LONG_UNCLEARED = made("repeats: what is left lasts", Reference, ops=Lasting)
 
 
 class Always(Racing, name="repeats: a race in every run"):
-    """To be started anew changes nothing of what threads do."""
+    """A fault of threads that a new start does not change."""
 
     every = 1
 
@@ -192,7 +192,7 @@ def test_with_tensors_shown_the_first_that_differs_is_named(
 
 @pytest.mark.parametrize("shape", [(2, 6), (1, 5), (3, 5)])
 def test_outputs_of_another_shape_are_a_difference_and_end_nothing(shape: tuple[int, int]) -> None:
-    """Also where one row holds the numbers of the first answer."""
+    """The cases include one row with the numbers of the first answer."""
     steady = np.zeros((1, 5), np.float32)
     first = Evaluation(logits=(steady, np.zeros((2, 5), np.float32)), trace=None)
     again = Evaluation(logits=(steady, np.zeros(shape, np.float32)), trace=None)

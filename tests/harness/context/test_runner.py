@@ -1,4 +1,4 @@
-"""Whatever an engine does is an outcome, and the next question is answered."""
+"""Each thing that an engine does is an outcome, and the next question is answered."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def does(session: Session, deed: str) -> Outcome:
 
 
 def worker_of(session: Session) -> int:
-    """The process that answers; also proof that one does."""
+    """Return the process that answers; also proof that one does."""
     outcome = session.ask("greedy", [], 1)
     assert isinstance(outcome, Answered), outcome
     assert session.pid == outcome.value[0]

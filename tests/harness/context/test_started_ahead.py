@@ -57,7 +57,7 @@ def program() -> str:
 
 
 def opened(adapter: str, model: Path | None = None) -> Session:
-    """It has answered, so that its process runs."""
+    """Open an engine that has answered, so its process runs."""
     session = Runner(time_limit=60).open(adapter, model, EXACT)
     outcome = session.ask("describe")
     assert isinstance(outcome, Answered), outcome

@@ -109,7 +109,7 @@ def names(found: Diagnosis) -> list[str]:
 
 
 def with_product(change: Callable[[F32], F32], *, base: str = "reference") -> type[Any]:
-    """An engine with something else made of the products with one weight."""
+    """Return an engine with something else made of the products with one weight."""
     cls: Any = adapter_class(base)
 
     def make_ops(self: Any) -> Any:
@@ -184,7 +184,7 @@ def test_a_mistake_is_named_by_its_text_alone(mistake: str, tmp_path: Path) -> N
 def test_a_mistake_of_the_choice_is_told_from_those_of_logits(
     mistake: str, by_text: str, tmp_path: Path
 ) -> None:
-    """No error of right logits is so small that it tips a token beyond the noise."""
+    """No error of right logits tips a token beyond the noise."""
     known = (mistake, *CATALOGUE)
     found = runs(diagnosed(mistake, tmp_path, known=known))
     rows, tokens = (row for row in found.rows if row.unit != "weights")

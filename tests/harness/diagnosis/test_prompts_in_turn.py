@@ -36,7 +36,7 @@ def test_mistake_of_a_kept_or_cut_prompt_is_named(mistake: str, view: View, tmp_
 def test_two_that_choose_the_same_behind_most_of_them_are_named_apart(
     mistake: str, tmp_path: Path
 ) -> None:
-    """By the prompt that was looked for so that one token too many is seen."""
+    """The prompt that shows one token too many tells them apart."""
     found = runs(diagnosed(mistake, tmp_path, view=LOGITS, known=KNOWN))
     assert (found.status, names(found)) == ("named", [mistake])
 
@@ -75,6 +75,6 @@ def test_large_model_is_not_asked_for_a_prompt_without_tokens(
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """With how many ids both begin."""
+    """Return how many ids both begin with."""
     alike = (a == b for a, b in zip(one, other, strict=True))
     return sum(1 for _ in takewhile(bool, alike))

@@ -18,7 +18,8 @@ NOISE = 1e-2  # a share of the largest logit: models of Q8_0 have up to twice as
 
 
 def of_single_rows(out: F32) -> F32:
-    """A kernel for one row alone that is wrong, as is the one of an engine that was tried."""
+    """Return a kernel for one row alone that is wrong, as is the one of an engine that was
+    tried."""
     return out if len(out) > 1 else out + np.float32(0.6) * np.roll(out, 5)
 
 

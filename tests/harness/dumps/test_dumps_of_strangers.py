@@ -112,7 +112,7 @@ def test_a_map_with_more_to_try_than_anybody_needs_is_refused_at_once() -> None:
 
 
 def test_text_between_two_stars_is_not_searched_again() -> None:
-    """With stars that go back for one another a name takes its length to the third power."""
+    """A name with stars that backtrack for one another takes its length to the third power."""
     names = parsed("m", b'[nodes]\n"*a*a{layer}z" = "x-{layer}"')
     assert names.find("a0" * 250) is None
     assert "(?>" in names.rules[0].pattern.pattern

@@ -103,7 +103,7 @@ def test_axes_are_put_into_llama_cpps_order() -> None:
 def test_every_name_that_a_trace_of_llama_cpp_has_can_be_meant(
     pattern: str, node: str, name: str, found: str
 ) -> None:
-    """Those with an op or a number had been refused, and so were BERT's queries with their bias."""
+    """Earlier versions refused names with an op or a number, and BERT's queries with their bias."""
     rule = parsed("m", f'[nodes]\n"{pattern}" = "{node}"'.encode()).find(name)
     assert rule is not None
     assert rule[0] == found

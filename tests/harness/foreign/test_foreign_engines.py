@@ -51,7 +51,7 @@ Wheel = Callable[[str], None]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, a pip that sees nothing but a folder of ours, and one more engine."""
+    """Return an empty cache, a pip that sees nothing but a folder of ours, and one more engine."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -185,7 +185,7 @@ def test_every_engine_has_a_pinned_package_and_every_program_an_engine() -> None
 
 @pytest.mark.parametrize("path", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.name)
 def test_a_program_knows_nothing_of_lockstep(path: Path) -> None:
-    """It runs where our packages are not."""
+    """The program runs where our packages are missing."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -27,7 +27,7 @@ Again = Callable[[Verdict], tuple[int | None, set[str]]]
 
 
 class Breaks(Reference):
-    """On a long file, on a block, on a tilde."""
+    """A decoder that breaks on a long file, on a block, and on a tilde."""
 
     name = "breaks"
 
@@ -56,7 +56,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def found(tmp_path: Path) -> Found:
-    """The findings of a small campaign without llama.cpp."""
+    """Return the findings of a small campaign without llama.cpp."""
 
     def run(fuzzer: str, *targets: str, **plan: Any) -> list[Verdict]:
         made = FuzzPlan(**{"targets": targets, "oracle": "reference", "seed": 3, **plan})

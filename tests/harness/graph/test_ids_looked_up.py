@@ -102,7 +102,7 @@ def test_id_of_no_expert_is_a_fault_and_the_nodes_behind_are_judged(
 
 
 def test_ids_of_a_choice_that_is_not_shown_are_said_not_to_be_judged(tmp_path: Path) -> None:
-    """These are wrong, and what is shown behind them would be right for them."""
+    """The ids are wrong, and what is shown behind them would be right for them."""
     (graph,) = program().graphs
     order = replace(view(0), name="order", root=5)
     sort = replace(graph.nodes[0], op="ARGSORT", name="order", result=order)

@@ -68,7 +68,7 @@ def judge(folder: Path, subject: NDArray[np.float32] = W, engine: Compute = comp
 
 
 def changed(by: float) -> NDArray[np.float32]:
-    """With one element times 1 + by."""
+    """Return a copy with one element times 1 + by."""
     other = W.copy()
     other[3, 7] *= 1 + by
     return other
@@ -158,7 +158,7 @@ def parameters(eps: float) -> NDArray[np.int32]:
 
 
 def test_parameters_of_the_subjects_file_are_the_subjects(tmp_path: Path) -> None:
-    """On the oracle's every engine would agree that replays a graph."""
+    """The oracle's parameters would make every engine agree that replays a graph."""
     found = judge(tmp_path)
     found(normed(1e-5))
     found.parameters = {(0, 0, 5): parameters(1e-2)}
@@ -213,7 +213,7 @@ def test_ids_that_are_no_whole_numbers_are_wrong_and_end_nothing(tmp_path: Path)
 
 
 def test_a_wrong_op_that_reads_nothing_is_found(tmp_path: Path) -> None:
-    """No design of it is known: there is no source whose type would say so."""
+    """The op has no known design, because no source has a type that names one."""
     found = judge(tmp_path, engine=lambda given: given.value + np.float32(1))
     steps = np.arange(5, dtype=np.float32)
     found(replace(node("ARANGE", steps), params=np.float32([0, 5, 1] + [0] * 13).view(np.int32)))
@@ -303,7 +303,8 @@ def test_operands_that_are_no_weights_stay_as_the_oracle_shows_them() -> None:
 
 
 def chain(folder: Path, *, right: bool, limit: int = 1 << 20) -> NodeJudge:
-    """Three products, each of which reads the one before, by an engine that is right or is not."""
+    """Return three products, each of which reads the one before, by an engine that is right or is
+    not."""
     names = [replace(SITE, name=name) for name in ("a", "b", "c")]
     reads: list[tuple[Site, ...]] = [(), (names[0],), (names[1],)]
     made = judge(folder, engine=compute if right else lambda node: compute(node) + 1)

@@ -24,14 +24,14 @@ def product(weights: Matrix, x: Matrix) -> Node:
 
 
 def of(made: Node, build: Build = SCALAR) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """The value, the error that is probable, and the bound; without leading axes."""
+    """Return the value, the error that is probable, and the bound; without leading axes."""
     found = expect(made, build)
     error = error_of_product(made, found.value)
     return found.value[0, 0], error[0, 0], np.asarray(found.allowed)[0, 0]
 
 
 def one_by_one(weights: Matrix, x: Matrix) -> Matrix:
-    """A scalar loop in float32."""
+    """Return a scalar loop in float32."""
     return np.cumsum(x[:, None] * weights[None], axis=-1, dtype=np.float32)[..., -1]
 
 
@@ -40,7 +40,7 @@ def same_sign(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def one_is_huge(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
-    """The first: every partial sum is as large."""
+    """Return the first: every partial sum is as large."""
     return weights, np.concatenate([1000 * x[:, :1], x[:, 1:]], axis=1)
 
 
@@ -92,7 +92,7 @@ def test_a_scalar_loop_is_off_by_less_than_a_random_share(terms: int, kind: Any)
 
 
 def test_a_sum_that_loses_a_bit_of_each_term_is_off_by_more() -> None:
-    """Such an engine accumulates in half precision, or rounds terms to BF16."""
+    """The engine accumulates in half precision, or rounds terms to BF16."""
     weights, x = normal(1, ROWS, 1024), normal(2, TOKENS, 1024)
     value, error, _ = of(product(weights, x))
     short = (x.view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)  # sixteen bits are left

@@ -26,7 +26,7 @@ NOISE = {PLACE: Noise(worst=0.02, share=np.inf)}
 
 
 def with_rows(**rows: float) -> F32:
-    """The truth, but for a few rows: r2=1.0 is the third."""
+    """Return the truth, but for a few rows: r2=1.0 is the third."""
     found = TRUTH.copy()
     for name, value in rows.items():
         found[int(name[1:])] = value
@@ -86,14 +86,14 @@ def test_two_choices_may_be_met_in_two_runs() -> None:
 
 @pytest.mark.parametrize("wrong", [1.1, np.nan, np.inf])
 def test_a_row_that_no_run_gives_is_a_fault(wrong: float) -> None:
-    """However far honest runs are off in it."""
+    """The row is a fault however far honest runs are off in it."""
     judge = Runs(engine=with_rows(r2=wrong), runs=[with_rows(r2=1.0), with_rows(r2=9.0)])
     assert not is_explained(judge)
     assert len(judge.asked) == RARE_RUNS
 
 
 def test_row_without_a_limit_may_be_nan_and_does_not_spoil_other_rows() -> None:
-    """It overflows in honest runs; the segment's own verdict leaves it out as well."""
+    """The row overflows in honest runs; the segment's own verdict leaves it out as well."""
     lost = np.array([[False], [False], [False], [True]])
     noise = {PLACE: Noise(worst=0.02, share=np.inf, lost=lost)}
     for choice, is_right in ((1.0, True), (2.0, False)):

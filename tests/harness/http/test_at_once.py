@@ -82,7 +82,7 @@ def test_one_that_mixes_requests_up_diverges(model: Path) -> None:
 
 @pytest.mark.parametrize("change", [cut_short, nothing])
 def test_one_that_ends_texts_early_at_once_diverges(change: Any, model: Path) -> None:
-    """Alone an end accuses nobody; here it is known what it writes alone."""
+    """An early end accuses no engine that is alone; here its text without others is known."""
     with serving(model, Together(change)) as address:
         (found,) = at_once(model, address)
     assert (found.status, found.key) == ("diverged", "text/at once")
@@ -226,7 +226,7 @@ def test_one_that_hangs_has_not_answered_in_time(model: Path) -> None:
 
 
 def test_one_that_has_gone_afterwards_is_not_called_busy(model: Path) -> None:
-    """Nobody sees whether a server that was there before has died, but that it answers no more."""
+    """The check sees that the server no longer answers, and not whether it has died."""
     gone = threading.Event()
 
     def closed(said: Any) -> Any:

@@ -107,7 +107,8 @@ def test_llama_servers_newer_lists_of_objects_are_read_as_well(model: Path) -> N
 
 
 def test_a_server_that_takes_no_bias_may_end_the_text() -> None:
-    """It lists nothing there, and ends with the only token that ends texts; of two nobody knows."""
+    """The server lists nothing there, and ends with its only end token; two such tokens would be
+    ambiguous."""
 
     def ask(method: str, path: str, body: Any = None) -> Any:
         if path == "/tokenize":

@@ -72,7 +72,7 @@ def test_error_of_a_server_is_shown_whatever_the_status(model: Path) -> None:
 
 
 def test_a_server_without_a_free_slot_is_waited_for(model: Path) -> None:
-    """It answers 503 to the first of every two questions."""
+    """The server answers 503 to the first of every two questions."""
     pages: list[str] = []
 
     def busy(path: str, said: Any) -> Any:
@@ -104,7 +104,7 @@ def hurried(path: str, wrong: Callable[[int], Busy | None]) -> Callable[..., Any
 def test_a_server_in_a_hurry_is_asked_again_when_it_says(
     status: int, model: Path, waits: list[float]
 ) -> None:
-    """In three seconds, and then a date that has passed."""
+    """The server names three seconds, and then a date that has passed."""
     first, then = Busy(status=status, after="3"), Busy(status=status, after=PAST)
     busy = hurried("/completion", lambda n: {1: first, 2: then}.get(n))
     with serving(model, busy) as url, HttpSession(url, None, EXACT, time_limit=20) as session:

@@ -208,7 +208,7 @@ time.sleep(600)
 
 
 def runs(pid: int) -> bool:
-    """And is no zombie, which in a container may have nobody to reap it."""
+    """Return True if the process runs and is no zombie, which a container may never reap."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):  # it may end while its file is read

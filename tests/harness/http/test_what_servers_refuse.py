@@ -106,7 +106,7 @@ def all_texts(body: Any) -> str:
 
 
 def test_one_that_takes_ids_alone_is_asked_for_no_text(model: Path) -> None:
-    """It was accused of refusing what the other engine accepts."""
+    """The engine was once accused of refusing what the other engine accepts."""
     text, lists = (
         checked(model, suite, pages=OPENAI, refuses=all_texts) for suite in ("text", "logprobs")
     )

@@ -127,7 +127,7 @@ def test_the_last_block_may_be_shorter() -> None:
 
 
 def test_only_activations_that_meet_blocks_are_converted() -> None:
-    """Those of F32 and of half precision are what llama.cpp has, or as they are."""
+    """Activations of F32 and half precision are llama.cpp's, or unconverted."""
     x = normal(3, 256)
     build = next(builds(Build(lanes=16)))
     for quant in ("F32", "F16", "BF16"):

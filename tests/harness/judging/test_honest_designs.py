@@ -68,7 +68,7 @@ def test_angles_in_any_way_are_honest_up_to_tens_of_thousands(
 
 @ropes
 def test_elements_next_to_nothing_do_not_hide_the_frequency(params: RopeParams) -> None:
-    """Their bound is far below the roundings of the large elements beside them."""
+    """The bound of these is far below the roundings of the large elements beside them."""
     x = normal(1, len(POSITIONS), 4, params.n_rot)
     x[:, ::2, 1::2] = 0
     assert turns_well(rotated_with(InverseFrequency(), x, params), x, params)

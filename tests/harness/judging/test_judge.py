@@ -37,7 +37,7 @@ def test_smallest_visible_scale_error_is_four_bounds_of_the_best_element() -> No
     ],
 )
 def test_tokens_and_heads_that_are_wrong_alone_are_known(wrong: Any, alone: Any) -> None:
-    """By their axes, of 16 tokens and 3 heads."""
+    """The finding names axes: 16 tokens and 3 heads."""
     truth = np.zeros((16, 3, 4), np.float32)
     shown = truth.copy()
     shown[(*wrong, 1)] = 1

@@ -58,7 +58,7 @@ def test_noise_grows_if_activations_are_converted(folder: Path) -> None:
 
 
 def summed(products: F32) -> F32:
-    """One float32 addition after the other."""
+    """Return one float32 addition after the other."""
     return np.cumsum(products, axis=-1, dtype=np.float32)[..., -1]
 
 
@@ -135,7 +135,7 @@ def test_noise_covers_an_engine_that_uses_up_its_limits(name: str, seed: int, fo
 
 
 class Louder(Float32):
-    """Its feed-forward is too large by a share."""
+    """An engine whose feed-forward is too large by a share."""
 
     def __init__(self, share: float) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ def test_an_engine_that_replaces_parts_by_the_same_gives_the_same_bits(f32: Path
 
 
 def test_another_store_is_the_one_that_is_written_into(f32: Path) -> None:
-    """Also of memories that are made later."""
+    """The memories may be made later."""
     own, right = logits(Zeros(f32, EXACT)), logits(Reference(f32, EXACT))
     assert not np.allclose(own, right)
     assert np.array_equal(own, logits(Zeros(f32, EXACT)))

@@ -16,7 +16,7 @@ Signed = dict[str, list[int]]
 
 
 def signed(block: Block) -> Signed:
-    """Bytes as Java has them."""
+    """Return bytes as Java has them."""
     return {
         name: np.atleast_1d(block[name]).view(np.int8).tolist()
         for name in block.dtype.names
@@ -62,7 +62,8 @@ def q6_k(block: Block) -> list[float]:
 
 
 def blocks(kind: str) -> NDArray[Any]:
-    """Random bytes, with scales that are powers of two: float32 holds all that comes of them."""
+    """Return random bytes, with scales that are powers of two: float32 holds all that comes of
+    them."""
     layout = WeightFormat.member(kind).layout
     rng = np.random.default_rng(7)
     made = rng.integers(0, 256, 6 * layout.itemsize, dtype=np.uint8).view(layout)

@@ -14,7 +14,7 @@ N_PIECES = 60
 
 @pytest.fixture
 def pieces(tmp_path: Path) -> Conversion:
-    """A checkpoint with a tokenizer.model, and its honest conversion."""
+    """Return a checkpoint with a tokenizer.model, and its honest conversion."""
     library = pytest.importorskip("sentencepiece", reason=NO_LIBRARY)
     texts = tmp_path / "texts"
     texts.write_text("\n".join(f"{'ab' * (n % 5)} {'cde' * (n % 7)} fgh{n}" for n in range(99)))

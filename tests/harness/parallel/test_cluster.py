@@ -303,7 +303,7 @@ def test_the_address_of_a_worker_is_none_of_a_scheduler(cluster: DaskCluster) ->
 def test_a_worker_asks_the_build_of_llama_cpp_that_the_run_asks(
     cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a run would conform that has never asked the user's own."""
+    """A run would otherwise conform that has never asked the user's own build."""
     monkeypatch.setenv(LIBRARIES, str(tmp_path))
     works = [SaysVariable(LIBRARIES)]
     found = [event.value for _, event in cluster.run(works) if isinstance(event, Said)]
@@ -318,7 +318,7 @@ def test_a_worker_asks_the_build_of_llama_cpp_that_the_run_asks(
 def test_other_lists_of_what_is_known_are_another_version(
     name: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They excuse what differs; what is compiled anew on each machine says nothing."""
+    """The lists excuse what differs; files that each machine compiles anew do not count."""
     here = str(tmp_path / "harness" / "parallel" / "cluster_worker.py")
     monkeypatch.setattr("lockstep.harness.parallel.cluster_worker.__file__", here)
     found = []

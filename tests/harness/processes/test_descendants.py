@@ -1,4 +1,5 @@
-"""Whatever an engine has started ends with it, in whatever session, and however Lockstep ends."""
+"""Each process that an engine has started ends with it, in any session, and however Lockstep
+ends."""
 
 import os
 import shlex
@@ -192,7 +193,7 @@ def open_twice(adapter: str, model: Path, *, close: bool, say: Say) -> None:
 def test_fork_that_ends_has_ended_its_engines(
     kind: str, folder: Path, tmp_path: Path, *, close: bool
 ) -> None:
-    """Nobody ended what was started ahead in the process of a check."""
+    """Engines that were started ahead in a check's process once lived on."""
     body = ADAPTER if kind == "class" else PROGRAM.format(example=str(EXAMPLE))
     path = tmp_path / "mine.py"
     path.write_text(STARTS.format(folder=str(folder)) + body)

@@ -139,7 +139,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, Channel]]:
-    """A raw socket, and the channel at its other end with small limits."""
+    """Provide a raw socket, and the channel at its other end with small limits."""
     raw, other = socket.socketpair()
     channel = Channel(other, MessageLimits(head=10_000, payload=10_000))
     with raw:

@@ -17,7 +17,7 @@ WRONG = 'x = show(f"ffn_inp-{i}", h + x)'
 
 
 def verdicts(folder: Path, *changes: tuple[str, str]) -> dict[str, Verdict]:
-    """The first of each suite, of the example with some of its code replaced."""
+    """Return the first of each suite, of the example with some of its code replaced."""
     code = EXAMPLE.read_text()
     for old, new in changes:
         assert code.count(old) == 1

@@ -309,7 +309,8 @@ def test_page_names_every_level_and_its_examples_match_the_schema() -> None:
 
 
 def test_a_key_said_twice_is_found_in_a_time_that_grows_with_their_number() -> None:
-    """To count each key among all others took minutes for 100,000: nobody's deadline was asked."""
+    """A count of each key among all others once took minutes for 100,000 keys, without a
+    deadline."""
     line = b"{" + b"".join(b'"%d":0,' % i for i in range(100_000)) + b'"99999":0}'
     started = time.process_time()
     with pytest.raises(WireError, match="duplicate key '99999'"):

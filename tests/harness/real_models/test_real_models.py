@@ -61,7 +61,7 @@ MODEL = RealModel(
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, no pip, and one small model."""
+    """Return an empty cache, no pip, and one small model."""
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.delenv(GIVEN, raising=False)
     monkeypatch.setitem(table.MODELS, "small", MODEL)

@@ -138,7 +138,7 @@ def test_nodes_and_logits_move_as_well() -> None:
 
 
 def off(times: float | str, count: int = 50, **more: Any) -> dict[str, Any]:
-    """A difference of logits, so many times its limit."""
+    """Return a difference of logits, so many times its limit."""
     far = times * 1e-5 if isinstance(times, float) else times
     detail = {"allowed_relative": 1e-5, "worst_relative_to_largest_logit": far}
     return verdict("logits", "diverged", detail=detail | {"mismatched": count}, **more)
@@ -216,7 +216,7 @@ def test_variation_of_the_same_fault_is_no_growth(old: dict[str, Any], new: dict
 
 
 def test_a_difference_in_more_runs_of_the_suite_is_larger() -> None:
-    """They have one key and one place, and each is as far off as the first was."""
+    """The runs share one key and one place, and each is as far off as the first was."""
     found = changes(run(off(9.0)), run(*[off(9.0)] * 5))
     assert [growth.after.count for growth in found.larger] == [250]
 
@@ -339,7 +339,7 @@ def test_report_with_a_wrong_sum_in_its_footer_is_a_usage_error(
 def test_a_run_that_did_not_finish_is_incomplete_where_nothing_got_worse(
     folder: Callable[[str, Rows], str],
 ) -> None:
-    """Whoever killed it may have done so before it came to what is wrong."""
+    """The killed run may have ended before it came to what is wrong."""
     whole, part = run(verdict("logits")), run(verdict("logits"), finished=False)
     assert code_of(folder("a", whole), folder("b", part)) == 3
     assert code_of(folder("c", part), folder("d", whole)) == 0

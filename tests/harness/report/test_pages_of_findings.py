@@ -11,7 +11,7 @@ from tests.pages import Page, rich_rows
 
 
 def of_black_box(tokens: bool) -> list[dict[str, Any]]:
-    """One head wrong in each of three layers, and the whole model with it."""
+    """Return one head wrong in each of three layers, and the whole model with it."""
     part = {"name": "attention: head 5", "words": "7 other heads agree", "asked_as": ""}
     size = {"worst": 0.0, "allowed": 0.0} if tokens else {"worst": 0.3, "allowed": 1e-5}
     rows = rich_rows()

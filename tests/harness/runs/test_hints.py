@@ -150,7 +150,7 @@ def test_started_server_may_be_held_against_exact_settings(
 def test_a_bisection_of_an_engine_without_tensors_names_whole_commands(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And one by models that are made for it is refused before any is made where it cannot help."""
+    """A bisection by made models is refused before any is made, if it cannot help."""
     model, mine = builtin("f32", tmp_path), tmp_path / "mine.py"
     text = EXAMPLE.read_text()
     assert SHOWN in text
@@ -234,7 +234,7 @@ def test_hint_proposes_no_diagnosis_on_a_made_model_or_with_more_threads(
 
 
 def of_size(path: Path, size: int) -> None:
-    """With zeros behind its end, which take no room."""
+    """Make a file of that size with zeros behind its end, which take no room."""
     with path.open("ab") as file:
         file.truncate(size)
 

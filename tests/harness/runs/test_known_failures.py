@@ -104,7 +104,7 @@ def test_extent_of_a_divergence_is_its_size(
 
 
 def reads(*keys: str) -> Verdict:
-    """One verdict of metadata, whatever the number of keys that are wrong."""
+    """Return one verdict of metadata, whatever the number of keys that are wrong."""
     return verdict("metadata/key/mine", total=len(keys), where=", ".join(keys))
 
 
@@ -252,7 +252,7 @@ def test_a_list_is_written_and_read_again_and_reasons_stay(tmp_path: Path) -> No
 
 
 def test_unchecked_failures_stay_listed_in_a_list_written_anew(tmp_path: Path) -> None:
-    """Only one suite was run, or one model, or it did not come to its end."""
+    """The run had one suite or one model only, or did not come to its end."""
     path = tmp_path / "known.json"
     listed = KnownFailures(
         reasons={
@@ -270,7 +270,7 @@ def test_unchecked_failures_stay_listed_in_a_list_written_anew(tmp_path: Path) -
 
 
 def test_an_entry_of_a_suite_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    """It would be neither excused nor gone, ever."""
+    """The entry would never be excused, and never be gone."""
     listed = KnownFailures(reasons={("f32", "tarce", "rope"): "issue 12"})
     with pytest.raises(BadInput, match="rope: no suite 'tarce'"):
         run(tmp_path, "reference", listed)

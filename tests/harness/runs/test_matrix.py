@@ -156,7 +156,7 @@ def test_files_of_one_name_are_cases_of_their_own_and_a_file_is_one_case(tmp_pat
 
 
 def test_a_built_in_model_is_asked_for_by_its_name(tmp_path: Path) -> None:
-    """Once, though it is named twice."""
+    """The command names the model twice, and runs it once."""
     [(name, path)] = named_apart([Path("builtin:f16")] * 2, str(tmp_path))
     assert name == "builtin:f16"
     assert path.exists()

@@ -17,7 +17,7 @@ def made(seeds: list[int], seed: int) -> TriedCase:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The seeds that were run."""
+    """Return the seeds that were run."""
     seeds: list[int] = []
     monkeypatch.setattr(clean_cases, "try_clean", lambda seed: made(seeds, seed))
     return seeds

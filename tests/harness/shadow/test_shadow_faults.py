@@ -69,7 +69,7 @@ class Blaming(ShadowJudge):
 
 
 class Generous(ShadowJudge):
-    """Its bounds hide anything."""
+    """A judge whose bounds hide everything."""
 
     def expect(self, node: Node) -> tuple[Expected, Any]:
         expected, actual = super().expect(node)

@@ -28,7 +28,7 @@ def judge(tmp_path: Path) -> ShadowJudge:
 
 
 def by_weight(value: Any, **changes: Any) -> Node:
-    """A product with rows 2 to 5 of the weight in the file."""
+    """Return a product with rows 2 to 5 of the weight in the file."""
     weight = Operand(
         name="w (view)", type="F32", ne=(32, 4, 1, 1), value=None, weight="w",
         offset=2 * 128, nb=(4, 128, 768, 768),

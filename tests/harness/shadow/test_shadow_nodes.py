@@ -72,7 +72,7 @@ def test_value_that_is_no_node_is_refused(name: str, change: Any) -> None:
 
 
 def test_rows_before_the_first_node_are_refused() -> None:
-    """They would be dropped, and nobody would miss them."""
+    """The rows would otherwise be dropped without a word."""
     whole = piece(ADD)
     with pytest.raises(MalformedAnswer, match="the first row: expected a node, got 3"):
         list(nodes_of(replace(whole, place=np.array([3, -1, 0]))))

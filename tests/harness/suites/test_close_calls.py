@@ -37,7 +37,7 @@ LEVELS = {"decode": "greedy", "text": "generate"}
 
 
 def quiet(level: str, mistake: str = "") -> str:
-    """An engine that offers this level alone."""
+    """Return an engine that offers this level alone."""
     base = "quiet"
     if mistake:
         base = f"close: {mistake}"
@@ -79,7 +79,7 @@ def test_tied_or_nan_row_has_no_margin(row: list[float]) -> None:
 
 @pytest.mark.parametrize(("behind", "is_near"), [(0.5, False), (0.03, True)])
 def test_a_row_of_large_logits_lends_no_room_to_small_ones(behind: float, is_near: bool) -> None:
-    """With the room of the largest logit of all, 4, any token of the second row would do."""
+    """The largest logit's room, 4, would allow any token of the second row."""
     run = np.array([[100, 0], [1, 1 - behind]], np.float32)
     allowed = between_two_in_rows(0.01, run)
     assert between_two(0.01, run) > behind
@@ -148,7 +148,8 @@ def test_engine_with_right_logits_may_choose_by_others(coarse: bool, tmp_path: P
 
 
 def held(model: Path, changed: Sequence[int]) -> Verdict:
-    """A text of eight tokens, of which these are others than the engine chose; and the verdict."""
+    """Return a text of eight tokens, of which these are others than the engine chose; and the
+    verdict."""
     with context_of(model, oracle="llama.cpp") as context:
         context.begin_noise()
         prompt = context.tokens[:4]
@@ -163,7 +164,7 @@ def held(model: Path, changed: Sequence[int]) -> Verdict:
 def test_a_token_that_its_own_logits_do_not_prefer_is_a_divergence(
     changed: int | None, tmp_path: Path
 ) -> None:
-    """Else all that is written behind a tie may be anything."""
+    """Any text behind a tie would otherwise pass."""
     found = held(builtin("q8_0", tmp_path), [] if changed is None else [changed])
     if changed is None:
         assert found.status == "excused"

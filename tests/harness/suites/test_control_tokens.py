@@ -26,7 +26,7 @@ from tests.quiet_engines import made, never_choosing
 
 
 def test_every_one_that_is_likeliest_somewhere_is_asked_for(tmp_path: Path) -> None:
-    """With this seed token 2 is the first of them, 0 the second, and 311 is the last id."""
+    """This seed makes token 2 the first of them and 0 the second; 311 is the last id."""
     model = written(tmp_path, n_layer=1, n_vocab=312, seed=6)
     found: list[int] = []
     for never in (0, 2, 311):
@@ -132,7 +132,7 @@ def test_long_prompt_is_asked_if_its_beginning_tells() -> None:
 def test_cut_prompt_is_seen_if_the_token_depends_on_its_beginning(
     tmp_path: Path,
 ) -> None:
-    """Behind 67 tokens the next is the same without the first 35, behind 68 it is not."""
+    """The next token behind 67 tokens is the same without the first 35; behind 68 it is not."""
     model, engine = builtin("f32", tmp_path), "mutant:prompt-keeps-last-32"
     *_, found = check_engine(model, engine, "decode", n_tokens=32, n_steps=16)
     assert found.status == "diverged"

@@ -22,7 +22,7 @@ WORDS = "with swapped byte order all numbers are right"
 
 
 class TurnsBytesRound(Reference, name="byte order: turns bytes round"):
-    """Its arrays are big-endian: of some numbers that is a signalling NaN."""
+    """An engine whose arrays are big-endian: some of its numbers are signalling NaNs."""
 
     def dequantize(self, type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         return super().dequantize(type_name, raw).byteswap()

@@ -30,7 +30,7 @@ class ByErf(Mirror):
 
 
 class ByFormula(Mirror):
-    """Without a table of halves, as most engines have it."""
+    """An engine without a table of halves, as most are."""
 
     def gelu(self, x: F32) -> F32:
         wide = x.astype(np.float64)

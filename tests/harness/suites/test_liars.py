@@ -49,8 +49,8 @@ def plan_for(model: Path, **changes: Any) -> Plan:
 
 
 def checked(plan: Plan, folder: Path | None = None) -> tuple[int, list[dict[str, Any]]]:
-    """The exit code and the rows of verdicts; in a folder those of a whole report. Without a fork
-    and a page verdicts cross as from a fork, and each is a row that a report may have."""
+    """Return the exit code and the rows of verdicts; in a folder those of a whole report. Without a
+    fork and a page verdicts cross as from a fork, and each is a row that a report may have."""
     if folder is not None:
         result = run_plans([plan], folder, ["lockstep", "check"], Forks(1), Listener())
         _, *rows, footer = read_report(result.folder / "report.jsonl")
@@ -116,7 +116,7 @@ def outcome_of(name: str, model: Path) -> Outcome:
 
 
 def test_every_lie_is_malformed_with_what_was_expected_and_what_came(model: Path) -> None:
-    """But for what is well-formed, which is compared."""
+    """A lie that is well-formed is compared."""
     passed = []
     for name in LIES:
         outcome = outcome_of(name, model)
@@ -181,7 +181,7 @@ def test_a_node_that_is_none_is_named_and_a_wrong_one_diverges(name: str, model:
 def test_bisect_ends_in_a_status_with_a_sentence(
     name: str, role: str, culprits: list[str] | None, model: Path
 ) -> None:
-    """culprits: None where an answer is malformed; else the first."""
+    """The culprits are None where an answer is malformed; else the first is named."""
     with context_of(plan_for(model, **{role: f"fake-liar: {name}"})) as context:
         if culprits is not None:
             assert [str(each.site) for each in bisect(context).culprits[:1]] == culprits
@@ -212,7 +212,7 @@ def test_tensors_that_a_side_does_not_list_are_not_compared_by_name(
 def test_an_engine_that_does_not_say_what_it_is_is_refused(
     name: str, role: str, ends: type[Exception], model: Path
 ) -> None:
-    """For the engine under test it is a verdict, like all that it does wrong at its start."""
+    """The engine under test gets a verdict, as for all that it does wrong at its start."""
     spoil: Spoil = (lambda _: None) if name == "None" else (lambda i: replace(i, version=None))
     lying(f"fake-nobody: {name}, {role}", "describe", spoil)
     with pytest.raises(ends, match=r"expected .*, got None"):

@@ -192,7 +192,7 @@ def test_lists_of_nothing_are_not_compared(folder: Path) -> None:
 
 
 def test_an_empty_list_among_others_is_not_compared(folder: Path) -> None:
-    """Here an engine that answers nothing to all prompts but the shortest."""
+    """The engine answers nothing to all prompts but the shortest."""
 
     def short(self: Any, prefixes: Sequence[Any], k: int) -> list[Row]:
         return [Quiet.logprobs(self, [p], k)[0] if len(p) < 2 else [] for p in prefixes]
@@ -278,7 +278,7 @@ def test_an_empty_list_where_the_text_ends_is_explained(of_end: float, ended: li
 
 
 def test_texts_that_no_token_has_are_not_compared(folder: Path) -> None:
-    """Here a server that writes the space of a token as another vocabulary has it."""
+    """The server writes the space of a token as another vocabulary has it."""
 
     def written(engine: Any, row: Row) -> Row:
         named = [(shown(engine, token), value) for token, value in row]

@@ -36,7 +36,7 @@ RECIPES = {
 
 
 def with_special_tokens(folder: Path, kind: str) -> Path:
-    """A model whose last tokens are special ones of several types."""
+    """Return a model whose last tokens are special ones of several types."""
     recipe = {
         "llama": LlamaRecipe(n_layer=1),
         "gpt2": LlamaRecipe(vocab_kind="gpt2", vocab_pre="qwen2", n_vocab=600, n_layer=1),

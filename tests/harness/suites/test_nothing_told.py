@@ -30,7 +30,7 @@ OF_TOKENS = ("logprobs", "decode", "black-box")
 
 
 class Constant(Reference, name="nothing told: one number"):
-    """It computes nothing."""
+    """An engine that computes nothing."""
 
     number = 0.0
 
@@ -73,7 +73,7 @@ def zero_output(folder: Path) -> Path:
 
 
 def with_nan_blocks(folder: Path) -> Path:
-    """A Q4_K model whose scales are NaN in one matrix of the first layer."""
+    """Return a Q4_K model whose scales are NaN in one matrix of the first layer."""
     path = written(folder, quant="Q4_K", n_embd=256, n_head=4, n_head_kv=2, n_ff=256, n_layer=1)
     with GgufFile.open(path) as file:
         info = file.tensors["blk.0.ffn_down.weight"]

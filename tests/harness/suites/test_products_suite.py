@@ -136,7 +136,7 @@ def test_a_product_that_is_not_shown_is_not_said_to_lack_an_input(tmp_path: Path
 
 
 class HalfOfEachRow(Reference, name="products: what nobody asks for"):
-    """It offers weights and products, of which the second half of each row is left out."""
+    """An engine with weights and products whose second half of each row is left out."""
 
     levels: tuple[str, ...] = ("dequantize", "multiply")
 

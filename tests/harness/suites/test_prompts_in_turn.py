@@ -21,7 +21,7 @@ from tests.quiet_engines import Quiet, Row, made
 
 
 class Reads(Quiet, name="in turn: reads each prompt as it is"):
-    """kept: what it read before; last: what it was given then."""
+    """An engine that keeps prompts. kept: what it read before; last: what it was given then."""
 
     levels: tuple[str, ...] = ("greedy",)
     kept: Sequence[int] = ()
@@ -42,7 +42,8 @@ def by_its_last_eight(engine: Reads, prompt: list[int]) -> list[int]:
 
 
 def by_its_ends(engine: Reads, prompt: list[int]) -> list[int]:
-    """By its length as well. Of a chat both are the template's, whatever is asked."""
+    """Return an engine that knows prompts by their ends, and by their length. The template gives
+    both for a chat."""
     kept = [*engine.kept]
     same = (len(kept), kept[:8], kept[-4:]) == (len(prompt), prompt[:8], prompt[-4:])
     return kept if same else prompt

@@ -24,7 +24,7 @@ DEAD = Crashed(message="aborted (SIGABRT)")
 
 
 class Late(LocalSession):
-    """It does not answer runs of so many tokens of which `late` says so."""
+    """An engine that does not answer runs of so many tokens for which `late` is True."""
 
     late: Callable[[int], bool]
     instead: Outcome = NOTHING
@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def logits_of(
     model: Path, engine: str, late: Callable[[int], bool], instead: Outcome = NOTHING
 ) -> tuple[list[Verdict], list[int]]:
-    """And of how many tokens each run was that it was asked for."""
+    """Return the logits, and the number of tokens of each run that was asked for."""
     opened = open_plan(plan_for(model, engine=engine, n_tokens=32), lambda _: None)
     subject = Late(adapter_class(engine), model, EXACT)
     subject.late, subject.instead = late, instead
@@ -113,7 +113,7 @@ def test_no_longer_run_is_asked_for_than_one_that_was_waited_for_in_vain(model: 
 def test_engine_that_dies_of_a_second_sequence_is_asked_all_else(
     model: Path,
 ) -> None:
-    """Beside another sequence there are twice the usual tokens, with two that come later 29."""
+    """A second sequence doubles the usual tokens; with two that come later there are 29."""
     found, _ = logits_of(model, "reference", lambda n: n in (2 * USUAL, 29), DEAD)
     assert [v.status for v in found] == ["agreed", "crashed", "crashed"]
     assert [v.detail["asked"] for v in found[1:]] == ["beside another sequence", JOINED]

@@ -51,7 +51,8 @@ def showing(name: str) -> str:
 
 @cache
 def going_on(name: str, *, always: bool) -> str:
-    """always: behind every text, and not only behind one that ends inside of a character."""
+    """Return an engine that writes on. always: behind every text, and not only behind one that ends
+    inside of a character."""
 
     def generate(self: Any, prompt: bytes, n: int) -> bytes:
         ids = Reference.greedy(self, self.tokenize([prompt])[0], n + 3)

@@ -39,7 +39,7 @@ def text_engine(
     shown: Callable[[bytes, bytes], bytes] = lambda prompt, text: text,
     n: int | None = None,
 ) -> str:
-    """An engine that reads a prompt otherwise, or shows a text so; n: of so many tokens."""
+    """Return an engine that reads a prompt otherwise, or shows a text so; n: of so many tokens."""
 
     def generate(self: Any, prompt: bytes, n_asked: int) -> bytes:
         ids = Reference.greedy(self, self.tokenize([read(prompt)])[0], n or n_asked)
@@ -49,7 +49,7 @@ def text_engine(
 
 
 class FirstOfATie(GreedyAlone, name="greedy: the other of a tie"):
-    """It chooses the twin of the token that our engine chooses."""
+    """An engine that chooses the twin of the token that our engine chooses."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         ids = list(prompt)
@@ -97,7 +97,8 @@ def verdicts(path: Path, engine: str, suite: str, **changes: Any) -> list[Verdic
 
 
 def with_twins(folder: Path) -> Path:
-    """A model whose every token has one with the same logit: rows of its head stand there twice."""
+    """Return a model whose every token has one with the same logit: rows of its head stand there
+    twice."""
     path = written(folder, "twins.gguf", seed=1, n_layer=1, n_embd=16, n_ff=16)
     return with_values(path, path, "output.weight", lambda rows: np.repeat(rows[::2], 2, axis=0))
 
@@ -215,8 +216,8 @@ def text_verdicts(
     free: Sequence[int] = GIRL_IS,
     pieces: Any = WORDS,
 ) -> list[Verdict]:
-    """free: the oracle's text; a row has logits before each token, others are -9. more: the noise
-    of more runs, if they may be asked for."""
+    """Return verdicts on a text. free: the oracle's text; a row has logits before each token,
+    others are -9. more: the noise of more runs, if they may be asked for."""
 
     def noise_on(batches: Any) -> float:
         assert more is not None, "more runs were asked for"
@@ -269,7 +270,7 @@ GIRL, IS = CLEAR
 def test_a_text_could_be_made_by_greedy_tokens_or_not(
     said: bytes, rows: Sequence[dict[int, float]], limits: dict[str, Any], expected: list[str]
 ) -> None:
-    """expected: statuses, and the step and the token of what is another one."""
+    """The expected values are statuses, and the step and the token that differ."""
     found = text_verdicts(said, *rows, **limits)
     told = [(v.status, v.detail.get("step", ""), v.detail.get("actual", "")) for v in found]
     assert [" ".join(map(str, each)).rstrip() for each in told] == expected

@@ -131,7 +131,7 @@ class Pieces(dict[int, bytes]):
 def test_engine_must_write_the_text_before_any_end_of_a_text_or_line(
     rows: Sequence[dict[int, float]], written: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """rows: the oracle's logits before each of its tokens, others are -9."""
+    """The rows are the oracle's logits before each of its tokens; others are -9."""
     logits = np.full((len(rows), len(PIECES)), -9.0, np.float32)
     for row, given in zip(logits, rows, strict=True):
         row[list(given)] = list(given.values())
@@ -164,7 +164,7 @@ SEVERAL = [b",", b"are", b"", b"and", b"and"]
 def test_engine_that_writes_nothing_diverges_from_several_honest_starts(
     honest: Sequence[bytes], said: bytes, diverges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """honest: what must be written behind the five prompts."""
+    """The honest starts must be written behind the five prompts."""
     each = iter(honest)
     monkeypatch.setattr(no_text, "must_write", lambda context, prompt: next(each))
     context: Any = SimpleNamespace(

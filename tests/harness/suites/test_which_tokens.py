@@ -128,7 +128,7 @@ ALLOWED = 0.1
 
 
 def with_rows(**rows: float) -> F32:
-    """The truth, but for a few rows: r2=1.0 is the third."""
+    """Return the truth, but for a few rows: r2=1.0 is the third."""
     found = TRUTH.copy()
     for name, value in rows.items():
         found[int(name[1:])] = value
@@ -183,7 +183,7 @@ def test_without_experts_nothing_is_chosen() -> None:
 
 
 def test_an_oracle_that_is_wrong_in_a_usual_run_is_not_the_truth_of_it(tmp_path: Path) -> None:
-    """With its own logits for the truth no row of it is off, and any honest run explains none."""
+    """The oracle's own logits would leave no row off, and no honest run would explain one."""
     with context_of(builtin("moe", tmp_path)) as context:
         run = Run(words="again", batches=context.batches, usual=True, known=True)
         right = context.answer(

@@ -109,7 +109,7 @@ class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
 def test_a_wrong_kernel_for_few_rows_is_no_matter_of_what_stands_before(
     n: int, said: str, model: Path
 ) -> None:
-    """In one batch nothing is wrong either, as that has more rows."""
+    """One batch shows nothing wrong either, as it has more rows."""
     WrongInRowsOf.n_rows = n
     found = verdicts_of(model, "logits", engine=WrongInRowsOf.name, n_tokens=8)
     texts = [v.summary for v in found if v.detail.get("in_one_batch")]
@@ -166,7 +166,7 @@ def test_an_engine_that_converts_no_activations_is_honest_in_either_role(
 
 
 def scaled(path: Path, copy: Path, tensor: str, factor: float) -> Path:
-    """A copy of an F32 model with one tensor times a factor, which may be NaN."""
+    """Return a copy of an F32 model with one tensor times a factor, which may be NaN."""
     return with_values(path, copy, tensor, lambda values: values * np.float64(factor))
 
 
@@ -228,7 +228,7 @@ class NoNumbers(Reference, name="test:no-numbers"):
 
 
 def test_an_honest_engine_is_not_accused_beside_an_oracle_without_numbers(model: Path) -> None:
-    """Its logits were once held to a share of the oracle's largest, which is none."""
+    """The limit was once a share of the oracle's largest logit, which does not exist here."""
     found = verdicts_of(model, "logits", "decode", oracle=NoNumbers.name, engine="fast")
     wrong = [v.detail["at_fault"] for v in found if v.status == "diverged"]
     assert wrong == ["oracle", "oracle"]
@@ -246,7 +246,7 @@ class SaysThatThereAreNone(Reference, name="test:says-that-there-are-none"):
 
 @pytest.mark.parametrize("role", ["oracle", "engine"])
 def test_engine_may_not_declare_what_a_model_lacks(role: str, model: Path) -> None:
-    """Such an engine once passed: logits, decode, trace and products were not applicable."""
+    """The engine once passed: logits, decode, trace and products were not applicable."""
     found = verdicts_of(model, **{role: SaysThatThereAreNone.name})
     asked = {"logits", "decode"} | ({"trace", "products"} if role == "engine" else set())
     assert {v.suite for v in found if v.status == "not-compared"} == asked

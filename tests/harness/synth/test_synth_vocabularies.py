@@ -87,7 +87,7 @@ def test_an_unknown_kind_is_refused_with_the_choices() -> None:
 def test_a_tokenizer_reads_it_and_every_ordinary_token_can_be_met(
     kind: str, tmp_path: Path
 ) -> None:
-    """Alone, behind a letter or in a word of its own: each piece is found where it stands."""
+    """Each piece is found where it stands: alone, behind a letter or in a word of its own."""
     tokenizer = opened(BUILTIN_VOCABULARIES[kind], tmp_path)
     assert tokenizer.name == ("llama" if kind == "llama-ties" else kind)
     attrs = tokenizer.vocabulary.attrs

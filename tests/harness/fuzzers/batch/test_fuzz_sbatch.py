@@ -21,7 +21,7 @@ CASES = 60
 
 
 def ubatches_of(case: ScheduleCase) -> list[list[list[int]]]:
-    """Tokens of each ubatch, call by call, as our model forms them."""
+    """Return tokens of each ubatch, call by call, as our model forms them."""
     run = SbatchSchedule(case.sbatch, N_VOCAB, case.n_ubatch)
     answers = [run.step(step) for step in case.steps]
     return [[[row[0] for row in u[2]] for u in answer["ubatches"]] for answer in answers]

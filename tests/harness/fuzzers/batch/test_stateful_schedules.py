@@ -22,7 +22,7 @@ OpenJudge = Callable[[str, str], Judge]
 
 @pytest.fixture
 def judge_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenJudge]:
-    """Our engine and another one on the small model of a kind."""
+    """Return a judge of our engine and another one on the small model of a kind."""
     with ExitStack() as stack:
 
         def judge(kind: str, subject: str) -> Judge:

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def one(tmp_path: Path) -> Path:
-    """A folder with one file to start from: libFuzzer reads several in any order."""
+    """Return a folder with one file to start from: libFuzzer reads several in any order."""
     (tmp_path / "one").mkdir()
     (tmp_path / "one/first.gguf").write_bytes(FIRST)
     return tmp_path / "one"

@@ -35,7 +35,7 @@ INF, NAN = np.inf, np.nan
 
 
 class Other(Reference):
-    """Not registered: decodes as it is told to."""
+    """A decoder that is not registered, and decodes as it is told to."""
 
     name = "other"
     decode: Decode
@@ -62,7 +62,7 @@ def campaign(
     oracle: type[Adapter] = Reference,
     **plan: Any,
 ) -> list[Verdict]:
-    """Against our own decoders, so that llama.cpp is not needed to see what the fuzzer does."""
+    """Run a campaign against our own decoders, which shows the fuzzer's work without llama.cpp."""
     sessions = [LocalSession(cls, None, EXACT) for cls in (engine(decode), oracle)]
     third, numbers = (LocalSession(cls, None, EXACT) for cls in (engine(witness), Ieee754))
     third.name = "witness"
