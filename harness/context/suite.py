@@ -326,7 +326,7 @@ def lacks(outcome: Outcome) -> bool:
 
 
 def no_answer(engine: str, question: str, outcome: Outcome, called: str = "") -> NoAnswer:
-    """Return a NoAnswer. called: the question's name, where it differs from that for most models."""
+    """Return a NoAnswer. called: the question's name, if it is not the usual one."""
     asked, question = question, called or in_words(question)
     if isinstance(outcome, Crashed):
         log = {ENGINE: engine, "log": list(outcome.log), "said": outcome.said}

@@ -87,7 +87,7 @@ def hyper(s: Sizes) -> Keys:
 
 
 def ple(s: Sizes) -> Keys:
-    """Return keys for embeddings of n-grams; their history lies in the recurrent cache of layer 0."""
+    """Return keys for embeddings of n-grams, whose history is in layer 0's recurrent cache."""
     return {
         ".ple.layers": ("ARR[U32]", [0]),
         ".ple.ngram_size": u32(PLE_NGRAM),
@@ -242,7 +242,7 @@ def hrm_text(s: Sizes) -> Keys:
 
 
 def nemotron_h(s: Sizes) -> Keys:
-    """Return keys for a recurrent layer, one of attention, and one that is a feed-forward network only."""
+    """Return keys for a recurrent layer, one of attention, and one of a feed-forward network."""
     return {
         **heads_by_layer(s),
         ".feed_forward_length": u32(*(0 if il <= 1 else s.n_ff for il in range(s.n_layer))),
