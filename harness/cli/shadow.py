@@ -9,7 +9,14 @@ import typer
 
 from lockstep.harness.check.inputs import check_file
 from lockstep.harness.cli.formats import FormatOpt, formats_wanted, write_formats
-from lockstep.harness.cli.options import ClusterOpt, JsonOpt, Preset, QuietOpt, ReportOpt, SeedOpt
+from lockstep.harness.cli.options import (
+    ClusterOpt,
+    JsonOpt,
+    QuietOpt,
+    ReportOpt,
+    SeedOpt,
+    SettingsOpt,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,12 +53,7 @@ def shadow(
         typer.Option(help="Make a model of this architecture instead; all: every architecture."),
     ] = None,
     quant: Annotated[str, typer.Option(help="Weight type of that model.")] = "F32",
-    settings: Annotated[
-        Preset,
-        typer.Option(
-            help="exact: F32 cache, one thread. default: the settings of most llama.cpp users."
-        ),
-    ] = Preset.exact,
+    settings: SettingsOpt = None,
     tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1, max=4096)] = 16,
     steps: Annotated[
         int,
@@ -110,9 +112,10 @@ def shadow(
       lockstep shadow --arch all -j 2
       lockstep shadow --arch all --faults 200
     """
+    from lockstep.harness.check.settings import settings_named
     from lockstep.harness.cli.shared import screen
     from lockstep.harness.parallel.cluster import executor_for
-    from lockstep.harness.records import PRESETS
+    from lockstep.harness.records import EXACT
     from lockstep.harness.runs.run import Listener
     from lockstep.harness.runs.shadow import run_shadow, settings_for, with_trials
     from lockstep.harness.shadow.batches import Work
@@ -122,7 +125,7 @@ def shadow(
         work = Work(tokens=tokens, batches=steps, sequences=sequences)
         fitted = settings_for(
             work,
-            PRESETS[settings.value],
+            settings_named(settings or EXACT.name),
             ubatch=ubatch,
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,
@@ -140,7 +143,7 @@ def shadow(
             settings=fitted,
             work=work,
             seed=seed,
-            options=options_of(settings, work, seed, changed),
+            options=options_of(settings or EXACT.name, work, seed, changed),
         )
         if faults:
             plans = with_trials(plans, range(start, start + faults))
@@ -157,10 +160,10 @@ def shadow(
 
 
 def options_of(
-    preset: Preset, work: "Work", seed: int, changed: Mapping[str, Any]
+    settings: str, work: "Work", seed: int, changed: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Return the options that repeat the run; usual values are left out."""
-    options = {"--settings": preset.value, "--tokens": work.tokens, "--seed": seed}
+    options = {"--settings": settings, "--tokens": work.tokens, "--seed": seed}
     usual = {"--steps": 2, "--sequences": 1, "--quant": "F32"}
     given = {"--steps": work.batches, "--sequences": work.sequences, **changed}
     options |= {k: v for k, v in given.items() if v != usual.get(k)}

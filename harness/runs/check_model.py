@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.engine.choices import choices
 from lockstep.engine.errors import EngineError
 from lockstep.harness.check.check import BadInput, Plan
+from lockstep.harness.check.settings import settings_named
 from lockstep.harness.http.session import preset_for
 from lockstep.harness.parallel.works import Forks
-from lockstep.harness.records import PRESETS
 from lockstep.harness.runs.known_failures import read_known
 from lockstep.harness.runs.result import RunResult
 from lockstep.harness.runs.run import Listener, run_plans
@@ -19,16 +18,14 @@ from lockstep.harness.runs.run import Listener, run_plans
 def plan_for_model(model: Path, engine: str, *, settings: str | None, **of_plan: Any) -> Plan:
     """Return a plan of this model for both engines. of_plan: other fields of Plan. Raises
     BadInput."""
-    preset = settings or preset_for(engine)
-    if preset not in PRESETS:
-        raise BadInput(f"no preset named {preset!r} {choices(preset, PRESETS)}")
+    settings = settings or preset_for(engine)
     return Plan(
         case=model.name,
         model=model,
         subject_model=model,
         engine=engine,
-        settings=PRESETS[preset],
-        command=shlex.join([str(model), "--engine", engine, "--settings", preset]),
+        settings=settings_named(settings),
+        command=shlex.join([str(model), "--engine", engine, "--settings", settings]),
         **of_plan,
     )
 

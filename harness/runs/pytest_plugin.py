@@ -49,9 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--lockstep-settings",
-        choices=("exact", "default"),
-        help="Settings of llama.cpp: exact (F32 cache, one thread) or default. [exact; "
-        "default for servers]",
+        metavar="PRESET|KEY=VALUE,...|FILE",
+        help="Settings of llama.cpp, as for lockstep check. [exact; default for servers]",
     )
     group.addoption(
         "--lockstep-suite",
@@ -97,9 +96,22 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in config.getoption("--lockstep-suite"):
         if name not in SUITES:
             raise pytest.UsageError(f"no suite named {name!r} (known: {', '.join(SUITES)})")
+    if settings := config.getoption("--lockstep-settings"):
+        check_settings(settings)
     for path in config.getoption("--lockstep-model"):
         if not Path(path).is_file():
             raise pytest.UsageError(f"--lockstep-model {path}: no such file")
+
+
+def check_settings(text: str) -> None:
+    """Refuse settings that no check takes. Raises UsageError."""
+    from lockstep.harness.check.settings import settings_named
+    from lockstep.harness.exit_codes import BadInput
+
+    try:
+        settings_named(text)
+    except BadInput as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -75,6 +75,7 @@ def test_a_wrong_engine_fails_with_what_differs_and_no_traceback(
     wrong.write_text((EXAMPLES / "engine.py").read_text().replace("+ self.eps", "+ 2 * self.eps"))
     options = ["--lockstep-engine", shlex.join([sys.executable, str(wrong)])]
     options += ["--lockstep-model", str(models[0]), "--lockstep-suite", "trace"]
+    options += ["--lockstep-settings", "threads=2"]
     code, said = pytest_in(tmp_path, *options)
     assert code == 1, said
     assert "RMS_NORM" in said
@@ -160,6 +161,7 @@ def test_a_divergence_that_is_listed_passes_with_nothing_beside_it(
         (["--lockstep-model", "m.gguf"], "needs --lockstep-engine"),
         (["--lockstep-engine", "./mine"], "needs --lockstep-model"),
         (["--lockstep-engine", "./mine", "--lockstep-model", "m.gguf"], "m.gguf: no such file"),
+        (["--lockstep-settings", "cache=Q8_9"], "'Q8_9'"),
     ],
 )
 def test_options_that_do_not_go_together_are_said(

@@ -65,7 +65,7 @@ def test_check_returns_a_code_verdicts_and_a_folder(scale: str, code: int, tmp_p
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"settings": "fancy"}, "no preset named 'fancy'"),
+        ({"settings": "fancy"}, "'fancy'"),
         ({"suites": ["speed"]}, "speed"),
         ({"engine": "rust"}, "'rust'"),
         ({"model": "gone.gguf"}, "gone.gguf"),
