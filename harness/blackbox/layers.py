@@ -210,7 +210,7 @@ def heads(asker: SliceAsker, layer: int, ask: Callable[[Maker], SliceAnswer | No
     if not wrong or len(wrong) == len(found):
         return None
     named = ", ".join(map(str, wrong))
-    return Part(name=f"heads {named}", words=f"{len(found) - len(wrong)} other heads agree")
+    return Part(name=f"heads {named}", words=f"the {len(found) - len(wrong)} other heads are right")
 
 
 def half(

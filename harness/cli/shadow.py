@@ -217,7 +217,7 @@ def op_table(verdicts: Sequence["Verdict"]) -> "Table":
 
     rows = by_op(verdicts)
     table = Table(box=None, pad_edge=False)
-    for name in ("op", "models", "nodes", "compared", "exact", "of the bound", "beyond it"):
+    for name in ("op", "models", "nodes", "compared", "exact", "worst / bound", "over bound"):
         table.add_column(name, justify="left" if name == "op" else "right")
     for op, same in sorted(rows.items(), key=lambda row: -total(row[1], "nodes")):
         worst = max(v.detail["worst_share"] for v in same)

@@ -17,7 +17,7 @@ NO_PROGRAM = (
     "Python class, use `lockstep check MODEL --adapter FILE`; for a folder, `--engine "
     "dump:FOLDER`"
 )
-MARKS = {"works": "ok", "not offered": "-", "wrong": "WRONG"}  # others as they are called
+MARKS = {"works": "ok", "wrong": "WRONG"}  # others as they are called
 NOT_TAKEN = ("unsupported", "refused")
 
 
@@ -53,8 +53,8 @@ def smoke(
     """Show, level by level, which questions an engine answers, and which answers are malformed.
 
     It asks each question of `check --engine COMMAND` once, on a tiny model. It checks the form of
-    answers; `check` checks the numbers. A level is ok, or - (not offered, which is no error),
-    unsupported, refused, or WRONG. `lockstep protocol` prints the protocol, and an example engine
+    answers; `check` checks the numbers. A level is ok, not offered (no error), unsupported, refused,
+    or WRONG. `lockstep protocol` prints the protocol, and an example engine
     with --example. Exit codes: 0 all offered levels work, 1 an answer is malformed or too late, 3
     nothing is offered. Examples:
 

@@ -57,8 +57,8 @@ class Products(TensorSuite, name="products"):
 
 
 def asked_elsewhere(context: Context) -> Iterator[Verdict]:
-    """Return the runs for engines whose suites need no model. They would take agreement to mean
-    that they are right."""
+    """Yield the verdict on single ops, which need no model: `check` does not ask for them, and its
+    agreement says nothing of them."""
     offered = [level for level in SINGLE if level in (context.subject_info.levels or ())]
     if offered:
         text = f"check does not ask {context.subject.name} for {' and '.join(offered)}; "
@@ -74,7 +74,7 @@ def rest(context: Context, found: Findings) -> Verdict:
     empty = sum(not math.isfinite(f.sees) for f in fine)
     shown = visible_in_some_batch(fine)
     if not products and not found.guilty:  # those that could be there are named already
-        text = "the engine shows no product with both its input and its result"
+        text = "the engine shows no matrix product together with its input"
         if others:
             text += f"; {len(others)} gates on large inputs and norms on small ones agree"
         return context.verdict("products", "not-applicable", text)
