@@ -53,7 +53,8 @@ def smoke(
     """Show, level by level, which questions an engine answers, and which answers are malformed.
 
     It asks each question of `check --engine COMMAND` once, on a tiny model. It checks the form of
-    answers; `check` checks the numbers. A level is ok, not offered (no error), unsupported, refused,
+    answers; `check` checks the numbers. A level is ok, not offered (no error), unsupported,
+    refused,
     or WRONG. `lockstep protocol` prints the protocol, and an example engine
     with --example. Exit codes: 0 all offered levels work, 1 an answer is malformed or too late, 3
     nothing is offered. Examples:

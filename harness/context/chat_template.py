@@ -8,10 +8,8 @@ KEY = "tokenizer.chat_template"
 
 
 def prompt_ids(context: Context, prompt: bytes) -> list[int]:
-    """Return the oracle's ids of what the subject's model reads when it is given this prompt.
-
-    Raises NoAnswer where the subject takes chats alone and the model's template gives no text.
-    """
+    """Return the oracle's ids of the text that the subject's model reads for this prompt. Raises
+    NoAnswer if the subject takes only chats and the model's template gives no text."""
     if not context.subject_info.chat_only:
         return list(context.ask(context.oracle, "tokenize", [prompt])[0])
     text = rendered_prompt(context, prompt)

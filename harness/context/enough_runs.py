@@ -23,10 +23,9 @@ CLEARLY = 1000
 def noise_beside(
     context: Context, batches: Sequence[Batch], honest: Sequence[F32], runs: Sequence[F32]
 ) -> float:
-    """Return the relative noise by which these runs are judged: of a few honest runs where each
-    is within it of one without errors, or so far beyond from all that no more of them would
-    reach there; else of more. honest: with llama.cpp's conversions of activations, and perhaps
-    without."""
+    """Return the relative noise that judges these runs. A few honest runs decide if each run is
+    within their noise, or far beyond it; else more are made. honest: with llama.cpp's conversions
+    of activations, and perhaps without."""
     few = context.noise.relative
     limit = float(whole_run(few, largest(honest[0])).allowed)
     if may_jump(context) or not isfinite(limit):
@@ -37,7 +36,7 @@ def noise_beside(
 
 
 def noise_of_subject(context: Context, batches: Sequence[Batch]) -> float:
-    """Return the noise of the subject's design, if one is known that is noisier than float32."""
+    """Return the noise of the subject's design, if it is known and noisier than float32."""
     noise = context.noise_on(batches)
     if not context.rounding:
         return noise
@@ -66,11 +65,9 @@ def by_chance(
     *,
     rows: NDArray[np.intp] | None = None,
 ) -> bool:
-    """Return True if some honest run gives each row in which one of these is off. Few runs choose
-    the other of two experts whose scores nearly tie, and then a row is another altogether.
-
-    rows: which outputs of the batches these are of, if not of all.
-    """
+    """Return True if some honest run gives each wrong row. Few runs choose the other of two nearly
+    tied experts, and then a whole row changes. rows: the outputs of the batches that these rows
+    are, if not all."""
     if not chooses_experts(context):
         return False
     left = [~near(truth, run, allowed) for run in runs]
@@ -87,7 +84,7 @@ def by_chance(
 
 
 def near(a: F32, b: F32, allowed: float) -> NDArray[np.bool_]:
-    """Return for each row whether all its numbers are close."""
+    """Return for each row if all its numbers are close."""
     with np.errstate(invalid="ignore"):
         close = np.abs(a.astype(np.float64) - b) <= allowed
     return np.asarray(close.all(axis=1))

@@ -83,10 +83,8 @@ def on_the_edge(context: Context) -> Run:
 
 
 def almost_the_same(context: Context) -> Iterator[Run]:
-    """Yield the usual run with one token changed, to find a wrong prompt-cache hit.
-
-    An engine may find a cached run by its size, its beginning, its end or a part.
-    """
+    """Yield the usual run with one token changed, to find a wrong prompt-cache hit. An engine may
+    look a cached run up by its size, beginning, end or a part."""
     first, *rest = context.batches
     places = {len(first) - 1: "last", len(first) // 2: "middle", 0: "first"}
     for at, words in reversed(places.items()):
@@ -98,15 +96,15 @@ def almost_the_same(context: Context) -> Iterator[Run]:
 
 
 def ids_of_narrow_integers(context: Context) -> Run:
-    """Return a run for a model whose first layers are asked for all else. A vocabulary that these
-    keep may end before these ids."""
+    """Return a run with ids where narrow integers end, for a model whose first layers answer
+    everything else with fewer ids."""
     words, ids = "for ids where narrow integers end", narrow_ids(context.facts.n_vocab)
     return Run(words=words, batches=(Batch.of(ids),), usual=True, known=True)
 
 
 def some_at_once(context: Context) -> Run:
-    """Return a run of seeded tokens, as many at once as `decode` asks of all layers of a large
-    model. It is for engines that `decode` does not ask, and to find where the fault is."""
+    """Return a run of seeded tokens, as many at once as `decode` asks of a large model's layers. It
+    is for engines that `decode` does not ask, and for finding the place."""
     sizes = (min(context.n_tokens, ALONE), *TOGETHER)
     ids, batches, at = many_ids(context, sum(sizes)), [], 0
     for size in sizes:
@@ -121,8 +119,8 @@ def narrow_ids(n_vocab: int) -> list[int]:
 
 
 def n_cells(context: Context) -> int:
-    """Return the number of positions that all engines must have. A large model has no more than are
-    useful, and a prompt that was asked to be short has not very many behind it."""
+    """Return the number of positions that every engine must have: for a large model no more than
+    useful, and few behind a prompt that was to be short."""
     n = min(context.settings.n_ctx, DEPTH * context.n_tokens)
     key = f"{context.facts.architecture}.context_length"
     trained = context.file.metadata.get(key)
@@ -132,9 +130,8 @@ def n_cells(context: Context) -> int:
 
 
 def batch_sizes(n: int) -> list[int]:
-    """Return whole tiles and one token on them, if there is room; a few tokens, a prompt, whole
-    tiles with each rest as far as there is room, all that is left but for small batches, which end
-    in cell n."""
+    """Return the batch sizes, which end in cell n: whole tiles and one token, a few tokens, a
+    prompt, whole tiles with each rest, a large rest, and small batches."""
     room = n - sum(FEW) - FILLED
     tiles = [WHOLE, 1] if room > WHOLE + PROMPT else []
     large = room - sum(tiles) >= LARGE + RESTS[0]
@@ -149,9 +146,9 @@ def batch_sizes(n: int) -> list[int]:
 
 
 def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
-    """Return batches that fill the cache. In the batch of FILLED tokens two are outputs, neither
-    the first nor the last. In the batch of SILENT tokens none is. With large vocabularies long
-    batches have one output, the last."""
+    """Return batches that fill the cache. The batch of FILLED tokens has two outputs, neither first
+    nor last. The batch of SILENT tokens has none. With large vocabularies long batches have one
+    output, the last."""
     ids, at, batches = many_ids(context, sum(sizes)), 0, []
     silent = None
     if context.facts.architecture not in FIRST_ROW:
@@ -170,8 +167,8 @@ def filling(context: Context, sizes: Sequence[int]) -> tuple[Batch, ...]:
 
 
 def many_ids(context: Context, n: int) -> list[int]:
-    """Return the last and the first, those where narrow integers end, then the others in a seeded
-    order: a small vocabulary is met whole."""
+    """Return the last id and the first, ids where narrow integers end, then the others in a seeded
+    order, so that a small vocabulary is met whole."""
     n_vocab = len(context.tokens) and context.facts.n_vocab  # raises where it is not known
     others = np.argsort(Philox(key=[context.seed, n_vocab]).random_raw(n_vocab), kind="stable")
     ids = list(dict.fromkeys([*narrow_ids(n_vocab), *others[:n].tolist()]))
@@ -180,8 +177,8 @@ def many_ids(context: Context, n: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A run that was not compared. An engine that says that it cannot is not asked. One that
-    refuses what the oracle takes, without saying so, was asked in vain, and so was a busy one."""
+    """A run that was not compared. An engine that declares that it cannot is not asked. The other
+    cases are a refusal without a declaration, and a busy engine."""
 
     status: Status
     why: str
@@ -206,9 +203,8 @@ def sequences_in(batches: Sequence[Batch]) -> int:
 def longer(
     context: Context, ids: Sequence[int], question: str
 ) -> tuple[list[int], list[int], LeftOut | None]:
-    """Return, for an engine that is asked for one next token at a time, the same ids with others
-    behind them. Then the lengths of beginnings to ask for besides, and why it takes no longer
-    ones."""
+    """Return longer ids for an engine that gives one next token at a time, the lengths of prefixes
+    to ask for, and why no longer ones."""
     most = n_cells(context)
     every = [*ids, *many_ids(context, most)]
     ends, left = [], None
@@ -223,8 +219,8 @@ def longer(
 
 
 def batches_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> tuple[Batch, ...]:
-    """Return a row of logits behind each of these beginnings: of one run of them all, or, where a
-    token sees those behind it as well, of a run of each."""
+    """Return a row of logits behind each prefix: from one run, or from a run each if tokens see
+    those behind them."""
     if context.facts.architecture in NO_MEMORY:
         return tuple(Batch.for_next(ids[:n]) for n in ends)
     return (with_rows(ids, ends),)

@@ -86,8 +86,8 @@ class Waits:
     tokens: list[int] = field(default_factory=list)  # of the runs that were waited for in vain
 
     def why_none(self, words: str, batches: Sequence[Batch]) -> str:
-        """Return why a run is not asked; "": it is. An engine too slow for some tokens is so for
-        more."""
+        """Return why a run is not asked; "": it is. An engine too slow for some tokens is too slow
+        for more."""
         if len(self.tokens) >= MOST_WAITS:
             return f"{words}: not asked, because {MOST_WAITS} earlier runs timed out"
         shortest = min(self.tokens, default=0)

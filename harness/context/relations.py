@@ -25,7 +25,7 @@ EVERY = 3  # of outputs one in three is asked for
 
 
 def ways(context: Context) -> Iterator[Run]:
-    """Yield runs that must give the same logits; none if an encoder reads the prompt first."""
+    """Yield runs that must give the same logits; none if an encoder reads the prompt."""
     batches = context.batches
     if any(batch.encoder or not batch.outputs.all() for batch in batches):
         return
@@ -78,7 +78,7 @@ def beside_another(batches: Sequence[Batch], n_vocab: int, seed: int) -> Run:
 def compare_way(
     context: Context, way: Run, first: Sequence[F32], again: Sequence[F32]
 ) -> Verdict | str:
-    """Return the words of a run that gives the same logits, or else the divergence.
+    """Return the run's words if its logits are the same, else the divergence.
 
     Two honest runs differ by their noise: sums of another number of rows may be added otherwise.
     A way that takes another path, as attention does with more tokens, is held to how far honest
@@ -116,7 +116,8 @@ def compare_way(
 
 
 def rows_of(batches: Sequence[Batch], places: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
-    """Return which outputs of all batches these are, given their numbers in each batch."""
+    """Return the positions of these outputs among all batches, given their numbers in each
+    batch."""
     starts = np.cumsum([0, *(int(batch.outputs.sum()) for batch in batches[:-1])])
     return np.concatenate([start + at for start, at in zip(starts, places, strict=True)])
 

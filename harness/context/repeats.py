@@ -67,9 +67,8 @@ def unsteady(
     doubt: bool = False,
     again: Outcome | None = None,
 ) -> Unsteady | None:
-    """Return the answers that differ if the engine is asked again. None: asked once more it answers
-    with the same bits; seven times more where there is doubt already, or that first time gives any.
-    again: that time's, if it has been asked. Raises NoAnswer."""
+    """Return the answers that differ if the engine is asked again; None: the second answer has the
+    same bits."""
     places: list[Place] = []
     apart, runs = 0.0, 0
     second: Evaluation | None = None
@@ -112,7 +111,7 @@ def goes_by_history(session: Session, request: Request) -> bool:
 
 
 def fresh_runs(session: Session, request: Request) -> list[Evaluation] | None:
-    """Return the first that it makes; None: it does not answer."""
+    """Return the first runs of a new process; None: it does not answer."""
     session.close()
     outcomes = [session.ask("evaluate", request) for _ in range(IN_A_ROW)]
     runs = [outcome.value for outcome in outcomes if isinstance(outcome, Answered)]
@@ -126,7 +125,8 @@ def farthest(a: Evaluation, b: Evaluation) -> float:
 
 
 def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
-    """Return tensors that both show, in the order in which they are computed, then logits."""
+    """Return the first difference: of the tensors that both runs show, in order, then of the
+    logits."""
     shown = again.trace.values() if again.trace else {}
     before = first.trace.values() if first.trace else {}
     for at, (site, value) in enumerate(before.items()):
@@ -142,7 +142,7 @@ def first_difference(first: Evaluation, again: Evaluation) -> Place | None:
 
 
 def not_deterministic(context: Context, suite: str, found: Unsteady) -> Verdict:
-    """Return the verdict. A list of known differences can excuse it by this key: some engines add
+    """Return the verdict. A list of known differences can excuse it by its key, as some engines add
     in any order on purpose."""
     text = f"{context.subject.name} is not deterministic: {found}"
     detail: dict[str, Any] = {"at_fault": "subject", "kind": "not-deterministic"}
@@ -166,8 +166,7 @@ def asked_again(
     *args: Any,
     same: Callable[[Any, Any], bool] = same_words,
 ) -> Iterator[Verdict]:
-    """Ask again what was answered wrongly, if it is no run, and yield a verdict if the answers
-    differ."""
+    """Ask again for a wrong answer that is no run, and yield a verdict if the answers differ."""
     answers = [context.ask(context.subject, question, *args) for _ in range(AGAIN)]
     differ = sum(not same(answer, first) for answer in answers)
     if differ:

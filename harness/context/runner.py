@@ -125,7 +125,7 @@ def is_outside(engine: str) -> bool:
 
 
 class Unable(Exception):
-    """A worker has no such engine; a sentence that says why."""
+    """A sentence that says why a worker has no such engine."""
 
 
 class IsolatedSession(Session):
@@ -225,7 +225,7 @@ class IsolatedSession(Session):
         return Worker(self.python, is_users(self.name))
 
     def _loading_worker(self) -> "Worker":
-        """Return a worker that loads while nobody waits for it."""
+        """Return a worker that was started ahead and loads already."""
         worker = self._new_worker()
         worker.load(self.loading, time.monotonic() + self.start_limit)
         return worker
@@ -312,11 +312,8 @@ def started_worker(
 
 
 def interpreter(python: Path | None) -> list[str]:
-    """Return the command that a worker's arguments follow.
-
-    In another environment that environment's packages are meant, and of ours the code alone: it
-    comes last, because it may lie among the packages of this one.
-    """
+    """Return the command in front of a worker's arguments. Another environment brings its own
+    packages; our code comes last, because it may lie among our packages."""
     if python is None:
         return [sys.executable, "-P", "-m", WORKER]
     code = str(Path(__file__).parents[3])

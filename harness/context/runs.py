@@ -12,7 +12,7 @@ from lockstep.harness.records import Request
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SameRows:
-    """Outputs that a run repeats: their rows in each batch of the usual run, and in its own."""
+    """Outputs that a run repeats: their rows in each batch of the usual run and of its own."""
 
     first: Sequence[NDArray[np.intp]]
     own: Sequence[NDArray[np.intp]]

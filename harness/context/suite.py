@@ -70,28 +70,30 @@ class HonestRuns(Protocol):
         """Begin to compute the floor, which will be asked for soon."""
 
     def floor(self, batches: Sequence[Batch], *, seed: int, runs: int) -> NoiseFloor:
-        """Return an honest run without errors, and the worst of `runs` with errors."""
+        """Return an honest run without errors, and the worst of `runs` runs with errors."""
 
     def unlucky(self, batches: Sequence[Batch], *, seed: int, runs: int) -> Iterator[F32]:
         """Return so many runs with errors, (outputs, vocabulary) each."""
 
     def logits(self, batches: Sequence[Batch]) -> tuple[F32, F32]:
-        """(outputs, vocabulary) each: as llama.cpp rounds, and in float64 without conversions."""
+        """Return logits of each output, (outputs, vocabulary): rounded as llama.cpp does, and in
+        float64 without conversions."""
 
     def converted_runs(
         self, batches: Sequence[Batch], only: Sequence[int] | None = None
     ) -> Iterator[F32]:
-        """Yield the runs of other designs, one by one: with another format for activations, or for
-        keys and values. only: the designs with these numbers, in this order."""
+        """Yield the runs of other designs: with another format for activations, or for keys and
+        values. only: the designs with these numbers, in this order."""
 
     def rounded_run(
         self, batches: Sequence[Batch], design: FactorDesign, *, seed: int, runs: int
     ) -> NoiseFloor:
-        """Return the run of an engine that rounds factors so, and the noise of so many runs."""
+        """Return the run of an engine that rounds these factors, and the noise of so many such
+        runs."""
 
     def without(self, batches: Sequence[Batch], tensors: Sequence[str]) -> F32 | None:
-        """(outputs, vocabulary), where the products with matrices of layers with these names,
-        such as `attn_output`, are zero; None where there is none."""
+        """Return logits, (outputs, vocabulary), with zeros for products with the layers' matrices
+        of these names, such as `attn_output`; None if there are none."""
 
 
 @dataclass(kw_only=True)
@@ -182,8 +184,8 @@ class Context:
         return self.honest.floor(self.batches, seed=self.seed, runs=RUNS)
 
     def noise_on(self, batches: Sequence[Batch]) -> float:
-        """Return the relative noise on these very batches, from more runs: asked before blaming
-        anyone. A run of many tokens meets as many rare events as several of few."""
+        """Return the relative noise on these batches, from more runs: it is measured before an
+        engine is blamed. A run of many tokens meets as many rare events as several short runs."""
         if self.noise_measured is None or self.noise_measured[0] is not batches:
             self.progress("a difference: measuring the noise of more honest runs")
             many = sum(map(len, batches)) // max(1, sum(map(len, self.batches)))
@@ -221,7 +223,7 @@ class Context:
         return replace(self, embeddings=True, begun={})
 
     def ask_both(self, question: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Return the oracle's answer and the subject's. Where both refuse, nobody is blamed.
+        """Return the answers of the oracle and the subject. If both refuse, neither is blamed.
 
         What the model lacks, says the oracle, is no excuse for a subject that says something else;
         but one that offers embeddings says the same where it has no such thing as logits.
@@ -272,7 +274,7 @@ class Context:
         raise error
 
     def refusal(self, session: Session, question: str, error: NoAnswer) -> NoAnswer:
-        """Return the error with the accused engine: one that refuses what our own engine takes."""
+        """Return the error, with blame for an engine that refuses what our own engine accepts."""
         wrong = "unknown"
         if self.takes(session, question):
             wrong = {self.oracle: "oracle", self.subject: "subject"}.get(session, session.name)
@@ -282,7 +284,7 @@ class Context:
         return NoAnswer(error.status, f"{error.summary}; {why}", error.detail | {"at_fault": wrong})
 
     def takes(self, session: Session, question: str) -> bool:
-        """Return True if our own engine reads or runs the file, and is not the one that refuses."""
+        """Return True if our own engine accepts the file, and is not the refusing engine."""
         if session.name == "reference":
             return False
         if session is self.subject and self.subject_model != self.model:
@@ -321,7 +323,7 @@ class Context:
 
 
 def lacks(outcome: Outcome) -> bool:
-    """Return True if an engine says that the model has no such thing, whoever is asked."""
+    """Return True if an engine says that the model lacks this, whichever engine was asked."""
     return isinstance(outcome, Unanswerable) and outcome.of_model
 
 
@@ -365,7 +367,7 @@ def line_that_says_why(message: str) -> str:
 
 
 def patient(error: NoAnswer) -> NoAnswer:
-    """Return the error; after a timeout it says how to wait less."""
+    """Return the error; for a timeout it says how to ask for less."""
     if error.status != "timed-out":
         return error
     less = error.detail.get(LESS)
@@ -387,14 +389,12 @@ class Suite(Registered):
         return ""
 
     def begin(self, context: Context) -> None:
-        """Begin what may be computed, or asked, while other suites ask engines: see
-        Context.begun."""
+        """Begin work that may run while other suites ask engines: see Context.begun."""
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        """Yield a verdict for each comparison, also for those that turned out to be impossible."""
+        """Yield a verdict for each comparison, including impossible ones."""
         raise NotImplementedError
 
     def finish(self, context: Context) -> Iterator[Verdict]:
-        """Yield the rest, once all suites have run: what takes an engine long that nobody waits
-        for."""
+        """Yield the verdicts that take an engine long, once all suites have run."""
         return iter(())

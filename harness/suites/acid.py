@@ -91,28 +91,29 @@ def report_at(path: Path) -> Report | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The texts of an engine: behind the acid prompt, and behind another if that is not all ok."""
+    """An engine's texts behind the acid prompt, and behind another prompt if that text is not all
+    ok."""
 
     readings: tuple[AcidReading, ...]
     texts: tuple[WrittenText, ...]
     failed: tuple[NoAnswer, ...]  # behind one prompt, where another was answered
 
     def given_ids(self, test: Measurement) -> bool:
-        """Return True if a test of a tokenizer met ids that were none of its own."""
+        """Return True if a tokenizer test read ids that its own tokenizer did not make."""
         return test.of_tokenizer and all(each.given_ids for each in self.texts)
 
     def answers(self, test: Measurement) -> list[Read]:
         return [a for reading in self.readings for a in reading.answers if a.test == test.name]
 
     def is_unanswered(self, test: Measurement) -> bool:
-        """Return True if no report has an answer, or one that ends lacks it. What an engine leaves
-        out there may be a NO, whatever it writes behind another prompt."""
+        """Return True if no report answers the test, or if a complete report lacks the answer. An
+        engine may leave out a NO."""
         whole = (each for each in self.readings if each.ended)
         return not self.answers(test) or any(test.name in each.missing for each in whole)
 
     def noes(self, report: Report) -> list[Read]:
-        """Return the first of each test that says NO; one that stands behind a short prompt says it
-        best."""
+        """Return the first NO of each test; a NO behind a short prompt comes first, as it is the
+        clearest."""
         every = [[a for a in self.answers(test) if not a.ok] for test in report.tests]
         return [answers[-1] for answers in every if answers]
 
@@ -207,7 +208,7 @@ def said_no(
 def said_no_of_given_ids(
     context: Context, report: Report, noes: Mapping[str, Read], test: Measurement
 ) -> Verdict:
-    """Return a verdict that does not blame the ids: they are the oracle's."""
+    """Return a verdict that does not blame the prompt's ids, which are the oracle's."""
     text = (
         f"acid {report.arch} {report.quant}: {test.name} NO. The ids were the oracle's, "
         f"so the tokenizer is not at fault: {GIVEN_IDS}; at fault: the engine under test"

@@ -117,13 +117,13 @@ class Decode(Suite, name="decode"):
 
 
 def own_tokens(context: Context) -> Iterator[Verdict]:
-    """Ask for tokens that are likeliest nowhere, on a model where each of them is likeliest
-    somewhere, then for prompts in turn."""
+    """Ask about tokens that are never the likeliest, on a model where each of them is likeliest
+    somewhere; then ask prompts in turn."""
     yield from until_wrong(lambda: context.asked_on_made_models("decode"), lambda: texts(context))
 
 
 def texts(context: Context) -> Iterator[Verdict]:
-    """Yield prompts in turn, and what is written behind one."""
+    """Yield the verdicts on prompts in turn, and on the text behind one prompt."""
     known: list[Verdict] = []
     if context.facts.is_small and context.facts.decoder_start is None:
         context.progress("prompts in turn")
@@ -143,7 +143,7 @@ def texts(context: Context) -> Iterator[Verdict]:
 
 
 def whole_text(context: Context) -> Iterator[Verdict]:
-    """Compare the whole greedy text of a large model that no other stands for."""
+    """Compare the whole greedy text of a large model that no smaller model can stand for."""
     prompt = Decode().prompt(context)
     context.progress(f"generating {context.n_steps} tokens")
     free, subject = context.ask_both("greedy", prompt, context.n_steps)
@@ -152,13 +152,13 @@ def whole_text(context: Context) -> Iterator[Verdict]:
 
 
 def own_answers(context: Context) -> Iterator[Verdict]:
-    """Close calls come last:
-    who never chooses a token, or keeps another prompt's, is wrong there too."""
+    """Yield the verdicts on an engine's own choices, close calls last: they also show engines that
+    never choose a token, or keep another prompt's."""
     yield from until_wrong(lambda: own_tokens(context), lambda: own_choices(context))
 
 
 def until_wrong(*questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict]:
-    """Ask one after the other, as long as nothing differs."""
+    """Ask the questions in order until something differs."""
     wrong = False
     for question in questions:
         for verdict in () if wrong else question():  # an engine may die behind what it says
@@ -167,15 +167,16 @@ def until_wrong(*questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
 
 
 def own_choices(context: Context) -> Iterator[Verdict]:
-    """Ask every engine: one whose logits are right may choose by others, which are rounded, sorted,
-    or not all of them. It chooses alike in models of any size, so a large one is not asked."""
+    """Check how the engine chooses. An engine with right logits may choose from others: rounded,
+    sorted, or not all. The choice does not depend on the model's size, so large models are not
+    asked."""
     if context.facts.is_small:
         yield from close_calls(context)
 
 
 def of_the_whole(context: Context) -> int:
-    """Return how many tokens the model itself generates. A large one generates as many as read some
-    bytes, if its first layer may be asked for all of them."""
+    """Return how many tokens the whole model generates. A large model generates as many as a budget
+    of read bytes allows, if its first layer can be asked for all of them."""
     n, encodes = context.n_steps, context.facts.decoder_start is not None
     if n > STEPS or encodes or PROMPTS not in context.on_made_models:
         return n
@@ -183,15 +184,15 @@ def of_the_whole(context: Context) -> int:
 
 
 def seeded_behind(context: Context, prompt: int, n: int) -> list[int]:
-    """Return ids that follow n generated ones in place of the others, so that each layer meets
-    batches of all sizes, and as many cells. prompt: its length."""
+    """Return ids that replace the n generated ones, so that each layer meets batches of all sizes
+    and as many cells. prompt: its length."""
     left = min(context.n_steps - n, n_cells(context) - n - prompt)
     return many_ids(context, left) if left > 0 else []
 
 
 def fewer_reads(context: Context, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """A large model has read itself for every token when it generated them; the same tokens with
-    fewer reads, the prompt and some of them in batches of their own."""
+    """Return batches with fewer reads of the weights: the same tokens, with the prompt and some
+    tokens in batches of their own. Generating read all weights for each token."""
     if context.facts.is_small:
         return batches
     n = len(batches) - sum(len(batch) == 1 for batch in batches) + ALONE
@@ -241,8 +242,8 @@ def greedy_alone(
     oracle: Sequence[int],
     subject: Sequence[int],
 ) -> Iterator[Verdict]:
-    """Compare an engine that has nothing but greedy tokens. Behind a tie it goes on in the oracle's
-    text, so that what comes later is compared as well."""
+    """Compare an engine that offers only greedy tokens. After a tie the oracle's text is the
+    prompt, so that later tokens are compared too."""
     logits = oracles_logits(context, batches)
     if logits is None:
         yield context.verdict("decode", "not-compared", WRONG_ORACLE)
@@ -322,7 +323,7 @@ def judge_tokens(
 
 
 def choices(oracle: Sequence[int], subjects: F32) -> dict[str, Any]:
-    """Return token by token in the oracle's text: how many the subject would choose too, and the
+    """Compare the choices token by token in the oracle's text. Return how many agree, and the
     others as (step, the oracle's, the subject's)."""
     own = subjects.argmax(axis=1).tolist()
     other = [(step, a, b) for step, (a, b) in enumerate(zip(oracle, own, strict=True)) if a != b]

@@ -37,7 +37,8 @@ class Dequant(Suite, name="dequant"):
         return "" if facts.n_tensors else "the file holds no tensors"
 
     def run(self, context: Context) -> Iterator[Verdict]:
-        """Every tensor that the oracle's file holds, whatever the engines say that it holds."""
+        """Yield verdicts on every tensor of the oracle's file, whatever tensors the engines
+        list."""
         pair = FilePair.of(context)
         agreed: dict[str, list[int]] = {}
         names: dict[str, list[str]] = {}  # of their tensors
@@ -106,14 +107,15 @@ class Side:
         )
 
     def lacks(self, name: str) -> str:
-        """Return why its tensor cannot be decoded as the file has it; "" if it can."""
+        """Return why the tensor cannot be decoded as stored; "" if it can."""
         if name not in self.listed:
             return f"{self.session.name} does not list this tensor"
         said, held = form(self.listed[name]), form(self.held[name])
         return "" if said == held else f"{self.session.name} lists {said}, the file holds {held}"
 
     def blocks(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
-        """A run of whole blocks, read from the file where the engine itself says that it lies."""
+        """Return a run of whole blocks, read from where the engine says that it lies in the
+        file."""
         tensor = self.listed[name]
         kind = type_by_name(tensor.type)
         at, end = (weight // kind.block * kind.bytes for weight in (start, stop))
@@ -126,8 +128,8 @@ class Side:
         return values
 
     def block_of(self, name: str, at: int, first: int, values: Any) -> dict[str, Any]:
-        """Return the bytes of the block that a weight is of, and what the engine makes of them.
-        values: of all weights from `first` on."""
+        """Return the bytes of the weight's block, and the engine's decoded values. values: of all
+        weights from `first` on."""
         kind = type_by_name(self.listed[name].type)
         start = at // kind.block * kind.block
         raw = self.blocks(name, start, start + kind.block)
@@ -137,10 +139,8 @@ class Side:
 
 
 def read_by(context: Context, session: Session) -> FileSummary | None:
-    """Return how the engine reads the file; None if it does not show that.
-
-    Such an engine gets the tensors that our own reader found.
-    """
+    """Return what the engine reads from the file; None if it does not show that. Such an engine
+    gets the tensors that our own reader found."""
     outcome = session.ask("metadata")
     if isinstance(outcome, Unanswerable) and outcome.declared:
         return None
@@ -158,7 +158,7 @@ def held_by(path: Path) -> dict[Path, FileSummary]:
 
 
 def kinds(expected: TensorSummary, actual: TensorSummary) -> str:
-    """Return the type; both where the files differ in it, as those of a model and its F32 twin
+    """Return the tensor's type, or both types if the files differ, as a model and its F32 twin
     do."""
     return expected.type if expected.type == actual.type else f"{expected.type} as {actual.type}"
 
@@ -202,8 +202,7 @@ class FilePair:
             return verdict("dequant", error.status, text, error.detail | detail, key)
 
     def why_not(self, tensor: TensorSummary) -> tuple[str, str]:
-        """Return why a tensor of the oracle's file is not compared: a word and a sentence, or ""
-        twice."""
+        """Return a kind and a sentence that say why a tensor is not compared, or "" twice."""
         other = self.subject.held.get(tensor.name)
         if other is None:
             return "absent", "the other file has no such tensor"

@@ -48,7 +48,7 @@ class Embeddings(Suite, name="embeddings"):
 
 
 def further_run(own: Context) -> Run:
-    """Return a run of an odd number of tokens, then of two more sequences in one batch."""
+    """Return a run with an odd number of tokens, then two more sequences in one batch."""
     ids = many_ids(own, min(PROMPT, n_cells(own)))
     beside = Batch.of([*ids[-5:], *ids[-4:-1]])  # other first tokens: some models pool these
     beside.seq_ids[:], beside.positions[:] = [1] * 5 + [2] * 3, [*range(5), *range(3)]
@@ -73,12 +73,9 @@ def further(own: Context) -> Iterator[Verdict]:
 
 
 def with_length(verdict: Verdict, expected: Evaluation, actual: Evaluation) -> Verdict:
-    """Add a note to rows that equal the oracle's but for their length, which many engines and
-    servers give.
-
-    Where numbers of a row are off by so much, the row is by the root of how many they are times
-    that, and divided by its length twice that share of it (once for the row, once for the length).
-    """
+    """Add a note to rows that are the oracle's with another length, which many engines and servers
+    give. A row whose numbers are off by e is off by e * sqrt(width) in all, and its normalised form
+    by twice that share of its length: once for the row, once for the length."""
     if verdict.status != "diverged" or verdict.detail.get("kind") != "value":
         return verdict
     truth, got = np.concatenate(expected.logits), np.concatenate(actual.logits)

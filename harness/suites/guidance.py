@@ -72,7 +72,7 @@ class GuidedRun:
 
     @cached_property
     def noise(self) -> tuple[float, float]:
-        """Return how far logits of either run may be off: twice the noise of honest runs."""
+        """Return the limit for logits of either run: twice the noise of honest runs."""
         found = (
             2 * self.context.noise_on(batches) * float(np.abs(logits).max(initial=0.0))
             for batches, logits in zip((self.prompt, self.negative), self.oracle, strict=True)

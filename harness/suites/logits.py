@@ -45,8 +45,8 @@ LATER_LAYERS = "longer runs of its later layers"
 
 @dataclass(kw_only=True)
 class FurtherAnswers:
-    """The answers to runs besides the usual one: those that agree, those without an answer and why,
-    and verdicts on the wrong ones."""
+    """The answers to runs besides the usual one: runs that agree, reasons for runs without an
+    answer, and verdicts on wrong runs."""
 
     same: list[str] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Logits(Suite, name="logits"):
 def asked_more(
     context: Context, request: Request, first: Evaluation, verdict: Verdict, again: Outcome
 ) -> FurtherAnswers:
-    """Otherwise, then more; again: what the same once more was answered."""
+    """Ask the usual run again, then further runs. again: the answer to the second time."""
     agrees = verdict.status == "agreed"
     fewer = on_fewer_layers(context) if agrees else []
     further = of_all_layers(context) if fewer else further_runs(context)
@@ -132,7 +132,8 @@ def asked_more(
 
 
 def ask_several_threads(context: Context, found: FurtherAnswers) -> None:
-    """Ask an engine that is right with one thread for several, as blackbox.several_threads does."""
+    """Ask an engine that is right with one thread to use several, as blackbox.several_threads
+    does."""
     for verdict in context.asked_on_made_models("logits"):
         if verdict.status == "agreed":
             found.same.append(verdict.detail["asked"])
@@ -195,7 +196,8 @@ def run_all(
 
 
 def outcomes_of(context: Context, run: Run) -> tuple[Outcome | None, Outcome]:
-    """Return the oracle's and the subject's; no oracle where the subject is held against itself."""
+    """Return the outcomes of the oracle and the subject; without the oracle if the subject is held
+    against itself."""
     if run.same:
         context.progress(f"the subject's logits {run.words}")
         return None, context.subject.ask("evaluate", run.request)
@@ -210,7 +212,7 @@ def compare_further(
     actual: Evaluation,
     earlier: Mapping[str, Evaluation],
 ) -> Verdict | str:
-    """Return the words of a run that agrees, or else the verdict, with its place."""
+    """Return the run's words if it agrees, else the verdict with its place."""
     found = further_verdict(context, run, expected, actual)
     found = with_one_batch(context, run.batches, found, expected, actual, usual=run.usual)
     if found.status == "agreed":
@@ -247,8 +249,8 @@ def left_out(run: Run, oracle: Outcome | None, subject: Outcome) -> LeftOut | No
 
 
 def further_verdict(context: Context, run: Run, oracle: Evaluation, subject: Evaluation) -> Verdict:
-    """Compare a further run. An honest run is left out if the engines agree on what is known, as it
-    would cost as much as both."""
+    """Compare a further run. The honest run is skipped while the engines agree on what is known, as
+    it costs as much as both."""
     truth = np.concatenate(oracle.logits)
     if not run.known or part(context, truth, subject):
         truth = np.concatenate(context.honest.floor(run.batches, seed=context.seed, runs=0).logits)
@@ -256,7 +258,7 @@ def further_verdict(context: Context, run: Run, oracle: Evaluation, subject: Eva
 
 
 def with_place(run: Run, verdict: Verdict) -> Verdict:
-    """Add what was asked, and the place as (batch, token of it)."""
+    """Add the question and the place, as (batch, token of the batch)."""
     detail = {**verdict.detail, "asked": run.words}
     if "index" in detail:
         asked = [np.flatnonzero(batch.outputs) for batch in run.batches]

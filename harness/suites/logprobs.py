@@ -134,7 +134,7 @@ def by_ids(context: Context) -> AskedPrefixes:
 
 
 def by_text(context: Context) -> AskedPrefixes:
-    """Beginnings of a text whose ids are the beginnings of its ids."""
+    """Return prefixes of a text whose ids are prefixes of the text's ids."""
     if not context.facts.has_vocabulary:
         why = f"{context.subject.name} takes only texts, and the file has no vocabulary"
         raise NoAnswer("not-applicable", why, {})
@@ -161,9 +161,9 @@ def by_text(context: Context) -> AskedPrefixes:
 
 
 def behind_one_alike(context: Context, asked: AskedPrefixes, k: int) -> tuple[str, list[Verdict]]:
-    """A prompt is asked for, and then the same with its middle changed. Who keeps keys and values
-    of the first must see how far the second is the same: none of the other questions asks for that,
-    as each is a beginning of the next, or begins otherwise."""
+    """Ask a prompt, then the same prompt with another middle. An engine that keeps keys and values
+    must see how much of both is the same. No other question asks that: each is a prefix of the
+    next, or begins otherwise."""
     usual = [p for p in asked.prefixes if isinstance(p, bytes) or len(p) <= context.n_tokens]
     if not usual or (other := with_another_middle(context, usual[-1])) is None:
         return "", []
@@ -268,7 +268,7 @@ def compare_lists(
 
 
 def told_by_lists(context: Context, logits: F32, text: str, detail: dict[str, Any]) -> Verdict:
-    """Return an agreement, unless one list behind every prefix would agree as well."""
+    """Return the agreement, unless a constant list would agree as well."""
     behind = np.nan_to_num(logits - logits.max(axis=1, keepdims=True), neginf=-LARGEST)
     # a distance is of two logits, each of which may be off by what is allowed
     allowed = 2 * detail["allowed_relative"] * largest(logits)
@@ -278,7 +278,8 @@ def told_by_lists(context: Context, logits: F32, text: str, detail: dict[str, An
 
 
 def lengths(ends: Sequence[int], row: int) -> str:
-    """Describe the length of a prefix. It tells what is cut, and where a window or a batch ends."""
+    """Describe the length of a prefix, which shows what is cut, and where a window or a batch
+    ends."""
     before = f"; those of {ends[0]} to {ends[row - 1]} agree" if row > 1 else ""
     before = f"; that of {ends[0]} agrees" if row == 1 else before
     return f"of {ends[row]} token{'s' * (ends[row] != 1)}{before}"

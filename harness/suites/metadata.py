@@ -61,7 +61,7 @@ class Metadata(Suite, name="metadata"):
         reading.expected = oracle
 
     def finish(self, context: Context) -> Iterator[Verdict]:
-        """gguf-py reads a vocabulary of 262,144 tokens for many seconds."""
+        """Wait for gguf-py, which reads a vocabulary of 262,144 tokens for many seconds."""
         if self.name not in context.begun:
             return  # nobody could begin, and that has been said
         with closing(context.begun.pop(self.name)) as reading:
@@ -151,9 +151,8 @@ def known_differences(reader: str) -> dict[str, str]:
 
 
 def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]:
-    """Return each as what (a short kind), where, text (a sentence), both values as text, and its
-    kind in the words of harness/known, if it has one there. What the other does not show is left
-    out."""
+    """Yield each difference: its kind, its place, a sentence, both values as text, and its kind in
+    harness/known, if it has one. Values that the other engine does not show are left out."""
     found = fields(("version", "alignment"), oracle, other)
     for key in {**oracle.metadata, **other.metadata}:
         if not same_key(key, oracle, other):
@@ -178,8 +177,8 @@ def differences(oracle: FileSummary, other: FileSummary) -> list[dict[str, Any]]
 
 
 def rows_apart(one: TensorSummary | None, another: TensorSummary | None) -> tuple[Any, Any]:
-    """Return the columns in which two rows of the table differ, so that nobody must search for
-    them; the whole row if it is alone."""
+    """Return the columns in which two rows of the table differ, or the whole row if it has no
+    partner."""
     a, b = (asdict(row) if row else {} for row in (one, another))
     if not a or not b:
         return a or ABSENT, b or ABSENT
@@ -196,7 +195,7 @@ def values_of(key: str, oracle: FileSummary, other: FileSummary) -> tuple[Any, A
 
 
 def same_key(key: str, oracle: FileSummary, other: FileSummary) -> bool:
-    """Types are compared where the other shows any."""
+    """Return True for the same key and value. Types count if the other engine shows types."""
     a, b = values_of(key, oracle, other)
     return same(a[1:], b[1:]) if values_alone(a, b, other) else same(a, b)
 
@@ -206,23 +205,21 @@ def values_alone(a: Any, b: Any, other: FileSummary) -> bool:
 
 
 def readable(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
-    """Return what the oracle reads, with the other's texts where the oracle's are no UTF-8: many
-    languages have no such texts."""
+    """Return the oracle's values, with the other engine's texts where the oracle's are no UTF-8,
+    which many languages cannot hold."""
     return with_theirs(oracle, other, lambda text, said: holds_bytes(text) and type(said) is str)
 
 
 def as_far_as_a_nul(oracle: FileSummary, other: FileSummary) -> tuple[FileSummary, int]:
-    """Return what the oracle reads, with the other's texts where they are the same up to a NUL.
-    gguf_get_val_str and gguf_get_arr_str show no text behind one; a text of GGUF is its length and
-    bytes."""
+    """Return the oracle's values, with the other engine's texts where both agree up to a NUL.
+    gguf_get_val_str and gguf_get_arr_str end there; a GGUF text is its length and bytes."""
     return with_theirs(oracle, other, ends_at_a_nul)
 
 
 def with_theirs(
     oracle: FileSummary, other: FileSummary, is_one: Callable[[Any, Any], bool]
 ) -> tuple[FileSummary, int]:
-    """Return what the oracle reads, with the other's texts in such places, and the number of
-    places."""
+    """Return the oracle's values with the other engine's texts in such places, and their number."""
     keys, n = {}, 0
     for key, (kind, value) in oracle.metadata.items():
         theirs = other.metadata.get(key, ABSENT)[1]
@@ -245,7 +242,8 @@ def ends_at_a_nul(text: Any, whole: Any) -> bool:
 
 
 def with_infinities_as_texts(value: Any) -> Any:
-    """Infinities as the texts that they are in JSON: without a type nobody knows which is meant."""
+    """Replace infinities by the texts that stand for them in JSON: without a type they cannot be
+    told apart."""
     if type(value) is list:
         return [*map(with_infinities_as_texts, value)]
     return str(value) if value in (inf, -inf) else value

@@ -96,8 +96,8 @@ def rest(context: Context, found: Findings) -> Verdict:
 
 
 def visible_in_some_batch(fine: Sequence[SiteFinding]) -> list[float]:
-    """Return the smallest error of a scale that shows, for each product. An error of a weight is in
-    all batches, and a token alone leaves fewer numbers."""
+    """Return the smallest visible scale error of each product. A wrong weight is in all batches,
+    and a batch of one token has fewer roundings."""
     best: dict[Site, float] = {}
     for f in fine:
         product = replace(f.site, step=0)

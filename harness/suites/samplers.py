@@ -140,7 +140,7 @@ class SamplerRun:
             yield from grammar_cases(seed, limits)
 
     def find_open_grammars(self) -> Iterator[Verdict]:
-        """Ask for grammars that are none; an answer that forbids nothing is wrong."""
+        """Ask for invalid grammars; an answer that forbids nothing is wrong."""
         assert self.words is not None
         subject, mistakes = self.context.subject, []
         for mistake, request in bad_grammars(len(self.words.pieces)).items():
@@ -217,7 +217,7 @@ class SamplerRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Wronged:
-    """A finding with the question and the answer that show it."""
+    """A finding, with the question and the answer that show it."""
 
     case: SampleCase
     finding: StageFinding
@@ -225,7 +225,8 @@ class Wronged:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """The smallest is told: few candidates, few stages, an early row."""
+        """Order findings by size: few candidates, few stages, an early row. The smallest is
+        told."""
         request = self.case.request
         return request.logits.shape[1], len(request.chain), self.finding.row
 

@@ -31,7 +31,7 @@ SAVING, LOADING = "saving", "loading"  # what changes the logits, in detail["ste
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRun:
-    """Batches before a file is written, and behind it. sequence: None if all are saved."""
+    """The batches before and behind a save. sequence: None if all sequences are saved."""
 
     words: str
     batches: tuple[Batch, ...]
@@ -61,8 +61,8 @@ class SavedSessions(Suite, name=NAME):
 
 
 def saved_runs(context: Context) -> list[SavedRun]:
-    """Return a run of one sequence saved alone, one of two saved together, and a shorter one, which
-    gets the name of the file before it."""
+    """Return runs with one sequence saved alone, one of two saved together, and a shorter one that
+    overwrites the first file."""
     ids = context.tokens
     n = context.n_tokens
     prompt, after = Batch.of(ids[:n]), tuple(step_at(ids, n + i, n + i) for i in range(2))
@@ -129,7 +129,7 @@ def evaluation_tail(found: Evaluation, n: int) -> tuple[F32, ...]:
 
 
 def as_rows(logits: Sequence[F32]) -> F32:
-    """(outputs, vocabulary) of all batches."""
+    """Return the rows of all batches: (outputs, vocabulary)."""
     return np.concatenate(logits)
 
 
@@ -142,7 +142,7 @@ def compare_rows(
     actual: F32,
     step: str,
 ) -> Verdict:
-    """Compare bits first. Who is off is asked once more, and then held to the noise."""
+    """Compare the bits. An engine that differs is asked again, and then held to the noise."""
     detail: dict[str, Any] = {"step": step, "asked": run.words, "sequence": run.sequence}
     words = f"{session.name}: {run.words}"
     if np.array_equal(expected.view(np.uint32), actual.view(np.uint32)):

@@ -115,8 +115,8 @@ def at_once(found: Container[str], context: Context) -> Iterator[Verdict]:
 
 
 def behind_others(context: Context) -> Iterator[Verdict]:
-    """Return the prompts behind others: those that agree in one, and those that end early, as far
-    as the model allows."""
+    """Return other prompts for engines whose text agrees behind one prompt or ends early, as far as
+    the model allows."""
     same, early = 0, []
     room = n_cells(context) - N_OTHERS - 2  # a token is a byte at least, but for BOS and a space
     alike = [ALIKE] if room > len(BEFORE) else []
@@ -167,7 +167,7 @@ def reason(context: Context, prompt: bytes) -> str:
 
 
 def kept_too_long(context: Context) -> str:
-    """Return a clause where the text is right behind a prompt that begins otherwise."""
+    """Return a clause if the text is right behind a prompt with another beginning."""
     try:
         context.ask(context.subject, "generate", OTHERS[0], 1)
         again = list(behind(context, ALIKE, min(N_OTHERS, context.n_steps)))
@@ -257,7 +257,7 @@ def may_begin_with(said: bytes, pieces: "Pieces", run: F32, allowed: NDArray[np.
 
 
 class NothingToAsk(NoAnswer):
-    """The model has nothing to compare behind a prompt."""
+    """Raised when the model leaves nothing to compare behind a prompt."""
 
     def __init__(self, why: str) -> None:
         super().__init__("not-compared", why, {})

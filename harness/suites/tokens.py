@@ -136,7 +136,7 @@ class Way:
         return ("tokens", self.name, *more)
 
     def ask(self, question: str, items: Sequence[Any]) -> tuple[list[Row], Mapping[int, NoAnswer]]:
-        """Return rows in order, and why the other items have no answer."""
+        """Return the rows in order, and why the other items have no answer."""
 
         def both(some: Sequence[Any]) -> list[tuple[Any, Any]]:
             answers = self.context.ask_both(question, some, **self.flags)
@@ -163,10 +163,9 @@ class Way:
             yield self.context.verdict("tokens", error.status, text, detail, key)
 
     def read_strictly(self, rows: Sequence[Row]) -> list[bytes]:
-        """Return texts that the subject reads with U+FFFD where bytes are no characters, as
-        llama.cpp does itself under some kinds of vocabulary (BPE, but not those with tokens of
-        bytes). It decodes overlong forms and surrogates all the same, which Unicode forbids: nobody
-        has to follow."""
+        """Return texts that the subject reads with U+FFFD for invalid bytes, as llama.cpp does
+        under some vocabularies (BPE without byte tokens). llama.cpp accepts overlong forms and
+        surrogates, which Unicode forbids; no engine has to follow."""
         forms = {row[0]: sorted(shown_as(row[0])) for row in rows if differs(row)}
         forms = {text: shown for text, shown in forms.items() if not is_utf8(text)}
         if not forms:
@@ -245,7 +244,7 @@ def encode_texts(
 
 
 def encode_beyond(way: Way) -> Iterator[Verdict]:
-    """Yield a text that ends the process of llama.cpp under most kinds of vocabulary."""
+    """Yield a text that ends llama.cpp's process under most kinds of vocabulary."""
     context = way.context
     outcome = context.oracle.ask("tokenize", [BEYOND], **way.flags)
     if isinstance(outcome, Answered):
@@ -280,8 +279,8 @@ def ask_ways(
     flags: Sequence[dict[str, bool]],
     question: Callable[[Way], Iterator[Verdict]],
 ) -> Iterator[Verdict]:
-    """Flags that an engine does not have cost what is asked with them alone; if it has none of
-    them, it does not have the question."""
+    """Ask with each set of flags. Flags that an engine lacks cost only their own answers; an engine
+    without any of them lacks the question."""
     found: list[Verdict] = []
     missing: list[NoAnswer] = []
     for each in flags:
@@ -312,7 +311,8 @@ def made_texts(context: Context) -> tuple[list[bytes], list[list[int]]]:
 
 
 def may_be_asked(context: Context, text: bytes) -> bool:
-    """Many languages have no texts but those of UTF-8."""
+    """Return True if the engine may be asked for the text: many languages have only texts of
+    UTF-8."""
     return not context.subject_info.utf8_only or is_utf8(text)
 
 

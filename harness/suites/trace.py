@@ -55,7 +55,7 @@ class TraceSuite(TensorSuite, name="trace"):
 
 
 def in_design(name: str, findings: Sequence[SiteFinding]) -> str:
-    """Return what is said of ops that a known design other than llama.cpp's gives."""
+    """Return the words for ops that agree with a known design other than llama.cpp's."""
     sees = max(finding.sees for finding in findings)
     return f"{len(findings)} have {name}; a scale that is off by {sees:.1e} still shows there"
 
@@ -79,7 +79,7 @@ def unused_patterns(context: Context) -> Iterator[Verdict]:
 
 
 def by_node(found: Findings) -> dict[str, Any]:
-    """Return every op that was judged, those that are wrong as well."""
+    """Return every judged op, also the wrong ones."""
     order: Counter[int] = Counter()
     rows = []
     for f in found.all:

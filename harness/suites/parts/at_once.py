@@ -30,7 +30,7 @@ ROUNDS = 3  # which of them meet is a matter of microseconds
 
 @dataclass(frozen=True, kw_only=True)
 class TextByItself:
-    """The text of n tokens behind a prompt, when nothing else is asked."""
+    """A text of n tokens behind a prompt that was asked alone."""
 
     prompt: bytes
     n: int
@@ -61,9 +61,9 @@ def asked_at_once(judge: Judge, context: Context) -> Iterator[Verdict]:
 
 
 def asked_alone(context: Context) -> Iterator[TextByItself]:
-    """More than the four that many servers take at a time, so that some wait and come into a place
-    that others leave; two that begin alike, of which a server may keep the beginning once; and of
-    several lengths, since how much is asked for is kept for each as well."""
+    """Ask each prompt alone. There are more than the four that many servers take at a time, so that
+    some wait and reuse a slot. Two begin alike, because a server may keep a prefix once. Their
+    lengths differ, because servers keep those too."""
     room = n_cells(context) - N_OTHERS - 2
     for number, prompt in enumerate((*OTHERS, BEFORE, ALIKE)):
         n = max(1, min(N_OTHERS, context.n_steps) - 2 * (number % 2))
@@ -73,8 +73,8 @@ def asked_alone(context: Context) -> Iterator[TextByItself]:
 
 
 def still_there(context: Context, outcomes: Sequence[Outcome], one: TextByItself) -> None:
-    """One at a time is what many servers take, if they live on and refuse the others by a sentence
-    or a status. Raises NoAnswer."""
+    """Check that the server still answers. A server may serve one request at a time if it refuses
+    the others by a sentence or a status. Raises NoAnswer."""
     for outcome in outcomes:
         if isinstance(outcome, Crashed | TimedOut | Malformed):
             context.answer(context.subject, "generate several times at once", outcome)

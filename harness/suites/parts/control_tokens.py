@@ -122,15 +122,14 @@ def control_token(context: Context, first: int, *, may_refuse: bool = False) -> 
 
 
 def shows_logits_behind(context: Context, ids: list[int]) -> bool:
-    """Return True if the engine shows logits behind these ids: then it has room for so many."""
+    """Return True if the engine shows logits behind these ids, and so has room for that many."""
     request = Request(batches=(Batch.for_next(ids),))
     return isinstance(context.subject.ask("evaluate", request), Answered)
 
 
 def lengths_asked(context: Context, first: int) -> list[int]:
-    """Return the lengths of the beginnings whose next token is looked at. All are, or for a large
-    vocabulary as many as there is room for logits. Those are some from each length on that is asked
-    for, and short ones."""
+    """Return the lengths of the prefixes whose next token is looked at: all, or for a large
+    vocabulary as many as fit in memory, spread over each asked length and short ones."""
     n, room = n_cells(context) - 1, ROWS // max(1, context.facts.n_vocab)
     if n <= room:
         return [*range(1, n + 1)]
@@ -148,8 +147,8 @@ def another(
     *,
     is_control: bool,
 ) -> Verdict:
-    """Return the verdict on a token that was chosen in the place of the likeliest. batches: up to
-    it, with the outputs that the oracle's logits belong to; asked: the one of the two reasons."""
+    """Return the verdict on a token chosen instead of the likeliest. batches: up to it, with the
+    outputs of the oracle's logits; asked: one of the two reasons."""
     row, n = logits[-1], len(batches[-1])
     what = "control token" if is_control else "token"
     # experts may be nearly alike: this run has noise of its own
@@ -172,7 +171,7 @@ def ids_of_control(context: Context) -> Ids:
 
 
 def firsts_of(logits: F32, wanted: Ids, allowed: float) -> list[int]:
-    """Return the first place of each wanted token where it is the largest by more than
+    """Return for each wanted token the first place where it is the largest by more than
     `allowed`."""
     best = logits.argmax(axis=1)
     clear = clear_places(logits, allowed)

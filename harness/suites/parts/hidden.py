@@ -25,8 +25,8 @@ HIDDEN = (
 
 
 def hidden_tokens(expected: F32, allowed: float) -> int:
-    """Return the number of tokens whose logits are all below the allowed error, as one logit is so
-    much larger. Zeros in every row do not count. expected: (outputs, vocabulary)."""
+    """Return the number of tokens whose logits are all below the allowed error because one logit is
+    so much larger. All-zero rows do not count. expected: (outputs, vocabulary)."""
     with np.errstate(invalid="ignore"):
         largest = np.nan_to_num(np.abs(expected), nan=np.inf).max(axis=0, initial=0.0)
     found = int(((largest > 0) & (largest <= allowed)).sum())
@@ -45,7 +45,7 @@ def in_words(detail: Mapping[str, Any]) -> str:
 
 
 def hidden_by_the_table(context: Context) -> list[str]:
-    """Return HIDDEN for a subject that shows no tensors, on a model whose graph has such a node.
+    """Return HIDDEN for a subject without tensors, on a model whose graph has such a node.
     llama.cpp's graph of the usual run is known by now."""
     along = context.honest
     if shows_tensors(context) or not isinstance(along, AlongLlamaCpp):

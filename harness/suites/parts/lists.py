@@ -53,7 +53,7 @@ class ListScale:
 
 
 def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[int, Off] | None:
-    """Return the first list that is wrong: what follows it has its causes there."""
+    """Return the first wrong list, which may cause the wrong lists behind it."""
     for row, (each, expected) in enumerate(zip(listed, logits, strict=True)):
         if (off := off_from(each, expected, allowed)) is not None:
             return row, off
@@ -61,7 +61,7 @@ def first_off(listed: Sequence[Listed], logits: F32, allowed: float) -> tuple[in
 
 
 def find_scale(listed: Sequence[Listed], logits: F32, allowed: float) -> ListScale | None:
-    """Return what makes all values right at once: their logarithms, or one factor."""
+    """Return the scale that makes all values right: their logarithms, or one factor."""
     values = [c.value for each in listed for c in each.candidates]
     if min(values, default=0.0) > 0 and max(values) <= 1:
         logs = [change_list(each, lambda value: ln(value)) for each in listed]
@@ -84,9 +84,9 @@ def change_list(listed: Listed, change: Callable[[float], float]) -> Listed:
 
 
 def ends(context: Context, listed: Sequence[Listed], logits: F32, allowed: float) -> list[int]:
-    """Return the empty lists behind whose prefix the text ends for the oracle too: the likeliest
-    token is one that ends it, or ties with one within the noise (twice the limit of a logit).
-    Servers that stop there list nothing."""
+    """Return the empty lists behind prefixes where the oracle's text also ends: its likeliest token
+    ends the text, or ties within the noise (twice a logit's limit) with one that does. Servers that
+    stop there list nothing."""
     rows = [row for row, each in enumerate(listed) if is_empty(each)]
     try:
         tokens = sorted(context.tokenizer.vocabulary.eog) if rows else []
@@ -130,8 +130,8 @@ def alike(allowed: float, a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def is_in(whole: Sequence[Any], row: Sequence[Any], allowed: float) -> bool:
-    """Return True if each token of a row has its value in the whole one. Several tokens may have
-    one text. A token at the end of one list may have dropped out of the other."""
+    """Return True if the longer list has each value of the shorter one. Several tokens may have one
+    text, and the last token of one list may have dropped out of the other."""
     theirs = by_token(whole)
     least = min((value for _, value in whole if not isnan(value)), default=inf)
     for token, values in by_token(row).items():
@@ -147,7 +147,7 @@ def is_in(whole: Sequence[Any], row: Sequence[Any], allowed: float) -> bool:
 
 
 def by_token(row: Sequence[Any]) -> dict[Any, list[float]]:
-    """Return the values of each, from the largest on."""
+    """Return the values of each token, the largest first."""
     found: dict[Any, list[float]] = defaultdict(list)
     for token, value in sorted(row, key=lambda each: (isnan(each[1]), -each[1])):
         found[token].append(value)

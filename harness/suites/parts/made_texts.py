@@ -83,7 +83,7 @@ def special_rows(tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def ends_of(tokens: Sequence[T]) -> list[T]:
-    """Return the first two and the last two of them."""
+    """Return the first two and the last two tokens."""
     return [*tokens[:2], *tokens[2:][-2:]]
 
 
@@ -99,7 +99,7 @@ def tokens_of_kind(tokenizer: Tokenizer, kind: int) -> list[int]:
 
 
 def texts_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
-    """Return the texts of tokens, as the file has them, where they are UTF-8."""
+    """Return the texts of tokens that are UTF-8, as the file has them."""
     found = []
     for token in tokens:
         try:
@@ -110,7 +110,7 @@ def texts_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
 
 
 def together(tokens: list[str]) -> Iterator[str]:
-    """Yield texts in which each token stands once, behind a letter."""
+    """Yield texts that each hold a token once, behind a letter."""
     for start in range(0, min(len(tokens), MAX_TOGETHER), TOKENS_PER_TEXT):
         yield "".join(f"a{token}" for token in tokens[start : start + TOKENS_PER_TEXT])
 
@@ -154,8 +154,7 @@ def ordinary(tokenizer: Tokenizer) -> list[str]:
 
 
 def overlapping(pieces: Sequence[str]) -> Iterator[str]:
-    """Yield three halves of a piece that is the same text twice, which can be merged in two
-    ways."""
+    """Yield texts of three halves of a piece that is the same text twice: two merges compete."""
     known = set(pieces)
     for piece in pieces:
         half = piece[: len(piece) // 2]
@@ -164,8 +163,8 @@ def overlapping(pieces: Sequence[str]) -> Iterator[str]:
 
 
 def contracted_pieces(pieces: Sequence[str]) -> Iterator[str]:
-    """Yield pieces that begin with the end of a contraction and go on with letters: who cuts there
-    cannot merge them. In the case that they have, and in the other."""
+    """Yield pieces that begin with the end of a contraction and go on with letters, in both cases:
+    an engine that cuts there cannot merge them."""
     by_first: dict[str, list[str]] = defaultdict(list)
     for piece in pieces:
         if len(piece) > 1 and piece.isalpha():
@@ -177,14 +176,14 @@ def contracted_pieces(pieces: Sequence[str]) -> Iterator[str]:
 
 
 def glue_pieces(pieces: Sequence[str], seed: int) -> Iterator[str]:
-    """Yield pieces side by side."""
+    """Yield texts of neighbouring pieces."""
     at = integers(stream(seed, "glued texts"), OF_A_KIND * PIECES, len(pieces))
     for row in at.reshape(OF_A_KIND, PIECES):
         yield "".join(pieces[i] for i in row)
 
 
 def spread(texts: Sequence[str], seed: int, name: str) -> list[str]:
-    """Return all, or as many as are asked for, drawn from all over."""
+    """Return all items, or as many as asked for, spread over the whole list."""
     if len(texts) <= OF_A_KIND:
         return list(texts)
     drawn = integers(stream(seed, f"{name} texts"), OF_A_KIND, len(texts))

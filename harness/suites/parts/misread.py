@@ -58,8 +58,8 @@ READINGS: tuple[Callable[[str], bytes], ...] = (
 
 
 def misread_prompts(context: Context) -> list[bytes]:
-    """FOREIGN, and others for the readings of which it does not tell; none of characters for which
-    the vocabulary has no tokens: what is done without is a choice."""
+    """Yield the prompts: FOREIGN, and others for readings that it does not show. A reading with
+    characters outside of the vocabulary is left out, as engines may choose."""
     behind = Behind(context=context, pieces=Pieces.of(context))
     found = [FOREIGN.decode()] if behind.keeps(FOREIGN.decode()) else []
     usual = [before + characters for before in BEFORE for characters in CHARACTERS]
@@ -77,7 +77,7 @@ def misread_prompts(context: Context) -> list[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Behind:
-    """The tokens that the oracle chooses behind prompts."""
+    """The tokens that the oracle chooses behind each prompt."""
 
     context: Context
     pieces: Pieces
@@ -94,8 +94,8 @@ class Behind:
             return ()
 
     def tells(self, text: str, read: Callable[[str], bytes]) -> bool:
-        """Return True if an engine that reads the text so begins another text, beyond what honest
-        runs differ by."""
+        """Return True if that reading changes the text's first token by more than honest runs
+        differ."""
         if (as_read := read(text)) == text.encode():
             return False
         right, wrong = self.row(text.encode()), self.row(as_read)

@@ -79,7 +79,7 @@ def seeded_runs(context: Context) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def texts_of(context: Context, text: bytes) -> Iterator[bytes]:
-    """Yield the text with its words turned about, each of a length that is soon read."""
+    """Yield the text with its words in another order, each of a length that is read quickly."""
     words = text.split()
     for number in range(RUNS if context.facts.is_small else 1):
         first = number * len(words) // RUNS
@@ -120,7 +120,7 @@ def closest(context: Context, runs: Iterable[tuple[list[int], list[int]]]) -> li
 
 
 def margin_of(row: F32) -> float:
-    """Return how much larger the largest logit is than the next one; 0.0 if some are no numbers."""
+    """Return the margin of the largest logit over the next; 0.0 if some logits are NaN."""
     if len(row) < 2 or not np.isfinite(row).all():
         return 0.0
     second, first = np.partition(row, -2)[-2:]
@@ -134,8 +134,7 @@ def allowed_in(context: Context, row: F32) -> float:
 def said_behind(
     context: Context, close: Sequence[Beginning], question: str, given: Callable[[Beginning], Any]
 ) -> tuple[list[tuple[Beginning, Any]], LeftOut | None]:
-    """Return the subject's next token behind each beginning, and why there is none behind those
-    that are longer than what it has answered."""
+    """Return the subject's next token behind each prefix, and why longer prefixes have none."""
     answers, left = [], None
     for one in close:
         outcome = context.subject.ask(question, given(one), 1)
@@ -150,8 +149,8 @@ def said_behind(
 def said_of(
     context: Context, suite: str, n: int, same: Sequence[Beginning], ties: int
 ) -> Iterator[Verdict]:
-    """Yield the verdict on an engine without a fault. n: answers; those that are neither the same
-    nor ties are what one honest run of another design comes to."""
+    """Yield the verdict on an engine without a fault. n: answers; those that differ beyond ties are
+    explained by one honest design."""
     if not n:
         text = "no two tokens are close and still further apart than the noise of honest runs"
         yield context.verdict(suite, "not-applicable", text)
@@ -175,8 +174,8 @@ def in_words(close: Sequence[Beginning]) -> str:
 
 
 def next_tokens(context: Context) -> Iterator[Verdict]:
-    """Yield the next token behind each beginning of the seeded tokens, of an engine that has no
-    list of candidates either: a greedy text alone stays on its way with a good deal wrong."""
+    """Yield verdicts on the next token behind each prefix of seeded tokens, for an engine without
+    lists. A greedy text alone stays right despite large errors."""
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
     ids = context.tokens[: min(context.n_tokens, MOST_BEGINNINGS)]
@@ -224,15 +223,16 @@ def next_tokens(context: Context) -> Iterator[Verdict]:
 
 
 def of_one_choice(chosen: Sequence[int]) -> str:
-    """A model whose next token is the same whatever it reads, as one of random weights with large
-    biases is: whether prompts are read at all its tokens do not show."""
+    """Return True if the model's next token is the same whatever it reads, as with random weights
+    and large biases. Its tokens do not show if prompts are read."""
     if len(chosen) < 2 or len(set(chosen)) > 1:
         return ""
     return f": always {chosen[0]}, whatever the prompt, so this shows little"
 
 
 def close_calls(context: Context) -> Iterator[Verdict]:
-    """Yield the next token where the two likeliest are nearly alike, and not within the noise."""
+    """Yield verdicts on next tokens whose two largest logits are close, but not within the
+    noise."""
     if context.facts.decoder_start is not None or "logprobs" in (context.subject_info.levels or ()):
         return
     context.progress("looking for beginnings with two close next tokens")

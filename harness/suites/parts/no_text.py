@@ -22,8 +22,8 @@ FEWEST = 3
 
 
 def no_text_at_all(context: Context) -> Verdict | None:
-    """Return the verdict if it writes nothing behind any prompt, and had to behind so many that
-    honest runs begin FEWEST texts there."""
+    """Return the verdict on an engine that writes nothing behind any prompt, if honest runs begin
+    at least FEWEST texts there."""
     n, had_to = min(N_OTHERS, context.n_steps), {}
     for prompt in (context.prompt, *OTHERS):
         try:
@@ -45,9 +45,9 @@ def no_text_at_all(context: Context) -> Verdict | None:
 
 
 def must_write(context: Context, prompt: bytes) -> bytes:
-    """Return the first that honest runs write of whole characters, among their first N_OTHERS
-    tokens: up to there no other token is within the noise, and none has no text or ends a text or a
-    line, which engines may end at. Empty where there is no such."""
+    """Return the first whole characters that every honest run writes within N_OTHERS tokens; empty
+    if there are none. Up to there no other token is within the noise, and no token is textless or
+    ends a text or a line."""
     ids = prompt_ids(context, prompt)
     if not ids:
         return b""
@@ -72,6 +72,6 @@ def must_write(context: Context, prompt: bytes) -> bytes:
 
 
 def is_written(piece: bytes) -> bool:
-    """Return True if any engine shows something of the piece. Spaces may be cut off, and characters
-    that are not whole kept back."""
+    """Return True if engines show something of the piece. Spaces may be cut off, and partial
+    characters held back."""
     return any(each.isprintable() and not each.isspace() for each in piece.decode(errors="ignore"))

@@ -77,7 +77,7 @@ def by_size_or_place(
 def first_wrong(
     context: Context, batches: Sequence[Batch], expected: Evaluation, actual: Evaluation
 ) -> int:
-    """Return the first batch of which a logit is."""
+    """Return the number of the first batch with a wrong logit."""
     truth, got = np.concatenate(expected.logits), np.concatenate(actual.logits)
     allowed = whole_run(context.noise.relative, largest(truth)).allowed
     rows = wrong_rows(context, batches, truth, got, allowed + rounding(context, actual))

@@ -57,7 +57,8 @@ def whole_truth(context: Context, batches: Sequence[Batch]) -> F32:
 
 
 def in_one(context: Context, batches: Sequence[Batch]) -> tuple[Batch, ...]:
-    """Return all that is decoded in one batch, with the same outputs: weights are decoded once."""
+    """Return the tokens of all batches in one batch, with the same outputs, so that weights are
+    decoded once."""
     if context.facts.architecture in NOT_IN_ONE:
         return tuple(batches)
     encoded = [batch for batch in batches if batch.encoder]
@@ -81,7 +82,7 @@ def honest_runs(
 def designs_that_say(
     context: Context, batches: Sequence[Batch], fits: Fits, among: Sequence[int] | None = None
 ) -> Iterator[int]:
-    """Yield the numbers of the designs that come to what the subject says, as they are computed: an
+    """Yield the numbers of the designs whose runs agree with the subject, as they are computed: an
     engine has one design for all answers."""
     noise = context.noise_on(batches)
     for number, run in honest_runs(context, batches, among):
@@ -96,7 +97,7 @@ def designs_that_say(
 
 
 def is_honest(context: Context, batches: Sequence[Batch], fits: Fits) -> bool:
-    """Return whether any design comes to what the subject says."""
+    """Return True if some design agrees with the subject."""
     return any(True for _ in designs_that_say(context, batches, fits))
 
 
@@ -112,8 +113,8 @@ def nearly_chosen(
 def other_choice(
     row: F32, actual: int, allowed: float, what: str = "token "
 ) -> tuple[str, dict[str, Any]]:
-    """Return the words and the detail of a token chosen in the place of the likeliest. what: the
-    kind of that one, with a space behind it."""
+    """Return the words and the detail for a token chosen instead of the likeliest. what: the
+    likeliest token's kind, followed by a space."""
     wanted = int(row.argmax())
     margin = float(row[wanted]) - float(row[actual])
     text = f"the engine chooses token {actual}. The oracle's {what}{wanted} has a logit higher by "

@@ -76,8 +76,8 @@ def repaired_tokens(vocabulary: Vocabulary) -> list[int]:
 
 
 def named_among(context: Context, wrong: Iterable[tuple[Any, Sequence[Any], Sequence[Any]]]) -> str:
-    """Return a clause for a verdict where each difference has such a token on one of its sides;
-    else "". wrong: what was asked, expected and said: two of them are ids."""
+    """Return a clause if each difference has such a token on one of its sides; else "". wrong: the
+    question, and the expected and the given ids."""
     try:
         vocabulary = context.tokenizer.vocabulary
     except EngineError:

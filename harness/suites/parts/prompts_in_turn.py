@@ -42,8 +42,8 @@ class Turn:
 
     @property
     def n_tried(self) -> int:
-        """Return the number of prompts to try. More are tried if few tell: long ones, those with
-        two new tokens (where most is the last's), and those with none at the end."""
+        """Return the number of prompts to try: more if few are telling, for long prompts, for two
+        new tokens (the last matters most), and for none at the end."""
         few_new = self.n - self.begin <= 2 or self.is_between
         return MORE if self.n > LONG or few_new else TRIED
 
@@ -79,9 +79,8 @@ PLURAL = {BEGINS: "begin like the one before"}
 
 @dataclass(frozen=True, kw_only=True)
 class TellingPrompt:
-    """Prompt that tells a wrong cache hit. logits: the oracle's after it; like: what it shares with
-    the one before, in words.
-    """
+    """A prompt that shows a wrong cache hit. logits: the oracle's behind it; like: words for what
+    it shares with the prompt before."""
 
     ids: list[int]
     logits: F32
@@ -94,7 +93,8 @@ class TellingPrompt:
 
 def in_turn(outer: Context, context: Context, where: str = "") -> Iterator[Verdict]:
     """Ask prompts in turn. outer: the context of the user's model, which verdicts name; context: of
-    the model that is asked about, which may be another."""
+    the model that is asked, which may be another. Fewer than two telling prompts, or a refusal of
+    the first two, end it."""
     prompts = telling_prompts(context)
     if len(prompts) < 2 or chosen_behind(context, prompts[0].ids[:1]) is None:
         return
@@ -134,10 +134,8 @@ def the_same(asked: Sequence[TellingPrompt], ties: int) -> str:
 
 
 def chosen_behind(context: Context, ids: Sequence[int]) -> int | None:
-    """Return the token that the subject chooses after the ids; None if it refuses the prompt.
-
-    It may refuse ids that no text has, or so many ids. Raises NoAnswer if it fails.
-    """
+    """Return the token that the subject chooses behind the ids; None if it refuses them, as it may
+    if no text has them, or if they are many. Raises NoAnswer for a failure."""
     outcome = context.subject.ask("greedy", list(ids), 1)
     if isinstance(outcome, Unanswerable | Rejected):
         return None
@@ -252,9 +250,9 @@ def telling_prompts(context: Context) -> list[TellingPrompt]:
 def best_of(
     context: Context, telling: Iterator[TellingPrompt], turn: Turn, before: Sequence[TellingPrompt]
 ) -> list[TellingPrompt]:
-    """Return the first; of those that begin as the one before, the first behind which another token
-    is wanted where one more is kept than both begin with. What that engine made of the prompt
-    before is in its cache, and may make up for it here: one prompt of that kind is not enough."""
+    """Return the first prompt. Of prompts that share a beginning with the one before, take the
+    first whose token changes if one cached token too many is kept. The cache of the prompt before
+    may compensate, so one such prompt is not enough."""
     if not (turn.begin and before):
         return list(islice(telling, 1))
     several: list[TellingPrompt] = []
@@ -315,6 +313,6 @@ def tells(context: Context, one: TellingPrompt, before: Sequence[TellingPrompt])
 
 
 def logits_behind(context: Context, ids: Sequence[int], ends: Sequence[int]) -> F32 | None:
-    """(ends, vocabulary); None: the oracle does not answer."""
+    """Return the logits behind each end: (ends, vocabulary); None: the oracle does not answer."""
     outcome = context.oracle.ask("evaluate", Request(batches=batches_behind(context, ids, ends)))
     return np.concatenate(outcome.value.logits) if isinstance(outcome, Answered) else None

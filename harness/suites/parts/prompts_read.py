@@ -14,7 +14,7 @@ READ_OTHERWISE = (
 
 
 def cut_off(context: Context) -> str:
-    """Return a clause where the text is that behind the prompt without its spaces."""
+    """Return a clause if the text is the right one behind the prompt without its spaces."""
     n = min(N_OTHERS, context.n_steps)
     texts = {}
     for name, prompt in {
@@ -36,9 +36,9 @@ def cut_off(context: Context) -> str:
 
 
 def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
-    """Return a clause where the subject says that it is another number than n, as servers do beside
-    their answer: a nearer cause of a wrong text than any op. "": it says no such thing. The same
-    number says nothing: tokens may be others."""
+    """Return a clause if the subject counts another number of prompt tokens than n, as servers
+    report it: that is a nearer cause of a wrong text than any op. "": it reports none, or the same
+    number, which proves nothing."""
     said = context.subject.counted.get(prompt)
     if said is None or said == n:
         return ""
@@ -50,8 +50,8 @@ def counted_otherwise(context: Context, prompt: bytes, n: int) -> str:
 
 def said_in_full(context: Context, prompt: bytes, n: int) -> tuple[int, bytes, LeftOut | None]:
     """Return how many tokens of text the subject writes, the text, and why it writes no more. A
-    server may have a limit, or a context with no room for so many. An engine that refuses to write
-    one token refuses the prompt. Raises NoAnswer."""
+    server may have a limit or a small context. An engine that refuses to write one token refuses
+    the prompt. Raises NoAnswer."""
     first = outcome = context.subject.ask("generate", prompt, n)
     taken = n
     while isinstance(outcome, Unanswerable | Rejected) and taken > 1:

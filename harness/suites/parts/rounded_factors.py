@@ -101,14 +101,14 @@ def nearer_designs(
 
 
 def size_of(a: F32, b: F32) -> float:
-    """Return the root of the mean square of their difference."""
+    """Return the root of the mean square of the difference."""
     with np.errstate(all="ignore"):  # of numbers beyond all bounds it is none, and no limit is kept
         return float(np.sqrt(np.square(a.astype(np.float64) - b).mean()))
 
 
 def designs_for(context: Context) -> Mapping[Part, Sequence[FactorDesign]]:
-    """Return designs by the part that they are of. Activations that are converted for quantised
-    weights move logits farther than 16 bits do."""
+    """Return the designs that round this part. Converted activations of quantised weights move
+    logits farther than 16 bits do."""
     if not is_quantised(context.file):
         return DESIGNS
     return {part: [each for each in designs if each.few_bits] for part, designs in DESIGNS.items()}

@@ -155,7 +155,7 @@ def prompts_of(tokens: Sequence[int]) -> list[list[int]]:
 
 
 def repeated_share(context: Context, ids: Sequence[int]) -> float:
-    """Return how likely the oracle thinks the most frequent token of a prompt next."""
+    """Return the oracle's probability that the prompt's most frequent token comes next."""
     run = context.ask(context.oracle, "evaluate", Request(batches=(Batch.for_next(ids),)))
     return float(probabilities_of(run.logits[0][-1]).p[ids[0]])
 
@@ -191,7 +191,8 @@ def words_of(context: Context) -> TokenizerWords | None:
 
 
 def labels_for(context: Context, n: int, words: TokenizerWords | None) -> Labels:
-    """Control tokens and ends of a text are not shown by every server."""
+    """Return the labels to ask for, without control tokens and ends of text, which some servers
+    hide."""
     if words is None:
         return Labels.by_id(n, ())
     unseen: Sequence[int] = sorted({*words.ends, *ids_of_control(context).tolist()})

@@ -41,7 +41,7 @@ KEPT = 8  # neighbours: within one block of every format, so that they share a s
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SparseRun:
-    """The values of an engine's run into which such inputs were put."""
+    """The values of an engine's run with such inputs."""
 
     program: Program
     places: Mapping[Site, Place]
@@ -87,14 +87,15 @@ def sparse_run(context: Context, keep: Keep) -> SparseRun:
 
 
 def up_to_one_token(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """Return the prompt and one token behind it: engines have another kernel for a single row. In
-    `trace` a few rows may be off by two steps of an activation, and a single one always is few."""
+    """Return the prompt and one token behind it, because engines have another kernel for a
+    single row. In `trace` a few rows may be off by two activation steps, and a single row is
+    always few."""
     alone = (number for number, batch in enumerate(batches, start=1) if len(batch) == 1)
     return batches[: next(alone, 1)]
 
 
 def judge_sparse_run(context: Context, run: SparseRun) -> Findings:
-    """Asks nobody."""
+    """Judge the run without asking an engine."""
     wires, places = run.wires, run.places
     starts = {wires[places[site]].site for site in run.given}
     ends = {wire.site for wire in run.products.values() if not starts.isdisjoint(wire.inputs)}
@@ -134,7 +135,7 @@ def products_of(program: Program, wires: dict[Place, Wire]) -> dict[Place, Wire]
 def rare_inputs(
     program: Program, wires: dict[Place, Wire], places: dict[Site, Place], values: Values
 ) -> Iterator[tuple[Place, Values]]:
-    """Yield other inputs for each gate and norm that is one formula of what is shown."""
+    """Yield other inputs for each gate and norm that is a single formula of shown values."""
     by_name = {wires[places[site]].site: site for site in values if site in places}
     ops = {graph.place(node): node.op for graph in program.graphs for node in graph.nodes}
     for segment in segments_of(program, wires, {places[site] for site in by_name.values()}):
@@ -208,7 +209,7 @@ def on_sparse_inputs(program: Program, seed: int) -> Iterator[Node]:
 
 
 def product_with(graph: Graph, planned: PlannedNode) -> str:
-    """Return the weight that it multiplies float32 by; "" if it is no such product."""
+    """Return the weight that float32 is multiplied by; "" if the product is another kind."""
     if planned.op not in PRODUCTS:
         return ""
     first, second = planned.sources[:2]
@@ -269,7 +270,7 @@ def few(view: TensorView, seed: int) -> NDArray[np.float32]:
 
 
 def in_turn(view: TensorView, n_expert: int) -> NDArray[np.int32]:
-    """Experts: no token has one of them twice."""
+    """Return ids of experts in turn, so that no token has one of them twice."""
     shape = tuple(reversed(view.ne))
     rows = np.arange(np.prod(shape[:-1]))[:, None] + np.arange(shape[-1])
     found: NDArray[np.int32] = (rows % n_expert).astype(np.int32).reshape(shape)

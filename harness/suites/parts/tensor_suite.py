@@ -36,11 +36,12 @@ class TensorSuite(Suite):
         raise NotImplementedError
 
     def judge(self, context: Context, shown: Any) -> Findings:
-        """Asks nobody."""
+        """Judge the tensors without asking an engine."""
         raise NotImplementedError
 
     def locate(self, context: Context) -> Findings:
-        """Locate by both, and ask what it takes to say what is wrong. Raises NoAnswer."""
+        """Locate by nodes and by segments, and ask for what else a sentence needs. Raises
+        NoAnswer."""
         raise NotImplementedError
 
     def verdicts(self, context: Context, found: Findings) -> Iterator[Verdict]:
@@ -96,8 +97,8 @@ class TensorSuite(Suite):
 
 
 def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]:
-    """Yield verdicts on what an engine does not show at all, or shows on inputs that the other does
-    not have. They accuse nobody."""
+    """Yield verdicts on tensors that the engine does not show, or shows on inputs that the other
+    engine lacks. They accuse neither."""
     who, oracle = context.subject.name, context.oracle.name
     empty = [f.site for f in found.all if f.mismatch is None and not f.compared]
     # who gave all its tensors names of its own, or another framework's, takes them for compared
@@ -119,7 +120,7 @@ def left_out(context: Context, suite: str, found: Findings) -> Iterator[Verdict]
 
 
 def detail_of(found: Findings, finding: Any) -> dict[str, Any]:
-    """Everything that a reader needs to act, JSON-like."""
+    """Return a JSON-like detail with everything that a reader needs to act."""
     m = finding.mismatch
     return {
         "step": finding.site.step,

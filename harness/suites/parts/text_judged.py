@@ -104,7 +104,8 @@ def same(found: Reading) -> str:
 def why_not_compared(
     best: Reading, free: Sequence[int], pieces: Pieces, *, whole: bool = False
 ) -> str:
-    """Say where the subject's text ends, or is no text any more; "": it goes on, and otherwise."""
+    """Say where the subject's text ends or is no text any more; "": it continues with other
+    text."""
     of = f"of the {len(free)} tokens of the oracle's text"
     piece = pieces[free[best.end]]
     if piece.startswith(best.rest) and not whole:
@@ -115,8 +116,8 @@ def why_not_compared(
 
 
 def lacks_characters(best: Reading, free: Sequence[int], pieces: Pieces) -> bool:
-    """Return True if more of the tokens is missing than an engine that streams keeps back. That is
-    the beginning of a character; or spaces, which some take from its end."""
+    """Return True if the text lacks more than a streaming engine holds back: the beginning of a
+    character, or trailing spaces."""
     if is_replaced(best.rest, pieces[free[best.end]]):
         return False
     left = b"".join(pieces[token] for token in free[best.end :])
@@ -134,7 +135,7 @@ def is_replaced(rest: bytes, piece: bytes) -> bool:
 def first_tie(
     noise: float, logits: F32, free: Sequence[int], best: Reading, pieces: Pieces
 ) -> tuple[int, dict[str, Any]] | None:
-    """Return the first token that another honest engine may choose otherwise, and with this very
+    """Return the first token that another honest engine may choose otherwise and still write this
     text."""
     rest = b"".join(pieces[token] for token in free[: best.end]) + best.rest
     for step in range(best.end + 1):
@@ -154,7 +155,7 @@ def first_tie(
 
 
 def fits(piece: bytes, rest: bytes, pieces: Pieces) -> bool:
-    """Return True if a text may begin with that token, or end inside of it."""
+    """Return True if a text may begin with the token, or end within it."""
     if REPLACED in rest and REPLACED in piece.decode("utf-8", "replace").encode():
         return True  # nobody can tell
     if pieces.cleans:  # a space before may be gone

@@ -44,11 +44,9 @@ class Pieces:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The subject's text and the ends of the oracle's tokens, in one honest way to write both.
-
-    end: so many of the oracle's tokens fit; rest: of the subject's text behind them; drops: bytes
-    that are no characters are left out.
-    """
+    """The subject's text and the ends of the oracle's tokens, read in one honest way. end: the
+    number of the oracle's tokens that fit; rest: the subject's text behind them; drops: bytes that
+    are no characters are left out."""
 
     end: int
     rest: bytes
@@ -80,9 +78,9 @@ def readings(said: bytes, free: Sequence[int], pieces: Pieces) -> Iterator[Readi
 
 
 def ends_a_character(rest: bytes, free: Sequence[int], pieces: Pieces) -> bool:
-    """Return True if tokens end inside of a character, with no more behind them than some engines
-    write until it is whole. That is one token for each byte that may be missing. llama-cpp-python
-    counts what the last first byte asks for, whatever stands behind that."""
+    """Return True if the tokens end within a character, with no more tokens behind than some
+    engines write until it is whole: one for each missing byte. llama-cpp-python counts by the last
+    first byte, whatever follows it."""
     text = b"".join(pieces[token] for token in free)
     if not whole_characters(text).strip():
         return False  # what is behind it is behind nothing

@@ -39,18 +39,15 @@ def wrong_rows(
     got: F32,
     limit: NDArray[np.float64],
 ) -> Sequence[int]:
-    """Return rows of a subject that is wrong. Where it rounds otherwise than llama.cpp does, as
-    honest engines may, rows of its that are right differ as well: so the fewest that differ from
-    llama.cpp's, or from those of any honest run."""
+    """Return the wrong rows of a subject. Honest engines that round otherwise differ in right rows
+    too, so these are the fewest rows that differ from llama.cpp's, or from any honest run's."""
     found = (rows_that_differ(run, got, limit) for run in context.honest_runs(batches))
     return min((rows_that_differ(expected, got, limit), *filter(None, found)), key=len)
 
 
 def ids_that_differ(expected: F32, got: F32, limit: NDArray[np.float64]) -> str:
-    """Describe a range of tokens whose logits are all wrong, if no other token's are.
-
-    The cause is an offset in the head that is too large, or rows that no thread was given.
-    """
+    """Describe a range of tokens whose logits are all wrong, if no others are: a wrong offset in
+    the head, or rows that no thread computed."""
     if expected.shape != got.shape:
         return ""
     wrong = np.zeros(expected.shape[-1], bool)
@@ -94,15 +91,14 @@ def tokens_that_differ(batches: Sequence[Batch], rows: Sequence[int], all_rows: 
 
 
 def rounding(context: Context, run: Evaluation) -> NDArray[np.float64]:
-    """Return how far each of the subject's logits may be from its value before it was written
-    down."""
+    """Return the rounding error of each of the subject's stored logits."""
     kinds = {site.step: k for site, k in context.subject.stored.items() if site.name in RESULTS}
     steps = (half_step(rows, kinds.get(i, "F32")) for i, rows in enumerate(run.logits))
     return np.concatenate(list(steps)) if kinds else NOTHING
 
 
 def place_of(batches: Sequence[Batch], off: Mismatch, all_rows: int) -> str:
-    """Return the position of the worst row's token. A row is not a position if some tokens have no
+    """Return the position of the worst row's token. Rows are no positions if some tokens have no
     outputs, or if there are several sequences. all_rows: as in `tokens_that_differ`."""
     if off.kind != "value":
         return ""

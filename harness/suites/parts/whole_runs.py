@@ -57,7 +57,8 @@ def compare_runs(
     *,
     rows_differ: bool = True,
 ) -> Verdict:
-    """Return every logit of every output of the batches, (outputs, vocabulary) in all.
+    """Compare every logit of every output of the batches, (outputs, vocabulary) in all. truth: of
+    an honest run of our own, which agreeing engines must agree with too.
 
     truth: of an honest run of our own, with which engines that agree must agree as well. Nobody is
     called wrong by it alone: where there is a difference, more runs are made on these batches.
@@ -195,8 +196,8 @@ def converts_otherwise(
     logits: F32,
     rounded: NDArray[np.float64],
 ) -> bool:
-    """Return True if an engine whose activations have another format than llama.cpp's gives these
-    logits."""
+    """Return True if an engine that converts activations to another format than llama.cpp gives
+    these logits."""
     for run in context.converted_runs(batches):
         bound = whole_run(context.noise_on(batches), largest(run))
         if mismatch_between(run, logits, bound.allowed + rounded) is None:
