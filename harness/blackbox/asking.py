@@ -75,7 +75,7 @@ Make = Callable[[GgufFile], Recipe]
 
 @dataclass(frozen=True, kw_only=True)
 class SliceAnswer:
-    """The outcome of both engines on one model."""
+    """What both engines answered on one model."""
 
     status: Status
     summary: str
@@ -94,12 +94,13 @@ class SliceAnswer:
 
     @property
     def is_in_halves(self) -> bool:
-        """Return True if 16 bits explain what differs: nothing smaller is seen."""
+        """Return True if rounding to 16 bits explains the difference, so that nothing smaller can
+        be seen."""
         return COMPUTED_IN in self.extent
 
     @property
     def is_no_number(self) -> bool:
-        """Return True if an output is no finite number. A matrix of zeros does not mute such a
+        """Return True if an output is NaN or infinite. A matrix of zeros does not mute such a
         value."""
         return self.differs and not isfinite(float(self.extent.get("actual", 0.0)))
 
@@ -137,7 +138,8 @@ class SliceAsker:
     # --- models made of the user's ------------------------------------------------------------
 
     def plan_for_made(self, make: Make) -> Plan:
-        """Return the plan for what `make` makes of the oracle's file and of the subject's."""
+        """Return the plan for the models that `make` makes of the oracle's file and of the
+        subject's."""
         ours = self.folder / "oracle.gguf"
         rewrite(self.file, make(self.file), ours)
         theirs = ours
@@ -160,9 +162,8 @@ class SliceAsker:
         return lambda file: self.with_few_tokens(file, make(file))
 
     def wants_all_tokens(self, answer: SliceAnswer) -> bool:
-        """Return True if the engine gave no answer on a model with few tokens, and ask on whole
-        vocabularies from here on. The size of its vocabulary, or ids of special tokens, may stand
-        in its code."""
+        """Return True if the engine gave no answer on a model with few tokens; then ask on whole
+        vocabularies. Its code may hold the size of its vocabulary, or ids of special tokens."""
         answered = answer.status in ("agreed", "diverged")
         if self.whole_vocabulary or answered or not any(self.few.values()):
             return False
@@ -200,15 +201,14 @@ class SliceAsker:
 
     @property
     def kept(self) -> Kept | None:
-        """Return how the engine keeps made F32 models; None if none is made of another type."""
+        """Return the type in which the engine keeps made F32 models; None if all are made of F32
+        models."""
         return (lambda: self.halves) if holds_quantised(self.file) else None
 
     @cached_property
     def halves(self) -> str | None:
-        """Return F16 or BF16 if the engine cannot tell numbers of that type apart, "" if it can.
-
-        None: unknown, because it does not answer.
-        """
+        """Return F16 or BF16 if the engine cannot tell numbers apart that are the same in that
+        type; "" if it can; None if it does not answer."""
         with suppress(NoAnswer, BadInput, EngineError):
             return kept_in(self.file, self.layers_to_load, self.run_on)
         return None
@@ -233,7 +233,8 @@ class SliceAsker:
             return graph_of(session)
 
     def role(self, layer: int) -> dict[str, int]:
-        """The keys with which a model of this layer alone has it as it was. Raises Unsupported."""
+        """Return the keys with which a model of this layer alone computes it as before. Raises
+        Unsupported."""
         if architecture(self.file) in ALIKE:
             return {}
         if self.plan.oracle != LLAMA_CPP:
@@ -264,8 +265,8 @@ class SliceAsker:
 
     @cached_property
     def layers_to_load(self) -> int:
-        """Return the least number of first layers of which llama.cpp makes a model: some want a
-        layer of each kind."""
+        """Return the least number of first layers with which llama.cpp loads a model: some
+        architectures need a layer of each kind."""
         if architecture(self.file) in ALIKE or self.plan.oracle != LLAMA_CPP:
             return 1
         path, n, total = self.folder / "layers.gguf", 1, n_layers(self.file)
@@ -289,7 +290,7 @@ def holds_quantised(file: GgufFile) -> bool:
 def verdicts_of(
     opened: Opened, given: Sequence[Batch], *, whole: bool = False, kept: Kept | None = None
 ) -> list[Verdict]:
-    """Return verdicts like those of `logits_of`, or on lists or tokens, or on embeddings."""
+    """Return the verdicts on logits, as `logits_of` does, or on lists, tokens or embeddings."""
     context = replace(opened.context, given=tuple(given))
     levels = context.subject_info.levels
     if embeds(context):
@@ -347,8 +348,8 @@ def logits_of(context: Context, *, whole: bool, kept: Kept | None) -> Verdict:
 
 
 def worst_of(verdicts: Sequence[Verdict], oracle: str) -> SliceAnswer:
-    """Return the worst verdict on what was compared, if anything was. Lists that are empty where
-    the text ends are excused; they do not hide lists that agree."""
+    """Return the worst verdict on what was compared, if anything was. Lists that are empty because
+    the text ends are excused, and do not hide lists that agree."""
     order = (1, 2, 3, 0)
     some = [verdict for verdict in verdicts if verdict.status != "not-applicable"]
     if any(v.suite == "logprobs" and v.status == "agreed" for v in some):

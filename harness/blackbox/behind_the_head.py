@@ -53,8 +53,8 @@ def hidden_by(cap: float, logits: NDArray[Any]) -> int:
 def as_logits(
     scale: float, cap: float, value: NDArray[np.float64], allowed: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return what logits become of the head's output, and how far an honest engine may be from
-    them."""
+    """Return the logits that follow from the head's output, and how far an honest engine may be
+    from them."""
     if scale == 1 and not cap:
         return value, allowed
     value, allowed = value * scale, allowed * abs(scale)

@@ -175,7 +175,8 @@ def check_can_be_asked(asker: SliceAsker, engines: Sequence[EngineInfo] = ()) ->
 
 
 def of_the_whole(asker: SliceAsker, found: BlackBoxBisection, n: int) -> BlackBoxBisection:
-    """Bisect the whole model where no slice or weight differs: what it shows, and which layer."""
+    """Bisect the whole model if no slice and no weight differs: which probe shows the fault, and in
+    which layer."""
     if not found.whole.differs:
         found = replace(found, in_f32=dict(in_f32(asker)))
     differs = {what for what, answer in found.in_f32.items() if answer.differs}
@@ -214,8 +215,8 @@ def others_of(asker: SliceAsker) -> tuple[Verdict, ...]:
 
 
 def questions_besides(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
-    """Return what suites ask on made models and no bisection asks itself, by the suites' names for
-    it."""
+    """Return the questions of suites about made models that no bisection asks, by the suites'
+    names."""
     return {
         long_context.SUITE: partial(long_prompt.long_texts, plan),
         CHOICES: partial(own_token.check_own_tokens, plan),
@@ -279,7 +280,7 @@ def told_from_scale(asker: SliceAsker, eps: Part) -> Part:
 
 @dataclass(frozen=True, kw_only=True)
 class MadeToShow:
-    """The change to a layer's slice without which a fault elsewhere stays unseen."""
+    """A change to a layer's slice that makes a fault in another layer visible."""
 
     words: str
     make: Callable[..., Recipe]
@@ -306,7 +307,7 @@ def layers_made(asker: SliceAsker, n: int, made: MadeToShow) -> list[LayerRow]:
 def layer_made(
     asker: SliceAsker, n: int, layer: int, made: MadeToShow, *, place: bool = False
 ) -> LayerRow | None:
-    """Return the row of a layer of a made model; None if it has no slice, as another row says."""
+    """Return the row of a made model's layer; None if it has no slice, which another row says."""
     asker.progress(f"layer {layer} of {n}, {made.words}")
     try:
         role = None if place else role_or_place(asker, layer)

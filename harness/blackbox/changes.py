@@ -25,7 +25,7 @@ def ones(rows: F32, start: int) -> F32:
 
 
 def far_below(rows: F32, start: int) -> F32:
-    """Return a value far below every score, which F16 can hold."""
+    """Return a value far below every score that F16 can hold."""
     return np.full_like(rows, -(2.0**14))
 
 
@@ -44,9 +44,8 @@ def only_columns(first: int, last: int) -> Change:
 
 
 def reads_first(period: int = 0, *, key: int = 0) -> Change:
-    """Return a matrix whose every output is the first of its inputs times a number of its own:
-    seeded, of either sign, from a quarter to 16, with all bits of a float32. period: of how many
-    rows on the numbers are the same again; 1: all outputs are alike. key: other numbers."""
+    """Return a matrix whose every output is its first input times a seeded number of either sign,
+    from a quarter to 16, with all bits of a float32."""
 
     def change(rows: F32, start: int) -> F32:
         found, numbers = np.zeros_like(rows), start + np.arange(len(rows))
@@ -75,7 +74,7 @@ def in_rows(first: int, change: Change) -> Change:
 
 
 def zero_before(first: int) -> Change:
-    """Return rows of a matrix, or elements of a vector, which comes as one row."""
+    """Set the rows of a matrix, or the elements of a vector (one row), to zero before a place."""
 
     def change(rows: F32, start: int) -> F32:
         found = rows.copy()
@@ -89,12 +88,13 @@ def zero_before(first: int) -> Change:
 
 
 def one_hot(rows: F32, start: int) -> F32:
-    """Each row reads one input, in turn."""
+    """Return a matrix whose rows each read one input, in turn."""
     return one_of(rows.shape[1])(rows, start)
 
 
 def one_of(n: int) -> Change:
-    """Return the same of the first n inputs: whoever loses the last of a row loses none of them."""
+    """Return a matrix whose rows each read one of the first n inputs, so that an engine that loses
+    the end of a row loses none of them."""
 
     def change(rows: F32, start: int) -> F32:
         found, at = np.zeros_like(rows), np.arange(len(rows))
@@ -105,7 +105,7 @@ def one_of(n: int) -> Change:
 
 
 def dealt_out(n_rows: int) -> Change:
-    """Every input is read, in turn by each of so many rows."""
+    """Return a matrix that reads every input, in turn by each of so many rows."""
 
     def change(rows: F32, start: int) -> F32:
         n = rows.shape[1]
@@ -119,8 +119,8 @@ def dealt_out(n_rows: int) -> Change:
 
 
 def signs(size: float) -> Change:
-    """Return seeded signs, the first of each row positive, and as many negative as positive ones: a
-    norm of such a row is the row, also one that subtracts the mean."""
+    """Return seeded signs, the first of each row positive, half of them negative. A norm leaves
+    such a row as it is, even a norm that subtracts the mean."""
 
     def change(rows: F32, start: int) -> F32:
         found = [size * draw_balanced(start + i, rows.shape[1]) for i in range(len(rows))]
@@ -141,15 +141,12 @@ def constant(value: float) -> Change:
 
 
 def in_turn(values: Sequence[float]) -> Change:
-    """Return the elements of each row, which may be more or fewer."""
+    """Return the elements of each row in turn; the row may have more or fewer."""
     return lambda rows, start: np.resize(np.asarray(values, np.float32), rows.shape)
 
 
 def sparse_signs(size: float, *, centred: bool) -> Change:
-    """Return signs, with zeros among them. In each row a quarter or a sixteenth of the elements is
-    not zero. So the norm is two or four times its signs: numbers of one bit, though the norm has
-    something to do. For a norm that subtracts the mean, half of a row is zero and the other half
-    alike, which comes to signs. The first element is not zero."""
+    """Return signs with zeros among them: a quarter or a sixteenth of each row is not zero."""
 
     def row(number: int, n: int) -> F32:
         found, every = np.zeros(n, np.float32), 4 << number % 2 * 2

@@ -26,7 +26,7 @@ SPECIAL = ("_token_id", "_token_ids")
 
 @dataclass(frozen=True, kw_only=True)
 class FewTokens:
-    """A smaller vocabulary. ids: the tokens that stay; keys: the metadata of their vocabulary."""
+    """A smaller vocabulary. ids: the tokens that stay; keys: its metadata."""
 
     ids: NDArray[np.int64]
     keys: Mapping[str, Value]
@@ -95,7 +95,7 @@ def pick_rows(data: Any, ids: NDArray[np.int64]) -> Any:
 
 
 def renumber_tokens(data: Any, new: Mapping[int, int], *, one: bool) -> Any:
-    """Return the new ids; a number that is no token stays what it is."""
+    """Return the new ids; a number that is no token stays as it is."""
     if one:
         return new.get(int(data), int(data))
     return np.array([new.get(int(i), int(i)) for i in data], np.asarray(data).dtype)

@@ -109,9 +109,8 @@ def without_unread(recipe: Recipe, graph: Graph, n: int) -> Recipe:
 
 
 def telling(role: tuple[Node, ...]) -> Role:
-    """Return the nodes that could tell the number of layers, without sizes: nodes that compute
-    something for all layers at once do. A node between two layers may belong to either. What comes
-    before all layers or behind them does not count, nor do sums, which tell nothing."""
+    """Return the nodes that could depend on the number of layers, without sizes: nodes that compute
+    something for all layers at once do."""
     found = []
     for op, parameters, _, *reads in role:
         named = [(kind, name) for kind, name, _ in reads if kind != "computed"]
@@ -145,7 +144,7 @@ def enough_of(every: list[Layer]) -> int:
 
 
 def enough_types(file: GgufFile, n: int) -> int:
-    """Return the fewest in which each tensor has each of its types."""
+    """Return the fewest layers in which each tensor has each of its types."""
     first: dict[tuple[str, str], int] = {}
     for name, info in file.tensors.items():
         inside = IN_A_LAYER.fullmatch(name)

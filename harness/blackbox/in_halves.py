@@ -29,7 +29,7 @@ Kept = Callable[[], str | None]  # "F16", "BF16", "": neither, None: it cannot b
 
 @dataclass(frozen=True, kw_only=True)
 class InHalves:
-    """An explanation of an engine's errors on a model made in F32. why: a sentence for people."""
+    """An explanation of errors on a model made in F32. why: a sentence."""
 
     kind: str  # F16 or BF16
     why: str
@@ -44,8 +44,8 @@ def explain_by_halves(
     *,
     outputs: str = "logits",
 ) -> InHalves | None:
-    """Return what 16 bits explain: errors of an engine that computes in them, or that rounds its
-    outputs to them and is off by no more than that. None: they explain nothing.
+    """Return the explanation by 16 bits: an engine that computes in them, or that rounds its
+    outputs to them. None: they explain nothing.
 
     actual: the subject's outputs; allowed: the limit of an engine that does neither; outputs: how
     a sentence names them.
@@ -80,7 +80,7 @@ def explain_by_halves(
 def explain_by_rounding(
     expected: F32, actual: F32, kind: str, allowed: float, outputs: str
 ) -> InHalves | None:
-    """Return what rounding the outputs alone explains: half a step of each beside the limit."""
+    """Return the explanation by rounded outputs: half a step of each in addition to the limit."""
     limit: NDArray[np.float64] = allowed + half_step(actual, kind)
     if not np.all(np.abs(expected.astype(np.float64) - actual) <= limit):
         return None
@@ -92,7 +92,7 @@ def explain_by_rounding(
 
 
 def explain_embeddings(context: Context) -> InHalves | None:
-    """Return the same for an engine that gives embeddings alone, which is not asked what it tells
+    """Return the explanation for an engine with embeddings alone, which is not asked what it tells
     apart. Raises NoAnswer."""
     with closing(context.for_embeddings()) as own:
         rows = own.ask_both("embed", own.batches)

@@ -88,7 +88,7 @@ LOOKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The use of each element of the residual."""
+    """The use of each element of the residual stream."""
 
     width: int
     layers: int
@@ -101,7 +101,7 @@ class Layout:
     sizes: Mapping[str, float]  # of the weights of each matrix, a root of a mean square
 
     def read(self, look: LookInPlace) -> list[int]:
-        """Read with the layers what is there from the start. The first layer reads the same for all
+        """Read the initial residual with each layer. The first layer reads the same for all
         tokens."""
         few = max(1, self.width // EVERY // HOT)
         return list(range(0, self.width, EVERY if look.by_token else EVERY * few))
@@ -111,15 +111,15 @@ class Layout:
         return [i for i in range(self.width) if i % EVERY]
 
     def own(self, layer: int, half: int) -> list[int]:
-        """Return elements in which this half of a layer (0: attention, 1: FFN) writes."""
+        """Return the elements that this half of a layer (0: attention, 1: FFN) writes."""
         return self.free[2 * layer + half :: 2 * self.layers]
 
     def switch(self, layer: int, half: int) -> int:
-        """Return the element that is positive in the one token of this half."""
+        """Return the element that is positive only in this half's token."""
         return EVERY * (1 + 2 * layer + half)
 
     def times(self, size: float, layer: int, matrix: str, terms: float) -> float:
-        """Return the power of two that makes so many of its weights, added up, about that size."""
+        """Return the power of two that brings the sum of so many weights to about that size."""
         return power(size / (self.sizes[f"blk.{layer}.{matrix}.weight"] * terms**0.5 or size))
 
     def tokens(self, look: LookInPlace) -> int:
@@ -132,7 +132,7 @@ class Layout:
         return [f"blk.{layer}.{matrix}.weight" for layer in range(self.layers)]
 
     def tensor(self, look: LookInPlace, token: int, logit: int) -> str:
-        """Return the tensor that is as stored and decides this logit; "" if there is none."""
+        """Return the stored tensor that decides this logit; "" if there is none."""
         if look is EMBEDDINGS:
             return EMBEDDING
         number = token if look.by_token else logit % len(self.free) % (2 * self.layers)
@@ -174,13 +174,13 @@ def layout_of(file: GgufFile) -> Layout:
 
 
 def power(factor: float) -> float:
-    """Return the power of two next to it, if that is no extreme one."""
+    """Return the nearest power of two, if it is not extreme."""
     exponent = np.log2(factor) if 0 < factor < np.inf else 0.0
     return float(2.0 ** np.rint(np.clip(exponent, -MOST, MOST)))
 
 
 def size_of(file: GgufFile, name: str) -> float:
-    """A root of a mean square; of a large tensor a few megabytes are decoded at a time."""
+    """Return the root of the mean square; a large tensor is decoded a few megabytes at a time."""
     info, raw = file.tensors[name], file.raw(name)
     format, step, total = WeightFormat.member(info.type.name), CHUNK // info.type.block, 0.0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -233,7 +233,7 @@ def file_head(file: GgufFile) -> str:
 
 
 def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Change]:
-    """Return the changes to those tensors of attention that are not as stored."""
+    """Return the changes to attention's tensors that are not kept as stored."""
     if look.by_token:
         return one_token_sees_itself(layout, layer)
     if not look.attention:
@@ -254,7 +254,7 @@ def attention(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, Cha
 
 
 def one_token_sees_itself(layout: Layout, layer: int) -> Mapping[str, Change]:
-    """Make the token of this layer see itself; the others see all but it, and they have no
+    """Make this layer's token see only itself. The other tokens see all but it, and have no
     values."""
     switch, heads = layout.switch(layer, 0), layout.inside // layout.head
     strong = CHOSEN * layout.head**0.5 / (2 * LARGEST_STEP**2)
@@ -288,7 +288,7 @@ def feed_forward(layout: Layout, layer: int, look: LookInPlace) -> Mapping[str, 
 
 
 def embeddings(layout: Layout, look: LookInPlace) -> Change:
-    """Return seeded signs. Where tokens are of layers each switch but its own is negative."""
+    """Return seeded signs. A token of a layer has all switches negative except its own."""
     n, read = layout.tokens(look), layout.read(look)
 
     def change(rows: F32, start: int) -> F32:
@@ -311,7 +311,7 @@ def signs(key: int, n: int) -> F32:
 
 
 def reads_in_turn(shown: Sequence[int]) -> Change:
-    """Return the head: each of its rows one of these elements."""
+    """Return a head whose rows each read one of these elements."""
     elements = np.array(shown)
 
     def change(rows: F32, start: int) -> F32:
@@ -324,7 +324,7 @@ def reads_in_turn(shown: Sequence[int]) -> Change:
 
 
 def some_of(n: int, layer: int) -> list[int]:
-    """Return seeded, in each layer others."""
+    """Return seeded indices, other ones in each layer."""
     order = np.argsort(Philox(key=layer).random_raw(n), kind="stable")
     return sorted(int(i) for i in order[:ADDED])
 
@@ -343,7 +343,7 @@ def writes(dims: Sequence[int], columns: Sequence[int], value: float) -> Change:
 
 
 def reads(columns: Mapping[int, float]) -> Change:
-    """Return a change to rows that are all the same, with these values."""
+    """Return a change that gives all rows these values."""
 
     def change(rows: F32, start: int) -> F32:
         found = np.zeros_like(rows)
@@ -355,7 +355,7 @@ def reads(columns: Mapping[int, float]) -> Change:
 
 
 def only(numbers: Sequence[int], columns: Mapping[int, float]) -> Change:
-    """Read the columns in these rows; the others read nothing."""
+    """Return a matrix in which these rows read the columns, and the others nothing."""
 
     def change(rows: F32, start: int) -> F32:
         at = np.isin(start + np.arange(len(rows)), numbers)
@@ -366,7 +366,7 @@ def only(numbers: Sequence[int], columns: Mapping[int, float]) -> Change:
 
 
 def selects(columns: Sequence[int], shift: int, value: float = 1.0) -> Change:
-    """Each row reads one of the columns."""
+    """Return a matrix whose rows each read one of the columns."""
 
     def change(rows: F32, start: int) -> F32:
         found = np.zeros_like(rows)
@@ -378,7 +378,7 @@ def selects(columns: Sequence[int], shift: int, value: float = 1.0) -> Change:
 
 
 def last_of_heads(columns: Mapping[int, float], head: int) -> Change:
-    """Return the last row of each head, which positions turn least."""
+    """Return the last row of each head, which positions rotate least."""
 
     def change(rows: F32, start: int) -> F32:
         at = (start + np.arange(len(rows))) % head == head - 1

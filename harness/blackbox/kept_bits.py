@@ -34,8 +34,9 @@ NORM_BEHIND = "token_embd_norm.weight"  # which may be computed before anything 
 
 
 def kept_in(file: GgufFile, layers: int, run: Run) -> str | None:
-    """ "F16" or "BF16"; "": it tells apart what they do not; None: that cannot be told. Raises
-    NoAnswer, EngineError. layers: of how many first ones there is a model."""
+    """Return "F16" or "BF16"; "" if the engine tells numbers apart that these types do not; None if
+    unknown. Raises NoAnswer, EngineError. layers: the number of first layers with which there is a
+    model."""
     names = first_layers(file, layers).names
     inside = [n for n in names if IN_A_LAYER.fullmatch(n) and file.tensors[n].type.name not in KEPT]
 

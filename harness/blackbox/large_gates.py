@@ -25,15 +25,15 @@ def with_large_gates(
     layer: int | None = None,
     role: Mapping[str, int] | None = MappingProxyType({}),
 ) -> Recipe:
-    """Return the whole model, or of one layer as `slices.small` has it. What an FFN adds is about
-    as large as before."""
+    """Return the model with large gates, whole or one layer as `slices.small` has it. The FFN adds
+    about as much as before."""
     whole = whole_or_layer(file, layer, role)
     changes = changes_of_gates(set(whole.names) - whole.stored)
     return replace(whole, changes={**whole.changes, **changes})
 
 
 def changes_of_gates(names: set[str]) -> dict[str, Change]:
-    """Return larger gates and ups, and matrices behind them that make up for both."""
+    """Return larger gates and ups, and smaller matrices behind them to compensate."""
     changes: dict[str, Change] = {}
     for name in filter(is_values, names):
         inside = IN_A_LAYER.fullmatch(name)

@@ -67,7 +67,7 @@ OF_ONE_HALF: Mapping[str, tuple[Maker, str]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRow:
-    """One slice. layer: None outside the layers. parts: what is at fault in it."""
+    """The result for one slice. layer: None outside the layers. parts: the faulty parts."""
 
     layer: int | None
     answer: SliceAnswer
@@ -96,9 +96,8 @@ def of_layer(asker: SliceAsker, layer: int, n: int, known: Collection[Part] = ()
 
 
 def of_its_own(asker: SliceAsker, row: LayerRow, before: Sequence[LayerRow]) -> LayerRow:
-    """Return the row, or "not-compared" if only what it reads of a wrong layer before it differs.
-    The keys or values of that layer are there though it is muted, so nobody knows if this one is
-    wrong too."""
+    """Return the row, or "not-compared" if only its input from a wrong layer differs. A muted layer
+    still has keys and values, so this layer may be right."""
     wrong = [str(each.layer) for each in before if each.answer.differs]
     layer, diverged = row.layer, row.answer.status == "diverged"
     if layer is None or row.what != AT_ITS_PLACE or not (diverged and wrong):
@@ -135,7 +134,7 @@ def role_or_place(asker: SliceAsker, layer: int) -> Mapping[str, int] | None:
 
 
 def role_of_any(asker: SliceAsker) -> Mapping[str, int] | None:
-    """Return the role of a layer that adds nothing. None: no model has one layer alone, so all are
+    """Return a layer that adds nothing. None: no model has one layer alone, so all layers are
     muted."""
     if asker.layers_to_load == 1 or architecture(asker.file) in ADD_OTHERWISE:
         return {}
@@ -149,8 +148,8 @@ def as_in_others(
     answer: SliceAnswer,
     known: Collection[Part],
 ) -> LayerRow | None:
-    """Return the row of a layer whose whole slice agrees once a known part is neutral. Then neither
-    half need be asked alone."""
+    """Return the row of a layer whose whole slice agrees once a known part is neutral, so that its
+    halves need no questions."""
     for part in known:
         if part.name not in OF_ONE_HALF:
             continue
@@ -221,9 +220,8 @@ def half(
     *,
     every_token: bool = False,
 ) -> Callable[[Maker], SliceAnswer | None]:
-    """Asks on the layer's slice with some parts muted and one more made neutral. role: None for the
-    layer at its place, the others muted; every_token: with the whole vocabulary all the same, and
-    of a layer that adds nothing as few others as llama.cpp loads."""
+    """Find the faulty part of a half by the layer's slice, with some parts muted and one more made
+    neutral."""
     cut = asker.layers_to_load if every_token and role is None else 0
 
     def ask(maker: Maker) -> SliceAnswer | None:
@@ -263,7 +261,8 @@ def at_place(
 
 
 def with_own_head(recipe: Recipe, head: str) -> Recipe:
-    """Changed embeddings are not a changed head, where both are one matrix."""
+    """Return a recipe with a head of its own if embeddings and head are one matrix, as changed
+    embeddings are no changed head."""
     source = head or recipe.names.get(OUTPUT, EMBEDDING)
     return replace(recipe, names={**recipe.names, OUTPUT: source})
 

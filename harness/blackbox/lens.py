@@ -62,12 +62,12 @@ class Lens:
 
     @property
     def shown_of_a_row(self) -> int:
-        """Return weights, by all tokens that are asked."""
+        """Return the weights that all tokens show of a row."""
         return self.hot * (len(self.ids) or self.period)
 
     @property
     def batches(self) -> Iterator[tuple[Batch, NDArray[np.float64]]]:
-        """Yield tokens and what the head meets of them, (tokens, width), a few at a time."""
+        """Yield tokens with the head's inputs, (tokens, width), a few at a time."""
         ids = self.ids or range(self.period)
         for start in range(0, len(ids), BLOCK):
             some = ids[start : start + BLOCK]
@@ -81,23 +81,21 @@ class Lens:
         return range(self.period, last if last <= self.vocabulary and not self.ids else self.period)
 
     def embeddings(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Return the rows of the first tokens from `start` on, (rows, width): all others are zero.
-
-        The norm makes of them what the head meets.
-        """
+        """Return the embeddings of the first tokens from `start` on, (rows, width), and zeros for
+        all others. The norm makes the head's inputs of them."""
         even = range(start, min(stop, self.period))
         uneven = [self.uneven_row(i) for i in self.uneven if start <= i < stop]
         return np.concatenate([self.inputs(even), np.reshape(uneven, (-1, self.width))])
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Return which power of two a block's largest uneven input has, by column."""
+        """Return by column the power of two of a block's largest uneven input."""
         half = self.width // 2
         return np.resize(np.arange(half) // BLOCK % 3, self.width)
 
     def uneven_row(self, number: int) -> NDArray[np.float64]:
-        """Return 127 steps in every block, and others that lie between two steps, whatever the
-        size of a block: eighths, of which one half comes again with the other sign."""
+        """Return a row with 127 steps in every block and others between two steps, whatever the
+        block's size: eighths, half of which repeat with the other sign."""
         half = self.width // 2
         raw = Philox(key=number).random_raw(half)
         eighths = EIGHTHS[(raw & np.uint64(7)).astype(np.int64) % len(EIGHTHS)]
@@ -122,7 +120,7 @@ class Lens:
         return np.concatenate([signs, -signs])[: self.hot]
 
     def where(self, row: int, column: int) -> tuple[Stretch | None, int]:
-        """Return the stretch of a row, None for zeros, and the number of the weight in it."""
+        """Return the stretch of a row, None for zeros, and the weight's number in it."""
         for s in self.stretches:
             if s.start <= row < s.start + s.rows:
                 return s, s.first + (row - s.start) * self.width + column

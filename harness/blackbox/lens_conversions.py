@@ -36,7 +36,7 @@ Known = tuple[NDArray[np.float64], NDArray[np.float64]]  # logits, and how far o
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionSeen:
-    """One engine's conversion, as the logits of the uneven tokens show it.
+    """The conversion of one engine, as the logits of the uneven tokens show it.
 
     known: whether a known conversion gives all of them; convert: that one, None where activations
     stay as they are or become what llama.cpp makes of them; the rest: the worst logit beside the
@@ -153,7 +153,8 @@ def logits_of(
 
 
 def seen_of(got: F32, candidates: Sequence[tuple[Convert | None, Known]]) -> ConversionSeen:
-    """Return the first conversion that gives all these logits, (tokens, rows), or the nearest."""
+    """Return the first conversion that gives all these logits, (tokens, rows), or the nearest
+    one."""
     rounded = half_step(got, looks_like([got]))
     nearest, share = ConversionSeen(known=False), np.inf
     for convert, (value, allowed) in candidates:

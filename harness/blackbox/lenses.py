@@ -56,8 +56,8 @@ MORE = 24
 
 
 def lenses_of(file: GgufFile, layers: int = 1) -> tuple[list[Lens], list[str]]:
-    """Return all that show the file's matrices, by type; and what none shows, with the reason.
-    layers: of how many first ones there is a model."""
+    """Return lenses that show the file's matrices, by type, and what no lens shows, with the
+    reason. layers: the number of first layers with which there is a model."""
     embedding = file.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.ne) != 2:
         raise Unsupported(f"the file has no matrix {EMBEDDING}, so there are no lenses")
@@ -101,8 +101,8 @@ def period_of(info: TensorInfo, width: int) -> int:
 def fill_lenses(
     tensors: Sequence[TensorInfo], empty: Lens, *, small: bool = False
 ) -> Iterator[Lens]:
-    """Yield lenses with the rows of one type, as few as they fit in. small: behind them some of the
-    blocks with scales that are subnormal halves, if the type has any halves."""
+    """Yield as few lenses as hold the rows of one type. small: some blocks with subnormal scales
+    follow, if the type has half-precision scales."""
     lens, used = empty, 0
     parts = [(info, -(-info.n_elements // empty.width), False) for info in tensors]
     if small and has_half_scales(empty.type):
@@ -123,7 +123,7 @@ def fill_lenses(
 
 
 def rows_of_blocks(lens: Lens) -> int:
-    """Return how many rows hold as many blocks as are made with small scales."""
+    """Return how many rows hold the blocks that are made with small scales."""
     return -(-BLOCKS * WeightFormat.member(lens.type).weights // lens.width)
 
 
@@ -152,7 +152,7 @@ def recipe_of(file: GgufFile, lens: Lens) -> Recipe:
 
 
 def last_norm_of(file: GgufFile) -> str:
-    """Return the last norm's name; lfm2 has another one."""
+    """Return the last norm's name, which differs in lfm2."""
     names = ("output_norm.weight", "token_embd_norm.weight")
     return next((name for name in names if name in file.tensors), "")
 
@@ -168,13 +168,14 @@ def embeddings(lens: Lens) -> Change:
 
 
 def last_norm(lens: Lens) -> Change:
-    """A norm makes inputs of which one in `period` is not zero the root of that."""
+    """Return the weights of the last norm. It scales an input with one nonzero in `period` elements
+    by the root of `period`."""
     return lambda rows, start: np.full_like(rows, LARGEST_STEP / lens.period**0.5)
 
 
 def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
-    """Yield the bytes as they lie in the file. Bytes of zeros, which are zeros in every type, fill
-    the last row of a tensor and the last rows of all."""
+    """Yield the bytes as stored. Zero bytes, which are zeros in every type, fill a tensor's last
+    row and the last rows of all."""
     format, size, used = WeightFormat.member(lens.type), row_bytes(lens), 0
     step, each = max(1, CHUNK // size) * size, 4 * lens.width if lens.decoded else size
     for stretch in lens.stretches:
@@ -193,8 +194,7 @@ def head_of(file: GgufFile, lens: Lens) -> Iterator[bytes]:
 def expected_of(
     file: GgufFile, lens: Lens, inputs: NDArray[np.float64], lanes: int
 ) -> Iterator[tuple[slice, NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield rows of the lens, what the logits of them are, and how far an honest engine may be from
-    it.
+    """Yield rows of the lens, their logits, and how far an honest engine may be from these.
 
     Every term of a sum is rounded at most once in each of its parts, and added to the others in
     some order; the inputs are off by the roundings of the last norm, a sum of as many squares.

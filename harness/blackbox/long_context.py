@@ -72,7 +72,7 @@ def check_long_context(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def unseen(context: Context) -> list[OnlyInLong]:
-    """Return what the usual run, whose ops are judged, does not show."""
+    """Return what the usual run, whose ops are judged, does not cover."""
     usual, cells = context.n_tokens + STEPS_TRACED, context.settings.n_ctx
     every = only_in_long(context.file)
     return [each for each in every if each.length >= (cells if each.of_cells else usual)]
@@ -104,7 +104,7 @@ def describe_runs(every: Sequence[OnlyInLong], layers: str) -> str:
 
 
 class MakesNothing(Exception):
-    """The oracle's answers are the same whatever these keys say, so that nothing is compared."""
+    """Raised if the oracle's answers do not depend on these keys, so that nothing is compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,9 +219,8 @@ def ways_to_make(asker: SliceAsker, n: int) -> Iterator[Way]:
 def layers_to_ask(
     asker: SliceAsker, least: Callable[[list[Layer]], int] = lambda every: 0
 ) -> tuple[int, str]:
-    """Return the number of layers, and in words which they are. Each mask is among them, and one
-    layer more. An engine that lets a model's last layer see all may be right by chance. least: the
-    number of the model's layers that are wanted. Raises Unsupported."""
+    """Return the number of layers, and words for them. Each mask is among them, and one layer
+    more."""
     total = n_layers(asker.file)
     every = roles_in(asker.plan.model, total)
     masks = [mask for _, mask in every]
@@ -235,7 +234,7 @@ def layers_to_ask(
 def shown_by_oracle(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong]
 ) -> list[OnlyInLong]:
-    """Return those with which the oracle's run differs from one without them. Raises NoAnswer."""
+    """Return the keys that change the oracle's run. Raises NoAnswer."""
     noise = opened.context.noise.relative
     return [
         each
@@ -258,8 +257,8 @@ def unseen_of(
 def too_coarse(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """Say what an engine that agrees may still have wrong: quantised matrices hide more than a
-    token. allowed: a share of the largest logit. Raises NoAnswer."""
+    """Say what an engine that agrees may still have wrong: quantised matrices can hide more than
+    one token. allowed: a share of the largest logit. Raises NoAnswer."""
     least = max(allowed, 2 * opened.context.noise.relative)
     hidden = [
         each.nearly_what
@@ -272,8 +271,8 @@ def too_coarse(
 def not_read(
     asker: SliceAsker, opened: Opened, way: Way, every: Sequence[OnlyInLong], allowed: float
 ) -> str:
-    """Say what an engine answers as if no text showed it. With the model as it is it may be right,
-    and no question tells it from an engine that does not know of such a thing."""
+    """Say which keys the engine's answers ignore. On the model itself it may be right, and no
+    question can tell."""
     least, subject = max(allowed, 2 * opened.context.noise.relative), opened.context.subject
     try:
         unread = [
@@ -301,9 +300,8 @@ def changed_by(
     every: Sequence[OnlyInLong],
     who: Session | None = None,
 ) -> float:
-    """Return the distance of outputs from the oracle's with these keys in the place of one's. It
-    is a share of the largest. who: the engine of the outputs; the oracle by default. Raises
-    NoAnswer."""
+    """Return the distance of outputs from the oracle's with these keys replaced, as a share of the
+    largest. who: the engine of the outputs; the oracle by default. Raises NoAnswer."""
     context, path = opened.context, asker.folder / "other.gguf"
     others = merge_keys(keys if each is one else each.short for each in every)
     rewrite(asker.file, way(asker.file, others), path)
@@ -313,7 +311,7 @@ def changed_by(
 
 
 def outputs_of(session: Session, context: Context) -> F32:
-    """Return logits, or the embeddings that the model comes to. Raises NoAnswer."""
+    """Return the logits, or the embeddings of a model without logits. Raises NoAnswer."""
     if context.embeddings:
         return np.concatenate(context.ask(session, "embed", context.batches))
     evaluation = context.ask(session, "evaluate", Request(batches=context.batches))

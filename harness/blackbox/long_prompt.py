@@ -54,7 +54,7 @@ Found = TypeVar("Found")
 
 
 def long_texts(plan: Plan, context: Context) -> Iterator[Verdict]:
-    """Yield all that the suite asks."""
+    """Yield the verdicts of the suite."""
     yield from long_context.check_long_context(plan, context)
     yield from check_long_prompt(plan, context)
 
@@ -67,8 +67,8 @@ def check_long_prompt(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def tokens_of(context: Context) -> int:
-    """Return the number of tokens in the prompt; 0: none is asked. With an encoder a prompt is one
-    piece whatever its length. An engine that shows no logits is asked for more text instead."""
+    """Return the number of tokens in the prompt; 0: none is asked. An encoder takes any prompt in
+    one piece. An engine without logits is asked for more text instead."""
     levels, facts = context.subject_info.levels, context.facts
     if facts.decoder_start is not None or not (levels is None or "logits" in levels):
         return 0
@@ -193,8 +193,8 @@ def judge_long_prompt(context: Context, opened: Opened, n: int, layers: str) -> 
 
 
 def seconds_of(context: Context, n: int) -> float:
-    """Return the seconds that the subject may need for n tokens, by its time for one and for a
-    usual prompt."""
+    """Return the seconds that the subject may need for n tokens, by its times for one token and for
+    a usual prompt."""
 
     def taken(tokens: int) -> float:
         request = Request(batches=batches_of(context, tokens, steps=0))
@@ -208,13 +208,13 @@ def seconds_of(context: Context, n: int) -> float:
 
 def hangs(context: Context, seconds: float, n: int) -> bool:
     """Return True if the run should end within the time limit, even if all its time grows with the
-    square of a prompt's length, as that of attention does."""
+    square of the prompt's length, as attention's does."""
     return seconds * max(n / context.n_tokens, 1.0) < context.runner.time_limit
 
 
 def of_answered(context: Context, n: int) -> str:
-    """Say up to which length an engine answers that failed at a prompt of n tokens, or at the
-    tokens behind it."""
+    """Say up to which length an engine answers after it failed at a prompt of n tokens, or behind
+    it."""
     asked: list[Outcome] = []
 
     def fails(tokens: int, steps: int) -> bool:
@@ -237,7 +237,8 @@ def of_answered(context: Context, n: int) -> str:
 
 
 def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
-    """Return the number of tokens from which `wrong` holds, if it holds for the most."""
+    """Return the number of tokens from which `wrong` holds, given that it holds for the most
+    tokens."""
     if wrong(least):
         return least
     while most - least > 1:
@@ -247,8 +248,8 @@ def first_where(wrong: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def more_of(context: Context, run: Run, first: Evaluation, n: int) -> str:
-    """Describe a difference in more detail; it stays one even if an engine dies meanwhile. Raises
-    NotSteady."""
+    """Describe a difference in more detail; it stays a difference even if an engine dies meanwhile.
+    Raises NotSteady."""
     try:
         shaky = unsteady(context.subject, Request(batches=run.batches), first)
         if shaky and shaky.apart > 2 * context.noise.relative:
@@ -272,7 +273,7 @@ def said_of_length(wrong: int, steps: int, usual: int) -> str:
 
 
 def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:
-    """Return the prompt, of which the last logits are asked for, and single tokens."""
+    """Return the prompt, whose last logits are outputs, and single tokens."""
     raw = Philox(key=context.seed).random_raw(n + steps)
     ids = [int(r >> np.uint64(33)) % context.facts.n_vocab for r in raw]
     prompt = Batch.of(ids[:n])
@@ -281,10 +282,8 @@ def batches_of(context: Context, n: int, steps: int) -> tuple[Batch, ...]:
 
 
 def shortest_wrong(context: Context, n: int) -> tuple[int, int] | None:
-    """Return the length from which on prompts are wrong, if those of n tokens are, no shorter than
-    a usual one; and how many tokens are asked for behind them, where they are right themselves.
-    None: neither is wrong, or nothing is as llama.cpp has it: a usual prompt is as in honest runs
-    that convert activations otherwise, which are too many to be made of each length."""
+    """Return the shortest wrong length of prompts, if those of n tokens are wrong, and no shorter
+    than a usual one; and the tokens behind, if prompts are right."""
     steps = next((steps for steps in (0, STEPS) if is_wrong(context, n, steps)), None)
     if steps is None or is_of_another_design(context, steps):
         return None

@@ -51,8 +51,8 @@ def only_in_long(file: GgufFile) -> Iterator[OnlyInLong]:
 
 
 def tokens_in(file: GgufFile, key: str, unsaid: int = 0) -> int:
-    """Return the value of an architecture's key; 0: none, or no number of tokens for llama.cpp.
-    Keys of other architectures are not read, so they may be anything."""
+    """Return an architecture's value in tokens; 0: none, or one that llama.cpp rejects. Keys of
+    other architectures are not read, so they may be anything."""
     found = file.metadata.get(f"{architecture(file)}.{key}")
     if found is None:
         return unsaid
@@ -85,11 +85,8 @@ def fixed_window(file: GgufFile) -> int:
 
 
 def long_factors(file: GgufFile) -> OnlyInLong | None:
-    """Return the long factors; engines differ in when they take them.
-
-    llama.cpp takes them for a context of more tokens than the original one, others for a text of
-    more.
-    """
+    """Return the long factors. llama.cpp uses them for a context of more tokens than the original
+    one, other engines for a longer text."""
     arch = architecture(file)
     n_train = tokens_in(file, "context_length")
     original = tokens_in(file, ORIGINAL, n_train)

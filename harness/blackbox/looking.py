@@ -34,7 +34,8 @@ AS_A_HEAD = "every matrix is wrong as the head, so the head's product may be the
 
 @dataclass(kw_only=True)
 class SeenThroughLens:
-    """The logits of one engine through a lens: by tensor, how many are off, and the worst."""
+    """The logits of one engine through a lens: the number of wrong ones by tensor, and the
+    worst."""
 
     wrong: Counter[str] = field(default_factory=Counter)
     worst: float = 0.0  # times what is allowed
@@ -70,8 +71,8 @@ def look(asker: SliceAsker) -> tuple[list[Looked], list[str]]:
 
 
 def through(asker: SliceAsker, lens: Lens) -> Looked:
-    """Look through a lens. An engine that reads a model of another width wrong, whatever its types,
-    is judged by no lens."""
+    """Look through a lens. An engine that misreads a model of another width, whatever its types, is
+    judged by no lens."""
     found = through_once(asker, lens)
     if not found.answer.differs or not is_wide(asker.file, lens):
         return found
@@ -94,10 +95,8 @@ def through_once(asker: SliceAsker, lens: Lens) -> Looked:
 
 
 def judge_lens(opened: Opened, file: GgufFile, lens: Lens, kept: Kept) -> Looked:
-    """Compare both engines with what the bytes of the oracle's file mean.
-
-    kept: in which halves the engine under test computes.
-    """
+    """Compare both engines with the weights in the oracle's file. kept: the half type in which the
+    engine under test computes."""
     context = opened.context
     levels = context.subject_info.levels
     if levels is not None and "logits" not in levels:
@@ -159,8 +158,8 @@ def seen_by_both(
     more: More | None = None,
     converted: Convert | None = None,
 ) -> tuple[SeenThroughLens, SeenThroughLens]:
-    """Return what both engines show. more: from the usual limit to that of the engine under test;
-    converted: what that engine makes of activations, if not what all engines make of these."""
+    """Return the result for both engines. more: from the usual limit to the limit of the engine
+    under test; converted: that engine's conversion of activations, if it is its own."""
     both = SeenThroughLens(), SeenThroughLens()
     for batch, inputs in lens.batches:
         runs = context.ask_both("evaluate", Request(batches=(batch,)))

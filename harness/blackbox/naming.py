@@ -70,7 +70,7 @@ class Asked:
     found: dict[str, SliceAnswer] = field(default_factory=dict)
 
     def answer(self, maker: Maker, words: str) -> SliceAnswer | None:
-        """Return the answer on the named part; None if the model has no such part."""
+        """Return the answer with the part made neutral; None if the model lacks the part."""
         if words not in self.found:
             answer = self.ask(maker)
             if answer is None:
@@ -79,7 +79,7 @@ class Asked:
         return self.found[words]
 
     def is_open(self, maker: Maker, words: str) -> bool:
-        """Return True if nobody knows: an engine refuses such a model, or fails on it."""
+        """Return True if the answer is unknown: an engine refuses such a model, or fails on it."""
         answer = self.answer(maker, words)
         return answer is not None and answer.status not in ("agreed", "diverged")
 
@@ -88,7 +88,8 @@ class Asked:
         return answer is not None and answer.agrees
 
     def differs(self, maker: Maker, words: str) -> bool:
-        """Return True if the answer diverges; an engine that fails on such a model says nothing."""
+        """Return True if the answer diverges; a failure of an engine on such a model does not
+        count."""
         answer = self.answer(maker, words)
         return answer is not None and answer.status == "diverged"
 
@@ -164,7 +165,7 @@ def part_of_attention(
 
 
 def with_batches(asked: Asked, part: Part) -> Part:
-    """Add to the part if its fault lies in what a second batch is given."""
+    """Add to the part if its fault depends on what a second batch is given."""
     if not asked.agrees(in_one_batch, ONE_BATCH):
         return part
     text = "and with all tokens in one batch: only batches after the first are wrong"
@@ -172,8 +173,8 @@ def with_batches(asked: Asked, part: Part) -> Part:
 
 
 def with_one_bias(asked: Asked, part: Part, likely: Collection[str]) -> Part:
-    """Add the tensor's name to a part that is a bias, in the first layer with such a fault: one
-    question for each. No name is given if the engines agree with either of two."""
+    """Add the tensor's name to a part that is a bias, by one question for each in the first faulty
+    layer. No name is added if two biases explain the fault."""
     if part.name != BIAS or BIAS in likely:
         return part
     whose = {f"{tensor}.bias": one_bias(tensor) for tensor in (*OF_BIASES, *UP, *GATE, *DOWN)}
@@ -224,9 +225,8 @@ def part_of_ffn(asked: Asked, likely: Collection[str]) -> Part:
 
 
 def half_of_the_activation(part: Part) -> Part:
-    """Note that the model read only half of the activation, so a cut row of the down matrix
-    loses nothing. A gate that wrote over the end of the other factor was said to be a norm or a
-    matrix."""
+    """Note that the model reads only half of the activation, so that a cut row of the down matrix
+    changes nothing. A gate that overwrote the other factor was once called a norm or a matrix."""
     text = "only the first half of the activation was compared"
     return replace(part, words=f"{part.words}; {text}" if part.words else text)
 
@@ -256,9 +256,8 @@ OF_THE_HEAD: Table = (
 
 
 def part_outside(asked: Asked, *, of_logits: bool) -> Part:
-    """Return a row of another token, another row for all, or a head that is wrong whatever it is
-    given. of_logits: logits are compared; of small ones the probabilities are nearly the same,
-    right or wrong."""
+    """Return the part outside of the layers: another token's row, one row for all, or a head that
+    is wrong on any input."""
     # before all that is asked with a head apart from the embeddings: it agrees as well
     if asked.agrees(head_apart, APART):
         return part_that_agrees(TIED, APART)
@@ -285,10 +284,8 @@ def part_outside(asked: Asked, *, of_logits: bool) -> Part:
 
 
 def of_another_base(answer: SliceAnswer) -> Part | None:
-    """Return the logarithms as the wrong part, if all values of lists are right to another base.
-
-    Models made for one part each say nothing then: where all values are alike they hide it, as an
-    output norm's model does."""
+    """Return the logarithms as the wrong part if another base makes all values of lists right.
+    Models made for one part say nothing then: where all values are alike they hide it."""
     words = answer.extent.get(LOGARITHMS)
     return Part(name=OF_LOGARITHMS, words=words) if words else None
 

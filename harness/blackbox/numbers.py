@@ -41,9 +41,8 @@ OUTSIDE = Part(
 
 
 def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
-    """Return the rows of layers that differ by their number: no slice differs, but the whole
-    does.
-    """
+    """Return the rows of layers that differ by their number: the whole model differs, and no slice
+    does."""
     answer = with_others_muted(asker, ())
     if answer.differs:
         return [LayerRow(layer=None, answer=answer, parts=(OUTSIDE,), what=ALL_MUTED)]
@@ -53,17 +52,15 @@ def by_number(asker: SliceAsker, n: int) -> list[LayerRow]:
 
 
 def takes_another(asker: SliceAsker, n: int) -> bool:
-    """Return True if the engine uses another layer's tensors: it agrees on equal layers only.
-
-    A small difference does not count, because it may be smaller in another model.
-    """
+    """Return True if the engine uses another layer's tensors: it agrees only if layers are equal. A
+    small difference does not count, because it may shrink in another model."""
     if n < 2 or not are_alike(asker.file, n) or not with_own_tensors(asker, ()).agrees:
         return False
     return with_own_tensors(asker, range(n)).worst >= MUCH
 
 
 def takes_others(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:
-    """Yield a row for each of them: those of which it takes tensors for another differ as well."""
+    """Yield a row for each layer whose tensors the engine replaces by another layer's."""
     asker.progress(f"layers {layers[0]} to {layers[-1]} with tensors of their own")
     answer = with_own_tensors(asker, layers)
     if not answer.differs or len(layers) == 1:
@@ -103,7 +100,7 @@ def with_own_tensors(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
 
 
 def guilty_among(asker: SliceAsker, layers: Sequence[int]) -> Iterator[LayerRow]:
-    """Yield a row for each of them."""
+    """Yield a row for each guilty layer."""
     asker.progress(f"layers {layers[0]} to {layers[-1]} at their places")
     answer = with_others_muted(asker, layers)
     if not answer.differs:
@@ -140,8 +137,7 @@ def with_others_muted(asker: SliceAsker, layers: Sequence[int]) -> SliceAnswer:
 
 def are_of_other_numbers(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:
     """Return True if slices and layers at their places disagree, in a model whose layers are not
-    all alike. Layers that agree are asked at once. Of those that differ a few are asked: the first,
-    which is at the place of its slice, its neighbour and the last."""
+    all alike."""
     wrong = [row.layer for row in slices if row.layer is not None and row.answer.differs]
     right = [row.layer for row in slices if row.layer is not None and row.answer.agrees]
     if not wrong or not is_small_enough(asker) or not have_roles(asker, n):
@@ -169,7 +165,7 @@ def counted_otherwise(slices: Sequence[LayerRow], placed: Sequence[LayerRow]) ->
 
 
 def have_roles(asker: SliceAsker, n: int) -> bool:
-    """Return True if slices of some layers have other keys than those of others."""
+    """Return True if slices of different layers have different keys."""
     try:
         return len({tuple(asker.role(layer).items()) for layer in range(n)}) > 1
     except Unsupported:
@@ -177,8 +173,8 @@ def have_roles(asker: SliceAsker, n: int) -> bool:
 
 
 def are_of_one_number(asker: SliceAsker, slices: Sequence[LayerRow], n: int) -> bool:
-    """Return True if the slices differ by their number, or because their layer is the last. Then
-    the last layer agrees at its own place, or the first one with another behind it."""
+    """Return True if the slices differ by their number, or by being last: the last layer agrees at
+    its own place, or the first one with another behind it."""
     if n < 2 or len(slices) < n or not all(row.answer.differs for row in slices):
         return False
     if not is_small_enough(asker):

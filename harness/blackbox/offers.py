@@ -21,9 +21,8 @@ def shows_no_tensors(info: EngineInfo) -> bool:
 
 
 def shows_ends_alone(info: EngineInfo) -> bool:
-    """Return True if no product in a layer is judged apart from all others of it. For a quantised
-    model, whose honest runs part by percents within one layer, that says no more than logits do. An
-    engine that computes single ops as its runs do is judged op by op, whatever it shows."""
+    """Return True if the engine shows no tensors within a layer, so that no product is judged
+    alone."""
     alone = info.shows is not None and not {*info.shows} - {*BETWEEN_LAYERS}
     return alone and not info.computes_nodes
 

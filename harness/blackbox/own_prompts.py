@@ -44,18 +44,15 @@ def text_checked(plan: Plan, context: Context) -> Iterator[Verdict]:
 
 
 def text_said(outer: Context, context: Context) -> Iterator[Verdict]:
-    """Yield the verdicts on a text. An engine that takes no other model is wrong at once. The
-    model's own text was compared, so a text that cannot be compared here leaves no gap. That
-    happens behind many ties of tokens with the same rows."""
+    """Yield the verdicts on a text. An engine that accepts no other model is wrong at once."""
     for verdict in longer_text(outer, context, right=1):
         besides = verdict.status == "not-compared"
         yield replace(verdict, status="not-applicable") if besides else verdict
 
 
 def first_layer(file: GgufFile) -> Recipe:
-    """Return a first layer with loud attention; else only the last token decides what comes
-    next.
-    """
+    """Return a first layer with strong attention, so that not only the last token decides what
+    comes next."""
     stems = {name: name.split(".")[2] for name in within(file, 0)}
     adds = what_attention_adds(set(stems.values()))
     loud = {name: times(LARGER) for name, stem in stems.items() if is_values(name) and stem in adds}
@@ -70,8 +67,8 @@ def judge_prompts(outer: Context, context: Context) -> Iterator[Verdict]:
 
 
 def longer_text(outer: Context, context: Context, *, right: int) -> Iterator[Verdict]:
-    """Yield all tokens that are asked for, where the large model itself is asked for some. Nothing
-    of who is wrong within as many as are right of that: it may take no other model."""
+    """Yield the questions about longer texts, if the large model itself is asked for fewer
+    tokens."""
     prompt = Decode().prompt(context)
     oracle, subject = context.ask_both("greedy", prompt, outer.n_steps)
     batches = steps_of(prompt, oracle, context.facts.decoder_start)

@@ -61,9 +61,8 @@ LOUD = 2.0**30  # what is one beside it is less than its rounding, and its squar
 
 @dataclass(frozen=True, kw_only=True)
 class Neutral:
-    """A slice with a part made neutral. own_head: the head is a matrix of its own, with the values
-    of the embeddings before they are changed, where both are one: not all architectures can; head:
-    the tensor whose values it has instead."""
+    """A slice with a part made neutral. own_head: give the head its own matrix with the embeddings'
+    old values."""
 
     changes: Mapping[str, Change] = field(default_factory=dict)
     keys: Mapping[str, Typed] = field(default_factory=dict)
@@ -77,8 +76,7 @@ Maker = Callable[[GgufFile, int], Neutral | None]  # None: the model has no such
 
 
 def larger(file: GgufFile, layer: int) -> Neutral:
-    """Return all that norms read, a power of two times as large: the result is the same but for
-    eps."""
+    """Scale all inputs of norms by a power of two: the result is the same except for eps."""
     names, up = within(file, layer), times(LARGER)
     changes: dict[str, Change] = dict.fromkeys(what_begins(file), up)
     stems = {name: name[len("blk.0.") :].rsplit(".", 1)[0] for name in names if is_values(name)}
@@ -95,13 +93,14 @@ def larger(file: GgufFile, layer: int) -> Neutral:
 
 
 def what_begins(file: GgufFile) -> Sequence[str]:
-    """Return the tensors whose sum is the first layer's input, or is what the norm behind it
+    """Return the tensors that add up to the first layer's input, or to what the norm behind it
     reads."""
     return [name for name in file.tensors if is_one_of(name, EMBEDDINGS)]
 
 
 def smaller(file: GgufFile, layer: int) -> Neutral:
-    """Return embeddings whose squares are about as large as eps: a wrong one changes everything."""
+    """Make the embeddings' squares about as large as eps, so that a wrong eps changes
+    everything."""
     small = dict.fromkeys(what_begins(file), times(1 / LARGER))
     return Neutral(changes={**small, **for_the_table(file, LARGER)})
 
@@ -152,20 +151,20 @@ def norms_of_one_number(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def norms_do_nothing(file: GgufFile, layer: int) -> Neutral:
-    """Embeddings of +1 and -1 have a norm of one already, and weights of one leave it; with an eps
-    that no float32 sees beside one."""
+    """Make norms do nothing: embeddings of +1 and -1 have norm one, weights are one, and eps is too
+    small for float32."""
     weights = norms_of_ones(file, layer).changes
     changes = {**weights, **rows_alone(file, signs(1 / scale_of_embeddings(file)))}
     return Neutral(changes=changes, keys=eps_of(file, 2.0**-40), own_head=True)
 
 
 def rows_alone(file: GgufFile, change: Change) -> Mapping[str, Change]:
-    """Return changes to the table of tokens; nothing is added to its rows."""
+    """Change the table of tokens so that nothing is added to its rows."""
     return {EMBEDDING: change} | ({POSITIONS: zero} if POSITIONS in file.tensors else {})
 
 
 def nothing_to_norm(file: GgufFile, layer: int) -> Neutral:
-    """Return embeddings so small beside an eps of one that norms divide by one, whatever they
+    """Make embeddings so small beside an eps of one that norms divide by one, whatever they
     measure."""
     weights = norms_of_ones(file, layer).changes
     changes = {**weights, **rows_alone(file, signs(TINY / scale_of_embeddings(file)))}
@@ -267,10 +266,8 @@ def no_rotation(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def plain(*stems: str, period: int = 0, alike: bool = False, few: bool = False) -> Maker:
-    """The matrices of the half that have these names are so simple that no product of them can be
-    wrong: what a half begins with reads one input, what it ends with each element in turn. In front
-    of them is a norm that does nothing. alike: a gate is what it lets through; few: of a down
-    matrix the second half of what it reads is left out, which whoever cuts rows loses."""
+    """Make matrices of the half so simple that no product of them can be wrong: the first reads one
+    input, the last each element in turn, behind a norm that does nothing."""
 
     key = 0 if alike else 1
 
@@ -348,7 +345,7 @@ def no_positions(file: GgufFile, layer: int) -> Neutral | None:
 
 
 def simple_rows(file: GgufFile, layer: int) -> Neutral:
-    """Return embeddings that every type holds; the norm behind them has something to do."""
+    """Make embeddings that every type holds, behind which the norm still has something to do."""
     return Neutral(changes=rows_alone(file, powers), own_head=True)
 
 

@@ -61,9 +61,8 @@ class SeenInPlace:
 
 
 def put_together(places: Sequence[SeenInPlace]) -> Sequence[str]:
-    """Describe pairs of matrices that share a made model: if both are named, either may be
-    wrong.
-    """
+    """Describe pairs of matrices that share a made model: if both are named, either can be
+    wrong."""
     named = dict.fromkeys(name for each in places for name in each.tensors)
     found = []
     for name in named:
@@ -104,9 +103,8 @@ def see_in_place(asker: SliceAsker) -> tuple[list[SeenInPlace], str]:
 
 
 def without_those_wrong_in_f32(asker: SliceAsker, layout: Layout, each: SeenInPlace) -> SeenInPlace:
-    """Leave out matrices of every layer, or the embeddings, that also differ in F32: their storage
-    is not at fault. The twin or the run itself shows whether there is a fault. An engine whose code
-    has an eps for some norms may be right about the user's model."""
+    """Leave out matrices that also differ in F32 in every layer, or the embeddings: their storage
+    is not at fault."""
     named = {name.split(".")[-2] for name in each.tensors}
     every = [m for m in sorted(named) if set(layout.every(m)) <= set(each.tensors)]
     if not every:
@@ -166,7 +164,8 @@ def judge_place(opened: Opened, layout: Layout, look: LookInPlace) -> SeenInPlac
 
 
 def is_another_eps(expected: F32, actual: F32) -> bool:
-    """Return True if each token's logits are scaled by a number that no rounding makes.
+    """Return True if each token's logits are scaled by a factor that no rounding explains: the norm
+    divides by something else.
 
     The norm divides by something else. The user's model may still be right, as its eps may be the
     one that the engine uses.

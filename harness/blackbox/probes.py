@@ -53,8 +53,8 @@ def asking_about(plan: Plan, context: Context) -> Iterator[SliceAsker]:
 def bisect_on_made(
     plan: Plan, context: Context, work: Callable[[SliceAsker], Bisection | None]
 ) -> Bisection | None:
-    """Return what is found along models made of the user's; None: there, neither, or that no such
-    model can be made or is taken."""
+    """Return the bisection of models made of the user's; None: it finds nothing, or there is no
+    such model, or an engine refuses it."""
     with suppress(BadInput, NoAnswer, EngineError), asking_about(plan, context) as asker:
         return work(asker)
     return None
@@ -99,8 +99,8 @@ def judge_logits(
     judge: Callable[[Opened], Found],
     left: Callable[[SliceAnswer], Found],
 ) -> Found:
-    """Return what `judge` says of both engines on such a model. left: what is returned where the
-    model cannot be made, or one engine has no answer on it."""
+    """Return `judge`'s result for both engines on a made model. left: the result if the model
+    cannot be made, or an engine does not answer."""
     try:
         opened = asker.open(replace(asker.plan_for_made(make), suites=("logits",)))
     except NoAnswer as error:

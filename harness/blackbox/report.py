@@ -66,9 +66,7 @@ def slice_row(row: LayerRow) -> dict[str, Any]:
 
 
 def as_of_logits(answer: SliceAnswer) -> dict[str, float]:
-    """Return the numbers by the names of the suite `logits`; there are none of tokens and
-    lenses.
-    """
+    """Return the numbers under the names of the suite `logits`; tokens and lenses have none."""
     if not answer.allowed:
         return {}
     worst = {"worst_relative_to_largest_logit": answer.worst}

@@ -73,7 +73,7 @@ def tensor_of(file: GgufFile, recipe: Recipe, name: str) -> Tensor:
 def raw_of(
     file: GgufFile, info: TensorInfo, rows: NDArray[np.int64] | None
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield the raw rows in one part; one for each expert, as those are large."""
+    """Yield the raw rows in one part, or in one part for each expert, as experts are large."""
     raw = file.raw(info.name)
     if rows is None:
         yield raw
@@ -109,8 +109,8 @@ def decoded_chunks(
     change: Change | None,
     chosen: NDArray[np.int64] | None,
 ) -> Iterator[bytes]:
-    """Yield whole rows at a time. What was read of the source is let go of, or all of it piles
-    up."""
+    """Yield whole rows at a time. Pages of the source that were read are released, or they would
+    pile up."""
     format, first = WeightFormat.member(info.type.name), 0
     width = ne[0] if ne else ROW
     row_bytes = max(1, width // info.type.block * info.type.bytes)

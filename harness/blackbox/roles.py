@@ -31,7 +31,7 @@ def graph_of(session: Session) -> Graph:
 
 
 def role_of(graph: Graph, layer: int) -> tuple[Node, ...]:
-    """Return a description of each node of a layer, without the layer's number."""
+    """Describe each node of a layer, without the layer's number."""
     found = []
     for node, own in zip(graph.nodes, layers_of(graph.nodes), strict=True):
         read = [source_of(graph, view) for view in node.sources if view is not None]
@@ -43,8 +43,8 @@ def role_of(graph: Graph, layer: int) -> tuple[Node, ...]:
 
 
 def parameters(node: PlannedNode) -> bytes:
-    """Return a node's parameters. Where a view begins is one too, but may count the layers
-    before."""
+    """Return a node's parameters. The start of a view is one too, unless it counts earlier
+    layers."""
     return b"" if node.op == "VIEW" else node.params
 
 
@@ -57,9 +57,7 @@ def source_of(graph: Graph, view: TensorView) -> Node:
 
 
 def mask_of(graph: Graph, layer: int) -> int:
-    """Return the number of the graph's input that masks what the layer sees; a layer with a window
-    has another. Masks have the same name and size, so only their number tells them apart. -1: no
-    mask."""
+    """Return the number of the graph input that masks what the layer sees; -1: no mask."""
     for node, own in zip(graph.nodes, layers_of(graph.nodes), strict=True):
         for view in node.sources if own == layer else ():
             if view is not None and view.root >= 0 and "mask" in graph.roots[view.root].name:

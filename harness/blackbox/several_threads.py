@@ -55,8 +55,7 @@ class Repeated:
 @dataclass(frozen=True, kw_only=True)
 class Answers:
     """Answers to compare. what: their name in words; prepare: the question, None if the oracle has
-    no answer; told: the verdicts say how the engine was started, and refusing is not held against
-    it."""
+    no answer; told: verdicts say how the engine was started, and a refusal accuses no engine."""
 
     suite: str
     what: str
@@ -82,8 +81,8 @@ def check_threads(answers: Answers, plan: Plan, context: Context) -> Iterator[Ve
 def asked_with_threads(
     plan: Plan, context: Context, suite: str, said: Callable[[Context], Iterator[Verdict]]
 ) -> Iterator[Verdict]:
-    """Return what `said` says of the program with several threads. A program that does not start
-    so is named, and not at fault: one of it runs already."""
+    """Return `said`'s verdict on the program with several threads. A program that does not start is
+    named, and not at fault, as one copy runs already."""
     with with_threads(plan, context) as asked:
         if isinstance(asked, Context):
             yield from said(asked)
@@ -94,10 +93,8 @@ def asked_with_threads(
 
 @contextmanager
 def with_threads(plan: Plan, context: Context) -> Iterator[Context | str]:
-    """Yield the program, started again with several threads, or why it does not start.
-
-    The reason is "" if the program says that it has another number.
-    """
+    """Yield the program started again with several threads, or why it does not start; "" if the
+    program reports another number of threads."""
     settings = replace(context.settings, n_threads=THREADS)
     with context.runner.open(plan.engine, plan.subject_model, settings) as session:
         asked: Context | str = ""
@@ -172,7 +169,7 @@ def logits(context: Context) -> Repeated:
 
 
 def tokens(context: Context) -> Repeated | None:
-    """Return the question for greedy tokens; None if the oracle was found wrong with one thread."""
+    """Return the question for greedy tokens; None if the oracle was wrong with one thread."""
     question = ("greedy", Decode().prompt(context), context.n_steps)
     oracle = context.ask(context.oracle, *question)
     batches = steps_of(question[1], oracle, context.facts.decoder_start)

@@ -109,8 +109,8 @@ def slice_of(
 def first_layers(
     file: GgufFile, n: int, keys: Mapping[str, Typed | Value] = MappingProxyType({})
 ) -> Recipe:
-    """Return the model without the layers behind its first n: they keep their numbers, and matrices
-    their types. keys: in the place of those that it has."""
+    """Return the model without the layers behind its first n, which keep their numbers and matrix
+    types. keys: replace the model's."""
     names = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -127,8 +127,8 @@ def first_layers(
 
 
 def by_layer(file: GgufFile) -> dict[str, int]:
-    """Return the widths of tensors whose columns are layer after layer: of qwen4exp they are those
-    of one layer, which all have."""
+    """Return the widths of tensors whose columns go layer by layer; in qwen4exp all layers share
+    one width."""
     one = file.metadata.get(f"{architecture(file)}.{PER_LAYER}")
     widths = {name: file.tensors[name].ne[0] for name in COLUMNS if name in file.tensors}
     return {name: w for name, w in widths.items() if one is None or w != one.data}
@@ -164,7 +164,8 @@ def keys_of_layers(file: GgufFile, layers: range) -> dict[str, Typed | Value]:
 
 
 def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
-    """Ways to say what a layer is, the likeliest first: only what the file says otherwise."""
+    """Return the metadata that can give a layer its role, the likeliest first: only what differs
+    from the file."""
     arch = architecture(file)
     wanted = {PERIOD: WINDOW}  # a period may be the architecture's own, a window is in the file
     for role in ROLES:
@@ -174,8 +175,8 @@ def roles_of(file: GgufFile) -> Iterator[Mapping[str, int]]:
 
 
 def mute_other_layers(file: GgufFile, layers: Collection[int]) -> Recipe:
-    """Return the whole model, in which all layers but these add nothing, and multiply by nothing:
-    their numbers stay what they are."""
+    """Return the whole model in which all other layers add nothing and multiply by nothing, and
+    keep their numbers."""
     changes: dict[str, Change] = {}
     for name in file.tensors:
         inside = IN_A_LAYER.fullmatch(name)
@@ -223,16 +224,16 @@ def small(
 
 
 def whole_or_layer(file: GgufFile, layer: int | None, role: Mapping[str, int] | None) -> Recipe:
-    """Return the whole model, or the slice of one layer, or without a role this one at its
-    place."""
+    """Return the whole model, the slice of one layer, or this layer at its place if it has no
+    role."""
     if layer is None:
         return Recipe(names={name: name for name in file.tensors})
     return at_its_place(file, layer) if role is None else slice_of(file, layer, role=role)
 
 
 def made_small(names: Collection[str]) -> dict[str, Change]:
-    """Return changes that make small what is added to the residual, and heads that a norm of theirs
-    reads (attn_q before attn_q_norm)."""
+    """Return changes that make the additions to the residual small, and heads that have a norm
+    (attn_q before attn_q_norm)."""
     changes: dict[str, Change] = {}
     stems: dict[str, set[str]] = {}  # of each layer
     for found in filter(None, map(IN_A_LAYER.fullmatch, names)):
@@ -281,8 +282,8 @@ def reads_others(file: GgufFile) -> bool:
 
 
 def is_values(name: str) -> bool:
-    """Return True for weights and biases. NVFP4 has a factor beside the matrix, which would count
-    twice."""
+    """Return True for weights and biases. NVFP4 has a factor beside the matrix, which would
+    otherwise count twice."""
     return name.endswith((".weight", ".bias"))
 
 

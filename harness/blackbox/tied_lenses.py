@@ -40,8 +40,7 @@ def is_tied(file: GgufFile) -> bool:
 def split(
     file: GgufFile, lenses: Sequence[Lens], left_out: Sequence[str]
 ) -> tuple[list[Lens], list[str]]:
-    """Split lenses into as many as it takes to ask all tokens: each gate needs an input of its
-    own."""
+    """Split lenses into as many as all tokens need: each gate needs an input of its own."""
     room = min(file.tensors[UP].ne[0] // 2, file.tensors[UP].ne[1])
     found, unseen = [], list(left_out)
     for lens in lenses:
@@ -62,7 +61,7 @@ def of_embeddings(lens: Lens, weight: Weight) -> NDArray[np.float64]:
 
 
 def tokens_of(file: GgufFile, lens: Lens, n: int) -> tuple[int, ...]:
-    """Return as many tokens as gates can tell apart by their rows."""
+    """Return as many tokens as the gates can tell apart by their rows."""
     used = sum(stretch.rows for stretch in lens.stretches)
     for seed in range(SEEDS if used >= n else 0):
         order = np.argsort(Philox(key=seed).random_raw(used), kind="stable")
@@ -97,9 +96,7 @@ def rows_of(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float6
 
 
 def read_by_gates(file: GgufFile, lens: Lens, ids: Sequence[int]) -> NDArray[np.float64]:
-    """(tokens, width): behind a norm, of which the mean is subtracted or not. Gates are such that
-    the mean adds nothing; where it is subtracted, or embeddings are made larger before, what they
-    read is the same but for a factor of one or more."""
+    """Return the gates' inputs, (tokens, width): behind a norm that may subtract the mean."""
     with np.errstate(all="ignore"):
         rows = rows_of(file, lens, ids)
         squares = np.mean(rows**2, axis=1, keepdims=True)
@@ -114,18 +111,16 @@ def eps(file: GgufFile) -> float:
 
 
 def gates_of(x: NDArray[np.float64]) -> F32:
-    """(tokens, width): each open for its token and closed for the others."""
+    """Return the gates, (tokens, width): each open for its token and closed for the others."""
     wanted = OPEN * (2 * np.eye(len(x)) - 1)
     found: F32 = (wanted @ np.linalg.solve(x @ x.T, x)).astype(np.float32)
     return found
 
 
 def changes_of(file: GgufFile, lens: Lens) -> dict[str, Change]:
-    """Return the changes to a layer whose attention adds nothing.
-
-    The oracle's file gave the tokens; the subject's file may have other rows. Raises Unsupported if
-    gates cannot tell the tokens' rows apart.
-    """
+    """Return the changes to a layer whose attention adds nothing. The tokens come from the
+    oracle's file; the subject's may have other rows. Raises Unsupported if gates cannot tell the
+    rows apart."""
     read = read_by_gates(file, lens, lens.ids)
     if not are_apart(read):
         raise Unsupported(

@@ -64,8 +64,8 @@ def in_f32(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
 
 
 def in_groups(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
-    """A fault that is one layer's by its number shows in no slice, and in the model as it is stored
-    perhaps not beside what conversions make of activations."""
+    """Ask about groups of layers. A fault that depends on a layer's number shows in no slice, and
+    conversions of activations may hide it in the stored model."""
     for layers in groups_of(asker):
         words = words_of(layers)
         asker.progress(words)
@@ -73,8 +73,7 @@ def in_groups(asker: SliceAsker) -> Iterator[tuple[str, SliceAnswer]]:
 
 
 def groups_of(asker: SliceAsker) -> list[range]:
-    """Return layers side by side which in F32 take as much room as a twin may at most, or one
-    alone."""
+    """Return neighbouring layers that take at most a twin's memory in F32, or one alone."""
     sizes: Counter[int] = Counter()
     for name, info in asker.file.tensors.items():
         if inside := IN_A_LAYER.fullmatch(name):

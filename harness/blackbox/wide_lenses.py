@@ -26,7 +26,7 @@ WIDTHS = (
 
 
 def width_of(file: GgufFile, block: int) -> int:
-    """Return the next that is whole blocks; 0 where a layer may have more than is known."""
+    """Return the next width of whole blocks; 0 if a layer may have more than is known."""
     stems = {m[2].rpartition(".")[0] for m in map(IN_A_LAYER.fullmatch, file.tensors) if m}
     if architecture(file) not in ARCHITECTURES or stems - {*MATRICES, *NORMS, *NORMS_BESIDE}:
         return 0

@@ -24,8 +24,7 @@ LAYOUTS = (rows, heads)  # in which ggml's order is the order that sites have
 
 
 def places_by_site(program: Program, wires: Mapping[Place, Wire]) -> dict[Site, Place]:
-    """Return every name of every node. Where ubatches are several, harness.sites's name the
-    first."""
+    """Return every node by all its names. With several ubatches, harness.sites names the first."""
     found = {wire.site: place for place, wire in wires.items()}
     for graph in program.graphs:
         # where some layers have windows there are two; engines keep those in rings of their own
@@ -67,7 +66,7 @@ def sites_of_weight(graph: Graph, name: str) -> list[Site]:
 
 
 def rename_wires(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> dict[Place, Wire]:
-    """Give the nodes the names that traces use, where a node has one."""
+    """Give the nodes the names that traces use, if a node has one."""
     called = {wires[place].site: site for site, place in names.items() if site.name in SITES}
     return {
         place: replace(
@@ -80,8 +79,8 @@ def rename_wires(wires: Mapping[Place, Wire], names: Mapping[Site, Place]) -> di
 
 
 def cache_names(node: PlannedNode) -> list[tuple[str, int | None]]:
-    """Return names for the rows that a node stores. Attention reads all that was stored so far.
-    Rows of codes have none: engines show values."""
+    """Return names for the rows that a node stores. Attention reads all rows stored so far. Coded
+    rows have no name, as engines show values."""
     stores = node.op == "SET_ROWS" and node.result.type in PLAIN
     found = CACHE.fullmatch(node.name) if stores else None
     return [(f"{found['kind']}_cache", int(found["layer"]))] if found else []

@@ -151,7 +151,7 @@ class ReplayEngine(Reference, name="replay"):
         )
 
     def logits_of(self, program: Program) -> tuple[F32, ...]:
-        """Computed once, however often they are asked for."""
+        """Return the logits, which are computed once however often they are asked for."""
         if self.computed is None or self.computed[0] is not program:
             self.computed = program, self.outputs_of(program)
         return self.computed[1]

@@ -41,17 +41,14 @@ def used_of(graph: Graph, node: PlannedNode) -> int:
 
 
 def legal(ids: NDArray[np.generic], most: int) -> NDArray[np.int32]:
-    """Return ids that can be gone on with: those of no expert, or no row, are taken for another's.
-
-    most: as many as there are.
-    """
+    """Return ids that can be used further: an id of no expert, or no row, is replaced by another.
+    most: the number of experts."""
     known = np.nan_to_num(ids.astype(np.float64), posinf=0.0, neginf=0.0)
     return np.clip(known, 0, most - 1).astype(np.int32)
 
 
 def rows_to_choose(graph: Graph, node: PlannedNode) -> int | None:
-    """Return the number of rows or experts that its ids count; None if its numbers are no such
-    ids."""
+    """Return the number of rows or experts that the ids count; None if they are no such ids."""
     if node.op in CHOOSE:
         source = node.sources[0]
         assert source is not None
@@ -74,8 +71,8 @@ def rows_to_choose(graph: Graph, node: PlannedNode) -> int | None:
 
 
 def scores_at(scores: F64, ids: NDArray[np.generic], used: int) -> F64:
-    """(.., used): of each row what the first ids choose, the largest first; NaN where these are not
-    so many different experts."""
+    """Return the scores of each row's chosen ids, (.., used), the largest first; NaN if the ids are
+    not that many different experts."""
     first = ids.reshape(*scores.shape[:-1], -1)[..., :used]
     with np.errstate(invalid="ignore"):
         at = first.astype(np.int64)

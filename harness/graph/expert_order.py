@@ -79,8 +79,8 @@ def ids_of(judge: OrderJudge, places: Mapping[Place, Segment]) -> dict[Place, ND
 
 
 def in_own_order(ids: I32, node: PlannedNode, shown: F32, truth: F32) -> I32 | None:
-    """Return the ids of all experts, as ARGSORT gives them, with those that were used in the order
-    shown.
+    """Return the ids of all experts, as ARGSORT gives them, with the used ones in the shown order;
+    None if the values tell no other order.
 
     shown, truth: of the node, in any shape. None where it has no values of single experts, or
     where these are in the same order, or are not the same values.
@@ -100,8 +100,8 @@ def in_own_order(ids: I32, node: PlannedNode, shown: F32, truth: F32) -> I32 | N
 
 
 def rows_of(node: PlannedNode, n_tokens: int, n_expert: int) -> tuple[int, int] | None:
-    """(used, width) of each token, if there are several used: ne is (width, used, tokens), or
-    (used, tokens) where each has one number."""
+    """Return (used, width) for each token, if several experts are used: ne is (width, used,
+    tokens), or (used, tokens) for one number each."""
     ne = node.result.ne
     if 1 < ne[1] <= n_expert and ne[2] == n_tokens:
         return ne[1], ne[0]

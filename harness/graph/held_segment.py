@@ -25,7 +25,7 @@ from lockstep.harness.sites import SITES
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldSegment:
-    """Many ways are tried of which nothing is said but whether they agree."""
+    """A shown tensor and a segment's value. Many ways are tried, and only agreement counts."""
 
     segment: Segment
     truth: NDArray[Any]
@@ -65,7 +65,7 @@ class HeldSegment:
 
     @property
     def axes(self) -> str:
-        """Return numbers in the place of names that the shape in which it is shown leaves none."""
+        """Return the axes of a shown shape, with numbers for axes that have no name."""
         numbered = axes_of(self.mismatch)
         if (name := self.segment.wire.site.name) not in SITES:
             return numbered
@@ -73,9 +73,8 @@ class HeldSegment:
 
 
 def nearest(tried: Sequence[HeldSegment]) -> HeldSegment:
-    """Return the design by which the fewest elements differ, of designs that all differ from what
-    is shown. Else one wrong row would be all rows if an engine converts no activations. Return the
-    first if it differs by more than values."""
+    """Return the design with the fewest differing elements, of designs that all differ from what is
+    shown."""
     by_value = [h for h in tried if h.mismatch is not None and h.mismatch.kind == "value"]
     if tried[0] not in by_value:
         return tried[0]
@@ -83,8 +82,8 @@ def nearest(tried: Sequence[HeldSegment]) -> HeldSegment:
 
 
 def hidden_cells(seen: Seen) -> Mismatch | None:
-    """Return a mismatch if cells that are not shown have weight. What is put in gives them none, so
-    all behind it would agree."""
+    """Return a mismatch if hidden cells have weight. Replaced values give them none, so that
+    everything behind would agree."""
     if not seen.more:
         return None
     text = f"more cells than the {seen.truth.shape[-1]} shown ones have weight"

@@ -70,7 +70,7 @@ class AlongLlamaCpp:
         return program
 
     def begin(self, batches: Sequence[Batch], *, seed: int, runs: int) -> None:
-        """A floor that is wanted soon, in a fork, while engines are asked."""
+        """Begin to compute a floor in a fork, while engines are asked."""
         if may_fork():
             with suppress(NoAnswer):  # it is said when the floor is wanted
                 key, work = self.work(batches, seed, runs)
@@ -85,7 +85,7 @@ class AlongLlamaCpp:
     def work(
         self, batches: Sequence[Batch], seed: int, runs: int
     ) -> tuple[bytes, Callable[[], list[NDArray[Any]]]]:
-        """Return the name of the work, and how it is made: outputs of each batch, and the noise."""
+        """Return the name and the function of the work: outputs of each batch, and the noise."""
         program, file = self.program(batches), self.file
 
         def work() -> list[NDArray[Any]]:
@@ -123,8 +123,8 @@ class AlongLlamaCpp:
             yield found.astype(np.float32)
 
     def other_designs(self) -> Iterator["Design"]:
-        """Yield other formats for activations, and ggml on other processors; and with keys and
-        values in F32 these and llama.cpp's."""
+        """Yield other designs: other formats for activations, ggml on other processors, and both
+        again with keys and values in F32."""
         wide = Wide(sizes=False)
         formats = list(builds(self.build)) if is_quantised(self.file) else []
         yield from (Design(along=self, build=build, way=wide) for build in formats)

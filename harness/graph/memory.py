@@ -20,7 +20,7 @@ WIDER = 2  # times as many bytes
 
 
 class Unknown(EngineError):
-    """Memory that holds nothing that we have computed."""
+    """Raised for memory that holds nothing that we computed."""
 
 
 class GraphMemory:
@@ -37,7 +37,7 @@ class GraphMemory:
         self.known: dict[TensorView, Operand] = {}  # of the graph: each is read more than once
 
     def begin(self, graph: Graph) -> None:
-        """Start a graph; only caches stay from the graph before."""
+        """Start a graph; caches alone stay from the graph before."""
         self.roots, self.inputs, self.held, self.known = graph.roots, graph.inputs, {}, {}
 
     def empty(self, root: Root) -> Bytes:
@@ -47,7 +47,7 @@ class GraphMemory:
         return self.wide and kind == "F32" and root.kind != "weight"
 
     def operand_of(self, view: TensorView) -> Operand:
-        """Return the tensor with its extents in this run, but without its value."""
+        """Return the tensor with its sizes in this run, but without its value."""
         if view not in self.known:
             self.known[view] = self.first_seen(view)
         return self.known[view]

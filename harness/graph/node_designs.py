@@ -38,7 +38,7 @@ Result = tuple[NDArray[Any], Bound]
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """Nodes of which each reads the one before it, and what the last one should hold."""
+    """Nodes that each read the one before, and the value that the last one should hold."""
 
     nodes: Sequence[Node]
     expected: Expected
@@ -63,7 +63,7 @@ def designs_of(found: Computed) -> list[Other] | None:
 
 
 def has_designs(ops: Sequence[str]) -> bool:
-    """Return True if these ops in a row are one formula."""
+    """Return True if these consecutive ops are one formula."""
     return tuple(ops) in BY_OPS or (set(ops) == {"ADD"} and len(ops) > 1)
 
 
@@ -127,7 +127,7 @@ def norms(found: Computed) -> list[Other]:
 
 
 def factor_of(product: Node, first: Node) -> F32 | None:
-    """Return the product's other factor; None if it is no weight for the first one's rows."""
+    """Return the product's other factor; None if it is no weight for the first factor's rows."""
     other = [s for s in product.sources[:2] if s is not None and s.producer != first.index]
     if len(other) != 1 or other[0].type != "F32" or other[0].value is None:
         return None
@@ -149,8 +149,7 @@ def silus(found: Computed) -> list[Other]:
 
 
 def sums(found: Computed) -> list[Other]:
-    """Return the design for terms that were added one after the other; none if a sum had other
-    terms."""
+    """Return the design for terms added one after the other; none if a sum had other terms."""
     inner = {node.index for node in found.nodes}
     sources = [s for node in found.nodes for s in node.sources[:2] if s is not None]
     terms = [s.value for s in sources if s.producer not in inner]

@@ -40,10 +40,8 @@ class ProductFormats:
             self.products[kernel_of(node)] += 1
 
     def is_given(self, site: Site, node: Node, shown: NDArray[Any]) -> bool:
-        """Return True if another format gives the shown value, which llama.cpp's does not.
-
-        node: with its weights.
-        """
+        """Return True if another format gives the shown value and llama.cpp's does not. node: with
+        its weights."""
         if not is_converted(node):
             return False
         kernel = kernel_of(node)
@@ -65,7 +63,7 @@ class ProductFormats:
         return True
 
     def accept_format(self) -> set[Site]:
-        """Return the sites that the one format explains which explains most."""
+        """Return the sites that the best format explains."""
         return {site for kernel in self.given for site in self.accepted_of(kernel)}
 
     def accepted_of(self, kernel: Kernel) -> Collection[Site]:

@@ -45,7 +45,7 @@ Compute = Callable[[Node], NDArray[Any] | None]  # None: the engine does not off
 
 @dataclass(kw_only=True, eq=False)
 class NodeJudge:
-    """Keeps findings, and of values those of guilty nodes, of what they read and of `wanted`.
+    """Keeps findings, and the values of guilty nodes, of what they read and of `wanted`.
 
     Any other value is forgotten after its last reader, and of guilty ones no more is kept than
     `limit` bytes: what comes then is found all the same, and not put right.
@@ -80,7 +80,7 @@ class NodeJudge:
             self.last_read.setdefault(place, []).append(site)
 
     def __call__(self, node: Node) -> None:
-        """Judge the node, and forget what nobody reads any more."""
+        """Judge the node, and forget values that no node reads any more."""
         place = node.place
         self.there.add(place)
         self.judge(node, place)
@@ -88,7 +88,7 @@ class NodeJudge:
             self.recent.pop(site, None)
 
     def finish(self) -> None:
-        """End a whole run: nodes that did not come were not compared."""
+        """End a whole run: nodes that did not come are not compared."""
         absent = [wire.site for place, wire in self.wires.items() if place not in self.there]
         if absent:
             self.unknown.setdefault(ABSENT, []).extend(absent)
@@ -137,10 +137,8 @@ class NodeJudge:
             self.kept[site] = self.recent[site]
 
     def finding(self, node: Node, wire: Wire, expected: Expected) -> SiteFinding | None:
-        """Return the finding at a node; None if it agrees, or if the subject lacks the op.
-
-        A wrong oracle is found even where the subject lacks the op.
-        """
+        """Return the finding at a node; None if it agrees, or if the subject lacks the op. A wrong
+        oracle is found in any case."""
         own = self.own_parameters(node)
         theirs = self.theirs(node if own is None else replace(node, params=own))
         shown = node.value if expected.actual is None else expected.actual
@@ -183,7 +181,7 @@ class NodeJudge:
         return self.parameters.get(node.place)
 
     def other_form(self, wire: Wire) -> str:
-        """Return why the subject's file has no weight to compute the node with; "" if it has."""
+        """Return why the subject's file has no weight for the node; "" if it has one."""
         for name in self.oracle.tensors.keys() & set(wire.weights):
             ours, theirs = self.oracle.tensors[name], self.subject.tensors.get(name)
             if theirs is None:
@@ -211,8 +209,8 @@ class NodeJudge:
         return again
 
     def others(self, node: Node, expected: Expected) -> Iterator[Other]:
-        """Yield the designs of its op, or what an engine computes that makes none of ggml's
-        deliberate roundings, if that differs, or ggml on another processor.
+        """Yield the designs of its op: an engine without ggml's deliberate roundings, if that
+        differs, and ggml on another processor.
 
         Where nothing is rounded on purpose its bound has room for sums in any order: llama.cpp's
         order is what a replay of its graph is held to.
@@ -248,8 +246,8 @@ class NodeJudge:
     def with_own(
         self, node: Node, theirs: NDArray[Any], found: SiteFinding, reason: str
     ) -> SiteFinding:
-        """Judge with the node's own weights or parameters: do they move its result, if only within
-        the bound?"""
+        """Judge with the node's own weights or parameters: do they change its result, if only
+        within the bound?"""
         right = self.compute(with_weights(node, self.oracle))
         mismatch = mismatch_between(right, theirs, 0.0) if right is not None else None
         if right is None or mismatch is None:
@@ -266,12 +264,12 @@ class NodeJudge:
         )
 
     def weights_to_blame(self, weights: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the weights that are known to differ, or all if none is."""
+        """Return the weights that are known to differ, or all weights if none is known to."""
         return tuple(name for name in weights if name in self.changed) or weights
 
 
 def axes_of(worst: Mismatch | None) -> str:
-    """The axes that the index of the worst element has: leading ones of one may be left out."""
+    """Return the axes of the worst element's index: leading axes of one may be left out."""
     n = len(worst.index) if worst else len(AXES)
     return f"({', '.join(AXES[-n:] if n else ())})"
 
@@ -283,8 +281,7 @@ def with_weights(node: Node, file: GgufFile) -> Node:
 
 
 def weight_in(file: GgufFile, operand: Operand) -> Operand:
-    """Return the weight of the file for an operand; with another type only a whole weight will
-    do."""
+    """Return the file's weight for an operand; with another type only a whole weight will do."""
     if operand.weight not in file.tensors:
         raise Unsupported(f"the weight {operand.weight!r} is not in the file")
     tensor, raw = file.tensors[operand.weight], file.raw(operand.weight)
@@ -298,7 +295,7 @@ def weight_in(file: GgufFile, operand: Operand) -> Operand:
 
 
 def differing_weights(a: GgufFile, b: GgufFile) -> frozenset[str]:
-    """Return tensors of both files that have not the same bytes, or not the same type."""
+    """Return the tensors whose bytes or types differ between the files."""
     common = [name for name in a.tensors if name in b.tensors]
     return frozenset(name for name in common if not same_bytes(a, b, name))
 

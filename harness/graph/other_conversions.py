@@ -48,7 +48,7 @@ class JudgeOfSegments(Protocol):
 def of_other_builds(
     judge: JudgeOfSegments, segments: Sequence[Segment]
 ) -> list[Mapping[Place, Seen]]:
-    """Run the segments as on other processors, and return each run's values."""
+    """Run the segments as other processors do, and return each run's values."""
     builds = other_builds(judge.build, set(judge.op_of.values()))
     return [judge.run(Honest(), build, of=segments) for build in builds]
 
@@ -59,7 +59,7 @@ def converted_otherwise(
     known: Mapping[Place, SiteFinding],
     noises: Noises,
 ) -> dict[Place, SiteFinding]:
-    """Return the findings that agree with the format that most agree with, if that is enough."""
+    """Return the findings that agree with the most frequent format, if it is frequent enough."""
     wrong = [segment for segment, _ in found if is_wrong(known.get(segment.place))]
     left = [
         segment for segment in wrong if quantised_weights(judge, [segment])
@@ -95,7 +95,7 @@ def converted_otherwise(
 
 
 def quantised_weights(judge: JudgeOfSegments, segments: Iterable[Segment]) -> set[str]:
-    """Return weights that activations are converted for."""
+    """Return the weights whose products convert activations."""
     sites = (site for s in segments for site in (s.wire.site, *s.inside))
     weights = {name for site in sites for name in judge.wires[judge.place_of[site]].weights}
     return {n for n in weights if is_type_in_blocks(judge.file.tensors[n].type.name)}
@@ -108,8 +108,8 @@ def by_own_format(
     known: Mapping[Place, SiteFinding],
     noises: Noises,
 ) -> dict[Place, SiteFinding]:
-    """Return the findings by an engine's own format that have fewer wrong elements than the known
-    ones."""
+    """Return the findings by an engine's own format that have fewer wrong elements than by known
+    formats."""
     if not segments:
         return {}
     run = judge.run(Wide(), own, of=segments)
@@ -127,8 +127,8 @@ def has_fewer(one: SiteFinding, other: SiteFinding) -> bool:
 def enough_to_refute(
     judge: JudgeOfSegments, left: Sequence[Segment], weights: int
 ) -> tuple[list[Segment], list[Segment]]:
-    """A format that none of the first agrees with is not the engine's: the rest has at most half
-    of so many weights."""
+    """Return enough segments to refute a format: the rest can have at most half of so many
+    weights."""
     by_weight = sorted(left, key=lambda segment: sorted(quantised_weights(judge, [segment])))
     n = 1
     while 2 * len(quantised_weights(judge, by_weight[n:])) > weights:

@@ -34,7 +34,8 @@ def error_of_product(node: Node, value: F64) -> F64:
 
 
 def of_matrices(node: Node) -> F64:
-    """(.., tokens, 1) or (.., tokens, rows): sums of the squared terms, or what stands for them."""
+    """Return sums of the squared terms, (.., tokens, 1) or (.., tokens, rows), or their
+    estimate."""
     a, b = node.source(0), node.wide(1)
     found = np.empty((*b.shape[:-1], a.ne[1] if a.ne[1] <= SAMPLED else 1))
     per3, per2 = b.shape[0] // a.ne[3], b.shape[1] // a.ne[2]
@@ -59,8 +60,8 @@ def of_experts(node: Node) -> F64:
 
 
 def error_of_sums(value: F64, squares: F64, terms: int) -> F64:
-    """An error of which a random share, up or down, is no less than what float32 comes to with one
-    sum that takes one term after the other.
+    """Return an error whose random share is no less than what float32 accumulates in one sum, term
+    by term.
 
     value: the sum; squares: of its terms, added up, in a shape that broadcasts (`squared_terms`).
 
@@ -117,7 +118,7 @@ def squared_terms(x: F64, weight: Weight) -> F64:
 
 
 def beyond_the_sum(x: F64, rows: F64) -> F64:
-    """The mean square of partial sums, from the first term on, less the square of the whole:
+    """Return the mean square of partial sums, from the first term on, less the square of the whole:
     (tokens, rows)."""
     ends = np.linspace(0, x.shape[-1], STRETCHES + 1).astype(np.int64)
     partial, squares = np.zeros((len(x), len(rows))), np.zeros((len(x), len(rows)))
@@ -128,7 +129,7 @@ def beyond_the_sum(x: F64, rows: F64) -> F64:
 
 
 def rows_of(weight: Weight) -> F64:
-    """Return at most SAMPLED of the rows. A row that stands for others is in use, and finite."""
+    """Return at most SAMPLED of the rows that are in use and finite."""
     every = np.arange(weight.shape[0])
     found = some_rows(weight, every)
     if len(every) > SAMPLED:

@@ -99,9 +99,8 @@ class Program:
 
     @property
     def has_result(self) -> bool:
-        """Return True if a graph names a result, or llama.cpp hands out what the graphs compute
-        last.
-        """
+        """Return True if a graph names a result, or if llama.cpp returns what the graphs compute
+        last."""
         return any(self.orders) or any(graph.output.name == graph.result for graph in self.graphs)
 
     @property
@@ -149,7 +148,7 @@ class Program:
 
 
 def unique_names(nodes: Sequence[PlannedNode]) -> list[str]:
-    """llama.cpp's names; where one stands for several nodes, with the op; then with a number."""
+    """Return llama.cpp's names; a name of several nodes gets the op, then a number."""
     several = {name for name, n in Counter(node.name for node in nodes).items() if n > 1}
     seen: Counter[str] = Counter()
     found = []

@@ -43,10 +43,8 @@ def explained_places(
     *,
     is_small: bool,
 ) -> set[Place]:
-    """Return the places of these segments where some honest run gives every row.
-
-    honest: the run without errors; is_small: a model of which many runs take a second or so.
-    """
+    """Return the places of these segments where some honest run gives every row. honest: the run
+    without errors; is_small: many runs of the model take a second or so."""
     left: dict[Place, NDArray[np.bool_]] = {}
     rooms = {s.place: room(honest[s.place], noise[s.place]) for s in suspects if s.sorts}
     for place, allowed in rooms.items():
@@ -75,7 +73,7 @@ def ways(judge: Runs) -> Iterator[tuple[int, Build]]:
 
 
 def room(seen: Seen, noise: Noise) -> NDArray[np.float64]:
-    """Return how far two honest values of the same choice may be apart."""
+    """Return how far two honest values of one choice may be apart."""
     found: NDArray[np.float64] = seen.allowed + noise.room(seen.truth) + step_of(seen.truth)
     return found
 

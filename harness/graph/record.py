@@ -260,7 +260,7 @@ class ProgramRecorder:
     def fill(
         self, draft: ProgramDraft, piece: Nodes, row: int, view: TensorView, operand: Operand
     ) -> None:
-        """Copy what is read of an input, the first time that it is."""
+        """Copy the bytes of an input when a node first reads them."""
         if view.root < 0 or view in draft.filled or operand.value is None:
             return
         root = draft.roots[view.root]
@@ -325,11 +325,8 @@ def computes_every_token(batch: Batch, rows: int, read: NDArray[np.int32]) -> bo
 def order_of(
     computed: Sequence[NDArray[Any]], outputs: NDArray[np.float32] | None
 ) -> tuple[int, ...] | None:
-    """Return the computed row that each output is, by llama.cpp's own values; None if they do not
-    tell.
-
-    Outputs that are equal to the bit are in the order in which they were computed.
-    """
+    """Return the computed row of each output, found by llama.cpp's own values; None if they do not
+    tell. Equal outputs are in the order of their computation."""
     rows = [row.tobytes() for value in computed for row in value.reshape(-1, value.shape[-1])]
     wanted = [] if outputs is None else [row.tobytes() for row in outputs]
     if not wanted or sorted(rows) != sorted(wanted):

@@ -140,7 +140,7 @@ class ReplayRun:
         return put_in(value, cast(self.values[place], value.dtype), planned.name)
 
     def value_given(self, planned: PlannedNode, place: Place) -> NDArray[Any] | None:
-        """Return the given value of a node that is not computed."""
+        """Return the given value of a node, which is not computed."""
         if place not in self.values or planned.result.root < 0:
             return None
         seen = self.memory.operand_of(planned.result)
@@ -148,7 +148,7 @@ class ReplayRun:
         return put_in(np.zeros(shape, dtype), cast(self.values[place], dtype), planned.name)
 
     def compute(self, graph: Graph, planned: PlannedNode) -> NDArray[Any]:
-        """Return what the node holds, in the type and shape of its tensor here."""
+        """Return the node's value in the type and shape of its tensor."""
         node = self.node_of(graph, planned)
         value = self.way.compute(self.build, node).reshape(node.value.shape)
         if self.trace is not None:

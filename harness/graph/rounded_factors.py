@@ -80,7 +80,7 @@ class JudgeOfProducts(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The design of an engine, and what of its segments it gives."""
+    """The design of an engine, and the segments that it explains."""
 
     design: FactorDesign | None
     fine: Findings
@@ -89,13 +89,14 @@ class Chosen:
 def multiplied_otherwise(
     judge: JudgeOfProducts, found: Sequence[Found], known: Mapping[Place, SiteFinding]
 ) -> Findings:
-    """Return findings of wrong segments by the design that the engine has: in agreement with it,
-    or still wrong."""
+    """Return the findings on wrong segments by the engine's design: in agreement with it, or still
+    wrong."""
     factors = {segment.place: factors_in(judge, segment) for segment, _ in found}
     wrong = {segment.place for segment, _ in found if is_wrong(known.get(segment.place))}
 
     def choose(those: frozenset[str] | None, designs: Iterable[FactorDesign]) -> Chosen:
-        """Choose factors. those: the factors that only these segments have; None: of both parts."""
+        """Return the chosen factors. those: the factors that only these segments have; None: of
+        both parts."""
         some = [s for s, _ in found if those is None or factors[s.place] <= those]
         best = Chosen(design=None, fine={})
         for design in designs:
@@ -130,10 +131,8 @@ def multiplied_otherwise(
 
 
 def together(chosen: Parts) -> Iterator[Parts]:
-    """Yield engines of which a segment with products of both parts may be.
-
-    chosen: the designs that segments of one part have shown.
-    """
+    """Yield engines that a segment with products of both parts may come from. chosen: the designs
+    that segments of one part show."""
     yield from [chosen] if chosen else ()
     for part in (WEIGHTS, ATTENTION):
         if part not in chosen:
@@ -147,7 +146,7 @@ def is_nearer(
     design: FactorDesign,
     known: Mapping[Place, SiteFinding],
 ) -> bool:
-    """Return whether any of these is nearer to what the design gives than to what is known."""
+    """Return True if one of these is nearer to the design than to the known ways."""
     run = judge.run(Wide(), design.build(judge.build), of=segments)
     far = {s.place: worst_distance(run[s.place].truth, judge.shown[s.place]) for s in segments}
     return any(each <= NEARER * known[place].err_local for place, each in far.items())
@@ -175,10 +174,8 @@ def factors_in(judge: JudgeOfProducts, segment: Segment) -> frozenset[str]:
 def findings_by(
     judge: JudgeOfProducts, segments: Sequence[Segment], design: FactorDesign, runs: int
 ) -> Findings:
-    """Return what is found of these, held against an engine of this design.
-
-    runs: with random errors, by which its noise is measured.
-    """
+    """Return the findings, judged by an engine of this design. runs: with random errors, which
+    measure its noise."""
     build = design.build(judge.build)
     run = judge.run(Wide(), build, of=segments)
     noise = judge.noise(run, range(runs), segments, build=build)

@@ -46,10 +46,7 @@ class Noise:
         return np.where(self.lost, np.inf, found)
 
     def explains(self, rows: NDArray[np.float64]) -> bool:
-        """Return True if as few rows are off as in honest runs: by anything, by much and by all
-        between. An activation on the other side of a step of its conversion moves one row. If that
-        is rare, three runs may have met none; and an honest row may be a few times as far off as
-        theirs."""
+        """Return True if as few rows are off as in honest runs: at all, by much, and in sum."""
         runs = (np.zeros(0), *self.rows)
         far = max(float(run.max(initial=0.0)) for run in runs)
         sizes = [(0.0, 0.0), *((far / 8 / 4**k, far / 32 / 4**k) for k in range(STEPS_DOWN))]
@@ -60,8 +57,8 @@ class Noise:
 
 
 def noise_between(honest: NDArray[Any], moved: NDArray[Any]) -> Noise:
-    """Return the noise of one run. Rows where a number is not finite and the other differs are
-    lost, and do not measure the others. If numbers are rows of their own, all are lost."""
+    """Return the noise of one run. Rows that are not finite in one run alone are lost, and do not
+    measure the others."""
     if honest.shape != moved.shape:
         return Noise(np.inf, np.inf)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -80,8 +77,7 @@ def noise_between(honest: NDArray[Any], moved: NDArray[Any]) -> Noise:
 
 
 def size_of_rows(x: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the largest finite magnitude along the last axis, which stays. Of one number alone,
-    such as those of a cache that is transposed, any may be small by chance: that of all."""
+    """Return the largest finite magnitude along the last axis, which stays."""
     size, known = np.abs(x, dtype=np.float64), np.isfinite(x)
     alone = x.ndim > 0 and x.shape[-1] == 1
     found: NDArray[np.float64] = size.max(
@@ -96,8 +92,8 @@ Noises = tuple[Mapping[Place, Noise], Mapping[Place, Noise]]  # the second of wi
 def beyond(
     truth: NDArray[Any], shown: NDArray[Any], allowed: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return how much further than allowed each row is off, along the last axis; flat. A number
-    that is not finite does not measure the others; `lost` says whether it may be so."""
+    """Return how much each row is off, as a multiple of the limit, along the last axis; flat. NaN
+    and infinity do not measure other rows; `lost` says if they may occur."""
     if shown.shape != truth.shape or not truth.size:
         return np.zeros(0)
     with np.errstate(invalid="ignore"):

@@ -34,8 +34,8 @@ class Segment:
 
     @property
     def middle(self) -> Site | None:
-        """Return the site to show next, which halves the segment: one of the names that traces
-        have, if any. Views and copies without a name tell nobody what to show."""
+        """Return the site to show next, which halves the segment: a name that traces use, if any.
+        Unnamed views and copies help no author."""
         named = [s for s in self.inside if s.name in SITES]
         named = named or [s for s in self.inside if "(" not in s.name]
         return named[len(named) // 2] if named else None
@@ -104,7 +104,7 @@ def what_is(wire: Wire, op: str) -> str:
 def before(
     place: Place, at: Mapping[Site, Place], wires: Mapping[Place, Wire], shown: Collection[Place]
 ) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
-    """Return the sites up to there that are shown, and those between that are not."""
+    """Return the shown sites up to there, and the hidden sites between."""
     starts: set[Place] = set()
     inside: set[Place] = set()
     waiting = [place]
@@ -128,5 +128,5 @@ def is_wrong(finding: SiteFinding | None) -> bool:
 
 
 def wrong(found: Sequence[Found], sort: Place) -> int:
-    """Return the number of wrong segments with this ARGSORT."""
+    """Return the number of wrong segments with this ARGSORT's order."""
     return sum(finding.mismatch is not None for s, finding in found if sort in s.sorts)

@@ -112,8 +112,8 @@ class SegmentJudge:
         yield from (finding for _, finding in found)
 
     def first_look(self) -> tuple[Run, dict[Place, Noise], list[Found]]:
-        """Return a run without errors, the noise of some with, and what is wrong by these. Of the
-        run that is kept which is asked for again: all of a large model's would be some GB."""
+        """Return a run without errors, the noise of some with errors, and what they find wrong.
+        Only needed values of the run are kept, as all of a large model's would be some GB."""
         rounded = bool(self.stored)
         every = list(segments_of(self.program, self.wires, self.shown))
         if self.only is not None:
@@ -164,8 +164,8 @@ class SegmentJudge:
 
     @cached_property
     def usable(self) -> dict[Place, NDArray[Any]]:
-        """Return what is shown, made fit to go on with. An id of nothing would leave no value
-        behind it, and no other tensor would be judged."""
+        """Return the shown values, made fit for use. An id of no row would leave no value behind
+        it, and nothing else would be judged."""
         most = {place: rows_to_choose(*self.nodes[place]) for place in self.shown}
         return {
             p: value if (n := most[p]) is None else legal(value, n)
@@ -187,7 +187,7 @@ class SegmentJudge:
         of: Sequence[Segment] | None = None,
         keep: Keep = every_one,
     ) -> Run:
-        """Run our ops from what is shown up to each shown node, or to these alone."""
+        """Run our ops from shown values to each shown node, or to these alone."""
         wanted = {place: value.shape for place, value in self.shown.items()}
         watched = Watched(way=way, wide=way.wide, wanted=wanted, look=look, keep=keep)
         values = {**self.orders, **(self.usable if values is None else values), **self.given}
@@ -250,7 +250,7 @@ class SegmentJudge:
         return found
 
     def step_at(self, place: Place, value: NDArray[Any]) -> NDArray[np.float64]:
-        """Return how far a shown number may lie from that which the engine went on with."""
+        """Return how far a shown number may be from the number that the engine used."""
         kind = self.stored.get(place)
         return half_step(value, kind) if kind else step_of(value)
 
@@ -329,7 +329,7 @@ class SegmentJudge:
         return found
 
     def seen_by(self, segment: Segment, node: Node, design: Other) -> Seen:
-        """Return the result of a design that takes its choices from what is shown."""
+        """Return the result of a design that takes its choices from the shown values."""
         shown = self.shown[segment.place]
 
         def part(value: Any) -> NDArray[Any]:
@@ -390,7 +390,8 @@ class SegmentJudge:
         return {self.wires[place].site: node.op for place, (_, node) in self.nodes.items()}
 
     def weights_of(self, segment: Segment) -> tuple[str, ...]:
-        """Return the weights of all its ops: any may be meant, also one that the engine ignores."""
+        """Return the weights of all its ops: any of them may be meant, even one that the engine
+        ignores."""
         places = (self.place_of[site] for site in (*segment.inside, segment.wire.site))
         read = (name for place in places for name in self.wires[place].weights)
         return tuple(dict.fromkeys(read))

@@ -58,8 +58,8 @@ def cells_of(value: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any] | None
 
 
 def cells_in_use(program: Program, graph: Graph, node: PlannedNode, shape: tuple[int, ...]) -> int:
-    """Return how many cells a tensor must have in the shown shape so that none that counts is left
-    out; 0 if it is not of cells, or if that is not known."""
+    """Return how many cells a shown tensor must have to include all that count; 0 if it has no
+    cells, or if that is unknown."""
     if node.op == "SET_ROWS" and CACHE.fullmatch(node.name) and len(shape) == 3:
         return cells_written(program, graph, node, shape[1] * shape[2])
     if OVER_CELLS.fullmatch(node.name) and not node.name.startswith(WEIGHTS):
@@ -68,8 +68,8 @@ def cells_in_use(program: Program, graph: Graph, node: PlannedNode, shape: tuple
 
 
 def cells_written(program: Program, graph: Graph, node: PlannedNode, width: int) -> int:
-    """Return the number of cells written to a cache up to this graph, from the first one on:
-    another stream's are behind a gap."""
+    """Return the number of cells written to a cache up to this graph, from the first; another
+    stream's cells are behind a gap."""
     cells = prod(node.result.ne) // width if width else 0
     cache, used = graph.roots[node.result.root].cache, np.zeros(cells + 1, np.bool_)
     for each in program.graphs[: program.graphs.index(graph) + 1] if cells else ():

@@ -32,7 +32,7 @@ class Honest:
     wide = False
 
     def compute(self, build: Build, node: Node) -> NDArray[Any]:
-        """Return what an engine that computes this way holds."""
+        """Return the node's value in an engine that computes this way."""
         return self.result(node, expect(node, self.build(build, node)))
 
     def build(self, build: Build, node: Node) -> Build:

@@ -45,7 +45,7 @@ def wires_of(program: Program) -> dict[Place, Wire]:
 
 
 def sites_of(program: Program) -> dict[Place, Site]:
-    """Return each node's site by its unique name; those of later ubatches say which."""
+    """Return each node's site by its unique name; sites of later ubatches carry their number."""
     return {place: site_of(name, place[0], place[1]) for place, name in program.names.items()}
 
 
@@ -81,7 +81,7 @@ def weights_of(graph: Graph, node: PlannedNode) -> Iterator[str]:
 
 
 def ends_of_layers(wires: Mapping[Place, Wire]) -> set[Site]:
-    """Return the last node of each in the prompt's run."""
+    """Return the last node of each layer in the prompt's run."""
     first = [wire for place, wire in wires.items() if place[0] == 0]
     return {first[group[-1]].site for group in by_layer([wire.layer for wire in first])}
 
@@ -99,7 +99,8 @@ class Dependencies:
         self.known: dict[tuple[Set[Place], Set[Place]], tuple[set[Place], set[Place]]] = {}
 
     def whole(self, values: Mapping[Place, Any]) -> set[Place]:
-        """Return the places whose values are given as a whole, so nothing is computed for them.
+        """Return the places whose values are given as a whole, so that nothing is computed for
+        them.
 
         Of a value that is a part (cells in use, experts that are chosen) the rest is computed:
         zeros there would be noise that no honest run has. Of the weights of cells the rest is zero.

@@ -51,8 +51,8 @@ def nothing_shown(context: Context) -> Status:
 
 
 def all_segments(context: Context) -> Findings:
-    """Find all wrong segments, also those that a fault before them hides, as a NaN does in every
-    op. The oracle's values replace wrong results as long as more segments are found."""
+    """Find all wrong segments, also those hidden by an earlier fault, as a NaN hides all. The
+    oracle's values replace wrong results as long as more segments are found."""
     found = locate_segments(context)
     hidden = any(not error <= WHOLLY_OFF for error in found.free.values())
     while hidden and (values := replaceable(context, found.values)):
@@ -67,7 +67,7 @@ def all_segments(context: Context) -> Findings:
 
 
 def replaceable(context: Context, values: Values) -> Values:
-    """Return those of the values that the subject can go on with instead of its own."""
+    """Return the values that the subject can take instead of its own."""
     info = context.subject_info
     if info.computes_nodes and not info.shows_nodes:
         return {}  # it has other names for them
@@ -77,7 +77,7 @@ def replaceable(context: Context, values: Values) -> Values:
 def outputs_of(
     context: Context, session: Session, found: Findings, values: Values | None = None
 ) -> Outputs:
-    """Return the outputs of its run with these values put in."""
+    """Return the outputs of the subject's run with these values put in."""
     request = Request(batches=context.batches, embeddings=found.embeddings, replace=values or {})
     run: Evaluation = context.ask(session, "evaluate", request)
     return run.logits

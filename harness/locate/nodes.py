@@ -86,10 +86,8 @@ def record_program(context: Context, batches: Sequence[Batch] | None = None) -> 
 
 
 def graph_of_subject(context: Context) -> Program | None:
-    """Record the graph that llama.cpp makes of the subject's own file, if that is another.
-
-    Its parameters come from there: on the oracle's it would agree, whatever its file says.
-    """
+    """Record llama.cpp's graph of the subject's own file, if that differs. The parameters come from
+    there, as the oracle's would agree whatever the file says."""
     if context.subject_model == context.model:
         return None
     context.progress("recording the graph of the subject's file")
@@ -109,7 +107,7 @@ def both_files(context: Context) -> Iterator[tuple[GgufFile, GgufFile]]:
 
 
 def differing_keys(oracle: GgufFile, subject: GgufFile) -> tuple[str, ...]:
-    """Return the keys that differ, of those that llama.cpp makes its graph from."""
+    """Return the differing keys among those that shape llama.cpp's graph."""
     a, b = oracle.metadata, subject.metadata
     named = (key for key in {**a, **b} if not key.startswith(("general.", "tokenizer.")))
     return tuple(
@@ -156,7 +154,7 @@ def computing(session: Session) -> Callable[[Node], NDArray[Any] | None]:
 
 
 def own_values(context: Context, sites: Collection[Site], *, embeddings: bool) -> Values:
-    """Return what the subject shows of these sites in its own run."""
+    """Return the values that the subject shows of these sites in its own run."""
     request = Request(
         batches=context.batches, capture=True, only=tuple(sites), embeddings=embeddings
     )
@@ -182,8 +180,7 @@ def captured_values(context: Context, sites: Collection[Site]) -> Values:
 
 
 def guilty_values(judge: NodeJudge, wires: Mapping[Place, Wire]) -> Values:
-    """Return the values to put in at wrong ops, with the choices of rows or experts that they
-    belong to."""
+    """Return the values to put in at wrong ops, with the rows or experts chosen for them."""
     inputs = {wire.site: wire.inputs for wire in wires.values()}
     found = (f.site for f in judge.findings if f.mismatch is not None)
     guilty = [site for site in found if site in judge.kept]

@@ -76,8 +76,7 @@ class NearestFormulas:
 
 @dataclass
 class OtherFormulas:
-    """Looks at nodes in their order. near: nodes about `place`, which an engine shows; file: the
-    oracle's."""
+    """Looks at nodes in order. near: shown nodes about `place`; file: the oracle's."""
 
     file: GgufFile
     near: Collection[Place]
@@ -133,7 +132,7 @@ def other_formula(node: Node, shown: NDArray[Any]) -> str:
 
 
 def find_nearest(node: Node, shown: NDArray[Any], made: Made) -> NearestFormulas | None:
-    """Return the formulas that are much nearer to what is shown than the node's own is."""
+    """Return the formulas that are much nearer to the shown values than the node's own."""
     if shown.dtype.kind != "f" or not shown.size or not np.isfinite(shown).all():
         return None
     if shown.size != node.value.size or not made:

@@ -48,8 +48,8 @@ class Patched:
 
     @property
     def explains(self) -> bool:
-        """Return True if nine tenths of a difference are gone: of honest noise most would be
-        left."""
+        """Return True if nine tenths of a difference are gone, which honest noise would not
+        allow."""
         return self.before > 0 and self.worst <= self.before / 10
 
     @property
@@ -88,7 +88,7 @@ def patch(context: Context, found: Findings) -> Patched:
 
 
 def held_against(expected: tuple[Rows, Rows], found: tuple[Rows, Rows], noise: float) -> Patched:
-    """Compare two runs of each engine: as they are, and with the tensors put in."""
+    """Compare two runs of each engine: unchanged, and with the tensors put in."""
     size = largest(expected[1])
     bound = whole_run(noise, size)
     before, worst = (

@@ -221,7 +221,7 @@ def of_no_use(context: Context, run: OwnRun, judge: SegmentJudge) -> dict[str, t
 
 
 def by_place(values: Values, places: Mapping[Site, Place]) -> Iterator[dict[Place, NDArray[Any]]]:
-    """Yield what is shown of nodes; then, for nodes with several names, the values of other names
+    """Yield the shown values of nodes; then, for nodes with several names, values of other names
     that differ."""
     names: dict[Place, list[NDArray[Any]]] = {}
     for site, value in values.items():
@@ -236,8 +236,8 @@ def by_place(values: Values, places: Mapping[Site, Place]) -> Iterator[dict[Plac
 def outputs_alone(
     batches: Sequence[Batch], program: Program, places: Mapping[Site, Place], values: Values
 ) -> Values:
-    """Return the rows with outputs of values shown for all tokens, if llama.cpp's node has those
-    alone. Its last layer drops the others behind attention; an engine need not."""
+    """Return the output rows of values shown for all tokens, if llama.cpp's node has those alone.
+    Its last layer drops the others behind attention; an engine need not."""
     ne = {g.place(node): node.result.ne for g in program.graphs for node in g.nodes}
     found = Values()
     for site, value in values.items():
@@ -260,8 +260,7 @@ def is_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 def wrong_by_another_name(
     judge: SegmentJudge, others: Mapping[Place, NDArray[Any]]
 ) -> dict[Place, SiteFinding]:
-    """Return the findings on nodes that are shown by a second name, and otherwise than by the
-    first."""
+    """Return the findings on nodes whose second name shows other values than the first."""
     again = replace(judge, shown={**judge.shown, **others}, orders={}) if others else None
     found = again.findings() if again else ()
     return {p: f for f in found if f.mismatch and (p := judge.place_of[f.site]) in others}
@@ -280,8 +279,7 @@ def run_shown(context: Context, program: Program, given: Values | None) -> Evalu
 
 
 def missing_promises(context: Context, places: Mapping[Site, Place], values: Values) -> list[Site]:
-    """Return the sites that an engine does not show though it says so. Ours does not say what, and
-    one that shows a name nowhere may have no such tensor in this architecture."""
+    """Return the sites that an engine does not show though it says so."""
     info, there = context.subject_info, {site.name for site in values}
     if info.partial or (info.shows is None and info.shows_nodes):
         return []
@@ -310,8 +308,8 @@ def no_such_node(sites: Sequence[Site], places: Mapping[Site, Place]) -> str:
 
 
 def sites_to_replace(guilty: Sequence[Place], names: Mapping[Place, Site]) -> dict[Place, Site]:
-    """Return the sites where the oracle's values are put in. A wrong cache is so until its last
-    step: what is put in is read, and not kept."""
+    """Return the sites where the oracle's values are put in. A wrong cache stays wrong until its
+    last step: a value put in is read, and not kept."""
     first = {(names[p].layer, names[p].name): p[0] for p in reversed(guilty) if p in names}
     return {
         place: site
@@ -381,8 +379,8 @@ def unusable(wire: Wire, op: str, mismatch: Mismatch) -> SiteFinding:
 
 
 def errors_of(judge: SegmentJudge) -> NDArray[np.float64]:
-    """Return the errors of the subject's own run, where they pile up: of all that is shown, against
-    a whole run of ours."""
+    """Return the accumulated errors of the subject's own run: all shown values against a whole run
+    of ours."""
     errors: dict[Place, float] = {}
 
     def keep(place: Place, ours: Seen) -> bool:

@@ -26,8 +26,8 @@ Rows = NDArray[np.intp]
 def by_ubatches(
     batches: Sequence[Batch], program: Program, places: Mapping[Site, Place], values: Values
 ) -> tuple[Values, set[Site]]:
-    """Return the values of such batches, cut, by sites of each part; and all sites of these
-    batches. Those that were not cut cannot be held against anything."""
+    """Return the values of such batches, cut into ubatches, and all sites of these batches. Values
+    that were not cut are not compared."""
     at = {graph.place(node): node.result.ne for graph in program.graphs for node in graph.nodes}
     cut: Values = {}
     sites: set[Site] = set()
@@ -56,8 +56,8 @@ def by_ubatches(
 
 
 def parts_of(batch: Batch, graphs: Sequence[Graph]) -> list[Rows] | None:
-    """Return the rows of the batch that each part has; no part where these cannot be told, as of
-    ids that come twice. None: it is computed as it is."""
+    """Return the rows of the batch in each part; none if they cannot be told, as for repeated ids.
+    None: the batch is computed whole."""
     ids = [found for graph in graphs if (found := ids_of(graph)) is not None]
     if len(graphs) < 2 and all(np.array_equal(each, batch.tokens) for each in ids):
         return None
@@ -90,8 +90,8 @@ def ids_of(graph: Graph) -> NDArray[np.int32] | None:
 def rows_in(
     value: NDArray[Any], batch: Batch, rows: Rows, ne: tuple[int, ...]
 ) -> NDArray[Any] | None:
-    """Return the rows of these tokens, or of those alone whose output is asked for; None if the
-    value is not by token."""
+    """Return the rows of these tokens, or only of those with outputs; None if the value is not by
+    token."""
     asked = rows[batch.outputs[rows]]
     rank = np.cumsum(batch.outputs) - 1  # among those that are asked for
     ways = {len(batch): (rows, asked), int(batch.outputs.sum()): (rank[asked],)}
@@ -108,9 +108,8 @@ def rows_in(
 def outputs_of_graphs(
     program: Program, outputs: Sequence[NDArray[np.float32]]
 ) -> dict[Place, NDArray[Any]]:
-    """Return the rows of each batch as the value of its graph's result, where these are the same
-    rows in the same order: of a batch that llama.cpp takes apart, or leaves rows in, they are
-    not."""
+    """Return the rows of each batch as its graph's result, if both have the same rows in order. A
+    batch that llama.cpp splits, or whose rows it drops, has not."""
     found: dict[Place, NDArray[Any]] = {}
     for step, (rows, order) in enumerate(zip(outputs, program.orders, strict=False)):
         graphs = [graph for graph in program.graphs if graph.step == step]
