@@ -112,8 +112,7 @@ class SegmentJudge:
         yield from (finding for _, finding in found)
 
     def first_look(self) -> tuple[Run, dict[Place, Noise], list[Found]]:
-        """Return a run without errors, the noise of some with errors, and what they find wrong.
-        Only needed values of the run are kept, as all of a large model's would be some GB."""
+        """Return a run without errors, the noise of some with errors, and what is wrong."""
         rounded = bool(self.stored)
         every = list(segments_of(self.program, self.wires, self.shown))
         if self.only is not None:
