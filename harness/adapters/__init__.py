@@ -27,10 +27,8 @@ def has_sbatch(version: str) -> bool:
 
 
 def split_version(name: str) -> tuple[str, str]:
-    """Engine and version of `NAME@VERSION`; the installed version has none, and no path has.
-
-    Raises Unsupported where nothing follows the @.
-    """
+    """Return engine and version of `NAME@VERSION`; "" for the installed version, and for paths.
+    Raises Unsupported if nothing follows the @."""
     engine, at, version = name.partition("@")
     if "/" in engine or name.startswith(PREFIX):
         return name, ""

@@ -46,7 +46,7 @@ class Adapter(Registered):
 
     @classmethod
     def check_libraries(cls) -> None:
-        """Raise Unsupported where a worker would load libraries that this was not written for."""
+        """Refuse libraries that the adapter was not written for. Raises Unsupported."""
 
     def describe(self) -> EngineInfo:
         return EngineInfo(engine=self.name, version="unknown", settings=self.settings)
@@ -57,10 +57,8 @@ class Adapter(Registered):
     def parse(
         self, blob: NDArray[np.uint8], ends: NDArray[np.int64], way: str
     ) -> dict[str, NDArray[Any] | dict[int, str]]:
-        """Many GGUF files, read one by one in one of the engine's ways (see parts.parsing).
-
-        A file that kills, stops or fills the reader is an answer like others, not a failure.
-        """
+        """Parse many GGUF files, one by one, in one of the engine's ways (see parts.parsing). A
+        file that kills, stops or fills the reader is an answer too, not a failure."""
         raise Unsupported(f"{self.name} does not parse many files")
 
     def tokenize(
@@ -88,14 +86,11 @@ class Adapter(Registered):
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
         """Return seconds for all these blocks, if each of `threads` threads decodes them for
-        `seconds`.
-
-        With two threads that keep out of each other's way it is half of what it is with one.
-        """
+        `seconds`. Two independent threads halve the time."""
         raise Unsupported(f"{self.name} cannot be timed")
 
     def name_tensors(self, metadata: bytes) -> tuple[TensorSummary, ...]:
-        """The tensors that a model with this metadata (a GGUF file without any) would have."""
+        """Return the tensors of a model with this metadata (a GGUF file without any)."""
         raise Unsupported(f"{self.name} does not name the tensors of a model")
 
     def evaluate(self, request: Request) -> Evaluation:
@@ -133,10 +128,8 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not show its graph")
 
     def time_capture(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """Return seconds of all batches but the first, or of the only one, each way once.
-
-        plain; callback: past an empty one of Python; capture; copy: of the bytes captured.
-        """
+        """Return the seconds of all batches but the first, or of the only one, once each way:
+        plain; callback: with an empty one of Python; capture; copy: of the captured bytes."""
         raise Unsupported(f"{self.name} does not show its graph")
 
     def compute(self, node: Node) -> NDArray[Any]:
@@ -151,15 +144,12 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not compute fused operations")
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
-        """Return what each stage of a chain of samplers leaves of each row of logits.
-
-        If a stage draws, it uses the request's draw, not one of its own. llama.cpp's seeds give the
-        same draws.
-        """
+        """Return the candidates behind each stage of a chain, for each row of logits. A stage that
+        draws uses the request's draw, as llama.cpp's seeds give it."""
         raise Unsupported(f"{self.name} does not show its samplers")
 
     def draw(self, request: DrawRequest) -> DrawAnswer:
-        """Return one next token, drawn by a chain; servers alone are asked."""
+        """Return one next token, drawn by a chain; only servers are asked."""
         raise Unsupported(f"{self.name} is no server")
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
@@ -206,8 +196,8 @@ class Adapter(Registered):
     def guide(
         self, batches: Sequence[Batch], negative: Sequence[Batch], scale: float
     ) -> tuple[NDArray[np.float32], ...]:
-        """Return guided logits of each batch in turn, (outputs, vocabulary), but for a constant in
-        each row. `negative` has as many batches and outputs, behind another prompt."""
+        """Return guided logits of each batch, (outputs, vocabulary), up to a constant in each row.
+        `negative` has as many batches and outputs, behind another prompt."""
         raise Unsupported(f"{self.name} has no guidance")
 
     def save(
@@ -227,8 +217,8 @@ class Adapter(Registered):
     def load(
         self, path: str, then: Sequence[Batch], sequence: int | None = None
     ) -> tuple[NDArray[np.float32], ...]:
-        """Return the logits of each batch of `then`, (outputs, vocabulary), on the state of a file
-        that `save` wrote, and on nothing else."""
+        """Return the logits of each batch of `then`, (outputs, vocabulary), on only the state of a
+        file that `save` wrote."""
         raise Unsupported(f"{self.name} does not load a state")
 
     def restore(
@@ -243,7 +233,7 @@ class Adapter(Registered):
         raise Unsupported(f"{self.name} does not read llama.cpp's state files")
 
     def borrow(self, session: Any) -> None:
-        """Ask this open session of llama.cpp, where an engine would open one of its own."""
+        """Use this open session of llama.cpp in place of an own one."""
 
     def close(self) -> None:
         """Give back what the engine holds."""

@@ -182,7 +182,7 @@ class Reference(Adapter, name="reference"):
         return self.evaluate(Request(batches=tuple(batches), embeddings=True)).logits
 
     def compute(self, node: Node) -> NDArray[Any]:
-        """Return the formula: a single op has no build whose roundings could be mirrored."""
+        """Compute by the formula: a single op has no build whose roundings could be mirrored."""
         found = expect(node, ANY_ENGINE)
         if found.answer is not None:
             return found.answer

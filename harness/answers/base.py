@@ -72,7 +72,7 @@ def facts_in(file: GgufFile, n_bytes: int) -> Facts:
     arch = file.metadata.get("general.architecture")
 
     def number(key: str, default: int | None = None) -> int | None:
-        """Return the number of a key; a value for each layer is none."""
+        """Return the number of a key; lists of one value per layer do not count."""
         found = file.metadata.get(f"{arch.data}.{key}") if arch else None
         if found is None:
             return default
@@ -139,7 +139,7 @@ def in_words(hint: Any) -> str:
 
 
 def expect_array(value: Any, dtype: type | None, shape: Sequence[int | None], where: str) -> None:
-    """`dtype`: None is any of numbers; a None in the shape is any size."""
+    """Check an array. `dtype`: None stands for any numbers; None in the shape is any size."""
     known = type(value) in ARRAYS and value.dtype.name in DTYPES
     if known and dtype is not None:
         known = value.dtype == dtype
@@ -169,7 +169,7 @@ def expect_ids(value: Any, facts: Facts, where: str) -> None:
 
 
 def expect_plain(value: Any, where: str, others: Collection[type] = ()) -> None:
-    """Lists and tuples, however deep, of what JSON has and of `others`."""
+    """Check nested lists and tuples of JSON values and of `others`."""
     waiting = [value]
     while waiting:
         held = waiting.pop()

@@ -71,7 +71,8 @@ def check_tensors(tensors: Collection[TensorSummary]) -> None:
 
 
 def check_size(tensor: TensorSummary, where: str) -> None:
-    """Whole blocks of one size. Which size a type has, readers differ in: that is compared."""
+    """Check that the blocks are whole and equal in size. The size itself is compared, as readers
+    differ in it."""
     if not 1 <= len(tensor.ne) <= MOST_DIMENSIONS:
         raise MalformedAnswer(f"{where}.ne", f"1 to {MOST_DIMENSIONS} sizes", tensor.ne)
     numbers = {"offset": (tensor.offset,), "n_bytes": (tensor.n_bytes,), "ne": tensor.ne}

@@ -45,7 +45,7 @@ def check_evaluate(value: Any, facts: Facts, request: Request) -> None:
 
 
 def check_logits(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
-    """(outputs, vocabulary) for each batch; NaN is a number like any other."""
+    """Check the logits: (outputs, vocabulary) for each batch. NaN is a number like any other."""
     expect_batches(value, batches, "the logits")
     n_vocab = facts.n_vocab
     for i, (logits, batch) in enumerate(zip(value, batches, strict=True)):
@@ -69,7 +69,7 @@ def check_guide(value: Any, facts: Facts, batches: Sequence[Batch], *_: Any) -> 
 
 
 def check_embed(value: Any, facts: Facts, batches: Sequence[Batch]) -> None:
-    """A row for each token, or for each sequence, all of one width."""
+    """Check the embeddings: a row for each token, or for each sequence, all of one width."""
     expect_batches(value, batches, "the embeddings")
     width = None
     for i, (rows, batch) in enumerate(zip(value, batches, strict=True)):

@@ -1,4 +1,4 @@
-"""Answers about text: ids for texts, texts for ids, and ids or texts that go on."""
+"""Answers about text: ids for texts, texts for ids, and continuations."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -22,7 +22,7 @@ class NotDownloaded(EngineError):
 
 
 def cache_folder() -> Path:
-    """LOCKSTEP_CACHE, or `lockstep` in the user's cache folder."""
+    """Return LOCKSTEP_CACHE, or `lockstep` in the user's cache folder."""
     if os.environ.get(CACHE):
         return Path(os.environ[CACHE])
     base = os.environ.get("XDG_CACHE_HOME")

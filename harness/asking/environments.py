@@ -41,7 +41,7 @@ class NotBuilt(EngineError):
 
 
 def package_of(name: str) -> tuple[str, str, str]:
-    """(distribution, module, version) of `NAME@VERSION`. Raises Unsupported for nonsense."""
+    """Return (distribution, module, version) of `NAME@VERSION`. Raises Unsupported for nonsense."""
     engine, version = split_version(name)
     package = adapter_class(engine).package
     if package is None:
@@ -55,8 +55,7 @@ def package_of(name: str) -> tuple[str, str, str]:
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of the environment, built or not: one for each version of Python as
-    well."""
+    """Return the folder of the environment, built or not; each version of Python has its own."""
     distribution, _, version = package_of(name)
     return environments() / f"{distribution}-{version}-{sys.implementation.cache_tag}"
 
@@ -194,11 +193,8 @@ def after(seconds: float) -> str:
 
 
 def run_command(command: list[str], problem: str, waiting: Callable[[float], None]) -> str:
-    """Return what a command prints. Raises NotBuilt with the problem and the command's last
-    words.
-
-    waiting: is told now and then how many seconds it has taken, so that nobody thinks it hangs.
-    """
+    """Return what a command prints. Raises NotBuilt with the problem and the command's last words.
+    waiting: is called now and then with the seconds so far."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

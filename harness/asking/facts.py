@@ -48,7 +48,7 @@ class ModelFacts:
 
     @property
     def no_choice(self) -> str:
-        """The reason why no engine can choose a wrong token; "": it can."""
+        """Return why no engine can choose a wrong token; "": it can."""
         one = "its vocabulary has only one token, so there is no choice"
         return self.no_run or (one if self.n_vocab == 1 else "")
 
@@ -77,7 +77,7 @@ def is_small(file: GgufFile) -> bool:
 
 
 def size_of(file: GgufFile) -> int:
-    """Return bytes of its weights."""
+    """Return the bytes of its weights."""
     return sum(tensor.n_bytes for tensor in file.tensors.values())
 
 
@@ -117,8 +117,7 @@ def has_both(tensors: Collection[str]) -> bool:
 
 
 def vocabulary_of(file: GgufFile) -> bool:
-    """Return True if there is a vocabulary. Tokens without a kind are a broken one, which is
-    refused by its key."""
+    """Return True if there is a vocabulary. Tokens without a kind are refused by their key."""
     if VOCABULARY not in file.metadata:
         return TOKENS in file.metadata
     return str(file.metadata[VOCABULARY].data) not in NO_VOCABULARY
@@ -164,8 +163,7 @@ def our_graph(file: GgufFile, arch: str, kind: str) -> Architecture | str:
 
 
 def what_it_keeps(file: GgufFile) -> str:
-    """Describe what the model keeps of earlier tokens: the place to look if these alone make a run
-    differ."""
+    """Describe what the model keeps of earlier tokens, where a fault that needs them must be."""
     stems = [name.split(".", 2)[2] for name in file.tensors if name.startswith("blk.")]
     keys, states = (any(s.startswith(of) for s in stems) for of in (OF_KEYS, OF_STATES))
     state = "the state that each sequence carries on (of a scan, of a convolution)"

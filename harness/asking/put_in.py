@@ -1,8 +1,5 @@
-"""Checks that an engine looks at the values that it is to go on with.
-
-A user's class may not know of them and go on with its own. What it shows behind them would be held
-against others, and an honest engine accused.
-"""
+"""Checks that an engine uses replaced values. A user's class may ignore them; values behind them
+would accuse an honest engine."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -75,13 +72,13 @@ def watch_values(args: tuple[Any, ...]) -> tuple[PutIn, tuple[Any, ...]]:
 
 
 def comes_to_the_same(request: Request, found: Evaluation, own: Evaluation) -> bool:
-    """Bit for bit, outputs and all that is shown, though another value than the engine's own was
-    put in. own: what it answers where none is."""
+    """Return True if two runs agree bit for bit, in outputs and shown values, although values were
+    replaced. own: the answer without replacement."""
     return is_same(found, own) and is_other(request, own)
 
 
 def is_same(a: Evaluation, b: Evaluation) -> bool:
-    """Bit for bit, outputs and all that is shown."""
+    """Return True if outputs and shown values agree bit for bit."""
     first, second = (
         {**dict(enumerate(e.logits)), **(e.trace.values() if e.trace else {})} for e in (a, b)
     )
@@ -91,8 +88,8 @@ def is_same(a: Evaluation, b: Evaluation) -> bool:
 
 
 def is_other(request: Request, own: Evaluation) -> bool:
-    """Return True if any value that was put in differs from the engine's own, or the engine hides
-    its own."""
+    """Return True if a replaced value differs from the engine's own, or if the engine hides its
+    own."""
     shown = own.trace.values() if own.trace else {}
     return any(
         site not in shown or shown[site].tobytes() != value.tobytes()

@@ -30,7 +30,7 @@ IN_WORDS = {"describe": "start", "metadata": "parse", "evaluate": "logits", "cap
 
 
 def in_words(question: str) -> str:
-    """Return the words for a question, with whatever stands behind its name."""
+    """Return the question's words, with what follows its name."""
     name, _, rest = question.partition(" ")
     return f"{IN_WORDS.get(name, name)} {rest}".strip()
 
@@ -50,13 +50,12 @@ class Session:
 
     @cached_property
     def recorded(self) -> dict[bytes, Any]:
-        """Return programs of its graphs, by what was run (harness.graph.record)."""
+        """Return the recorded programs by run (harness.graph.record)."""
         return {}
 
     @cached_property
     def counted(self) -> dict[bytes, int]:
-        """Return prompts that it was given as texts, and of how many tokens it says that they
-        are."""
+        """Return the prompts given as texts, with the engine's own counts of their tokens."""
         return {}
 
     @cached_property
@@ -91,17 +90,16 @@ class Session:
     def ask_at_once(
         self, question: str, every: Sequence[tuple[Any, ...]], *, more_seconds: float
     ) -> list[Outcome]:
-        """Ask all questions before any is answered, if the engine takes several at a time.
-
-        Each gets so many seconds more than usual, to wait for the others.
-        """
+        """Ask all questions before any is answered, if the engine takes several at a time. Each
+        gets so many extra seconds to wait for the others."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Begin to start it, if it is another process: the first question finds it further on."""
+        """Begin to start another process, so that the first question waits less."""
 
     def check_model(self) -> None:
-        """Raise InvalidModel where the model is no file any more: opening a pipe waits for ever."""
+        """Refuse a model that is no file any more, as opening a pipe waits for ever. Raises
+        InvalidModel."""
         try:
             if self.model is not None:
                 check_regular(self.model)
@@ -111,7 +109,7 @@ class Session:
             raise InvalidModel(f"{self.model}: {error.strerror or error}") from error
 
     def ask(self, question: str, *args: Any, **kwargs: Any) -> Outcome:
-        """Return the outcome of calling the adapter's method of that name. Raises InvalidModel."""
+        """Call the adapter's method of that name, and return the outcome. Raises InvalidModel."""
         self.check_model()
         if question not in QUESTIONS:
             raise ValueError(f"no question named {question!r} (known: {', '.join(QUESTIONS)})")
@@ -205,7 +203,7 @@ class LocalSession(Session):
         return self.attempt(lambda engine: getattr(engine, question)(*args, **kwargs, **extra))
 
     def attempt(self, work: Callable[[Adapter], Any]) -> Outcome:
-        """Return the outcome of `work` on the engine, as if the engine had been asked for that."""
+        """Return the outcome of `work` on the engine, as for a question."""
         started = time.perf_counter()
         try:
             self.adapter = self.adapter or self.cls(self.model, self.settings)

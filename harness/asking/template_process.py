@@ -72,7 +72,7 @@ def load_modules(names: Sequence[str]) -> None:
 
 
 def find_conversions() -> None:
-    """Find the conversions once: each worker would take a tenth of a second to find the same."""
+    """Find the conversions once: it would take each worker a tenth of a second."""
     with suppress(Exception):
         from lockstep.harness.adapters.llama_cpp.activations import generic_formats
         from lockstep.harness.adapters.llama_cpp.lib import library
@@ -88,9 +88,7 @@ class ForkedWorkers:
         self.held: dict[int, tuple[socket.socket, int]] = {}  # by process: who ordered it, pidfd
 
     def next_order(self, orders: socket.socket) -> Order | None:
-        """Return a fork's order in the fork; None in the template when nobody is left who
-        orders.
-        """
+        """Return a fork's order in the fork; None in the template when the other end is closed."""
         self.waiting.register(orders, selectors.EVENT_READ)
         missing: tuple[str, ...] = LOADED_THEN  # while llama.cpp's worker opens its model
         while True:
@@ -153,9 +151,7 @@ class ForkedWorkers:
 
 def receive_order(orders: socket.socket) -> Order | None:
     """Return the next order; None if its descriptors were cut off, as too many files are open.
-
-    Raises EOFError when nobody is left who orders.
-    """
+    Raises EOFError when the other end is closed."""
     raw, descriptors, _, _ = socket.recv_fds(orders, ORDER_BYTES, 3)
     if not raw:
         raise EOFError

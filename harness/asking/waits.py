@@ -26,8 +26,8 @@ def n_tokens(question: str, args: Sequence[Any]) -> int:
 
 
 def option_for_less(question: str, tokens: int) -> str:
-    """Return the option of the commands that asks for less; "": none. question: with whatever
-    stands behind its name."""
+    """Return the command's option that asks for less; "": none. question: with what follows its
+    name."""
     name = question.split(" ")[0]
     if name in OF_TEXT and tokens:
         return "--steps"
@@ -36,13 +36,13 @@ def option_for_less(question: str, tokens: int) -> str:
 
 @dataclass
 class InVain:
-    """Runs that one engine did not answer in time with one model. Runs with tensors shown or
-    without are the same work."""
+    """Runs that one engine did not answer in time with one model. Showing tensors does not change
+    the work."""
 
     late: dict[Run, list[TimedOut]] = field(default_factory=dict)
 
     def known_wait(self, question: str, args: Sequence[Any]) -> TimedOut | None:
-        """Return the likely outcome of the next wait; None: nobody knows."""
+        """Return the likely outcome of the next wait; None: unknown."""
         found = self.late.get(run_of(args[0].batches), []) if question == "evaluate" else []
         return replace(found[-1], note=AGAIN) if len(found) >= MOST else None
 

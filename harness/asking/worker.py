@@ -92,14 +92,14 @@ def serve(channel: Channel) -> None:
 
 
 def refuse_ignored_values(cls: type[Adapter]) -> dict[str, Any]:
-    """Return the answer for an engine that ignores replaced values: nothing is asked by them, so
-    nobody is accused of its own."""
+    """Return a refusal for an engine that ignores replaced values, so that its own values accuse
+    nobody."""
     text = f"{cls.name} ignores values that are put in: request.replace"
     return {"kind": "unanswerable", "message": text, "of_model": False, "declared": True}
 
 
 def make_adapter(cls: type[Adapter], model: Path | None, settings: Any) -> Adapter:
-    """Make an adapter. A user's own __init__ may have left ours out."""
+    """Make an adapter, even if the user's own __init__ leaves ours out."""
     adapter = cls(model, settings)
     for name, value in (("model", model), ("settings", settings)):
         if not hasattr(adapter, name):
@@ -125,7 +125,7 @@ def deliver(channel: Channel, answer: Mapping[str, Any]) -> None:
 
 
 class ReportedRefusal(EngineError):
-    """A refusal of another engine that this one relies on, in that one's words."""
+    """A refusal by another engine that this one relies on, in its words."""
 
 
 class Crash(Exception):
@@ -133,7 +133,7 @@ class Crash(Exception):
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """Return what an exception says about the engine that raised it."""
+    """Return what an exception says of the engine that raised it."""
     if isinstance(error, Unsupported):
         of_model = isinstance(error, NotInModel)
         said = {"message": str(error), "of_model": of_model, "declared": False}

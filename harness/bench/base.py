@@ -15,7 +15,8 @@ Progress = Callable[[str, str], None]  # (what is measured, text)
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """`targets` are of the benchmark's list, all if empty; `seconds` for each engine and round.
+    """The plan of a benchmark. `targets`: from its list, all if empty; `seconds`: for each engine
+    and round.
 
     `size` counts the units that an engine is given at a time: of weights by default as many as our
     engine decodes at a time (engine.weights.CHUNK). Their floats stay in the cache, where whoever
@@ -33,7 +34,8 @@ class BenchPlan:
 
 
 def why_unmeasured(engine: str, question: str, outcome: Outcome) -> BadInput:
-    """Return the error to raise if nothing can be measured. No other engine was asked the same."""
+    """Return the error for a benchmark that measures nothing. No other engine was asked the
+    same."""
     if isinstance(outcome, Rejected):
         return BadInput(f"{engine} refuses: {outcome.message}")
     return BadInput(no_answer(engine, question, outcome).summary)

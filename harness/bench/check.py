@@ -41,7 +41,7 @@ class CheckBench(Bench, name="check"):
 
 
 def check(path: Path, asked: BenchPlan, clock: "PhaseClock") -> None:
-    """All suites, in this process: what `lockstep check` does but for the report."""
+    """Run all suites in this process, as `lockstep check` does without the report."""
     plan = Plan(
         case=path.name,
         model=path,
@@ -63,7 +63,8 @@ def check(path: Path, asked: BenchPlan, clock: "PhaseClock") -> None:
 
 @dataclass(kw_only=True)
 class PhaseClock:
-    """Takes the time between what is said. Texts that differ in a number or a tensor are one."""
+    """Measures the time between messages. Texts that differ only in a number or a tensor count as
+    one."""
 
     say: Callable[[str], None]
     times: dict[str, tuple[float, float]] = field(default_factory=dict)  # (seconds, our processor)
@@ -81,7 +82,7 @@ class PhaseClock:
         self.now = " ".join(word for word in text.split() if not NUMBERED.search(word))
 
     def begin(self, stage: str) -> None:
-        """Begin a stage that is no suite."""
+        """Begin a stage other than a suite."""
         self.say(stage)
         self.stop()
         self.suite, self.now = stage, ""

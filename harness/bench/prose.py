@@ -34,7 +34,8 @@ DISTINCT = 40_000  # ranks of words; with punctuation a megabyte meets about as 
 
 
 def prose(n_bytes: int, seed: int) -> bytes:
-    """Mostly English words by Zipf's law, with punctuation, numbers, code and other scripts."""
+    """Return mostly English words by Zipf's law, with punctuation, numbers, code and other
+    scripts."""
     numbers = stream(seed, "bench.prose").random_raw(n_bytes) >> 32
     out: list[str] = []
     size = 0

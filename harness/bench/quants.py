@@ -49,8 +49,7 @@ class QuantsBench(Bench, name="quants"):
     def rates(
         self, target: str, plan: BenchPlan, sessions: dict[str, Session], progress: Progress
     ) -> dict[tuple[str, int], float]:
-        """Return the best of all rounds: whatever else runs on the machine only ever makes it
-        slower."""
+        """Return the best of all rounds: other work on the machine only makes it slower."""
         raw = blocks_of(WeightFormat.member(target), plan.size, plan.seed)
         best: dict[tuple[str, int], float] = {}
         turns = [(name, threads) for threads in self.threads for name in self.engines]
@@ -94,7 +93,8 @@ class QuantsBench(Bench, name="quants"):
 
 
 def blocks_of(kind: type[WeightFormat], weights: int, seed: int) -> Bytes:
-    """Random bytes, but every float of a block is an ordinary one: NaN may be slow to multiply."""
+    """Return random bytes in which every float of a block is ordinary, as NaN may be slow to
+    multiply."""
     n = max(1, weights // kind.weights)
     blocks = octets(stream(seed, f"bench.{kind.name}"), n * kind.layout.itemsize)
     rows = blocks.view(kind.layout)

@@ -61,7 +61,7 @@ class RunBench(Bench, name="run"):
 
 
 def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
-    """Yield the best of all rounds: whatever else runs on the machine only ever makes it slower."""
+    """Yield the best of all rounds: other work on the machine only makes it slower."""
     best: dict[tuple[str, str], float] = {}
     for i in range(plan.rounds):
         for engine in (OURS, THEIRS):

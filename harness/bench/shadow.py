@@ -99,8 +99,7 @@ def work(seed: int) -> dict[str, tuple[Batch, ...]]:
 def row(
     name: str, session: Session, batches: tuple[Batch, ...], rounds: int, progress: Progress
 ) -> BenchRow:
-    """Return the best of all rounds: whatever else runs on the machine only ever makes it
-    slower."""
+    """Return the best of all rounds: other work on the machine only makes it slower."""
     best: dict[str, float] = {}
     for i in range(rounds):
         progress(name, f"round {i + 1} of {rounds}")

@@ -76,7 +76,7 @@ def write_builtin(target: str, path: Path) -> None:
 
 
 def rows(path: Path, plan: BenchPlan, progress: Progress) -> Iterator[BenchRow]:
-    """Yield the best of all rounds: whatever else runs on the machine only ever makes it slower."""
+    """Yield the best of all rounds: other work on the machine only makes it slower."""
     name = path.stem.removeprefix("ggml-vocab-")
     best: dict[tuple[str, str], float] = {}
     for i in range(plan.rounds):

@@ -68,10 +68,8 @@ def ask_questions(
     seen: Callable[[AskedQuestion], None] = lambda one: None,
     tell: Callable[[Estimate], None] = lambda estimate: None,
 ) -> list[AskedQuestion]:
-    """Return what the subject answers, in order; `missing` gets the questions that it leaves.
-
-    seen: called with each answer at once.
-    """
+    """Return the subject's answers in order; `missing` gets the questions without one. seen: called
+    with each answer at once."""
     found: list[AskedQuestion] = []
     pace = Pace(left=sum(map(tokens_of, questions)))
     for number, question in enumerate(questions, 1):
@@ -212,9 +210,9 @@ def text_of(context: Context) -> Greedy:
 
 
 def prompts_in_turn(context: Context) -> Iterator[InTurn]:
-    """Yield prompts in turn, as what is kept of one may be taken for the next one's. A small
-    model gets those of `check`, whose answers depend on it; to look for them in a large one
-    takes long."""
+    """Yield prompts in turn, as an engine may take what it kept of one for the next. A small model
+    gets `check`'s, whose answers depend on their beginnings; searching for such prompts on a large
+    model takes long."""
     if context.facts.decoder_start is not None:
         return
     prompts = [tuple(one.ids) for one in telling_prompts(context)] if is_small(context.file) else []
@@ -239,10 +237,8 @@ def seed_prompt(turn: Turn, before: Sequence[int], ids: Iterator[int]) -> tuple[
 
 
 def of_tokens_behind(context: Context) -> Iterator[MistakeQuestion]:
-    """Yield questions for one token after each of many prefixes, and one for a text.
-
-    An engine that goes on correctly shows nothing in a text, however long.
-    """
+    """Yield questions for one token behind each of many prefixes, and one for a text. A wrong
+    engine may still write the right text, however long."""
     if context.facts.decoder_start is None:
         for ids, n in beginnings(context):
             words = f"the token after {n} seeded tokens, from {ids[0]} on"

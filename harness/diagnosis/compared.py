@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """The result for each row of an answer. apart: squared distances; what is no distance is 0 or
-    1. not_compared: tokens from a tie on, or half a character, of which nothing is known. ties:
-    tokens among the same ones that the engine may choose, and does not. moved: squared distances of
-    an engine's rows of logits from the right ones."""
+    """The result for each row of an answer. apart: squared distances; 0 or 1 for rows without a
+    distance."""
 
     same: NDArray[np.bool_]
     apart: NDArray[np.float64]
@@ -28,5 +26,5 @@ class Compared:
 
     @property
     def chosen(self) -> int:
-        """Return tokens that are the engine's own as well."""
+        """Return the tokens that the engine itself chooses."""
         return int(self.same.sum()) - self.ties

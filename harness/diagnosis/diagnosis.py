@@ -67,7 +67,7 @@ Status = Literal["right", "named", "few", "none", "not-compared"]
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A known mistake. left: of the distance between subject and right engine, as a share."""
+    """A known mistake. left: the share of the subject's distance that it leaves."""
 
     engine: str
     mistake: str
@@ -78,7 +78,7 @@ class Match:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The group of known mistakes whose effect is nearest to the subject's, by its nearest one.
+    """The group of known mistakes whose effect is nearest to the subject's.
 
     alike: the cosine between both effects on logits; explains: rows that the subject and it have
     alike, and the right engine otherwise; breaks: rows that it alone has otherwise.
@@ -93,8 +93,8 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The number of compared answers of one kind, and of those that the right engine has as the
-    subject. not_compared: what stands behind ties within the noise."""
+    """The number of compared answers of one kind, and of those where the right engine agrees with
+    the subject. not_compared: answers behind ties within the noise."""
 
     unit: str
     compared: int
@@ -109,7 +109,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The findings on one aspect of an engine: how it reads the file, its tokens, its runs.
+    """The findings on one aspect of an engine: its reading of the file, its tokens, its runs.
 
     named: they make the subject's answers, and cannot be told apart by them; also: so do these
     within the noise, and the others come closer.
@@ -148,7 +148,7 @@ class Diagnosed:
 
 @dataclass(kw_only=True)
 class DiagnosisBench:
-    """Engines of ours on one file: as ggml rounds, and without."""
+    """Engines of ours on one file: with ggml's roundings, and without."""
 
     rounding: Engines
     plain: Engines
@@ -159,7 +159,7 @@ class DiagnosisBench:
     )
 
     def mistakes_of(self, aspect: str) -> tuple[tuple[KnownMistake, ...], ...]:
-        """Return groups of mistakes, those to try first in front."""
+        """Return groups of mistakes, the likeliest first."""
         return (self.samplers,) if aspect == SampledLists.aspect else (self.near, self.far)
 
     @classmethod
@@ -206,7 +206,7 @@ def diagnose(context: Context, bench: DiagnosisBench, tell: Tell = lambda said: 
 
 
 def is_needless(context: Context, found: Sequence[Diagnosis]) -> bool:
-    """Return True if nobody says that the engine samples, and it is wrong elsewhere."""
+    """Return True if no one says that the engine samples, and it is wrong elsewhere."""
     wrong = any(each.status not in ("right", "not-compared") for each in found)
     return wrong and context.subject_info.levels is None
 
@@ -253,9 +253,9 @@ def of_aspect(
 def without_what_is_off(
     bench: DiagnosisBench, every: Sequence[AskedQuestion], of: HeldAnswers
 ) -> HeldAnswers | None:
-    """Return the answers if all is right except that nothing is rounded on purpose. With most
-    engines the first question that is off with roundings is off without them, and there is no need
-    to go on."""
+    """Return the answers if an engine without ggml's deliberate roundings agrees with all of them.
+    With most engines the first question that differs with roundings also differs without, and the
+    rest is skipped."""
     if hold_answers(bench.plain, of.off[:1], of.noise).off:
         return None
     plain = hold_answers(bench.plain, every, of.noise)
@@ -263,7 +263,7 @@ def without_what_is_off(
 
 
 def status_of(rows: Sequence[Rows]) -> Status:
-    """Return the status if nothing differs."""
+    """Return the status of answers that do not differ."""
     return "not-compared" if rows and all(row.nothing for row in rows) else "right"
 
 
@@ -281,7 +281,7 @@ def closest(found: Sequence[TriedMistake]) -> Match | None:
 
 
 def nearest_family(found: Sequence[TriedMistake]) -> Family | None:
-    """Return None where no mistake's effect is like the subject's at all."""
+    """Return the family of mistakes with the nearest effect; None if no effect is near."""
     like = [row for row in found if row.alike > 0 or row.explains > row.breaks]
     if not like:
         return None
@@ -296,7 +296,7 @@ def nearest_family(found: Sequence[TriedMistake]) -> Family | None:
 
 
 def first_differences(engines: Engines, of: HeldAnswers) -> tuple[Difference, ...]:
-    """Return some of each unit; of rows of logits, which are all alike, the first."""
+    """Return some differences of each unit; of rows of logits only the first."""
     found: dict[str, dict[str, Difference]] = {}
     for one, right in zip(of.every, of.right, strict=True):
         if one is of.shortest or right.same.all():
@@ -329,8 +329,9 @@ def name_mistake(
 
 
 def says_enough(engines: Engines, of: HeldAnswers) -> bool:
-    """Rows without a number in the subject's answer say nothing of how they came to be. Where its
-    logits are right, no small error of theirs tips a token: it is chosen otherwise."""
+    """Return True if the differences allow a name. Rows without a number say nothing of their
+    cause. If the subject's logits are right, no small error of theirs changes a token, so the
+    choice is wrong."""
     pairs = zip(of.every, of.right, strict=True)
     runs = [bool(c.same.all()) for one, c in pairs if isinstance(one.question, RunQuestion)]
     if runs and all(runs):
@@ -345,8 +346,8 @@ def says_enough(engines: Engines, of: HeldAnswers) -> bool:
 
 
 def choices(engines: Engines, one: AskedQuestion, right: Compared) -> int:
-    """Return how many tokens of a text the right engine would choose otherwise where they stand. If
-    nobody knows the text's tokens, there is at least one."""
+    """Return how many tokens of a text the right engine would choose otherwise at their places; at
+    least one if the text's tokens are unknown."""
     question = one.question
     if isinstance(question, InTurn):
         return int((~right.same).sum())
@@ -386,8 +387,8 @@ def rows_of(of: HeldAnswers) -> tuple[Rows, ...]:
 
 
 def unsteadiness(context: Context, of: HeldAnswers) -> str:
-    """Return a text if the first question that the right engine answers otherwise is not answered
-    alike each time. No mistake makes answers that differ from each other."""
+    """Return a text if the subject repeats the first differing question with another answer. No
+    mistake does that."""
     question, said = of.off[0].question, of.off[0].said
     for _ in range(AGAIN):
         outcome = question.ask(context.subject)

@@ -30,10 +30,8 @@ Pair = tuple[str, str, str]  # what was asked, the subject's answer, the right o
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Row of an answer. got: the subject's value. expected: the right engine's.
-
-    Both are empty if the words of the question say all that fits a line.
-    """
+    """A differing row of an answer: got from the subject, expected from the right engine. Both are
+    empty if the question's words fill the line."""
 
     asked: str
     got: str
@@ -121,7 +119,7 @@ def describe_list(question: SampledLists, said: Any, answer: Any, row: int) -> P
 
 
 def shorten_list(shown: SampledList, own: SampledList, right: SampledList) -> str:
-    """Return the candidates, or the logits where these are the same, or what is selected."""
+    """Return the candidates, or the logits if these agree, or the selected candidate."""
     if sorted(own.ids.tolist()) != sorted(right.ids.tolist()):
         return f"{len(shown.ids)} candidates {shorten(shown.ids.tolist())}"
     if own.selected != right.selected and np.array_equal(own.logits, right.logits):
@@ -147,14 +145,14 @@ IN_SEQUENCE = {RunQuestion, Embedded, Decoded, Greedy, Continued}
 
 
 def shorten(value: Any) -> str:
-    """Return the value as Python writes it, with its middle left out where it is long."""
+    """Return the value as Python writes it; a long text loses its middle."""
     text = repr(value)
     half = TEXT_BYTES // 2
     return text if len(text) <= TEXT_BYTES else f"{text[:half]}...{text[-half:]}"
 
 
 def around_difference(own: Sequence[int], right: Sequence[int]) -> tuple[str, str]:
-    """Return both lists of ids around the first that differs."""
+    """Return both lists of ids around their first difference."""
     pairs = zip(own, right, strict=False)
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(own), len(right)))
     start = max(0, same - IDS_BEFORE)

@@ -24,9 +24,8 @@ KnownMistake = Wrong | type[WrongSampler]
 
 @dataclass(kw_only=True)
 class Engines:
-    """Engines of ours on one file. plain: nothing is converted or rounded on purpose, as in engines
-    that do not follow ggml. keep: all that was answered, for more subjects on the same file.
-    at_once: processes that may hold what a run of one computes."""
+    """Engines of ours on one file. plain: without conversions and deliberate roundings, as engines
+    that do not follow ggml."""
 
     path: Path
     settings: Settings
@@ -38,7 +37,7 @@ class Engines:
 
     @contextmanager
     def open(self, cls: type[Any]) -> Iterator[None]:
-        """Close the engine's session behind this, unless it is to be kept."""
+        """Close the engine's session at the end, unless it is to be kept."""
         try:
             yield
         finally:
@@ -51,7 +50,7 @@ class Engines:
         return self.sessions[cls]
 
     def fresh(self, cls: type[Any]) -> LocalSession:
-        """Return a session that was asked nothing yet; the caller closes it."""
+        """Return a session without earlier questions; the caller closes it."""
         made = without_roundings(cls) if self.plain else cls
         return LocalSession(made, self.path, self.settings)
 

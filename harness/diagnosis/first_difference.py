@@ -38,6 +38,6 @@ class FirstDifference:
             self.tell(next(differences_in(one, answer, right)))
 
     def differs(self, one: AskedQuestion, noise: float) -> bool:
-        """Return whether neither right engine answers so."""
+        """Return True if neither right engine gives this answer."""
         found = (compare_answer(each, Reference, one, noise) for each in self.engines)
         return all(right is not None and not right.same.all() for right in found)

@@ -20,7 +20,7 @@ MINUTE_SECONDS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The time of the subject's answers to the questions that are left."""
+    """The estimated time of the subject's remaining answers."""
 
     seconds: float
 

@@ -30,7 +30,7 @@ TEXTS = ("detokenize", "tokenizer")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MistakeQuestion:
-    """Ask with `of` engines of ours in this process; None: it has no answer.
+    """A question for engines of ours in this process, asked with `of`; None: no answer.
 
     words: what no other question of a model has. aspect: mistakes of one show in no other's
     answers. methods: an engine that has all of them from the right one answers as that does.
@@ -57,7 +57,7 @@ class MistakeQuestion:
         return bool(said == again)
 
     def is_as_right(self, cls: type[Any]) -> bool:
-        """Return True if an engine must answer as the right one does."""
+        """Return True if an engine must answer as the right engine does."""
         return all(getattr(cls, name) is getattr(Reference, name) for name in self.methods)
 
 
@@ -194,7 +194,7 @@ def within(said: NDArray[Any], answer: NDArray[Any], allowed: float) -> Compared
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Likeliest(MistakeQuestion):
-    """A list of candidates behind a beginning, which is ids, or a text."""
+    """A list of candidates behind a prefix, given as ids or as a text."""
 
     prefix: tuple[int, ...] | bytes
     k: int
@@ -246,10 +246,8 @@ class Greedy(MistakeQuestion):
         return session.ask("greedy", list(self.ids), self.n)
 
     def of(self, session: LocalSession) -> Any:
-        """Return the tokens, and the logits that chose each, as it may be a tie.
-
-        There are no logits if the engine chooses in a way of its own.
-        """
+        """Return the tokens, and the logits of each choice, as it may be a tie; no logits if the
+        engine chooses in its own way."""
         if session.cls.greedy is not Reference.greedy or self.decoder_start is not None:
             ids = value_of(self.ask(session))
             return None if ids is None else (ids, None)
@@ -277,9 +275,8 @@ class Greedy(MistakeQuestion):
 def choose_tokens(
     session: LocalSession, prompt: Sequence[int], n: int
 ) -> tuple[list[int], list[NDArray[np.float32]]] | None:
-    """Return tokens with their logits; None if the engine fails, as the mistake cannot be made
-    here.
-    """
+    """Return tokens with their logits; None if the engine fails, so that the mistake cannot be
+    tried."""
 
     def run(engine: Any) -> tuple[list[int], list[NDArray[np.float32]]]:
         every = list(engine.loaded.choices(prompt, n))
@@ -290,7 +287,8 @@ def choose_tokens(
 
 
 def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool:
-    """Return True if two logits are close but not equal: which of equal ones to choose is free."""
+    """Return True if two logits are close but not equal: engines may choose either of equal
+    ones."""
     if not np.isfinite(row).all():
         return False
     allowed = 2 * float(whole_run(noise, largest(row)).allowed)
@@ -299,8 +297,8 @@ def is_tie(row: NDArray[np.float32], own: int, other: int, noise: float) -> bool
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InTurn(MistakeQuestion):
-    """The token behind each of several prompts, one asked after the other. The first is not looked
-    at: it is of one token, and no more than that is left of what was asked before."""
+    """The token behind each of several prompts, asked one after the other. The first prompt has one
+    token and is not compared, so that nothing is left of earlier questions."""
 
     prompts: tuple[tuple[int, ...], ...]
     unit = "tokens"
@@ -338,7 +336,7 @@ class InTurn(MistakeQuestion):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Continued(MistakeQuestion):
-    """A text behind a text. The tokens of the engine that is asked are what is counted."""
+    """A text behind a text, counted in tokens of the engine that is asked."""
 
     prompt: bytes
     n: int
@@ -351,7 +349,7 @@ class Continued(MistakeQuestion):
         return session.ask("generate", self.prompt, self.n)
 
     def of(self, session: LocalSession) -> Any:
-        """Return the ids, the logits by which each was chosen, and the text if it writes texts
+        """Return the ids, the logits of each choice, and the text if the engine writes texts
         otherwise than the right engine."""
         ids = value_of(session.ask("tokenize", [self.prompt]), [[]])[0]
         free = Greedy(words="", ids=tuple(ids), n=self.n).of(session) if ids else None
@@ -363,8 +361,7 @@ class Continued(MistakeQuestion):
         return *free, value_of(session.ask("detokenize", [free[0]], **flags), [None])[0]
 
     def compare(self, said: bytes, answer: Any, session: LocalSession, noise: float) -> Compared:
-        """Compare two texts. What is behind the end of the subject's text, or behind a tie, is not
-        compared."""
+        """Compare two texts up to the end of the subject's, or up to a tie."""
         free, rows, text = answer
         if text is not None:
             return Compared.exactly([said.strip().startswith(text.strip())] * len(free))

@@ -33,9 +33,8 @@ LEFT = 0.5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldAnswers:
-    """The right engine's answers beside the subject's; of texts those come first that part, and
-    soon: of the others no mistake is seen, and each token is a run. in_turn: as the subject was
-    asked. shortest: a part of another question, which rules most mistakes out."""
+    """The right engine's answers beside the subject's. Texts that differ early come first: other
+    texts show no mistake, and each token is a run."""
 
     every: tuple[AskedQuestion, ...]
     right: tuple[Compared, ...]
@@ -75,7 +74,8 @@ def cost(one: AskedQuestion, right: Compared) -> tuple[bool, bool, int, int]:
 
 
 def beginning(one: AskedQuestion, right: Compared) -> AskedQuestion | None:
-    """Return the question up to where a text differs early: few wrong engines come so far."""
+    """Return the question up to an early difference of its text, as few wrong engines go
+    further."""
     question, n = one.question, int(right.same.sum()) + 1
     if not isinstance(question, Greedy | Continued) or right.same.all() or 2 * n > question.n:
         return None
@@ -164,8 +164,8 @@ def race(
 
 
 def so_far(best: TriedMistake | None) -> str:
-    """Describe the best mistake so far. With a large model a race takes minutes, and somebody may
-    have seen enough."""
+    """Describe the best mistake so far: with a large model a race takes minutes, and a user may
+    stop it."""
     if best is None or best.left > CLOSE:
         return ""
     if best.survived:
@@ -222,8 +222,8 @@ def count_rows(own: Sequence[Compared], of: HeldAnswers) -> tuple[int, int]:
 
 
 def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
-    """Return True if rows of logits are as far off as the right engine's. Two rows that differ in a
-    bit are not both so far from a third, in float64."""
+    """Return True if the rows are as far off as the right engine's. Two rows that differ in one bit
+    are hardly equally far from a third in float64."""
     far = (right.apart > 0) & np.isfinite(right.apart)
     run = isinstance(one.question, RunQuestion) and bool(far.any())
     return run and np.array_equal(own.apart, right.apart)
@@ -232,10 +232,8 @@ def is_as_right(one: AskedQuestion, own: Compared, right: Compared) -> bool:
 def reaching(
     classes: Sequence[KnownMistake], of: HeldAnswers, before: Sequence[TriedMistake]
 ) -> list[KnownMistake]:
-    """Return the mistakes without those that made none of this difference in an earlier race.
-
-    They do nothing to such a model, and each would cost a run.
-    """
+    """Return the mistakes that changed something in an earlier race. The others do nothing to such
+    a model, and each would cost a run."""
     off = {one.question.words for one in of.off}
     idle = {row.cls for row in before if row.as_right & off}
     return [cls for cls in classes if cls not in idle]
@@ -255,8 +253,8 @@ def alike_by(own: Sequence[Compared], of: HeldAnswers) -> float:
 
 
 def tried_in_turn(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> TriedMistake:
-    """Try a mistake whose answers depend on what was asked before: all questions, as for the
-    subject."""
+    """Try a mistake whose answers depend on earlier questions: all questions in order, as the
+    subject was asked."""
     found: dict[int, Compared] = {}
     with engines.fresh(cls) as session:
         for one in of.in_turn:
@@ -273,10 +271,8 @@ def tried_in_turn(engines: Engines, cls: KnownMistake, of: HeldAnswers) -> Tried
 
 
 def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
-    """Return the share of the distance that is left, in rows or lists on which the right engine is
-    off. A value that is NaN there, or infinite, and the same in the wrong one, is explained, and no
-    distance. A mistake that takes no part of a distance away may be within its own limit all the
-    same: that grows with the largest of its logits."""
+    """Return the share of the distance that is left, in rows or lists where the right engine is
+    off."""
     of_it, of_right = 0.0, 0.0
     for one, a, b in zip(of.every, own, of.right, strict=False):
         has_numbers = isinstance(one.question, RunQuestion | Likeliest)
@@ -290,9 +286,9 @@ def left_by(own: Sequence[Compared], of: HeldAnswers) -> float:
 
 
 def makes_some(own: Sequence[Compared], of: HeldAnswers) -> bool:
-    """Return True if, where texts alone are off, a wrong engine makes a token that the right one
-    does not choose. Larger logits have wider ties, and by these may stand beside any text.
-    Logarithms of probabilities chose every token as the right engine did, and were named."""
+    """Return True if, where only texts differ, the wrong engine makes a token that the right one
+    does not. Larger logits have wider ties, and fit any text. Logarithms of probabilities were once
+    named this way."""
     off = [row for row in zip(of.every, own, of.right, strict=False) if not row[2].same.all()]
     if not all(is_text(one) for one, _, _ in off):
         return True

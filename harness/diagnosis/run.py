@@ -1,4 +1,4 @@
-"""A diagnosis as work for a process of its own."""
+"""Diagnosis as work for a process of its own."""
 
 from contextlib import closing
 from dataclasses import replace

@@ -26,7 +26,7 @@ FIRST_SEED = 5_000_000  # of cases that nobody else asks
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SampledLists(MistakeQuestion):
-    """A chain on some rows. A list of the subject is the same if it is a wrong engine's own, or if
+    """A chain on some rows. The subject's list counts as a wrong engine's if both are equal, or if
     both are right."""
 
     request: SampleRequest
@@ -35,7 +35,7 @@ class SampledLists(MistakeQuestion):
     methods = ("sample",)
 
     def ask(self, session: Session) -> Outcome:
-        """Return the answer with every stage, or the first outcome that is none."""
+        """Return the answer with every stage, or the first failing outcome."""
         broken: list[Outcome] = []
 
         def ask(request: SampleRequest) -> SampleAnswer:
@@ -66,7 +66,7 @@ class SampledLists(MistakeQuestion):
         return all(map(is_alike, flatten(said), flatten(again)))
 
     def is_right(self, answer: SampleAnswer) -> NDArray[np.bool_]:
-        """Return a flag for each list. What llama.cpp does by accident is right."""
+        """Return a flag for each list. llama.cpp's accidents count as right."""
         right = np.ones(answer.sizes.shape, np.bool_)
         for finding in judge_answer(self.request, answer).unexplained:
             right[finding.row, finding.stage] = False
@@ -83,7 +83,7 @@ def flatten(answer: SampleAnswer) -> list[SampledList]:
 
 
 def is_alike(one: SampledList, other: SampledList) -> bool:
-    """Return True for the same candidates and logits. Of lists in another order no choice is."""
+    """Return True for the same candidates and logits. The order matters to every choice."""
     a, b = (np.argsort(each.ids, kind="stable") for each in (one, other))
     if not np.array_equal(one.ids[a], other.ids[b]):
         return False

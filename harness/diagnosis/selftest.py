@@ -1,4 +1,4 @@
-"""`lockstep selftest --diagnosis`: of wrong engines that show little, is the mistake named?"""
+"""`lockstep selftest --diagnosis`: is the mistake of a wrong engine named that shows little?"""
 
 import random
 from collections.abc import Collection, Iterator, Sequence
@@ -69,14 +69,14 @@ def is_wrong(row: TrialRow) -> bool:
 
 
 def is_kept(rows: Sequence[TrialRow]) -> bool:
-    """Return True if the promise is kept; none is made for a view in which nothing differs."""
+    """Return True if the promise is kept. Views without a difference promise nothing."""
     seen = {row.view for row in rows if differs(row)}
     enough = all(share(rows, view) >= PROMISED[view] for view in PROMISED if view in seen)
     return bool(seen) and enough and not any(map(is_wrong, rows))
 
 
 def share(rows: Sequence[TrialRow], view: str) -> float:
-    """Return the share of named mistakes in a view in which some differ."""
+    """Return the share of named mistakes in a view with differences."""
     some = [row for row in rows if row.view == view and differs(row)]
     return sum(map(is_named, some)) / len(some)
 

@@ -1,4 +1,4 @@
-"""A wrong engine shown through a view, and which mistake is named; what is, if nobody knows it."""
+"""A wrong engine shown through a view: which mistake is named, also if the catalogue lacks it."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -31,11 +31,8 @@ RACES = "races"  # of mistakes: their answers are made to be others than those o
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRow:
-    """Result of one engine through one view.
-
-    named: the mistakes that Diagnosis names for the aspect that differs. others: those that it
-    names once these are not in the catalogue.
-    """
+    """The result of one engine through one view. named: the named mistakes for the differing
+    aspect. others: those named once these are taken out of the catalogue."""
 
     engine: str
     family: str
@@ -53,7 +50,7 @@ class TrialRow:
 
 
 class Shown(Narrow):
-    """An engine as a view shows it, whose logits are as far off as an honest run's may be."""
+    """An engine as a view shows it, with logits as far off as an honest run's may be."""
 
     def __init__(self, inner: LocalSession, view: View, noise: float) -> None:
         super().__init__(inner, view)

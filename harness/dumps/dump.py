@@ -82,7 +82,7 @@ class Dump:
 
 
 def folder_of(engine: str) -> Path | None:
-    """Return the dump's folder if that is what names the engine, else None."""
+    """Return the dump's folder if the engine's name is a dump, else None."""
     place = engine.removeprefix(PREFIX).rpartition(MAP)
     return Path(place[0] or place[2]) if engine.startswith(PREFIX) else None
 
@@ -242,7 +242,7 @@ def result(step: int, name: str) -> Site:
 
 
 def other_files(folder: Path) -> str:
-    """Return a clause about a file that the user may have meant, for a folder without tensors."""
+    """Return a clause about files that the user may have meant, for a folder without tensors."""
     there = {path.suffix for path in islice(folder.iterdir(), MOST_FILES)}
     kind = next((kind for kind in OTHER_KINDS if kind in there), "")
     return f"; Lockstep does not read *{kind}" if kind else ""

@@ -65,10 +65,8 @@ class FuzzPlan:
         return Runner(time_limit=self.time_limit, memory_limit=self.memory_limit)
 
     def open(self, name: str, stack: ExitStack) -> Session:
-        """Open an engine that is asked about no model, until the stack closes.
-
-        A Python class gets the path of a small model all the same: its `__init__` may load it.
-        """
+        """Open an engine without a model, until the stack closes. A Python class still gets the
+        path of a small model, as its `__init__` may load it."""
         model = None
         if is_users(name):
             folder = stack.enter_context(TemporaryDirectory(prefix="lockstep-"))
@@ -105,11 +103,9 @@ class Fuzzer(Registered):
                 raise BadInput(f"fuzz {self.name} has no target {name!r} {known}")
 
     def run(self, plan: FuzzPlan, progress: Progress) -> Iterator[Verdict | Checkpoint]:
-        """Target by target, at least one verdict for each, with the cases that it is about.
-
-        A checkpoint is for who may be stopped: behind it a run goes on (harness.fuzzers.resume).
-        One follows each target in any case.
-        """
+        """Yield verdicts target by target, at least one each, with the cases that it covers. A
+        checkpoint follows each target; a stopped run continues behind it
+        (harness.fuzzers.resume)."""
         raise NotImplementedError
 
 
@@ -152,7 +148,7 @@ def write_run(
     listener: Listener,
     before: Sequence[Verdict] = (),
 ) -> RunResult:
-    """Run and write to the end. before: verdicts that are in the report already."""
+    """Write the campaign's verdicts to the end. before: verdicts that the report already has."""
     started = time.perf_counter()
     verdicts, told = list(before), {as_text(verdict) for verdict in before}
     with closing(writer), told_how_to_go_on(fuzzer, writer.path.parent):
@@ -215,7 +211,7 @@ def campaign_row(fuzzer: Fuzzer, plan: FuzzPlan) -> dict[str, object]:
 def stream_of(
     fuzzer: Fuzzer, plans: Sequence[FuzzPlan], executor: Executor | None, listener: Listener
 ) -> Iterator[Verdict | Checkpoint]:
-    """Yield the verdicts of all targets: one work each, or all here, one after the other."""
+    """Yield the verdicts of all targets: one work each, or here in order."""
     if executor is None:
         for plan in plans:
             yield from whole_target(fuzzer, plan, listener.progress)
@@ -255,14 +251,14 @@ class TargetWork:
         return isinstance(made, Checkpoint)
 
     def behind(self, made: Sequence[Any]) -> "TargetWork":
-        """Return the work that is left; with nothing left, a plan of no cases."""
+        """Return the work that is left; a plan of no cases if nothing is."""
         done = [each.done for each in made if isinstance(each, Checkpoint)]
         keys = [each.key for each in made if isinstance(each, Verdict)]
         return replace(self, plan=rest_of(self.plan, done, keys))
 
 
 def rest_of(plan: FuzzPlan, done: Sequence[int], keys: Sequence[str]) -> FuzzPlan:
-    """Return what is left of a target behind its last checkpoint. keys: of what it has found."""
+    """Return what is left of a target behind its last checkpoint. keys: of its findings."""
     start = done[-1] if done else plan.start
     found = tuple(dict.fromkeys((*plan.found, *filter(None, keys))))
     return replace(plan, start=start, cases=plan.start + plan.cases - start, found=found)

@@ -19,7 +19,8 @@ def shrink(
     at_once: float = float("inf"),
     identity: Callable[[T], Any] = lambda case: case,
 ) -> T:
-    """Return the smallest case found that shows what `case` shows.
+    """Return the smallest case found that shows what `case` shows. One maker runs until it finds
+    nothing smaller, then the next.
 
     One maker is used until it gives nothing, then the next; the end is where none does. shows: of
     each case whether it still shows it. size: what is compared, the smaller the better. budget: how
@@ -47,7 +48,7 @@ def shrink(
 def distinct(
     cases: Iterable[T], size: Callable[[T], Any], below: Any, identity: Callable[[T], Any]
 ) -> Iterator[T]:
-    """Yield those that are smaller, each once."""
+    """Yield the smaller cases, each once."""
     seen = set()
     for case in cases:
         if size(case) < below and (name := identity(case)) not in seen:

@@ -90,7 +90,8 @@ def names_of(
 
 
 def off_from(listed: Listed, logits: F32, allowed: float) -> Off | None:
-    """Return what no run can list whose logits are within `allowed` of these; None: nothing."""
+    """Return the worst candidate, which no run with logits within `allowed` of these can list;
+    None: all are possible."""
     return (
         not_finite(listed, logits)
         or off_in_value(listed, logits, allowed)
@@ -146,9 +147,8 @@ def off_in_value(listed: Listed, logits: F32, allowed: float) -> Off | None:
 def sorted_out(
     listed: Listed, logits: F32
 ) -> tuple[list[Candidate], list[Candidate], list[Candidate]]:
-    """Split the list: candidates of one token, of several, and of no probability that float32
-    has.
-    """
+    """Split the list into candidates of one token, of several, and of a probability below float32's
+    range."""
     finite = np.isfinite(logits)
     sure: list[Candidate] = []
     rest: list[Candidate] = []
@@ -248,8 +248,8 @@ def off(
 
 
 def half_units(values: Iterable[float]) -> dict[float, float]:
-    """Return how far each value may lie from what it was before it was rounded, as the whole list
-    shows: for reading, or to half precision; else 0."""
+    """Return the rounding error of the list's values, as the whole list shows it: decimal or half
+    precision; else 0."""
     finite = [value for value in values if isfinite(value)]
     decimal = half_units_of_decimals(finite)
     whole = all(value == round(value) for value in finite)  # as a stub answers
@@ -259,8 +259,8 @@ def half_units(values: Iterable[float]) -> dict[float, float]:
 
 
 def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
-    """Return half a unit of the last place that any value has, if they were rounded for reading. Or
-    half a unit of the last significant digit, however a program writes numbers; else 0.
+    """Return half a unit of the last decimal that any value has, if all were rounded for reading,
+    or of the last significant digit; else 0.
 
     A value that comes from float32 without rounding has more than six of both, nearly always.
     Nobody rounds to fewer than one decimal and three digits, but a stub answers whole numbers.
@@ -278,8 +278,8 @@ def half_units_of_decimals(values: Iterable[float]) -> dict[float, float]:
 
 
 def factor(lists: Iterable[Listed], logits: Iterable[F32]) -> float:
-    """Return the factor that takes distances between logits nearest to those between the values, of
-    all lists; NaN if there are none."""
+    """Return the factor that brings distances between logits nearest to those between the values,
+    over all lists; NaN if there are none."""
     both = own = 0.0
     for listed, row in zip(lists, logits, strict=True):
         sure, _, _ = sorted_out(listed, row)
@@ -293,8 +293,8 @@ def factor(lists: Iterable[Listed], logits: Iterable[F32]) -> float:
 
 
 def squares(listed: Listed, logits: F32) -> float:
-    """Return the distance of the values from these logits: the sum of squares that no constant
-    makes smaller. It is infinite for fewer than two values, as a constant takes one to anything."""
+    """Return the least sum of squares between the values and these logits, over all constants;
+    infinite for fewer than two values."""
     sure, _, _ = sorted_out(listed, logits)
     apart = np.array([c.value - float(logits[c.ids[0]]) for c in sure])
     if len(apart) < 2 or not np.isfinite(apart).all():
@@ -303,8 +303,7 @@ def squares(listed: Listed, logits: F32) -> float:
 
 
 def spread(listed: Listed, logits: F32) -> tuple[int, float]:
-    """Return the number of values that were compared with each other, and half of how far they are
-    off."""
+    """Return the number of compared values, and half of their largest error."""
     sure, _, _ = sorted_out(listed, logits)
     apart = [c.value - float(logits[c.ids[0]]) for c in sure]
     return (len(apart), (max(apart) - min(apart)) / 2) if len(apart) > 1 else (0, 0.0)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class Incomparable:
-    """Counts of elements that agree and say nothing.
+    """Counts of elements whose agreement says nothing: a NaN, or a bound that is infinite.
 
     A NaN swallows whatever it meets, and a bound that is infinite allows anything. The bound of an
     infinity is infinite too, unless an op gives it a finite one: a mask hides for a reason.

@@ -72,14 +72,14 @@ def same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
 
 
 def in_other_byte_order(expected: NDArray[Any], actual: NDArray[Any], allowed: float) -> str:
-    """Return what to say of numbers that are right once their bytes are swapped; else ""."""
+    """Return a note for numbers that are right once their bytes are swapped; else ""."""
     if mismatch_between(expected, actual.byteswap(), allowed) is not None:
         return ""
     return "; with swapped byte order all numbers are right"
 
 
 def worst_distance(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest |a - b|; infinite where one is not finite and the other differs."""
+    """Return the largest |a - b|; infinite if one is not finite and the other differs."""
     if a.shape != b.shape:
         return float("inf")
     worst = 0.0
@@ -136,8 +136,8 @@ def largest(x: NDArray[Any]) -> float:
 
 
 def pieces(*arrays: NDArray[Any]) -> Iterator[tuple[int, tuple[F64, ...]]]:
-    """Yield the start of each piece in the flat first array, and the piece of every array as
-    float64. The others broadcast to the shape of the first."""
+    """Yield the start of each piece in the flat first array, and each array's piece as float64. The
+    others broadcast to the shape of the first."""
     shape = arrays[0].shape
     whole = (a if a.shape in ((), shape) else np.broadcast_to(a, shape) for a in arrays)
     flat = [a if a.shape == () != shape else a.reshape(-1) for a in whole]

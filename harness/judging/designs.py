@@ -53,7 +53,8 @@ def experts_in_any_order(x: F32) -> list[Other]:
 def of_sum_shown(
     truth: NDArray[Any], bound: Bound, shown: NDArray[Any]
 ) -> tuple[NDArray[np.float64], Bound]:
-    """Return the softmax with the sum that what is shown has, or the nearest honest one."""
+    """Return the softmax divided by the sum that the shown values imply, or by the nearest honest
+    sum."""
     wide = truth.astype(np.float64)
     found = shown.sum(axis=-1, keepdims=True, dtype=np.float64)
     factor = found / wide.sum(axis=-1, keepdims=True)
@@ -63,7 +64,7 @@ def of_sum_shown(
 
 
 def norms_of_float32_sums(x: F32, weight: F32 | None, eps: float) -> Iterator[Other]:
-    """Yield the squares added up in float32, which ggml does in double.
+    """Yield norms whose squares are added in float32; ggml adds them in double.
 
     Of thousands of additions a bound could not tell much. But they are the same on every machine,
     given the number of partial sums, and whether a square is rounded before it is added.
@@ -100,8 +101,8 @@ def sums_of_squares(x: F32, lanes: int, fused: bool) -> F32:
 
 
 def swiglu_ways(gate: NDArray[Any], up: NDArray[Any] | None = None) -> list[Other]:
-    """Formulas that lose more than a share of the result where the gate is large and negative;
-    without the other factor, of SiLU alone."""
+    """Return formulas that lose more than a share of the result where the gate is large and
+    negative; SiLU alone without the other factor."""
     return [
         lambda _: value_and_bound(swiglu_by_tanh, gate, up, build=PLAIN),
         lambda _: value_and_bound(swiglu_by_exp2, gate, up, build=PLAIN),
@@ -109,7 +110,7 @@ def swiglu_ways(gate: NDArray[Any], up: NDArray[Any] | None = None) -> list[Othe
 
 
 def swiglu_by_tanh(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) -> Number:
-    """The sigmoid is 1/2 + tanh(gate / 2) / 2, a sum that cancels where the gate is negative."""
+    """Compute the sigmoid as 1/2 + tanh(gate / 2) / 2, a sum that cancels for negative gates."""
     x = build.number(gate)
     turn = tanh(build.number(gate / 2))
     out = times(x * (0.5 + in_half(turn)), up, build)
@@ -126,8 +127,8 @@ def times(x: Number, factor: NDArray[Any] | None, build: Build) -> Number:
 
 
 def swiglu_by_exp2(gate: NDArray[Any], up: NDArray[Any] | None, build: Build) -> Number:
-    """exp(-gate) is 2^(-gate * log2(e)): constant and product are rounded, and an absolute error
-    of the exponent is a relative one of the power."""
+    """Compute exp(-gate) as 2^(-gate * log2(e)): the constant and the product are rounded, and an
+    absolute error of the exponent is a relative error of the power."""
     x = near(build.number(gate))
     out = swish(x, Near(x.v, 2 * U * np.abs(x.v)))
     return because(

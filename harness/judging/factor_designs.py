@@ -52,13 +52,13 @@ class FactorDesign:
 
     @property
     def names(self) -> frozenset[str]:
-        """Return those factors that are others than float32 would have."""
+        """Return the factors that differ from float32."""
         more = {"chances"} if self.factors.loss else set()
         more |= {"inputs"} if self.activations else set()
         return frozenset(name for name, _ in changed_factors(self.factors) if name != "loss") | more
 
     def __or__(self, other: "FactorDesign") -> "FactorDesign":
-        """Return the engine that has both, one of each part."""
+        """Return the engine with both designs, one for each part."""
         words = f"{self.words}, {other.words}"
         given: dict[str, Any] = dict(changed_factors(self.factors)) | dict(
             changed_factors(other.factors)
@@ -94,8 +94,8 @@ def of_weights(kind: str) -> Iterator[FactorDesign]:
 
 
 def of_attention(kind: str) -> Iterator[FactorDesign]:
-    """Attention weights may be rounded behind the division by their sum or before it. What rounds
-    least comes first: of designs that explain as much the first is taken."""
+    """Return the designs of attention, the least rounding first, as the first that explains a
+    result is taken. Weights may be rounded before or after the division by their sum."""
     to, loss = HALVES[kind], LOSS[kind]
     for factors in (Factors(chances=to, loss=loss), Factors(loss=loss)):
         yield FactorDesign(words=f"attention weights in {kind}", factors=factors)
@@ -136,7 +136,7 @@ DESIGNS: dict[Part, tuple[FactorDesign, ...]] = {
 
 
 def designs_throughout() -> Iterator[Parts]:
-    """Yield engines that have one format for all products, and perhaps for embeddings."""
+    """Yield engines with one format for all products, and perhaps for embeddings."""
     for kind in HALVES:
         both, _ = of_weights(kind)
         for attention in list(of_attention(kind))[-2:]:
@@ -145,5 +145,5 @@ def designs_throughout() -> Iterator[Parts]:
 
 
 def merge(parts: Parts) -> FactorDesign:
-    """Return the design of an engine that has all of these."""
+    """Return the design of an engine with all of these."""
     return reduce(or_, parts.values())

@@ -62,15 +62,13 @@ class Findings:
         return max(known, default=0.0)
 
     def gain(self, finding: SiteFinding) -> float:
-        """Return how much larger the error leaves the op than it came in."""
+        """Return the ratio of the op's output error to its input error."""
         error_in = self.err_in(finding)
         return self.err_out(finding) / error_in if error_in else float("inf")
 
     def positions(self, finding: SiteFinding) -> Sequence[int] | None:
-        """Return the position of each row along a tensor's axis of tokens.
-
-        None where it has no such axis, or its rows are not those of its batch.
-        """
+        """Return the position of each row along a tensor's axis of tokens; None without such an
+        axis, or if the rows are not the batch's."""
         names = finding.axes.strip("()").split(", ")
         if TOKENS not in names or len(names) != len(finding.shape) or not self.batches:
             return None
@@ -99,7 +97,7 @@ class Findings:
 
 
 def errors_between(oracle: Values, subject: Values) -> dict[Site, float]:
-    """Return the worst element of each site that both show, relative to the largest value."""
+    """Return the worst error of each site that both show, relative to the largest value."""
     return {
         site: worst_distance(value, subject[site]) / (largest(value) or 1.0)
         for site, value in oracle.items()

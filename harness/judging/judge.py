@@ -139,8 +139,8 @@ def out_of_bound(
 def affected_alone(
     truth: NDArray[Any], actual: NDArray[Any] | None, allowed: NDArray[np.float64]
 ) -> Mapping[int, tuple[int, ...]]:
-    """Return the indices at which any element is out of bound, for each axis but the last where
-    others are not: some tokens of a batch, or some heads."""
+    """Return the wrong indices along each axis but the last, if other indices are right: some
+    tokens of a batch, or some heads."""
     if actual is None or actual.shape != truth.shape:
         return {}
     found: dict[int, tuple[int, ...]] = {}
@@ -153,12 +153,9 @@ def affected_alone(
 
 
 def smallest_scale_error(truth: NDArray[Any], allowed: NDArray[np.float64]) -> float:
-    """Return the error of a factor of all elements that must show at one of them, whatever was
-    rounded.
-
-    Two honest values may be two bounds apart, and two bounds are allowed, so a change by four of
-    them must show. The honest value that is changed is no smaller than the truth less one bound.
-    """
+    """Return the smallest scale error that must show in some element, whatever was rounded. Two
+    honest values may be two bounds apart and two bounds are allowed, so a change by four must show.
+    The honest value is no smaller than the truth less one bound."""
     with np.errstate(invalid="ignore", divide="ignore"):
         least = np.abs(truth, dtype=np.float64) - allowed
         share = 4 * allowed / least

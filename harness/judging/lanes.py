@@ -2,7 +2,8 @@
 
 
 def lanes_of(build: str) -> int:
-    """Float32 values in a vector register of the build, from llama.cpp's own system information."""
+    """Return the number of float32 values in a vector register, from llama.cpp's own system
+    information."""
     on = {
         part.split("=")[0].strip()
         for part in build.replace("|", "\n").splitlines()

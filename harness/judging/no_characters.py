@@ -34,8 +34,8 @@ def shown_as(text: bytes) -> set[bytes]:
 def read_alike(
     texts: Sequence[bytes], said: Sequence[Sequence[int]], answer: Sequence[Sequence[int]]
 ) -> Iterator[bool]:
-    """Yield for each text whether its ids are right, or those of the text as shown. That is asked
-    if the right answer has U+FFFD for a byte that is no character, as suite tokens says."""
+    """Yield for each text if its ids are right, or those of the text as shown; the latter if the
+    right answer has U+FFFD for an invalid byte."""
     rows = {text: list(ids) for text, ids in zip(texts, answer, strict=True)}
     replaces = rows.get(b"\xff", []) == rows.get("\ufffd".encode())
     for text, ids in zip(texts, said, strict=True):

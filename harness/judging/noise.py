@@ -77,7 +77,8 @@ class Bounded(np.ndarray[Any, Any]):
 
 
 def carry_bound(value: NDArray[Any]) -> Bounded:
-    """Return the value with its bound; a copy, or one correctly rounded operation, has none."""
+    """Return the value with its bound, or a copy without one; a correctly rounded operation has
+    none."""
     return value if isinstance(value, Bounded) else Bounded.of(value, EXACT)
 
 
@@ -140,7 +141,7 @@ def noise_floor(
     seed: int,
     runs: int = RUNS,
 ) -> NoiseFloor:
-    """Runs the batches once without errors and `runs` times with."""
+    """Run the batches once without errors and `runs` times with errors."""
     honest = run(model, batches, Mirror(settings.n_threads, settings.n_ctx, settings.generic))
     worst = 0.0
     for i in range(runs):

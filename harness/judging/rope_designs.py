@@ -49,7 +49,7 @@ def rotate_by(
 
 
 def mix_yarn(x: F32, positions: I32, params: RopeParams, shown: NDArray[Any]) -> tuple[F32, Bound]:
-    """YaRN's angles in float64."""
+    """Compute YaRN's angles in float64."""
     found = (t[:, None, :] for t in from_powers(positions, params))
     cos, sin = (from_library(t, positions, params, any_way=True) for t in found)
     return limit_overflow(near(turned_pairs(GGML.number(x), cos, sin, *params.pairs())))
@@ -79,7 +79,8 @@ def exact_frequencies(params: RopeParams) -> F64:
 
 
 def frequencies(params: RopeParams) -> Iterator[tuple[F64, NDArray[np.int64]]]:
-    """Frequencies of pairs, and by how many float32 steps an honest engine may be off each.
+    """Return the frequencies of pairs, and how many float32 steps an honest engine may be off in
+    each.
 
     A step is at least one U. A power: pow or exp, a division, and the rounding of what is given
     here. step^i: the same without a division, given the step, which is such a power itself. Either
@@ -99,7 +100,8 @@ def frequencies(params: RopeParams) -> Iterator[tuple[F64, NDArray[np.int64]]]:
 
 
 def powers(params: RopeParams) -> Iterator[F64]:
-    """base^-x and exp(-x log(base)), x = 2i / n: what of their arguments is rounded to float32."""
+    """Return base^-x and exp(-x log(base)) for x = 2i / n, with the roundings of their float32
+    arguments."""
     twice = np.arange(0, params.n_rot, 2, dtype=np.float32)
     n, log = np.float32(params.n_rot), np.float32(math.log(params.base))
     yield exact_frequencies(params)
@@ -110,8 +112,7 @@ def powers(params: RopeParams) -> Iterator[F64]:
 
 
 def formulas(positions: I32, params: RopeParams) -> Iterator[tuple[F64, AngleOf]]:
-    """Yield the places where scale and factors can come in: the frequencies, and an angle of
-    them."""
+    """Yield the places for scale and factors: the frequencies, or an angle of them."""
     at, scale = positions.astype(np.float32)[:, None], np.float32(params.scale)
     factors = factors_of(params)
     yield params.scale / factors, partial(np.multiply, at)
@@ -140,9 +141,8 @@ def fit_frequencies(
     x: F32,
     shown: NDArray[Any],
 ) -> F32:
-    """Return angles of the nearest frequency that gives the shown values, for each pair that has
-    one.
-    """
+    """Return the angles of the nearest frequency that gives the shown values, for each pair with
+    one."""
     narrow, most = centre.astype(np.float32), int(radius.max())
     nearby = {n: angle_of(move_steps(narrow, n)) for n in sorted(range(-most, most + 1), key=abs)}
     best = nearby[0].copy()

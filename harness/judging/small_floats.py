@@ -14,10 +14,8 @@ from lockstep.engine.quants.base import F32
 
 
 def in_small_float(x: F32, *, bits: int, least: int, largest: float) -> F64:
-    """Round to floats with so many bits behind the first, ties to even.
-
-    least: the exponent of the smallest normal number.
-    """
+    """Round to floats with so many bits after the leading one, ties to even. least: the exponent of
+    the smallest normal number."""
     wide = x.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         steps = np.ldexp(1.0, np.maximum(np.frexp(wide)[1] - 1, least) - bits)
@@ -46,12 +44,12 @@ def in_fp4(x: F32, *, size: int, scales: Callable[[F32], F32]) -> F64:
 
 
 def in_powers_of_two(most: F32) -> F32:
-    """Return scales of MXFP4: by them the largest of a block is from 4 up to 8."""
+    """Return MXFP4's scales, which bring each block's largest value to 4 up to 8."""
     return np.where(most > 0, np.ldexp(np.float32(1), np.frexp(most)[1] - 3), np.float32(0))
 
 
 def in_e4m3_sixths(most: F32) -> F32:
-    """Return scales of NVFP4: the largest of a block is six of them."""
+    """Return NVFP4's scales: each block's largest value is six of them."""
     return in_small_float(most / np.float32(6), bits=3, least=-6, largest=448.0).astype(np.float32)
 
 

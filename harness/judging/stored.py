@@ -20,8 +20,7 @@ KINDS = (*EXACT, *ROUNDED)  # of safetensors, that can be read
 
 
 def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
-    """Return how far each value may lie from what was rounded to it, to the nearest; zero for other
-    kinds."""
+    """Return how far each value may be from the number before rounding; zero for other kinds."""
     if kind not in ROUNDED:
         return np.zeros(value.shape)
     bits, smallest = ROUNDED[kind]
@@ -33,7 +32,7 @@ def half_step(value: NDArray[Any], kind: str) -> NDArray[np.float64]:
 
 
 def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the distance to the next float32, zero where there is none."""
+    """Return the distance to the next float32, zero if there is none."""
     with np.errstate(invalid="ignore", over="ignore"):
         steps = np.spacing(np.abs(value).astype(np.float32)).astype(np.float64)
     finite: NDArray[np.float64] = steps
@@ -43,7 +42,7 @@ def step_of(value: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def looks_like(values: Iterable[NDArray[Any]]) -> str:
-    """Return the type that all these numbers were rounded to, whatever they are kept in now; "":
+    """Return the type that all these numbers were rounded to, whatever type holds them now; "":
     none.
 
     Of numbers that were not rounded one in 2^13 is one of F16, and one in 2^16 of BF16. Those of

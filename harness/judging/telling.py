@@ -25,7 +25,7 @@ class Why(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class NothingTold:
-    """The reason why an agreement says nothing. words: for people."""
+    """A reason why an agreement says nothing. words: for people."""
 
     why: Why
     words: str
@@ -37,11 +37,9 @@ class NothingTold:
 def why_nothing_is_told(
     expected: F32, got: F32, allowed: float, what: str, *, rows_differ: bool = True
 ) -> NothingTold | None:
-    """Return why two runs that agree say nothing of either engine; None if they do.
-
-    expected, got: (outputs, vocabulary); allowed: the limit of their distance. rows_differ: the
-    outputs are of different tokens, so a right engine gives different rows.
-    """
+    """Return why agreeing runs say nothing of either engine; None if they do. expected, got:
+    (outputs, vocabulary); allowed: the limit of their distance. rows_differ: the outputs belong to
+    different tokens, so a right engine's rows differ."""
     if not expected.size:
         return NothingTold(why=Why.NO_ROWS, words=f"the answer has no {what}")
     numbers = np.isfinite(expected) & np.isfinite(got)
@@ -66,8 +64,8 @@ def why_nothing_is_told(
 def column_limits(
     values: F32, numbers: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the smallest and the largest number of each column: float64 a row at a time, since
-    logits of a large vocabulary take gigabytes. A column without numbers has the others' limits."""
+    """Return the smallest and largest number of each column, in float64 row by row, as a large
+    vocabulary's logits take gigabytes. A column without numbers gets the others' limits."""
     low = np.full(values.shape[-1], np.inf)
     high = -low
     for row, known in zip(values, numbers, strict=True):

@@ -52,8 +52,7 @@ def limit_overflow(found: Near) -> tuple[F32, Bound]:
 def limits_of(
     truth: NDArray[Any], allowed: NDArray[np.float64] | float
 ) -> NDArray[np.float64] | float:
-    """Bounds of what is not rounded yet: NaN where it is infinite and they are. That is no number
-    beyond float32, of which an order may make another, but an infinity in every order."""
+    """Return bounds of unrounded values: NaN where both bound and value are infinite."""
     if not np.isposinf(allowed).any():
         return allowed
     found: NDArray[np.float64] = np.where(np.isinf(truth) & np.isposinf(allowed), np.nan, allowed)
@@ -89,8 +88,8 @@ def whole_run(noise: float, size: float, runs: str = BY_SUMS) -> Bound:
 
 
 def between_two(noise: float, logits: F32) -> float:
-    """Return how far the distance between two of these logits may be from that of an honest run.
-    Each may be off by what `whole_run` allows, one up and the other down, so by twice that."""
+    """Return how far the distance between two logits may be from an honest run's: twice what
+    `whole_run` allows, as one may be up and the other down."""
     return 2 * float(whole_run(noise, largest(logits)).allowed)
 
 
@@ -107,10 +106,7 @@ def between_two_in_rows(noise: float, logits: F32) -> NDArray[np.float64]:
 
 
 def log_softmax_roundings(value: float, distance: float) -> float:
-    """Return the error of a log-softmax in float32, but for the constant that a list may be off
-    by.
-
-    distance: of the logit from the largest, whose subtraction is rounded. exp is off by two units,
-    the division by one more, and log by one of its result, which is rounded once more.
-    """
+    """Return the error of a log-softmax in float32, without the list's constant. distance: from the
+    largest logit, whose subtraction is rounded. exp is off by two units, the division by one, and
+    log by one of its result, which is rounded again."""
     return U * (distance + 3 + 2 * abs(value))

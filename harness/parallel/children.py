@@ -51,7 +51,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Unanswered:
-    """An engine left a question unanswered without which the work is not done."""
+    """An engine left a question unanswered that the work needs."""
 
     status: Status
     summary: str
@@ -60,7 +60,7 @@ class Unanswered:
 
 @dataclass(frozen=True)
 class Failed:
-    """An exception that nobody foresaw: a defect of Lockstep."""
+    """An unforeseen exception: a defect of Lockstep."""
 
     message: str
     traceback: str
@@ -75,14 +75,15 @@ class Died:
 
 @dataclass(frozen=True)
 class Done:
-    """The work has been done, and all that it said has come."""
+    """The work is done, and all its messages have come."""
 
 
 Event = Said | Refused | Unanswered | Failed | Died | Done
 
 
 def side_by_side(works: Sequence[Work], jobs: int) -> Iterator[tuple[int, Event]]:
-    """Yield the index of a work and what it said or became; its last event is not `Said`.
+    """Yield the index of a work and its events; its last event is not `Said`. At most `jobs` run at
+    a time.
 
     At most `jobs` run at a time. A caller that stops listening ends those that still run. Their
     temporary folders, models of gigabytes among them, lie in one of ours, and go with them.
@@ -119,13 +120,9 @@ def beside(works: Sequence[Work], jobs: int, folder: str) -> Iterator[tuple[int,
 def result_of(
     work: Work, progress: Callable[[str], None], tell: Callable[[Any], None] = lambda said: None
 ) -> Any:
-    """Return the last thing that a work says; text that it says before is progress.
-
-    tell: gets everything that it says and is no text, at once.
-
-    Raises BadInput for what cannot be done, NoAnswer for an engine that leaves a question
-    unanswered, and RuntimeError for a defect of ours.
-    """
+    """Return the last message of a work; earlier texts are progress. tell: gets every message that
+    is no text, at once. Raises BadInput for an impossible request, NoAnswer for an engine that
+    leaves a question unanswered, and RuntimeError for a defect of ours."""
     value = None
     for _, event in side_by_side([work], 1):
         match event:
@@ -182,7 +179,7 @@ def body(work: Work, connection: Connection, folder: str) -> None:
 
 
 def ending_of(work: Work, say: Say) -> Event:
-    """Do it; how it ended."""
+    """Do the work, and return how it ended."""
     try:
         work(say)
     except NoAnswer as error:

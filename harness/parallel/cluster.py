@@ -29,7 +29,7 @@ MOST_LOSSES = 4  # machines that one work may cost without a step forward
 
 @contextmanager
 def executor_for(jobs: int, cluster: str | None) -> Iterator[Executor | None]:
-    """Yield an executor; None if the work is done here, one after the other. Raises BadInput."""
+    """Yield an executor; None if the work is done here. Raises BadInput."""
     if cluster is None:
         yield None if jobs == 1 else Processes(jobs)
     else:
@@ -89,7 +89,7 @@ class Progress:
     is_over: bool = False  # says Dask
 
     def keep(self, value: Any) -> list[Any]:
-        """Take what it said; what now counts."""
+        """Take a message, and return the messages that now count."""
         if isinstance(value, str):
             return [value]  # a word about progress may be said twice
         self.held.append(value)

@@ -28,7 +28,7 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The surroundings of the run's start that a worker must have as well."""
+    """The surroundings of the run's start that a worker needs too."""
 
     folder: str  # relative paths mean the same in it
     files: tuple[tuple[str, int | None], ...]  # bytes; None of a folder
@@ -97,7 +97,7 @@ class Task:
 
 
 def do_task(task: Task) -> None:
-    """Runs in a thread of a Dask worker."""
+    """Do a task in a thread of a Dask worker."""
     from distributed import Queue, get_worker
 
     worker: Any = get_worker()
@@ -111,7 +111,7 @@ def do_task(task: Task) -> None:
 
 
 def events_of(task: Task, worker: Any) -> Iterator[Event | Begun]:
-    """The last is missing where nobody wants it any more."""
+    """Yield the events of a task. The last is missing if nobody waits for it."""
     yield Begun()
     if lacking := task.needs.lacking():
         yield Refused(f"the worker {worker.address} {lacking}")
@@ -133,8 +133,8 @@ def events_of(task: Task, worker: Any) -> Iterator[Event | Begun]:
 
 
 def process_for(task: Task, worker: Any) -> WorkProcess:
-    """Return one of this run that is free, or a new one. Of another run there may be some whose end
-    nobody came to say."""
+    """Return a free process of this run, or a new one. Processes of other runs may remain whose end
+    was never reported."""
     idle = idle_of(worker)
     while idle:
         run, process = idle.pop()
@@ -160,7 +160,7 @@ def end_processes(run: str, dask_worker: Any = None) -> None:
 
 
 def is_wanted(worker: Any, task: Task) -> bool:
-    """Dask does not stop what runs: a task that is cancelled, or whose client is gone, only
-    changes its state."""
+    """Return True if the task still has a client. Dask does not stop running tasks: a cancelled one
+    only changes its state."""
     found = worker.state.tasks.get(task.key)
     return found is not None and found.state == "executing" and worker.status.name == "running"

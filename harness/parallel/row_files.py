@@ -25,7 +25,7 @@ def read_rows(file: Path | None, row_of: Callable[[dict[str, Any]], Row]) -> lis
 
 
 def make_row(kind: type[Row]) -> Callable[[dict[str, Any]], Row]:
-    """Return what makes a dataclass of what JSON made of it, whose lists were tuples."""
+    """Return a function that makes a dataclass of a JSON row, whose tuples became lists."""
     return lambda held: kind(**{name: as_tuples(value) for name, value in held.items()})
 
 

@@ -27,24 +27,21 @@ Result = TypeVar("Result")
 
 class Executor(Protocol):
     def run(self, works: Sequence[Work], files: Sequence[Path] = ()) -> Iterator[tuple[int, Event]]:
-        """files: what the works read; whoever does not see them refuses the work.
-
-        Whoever stops to listen ends those that still run.
-        """
+        """Run the works. files: what they read; a machine that lacks them refuses the work. A
+        caller that stops listening ends the rest."""
         ...
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A work whose checkpoints are worth something: where its machine is lost, another goes on
-    behind the last one."""
+    """A resumable work: if its machine is lost, another continues behind its last checkpoint."""
 
     def __call__(self, say: Say) -> None: ...
 
     def is_checkpoint(self, value: Any) -> bool: ...
 
     def behind(self, said: Sequence[Any]) -> Self:
-        """Return the rest of the work after these messages, up to a checkpoint."""
+        """Return the rest of the work behind these messages, up to a checkpoint."""
         ...
 
 
@@ -60,10 +57,8 @@ class Forks:
 
 @dataclass(frozen=True)
 class Processes:
-    """Fresh processes that stay: what one has loaded for a work is there for the next.
-
-    What they have in temporary folders lies in one of ours, and goes even where they are killed.
-    """
+    """Fresh processes that stay, so that loaded code and models serve the next work. Their
+    temporary folders lie in one of ours, which is removed even if they are killed."""
 
     jobs: int
 

@@ -30,8 +30,8 @@ LATER = 19  # of what is wanted after other forks' work
 
 
 class Ahead:
-    """work: gives what may cross a wire; it is forgotten if the fork does not end well. again: what
-    is done then, if not the same; all that the work holds is the fork's alone with it."""
+    """Work that a fork does ahead. work: its result may cross a wire; it is dropped if the fork
+    fails."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Ahead:
                     answer(work, theirs, parent, behind)
 
     def result(self) -> Any:
-        """Return the result of the work: the fork's, or else computed here."""
+        """Return the fork's result, or compute it here."""
         try:
             if self.channel is not None:
                 return self.channel.receive()
@@ -65,7 +65,7 @@ class Ahead:
         return self.work()
 
     def close(self) -> None:
-        """The fork has ended when this returns."""
+        """End the fork, and wait for it."""
         if self.channel is not None:
             self.channel.close()
         if self.pid:
@@ -77,8 +77,8 @@ class Ahead:
 
 
 def give_back() -> None:
-    """Hands what was freed to the system, in which forks and engines need it: glibc keeps what lies
-    between things that are still in use."""
+    """Give freed memory back to the system, which forks and engines need. glibc keeps what lies
+    between used blocks."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # other C libraries have no such call
             ctypes.CDLL(None).malloc_trim(0)
@@ -100,9 +100,9 @@ def answer(work: Callable[[], Any], to: socket.socket, parent: int, behind: int)
 
 
 def may_fork() -> bool:
-    """Elsewhere libraries of the system do not survive it; on one processor nothing is gained; and
-    a fork may wait for ever for threads of BLAS that it does not have, so that there may be none:
-    the commands and the tests see to it."""
+    """Return True if forking is safe and useful. Other systems' libraries do not survive a fork,
+    and one processor gains nothing. A fork may also wait for threads of BLAS that it lacks, so
+    commands and tests start none."""
     alone = os.environ.get(BLAS) == "1"
     return sys.platform == "linux" and alone and len(os.sched_getaffinity(0)) > 1
 
@@ -110,9 +110,8 @@ def may_fork() -> bool:
 def in_shares(
     work: Callable[[Sequence[A]], B], items: Sequence[A], most: int
 ) -> list[tuple[Sequence[A], B]]:
-    """Return each share of the items with the result of the work. One share is done here, the
-    others in forks of this process. most: forks and this process together; without items there is
-    one share."""
+    """Return each share of the items with its result. One share is done here, the others in forks.
+    most: processes together; no items make one share."""
     n = max(1, min(most, len(items), processors() if may_fork() else 1))
     shares = [items[i::n] for i in range(n)]
     others = [Ahead(partial(work, share)) for share in shares[1:]]
@@ -125,8 +124,8 @@ def in_shares(
 
 
 class Awaited(Generic[A]):
-    """work: in a thread; it should be one that waits for another process, which this thread has
-    started: it would die with the other one."""
+    """Work in a thread that waits for another process. That process was started by this thread, and
+    would die with it."""
 
     def __init__(self, work: Callable[[], A]) -> None:
         self.work = work
@@ -150,8 +149,8 @@ class Awaited(Generic[A]):
 
 
 def at_once(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """Return the first in a thread (`Awaited`). It has ended when this returns or raises; but
-    whoever is interrupted does not wait for an engine."""
+    """Run two works at once, the first in a thread (`Awaited`). It has ended when this returns or
+    raises, except after an interrupt."""
     awaited = Awaited(first)
     try:
         other = second()

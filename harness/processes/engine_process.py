@@ -36,7 +36,8 @@ class EngineProcess:
     it has started dies with it."""
 
     def __init__(self, process: Process, log: IO[bytes], *ours: Closable) -> None:
-        """log: what it prints; ours: our ends of what connects us, whose closing ends it."""
+        """Watch a process. log: what it prints; ours: our ends of its connections, whose closing
+        ends it."""
         self.process = process
         self.ours = ours
         self.tail: deque[str] = deque(maxlen=LOG_LINES)
@@ -56,7 +57,7 @@ class EngineProcess:
         return f"exited with status {status}"
 
     def dismiss(self) -> None:
-        """Let it end by itself, so that its engine can put things back; then make sure."""
+        """Let it end by itself, so that its engine can clean up; then make sure."""
         for end in self.ours:
             end.close()
         self.ends_in_time()
@@ -78,7 +79,7 @@ class EngineProcess:
 
 
 def of_memory(log: Sequence[str], limit: int | None) -> str:
-    """Return what to add to the report of a death that the memory limit probably caused."""
+    """Return a note on a death that the memory limit probably caused."""
     if limit is None or not any(map(NO_MEMORY.search, log)):
         return ""
     return f" (its memory limit is {limit / (1 << 30):.1f} GiB, without mapped files)"
@@ -102,8 +103,8 @@ def end_all() -> None:
 
 
 def end_group(process: Process, ours: Sequence[Closable], owner: int) -> None:
-    """Kill it and whatever it has started, and reap it. In a fork of its owner nothing: what is
-    garbage there may be asked by the owner still."""
+    """Kill it with all that it started, and reap it. A fork of its owner does nothing, as the owner
+    may still use it."""
     if os.getpid() != owner:
         return
     if isinstance(process, ForkedProcess | KeptProcess):
@@ -116,7 +117,7 @@ def end_group(process: Process, ours: Sequence[Closable], owner: int) -> None:
 
 
 def keep_tail(stream: IO[bytes], tail: deque[str]) -> None:
-    """Read a log to its end, so that its writer never blocks, keeping the last lines only."""
+    """Read a log to its end, so that its writer never blocks, and keep the last lines."""
     with stream:
         while line := stream.readline(LOG_LINE_BYTES):
             tail.append(line.decode(errors="replace").rstrip())

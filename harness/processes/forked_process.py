@@ -38,7 +38,7 @@ class ForkedProcess:
             self.parent.shutdown(socket.SHUT_WR)
 
     def wait(self) -> int:
-        """Return the status as subprocess gives it; from now on other processes may get the id."""
+        """Return the status as subprocess gives it. Another process may then get the id."""
         if self.returncode is None:
             self.returncode = -9  # it dies with its parent, who then says nothing of it
             with suppress(OSError):

@@ -47,8 +47,8 @@ def limit_memory(limit: int | None) -> None:
 
 
 def room_for(size: int, limit: int) -> int:
-    """Return the limit of an engine that loads a model file of so many bytes: it may decode all
-    weights as it loads them, and keep both; no more than the machine has, or `limit`."""
+    """Return the memory limit of an engine that loads a model of so many bytes. It may hold the
+    file and all decoded weights, but no more than the machine has, or `limit`."""
     return max(limit, min(memory_of_machine(), DECODED * size))
 
 
@@ -79,7 +79,8 @@ def main() -> None:
 
 
 def close_inherited() -> None:
-    """Close what connects the engine, or nobody sees that it closed it; its log stays open."""
+    """Close the engine's inherited connections, so that a closed end is seen; its log stays
+    open."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nothing, number)
@@ -102,7 +103,7 @@ def ended_children() -> Iterator[tuple[int, int]]:
 
 
 def kill_descendants() -> None:
-    """Kill until none is left: who loses its parent becomes a child of this process."""
+    """Kill descendants until none is left: an orphan becomes a child of this process."""
     deadline = time.monotonic() + KILL_SECONDS
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -127,7 +128,7 @@ def children() -> list[int]:
 
 
 def end_like(status: int) -> NoReturn:
-    """End this process as another one has ended."""
+    """End this process with another one's status."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with suppress(OSError, ValueError):  # SIGKILL has no handler

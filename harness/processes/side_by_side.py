@@ -40,10 +40,8 @@ def interrupts_later() -> Iterator[None]:
 
 
 def watch_parent() -> None:
-    """A process whose parent was killed would wait for work for ever, and nobody would see it.
-
-    An interrupt from a terminal goes to every process of the group, but what to do is the parent's.
-    """
+    """End this process with its parent, or it would wait for work for ever. Interrupts from a
+    terminal reach the whole group; only the parent acts on them."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     Thread(target=end_with_parent, daemon=True).start()

@@ -33,7 +33,7 @@ class Spare:
         self.waiting: EngineProcess | None = None
 
     def take(self, key: Hashable, start: Callable[[], P]) -> P:
-        """Return one that was started ahead with the same key, in the same surroundings, or a new
+        """Return a process that was started ahead with the same key and surroundings, or a new
         one."""
         if not self.is_ours():
             return start()

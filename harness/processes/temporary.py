@@ -64,7 +64,8 @@ def remove_abandoned(parent: str) -> None:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove what can be removed, with one open file at a time; shutil.rmtree takes two a level."""
+    """Remove what can be removed, with one open file at a time; shutil.rmtree needs two per
+    level."""
     for parent, folders, files in os.walk(folder, topdown=False):
         for name in (*files, *folders):
             path = os.path.join(parent, name)

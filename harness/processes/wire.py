@@ -87,11 +87,11 @@ MANY = 1000  # whole numbers in a list: as text they take three times as long as
 
 
 class WireError(Exception):
-    """The bytes are no message, or the value is none that may cross."""
+    """Raised for bytes that are no message, and for values that may not cross."""
 
 
 class WrongField(WireError):
-    """A record of a whole message holds what its annotations do not allow."""
+    """Raised for a record whose fields do not fit their annotations."""
 
 
 class Closed(Exception):
@@ -118,7 +118,7 @@ class Channel:
         self.write(pack(value), deadline)
 
     def write(self, frame: Sequence[bytes | memoryview], deadline: float | None = None) -> None:
-        """Send what `pack` returned."""
+        """Send the parts that `pack` returned."""
         for part in frame:
             self._wait_until(deadline)
             try:
@@ -191,7 +191,7 @@ def pack(value: Any) -> list[bytes | memoryview]:
 
 
 def raw_bytes(array: NDArray[Any]) -> memoryview:
-    """The memory of an array in C order, to read or to fill."""
+    """Return the memory of an array in C order, to read or to fill."""
     return array.reshape(-1).view(np.uint8).data
 
 

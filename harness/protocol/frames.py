@@ -90,7 +90,7 @@ class Pipe:
         return Message(head=head, arrays=arrays)
 
     def line(self, deadline: float) -> bytes:
-        """Return the next one, without its end."""
+        """Return the next line, without its end."""
         while (line := self.whole_line()) is None:
             self.ahead += self.read(PIECE, deadline)
         return line
@@ -132,7 +132,7 @@ class Pipe:
 def wait_for(
     deadline: float, *, reads: tuple[int, ...] = (), writes: int | None = None
 ) -> list[int]:
-    """The descriptors of `reads` that have something. Raises TimeoutError."""
+    """Return the readable descriptors of `reads`. Raises TimeoutError."""
     left = deadline - time.monotonic()
     ready = select.select(reads, [] if writes is None else [writes], [], max(0.0, left))
     if left <= 0 or not (ready[0] or ready[1]):
@@ -141,7 +141,7 @@ def wait_for(
 
 
 class NoJson(WireError):
-    """A line that is none of ours: perhaps somebody else's, on the same descriptor."""
+    """Raised for a line that is no message, perhaps another writer's on the same descriptor."""
 
 
 def head_of(line: bytes) -> dict[str, Any]:

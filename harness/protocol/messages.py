@@ -129,7 +129,7 @@ def introduction(name: str, asked: Settings, answer: Message) -> Introduction:
 
 
 def unicode_of(said: Mapping[str, Any]) -> bool:
-    """Return True if its texts are UTF-8 alone, because its language has no others."""
+    """Return True if its texts are only UTF-8, because its language has no others."""
     if said.get("text", "bytes") not in ("bytes", "utf8"):
         raise MalformedAnswer('"text"', '"bytes" or "utf8"', said["text"])
     return said.get("text") == "utf8"
@@ -209,10 +209,8 @@ def read_parse(answer: Message) -> FileSummary:
 
 
 def value_of(kind: str, said: Any) -> Any:
-    """JSON has neither NaN nor infinities: they are texts, and NaN is one in our records too.
-
-    Where the types are not shown a text stays one: "inf" is a token of most vocabularies.
-    """
+    """Return a value of JSON. NaN and infinities are texts there; without types a text stays a
+    text, as "inf" is a token of most vocabularies."""
     if not kind.removeprefix("ARR[").startswith(("F32", "F64")):
         return said
     if type(said) is list:
@@ -292,7 +290,7 @@ def send_logprobs(prefixes: Sequence[Sequence[int] | bytes], k: int) -> Message:
 
 
 def read_logprobs(answer: Message) -> list[list[tuple[Any, float]]]:
-    """Tokens are ids, or texts as base64."""
+    """Read a list of candidates; tokens are ids, or texts as base64."""
     said = answer.head["answer"]
     tokens = said["ids"] if "ids" in said else texts_in(said["texts"])
     return [
@@ -306,7 +304,7 @@ def texts_in(rows: Any) -> list[list[bytes]]:
 
 
 def number_of(said: Any) -> float:
-    """JSON has neither NaN nor infinities: they are texts."""
+    """Return a number; NaN and infinities are texts in JSON."""
     if type(said) is str and said in (*INFINITIES, "nan"):
         return float(said)
     if type(said) not in (int, float):
@@ -328,7 +326,7 @@ def send_multiply(type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]
 def send_operate(
     op: str, inputs: Mapping[str, NDArray[Any]], params: Mapping[str, int | float | str]
 ) -> Message:
-    """Truth values go as u8."""
+    """Send an operation; truth values go as u8."""
     arrays = {k: v.astype(np.uint8) if v.dtype == bool else v for k, v in inputs.items()}
     return Message(head={"ask": "operate", "op": op, "params": dict(params)}, arrays=arrays)
 
@@ -363,7 +361,7 @@ EMBEDDINGS = Question("embed", send_embeddings, partial(read_run, rows="rows"))
 
 
 def question_of(question: str, args: Sequence[Any], can: Collection[str]) -> Question:
-    """Return how to ask an engine with these levels; `embed` for a model without logits."""
+    """Return the question for an engine with these levels; `embed` for a model without logits."""
     if question == "evaluate" and args[0].embeddings and EMBEDDINGS.level in can:
         return EMBEDDINGS
     return QUESTIONS[question]

@@ -33,7 +33,7 @@ def is_message(line: bytes) -> bool:
 
 
 def words_for_banner(who: str, printed: str) -> str:
-    """Return a sentence: what an engine printed before its first message, and what to check."""
+    """Return a sentence on what an engine printed before its first message, and what to check."""
     return (
         f"{who} printed {printed} on standard output before its first message. Lockstep "
         f"skips this text. Write answers to the descriptor in {DESCRIPTOR}, or print on "
@@ -72,8 +72,7 @@ class EngineProgram(EngineProcess):
         self.n_printed, self.printed = 0, ""  # lines before the first message, and the last
 
     def strange(self) -> str:
-        """Say what may be wrong with a program that wrote, but never a message; "" if it wrote
-        nothing."""
+        """Say what may be wrong with a program that wrote no message; "" if it wrote nothing."""
         if not self.printed:
             return ""
         text = f"the engine wrote {self.printed[:SHOWN]!r}, expected a line of JSON"
@@ -117,8 +116,8 @@ class EngineProgram(EngineProcess):
         )
 
     def first(self, deadline: float) -> Message:
-        """Return the first message, from the descriptor that was offered or from standard output.
-        There text may stand before it: a banner, a library's log."""
+        """Return the first message, from the offered descriptor or from standard output, where a
+        banner or a library's log may come first."""
         offered, output = (self.pipe_of(end.fileno()) for end in (self.answers, self.output))
         waiting = {pipe.from_engine: pipe for pipe in (offered, output)}
         while waiting:
@@ -139,8 +138,9 @@ class EngineProgram(EngineProcess):
         raise Closed("the engine closed its output")
 
     def message_in(self, line: bytes) -> bytes:
-        """Return the message that a line on standard output ends with, or is meant for one: who
-        answers wrongly is told so at once. Text before it goes into the log and is named."""
+        """Return the message at the end of a line on standard output, or a line that is meant for
+        one, so that a wrong answer is reported at once. Text before it goes into the log and is
+        named."""
         inside = (found.start() for found in islice(MEANT.finditer(line), MOST_STARTS))
         at = next((at for at in (0, *inside) if is_message(line[at:])), len(line))
         at = 0 if MEANT.match(line) else at
@@ -151,14 +151,15 @@ class EngineProgram(EngineProcess):
         return line[at:]
 
     def banner(self) -> str:
-        """Return what it printed where messages are expected, before the first; "" if nothing."""
+        """Return the text before the first message where messages are expected; "" if there is
+        none."""
         if not self.n_printed:
             return ""
         more = f", the last of {self.n_printed} lines" if self.n_printed > 1 else ""
         return f"{self.printed[:SHOWN]!r}{more}"
 
     def log_output(self) -> None:
-        """Standard output is a second log, read to its end, which comes after our end is closed."""
+        """Read standard output as a second log to its end, which comes after our end is closed."""
         os.set_blocking(self.output.fileno(), True)
         output = os.fdopen(os.dup(self.output.fileno()), "rb")
         threading.Thread(target=keep_tail, args=(output, self.tail), daemon=True).start()

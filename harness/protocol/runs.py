@@ -71,13 +71,13 @@ def read_rows(answer: Message, rows: str) -> tuple[NDArray[Any], ...]:
 
 
 def send_embeddings(request: Request) -> Message:
-    """`embed` with tensors: shown, or put in."""
+    """Send `embed` with tensors to show or to replace."""
     asked = send_logits(request)
     return replace(asked, head={**asked.head, "ask": "embed"})
 
 
 def read_run(answer: Message, rows: str) -> Evaluation:
-    """Arrays `logits0`, `logits1`, ... in the order of the batches; others are of the trace."""
+    """Read `logits0`, `logits1`, ... in the order of the batches; other arrays are the trace."""
     arrays = dict(answer.arrays)
     logits: list[NDArray[Any]] = []
     while (name := f"{rows}{len(logits)}") in arrays:
@@ -88,7 +88,7 @@ def read_run(answer: Message, rows: str) -> Evaluation:
 
 
 def key_of(site: Site) -> str:
-    """step0/attn_norm-3, as `lockstep trace` writes them."""
+    """Return a key such as step0/attn_norm-3, as `lockstep trace` writes them."""
     return f"step{site.step}/{site}"
 
 

@@ -91,13 +91,13 @@ def found_command(words: Sequence[str]) -> list[str]:
 
 
 def name_of(command: Sequence[str]) -> str:
-    """Return a short one for reports: of the script, if an interpreter is started with one."""
+    """Return a short name for reports: of the script, if an interpreter starts one."""
     files = [word for word in command[1:] if Path(word).is_file()]
     return Path((files or command)[0]).name
 
 
 class NotStarted(Exception):
-    """The engine's own word when it was started, instead of an introduction."""
+    """Raised for an engine's own words in place of its introduction."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)
@@ -105,7 +105,7 @@ class NotStarted(Exception):
 
 
 class ProgramSession(Session):
-    """Started when it is first asked, and anew for the next question when it has died."""
+    """A program that starts with its first question, and again after its death."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class ProgramSession(Session):
             raise
 
     def lacks(self, question: str, args: tuple[Any, ...]) -> str:
-        """Return the level that a question needs and the engine does not offer; "" if none."""
+        """Return the level that a question needs and the engine lacks; "" if none."""
         assert self.said is not None
         if question not in QUESTIONS:
             return f"{UNASKED.get(question, question)}, for which the protocol has no question"
@@ -197,9 +197,8 @@ class ProgramSession(Session):
     def ignores(
         self, program: EngineProgram, request: Request, found: Outcome, limit: float
     ) -> bool:
-        """Return True if the engine answers the same with replaced values as without. The values
-        behind them would be held against others, and an honest engine accused. The question is
-        repeated until the engine heeds them."""
+        """Return True if the engine's answer ignores replaced values, which would accuse an honest
+        engine. The question is repeated until the engine heeds them."""
         assert self.said is not None
         if self.heeds or not (request.replace and isinstance(found, Answered)):
             return False
@@ -227,7 +226,7 @@ class ProgramSession(Session):
         return Answered(value=read(question, answer), seconds=seconds)
 
     def no_answer(self, answer: Message) -> Outcome | None:
-        """Return the engine's own word instead of an answer; None: it has answered."""
+        """Return the engine's own words if it refused or failed; None: it answered."""
         (ending,) = (key for key in ENDINGS if key in answer.head)
         if ending == "answer":
             return None

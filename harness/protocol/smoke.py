@@ -1,4 +1,4 @@
-"""`lockstep smoke`: what an engine says that it can do is asked once, level by level."""
+"""`lockstep smoke`: each level that an engine offers is asked once."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -78,7 +78,7 @@ def smoke(session: Session) -> Iterator[SmokeStep]:
 def question_for_level(
     level: str, info: EngineInfo | None = None, state: Path = Path("state")
 ) -> tuple[str, tuple[Any, ...], Mapping[str, Any]]:
-    """Return the question that shows whether an engine has the level. state: a file to save to."""
+    """Return the question that tests a level. state: a file to save to."""
     batches = Batch.of(PROMPT), Batch.of(NEXT, start=len(PROMPT))
     ones = np.ones((1, Q8_0.size // 34 * 32), np.float32)
     norm = {"x": np.ones((1, 8), np.float32), "weight": np.ones(8, np.float32)}
@@ -111,7 +111,7 @@ def question_for_level(
 
 
 def embeds_alone(info: EngineInfo | None) -> bool:
-    """Return True if its model gives embeddings alone, so that these runs show its tensors."""
+    """Return True if its model gives only embeddings, whose runs then show its tensors."""
     levels = (info.levels if info else None) or ()
     return "embed" in levels and "logits" not in levels
 

@@ -53,13 +53,13 @@ class Change:
 
     @property
     def lacks(self) -> bool:
-        """True if B holds fewer comparisons than A without a verdict that says why."""
+        """Return True if B lacks comparisons of A without a verdict that says why."""
         return self.n_after < self.n_before and level(self.after) == level(self.before)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A figure nearer to its limit: shares of it."""
+    """A figure that moved towards its limit, in shares of it."""
 
     suite: str
     case: str
@@ -86,8 +86,8 @@ class DifferenceSize:
         )
 
     def chance(self, other: "DifferenceSize") -> float:
-        """Return how far apart the counts of one fault may be. Bits and ids, which have no limit,
-        are off or not, whatever else is rounded."""
+        """Return how far the counts of one fault may differ by chance. Bits and ids have no limit:
+        they are off or not."""
         if self.share is None or other.share is None:
             return 0.0
         return DEVIATIONS * sqrt((self.count or 0) + (other.count or 0))
@@ -95,7 +95,7 @@ class DifferenceSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """A difference of both runs that is not as large as it was. row: of run b."""
+    """A difference in both runs whose size changed. row: of run b."""
 
     row: Row
     before: DifferenceSize
@@ -211,8 +211,8 @@ def sizes_changed(a: RowsOfRun, b: RowsOfRun) -> tuple[list[Growth], list[Growth
 
 
 def extents(run: RowsOfRun) -> dict[Spot, tuple[Row, DifferenceSize]]:
-    """Return the size of every difference. One spot may have several: its size is the largest, and
-    its count is that of all."""
+    """Return the size of every difference. One place may have several: its size is the largest, its
+    count the sum."""
     found: dict[Spot, tuple[Row, DifferenceSize]] = {}
     for row in run.verdicts:
         if row["status"] != "diverged":
@@ -271,7 +271,7 @@ def larger(before: float | None, after: float | None, times: float, room: float)
 
 
 def shares(run: RowsOfRun) -> dict[Spot, float]:
-    """Return the worst error of ops, nodes and logits as a share of its limit."""
+    """Return the worst errors of ops, nodes and logits, as shares of their limits."""
     found: dict[Spot, float] = {}
     for row in run.verdicts:
         for what, share in shares_of(row["detail"]):
@@ -296,7 +296,8 @@ def shares_of(detail: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def moves(before: Mapping[Spot, float], after: Mapping[Spot, float]) -> list[Move]:
-    """Nearer to a limit by more than MOVED; what is beyond it is told as a difference."""
+    """Return the figures that moved towards their limits by more than MOVED; those beyond are
+    differences."""
     found = [
         Move(suite=suite, case=case, what=what, before=before[spot], after=share)
         for spot, share in after.items()
@@ -336,7 +337,7 @@ def title_of(run: RowsOfRun) -> str:
 
 
 def line_of(row: Row) -> str:
-    """Say how far a difference goes, how much is allowed, and why."""
+    """Say how far a difference goes, its limit, and why."""
     far, allowed, why = in_short(row)
     if not far:
         return str(row["summary"])

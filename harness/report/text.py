@@ -40,8 +40,8 @@ CI_COMMAND = re.compile(r"##(?=\w*\[)")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text from files and tokens, with everything escaped that could steer a terminal, or a CI that
-    reads commands anywhere in a line of a log: `##[error]` (GitHub), `##vso[` (Azure)."""
+    """Return text with everything escaped that could steer a terminal, or a CI that reads commands
+    anywhere in a line of a log: `##[error]` (GitHub), `##vso[` (Azure)."""
     shown = "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
@@ -68,8 +68,8 @@ def site_name(site: Site) -> str:
 
 
 def place_in(detail: Mapping[str, Any]) -> str:
-    """Return the node of a verdict. It may be part of a layer that its name does not have; reports
-    of versions before do not hold the name itself."""
+    """Return the place of a verdict's node. It may be part of a layer that its name does not show;
+    older reports hold no name."""
     of_layer = Site(step=0, layer=detail.get("layer"), name=detail["site"])
     name = str(detail.get("node", of_layer))
     return site_name(Site(step=detail.get("step") or 0, layer=None, name=name))
@@ -128,8 +128,8 @@ MESSAGE = re.compile(
 
 
 def last_words(log: Sequence[str]) -> Sequence[str]:
-    """Return an engine's last lines, before Python wrote down where its process stood. In languages
-    that write their stack behind the message, return what comes before the stack."""
+    """Return an engine's last lines, without Python's report of its threads. For languages that
+    print a stack behind the message, return the lines before the stack."""
     fatal = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
     log = log[:fatal] if fatal else log
     said = next((i for i in reversed(range(len(log))) if MESSAGE.match(log[i])), len(log))

@@ -1,4 +1,4 @@
-"""The commands that repeat a plan, or say more of it."""
+"""The commands that repeat a plan, or look further into it."""
 
 import shlex
 from typing import TYPE_CHECKING

@@ -1,8 +1,5 @@
-"""The least time that a check will take, from an engine's first answer whose length is known.
-
-Only what is certain to come is counted: the same suite's other runs of the model itself. Other
-suites, and models made of it, ask for more, which is not known before.
-"""
+"""The least time that a check will take, from an engine's first answer of known length. Only
+certain runs count: the same suite's other runs of the model itself."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,8 +52,8 @@ def what_takes_less(context: Context) -> str:
 
 
 def still_to_come(context: Context, question: str) -> int:
-    """Return tokens, of the model itself, if nothing differs. Of a large one most of `logits` is
-    asked of its first layers alone, if the engine takes such a model."""
+    """Return the tokens still to come for the model itself if nothing differs. Most of `logits` on
+    a large model runs on its first layers alone, if the engine accepts such a model."""
     if question == "greedy":
         listed = "logprobs" in (context.subject_info.levels or ())
         n = min(context.n_tokens, MOST_BEGINNINGS)

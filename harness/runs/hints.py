@@ -1,4 +1,4 @@
-"""The whole command that says more: after a run that diverges, or one that could see too little."""
+"""The command to run next: after a run that diverges, or one that could see too little."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -30,8 +30,8 @@ LARGE_FOR_MANY_RUNS = 1 << 28
 
 
 def next_step(plans: "Sequence[Plan]", result: "RunResult") -> str:
-    """Return the commands that say more of the first model whose runs differ, or of an engine that
-    shows too little for a place; "": there are none."""
+    """Return the commands that find the place in the first model whose runs differ, or that compare
+    more closely; "": there are none."""
     return where_it_differs(plans, result) or what_sees_more(plans, result)
 
 
@@ -143,7 +143,8 @@ def where_it_differs(plans: "Sequence[Plan]", result: "RunResult") -> str:
 
 
 def is_of_a_made_model(verdict: "Verdict") -> bool:
-    """Return True if diagnose asks nothing there: on a made model, or with several threads."""
+    """Return True for a verdict that diagnose cannot repeat: on a made model, or with several
+    threads."""
     from lockstep.harness.records import MADE_MODEL
 
     elsewhere = MADE_MODEL in verdict.detail or "n_threads" in verdict.detail
@@ -165,7 +166,7 @@ def black_box_command(plan: "Plan") -> str:
 
 
 def can_be_sliced(plan: "Plan", engines: "Sequence[EngineInfo]") -> bool:
-    """Return True if it shows no tensors, and answers on models that are made of the plan's."""
+    """Return True if the engine shows no tensors, and answers on models made of the plan's."""
     from lockstep.harness.blackbox.offers import shows_no_tensors, why_not_asked
 
     own = [info for info in engines if info.engine != plan.oracle and shows_no_tensors(info)]

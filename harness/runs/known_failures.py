@@ -50,7 +50,7 @@ class Extent:
     size: float | int | None = None
 
     def exceeded_by(self, other: "Extent") -> str:
-        """Return why the other is not the same; "": it may be."""
+        """Return why the other extent does not cover this one; "": it may."""
         if self.kind and other.kind != self.kind:
             return f"its kind is {other.kind!r}, and {self.kind!r} is listed"
         if self.size is not None and other.size is None:
@@ -60,7 +60,7 @@ class Extent:
         return ""
 
     def differs_from(self, other: "Extent") -> str:
-        """Return why the other is not the same, at the same place; "": it is."""
+        """Return why the other extent differs at the same place; "": it does not."""
         if other.kind != self.kind:
             listed = repr(self.kind) if self.kind else "none"
             return f"its kind is {other.kind!r}, and {listed} is listed"
@@ -77,7 +77,7 @@ class Extent:
 
 @dataclass(kw_only=True)
 class KnownFailures:
-    """The listed failures of one run, and those of them that still differ."""
+    """The listed failures of one run, and those that still differ."""
 
     reasons: dict[Name, str] = field(default_factory=dict)
     extents: dict[Name, Extent] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class KnownFailures:
     met: set[Name] = field(default_factory=set)
 
     def __or__(self, other: "KnownFailures") -> "KnownFailures":
-        """Return the other's where both list a name, as of dicts."""
+        """Merge two lists; for names in both, the other's entry counts, as with dicts."""
         return KnownFailures(
             reasons=self.reasons | other.reasons,
             extents=self.extents | other.extents,
@@ -94,7 +94,7 @@ class KnownFailures:
         )
 
     def excuse(self, verdict: Verdict) -> Verdict:
-        """Return the same, or excused if it is listed."""
+        """Return the verdict, excused if it is listed."""
         name = name_of(verdict)
         if verdict.status != "diverged" or name not in self.reasons:
             return verdict
@@ -111,7 +111,7 @@ class KnownFailures:
         )
 
     def why_not(self, name: Name, verdict: Verdict) -> str:
-        """Return why a divergence of this key is not what is listed; "": it is."""
+        """Return why a divergence with this key differs from the listed one; "": it does not."""
         found = extent_of(verdict)
         if name not in self.places:
             return self.extents.get(name, Extent()).exceeded_by(found)
@@ -129,8 +129,8 @@ class KnownFailures:
         return sure and name not in self.met
 
     def gone(self, verdicts: Sequence[Verdict], again: str) -> Iterator[Verdict]:
-        """Yield an error for each that is listed and does not differ any more, in what was really
-        run. again: the command of the run."""
+        """Yield an error for each listed failure that is gone, among the suites that ran. again:
+        the command of the run."""
         for name, reason in self.reasons.items():
             case, suite, key = name
             own = [v for v in verdicts if (v.case, v.suite) == (case, suite)]
@@ -161,7 +161,7 @@ def extent_of(verdict: Verdict) -> Extent:
 
 
 def place_of(detail: Mapping[str, Any]) -> str:
-    """Return its place, as far as that is the same on every processor; "" for a whole run."""
+    """Return the verdict's place, if it is the same on every processor; "" for a whole run."""
     if "site" in detail:
         return f"{detail['site']}, layer {detail.get('layer')}, step {detail.get('step')}"
     if "tensor" in detail:
@@ -243,8 +243,9 @@ def check_size(row: Mapping[str, Any], where: str) -> None:
 
 
 def listed_in(path: Path) -> KnownFailures:
-    """Read the list in a file that is written anew behind a run that takes a while: somebody wrote
-    its reasons. Raises InvalidModel, BadInput if it is another file or none can be."""
+    """Read the list in a file that will be written anew after a long run, as a user wrote its
+    reasons. Raises InvalidModel, and BadInput if it is another kind of file or cannot be
+    written."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         why = "is a folder" if path.is_dir() else f"{path.absolute().parent} is no folder"
         raise InvalidModel(f"{path}: cannot be written: {why}")
@@ -253,11 +254,8 @@ def listed_in(path: Path) -> KnownFailures:
 
 
 def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> int:
-    """Write what differs now, with the reasons that were written down before; return how many.
-
-    An entry that was listed and not looked at, because it is of another model or suite, stays
-    listed.
-    """
+    """Write what differs now, with the reasons written before; return the number. Entries of models
+    and suites that were not run stay listed."""
     of = [v for v in verdicts if not is_gone_entry(v)]
     differ = [v for v in of if v.status == "diverged"]
     stay = (
@@ -281,8 +279,8 @@ def write_known(path: Path, verdicts: Sequence[Verdict], old: KnownFailures) -> 
 def extents_of(
     name: Name, verdicts: Sequence[Verdict] | None, old: KnownFailures
 ) -> dict[str, Any]:
-    """Return where and how it differs now; an extent that agrees with the listed one stays as it
-    was."""
+    """Return where and how much it differs now; an extent that agrees with the listed one stays as
+    it was."""
     if verdicts is None:
         if name not in old.places:
             return row_of(old.extents.get(name, Extent()))

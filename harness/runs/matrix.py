@@ -1,4 +1,4 @@
-"""The abilities of many engines and where each stands, suite by suite, on the same cases."""
+"""A matrix of engines: the suites that each answers, and its results, on the same cases."""
 
 import json
 from collections import Counter
@@ -55,8 +55,8 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Return a text such as `5/7, 2 diverged`: of the cases that have it, and what is wrong
-        with the rest."""
+        """Return a text such as `5/7, 2 diverged`: agreeing cases of all, and what is wrong with
+        the rest."""
         counts, partly = self.counts, len(self.partly)
         asked = len(self.cases) - counts["not-applicable"]
         if not asked:
@@ -141,8 +141,8 @@ def write_matrix(
     *,
     html: bool = False,
 ) -> list[Path]:
-    """matrix.json and matrix.md in a new folder, with html matrix.html as well. plans: those of any
-    one engine."""
+    """Write matrix.json and matrix.md into a new folder, with html matrix.html as well. plans:
+    those of any one engine."""
     folder = run_folder(reports, "matrix")
     document = document_of(rows, plans, command)
     as_json, as_text = folder / "matrix.json", folder / "matrix.md"
@@ -206,8 +206,8 @@ def columns(rows: Sequence[MatrixRow]) -> list[str]:
 
 
 def names_of(rows: Sequence[MatrixRow]) -> list[str]:
-    """Return each with its version; what it was asked for by as well, where others have the same
-    name."""
+    """Return each engine's name with its version, and with its command where two names are
+    equal."""
     names = [printable(name_of(row)) for row in rows]
     return [
         name if names.count(name) == 1 else f"{name} ({printable(row.engine)})"
@@ -251,7 +251,7 @@ def markdown(rows: Sequence[MatrixRow], plans: Sequence[Plan]) -> Iterator[str]:
 
 
 def notes_of(row: MatrixRow) -> Iterator[str]:
-    """Yield what is not well, and the command that shows it."""
+    """Yield each problem, and the command that shows it."""
     if row.error:
         yield f"- **{safe(row.engine)}** was not asked: {safe(row.error)}"
     elif not is_compared(row):

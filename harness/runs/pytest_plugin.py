@@ -121,7 +121,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """All workers of pytest-xdist write into one folder."""
+    """Let all workers of pytest-xdist write into one folder."""
     node.workerinput[OUTPUT] = str(folder_of_session(node.config))
 
 
@@ -174,8 +174,8 @@ def check_with(
     note: Callable[[str], None] = lambda _: None,
     **of_plan: Any,
 ) -> Any:
-    """Return the run (runs.run.RunResult); fails the test by what differs, skips what is not
-    there."""
+    """Return the run (runs.result.RunResult). It fails the test by differences, and skips it if
+    nothing applies."""
     from lockstep.harness.asking.template import keep_template
     from lockstep.harness.check.check import BadInput
     from lockstep.harness.redaction import redact

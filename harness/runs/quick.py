@@ -143,8 +143,8 @@ def ids_in(session: Session, path: Path, text: bytes, by_us: list[str]) -> list[
 
 
 def tokens_behind(session: Session, ids: list[int], n: int, by_us: list[str]) -> list[int]:
-    """Return n greedy tokens. An engine that shows only logits is given each beginning anew, and
-    the likeliest token is taken: n of them cost as much as n prompts."""
+    """Return n greedy tokens. An engine that shows only logits gets each prefix anew, so n tokens
+    cost as much as n prompts."""
     said = session.ask("greedy", ids, n)
     if not isinstance(said, Unanswerable):
         found: list[int] = value_of(session, "greedy", said)
@@ -207,7 +207,7 @@ def encode_texts(
 def decode_ids(
     path: Path, engine: str, inputs: Sequence[bytes], special: bool, parse_special: bool
 ) -> Iterator[str]:
-    """The inputs are JSON lists of ids. Bytes that are no UTF-8 come out as \\xNN."""
+    """Decode JSON lists of ids. Bytes that are no UTF-8 come out as \\xNN."""
     rows = [ids_of(raw) for raw in inputs]
     check_vocabulary(path)
     with open_session(path, engine, PRESETS["exact"]) as session:

@@ -130,7 +130,7 @@ def run_plans(
 
 
 def check_suites(known: KnownFailures) -> None:
-    """An entry of a suite that nobody runs would never be looked at. Raises BadInput."""
+    """Refuse entries of unknown suites, which would never be looked at. Raises BadInput."""
     suites = {suite.name for suite in suites_named(())}
     for _, suite, key in known.reasons:
         if suite not in suites:
@@ -165,7 +165,7 @@ def load_what_checks_need(plans: Sequence[Plan]) -> None:
 
 
 class CheckRun:
-    """Takes what the processes say, as it comes, and writes the report."""
+    """Takes the messages of processes as they come, and writes the report."""
 
     def __init__(
         self,
@@ -220,8 +220,7 @@ class CheckRun:
         return ReportWriter(folder, head)
 
     def says_of_changes(self, plan: Plan) -> bool:
-        """Return True if a file of the plan is not what it was: then nothing that is found
-        counts."""
+        """Return True if a file of the plan has changed, so that no finding counts."""
         for path in dict.fromkeys((plan.model, plan.subject_model)):
             if path in self.changed:
                 return True
@@ -260,7 +259,7 @@ class CheckRun:
 
 
 def check_one(plan: Plan, say: Say) -> None:
-    """Says what it does as text, then who the engines are, then each verdict."""
+    """Check one plan. It says its progress as text, then the engines, then each verdict."""
     try:
         opened = opened_for(plan, say)
     except (BadInput, NoAnswer) as error:
@@ -293,8 +292,8 @@ def check_one(plan: Plan, say: Say) -> None:
 
 
 def not_taken(plan: Plan, why: str) -> Verdict:
-    """Return the verdict on a model that an engine need not take: it is said, and spoils
-    nothing."""
+    """Return the verdict on a model that an engine need not accept: it is reported, and changes no
+    exit code."""
     return Verdict(
         suite=plan.suites[0],
         case=plan.case,
@@ -313,7 +312,7 @@ def opened_for(plan: Plan, say: Say) -> Opened:
 
 
 def bisect_one(plan: Plan, say: Say) -> None:
-    """Says what it does as text, and then the Bisection."""
+    """Bisect one plan. It says its progress as text, and then the Bisection."""
     opened = opened_for(plan, say)
     try:
         opened.context.on_made_models = questions(plan)

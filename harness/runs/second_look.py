@@ -54,7 +54,8 @@ def look_again(
 
 
 def verdicts_on(plan: Plan, opened: Callable[[Plan], Opened]) -> list[Verdict]:
-    """Return none if an engine cannot be asked: the first verdicts stay."""
+    """Return the verdicts on the other form; none if an engine cannot be asked, so that the first
+    ones stay."""
     with suppress(BadInput, NoAnswer), closing(opened(plan)) as other:
         return list(run_suites(other.context, plan.suites))
     return []

@@ -52,7 +52,7 @@ ENGINE = "llama.cpp"
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowPlan:
-    """Plan of a shadow run: a file, or a variant that is made."""
+    """A plan of a shadow run: a file, or a variant to make."""
 
     case: str
     model: Path | None
@@ -94,7 +94,7 @@ def path_of(plan: ShadowPlan, folder: Path) -> Path:
 
 
 def judge_model(plan: ShadowPlan, folder: Path) -> Judged:
-    """Have llama.cpp run the model, and judge every node. folder: where those of variants lie."""
+    """Have llama.cpp run the model, and judge every node. folder: of the variants' files."""
     generic: tuple[str, ...] = ()
     try:
         path = path_of(plan, folder)
@@ -177,7 +177,7 @@ def verdicts_for(plan: ShadowPlan, path: Path, session: Session, build: Build) -
 
 
 def faults_found(plan: ShadowPlan, path: Path, session: Session, build: Build) -> Iterator[Verdict]:
-    """Yield one verdict a fault: it must be found, at its node and nowhere else."""
+    """Yield one verdict for each fault, which must be found at its node and nowhere else."""
     with open_model(path) as file:
         trials = Trials(
             session=session,
@@ -219,8 +219,8 @@ def run_shadow(
     executor: Executor | None,
     listener: Listener,
 ) -> RunResult:
-    """Each model's verdicts are on disk before the next model is judged. Raises Unsupported for
-    libraries that are not the pinned llama.cpp."""
+    """Run the plans; each model's verdicts are on disk before the next model's. Raises Unsupported
+    for libraries that are not the pinned llama.cpp."""
     started = time.perf_counter()
     refuse_broken(plans)
     adapter_class(ENGINE).check_libraries()
@@ -262,8 +262,7 @@ def refuse_broken(plans: Sequence[ShadowPlan]) -> None:
 
 
 def rows_of(plans: Sequence[ShadowPlan], first: Judged) -> list[dict[str, Any]]:
-    """Return the rows of the files that were given. For one that is made, the command says the
-    recipe."""
+    """Return the rows of the given files. The command holds the recipe of made ones."""
     if len(plans) == 1:
         return [first.row] if first.row else []
     return [model_row(plan.case, plan.model, "both") for plan in plans if plan.model is not None]

@@ -53,7 +53,7 @@ def ask_rest(
     ask: Callable[[Mapping[str, Sequence[Plan]]], Iterator[MatrixRow]],
 ) -> Iterator[MatrixRow]:
     """Yield the rows that an interrupted run kept, then those of the other engines, which are kept
-    as well. folder: None if no site is wanted."""
+    too. folder: None if no site is wanted."""
     known = open_site(folder, plans) if folder else {}
     yield from known.values()
     for row in ask({engine: each for engine, each in plans.items() if engine not in known}):
@@ -67,7 +67,7 @@ def is_site(folder: Path) -> bool:
 
 
 def setup_of(plans: Sequence[Plan]) -> str:
-    """Return a digest of all that decides an engine's row, but for the engine's own version."""
+    """Return a digest of all that decides an engine's row, except the engine's own version."""
     asked = [
         (p.case, digest(p.model), p.oracle, p.settings.name, p.n_tokens, p.n_steps, p.seed)
         for p in plans
@@ -81,7 +81,7 @@ def digest(path: Path) -> str:
 
 
 def keep_row(folder: Path, row: MatrixRow, plans: Sequence[Plan]) -> None:
-    """Add one finished engine to the rows that a later run goes on behind."""
+    """Keep the row of a finished engine, so that an interrupted run can go on."""
     info = row.info and {n: getattr(row.info, n) for n in ("engine", "version", "build")}
     held = {
         "engine": row.engine,
@@ -162,7 +162,7 @@ def write_page_of_site(path: Path, text: str) -> None:
 
 
 def findings_of(rows: Sequence[MatrixRow], pages: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the verdicts that are not well, folded by suite and key over engines and cases."""
+    """Return the verdicts with a problem, folded by suite and key over engines and cases."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row, name, page in zip(rows, names_of(rows), pages, strict=True):
         for verdict in verdicts_of_row(row):

@@ -1,1 +1,1 @@
-"""Is what is wrong found, and nothing else? Of ourselves and of foreign engines."""
+"""Self-tests: are wrong engines found, and honest ones not accused?"""

@@ -78,7 +78,7 @@ def random_recipe(seed: int) -> LlamaRecipe:
 
 
 def random_shape(quant: str, pick: Pick) -> LlamaRecipe:
-    """Widths of whole blocks, odd where a block is one weight, and few blocks where it is long."""
+    """Return sizes of whole blocks: odd if a block is one weight, few blocks if blocks are long."""
     block = type_by_name(quant).block
     counts: tuple[int, ...] = (1, 2, 3, 4)  # of heads
     if block == 1:
@@ -135,7 +135,7 @@ def own_architectures() -> list[str]:
 
 
 def write_model(seed: int, path: Path) -> str:
-    """Return the architecture, each in its turn."""
+    """Write the model of the next architecture, in turn."""
     known = own_architectures()
     arch = known[seed % len(known)]
     if arch == "llama":

@@ -1,4 +1,4 @@
-"""A finding about a foreign engine as somebody else can see it: its smallest file, and its text."""
+"""A finding about a foreign engine as others can reproduce it: its smallest file, and a text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -23,7 +23,7 @@ N_TOKENS, N_STEPS = 8, 4  # enough for every finding; some engines compile anew 
 
 
 def write_case(finding: Finding, path: Path) -> None:
-    """The same bytes everywhere."""
+    """Write the case, with the same bytes on every machine."""
     if finding.acid:
         write_acid(path, quant=finding.acid)
         return
@@ -72,7 +72,8 @@ def is_seen_in(finding: Finding, verdict: Verdict) -> bool:
 
 
 def ending_of(finding: Finding, verdicts: Sequence[Verdict]) -> tuple[int, str]:
-    """Exit code and words. An engine that could not answer shows neither that nor its absence."""
+    """Return exit code and words. An engine that could not answer proves neither the finding nor
+    its absence."""
     if any(is_seen_in(finding, verdict) for verdict in verdicts):
         return 0, "still true"
     failed = [verdict.summary for verdict in verdicts if verdict.status in FAILED]

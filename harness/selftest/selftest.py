@@ -43,7 +43,8 @@ def run_selftest(
     file: Path | None,
     executor: Executor | None = None,
 ) -> int:
-    """0: all caught and located, no false alarm; 1 otherwise. file: of clean cases, those run."""
+    """Run the self-test. Return 0 if all are caught and located without a false alarm, else 1.
+    file: of clean cases, those run."""
     if list_only:
         for cls in mutants():
             out.line(f"{cls.name:<34} {cls.mistake}")

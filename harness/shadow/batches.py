@@ -24,7 +24,7 @@ class Work:
 
     @property
     def lengths(self) -> list[int]:
-        """Return tokens of a sequence in each batch."""
+        """Return the tokens of a sequence in each batch."""
         return [self.tokens, SECOND, *[1] * self.batches][: 1 + self.batches]
 
     @property

@@ -75,7 +75,7 @@ class Injected:
 
 @dataclass(kw_only=True)
 class FaultTrial:
-    """One fault, and those that were drawn before it and were none."""
+    """One fault, and those drawn before it that changed nothing."""
 
     number: int
     kind: str
@@ -93,7 +93,7 @@ class Trials:
     seed: int
 
     def run(self, numbers: Sequence[int]) -> Iterator[FaultTrial]:
-        """Each is decided by the seed and its number alone."""
+        """Run the trials. Seed and number decide each one."""
         places: dict[str, list[FaultPlace]] = {}  # by op: rare ones are drawn as often as others
         outcome = self.stream(lambda n: places.setdefault(n.op, []).append(FaultPlace.of(n)), None)
         if not isinstance(outcome, Answered):
@@ -161,7 +161,8 @@ def draw_fault(
 
 
 def size_of(judge: ShadowJudge, struck: Node, honest: NDArray[Any]) -> float:
-    """The largest change of what is compared, in bounds; infinite where every bit is determined."""
+    """Return the largest change of compared values, in bounds; infinite if every bit is
+    determined."""
     expected, after = judge.expect(struck)
     _, before = judge.expect(replace(struck, value=honest))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

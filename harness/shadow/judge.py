@@ -213,8 +213,8 @@ def view_of(raw: NDArray[np.uint8], source: Operand) -> NDArray[Any]:
 def lying(
     kind: str, ne: tuple[int, ...], nb: tuple[int, ...]
 ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...], int | None]:
-    """Return dtype, shape, strides, and the bytes from its first to behind its last. These are None
-    for an empty tensor, and 0 if elements would lie before the first."""
+    """Return dtype, shape, strides, and the bytes from its first to behind its last: None for an
+    empty tensor, 0 if elements would lie before the first."""
     dtype, shape, strides = layout(kind, ne, nb)
     assert strides is not None
     ends = sum((n - 1) * b for n, b in zip(shape, strides, strict=True))
@@ -233,8 +233,8 @@ def rounded_to(value: NDArray[Any], actual: NDArray[Any]) -> NDArray[Any]:
 def closeness(
     value: NDArray[Any], actual: NDArray[Any], allowed: NDArray[np.float64] | float
 ) -> tuple[float, float, tuple[int, ...]]:
-    """Return the worst error as a share of what is allowed, and absolute; of finite elements. And
-    where the first is; () if every element is exact."""
+    """Return the worst error of finite elements, as a share of the limit and absolute, and the
+    place of the first; () if every element is exact."""
     if value.shape != actual.shape or value.size == 0:
         return 0.0, 0.0, ()
     most, worst, at = 0.0, 0.0, -1
@@ -279,7 +279,7 @@ def reach_of(
 
 
 def usual_size(value: NDArray[Any]) -> float:
-    """The root of the mean square of what is finite."""
+    """Return the root of the mean square of the finite values."""
     total, n = 0.0, 0
     for _, (part,) in pieces(value):
         finite = np.isfinite(part)

@@ -11,11 +11,9 @@ from lockstep.harness.records import Settings
 def known_crash(
     variant: str, preset: str, types: Collection[str] = ("F32",), generic: Collection[str] = ()
 ) -> str:
-    """Return the entry about a variant as it is made, in words; empty without one. types: of its
-    weights; generic: what the build does otherwise, as Build has it.
-
-    A known crash is a crash still: nothing was compared.
-    """
+    """Return the entry on a made variant's crash, in words; empty without one. types: of its
+    weights; generic: the build's differences, as in Build. A known crash is still a crash: nothing
+    was compared."""
     for entry in entries("shadow"):
         changed = entry["keys"] or entry["complete"] or "tokens" in entry
         same = variant in (entry["variant"], *entry.get("also", ()))
@@ -28,13 +26,13 @@ def known_crash(
 
 
 def known_crash_of(context: Context) -> str:
-    """Return the same about a user's model."""
+    """Return the entry on a user's model."""
     types = {tensor.type.name for tensor in context.file.tensors.values()}
     settings = context.settings
     return known_crash(context.facts.architecture, settings.name, types, settings.generic)
 
 
 def perhaps_amx(settings: Settings, said: str) -> str:
-    """Return a clause for a crash that may be that of builds whose AMX is not set up; else ""."""
+    """Return a clause for a crash that may come from a build whose AMX is not set up; else ""."""
     dies = settings.repack and "SIGSEGV" in said and has_amx()
     return "; this may be gcc-amx-tiles: lockstep doctor tests this build for it" if dies else ""

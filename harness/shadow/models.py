@@ -40,10 +40,8 @@ def make_variant(
 def make_variants(
     names: Sequence[str], folder: Path, *, seed: int = 0, quant: str = "F32", vocabulary: int = 0
 ) -> list[Path]:
-    """Return one engine names the tensors of all variants: to start it takes longer than to ask it.
-
-    vocabulary: as of `with_vocabulary`.
-    """
+    """Make variants. One engine names the tensors of all, as starting it takes longer than asking.
+    vocabulary: as in `with_vocabulary`."""
     paths = [folder / f"{name}.gguf" for name in names]
     with open_for_variants() as session:
         for name, path in zip(names, paths, strict=True):

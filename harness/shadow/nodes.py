@@ -26,7 +26,7 @@ def capture(
     batches: Sequence[Batch],
     fault: Fault | None = None,
 ) -> Outcome:
-    """Have every node consumed that the engine computes for the batches."""
+    """Decode the batches, and consume every node that the engine computes."""
 
     def each(piece: Nodes) -> None:
         for node in nodes_of(piece):

@@ -53,7 +53,8 @@ def counts(tally: Tally) -> dict[str, Any]:
 
 
 def layers(judge: ShadowJudge, op: str) -> dict[str, Any]:
-    """Nodes and the worst share in each layer; "-" is outside of all."""
+    """Return the nodes and the worst share in each layer; "-" stands for nodes outside the
+    layers."""
     return {
         "-" if layer is None else str(layer): [tally.nodes, tally.worst]
         for (name, layer), tally in sorted(judge.tallies.items(), key=str)
@@ -89,7 +90,7 @@ def places(found: list[NodeFinding]) -> dict[str, Any]:
 
 
 def all_seen(judge: ShadowJudge, captured: Outcome) -> str:
-    """Return what is wrong with the stream as a whole; "" if nothing is."""
+    """Return what is wrong with the whole stream of nodes; "" if nothing is."""
     value = getattr(captured, "value", None)
     seen = sum(tally.nodes for tally in judge.tallies.values())
     if isinstance(value, Captured) and value.nodes != seen:

@@ -83,7 +83,8 @@ def values(seed: int, name: str, shape: tuple[int, ...], sigma: float) -> NDArra
 
 
 def write_control_vector(seed: int, model: Path, path: Path) -> None:
-    """A direction for each layer but the first. Raises EngineError or OSError for the model."""
+    """Write a direction for each layer but the first. Raises EngineError or OSError for the
+    model."""
     with open_model(model) as file:
         arch = architecture_name(file.metadata)
         keys = Keys(file.metadata, arch)

@@ -130,7 +130,7 @@ def metadata(variant: Variant) -> Keys:
 
 
 def check(variant: Variant, sizes: Sizes) -> None:
-    """Refuse what llama.cpp would end at. Raises InvalidModel."""
+    """Refuse metadata that would end llama.cpp. Raises InvalidModel."""
     if sizes.n_embd % sizes.n_head:
         raise InvalidModel(f"n_embd is {sizes.n_embd}; expected a multiple of {sizes.n_head} heads")
     if sizes.n_head % sizes.kv_heads:
@@ -204,7 +204,7 @@ def fuse_matrices(tensors: Sequence[TensorSummary]) -> Iterator[TensorSummary]:
 
 
 def halves(tensor: TensorSummary) -> Iterator[TensorSummary]:
-    """Gates and what they let through apart, where llama.cpp would take one tensor."""
+    """Yield gates and ups apart, where llama.cpp would take one tensor."""
     if "gate_up_exps" not in tensor.name:
         yield tensor
         return
@@ -215,9 +215,8 @@ def halves(tensor: TensorSummary) -> Iterator[TensorSummary]:
 
 
 def embedding_size(arch: str, tensors: Sequence[TensorSummary]) -> float:
-    """Return the deviation of embeddings. Where they are the head as well and as large as what
-    layers add, each token is followed by itself whatever is wrong in between, and text shows
-    nothing."""
+    """Return the deviation of embeddings. Tied embeddings as large as what layers add would make
+    each token follow itself, so that text shows no fault."""
     by_name = {tensor.name: tensor for tensor in tensors}
     if "output.weight" in by_name or "token_embd.weight" not in by_name:
         return 1.0
@@ -239,7 +238,7 @@ def has_choice(tensor: TensorSummary) -> bool:
 
 
 def type_of(tensor: TensorSummary, quant: str) -> str:
-    """Return the type asked for, for matrices whose rows are whole blocks of it."""
+    """Return the requested type for matrices whose rows are whole blocks of it."""
     if not has_choice(tensor):
         return tensor.type
     return quant if tensor.ne[0] % type_by_name(quant).block == 0 else "F32"
@@ -248,8 +247,8 @@ def type_of(tensor: TensorSummary, quant: str) -> str:
 def weights(
     tensor: TensorSummary, kind: str, bits: Philox, draw: Draw | None, embedded: float
 ) -> Iterator[bytes]:
-    """Yield weights whose size keeps activations near one; a tensor with its own range is drawn
-    from that. embedded: the deviation of embeddings."""
+    """Yield weights that keep activations near one; a tensor with its own range is drawn from it.
+    embedded: the deviation of embeddings."""
     n, name = prod(tensor.ne), tensor.name
     if draw is not None:
         yield draw(bits, n, tensor.ne[0]).astype("<f4").tobytes()

@@ -37,7 +37,7 @@ def draw_weights(name: str, bits: Philox, n: int) -> NDArray[Any]:
 
 
 def scale_blocks(name: str, bits: Philox, n: int, sigma: float) -> bytes:
-    """Return types with a half-precision scale `d`, and perhaps one for minima."""
+    """Draw blocks with a half-precision scale `d`, and perhaps one for minima."""
     blocks = draw_weights(name, bits, n)
     largest = sigma / SPREAD[name]
     blocks["d"] = scales(bits, n, largest)
@@ -48,7 +48,7 @@ def scale_blocks(name: str, bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def ternary(name: str, bits: Philox, n: int, sigma: float) -> bytes:
-    """TQ1_0 and TQ2_0: only the codes of -1, 0 and 1."""
+    """Draw TQ1_0 and TQ2_0: only the codes of -1, 0 and 1."""
     blocks = draw_weights(name, bits, n)
     blocks["d"] = scales(bits, n, sigma / TERNARY)
     if name == "TQ2_0":
@@ -63,7 +63,7 @@ def ternary(name: str, bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def iq1_m(bits: Philox, n: int, sigma: float) -> bytes:
-    """The scale's four nibbles are the top ones of four 16-bit words of sub-scales."""
+    """Draw IQ1_M. The scale's four nibbles are the top ones of four 16-bit words of sub-scales."""
     blocks = draw_weights("IQ1_M", bits, n)
     d = scales(bits, n, sigma / IQ1_M).view("<u2")
     nibbles = (d[:, None] >> np.array([0, 4, 8, 12], np.uint16)) & 15
@@ -72,7 +72,7 @@ def iq1_m(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
-    """Scales are powers of two: two neighbours, in the shares that give the size."""
+    """Draw MXFP4. Scales are two neighbouring powers of two, in the shares that give the size."""
     blocks = draw_weights("MXFP4", bits, n)
     mantissa, exponent = math.frexp(sigma / MXFP4)  # mantissa: 0.5 to 1
     upper = ((2 * mantissa) ** 2 - 1) / 3
@@ -81,7 +81,7 @@ def mxfp4(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def nvfp4(bits: Philox, n: int, sigma: float) -> bytes:
-    """Return four 8-bit float scales a block: the nearest ones to what is drawn."""
+    """Draw NVFP4: four 8-bit float scales a block, the nearest ones to what is drawn."""
     blocks = draw_weights("NVFP4", bits, n)
     wanted = between(bits, 4 * n, sigma / NVFP4)
     middles = (UE4M3[1:] + UE4M3[:-1]) / 2
@@ -90,7 +90,8 @@ def nvfp4(bits: Philox, n: int, sigma: float) -> bytes:
 
 
 def ue4m3(code: int) -> float:
-    """Return four bits of exponent, three of mantissa, no sign; ggml halves it (ggml-impl.h)."""
+    """Return UE4M3: four bits of exponent, three of mantissa, no sign; ggml halves it
+    (ggml-impl.h)."""
     exponent, mantissa = code >> 3, code & 7
     if exponent == 0:
         return math.ldexp(mantissa, -10)

@@ -40,12 +40,13 @@ def begin_stream(seed: int, name: str) -> Philox:
 
 
 def integers(bits: Philox, n: int, below: int) -> NDArray[np.int64]:
-    """n integers in 0..below-1; the bias of the remainder (below / 2^32) does not matter here."""
+    """Return n integers in 0..below-1; the bias of the remainder (below / 2^32) does not matter
+    here."""
     return (bits.random_raw(n) >> np.uint64(32)).astype(np.int64) % below
 
 
 def octets(bits: Philox, n: int) -> NDArray[np.uint8]:
-    """n bytes, four from each draw."""
+    """Return n bytes, four from each draw."""
     words = (bits.random_raw(-(-n // 4)) >> np.uint64(32)).astype("<u4")
     return words.view(np.uint8)[:n].copy()
 

@@ -23,7 +23,7 @@ def around_one(bits: Philox, n: int) -> np.ndarray[tuple[int], np.dtype[np.float
 
 
 def tensor_bytes(bits: Philox, type_name: str, n: int, sigma: float) -> Iterator[bytes]:
-    """n weights of the type with standard deviation near sigma, in chunks of whole blocks."""
+    """Yield n weights of the type with standard deviation near sigma, in chunks of whole blocks."""
     make = MAKERS.get(type_name)
     if make is None:
         why = ": an integer has no scale" if type_name in NO_SCALE else ""

@@ -210,7 +210,8 @@ def _scalar(kind: ValueType, data: Any) -> bytes:
 
 
 def _array(type_name: str, data: Any) -> bytes:
-    """Elements of arrays of arrays are `Value`s, or plain sequences of the inner type."""
+    """Write an array. Elements of arrays of arrays are `Value`s, or plain sequences of the inner
+    type."""
     if not type_name.endswith("]"):
         raise ValueError(f"the bracket of {type_name!r} is not closed")
     if isinstance(data, str):

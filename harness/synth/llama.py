@@ -116,7 +116,7 @@ def metadata(r: LlamaRecipe) -> dict[str, tuple[str, Any]]:
 
 
 def tensors(r: LlamaRecipe) -> Iterator[TensorRow]:
-    """Name, sizes in ggml's order, type and bytes of each tensor."""
+    """Yield name, sizes in ggml's order, type and bytes of each tensor."""
     q, kv = r.n_head * r.head_size, r.n_head_kv * r.head_size
     yield matrix(r, "token_embd", (r.n_embd, r.n_vocab), sigma=1.0)
     if r.rope_freqs:
@@ -180,7 +180,7 @@ def rope_factors(r: LlamaRecipe) -> bytes:
 
 @dataclass(frozen=True)
 class Lazy:
-    """An iterable that draws only when the writer gets there."""
+    """An iterable that draws only when the writer asks."""
 
     make: Callable[[], Iterator[bytes]]
 

@@ -29,16 +29,17 @@ def factors(bits: Philox, n: int, row: int) -> Values:
 
 
 def decay(bits: Philox, n: int, row: int) -> Values:
-    """-exp(A_log), so a state never grows. Mamba: -1, -2, .. of the states of a channel; Mamba 2
-    and the gated delta rules: one number a head, evenly from -16 to -1."""
+    """Return -exp(A_log), so that a state never grows. Mamba: -1, -2, .. for a channel's states;
+    Mamba 2 and the gated delta rules: one number per head, evenly from -16 to -1."""
     if row > 1 and n > row:
         return -np.resize(np.arange(1, row + 1, dtype=np.float32), n) * around_one(bits, n)
     return np.float32(-8.5) + between_ends(bits, n) * np.float32(7.5)
 
 
 def step(bits: Philox, n: int, row: int) -> Values:
-    """softplus gives a step in time, from 0.001 to 0.1 with an even logarithm: -6.9 to -2.3. So
-    small a number is nearly its own softplus, and no exp of another machine is in the bytes."""
+    """Return inputs whose softplus is a time step from 0.001 to 0.1, with an even logarithm:
+    -6.9 to -2.3. So small a number is nearly its own softplus, so the bytes depend on no
+    machine's exp."""
     return np.float32(-4.6) + between_ends(bits, n) * np.float32(2.3)
 
 

@@ -43,7 +43,7 @@ def norm(name: str, size: int = WIDTH) -> Drawn:
 
 
 def write_window(path: Path, seed: int = 1) -> None:
-    """gemma3: a layer that sees the last WINDOW positions, then one that sees all."""
+    """Write a gemma3: a layer that sees the last WINDOW positions, then one that sees all."""
     arch = "gemma3"
     keys = common(arch) | {
         f"{arch}.feed_forward_length": ("U32", FF),
@@ -113,7 +113,8 @@ def mamba_layer(seed: int, layer: int, inner: int) -> Iterator[TensorRow]:
 
 
 def write_hybrid(path: Path, seed: int = 1) -> None:
-    """lfm2: a layer with a convolution's tail for every sequence, then one of full attention."""
+    """Write an lfm2: a layer with a convolution's tail for every sequence, then one of full
+    attention."""
     arch = "lfm2"
     keys = common(arch) | {
         f"{arch}.feed_forward_length": ("U32", FF),
@@ -202,8 +203,7 @@ def write_attention(path: Path, seed: int = 1, yarn_factor: float = 0.0) -> None
 
 
 def write_yarn(path: Path, seed: int = 1) -> None:
-    """Write the model of `write_attention`, stretched by YaRN: keys are turned and grow by a
-    factor."""
+    """Write the model of `write_attention`, stretched by YaRN: rotated keys grow by a factor."""
     write_attention(path, seed, yarn_factor=4.0)
 
 

@@ -76,8 +76,8 @@ def chunks(
     format: type[WeightFormat] | None,
     started: Callable[[], None],
 ) -> Iterator[bytes]:
-    """Yield the bytes of a tensor as they lie in the twin. What was read of the source is released,
-    or all of it piles up."""
+    """Yield the twin's bytes of a tensor. Pages of the source that were read are released, or they
+    would pile up."""
     started()
     raw = file.raw(info.name)
     step = CHUNK * info.type.bytes // info.type.block

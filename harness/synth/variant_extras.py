@@ -57,7 +57,7 @@ SIZES: Mapping[str, Sizes] = MappingProxyType(
 
 
 def mla(s: Sizes) -> Keys:
-    """Latent attention: keys of 32 + 8 in the cache, heads of 24 and values of 16 outside it."""
+    """Return keys of latent attention: 32 + 8 in the cache; heads of 24, values of 16."""
     return {
         ".attention.key_length": u32(40),
         ".attention.value_length": u32(32),
@@ -118,7 +118,7 @@ def bert(s: Sizes) -> Keys:
 
 
 def heads(s: Sizes) -> Keys:
-    """Return keys of real files: without, engines assume heads of 128 or 256, and no base."""
+    """Return keys of real files; engines assume heads of 128 or 256 without them, and no base."""
     return {
         ".attention.key_length": u32(s.head),
         ".attention.value_length": u32(s.head),

@@ -55,7 +55,7 @@ class Sizes:
 
 
 def per_layer(s: Sizes, value: int, *, without: int = 1) -> Typed:
-    """Return one value a layer, zero in layer `without`: the layer that is recurrent."""
+    """Return one value for each layer, zero in layer `without`, which is recurrent."""
     return u32(*(0 if il == without else value for il in range(s.n_layer)))
 
 
@@ -64,7 +64,7 @@ def alternating(s: Sizes, first: int = 0) -> Typed:
 
 
 def common(s: Sizes) -> Keys:
-    """Return keys that most architectures read, and none minds."""
+    """Return keys that most architectures read, and the others ignore."""
     return {
         ".vocab_size": u32(s.n_vocab),
         ".context_length": u32(N_CTX_TRAIN),

@@ -53,7 +53,7 @@ class GgufPy(Adapter, name="gguf-py"):
     def time_dequantize(
         self, type_name: str, raw: NDArray[np.uint8], seconds: float, threads: int
     ) -> float:
-        """Time the decoder, which makes a new array each time, as its users have it."""
+        """Time the decoder, which makes a new array each time, as for its users."""
         kind, sizes = known_type(type_name)
         if type_name == "F32":
             raise Unsupported("gguf-py does not decode F32, so there is nothing to time")
@@ -62,7 +62,7 @@ class GgufPy(Adapter, name="gguf-py"):
 
 
 def known_type(name: str) -> tuple[Any, tuple[int, int]]:
-    """gguf-py's name for a type, and the bytes and weights of a block."""
+    """Return gguf-py's name for a type, and the bytes and weights of a block."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if name not in GGMLQuantizationType.__members__:
@@ -107,8 +107,8 @@ def read(path: Path) -> FileSummary:
 
 
 def reader_of(path: Path) -> Any:
-    """Return GGUFReader's reader of a mapped file, whose pieces are arrays and no memmaps. A slice
-    of a memmap runs Python code, which takes two thirds of the seconds for a large vocabulary."""
+    """Return GGUFReader's reader of a mapped file, with plain arrays instead of memmaps. A slice of
+    a memmap runs Python code, which takes two thirds of the time for a large vocabulary."""
     from gguf import GGUFReader
 
     class Reader(GGUFReader):  # type: ignore[misc]

@@ -39,7 +39,8 @@ class CpuTraits(ctypes.Structure):
 
 
 class Activations(Adapter, name="llama.cpp activations"):
-    """Can only describe itself: `build` names the variants of each format that agree with it."""
+    """An adapter that only describes itself: `build` names the variants of each format that agree
+    with it."""
 
     isolated = True
 
@@ -56,8 +57,7 @@ class Activations(Adapter, name="llama.cpp activations"):
 
 
 def agreeing(lib: Library, kind: type[ActivationFormat]) -> list[str]:
-    """Return the variants that give the library's very bytes; one it has in common with another,
-    too."""
+    """Return the variants that give the library's very bytes, including common ones."""
     if kind.name == "F32" and not cpu_traits(lib, kind.type_id).from_float:
         return list(VARIANTS)  # 0.3.8 leaves them as they are without a function for it
     x = hard_to_round()
@@ -96,8 +96,8 @@ def generic_formats(lib: Library) -> tuple[str, ...]:
 
 
 def tiles(lib: Library, build: str, settings: Settings) -> tuple[str, ...]:
-    """AMX, where llama.cpp lays weights out for it: if it was built for it, and the system permits
-    its use, as `ggml_amx_init` asks it to."""
+    """Return AMX if llama.cpp lays weights out for it: it was built for AMX, and the system permits
+    its use, as `ggml_amx_init` asks."""
     repacks = settings.repack or not lib.repacking_is_a_choice
     if not repacks or WITH_AMX not in build or sys.platform != "linux":
         return ()
@@ -106,8 +106,8 @@ def tiles(lib: Library, build: str, settings: Settings) -> tuple[str, ...]:
 
 
 def halves(lib: Library, settings: Settings) -> tuple[str, ...]:
-    """HALVES, if flash attention scales and adds up values of F16 in halves, which the library does
-    not say of its build: two cells of which the second weighs exp(-1)."""
+    """Return HALVES if flash attention scales and adds F16 values in halves. The library does not
+    say, so two cells are tried, of which the second weighs exp(-1)."""
     if not settings.flash_attn or lib.number != op.WRITTEN_FOR:
         return ()
     from lockstep.engine.ops.flash_mirror import STEP
@@ -128,7 +128,7 @@ def halves(lib: Library, settings: Settings) -> tuple[str, ...]:
 
 
 def hard_to_round() -> F32:
-    """Ties of each format, and values of all sizes whose scales are not exact."""
+    """Return ties of each format, and values of all sizes whose scales are not exact."""
     bits = Philox(key=8).random_raw(64 * BLOCK)
     signed = (bits >> np.uint64(40)).astype(np.int64) - (1 << 23)
     steps = (signed[: 32 * BLOCK] % 509 - 254).astype(np.float32).reshape(-1, 32) / 2

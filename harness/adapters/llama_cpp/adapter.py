@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class LlamaCpp(StateFiles, name="llama.cpp"):
-    """Loads what a question needs when it is asked, and keeps it until `close`."""
+    """llama.cpp, which loads what a question needs, and keeps it until `close`."""
 
     isolated = True
     package = ("llama-cpp-python", "llama_cpp")
@@ -312,7 +312,7 @@ class LlamaCpp(StateFiles, name="llama.cpp"):
             )
 
     def _check_embeds(self, context: LlamaContext) -> None:
-        """Embeddings are what a model has instead of logits, or what its metadata asks for."""
+        """Check that the model gives embeddings: it lacks logits, or its metadata asks."""
         if self._looked_at().logits and not context.pools:
             raise NotInModel("the model has logits, and does not ask for embeddings")
 
@@ -381,7 +381,7 @@ def decoder(lib: Library, type_name: str) -> TypeTraits:
 
 
 def traits_of(lib: Library) -> dict[str, tuple[int, TypeTraits]]:
-    """Id and traits of every type that ggml knows, by the name that files of ours give it."""
+    """Return id and traits of every type that ggml knows, by our files' names."""
     every = [(i, lib.ggml.ggml_get_type_traits(i)) for i in range(lib.n_types)]
     return {t.contents.type_name.decode().upper(): (i, t.contents) for i, t in every}
 

@@ -35,7 +35,7 @@ HOOK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 class NodeWatch:
-    """The buffers behind `on_node`, and what happens when they are full. Lives with a context."""
+    """The buffers behind `on_node`, and their emptying. Lives with a context."""
 
     def __init__(self, lib: Library) -> None:
         check_layout()
@@ -101,7 +101,8 @@ class NodeWatch:
     # --- called from C ------------------------------------------------------------------------
 
     def hook(self, what: int, argument: int) -> int:
-        """An exception cannot cross C: it waits in `error`, and the graph is left at once."""
+        """Handle a node. An exception cannot cross C: it waits in `error`, and the graph is left at
+        once."""
         try:
             if what == FULL:
                 self.hand_on()
@@ -125,7 +126,7 @@ class NodeWatch:
             self.set(data=self.data.ctypes.data, size=needed)
 
     def hand_on(self) -> None:
-        """Emit the nodes that have been shown; the buffers are free again when it returns."""
+        """Emit the nodes shown so far; the buffers are free again when it returns."""
         rows, used = self.rows[: self.get("n_whole")], self.get("used")
         self.set(n_rows=0, n_whole=0, used=0)
         if len(rows):
@@ -151,7 +152,7 @@ class NodeWatch:
         )
 
     def name_op(self, number: int, first: int) -> None:
-        """Keep an op's name, as ggml_op_desc gives it, for tensors that may be gone by now."""
+        """Keep an op's name, as ggml_op_desc gives it, for tensors that may be gone later."""
         name = self.ggml.ggml_op_name(number).decode()
         if name in SUB_OPS:
             kind = getattr(self.ggml, SUB_OPS[name][1])(first)
@@ -191,9 +192,8 @@ def check_layout() -> None:
 
 
 def are_in_order(batches: Sequence[Batch]) -> bool:
-    """Return True if the rows of results are those of the batch, one after the other, and no graph
-    is given another's results: one sequence, no encoder. Then the graphs show without computing
-    anything; else the values give the order."""
+    """Return True if the rows of results are the batch's, in order, and no graph reads another's
+    results: one sequence, no encoder. Then the graphs tell the order; else the values do."""
     return not any(batch.encoder or len(np.unique(batch.seq_ids)) > 1 for batch in batches)
 
 

@@ -42,7 +42,7 @@ class Target:
 
 
 def own_target() -> Target:
-    """Platform that this Python is built for."""
+    """Return the platform that this Python is built for."""
     with open(sys.executable, "rb") as file:
         return Target.of(file.read(20))
 
@@ -56,8 +56,8 @@ class Elf:
 
     @cached_property
     def exported(self) -> frozenset[bytes]:
-        """Return names of what it defines and exports, but for inline functions and templates:
-        which of those are left in a library is the compiler's choice."""
+        """Return the exported names that the library defines, without inline functions and
+        templates, which compilers keep as they like."""
         return frozenset(
             name
             for at, info, visible, section, _, _ in self._entries(DYNSYM, SYMBOL)

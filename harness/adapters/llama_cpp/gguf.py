@@ -74,7 +74,8 @@ def items_of(ggml: ctypes.CDLL, gguf: int, key: int, item: str) -> list[summary.
 
 
 def tensor_of(ggml: ctypes.CDLL, gguf: int, tensors: ctypes.c_void_p, i: int) -> TensorSummary:
-    """`tensors` has their shapes; gguf_get_tensor_ne is too new for some versions."""
+    """Return a tensor's summary. `tensors` has the shapes; gguf_get_tensor_ne is too new for some
+    versions."""
     name = ggml.gguf_get_tensor_name(gguf, i)
     traits = ggml.ggml_get_type_traits(ggml.gguf_get_tensor_type(gguf, i)).contents
     return TensorSummary(

@@ -53,9 +53,8 @@ class LiveNode:
         return tuple(self.tensor.ne)
 
     def values(self) -> Array:
-        """Return a view of the tensor's memory, slowest dimension first, always with four
-        dimensions; of blocks, as a cache may have them, what ggml decodes, which no change of it
-        changes."""
+        """Return a view of the tensor's memory with four dimensions, slowest first. Blocks, as in a
+        cache, come decoded by ggml, and writing to them changes nothing."""
         dtype = DTYPES.get(self.tensor.type)
         if dtype is None:
             return self.decode()

@@ -167,12 +167,12 @@ class Library:
         declare(self.ggml, prototypes, self.version)
 
     def listen(self) -> None:
-        """Have the log come here, also after somebody else has listened."""
+        """Direct the log here, also after another listener."""
         self.llama.llama_log_set(self._log_callback, P(0))
 
     @contextmanager
     def refusals(self, what: str) -> Iterator[None]:
-        """Errors raised inside gain the lines that llama.cpp logged meanwhile."""
+        """Add llama.cpp's log lines to errors raised in this context."""
         self.lines.clear()
         try:
             yield
@@ -197,7 +197,8 @@ class Library:
         return ""
 
     def _log(self, level: int, raw: bytes, _: object) -> None:
-        """Debug lines are left out: they would push everything else from the tail of the log."""
+        """Keep a line of the log, but no debug lines: they would push everything else out of its
+        tail."""
         if level == CONTINUED:
             level = self.lines[-1][0] if self.lines else DEBUG
         if level != DEBUG:
@@ -210,7 +211,7 @@ class Library:
 
 @cache
 def library() -> Library:
-    """Loaded once per process, as the libraries themselves are."""
+    """Load the libraries once per process."""
     return Library()
 
 

@@ -35,7 +35,7 @@ NO_FIELDS: Mapping[str, Any] = {}
 
 
 class Observer(Protocol):
-    """Whom a traced context asks about its nodes."""
+    """An observer of a traced context's nodes."""
 
     def wants(self, address: int) -> bool:
         """Return True to show this node once it is computed."""
@@ -45,7 +45,8 @@ class Observer(Protocol):
 
 
 class LlamaModel:
-    """The weights, or the vocabulary alone. Raises EngineError with llama.cpp's own reason."""
+    """The weights of a model, or its vocabulary alone. Raises EngineError with llama.cpp's own
+    reason."""
 
     def __init__(self, lib: Library, path: Path, settings: Settings, *, vocab_only: bool) -> None:
         self.lib = lib
@@ -109,7 +110,7 @@ class LlamaModel:
 
 
 class LlamaContext:
-    """A KV cache and a graph; with `traced`, one whose nodes an observer can see.
+    """A KV cache and a graph. `traced`: an observer can see the nodes.
 
     `watch`: the addresses of a C function that is called for each node instead, and of its data.
     `fields`: parameters of llama.cpp that shall be otherwise than the settings make them.
@@ -151,7 +152,7 @@ class LlamaContext:
         return bool(self.lib.llama.llama_get_memory(self.pointer))
 
     def show_embeddings(self, shown: bool) -> None:
-        """Have the graph go on to them, pooled if the model says how."""
+        """Have the graph compute embeddings, pooled if the model says how."""
         self.lib.llama.llama_set_embeddings(self.pointer, shown)
 
     @property
@@ -171,7 +172,7 @@ class LlamaContext:
         return self._logits(np.flatnonzero(batch.outputs))
 
     def embed(self, batch: Batch) -> NDArray[np.float32]:
-        """(tokens, width), or (sequences, width) if the model pools them."""
+        """Return the embeddings: (tokens, width), or (sequences, width) if the model pools them."""
         self.run(batch)
         return self._embeddings(batch)
 
@@ -188,7 +189,7 @@ class LlamaContext:
             llama.llama_batch_free(held)
 
     def logits_if_any(self, batch: Batch) -> NDArray[np.float32] | None:
-        """Return the logits of the batch that was run last; None if there are none to fetch."""
+        """Return the logits of the last batch; None if there are none."""
         outputs = np.flatnonzero(batch.outputs)
         if not self.model.has_decoder or not len(outputs):
             return None
@@ -239,7 +240,8 @@ class LlamaContext:
         return embeddings
 
     def _on_node(self, address: int, asking: bool, _: object) -> bool:
-        """An exception cannot cross C: it waits in `error`, and the graph is left at once."""
+        """Handle a node. An exception cannot cross C: it waits in `error`, and the graph is left at
+        once."""
         if self.observer is None or self.error is not None:
             return False
         try:

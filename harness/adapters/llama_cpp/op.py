@@ -74,7 +74,7 @@ def compute(lib: Library, node: Node, n_threads: int) -> NDArray[Any]:
 
 
 def op_number(lib: Library, node: Node) -> tuple[int, int]:
-    """Return the number of the op and its first parameter: for SILU those of UNARY, say."""
+    """Return the op's number and its first parameter: UNARY's for SILU, for example."""
     names = [lib.ggml.ggml_op_name(i).decode() for i in range(op_count(lib))]
     for family, (members, function) in SUB_OPS.items():
         if node.op in members:

@@ -112,7 +112,7 @@ def apply_all(lib: Library, stages: list[Any], logits: NDArray[np.float32]) -> l
 
 
 def read_list(array: Any, rows: NDArray[Any]) -> SampledList:
-    """Return what the array holds; xtc moves its beginning."""
+    """Return the array's candidates; xtc moves its beginning."""
     at = (ctypes.addressof(array.data.contents) - rows.ctypes.data) // ROW.itemsize
     held = rows[at : at + array.size]
     place = array.selected

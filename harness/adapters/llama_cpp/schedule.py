@@ -81,7 +81,7 @@ class Log:
             self.ubatches[-1][2].append([int(found[1]), int(found[2]), seqs, bool(int(found[4]))])
 
     def cells(self, text: str) -> None:
-        """First who owns each cell, then its position; those from `n` on are empty."""
+        """Return each cell's owners, then its position; cells from `n` on are empty."""
         slot = self.slots[-1]
         n = slot[2]
         if not slot[5]:
@@ -134,7 +134,8 @@ class ScheduleRun:
         }
 
     def span(self, seq: int) -> list[int | None]:
-        """Older versions tell the largest alone, and 0 may mean that there is none."""
+        """Return the range of positions. Older versions tell only the largest, and 0 may mean
+        none."""
         llama = self.lib.llama
         last = llama.llama_memory_seq_pos_max(self.memory, seq)
         if self.graphs is not None:

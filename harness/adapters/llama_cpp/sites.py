@@ -102,7 +102,8 @@ class NodePlace:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """A part of the cache that a node reads: the site, which source it is, where values lie."""
+    """A part of the cache that a node reads: its site, the source's number, and the place of the
+    values."""
 
     name: str
     layer: int
@@ -111,10 +112,8 @@ class HeldPart:
 
 
 def place_of(node: GraphNode) -> NodePlace | None:
-    """Return the site that a node is; None if it is no site of ours.
-
-    Raises Unsupported for a node that has the name of a site but is computed in another way.
-    """
+    """Return the node's site; None if it has none. Raises Unsupported for a node with a site's name
+    that is computed otherwise."""
     place = product_of(node) or attention_of(node)
     if place is not None:
         return place
@@ -132,10 +131,8 @@ def place_of(node: GraphNode) -> NodePlace | None:
 
 
 def product_of(node: GraphNode) -> NodePlace | None:
-    """Return the site of a product by a weight, whatever its name: a bias may have taken it.
-
-    What the experts compute, times their weights, has no name in some versions either.
-    """
+    """Return the site of a product by a weight, whatever its name: a bias may have taken it. Some
+    versions do not name the experts' results times their weights."""
     if node.op == "MUL":
         name = multiplied_weight(node.source(0))
         weight, layer = base_of_weight(name)
@@ -163,7 +160,7 @@ def multiplied_weight(node: GraphNode) -> str:
 
 
 def attention_of(node: GraphNode) -> NodePlace | None:
-    """Return the site of an op on the cache, or of the weights that attention makes of one."""
+    """Return the site of an op on the cache, or of attention weights."""
     if node.op == "MUL_MAT" and (layer := layer_of_cache(node.source(0), "k")) is not None:
         return NodePlace("kq", layer, used_cells)
     if node.op == "SOFT_MAX":
@@ -176,7 +173,7 @@ def attention_of(node: GraphNode) -> NodePlace | None:
 
 
 def caches_read_by(node: GraphNode) -> list[HeldPart]:
-    """The layout of V depends on flash attention: it is stored transposed when that is off."""
+    """Return the caches that a node reads. V is stored transposed when flash attention is off."""
     if node.op == "MUL_MAT":
         if (layer := layer_of_cache(node.source(0), "k")) is not None:
             return [HeldPart("k_cache", layer, 0, cells_first)]
@@ -211,7 +208,8 @@ def split_name(name: str) -> tuple[str, int | None]:
 
 
 def stores_keys(node: GraphNode) -> bool:
-    """Older versions copy keys into a view of cells that lie side by side, newer ones set rows."""
+    """Return True if a node stores keys. Older versions copy them into a view of neighbouring
+    cells, newer ones set rows."""
     return node.op in ("SET_ROWS", "CPY") and layer_of_cache(node, "k") is not None
 
 

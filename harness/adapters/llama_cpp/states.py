@@ -28,7 +28,7 @@ Logits = tuple[NDArray[np.float32], ...]
 
 
 class StateFiles(Adapter):
-    """The questions about state files, of an adapter that makes contexts of `_weights`."""
+    """The questions about state files, for an adapter that makes contexts of `_weights`."""
 
     def _weights(self) -> LlamaModel:
         raise NotImplementedError
@@ -92,7 +92,7 @@ class Restorer:
         self.context: LlamaContext | None = None
 
     def __call__(self, raw: bytes) -> tuple[str, int, str]:
-        """Return the ending, and as its digest what the state is afterwards."""
+        """Return the ending, and the digest of the state behind it."""
         if self.context is None:
             # the threads of a pool do not survive a fork
             settings = replace(self.adapter.settings, n_threads=1)

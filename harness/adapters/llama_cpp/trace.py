@@ -111,8 +111,7 @@ class SiteRecorder:
             self._put(site, value)
 
     def finish_step(self, *, tokens: int, layers: int, flash: bool) -> None:
-        """Check that the graph of this step was the one that its trace was taken for. `tokens` have
-        been decoded since the cache was empty.
+        """Check that the graph of this step was the one that its trace was taken for.
 
         `tokens` have been decoded since the cache was empty. A site that this version does not
         show is not in the trace: whoever compares traces says so. A value that could not be put in
@@ -143,10 +142,8 @@ class SiteRecorder:
         return within and site.name not in (*ENDS, *(PLAIN_ATTENTION if flash else FLASH_ATTENTION))
 
     def _record(self, site: Site, value: NDArray[Any], *, again: bool = False) -> None:
-        """Values of V are read late but were stored with those of K, and stand behind them.
-
-        again: it takes the place of what was recorded.
-        """
+        """Record a node's values. Values of V are read late but were stored with those of K, so
+        they stand behind them. again: replace the earlier record."""
         if site in self.seen and not again:
             raise RuntimeError(f"llama.cpp computed {site} twice in step {site.step}")
         dtype = np.int32 if value.dtype == np.int32 else np.float32

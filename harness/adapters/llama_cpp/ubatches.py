@@ -30,7 +30,8 @@ class Ubatches:
         self.computed: list[NDArray[np.float32]] = []  # rows of logits
 
     def wants(self, address: int) -> bool:
-        """Inputs are read when a node that reads them is about to be computed."""
+        """Return True for nodes that read an input, which is read when such a node is about to be
+        computed."""
         node = LiveNode.at(self.ggml, address)
         what = input_of(node)
         if what == TOKENS:
@@ -61,11 +62,8 @@ class Ubatches:
         return [None, n_seqs, rows]
 
     def order(self, logits: dict[int, NDArray[np.float32]]) -> list[int] | None:
-        """Return the tokens of the batch whose logits were computed one after the other.
-
-        logits: what llama.cpp says are those of each token with an output. None if two tokens have
-        the same, for then nobody can tell.
-        """
+        """Return the batch's tokens in the order in which their logits were computed. logits:
+        llama.cpp's for each output token. None if two tokens have the same."""
         places = {row.tobytes(): at for at, row in logits.items()}
         if len(places) < len(logits) or len(logits) != len(self.computed):
             return None

@@ -51,7 +51,7 @@ class Binding:
         raise Unsupported(f"{self._version} does not report positions")
 
     def _clear(self, memory: Any, data: bool) -> None:
-        """Cells are zeroed as well, whatever `data` says."""
+        """Clear the memory; cells are zeroed as well, whatever `data` says."""
         old = ("llama_kv_self_clear", "llama_kv_cache_clear")
         found = next(name for name in old if hasattr(self._module, name))
         getattr(self._module, found)(memory)
@@ -93,7 +93,7 @@ def has_field(struct: type[ctypes.Structure], name: str) -> bool:
 
 
 def put(params: ctypes.Structure, **values: Any) -> None:
-    """Set the fields that this version has; where it has none, it does not let one choose."""
+    """Set the fields that this version has; it gives no choice of the others."""
     for name, value in values.items():
         if has_field(type(params), name):
             setattr(params, name, value)

@@ -143,7 +143,7 @@ def slot_of(s: Any, address: int) -> Any:
 
 @njit
 def index_of(s: Any, address: int) -> Any:
-    """-1: no node of this graph."""
+    """Return the node's index in this graph; -1: none."""
     slot = slot_of(s, address)
     return slot.index if slot.generation == s.generation else -1
 
@@ -239,7 +239,7 @@ def add_bytes(s: Any, t: Any, row: Any, wanted: bool) -> None:
 
 @njit
 def is_wanted(s: Any, root: int) -> Any:
-    """Return True if what lies there is copied where it is read."""
+    """Return True if the source's memory is copied when a node reads it."""
     return s.lean == 0 or index_of(s, root) < 0
 
 
@@ -267,7 +267,8 @@ def add_source(s: Any, address: int, index: int, place: int) -> None:
 
 @njit
 def writes_into_no_source(t: Any) -> Any:
-    """SET_ROWS does in versions up to 0.3.16; newer ones have what it writes into as a source."""
+    """Return True for SET_ROWS of versions up to 0.3.16; newer ones have the destination as a
+    source."""
     if t.view_src == 0:
         return False
     found, root = False, root_of(t.view_src)
@@ -278,7 +279,7 @@ def writes_into_no_source(t: Any) -> Any:
 
 @njit
 def add_destination(s: Any, address: int, index: int, place: int) -> None:
-    """Add what a node will write into, as it is before, in the place of a further source."""
+    """Add the node's destination, as it is before, as one more source."""
     t, root = tensor_at(address), root_of(address)
     row = add_row(s, address, index, place)
     row.offset = t.data - tensor_at(root).data
@@ -305,7 +306,7 @@ def have_computed(t: Any, idle: bool) -> None:
 
 @njit
 def note_sources(s: Any, address: int) -> Any:
-    """Note the sources; whether to show the node once it is computed."""
+    """Note the sources; return True to show the node once it is computed."""
     if index_of(s, address) >= 0:  # the next graph, in the memory of the last one
         s.ubatch, s.index, s.generation = s.ubatch + 1, 0, s.generation + 1
     index = s.index

@@ -103,7 +103,7 @@ class Results:
 
 
 def parse_forked(read: Read, files: Sequence[bytes], limits: CostLimits = LIMITS) -> dict[str, Any]:
-    """Return the answer about all of them."""
+    """Return one answer about all files."""
     results, words, start = Results(len(files)), {}, 0
     while start < len(files):
         results.begin(start)
@@ -140,7 +140,8 @@ def in_the_child(
     log: int,
     limits: CostLimits,
 ) -> None:
-    """Reads until a file kills it, or takes so much memory that the next needs a fresh measure."""
+    """Read files until one kills the process, or takes so much memory that the next needs a fresh
+    measure."""
     status = 1
     try:
         prepare(log)

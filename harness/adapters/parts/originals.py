@@ -1,8 +1,4 @@
-"""Tokenizers before they became GGUF files, as data for the libraries that made them.
-
-GGUF holds tokens, scores and merges; normaliser and pre-tokenizer only by name. The meaning of the
-names is written here as the models' own `tokenizer.json` files have it, not as llama.cpp does.
-"""
+"""Tokenizers in their original form, as data for the libraries that made them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -185,7 +181,8 @@ def bpe(data: Data, *, byte_fallback: bool) -> Json:
 
 
 def word_piece(data: Data) -> Json:
-    """GGUF marks the beginnings of words (`▁`), the original what is none (`##`)."""
+    """Return the piece as the original has it. GGUF marks beginnings of words (`▁`), the original
+    marks the rest (`##`)."""
     tokens = data["tokenizer.ggml.tokens"]
     vocab = {}
     for i, token in enumerate(tokens):
@@ -256,7 +253,7 @@ def sentencepiece_model(data: Data) -> bytes:
 
 
 def number(value: int) -> int:
-    """Return a negative one as protobuf writes it: 64 bits of two's complement."""
+    """Return a negative number as protobuf writes it: 64 bits of two's complement."""
     return value & 0xFFFFFFFFFFFFFFFF
 
 
@@ -283,7 +280,7 @@ def fixed_field(at: int, value: float) -> bytes:
 
 
 def plain(metadata: Mapping[str, Any]) -> Json:
-    """Metadata without its types, as far as tokenizers need it."""
+    """Return the metadata without its types, as far as tokenizers need it."""
     found = {
         key: value.data for key, value in metadata.items() if key.startswith("tokenizer.ggml.")
     }

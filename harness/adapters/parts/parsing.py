@@ -32,7 +32,7 @@ OTHERS_PER_BYTE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class CostLimits:
-    """The cost that reading one file may have: so much, and more for each of its bytes."""
+    """The limits of reading one file: a constant, and more for each byte."""
 
     seconds: float = 2.0  # of processor time; a file takes microseconds
     seconds_per_byte: float = 1e-5
@@ -47,7 +47,7 @@ class CostLimits:
 
 
 def allowed_memory(engine: str, sizes: Any) -> Any:
-    """Return bytes that it may take for files of these sizes without being called wasteful."""
+    """Return the memory that reading such files may take before it counts as wasteful."""
     return SPARE_MEMORY + MEMORY_PER_BYTE.get(engine, OTHERS_PER_BYTE) * sizes
 
 
@@ -119,7 +119,7 @@ def scalar(value: Number) -> Number | str:
 
 
 def to_c(raw: bytes) -> bytes:
-    """A C interface ends a key or string at its first zero byte."""
+    """Cut a key or string at its first zero byte, as a C interface does."""
     end = raw.find(0)
     return raw if end < 0 else raw[:end]
 

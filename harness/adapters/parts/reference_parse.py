@@ -36,11 +36,9 @@ class TooLong(BaseException):
 
 
 def parse(open_file: Open, files: Sequence[bytes], limits: CostLimits = LIMITS) -> dict[str, Any]:
-    """Parse the files, with the memory that Python and numpy allocate for each.
-
-    Other threads of ours allocate too, so a file that seems to take a lot is opened again: the
-    least of what was seen is no less than what it takes.
-    """
+    """Parse the files, and measure the memory that Python and numpy allocate for each. Other
+    threads allocate too, so a file that seems to take much is opened again; the least measure
+    counts."""
     rows, words = [], {}
     with stopwatch() as start:
         for at, raw in enumerate(files):
@@ -65,7 +63,7 @@ def parse_one(open_file: Open, raw: bytes) -> tuple[Row, str]:
 
 
 def open_or_reason(open_file: Open, raw: bytes) -> tuple[GgufFile | MalformedFile, int]:
-    """Open the file, or say why it is none, and return the most memory that was taken."""
+    """Open the file or say why it is invalid, and return the most memory taken."""
     least = -1
     for _ in range(AGAIN):
         tracemalloc.start()
@@ -84,7 +82,7 @@ def open_or_reason(open_file: Open, raw: bytes) -> tuple[GgufFile | MalformedFil
 
 @contextmanager
 def stopwatch() -> Iterator[Callable[[float], None]]:
-    """Starts the time of a file anew; at its end, TooLong. Only a main thread can be stopped."""
+    """Start a file's time; TooLong ends it. Only a main thread can be stopped."""
 
     def too_long(number: int, frame: FrameType | None) -> None:
         raise TooLong

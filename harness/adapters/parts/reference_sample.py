@@ -34,7 +34,7 @@ def sample(
 
 
 def apply_to(chain: Chain, logits: np.ndarray) -> list[CandidateList]:
-    """Raise InvalidBatch for a row without candidates."""
+    """Apply a stage. Raises InvalidBatch for a row without candidates."""
     if not len(logits):
         raise InvalidBatch("a row of logits has no candidates")
     return chain.apply(CandidateList.of_logits(logits))

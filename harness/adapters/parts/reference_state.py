@@ -41,7 +41,7 @@ def tree_in(file: BinaryIO, path: Path) -> Any:
 
 
 def as_tree(value: Any, arrays: Arrays) -> Any:
-    """Put the arrays apart; everything else becomes what JSON has."""
+    """Put the arrays apart, and turn everything else into JSON values."""
     match value:
         case np.ndarray():
             name = f"a{len(arrays)}"

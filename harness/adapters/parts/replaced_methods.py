@@ -10,7 +10,7 @@ from lockstep.engine.memory.store import Store
 
 
 def put(owner: Any, method: str, other: Callable[..., Any]) -> None:
-    """Replace a method of this object; the other one takes the right one first."""
+    """Replace a method of this object. The new method takes the old one as its first argument."""
     setattr(owner, method, partial(other, getattr(owner, method)))
 
 

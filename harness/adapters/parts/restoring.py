@@ -16,6 +16,6 @@ LEAST_HASH = 2
 
 
 def digest_of_logits(logits: NDArray[np.float32]) -> int:
-    """Return a hash of the bits, which is none of the other digests."""
+    """Return a hash of the bits, different from all other digests."""
     raw = hashlib.blake2b(logits.tobytes(), digest_size=8).digest()
     return max(int.from_bytes(raw, "little"), LEAST_HASH)

@@ -1,4 +1,4 @@
-"""Lists of candidates, laid behind each other as an answer has them."""
+"""Lists of candidates, one behind the other as in an answer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

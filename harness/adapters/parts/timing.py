@@ -14,12 +14,9 @@ Turn = tuple[float, float, int]  # when a thread began, when it ended, how often
 
 
 def seconds_each(decode: Callable[[Piece], object], pieces: list[Piece], seconds: float) -> float:
-    """Return seconds for a piece, while a thread for each decodes its own again and again.
-
-    Threads meet at the start only. To wait for each other after every piece would measure how
-    long this machine takes to wake a thread: some 60 microseconds in a virtual one, in which a
-    million weights are decoded.
-    """
+    """Return seconds per piece, while each thread decodes its own again and again. Threads meet
+    only at the start: meeting after each piece would measure how fast this machine wakes a thread,
+    some 60 microseconds in a virtual one."""
     together = Barrier(len(pieces))
     processors = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 

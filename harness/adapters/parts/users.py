@@ -154,7 +154,7 @@ def only(classes: dict[str, type[Adapter]], wanted: str, place: str) -> type[Ada
 
 
 def lacks(cls: type[Adapter], question: str) -> bool:
-    """Return True if the user's class has no method of its own for it: then it is not asked."""
+    """Return True if the user's class has no method of its own for it, so that it is not asked."""
     return question != "describe" and getattr(cls, question) is getattr(Adapter, question)
 
 

@@ -175,7 +175,7 @@ def regex(where: str, pattern: str) -> re.Pattern[str]:
 
 
 def not_found(names: Sequence[str]) -> str:
-    """Return a few of the names that no pattern fits."""
+    """Return some of the names that no pattern fits."""
     few = ", ".join(name[:80] for name in names[:4])
     return f"{few}, and {len(names) - 4} more" if len(names) > 4 else few
 

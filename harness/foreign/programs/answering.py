@@ -18,11 +18,11 @@ NAMES = {np.dtype(code): name for name, code in TYPES.items()}
 
 
 class Unsupported(Exception):
-    """The engine has no such thing: what was asked for is not compared."""
+    """Raised for what the engine lacks; the question is not compared."""
 
 
 class Refused(Exception):
-    """The engine does not accept this input: compared with what the other one does."""
+    """Raised for input that the engine does not accept, which is compared with the other engine."""
 
 
 def serve(start):
@@ -87,7 +87,7 @@ def write(out, head, arrays):
 
 
 def steps(batches):
-    """(ids, position of the first, which rows are wanted) of each, for one sequence alone."""
+    """Return (ids, position of the first, wanted rows) of each step, for one sequence alone."""
     done = 0
     for batch in batches:
         if batch["encoder"] or len({*batch["sequences"]}) > 1:
@@ -99,10 +99,8 @@ def steps(batches):
 
 
 def rows_of(decode, question):
-    """Answer `logits` for an engine without a trace.
-
-    decode(ids, start) -> (tokens, vocabulary); start 0 begins with an empty cache.
-    """
+    """Answer `logits` for an engine without a trace. decode(ids, start) -> (tokens, vocabulary);
+    start 0 clears the cache."""
     rows = [decode(ids, at)[wanted] for ids, at, wanted in steps(question["batches"])]
     return {}, {f"logits{i}": np.asarray(r, np.float32) for i, r in enumerate(rows)}
 
@@ -133,6 +131,6 @@ def texts(question):
 
 
 def encode_answer(pieces):
-    """The answer to `detokenize`, of texts or of bytes."""
+    """Encode the answer to `detokenize`, of texts or of bytes."""
     raw = (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
     return {"texts": [base64.b64encode(piece).decode() for piece in raw]}, {}

@@ -82,7 +82,7 @@ class Model:
         }
 
     def decode(self, ids, start, show=lambda node, value: None):
-        """Model.__call__, with a look at what each layer computes on the way."""
+        """Run Model.__call__ and record what each layer computes."""
         if start == 0:
             self.cache = make_prompt_cache(self.model)
         inner = self.model.model
@@ -155,7 +155,7 @@ def weights_of(tensors):
 
 
 def load(path):
-    """A type that its reader lacks is no fault of the file or of the reader."""
+    """Load the file. A type that the reader lacks is no fault of the file or of the reader."""
     try:
         return mx.load(str(path), return_metadata=True)
     except RuntimeError as error:

@@ -65,7 +65,7 @@ class Model:
         self.model = made[0]
 
     def decode(self, ids, start, show=lambda node, value: None):
-        """Transformer.forward, with a look at what FFNBlock.__call__ computes on the way."""
+        """Run Transformer.forward and record what FFNBlock.__call__ computes."""
         model = self.model
         x = model.token_embd(Tensor([ids], dtype="int32")).float()
         show("embd", x)
@@ -99,7 +99,7 @@ class Model:
 
 
 def load(work, *given, **options):
-    """A type that it lacks is no fault of the file or of what it does with others."""
+    """Load the file. A type that the reader lacks is no fault of the file."""
     try:
         return work(*given, **options)
     except ValueError as error:

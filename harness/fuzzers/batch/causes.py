@@ -25,11 +25,8 @@ Answer = dict[str, Any]
 
 
 def causes(case: ScheduleCase, kind: str) -> dict[str, int]:
-    """Return every cause that holds, and the first step at which it does.
-
-    In both runs that are compared with each other: that of the schedule and that in ubatches of
-    another size.
-    """
+    """Return every cause that holds in the schedule's run or in the run with other ubatches, and
+    the first step at which it does."""
     if case.sbatch:
         return causes_of_sbatch(case)
     found: dict[str, int] = {}
@@ -97,7 +94,7 @@ class Watch:
 
 
 def out_of_step(memory: Memory) -> bool:
-    """Return True if the parts of a hybrid memory hold different positions of a sequence."""
+    """Return True if the parts of a hybrid memory hold different positions."""
     return isinstance(memory, Hybrid) and any(
         memory.pos_min(s) != max(part.pos_min(s) for part in memory.both)
         or memory.pos_max(s) != min(part.pos_max(s) for part in memory.both)
@@ -180,7 +177,7 @@ def is_crowded(batch: Entries, ubatches: Sequence[Ubatch], n_ubatch: int) -> boo
 
 
 def heads_misplaced(cache: Attention, before: Sequence[int]) -> bool:
-    """Return True if heads that are put back by their order in the ubatch go to other streams."""
+    """Return True if heads that return by their order in the ubatch go to other streams."""
     heads, olds = list(before), []
     for placed in cache.tried:
         olds.append(heads[:])
@@ -223,7 +220,7 @@ def is_grown(watch: Watch, seq: int, p0: int, p1: int, delta: int) -> bool:
 
 
 def part_of_a_stream(watch: Watch, source: int, to: int, p0: int, p1: int) -> bool:
-    """Return True if a part is copied into a stream of its own."""
+    """Return True if a part is copied into another stream."""
     memory = watch.machine.memory
     if source == to or not in_streams(memory):
         return False
@@ -243,7 +240,7 @@ def cells_saved(memory: Memory, seq: int) -> Iterator[tuple[Cells, int]]:
 
 
 def is_uncopied(watch: Watch, seq: int) -> bool:
-    """Return True if what is saved has yet to be copied."""
+    """Return True if a saved state still waits for a copy."""
     return bool(watch.queued) if seq < 0 else seq in watch.queued
 
 

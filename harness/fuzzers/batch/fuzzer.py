@@ -56,8 +56,7 @@ def any_sbatch(*engines: str) -> bool:
 
 
 def of_sbatch(oracle: str, engine: str) -> bool:
-    """Return True if it is about how an older llama.cpp, against another engine, takes batches
-    apart."""
+    """Return True if the campaign compares how an older llama.cpp splits batches."""
     return any_sbatch(oracle, engine) and split_version(oracle)[0] != split_version(engine)[0]
 
 

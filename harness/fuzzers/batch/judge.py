@@ -34,7 +34,7 @@ EXACT = ("code", "pos", "ubatches", "slots", "order")
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleDifference:
-    """The first that parted. `symptom`: of EXACT, logits, neighbours, splitting, crashed ..."""
+    """The first difference. `symptom`: of EXACT, logits, neighbours, splitting, crashed ..."""
 
     symptom: str
     step: int
@@ -48,7 +48,7 @@ class ScheduleDifference:
 
 @dataclass
 class Judge:
-    """`counts` say how much was compared."""
+    """A judge of schedules. `counts`: what was compared."""
 
     oracle: Session
     subject: Session

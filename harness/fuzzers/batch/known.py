@@ -13,10 +13,9 @@ MEMORY = {"yarn": "attention"}  # of a kind of model that has no other
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSchedule:
-    """Known difference of schedules. symptom: what differs first; cause: what our machine must have
-    seen by then (`_causes`), as no schedule is excused for its shape; case: the smallest schedule,
-    as JSON.
-    """
+    """A known difference of schedules. symptom: what differs first; cause: what our machine must
+    have seen by then, as no schedule is excused by its shape; case: the smallest schedule, as
+    JSON."""
 
     id: str
     component: str  # an adapter's name
@@ -45,8 +44,8 @@ def entry_for(
     found: ScheduleDifference,
     case: ScheduleCase,
 ) -> KnownSchedule | None:
-    """Return the entry that a difference is an example of. A crash may have been at any step;
-    logits that are wrong in ubatches of another size alone differ with the size."""
+    """Return the entry that explains a difference. A crash may come at any step; logits that are
+    wrong only in other ubatches differ with the size."""
     why = causes(case, kind)
     last = found.step if found.step >= 0 else len(case.steps)
     kinds = {kind, MEMORY.get(kind, kind)}

@@ -50,11 +50,9 @@ def shape(kind: str, n_ubatch: int, n_seq: int, steps: list[Step]) -> ScheduleCa
 
 
 def causes_of_sbatch(case: ScheduleCase) -> dict[str, int]:
-    """Return the faults of llama_sbatch, and the first call that shows each.
-
-    unstable: a batch of more tokens than are sorted stably has a place twice. left: a sequence that
-    has shared a token goes on without the others.
-    """
+    """Return the faults of llama_sbatch, and the first call that shows each. unstable: a batch
+    beyond the stable sort repeats a place. left: a sequence goes on without the others that shared
+    its token."""
     found: dict[str, int] = {}
     shared: set[tuple[int, ...]] = set()
     for at, step in enumerate(case.steps):
@@ -91,10 +89,8 @@ class SbatchMaker:
         return self.outputs(named)
 
     def sequences(self) -> tuple[int, ...]:
-        """Return sequences in any order, because it counts.
-
-        Pooled batches must start with 0 (`seq_id < n_tokens`).
-        """
+        """Draw sequences in any order, as their order counts. Pooled batches must start with 0
+        (`seq_id < n_tokens`)."""
         below = self.draw.below
         if self.kind == "pooled":
             rest = [s for s in range(1, self.n_seq) if below(3) == 0]
@@ -109,7 +105,7 @@ class SbatchMaker:
         return [(0, start + i, seqs, False) for i in range(n)]
 
     def mix_runs(self, runs: list[list[Row]]) -> list[Row]:
-        """Return the runs one after the other, in turns, or in no order at all."""
+        """Return the runs in order, in turns, or shuffled."""
         style = self.draw.below(3)
         if style == 2:
             return self.shuffle([row for run in runs for row in run])

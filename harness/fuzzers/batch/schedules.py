@@ -72,25 +72,23 @@ class Maker:
         self.batch(self.fitting(self.rows(longest=7)))
 
     def fitting(self, rows: list[Row]) -> list[Row]:
-        """Return the rows whose sequences fit in streams that were filled.
-
-        After a batch that does not fit, llama.cpp mistakes heads of others, so most schedules would
-        end there.
-        """
+        """Return the rows whose sequences fit in filled streams. After a batch that does not fit,
+        llama.cpp mistakes heads, so most schedules would end there."""
         if not self.tight or self.shape.unified:
             return rows
         needed = Counted(row[2][0] for row in rows)
         return [row for row in rows if needed[row[2][0]] <= self.room(row[2][0])] or rows[:1]
 
     def fill(self) -> None:
-        """Enough tokens to run out of cells sooner or later."""
+        """Add tokens until the cells run out."""
         if self.draw.below(2):
             self.batch(self.tokens(self.seq(), 60 + self.draw.below(160)))
         else:
             self.decode()
 
     def crowd(self) -> None:
-        """A cache up to its last cells, holes in it, one token too many, then as many as fit."""
+        """Fill a cache to its last cells, with holes, one token too many, and then as many as
+        fit."""
         below = self.draw.below
         seqs = [self.seq()] if self.shape.unified else list(range(self.shape.n_seq))
         seq = seqs[0]
@@ -168,7 +166,7 @@ class Maker:
         return [*marked[:-1], (*marked[-1][:3], style != 1)]
 
     def invalid(self) -> None:
-        """A batch that breaks one rule."""
+        """Draw a batch that breaks one rule."""
         rows = self.rows(longest=4)
         at = self.draw.below(len(rows))
         token, pos, seqs, out = rows[at]
@@ -231,8 +229,8 @@ class Maker:
             self.history = {seq: self.history.get(seq, ())}
 
     def move(self) -> None:
-        """Positions forth or back, or what a user does when a context is full: forget the oldest
-        and move up."""
+        """Move positions, or do what users do with a full context: forget the oldest and move the
+        rest up."""
         seq, below = self.seq(), self.draw.below
         last = self.last(seq)
         if last < 0:
@@ -284,7 +282,7 @@ class Maker:
 
 
 def cut(past: tuple[Any, ...], p0: int, p1: int, last: int) -> tuple[Any, ...]:
-    """Return the rest of a history; only tails and wholes leave one that others can share."""
+    """Return the rest of a history: only a tail or a whole can be shared."""
     kept = tuple(
         one
         for one in past

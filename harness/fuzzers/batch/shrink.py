@@ -25,7 +25,7 @@ def shrink_case(case: ScheduleCase, kind: str, wrong: Wrong, tries: int = TRIES)
 
 
 def smaller(case: ScheduleCase, kind: str) -> Iterator[ScheduleCase]:
-    """Simpler schedules, the boldest first; each also with positions that go on again."""
+    """Yield simpler schedules, the boldest first, also with renumbered positions."""
     for candidate in [*without_steps(case), *without_rows(case), *simpler(case)]:
         yield candidate
         repaired = going_on(candidate, kind)
@@ -42,7 +42,8 @@ def without_steps(case: ScheduleCase) -> Iterator[ScheduleCase]:
 
 
 def without(case: ScheduleCase, start: int, stop: int) -> Iterator[ScheduleCase]:
-    """Yield steps left out, with the loads of what is then not saved; the others are renumbered."""
+    """Yield schedules without some steps, and without loads of what is then not saved; the others
+    are renumbered."""
     numbers: list[int | None] = []
     kept: list[Step] = []
     n_saved = 0
@@ -114,7 +115,7 @@ def simpler_numbers(step: Step) -> Iterator[Step]:
 
 
 def number_tokens(rows: tuple[Row, ...]) -> Iterator[Row]:
-    """Tokens that tell themselves apart, and no more."""
+    """Renumber tokens so that they are distinct, and as few as possible."""
     for i, row in enumerate(rows):
         legal = 0 < row[0] < 60
         yield (i % 59 + 1 if legal else row[0], *row[1:])
@@ -133,7 +134,7 @@ def with_step(case: ScheduleCase, at: int, step: Step) -> ScheduleCase:
 
 
 def going_on(case: ScheduleCase, kind: str) -> ScheduleCase:
-    """Return positions renumbered so that every batch goes on where its sequences stand."""
+    """Renumber positions so that every batch continues its sequences."""
     machine = machine_of(kind, case)
     steps: list[Step] = []
     for step in case.steps:

@@ -22,7 +22,7 @@ SITUATIONS = {
 
 
 def find_situations(case: ScheduleCase, kind: str) -> set[str]:
-    """Return the situations, as our machine sees them; none where there are no cells."""
+    """Return the situations that our machine sees; none without cells."""
     tour = Tour(case, kind)
     for step in case.steps:
         tour.step(step)

@@ -96,8 +96,7 @@ class FileCampaign:
         yield Checkpoint(target=self.family, done=done)
 
     def judge_given(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
-        """Yield files of the user's own, to every parser: each has its verdicts, whatever others
-        have."""
+        """Yield verdicts on the user's files, asked of every parser."""
         for stage in self.stages:
             stage.every = 1
         for at, case in enumerate(made):
@@ -109,7 +108,7 @@ class FileCampaign:
             yield self.about(case.number, case.number + 1, case)
 
     def judge_kept(self, made: Sequence[FileCase]) -> Iterator[Verdict]:
-        """Yield files of a guided run, to every parser; findings fold."""
+        """Yield verdicts on files of a guided run, asked of every parser; findings fold."""
         for stage in self.stages:
             stage.every = 1
         for first in range(0, len(made), BATCH):
@@ -182,7 +181,7 @@ class FileCampaign:
         return [some[i] for i in odd]
 
     def count(self, stage: Stage, subject: Parsed, other: Parsed) -> None:
-        """Count how answers pair; a refusal for another reason is a refusal all the same."""
+        """Count pairs of answers; a refusal for another reason is still a refusal."""
         mine, theirs = subject.endings == NUMBER[ACCEPTED], other.endings == NUMBER[ACCEPTED]
         stage.asked += len(mine)
         stage.counts["asked"] += len(mine)
@@ -216,8 +215,7 @@ class FileCampaign:
             yield self.finding(exact, case, small)
 
     def explanations(self, cause: FileCause, raw: bytes) -> Iterator[FileCause]:
-        """Yield causes that were found already, or are known, and that this may be another example
-        of."""
+        """Yield earlier causes, and known ones, that this finding may be another example of."""
         if cause.symptom != "value":
             if cause in self.found or cause in self.known:
                 yield cause
@@ -297,7 +295,7 @@ class FileCampaign:
         return told
 
     def about(self, first: int, end: int, case: FileCase | None = None) -> Verdict:
-        """Return the finding. case: the one file that it is about, if it has a name."""
+        """Return the finding. case: its single file, if it has a name."""
         known = {str(c): n for c, n in sorted(self.found.items()) if n and c in self.known}
         other = {str(c): n for c, n in sorted(self.found.items()) if n and c not in self.known}
         n = self.slice["files"]
@@ -363,6 +361,6 @@ class FileCampaign:
 
 
 def as_cause(key: str) -> FileCause:
-    """Return the cause that the key of a verdict names."""
+    """Return the cause in a verdict's key."""
     _, stage, symptom, kind = key.split("/", 3)
     return FileCause(stage, symptom, kind)

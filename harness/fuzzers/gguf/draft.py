@@ -81,7 +81,7 @@ class FileDraft:
         return self.rows[-1]
 
     def tables(self) -> bytes:
-        """Header, metadata and tensor table."""
+        """Return header, metadata and tensor table."""
         n_rows = len(self.rows) if self.n_rows is None else self.n_rows
         n_pairs = len(self.pairs) if self.n_pairs is None else self.n_pairs
         parts = [HEADER.pack(self.magic, self.version, n_rows, n_pairs)]
@@ -107,9 +107,7 @@ class FileDraft:
         return bytes(min(-n % self.alignment, MOST_DATA))
 
     def contents(self) -> bytes:
-        """Return the data, by default zeros, with the padding that llama.cpp wants after the last
-        tensor.
-        """
+        """Return the data, by default zeros, padded as llama.cpp wants after the last tensor."""
         if self.data is not None:
             return self.data
         return bytes(sum(min(pad_to(row.n_bytes, self.alignment), MOST_DATA) for row in self.rows))

@@ -20,7 +20,7 @@ NUL = b"\0"
 
 @dataclass(frozen=True, slots=True)
 class FileFault:
-    """Way to break a file. kinds: with which our reader refuses it; none if it accepts it."""
+    """A way to break a file. kinds: of our reader's refusal; empty if it accepts the file."""
 
     name: str
     verdict: FileVerdict

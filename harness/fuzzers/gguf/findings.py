@@ -79,7 +79,7 @@ def known_files() -> list[KnownFile]:
 def suspects(
     engine: str, way: str, subject: Parsed, other: Parsed, sizes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return indices of files about which there may be something to say; `cause_of` says what."""
+    """Return indices of files that may have a finding; `cause_of` decides."""
     mine, theirs = subject.endings, other.endings
     yes, dead = NUMBER[ACCEPTED], NUMBER[CRASHED]
     odd = theirs >= dead
@@ -96,8 +96,8 @@ def suspects(
 def cause_of(
     engine: str, way: str, subject: Parsed, other: Parsed, i: int, raw: bytes
 ) -> FileCause | None:
-    """Return what is odd about file i, the worst first. `own_cause` returns the subject's own
-    troubles."""
+    """Return the oddities of file i, the worst first. `own_cause` returns the subject's own
+    failures."""
     mine, theirs, stage = subject.ending(i), other.ending(i), f"{engine} {way}"
     wasteful = other.peaks[i] > allowed_memory(engine, len(raw))
     # who takes ever more meets the limit of memory or that of time, by the speed of the processor
@@ -118,14 +118,14 @@ def cause_of(
 
 
 def place_of(answer: Parsed, i: int) -> str:
-    """Return where a parser died, without what changes from file to file."""
+    """Return where a parser died, without parts that change from file to file."""
     said = PLACE.findall(answer.words.get(i, ""))
     return str(said[-1]).replace("/", "|") if said else "death"
 
 
 def own_cause(name: str, subject: Parsed, i: int, raw: bytes) -> FileCause | None:
-    """Return what no reader may do, whatever the file: ours takes twice its size and 16 MB at
-    most."""
+    """Return a cause that no reader may have, whatever the file: ours takes at most twice its size
+    and 16 MB."""
     ending = subject.ending(i)
     if ending in (CRASHED, HUNG):
         words = subject.words.get(i, "").split(":")[0]
@@ -147,8 +147,7 @@ def table_cause(ending: str, faults: Sequence[str]) -> FileCause | None:
 
 
 def refine_cause(cause: FileCause, raw: bytes) -> FileCause:
-    """Add to a cause the types in the part that differs, for a small file that is read
-    differently."""
+    """Add the differing types to the cause of a small file that is read otherwise."""
     if cause.symptom != "value":
         return cause
     types = sorted(types_in(raw, cause.kind))

@@ -28,7 +28,8 @@ WAYS = {
 
 class GgufFuzzer(Fuzzer, name="gguf"):
     def targets(self) -> list[str]:
-        """Families that are cheap; `corpus` needs files, `guided` a folder, `models` are slow."""
+        """Return the cheap families; `corpus` needs files, `guided` a folder, and `models` are
+        slow."""
         return [family for family in FAMILIES if family != CORPUS]
 
     def check(self, plan: FuzzPlan) -> None:

@@ -30,7 +30,7 @@ EDGES += [2**64 - 64, 2**64 - 32, 2**64 - 8, 2**64 - 1]
 
 
 class DrawnNumbers:
-    """The numbers of one case. What was drawn ahead is followed by a stream of its own."""
+    """The random numbers of one case. Numbers drawn ahead come first, then a stream of its own."""
 
     __slots__ = ("left", "more")
 
@@ -80,7 +80,7 @@ class FileCase:
 
     @property
     def name(self) -> str:
-        """Return the name of a user's own file; bytes are named by the first."""
+        """Return the name of a user's file; bytes are named by the first."""
         kind, name = self.again or ("", "")
         return name[:80] if kind == "--hex" else name
 
@@ -88,7 +88,7 @@ class FileCase:
 def cases(
     seed: int, family: str, first: int, count: int, corpus: Sequence[bytes] = ()
 ) -> list[FileCase]:
-    """Return the cases `first` and on. corpus: what the family of that name mutates."""
+    """Yield the cases from `first` on. corpus: the files that the family mutates."""
     make = MAKERS[family]
     usable = [raw for raw in corpus if len(raw) <= LARGEST]
     drawn = numbers_of(seed, family, first, count)
@@ -96,14 +96,14 @@ def cases(
 
 
 class Least:
-    """A draw that takes the first of all that a fault leaves open."""
+    """A draw that takes the first of all choices that a fault leaves open."""
 
     def below(self, n: int) -> int:
         return 0
 
 
 def alone(name: str) -> bytes:
-    """Return a file with this fault and nothing else."""
+    """Return a file with only this fault."""
     draft = FileDraft()
     FAULTS[name].apply(draft, Least())
     return draft.raw()
@@ -154,7 +154,7 @@ def add_row(draft: FileDraft, draw: DrawnNumbers, at: int) -> None:
 
 
 def plain_draft(draw: DrawnNumbers) -> FileDraft:
-    """Return a valid file, with nothing unusual about it."""
+    """Return a valid file without anything unusual."""
     draft = FileDraft()
     shape = draw.below(1 << 32)
     start = shape >> 8 & 7  # which of the keys come
@@ -231,7 +231,7 @@ def flip(made: bytearray, at: int, draw: DrawnNumbers) -> None:
 
 
 def edge(made: bytearray, at: int, draw: DrawnNumbers) -> None:
-    """An edge of the integers over one, four or eight bytes, or a small step from what is there."""
+    """Overwrite one, four or eight bytes by an edge of the integers, or by a small step."""
     size = (1, 4, 8, 8)[draw.below(4)]
     at = max(0, min(at, len(made) - size))
     if len(made) < size:
@@ -243,7 +243,7 @@ def edge(made: bytearray, at: int, draw: DrawnNumbers) -> None:
 
 
 def at_a_length(made: bytearray, at: int, draw: DrawnNumbers) -> None:
-    """Change a field of eight bytes that looks like a length: a small number before seven zeros."""
+    """Change an eight-byte field that looks like a length: a small number before seven zeros."""
     found = made.find(bytes(7), at)
     if found > 0 and len(made) >= found + 7:
         pack_into("<Q", made, found - 1, EDGES[draw.below(len(EDGES))])
@@ -262,7 +262,7 @@ def insert(made: bytearray, at: int, draw: DrawnNumbers) -> None:
 
 
 def move(made: bytearray, at: int, draw: DrawnNumbers) -> None:
-    """A stretch of the file, over another."""
+    """Copy a stretch of the file over another."""
     n, start = 1 + draw.below(32), draw.below(len(made) + 1)
     made[at : at + n] = made[start : start + n]
 

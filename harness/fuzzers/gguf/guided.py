@@ -93,7 +93,7 @@ def about_lines(found: Reached, files: int, campaign: FileCampaign) -> Verdict:
 
 
 def seed_folder(folder: Path, corpus: Sequence[bytes], seed: int) -> None:
-    """A file for each fault, some plain ones, and the corpus."""
+    """Fill the folder: a file for each fault, some plain ones, and the corpus."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = [case.raw for case in cases(seed, "valid", 0, 64)]
     short = [raw for raw in corpus if len(raw) <= LARGEST]
@@ -102,8 +102,8 @@ def seed_folder(folder: Path, corpus: Sequence[bytes], seed: int) -> None:
 
 
 def files_kept(folder: Path) -> list[Path]:
-    """Return the files. libFuzzer names its own without the suffix by which a corpus is recognised;
-    whatever else lies there is somebody's."""
+    """Return the kept files. libFuzzer's have no corpus suffix; other files there belong to
+    somebody else."""
     for path in folder.iterdir():
         if OF_LIBFUZZER.fullmatch(path.name) and path.is_file():
             path.rename(path.with_name(f"{path.name}.gguf"))
@@ -115,7 +115,7 @@ def files_kept(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The result of libFuzzer. branches: of the reader, as atheris counts them."""
+    """A round of libFuzzer. branches: of the reader, as atheris counts them."""
 
     files: int
     branches_before: int  # reached by the files of the folder

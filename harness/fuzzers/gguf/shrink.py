@@ -30,7 +30,8 @@ ALIGNMENT = b"general.alignment"
 
 
 def shrink_file(raw: bytes, shows: Shows, most: int = 4000) -> bytes:
-    """Return the smallest file found. most: files to try; those that end a process are dear."""
+    """Return the smallest file found. most: files to try; a file that ends a process counts
+    more."""
     budget = [most]
 
     def paid(files: list[bytes]) -> list[bool]:
@@ -57,8 +58,7 @@ def cost_of(batch: list[bytes]) -> int:
 
 
 def draft_of(raw: bytes) -> FileDraft | None:
-    """Return what can be read of it, so that the draft's bytes are these; None if not even a
-    header."""
+    """Return a draft with exactly these bytes; None if not even the header can be read."""
     if len(raw) < HEADER.size:
         return None
     magic, version, n_rows, n_pairs = HEADER.unpack_from(raw)
@@ -166,7 +166,8 @@ def smaller_drafts(raw: bytes) -> Iterator[bytes]:
 
 
 def with_fewer_claims(draft: FileDraft) -> Iterator[bytes]:
-    """Yield files with one entry more than can be read, or none, and less unreadable data."""
+    """Yield files that claim one entry more than can be read, or none, and have less unreadable
+    data."""
     for more_pairs, n_rows in ((1, 0), (0, len(draft.rows) + 1), (0, len(draft.rows))):
         smaller = copy.copy(draft)
         smaller.n_pairs, smaller.n_rows = len(draft.pairs) + more_pairs, n_rows
@@ -178,7 +179,7 @@ def with_fewer_claims(draft: FileDraft) -> Iterator[bytes]:
 
 
 def restore_counts(smaller: FileDraft, draft: FileDraft) -> Iterator[bytes]:
-    """Yield the file with counts that are wrong by as much as before, and with the old ones."""
+    """Yield files with counts that are wrong by as much as before, and with the old counts."""
     yield smaller.raw()
     for name, held in (("n_rows", "rows"), ("n_pairs", "pairs")):
         gone = len(getattr(draft, held)) - len(getattr(smaller, held))
@@ -270,7 +271,7 @@ def fewer_bytes(raw: bytes) -> Iterator[bytes]:
 
 
 def plainer(raw: bytes, shows: Shows, budget: list[int]) -> bytes:
-    """Zero as many bytes as possible: first those that can be by themselves, then one by one."""
+    """Zero as many bytes as possible: independent ones first, then one by one."""
     places = [at for at, byte in enumerate(raw) if byte and at >= 4][:256]
     tries = [raw[:at] + b"\0" + raw[at + 1 :] for at in places]
     if not tries or budget[0] < 2 * cost_of(tries):

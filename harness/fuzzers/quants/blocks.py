@@ -59,14 +59,15 @@ def field_writer(kind: type[WeightFormat], name: str) -> Callable[[Blocks, Numbe
 
 
 def place_of(kind: type[WeightFormat], name: str) -> tuple[np.dtype[Any], int]:
-    """Type and first byte of a field."""
+    """Return the type and first byte of a field."""
     assert kind.layout.fields is not None
     dtype, at = kind.layout.fields[name][:2]
     return dtype, at
 
 
 def nibbles_writer(kind: type[WeightFormat]) -> Callable[[Blocks, Numbers], None]:
-    """IQ1_M keeps its half in the top nibbles of four 16-bit words."""
+    """Return a writer for IQ1_M, whose half-precision scale is in the top nibbles of four 16-bit
+    words."""
     _, at = place_of(kind, "scales")
 
     def put(blocks: Blocks, bits: Numbers) -> None:
@@ -86,10 +87,8 @@ EXPONENT = {1: 0, 2: 5, 4: 8, 8: 11}  # bits of it, by the width of a number in 
 
 
 def corners(width: int, exponent: int = 0) -> dict[str, int]:
-    """Bits of zero, smallest and largest of each class, infinity and NaNs, with either sign.
-
-    exponent: how many bits it has; usual for the width if 0. A number of one byte has other rules.
-    """
+    """Return bits of zero, the smallest and largest of each class, infinity and NaNs, with either
+    sign. exponent: its bits; usual for the width if 0. One-byte numbers have other rules."""
     if width == 1:
         codes = (0, 1, 2, 7, 8, 0x3F, 0x40, 126, 127, 128, 129, 253, 254, 255)
         return {f"{code:02x}": code for code in codes}
@@ -128,8 +127,8 @@ def all_bits(width: int) -> Numbers:
 
 
 def random_blocks(kind: type[WeightFormat], seed: int, start: int, count: int) -> Blocks:
-    """Return every byte evenly. A block takes whole steps of the generator, so that it can be
-    numbered."""
+    """Return random blocks, with all bytes equally likely. A block takes whole steps of the
+    generator, so that cases have numbers."""
     size = kind.layout.itemsize
     steps = -(-size // 32)  # Philox makes 32 bytes a step
     key = stream(seed, f"fuzz.{kind.name}").state["state"]["key"]
@@ -152,8 +151,7 @@ def with_special_scales(kind: type[WeightFormat], blocks: Blocks, numbers: Numbe
 
 
 def halfway(blocks: Blocks, dtype: np.dtype[Any], numbers: Numbers) -> Blocks:
-    """Return numbers of the type at, just below and just above the middle of two float32
-    neighbours."""
+    """Return numbers at, just below and just above the middle of two float32 neighbours."""
     drawn = blocks[:, :4].copy().view("<u4")[:, 0]
     if dtype.kind == "f":
         lower = np.where(drawn & 0x7F800000 < 0x7F000000, drawn, drawn & 0x7FFFFF)
@@ -290,5 +288,5 @@ class Cases:
         return out
 
     def directed_among(self, start: int, stop: int) -> int:
-        """Return how many of these cases are directed."""
+        """Return how many of these cases are directed, not random."""
         return min((stop + 1) // 2, self.n_directed) - min((start + 1) // 2, self.n_directed)

@@ -125,9 +125,7 @@ class BlockCampaign:
 
     @contextmanager
     def witness_may_fail(self) -> Iterator[None]:
-        """Note that the witness has no answer; nobody asked for it, so the subject is not at
-        fault.
-        """
+        """Note a witness without an answer; the subject is not at fault."""
         try:
             yield
         except NoAnswer as error:

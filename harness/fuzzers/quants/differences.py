@@ -13,7 +13,8 @@ CLOSE = 4  # units in the last place that are a rounding, not another number
 
 @dataclass(frozen=True, eq=False)
 class Differences:
-    """Numbers of blocks. NaN equals NaN, so those whose NaN differ in sign are only told apart."""
+    """Numbers of blocks by difference. NaN equals NaN, so blocks whose NaNs differ in sign are only
+    counted apart."""
 
     values: Places
     nan_sign: Places
@@ -29,10 +30,8 @@ class Differences:
 
 
 def symptom_of(expected: F32, actual: F32) -> str:
-    """Name in a word or two what differs between two decodings of one block; empty if nothing.
-
-    Zeros of another sign, NaN and infinity come first: they are kinds of mistake of their own.
-    """
+    """Name the difference between two decodings of one block; empty if there is none. Signs of
+    zero, NaN and infinity come first, as mistakes of their own."""
     differ = (expected.view(np.uint32) != actual.view(np.uint32)) & ~(
         np.isnan(expected) & np.isnan(actual)
     )
@@ -72,7 +71,7 @@ FINITE = ("sign", "lost", "order", "rounding", "factor", "offset", "value")
 
 
 def alike(a: str, b: str) -> bool:
-    """Return True if a smaller block with symptom b still shows what one with symptom a did."""
+    """Return True if a smaller block with symptom b still shows symptom a."""
     return a == b or (a in FINITE and b in FINITE and "rounding" not in (a, b))
 
 

@@ -62,7 +62,7 @@ class Examiner:
     other: Session
 
     def both(self, blocks: Blocks) -> tuple[F32, F32]:
-        """(blocks, weights) as each of the two decodes them."""
+        """Return the block as both engines decode it: (blocks, weights)."""
         raw, n = blocks.reshape(-1), self.kind.weights
         return (
             decoded_by(self.oracle, self.kind, raw).reshape(-1, n),

@@ -47,7 +47,7 @@ def put_odd(values: Sequence[float]) -> Callable[[Generator, int], Rows]:
 
 
 def draw_neighbours(rng: Generator, n: int) -> Rows:
-    """Return logits that are a last place apart, or two."""
+    """Return logits that are one or two units in the last place apart."""
     steps = rng.integers(0, 4, n).astype(np.float32)
     return np.asarray(np.float32(3) + steps * np.spacing(np.float32(3)), np.float32)
 
@@ -115,10 +115,8 @@ def draw_chain(name: str, rng: Generator, n: int, limits: CaseLimits) -> list[di
 def make_question(
     seed: int, number: int, name: str, samplers: frozenset[str], words: SamplerVocabulary
 ) -> SampleRequest:
-    """Return a case of a target, decided by these numbers alone.
-
-    samplers: those that the engine has. words: the vocabulary of the model that it was given.
-    """
+    """Return a case of a target, which these numbers decide alone. samplers: the engine's. words:
+    the vocabulary of its model."""
     rng = np.random.default_rng([seed, number, *name.encode()])
     reads = name == "infill" or number % WITH_WORDS == 0
     limits = CaseLimits(samplers=samplers, words=words if reads else None)
@@ -144,12 +142,12 @@ def raw_question(chain: Sequence[Any], logits: Rows) -> SampleRequest:
 
 
 def has_finite_best(request: SampleRequest) -> bool:
-    """Return True if each row has a largest logit and no NaN, so that definitions say something."""
+    """Return True if each row has a largest logit and no NaN, so that definitions apply."""
     return bool(np.isfinite(request.logits.max(axis=1)).all())
 
 
 def draw_anew(request: SampleRequest, words: SamplerVocabulary | None) -> SampleRequest:
-    """Return the question with the draws that llama.cpp's seeds give on these rows."""
+    """Return the question with the draws of llama.cpp's seeds on these rows."""
     if not has_finite_best(request):
         return raw_question(request.chain, request.logits[:1])
     chain = make_chain(request.chain, request.logits.shape[1], words, LLAMA_CPP)

@@ -69,7 +69,7 @@ class SamplersFuzzer(Fuzzer, name="samplers"):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleFault:
-    """Fault of an engine in its answer to a question: a stage that is wrong, or no answer."""
+    """A fault in an answer: a wrong stage, or no answer."""
 
     status: str
     text: str
@@ -77,7 +77,7 @@ class SampleFault:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Return what identifies a fault; two with the same are one."""
+        """Return the identity of a fault, by which findings fold."""
         found = self.finding
         if found is None:
             return (self.status,)
@@ -170,7 +170,7 @@ class SamplerCampaign:
         yield self.verdict_for(session, small, last, "subject" if is_subject else "oracle")
 
     def fault_of(self, session: Session, request: SampleRequest) -> SampleFault | None:
-        """Return the first fault; one that is not an accident comes before those."""
+        """Return the first fault; llama.cpp's accidents come last."""
 
         def ask(part: SampleRequest) -> SampleAnswer:
             outcome = session.ask("sample", part)

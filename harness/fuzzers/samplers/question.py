@@ -30,7 +30,7 @@ def question_text(request: SampleRequest) -> str:
 
 
 def plain(value: float) -> float | str:
-    """Return the shortest number that is this float32."""
+    """Return the shortest decimal of this float32."""
     return repr(value) if not math.isfinite(value) else float(str(np.float32(value)))
 
 

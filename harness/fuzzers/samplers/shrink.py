@@ -31,7 +31,7 @@ def shrink_question(
 
 
 def size_of(request: SampleRequest) -> tuple[int, ...]:
-    """Return what counts, the most important first."""
+    """Return the sizes that count, the most important first."""
     finite = int(np.isfinite(request.logits).any(axis=0).sum())
     tokens = [token for told in request.accepted for token in told]
     digits = sum(len(repr(value)) for value in request.logits.reshape(-1).tolist())
@@ -42,7 +42,7 @@ def size_of(request: SampleRequest) -> tuple[int, ...]:
 
 
 def fewer_rows(request: SampleRequest) -> Iterator[SampleRequest]:
-    """Leave rows out; what was accepted before them is accepted before the next one."""
+    """Leave rows out; tokens accepted before them are accepted before the next row."""
     n = len(request.logits)
     for at in range(n):
         yield keep_rows(request, [at])
@@ -92,7 +92,7 @@ def smaller_counts(request: SampleRequest) -> Iterator[SampleRequest]:
 
 
 def fewer_candidates(request: SampleRequest) -> Iterator[SampleRequest]:
-    """Leave candidates out, halves first; with fewer ids, or at minus infinity."""
+    """Leave candidates out, halves first, by fewer ids or by minus infinity."""
     n = request.logits.shape[1]
     there = np.flatnonzero(np.isfinite(request.logits).any(axis=0)).tolist()
     if len(there) < n:
@@ -107,7 +107,7 @@ def fewer_candidates(request: SampleRequest) -> Iterator[SampleRequest]:
 
 
 def keep_candidates(request: SampleRequest, kept: Sequence[int]) -> SampleRequest:
-    """Return the question with these alone; their ids are renumbered wherever they stand."""
+    """Return the question with only these candidates; ids are renumbered everywhere."""
     if not kept:
         return request
     number = {token: at for at, token in enumerate(kept)}

@@ -45,7 +45,7 @@ class StateCase:
         return bytes(raw)
 
     def regions(self, base: SavedBase) -> str:
-        """Return names for what is damaged, in order: of numbers, `values`, or of the edits."""
+        """Return names of the damaged parts in order: numbers, `values`, or the edits."""
         found = (
             rest[0] if name == "stranger" else base.region(rest[0]) if name == "set" else name
             for name, *rest in self.edits

@@ -61,7 +61,7 @@ class StateFuzzer(Fuzzer, name="states"):
 
 
 class StateCampaign:
-    """Campaign on one target. It shrinks and reports a finding once, and counts repetitions."""
+    """A campaign on one target. It shrinks and reports a finding once, and counts repetitions."""
 
     def __init__(self, plan: FuzzPlan, target: str, stack: ExitStack, say: Progress) -> None:
         self.plan, self.target, self.say = plan, target, say
@@ -102,7 +102,7 @@ class StateCampaign:
     def judge(
         self, cases: Sequence[StateCase], *, counted: bool = False
     ) -> list[tuple[StateCase, StateCause]]:
-        """Return what is odd about files of one base."""
+        """Return the oddities of files of one base."""
         base = self.saved.base(cases[0].base)
         files = [base.raw, *(case.raw(self.saved) for case in cases)]
         mine, theirs = (self.answers(who, cases[0].base, files) for who in self.both)

@@ -13,12 +13,12 @@ TELLING = ("what():", "GGML_ASSERT", "GGML_ABORT", "terminate called", "error:")
 
 
 class GivenUp(Exception):
-    """An engine died so often that going on would measure nothing; one sentence."""
+    """Raised when an engine died so often that going on would measure nothing; one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason why an input has no answer."""
+    """A reason why an input has no answer."""
 
     status: str  # "diverged" for a refusal, "malformed", "crashed", "timed-out"
     text: str

@@ -1,4 +1,4 @@
-"""Campaign of two tokenizers on one vocabulary: compare many inputs, shrink what differs."""
+"""A campaign of two tokenizers on one vocabulary: compare many inputs, shrink differences."""
 
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -44,10 +44,8 @@ class TextDifference:
 
     @property
     def shape(self) -> str:
-        """Return the kinds of its characters, runs as one: `Ll Zs Mn`, or the number of ids.
-
-        Two differences of one shape and direction count as one.
-        """
+        """Return the kinds of the input's characters, runs as one (`Ll Zs Mn`), or the number of
+        ids. Differences with one shape and direction count as one."""
         if isinstance(self.given, tuple):
             return f"{len(self.given)} ids"
         text = self.given.decode("utf-8", "surrogateescape")
@@ -57,7 +55,7 @@ class TextDifference:
 
 @dataclass(kw_only=True)
 class TextCampaign:
-    """Compares, and keeps what was found. `refuser` is the engine that fails cheaply, if one is."""
+    """Compares and keeps findings. `refuser`: the engine that fails cheaply, if one does."""
 
     subject: TextAsker
     oracle: TextAsker
@@ -75,7 +73,7 @@ class TextCampaign:
     confirmed: list[tuple[str, Any, Failure, Failure]] = field(default_factory=list)
 
     def encode(self, cases: Sequence[tuple[int, bytes]], flags: Flags) -> list[tuple[int, Any]]:
-        """Compare texts; by number of the case, the oracle's ids, for the way back."""
+        """Compare texts; return the oracle's ids by case, to decode them."""
         if self.utf8_only:
             whole = [row for row in cases if is_utf8(row[1])]
             self.left_out += len(cases) - len(whole)
@@ -94,7 +92,7 @@ class TextCampaign:
     def compare(
         self, way: str, cases: Sequence[tuple[int, Any]], flags: Flags
     ) -> list[tuple[int, Any]]:
-        """Return the oracle's answers where it was asked, by number of the case."""
+        """Return the oracle's answers by case, if it was asked."""
         deadly = [d.given for d in self.found if d.way == way and d.deadly]
         if deadly:
             safe = [row for row in cases if not any(holds(row[1], part) for part in deadly)]
@@ -116,7 +114,7 @@ class TextCampaign:
 
     def answers(self, way: str, inputs: Sequence[Any], flags: Flags) -> tuple[list[Any], list[Any]]:
         """Return the answers of oracle and subject. None: not asked, because the refuser refuses
-        the input. Enough inputs have shown that the other one does so too."""
+        the input, and enough inputs have shown that the other engine does too."""
         question, names = QUESTIONS[way]
         on = dict(zip(names, flags, strict=True))
         if self.refuser is None:
@@ -186,7 +184,6 @@ def same(want: Any, got: Any) -> bool:
 
 
 def holds(given: Any, part: Any) -> bool:
-    """Return True if a smaller input that differs is in this one: then it need not be shrunk
-    again."""
+    """Return True if the input contains a smaller differing one, and need not be shrunk."""
     n = len(part)
     return n > 0 and any(given[at : at + n] == part for at in range(len(given) - n + 1))

@@ -78,7 +78,7 @@ class FuzzedVocabulary:
 
     @property
     def original(self) -> str:
-        """Return the library that plays a part, or nothing."""
+        """Return the library that an engine's name stands for, or nothing."""
         return next((n for n in (self.plan.oracle, self.plan.engine) if n in ORIGINALS), "")
 
     @property
@@ -126,10 +126,8 @@ class FuzzedVocabulary:
             self.say(self.case, self.numbers.pace(numbers.stop, "texts", differ))
 
     def judge_batch(self, campaign: TextCampaign, material: Material, numbers: range) -> None:
-        """Texts in the four ways to encode; the ids of each, and ids at random, in those to decode.
-
-        A case is decided by seed and number alone, its flags too.
-        """
+        """Compare texts in the four ways to encode, and their ids and random ids in the ways to
+        decode. Seed and number decide a case, with its flags."""
         runs: dict[int, list[tuple[int, Any]]] = {0: [], 1: [], 2: [], 3: []}
         ways = self.ways
         for way, flags in enumerate(ways):
@@ -227,10 +225,8 @@ def says_utf8_alone(session: Session) -> bool:
 
 
 def campaign_of(oracle: Session, subject: Session) -> TextCampaign:
-    """Return a campaign; an engine of this process refuses inputs at no cost for the other one.
-
-    An engine of another process may die of the same input.
-    """
+    """Return a campaign. An engine in this process refuses inputs at no cost, where an engine of
+    another process may die."""
     asked = TextAsker(session=oracle), TextAsker(session=subject)
     local = [asker for asker in asked if isinstance(asker.session, LocalSession)]
     return TextCampaign(oracle=asked[0], subject=asked[1], refuser=local[-1] if local else None)

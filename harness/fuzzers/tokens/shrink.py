@@ -23,13 +23,14 @@ def shrink_input(given: Input, wrong: Wrong) -> Input:
 
 
 def order(given: Input) -> tuple[int, int, Input]:
-    """Short before long; among equals, few foreign characters before many."""
+    """Order inputs: short before long, then few foreign characters before many."""
     foreign = sum(byte not in b"a 0." for byte in given) if isinstance(given, bytes) else 0
     return len(given), foreign, given
 
 
 def without_chunks(given: Input) -> Iterator[Input]:
-    """Halves, quarters, ... left out; in the end every single byte or id, and every pair."""
+    """Yield inputs without halves, quarters, ...; in the end without each byte or id, and each
+    pair."""
     sizes = {max(len(given) >> shift, 1) for shift in range(1, 16)} | {2, 3, 4}
     for size in sorted(sizes, reverse=True):
         step = size if size > 4 else 1

@@ -155,13 +155,13 @@ LONG = 60
 
 
 def one_character(draw: Draw, m: Material) -> bytes:
-    """Runs of one character, as merges of spaces, newlines, dashes and digits need."""
+    """Return runs of one character, which merges of spaces, newlines, dashes and digits need."""
     run = of(draw, RUNS).encode() * few(draw, LONG)
     return of(draw, (b"", b"a", b" ", b"\n")) + run + of(draw, (b"", b"a", b" b", b"\n", b"1"))
 
 
 def words(draw: Draw, m: Material) -> bytes:
-    """Prose and code: what pre-tokenizers cut."""
+    """Return prose and code, which pre-tokenizers cut."""
     return "".join(of(draw, WORDS) for _ in range(few(draw, 8))).encode()
 
 
@@ -246,5 +246,5 @@ def text(draw: Draw, m: Material) -> bytes:
 
 
 def id_list(draw: Draw, m: Material) -> list[int]:
-    """Any tokens, special, unused and byte tokens too."""
+    """Return any tokens, special, unused and byte tokens too."""
     return [draw.below(len(m.pieces)) for _ in range(few(draw, 12))]

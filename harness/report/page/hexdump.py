@@ -14,7 +14,7 @@ NEAR = 4  # values on either side of the one that differs: no more can be seen a
 
 
 def blocks_of(detail: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the block that a wrong weight is of, once for each engine whose bytes are others."""
+    """Return the block of a wrong weight, once for each engine whose bytes differ."""
     if (given := detail.get("decoded")) is not None:
         sides = {name: given[name] for name in ("oracle", "subject")}
         same = sides["oracle"]["hex"] == sides["subject"]["hex"]
@@ -49,7 +49,8 @@ def block(
 
 
 def fields_of(kind: str, raw: bytes, unlike: frozenset[int]) -> list[dict[str, Any]]:
-    """Name, type, place, bytes and, of one number, its value; one field where nobody names any."""
+    """Return name, type, place and bytes of each field, with the value of a single number; one
+    field if none has a name."""
     import_members("lockstep.engine.quants")
     layout = WeightFormat.family[kind].layout if kind in WeightFormat.family else None
     if layout is None or layout.itemsize != len(raw) or not layout.fields:

@@ -15,7 +15,7 @@ Node = dict[str, Any]  # a value for each of COLUMNS, and "wrong"
 
 
 class Texts:
-    """Each text once."""
+    """A list that holds each text once."""
 
     def __init__(self) -> None:
         self.places: dict[str, int] = {}
@@ -25,7 +25,7 @@ class Texts:
 
 
 def node_data(verdicts: Sequence[Row]) -> dict[str, Any]:
-    """`texts`, and `models`: one for each model and suite whose verdicts hold nodes."""
+    """Return `texts`, and `models`: one for each model and suite whose verdicts hold nodes."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in verdicts:
         if "by_node" in row["detail"]:

@@ -50,24 +50,24 @@ def paths(text: str) -> Markup:
 
 
 def long(text: Any) -> Markup:
-    """Return a text that is as long as it is on purpose, escaped."""
+    """Return a deliberately long text, escaped."""
     return escape(show_value(text, LONGEST_BLOCK))
 
 
 def whole(text: str) -> Markup:
-    """Return an address, which is nothing if it is cut; escaped."""
+    """Return an address, escaped; it is never cut, as a cut address leads nowhere."""
     return escape(text)
 
 
 def number(value: Any) -> str:
-    """Return three digits; "inf" and "nan" as the report has them."""
+    """Format a number with three digits; "inf" and "nan" as the report has them."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return show_value(value, NAME)
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def exact(value: Any) -> str:
-    """Return every digit of a float32."""
+    """Format a float32 with every digit."""
     return f"{value:.9g}" if isinstance(value, float) else show_value(value, NAME)
 
 
@@ -79,7 +79,7 @@ def of_limit(share: Any, limit: str = "its limit") -> str:
 
 
 def data_block(value: Any) -> Markup:
-    """JSON inside a script element: nothing in it can end the element or open a comment."""
+    """Return JSON for a script element: nothing in it can end the element or open a comment."""
     text = json.dumps(plain(value), separators=(",", ":"), ensure_ascii=True)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

@@ -93,7 +93,7 @@ class Cause:
 
 
 def parts_of(d: Mapping[str, Any]) -> str:
-    """Return the parts of a layer that a bisection by slices came to."""
+    """Return the faulty parts of a layer that a bisection by slices found."""
     return ", ".join(str(part.get("name")) for part in d["parts"])
 
 
@@ -159,7 +159,7 @@ def conform(run: RowsOfRun, causes: Sequence[Cause]) -> str:
 
 
 def is_of_one(row: Row) -> bool:
-    """A comparison that is about one engine, whatever the other one does."""
+    """Return True for a comparison that is about one engine, whatever the other does."""
     return bool(row["status"] == "agreed" and row.get("about", BOTH) != BOTH)
 
 

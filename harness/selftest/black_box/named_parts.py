@@ -105,8 +105,7 @@ def is_right(part: str, engine: str, family: str, places: Collection[WrongPlace]
 
 
 def of_the_softmax(engine: str) -> str:
-    """Return the part that a node stands for which scales, masks, adds sinks and divides by a
-    sum."""
+    """Return the part for a node that scales, masks, adds sinks and divides by a sum."""
     if "sinks" in engine:
         return "attention: sinks"
     return "attention: scores" if SCALE.fullmatch(engine) else "attention: mask"

@@ -61,7 +61,7 @@ def fault_named(engine: str) -> OneLayerFault:
 
 
 def scale_rows(rows: Rows, format: type[WeightFormat], head: int) -> None:
-    """All of it, by a thousandth; scales that are halves are rounded."""
+    """Scale all rows by a thousandth; half-precision scales are rounded."""
     blocks = rows.reshape(-1).view(format.layout)
     for name in {"x", "d", "m", "dmin"} & set(format.layout.names or ()):
         wide = blocks[name].astype(np.float32) * np.float32(1.001)
@@ -69,7 +69,7 @@ def scale_rows(rows: Rows, format: type[WeightFormat], head: int) -> None:
 
 
 def one_sign(rows: Rows, format: type[WeightFormat], head: int) -> None:
-    """A code of the last block, or the sign of the largest number where there are no blocks."""
+    """Flip a code of the last block, or the sign of the largest number if there are no blocks."""
     flat = rows.reshape(-1)
     if format.weights == 1:
         numbers = flat.view("<f4")
@@ -80,14 +80,14 @@ def one_sign(rows: Rows, format: type[WeightFormat], head: int) -> None:
 
 
 def rows_swapped(rows: Rows, format: type[WeightFormat], head: int) -> None:
-    """Two neighbours in the middle."""
+    """Swap two neighbouring rows in the middle."""
     at = len(rows) // 2
     rows[[at, at + 1]] = rows[[at + 1, at]]
 
 
 def head_permuted(rows: Rows, format: type[WeightFormat], head: int) -> None:
-    """The rows of the second head come as halves, where neighbours should be: a permutation of one
-    head that was not undone."""
+    """Put the rows of the second head as halves in the place of neighbours, as if one head's
+    permutation was not undone."""
     own = rows[head : 2 * head].copy()
     rows[head : 2 * head] = np.concatenate([own[::2], own[1::2]])
 
@@ -121,7 +121,7 @@ def heads_in(file: GgufFile, where: str) -> int:
 
 
 class Spoilt:
-    """The probe, by which one layer's results are others from a node on."""
+    """A probe that spoils one layer's results from a node on."""
 
     def __init__(self, inner: Probe, fault: OneLayerFault) -> None:
         self.inner, self.fault = inner, fault
@@ -136,7 +136,7 @@ class Spoilt:
 
 
 def not_turned(value: F32, before: Mapping[str, F32]) -> F32:
-    """Queries as they were before positions turned them."""
+    """Return the queries before their rotation."""
     found = before.get("Qcur_normed", before.get("Qcur"))
     assert found is not None
     turned: F32 = found.reshape(value.shape)
@@ -227,7 +227,7 @@ def damaged_file(fault: OneLayerFault, model: Path, folder: Path) -> Path:
 
 
 def faults_of(path: Path, seed: int) -> Iterator[OneLayerFault]:
-    """Every change of every tensor that it makes sense for, in a layer that is drawn."""
+    """Yield every change that makes sense for each tensor, in a drawn layer."""
     with GgufFile.open(path) as file:
         names = {f[2]: i for n, i in file.tensors.items() if (f := IN_A_LAYER.fullmatch(n))}
         layers = n_layers(file)

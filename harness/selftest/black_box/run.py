@@ -46,7 +46,8 @@ def run_black_box(
     file: Path | None,
     executor: Executor | None,
 ) -> int:
-    """0: of those that change logits so many layers and parts are named as is promised.
+    """Run the self-test of bisections by logits. Return 0 if as many layers and parts are named as
+    promised, of engines that change logits.
 
     only: a family of mistakes, or a model; a real one, of which each engine takes half a minute, is
     tried if it is named. file: as `try_all` has it.
@@ -85,8 +86,8 @@ def in_one_layer(seed: int) -> Iterator[Pair]:
 
 
 def of_real_model(of_llama: Sequence[str], seed: int) -> Iterator[Pair]:
-    """Thirty, as each takes half a minute: ops, tensors of one layer, and the scale of one by a
-    thousandth. Of a model that is not there, none."""
+    """Return thirty engines for the real model, as each takes half a minute: ops, tensors of one
+    layer, and one scale off by a thousandth; none without the model."""
     path = model_file(REAL)
     if path is None:
         return

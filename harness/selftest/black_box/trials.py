@@ -177,8 +177,8 @@ def truth_of(
 
 
 def is_another(bench: BlackBoxBench, cls: Any, wrong: Sequence[WrongPlace]) -> bool:
-    """A mistake that is made of llama's graph (each fifth norm is taken for the last) is no such
-    mistake elsewhere: the node that it is about is there, and right."""
+    """Return True if the mistake is another one on this architecture. A mistake made for llama's
+    graph, such as every fifth norm taken for the last, is none elsewhere."""
     if not issubclass(cls, Mutant) or cls.shows_on == bench.name or not wrong:
         return False
     context = bench.models.whole(bench.plan(bench.model))
@@ -195,7 +195,7 @@ def declared_places(cls: Any) -> list[WrongPlace]:
 
 
 def claims_of(found: BlackBoxBisection) -> list[Claim]:
-    """Return rows first, in their order, then tensors."""
+    """Return the claims: rows in order, then tensors."""
     rows = [Claim(layer=row.layer, part=part.name) for row in found.guilty for part in row.parts]
     looked = [name for each in found.lenses for name in each.tensors]
     if not rows:  # what is asked at its place says more

@@ -42,7 +42,7 @@ def wrong_places(
 
 
 def nodes_of(honest: Session, batches: Sequence[Batch]) -> frozenset[str]:
-    """Return all that there are in the model."""
+    """Return all nodes of the model."""
     shown = values_of(honest, Request(batches=tuple(batches), capture=True))
     return frozenset(site.name for site in shown)
 
@@ -58,8 +58,8 @@ def values_of(session: Session, request: Request) -> dict[Site, NDArray[Any]]:
 def differing(
     right: dict[Site, NDArray[Any]], shown: dict[Site, NDArray[Any]]
 ) -> Iterator[WrongPlace]:
-    """Yield the wrong places. A node that is missing is wrong; nodes behind it have no inputs to be
-    judged on."""
+    """Yield the wrong places. A missing node is wrong; nodes behind it have no inputs and cannot be
+    judged."""
     missing = [site for site in right if site not in shown]
     off = (site for site, value in right.items() if is_off(value, shown.get(site)))
     for site in missing or off:

@@ -18,7 +18,7 @@ Keys = Mapping[str, tuple[str, Any]]
 
 
 def none(n_vocab: int, seed: int) -> Keys:
-    """Return no vocabulary: the model speaks in ids only."""
+    """Return no vocabulary: the model has only ids."""
     return {"tokenizer.ggml.model": ("STR", "none")}
 
 

@@ -14,7 +14,8 @@ SMALLEST = len(SPECIAL) + 2 * len(LETTERS) + 8
 
 
 def keys(n_vocab: int, seed: int) -> Mapping[str, tuple[str, Any]]:
-    """`▁` marks a beginning, as GGUF has it in place of `##` for all else."""
+    """Return the keys. `▁` marks the beginning of a word in GGUF; the original marks the rest with
+    `##`."""
     letters = [*LETTERS, *(f"▁{letter}" for letter in LETTERS)]
     pieces = glue_letters(letters, n_vocab - len(SPECIAL), seed, one_word)
     types = [CONTROL] * len(SPECIAL) + [NORMAL] * len(pieces)

@@ -55,7 +55,7 @@ def double_array(values: Mapping[bytes, int]) -> list[int]:
 
 
 def free_offset(nodes: Mapping[int, int], place: int, children: list[int]) -> int:
-    """Return the smallest distance that puts every child where nothing is; never onto the root."""
+    """Return the smallest distance that puts every child into a free place, never onto the root."""
     offset = 1
     while any((place ^ offset ^ byte) in nodes for byte in children):
         offset += 1

@@ -21,7 +21,7 @@ def merges_of(
     legal: Callable[[str], bool] = lambda _: True,
     taken: Iterable[str] = (),
 ) -> list[Merge]:
-    """n merges of letters or of what earlier merges made, each with a result of its own."""
+    """Return n merges of letters or of earlier results, each with a result of its own."""
     pieces, known = list(letters), {*letters, *taken}
     merges: list[Merge] = []
     bits = stream(seed, "tokenizer.ggml.merges")
