@@ -57,7 +57,8 @@ class Centred(AcidWeights):
         self.positions[0, self.coordinate(OF_MARK)] = -1
 
     def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
-        """A short token would be as long as its position: it is a usual one."""
+        """Write the embedding. A short token would be as long as its position, so it gets the usual
+        length."""
         super().embed(token, state, 1.0 if base != CONST else size, CONST)
 
     def unit(

@@ -37,7 +37,7 @@ class Coded:
 
 
 def rows_of(kind: str, part: str, column: int, n_rows: int) -> NDArray[np.uint8]:
-    """(n_rows, bytes of a row): the same bytes on every machine."""
+    """Return coded rows, (n_rows, bytes of a row), with the same bytes on every machine."""
     coded, layout = FORMATS[kind], format_named(kind).layout
     n = n_rows * coded.n_ff // format_named(kind).weights
     blocks = np.zeros(n, layout)
@@ -55,7 +55,7 @@ def rows_of(kind: str, part: str, column: int, n_rows: int) -> NDArray[np.uint8]
 
 
 def decode(kind: str, rows: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """(rows, weights)"""
+    """Return the decoded weights: (rows, weights)."""
     return format_named(kind).dequantize(rows.reshape(-1)).reshape(len(rows), -1).astype(np.float64)
 
 

@@ -1,4 +1,4 @@
-"""Weights of feed-forward networks with experts, which are alike but for what a test gives them."""
+"""Weights of feed-forward networks whose experts are alike, except where a test changes one."""
 
 from collections.abc import Mapping
 
@@ -9,8 +9,7 @@ from lockstep.harness.acid.weights import SMALL, AcidWeights
 
 
 class AcidExperts(AcidWeights):
-    """Weights whose experts are all as likely where no test chooses: whichever are taken give the
-    same."""
+    """Weights whose experts are equally likely unless a test chooses: any choice gives the same."""
 
     def __init__(self, shape: Shape, n_vocab: int) -> None:
         super().__init__(shape, n_vocab)

@@ -58,8 +58,8 @@ def what_is_missing(reading: AcidReading, n_prompted: int) -> Iterator[str]:
 
 
 def causes(tests: Mapping[str, Measurement], answers: Sequence[Read]) -> list[tuple[Read, ...]]:
-    """Return the NOs that rest on no other. NOs that rest on each other are a group: any of them
-    may be the cause."""
+    """Return the NOs that rest on no other NO. NOs that rest on each other form a group, any of
+    which may be the cause."""
     wrong = {answer.test for answer in answers}
     groups = []
     for answer in answers:
@@ -72,7 +72,7 @@ def causes(tests: Mapping[str, Measurement], answers: Sequence[Read]) -> list[tu
 
 
 def below(tests: Mapping[str, Measurement], name: str, wrong: Collection[str]) -> frozenset[str]:
-    """Return the wrong tests that this one rests on, by way of wrong ones."""
+    """Return the wrong tests that this one rests on, directly or through others."""
     found: set[str] = set()
     left = [name]
     while left:

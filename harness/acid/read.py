@@ -41,7 +41,8 @@ class AcidReading:
 
     @property
     def code(self) -> int:
-        """0 all ok, 1 a NO, 2 no report, 3 not all of it. A NO weighs more than a missing line."""
+        """Return 0 for all ok, 1 for a NO, 2 for no report, 3 for an incomplete one. A NO weighs
+        more than a missing line."""
         if self.problem:
             return 2
         if any(not answer.ok for answer in self.answers):

@@ -54,7 +54,7 @@ class Sandwich(NormedHeads):
         return float(base ** (-2 * pair / self.shape.n_embd_head))
 
     def embed(self, token: int, state: str, size: float = 1.0, base: str = CONST) -> None:
-        """Divide by the embedding's multiplier where a short token must stay short."""
+        """Write the embedding, divided by its multiplier where a short token must stay short."""
         by = float(np.sqrt(self.shape.n_embd)) if base == TINY else 1.0
         super().embed(token, state, size / by, base)
 

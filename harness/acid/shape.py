@@ -33,12 +33,12 @@ class Shape:
 
     @property
     def unit(self) -> float:
-        """Return the size of the constant behind a norm: 8 in most."""
+        """Return the size of the constant behind a norm, 8 in most models."""
         return float(np.sqrt(self.n_embd / self.squares))
 
     @property
     def group(self) -> int:
-        """Query heads of one KV head."""
+        """Return the number of query heads per KV head."""
         return self.n_head // self.n_head_kv
 
     @property
@@ -48,27 +48,24 @@ class Shape:
 
     @staticmethod
     def pair(i: int) -> tuple[int, int]:
-        """The elements of a rotary pair while weights are built."""
+        """Return the two elements of a rotary pair while weights are built."""
         return 2 * i, 2 * i + 1
 
     @property
     def order(self) -> list[int]:
-        """Return the element of a head, as weights are built, that lies at each place of the
-        file."""
+        """Return the element of a head, in building order, for each place of the file."""
         n = self.n_embd_head
         return [*range(0, n, 2), *range(1, n, 2)] if self.halves else list(range(n))
 
     def frequency(self, pair: int) -> float:
-        """Return radians that a rotary pair turns from one position to the next."""
+        """Return the radians by which a rotary pair turns from one position to the next."""
         return float(self.rope_base ** (-2 * pair / self.n_embd_head))
 
 
 def eight_bits(values: Any) -> F64:
-    """Rounded to eight significant bits, which BF16, F16 and F32 hold alike.
-
-    So the type of a matrix changes nothing in what is right, and neither does the last bit of a
-    cosine: none lies within it of a tie.
-    """
+    """Round to eight significant bits, which BF16, F16 and F32 hold alike. The type of a matrix
+    then changes no right answer, and neither does the last bit of a cosine: none lies that near to
+    a tie."""
     fraction, exponent = np.frexp(np.asarray(values, np.float64))
     rounded: F64 = np.ldexp(np.round(fraction * 256), exponent - 8)
     return rounded

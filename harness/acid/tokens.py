@@ -83,8 +83,8 @@ def type_of(token: str) -> int:
 def llama_keys(
     lines: Sequence[str], more: Sequence[str] = (*MORE, PARSED), prompt: str = PROMPT
 ) -> dict[str, tuple[str, Any]]:
-    """`tokenizer.ggml.*` of a SentencePiece vocabulary. No text is made of the report's tokens,
-    because nothing is that is half of one."""
+    """Return `tokenizer.ggml.*` of a SentencePiece vocabulary. No text merges into the report's
+    tokens, as no token is half of one."""
     tokens = pieces(lines, more)
     types = [type_of(token) for token in tokens]
     ranked = [-float(max(0, i - len(SPECIAL) - 256)) for i in range(len(tokens))]

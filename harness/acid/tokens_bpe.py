@@ -60,7 +60,7 @@ def places(letters: str) -> Mapping[str, tuple[str, float]]:
 
 @dataclass(frozen=True)
 class Bpe:
-    """`tokenizer.ggml.*` of byte-level merges behind this pre-tokenizer."""
+    """The `tokenizer.ggml.*` keys of byte-level merges behind this pre-tokenizer."""
 
     pre: str
 

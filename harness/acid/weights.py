@@ -79,15 +79,13 @@ class AcidWeights:
     # --- attention --------------------------------------------------------------------------
 
     def query(self, layer: int, head: int, element: int, state: str, score: float) -> None:
-        """Let the score of this state grow by so much for a key that is 1 in the element."""
+        """Raise the score of this state for keys with 1 in the element, by so much."""
         root = np.sqrt(self.shape.n_embd_head)
         self.q[layer, head, element, self.coordinate(state)] += score * root / self.shape.unit
         self.busy.add((layer, head, state))
 
     def key(self, layer: int, element: int, parts: Mapping[str, float]) -> None:
-        """Write the key in every KV head, so that only the tests of groups see which head is
-        read.
-        """
+        """Write the key in every KV head, so that only tests of groups depend on the head."""
         for kv in range(self.shape.n_head_kv):
             self.key_of(layer, kv, element, parts)
 
@@ -133,13 +131,12 @@ class AcidWeights:
         self.out(layer, 0, element, measured)
 
     def free_key(self, *layers: int) -> int:
-        """Return an element that is free in all of these layers, so an engine that reads the wrong
-        layer finds another test's key, not nothing.
-        """
+        """Return an element that is free in all of these layers. An engine that reads the wrong
+        layer then finds another test's key, and not nothing."""
         return free(SLOW_KEYS, self.keys, layers)
 
     def shared_key(self, layer: int, name: str) -> int:
-        """Return the element that tests share whose keys have opposite signs."""
+        """Return the element of tests whose keys have opposite signs."""
         if (layer, name) not in self.shared:
             self.shared[layer, name] = self.free_key(layer)
             self.keys.add((layer, self.shared[layer, name]))
@@ -163,7 +160,7 @@ class AcidWeights:
         self.query(layer, head, second, state, -score * float(np.sin(angle)))
 
     def frequency(self, layer: int, pair: int) -> float:
-        """Return radians that a rotary pair turns from one position to the next."""
+        """Return the radians by which a rotary pair turns from one position to the next."""
         return self.shape.frequency(pair)
 
     def free_value(self, *layers: int) -> int:
@@ -174,7 +171,7 @@ class AcidWeights:
         self.o[layer, self.coordinate(measured), head, element] += factor * SMALL
 
     def sink(self, states: Iterable[str], target: Mapping[str, float]) -> None:
-        """A head that measures nothing in a state looks at a token without a value, not at all."""
+        """Make a head that measures nothing in a state look at a token without a value."""
         places = list(states)
         for layer in range(self.shape.n_layer):
             self.key(layer, SINK, target)
@@ -184,7 +181,7 @@ class AcidWeights:
                         self.query(layer, head, SINK, state, SCORE)
 
     def finish(self) -> None:
-        """Write what an architecture needs besides, when every test has written its weights."""
+        """Write what the architecture needs besides, after all tests have written their weights."""
 
     # --- feed-forward -----------------------------------------------------------------------
 

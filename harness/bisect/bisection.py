@@ -115,11 +115,8 @@ def bisect(context: Context, on_twin: Callable[[], Bisection | None] = lambda: N
 
 
 def left_by_twin(first: Bisection, twin: Bisection) -> tuple[tuple[SiteFinding, float], ...]:
-    """Return faults of the weights, which the twin hides.
-
-    A fault of the graph is as large in both. Honest runs of the model differ from it by what is
-    allowed there, so what is larger than both comes from the weights.
-    """
+    """Return faults of the weights, which the twin hides. A fault of the graph is as large in both
+    runs. Honest runs may differ by the limits, so anything beyond comes from the weights."""
     there: dict[Place, float] = {}
     for f in twin.found.all:
         place = f.layer, f.site.name
@@ -134,8 +131,8 @@ def allowed_at(finding: SiteFinding) -> float:
 
 
 def said_by_check(context: Context) -> Iterable[Verdict]:
-    """Run all suites except `trace`, whose question came first, and those about the oracle alone.
-    Nobody asked for these suites by name."""
+    """Run the suites except `trace`, whose question came first, and those about the oracle alone.
+    The user did not ask for these by name."""
     names = [s.name for s in suites_named(()) if not s.of_oracle_alone and s.name != "trace"]
     return run_suites(replace(context, named=False), names)
 
@@ -191,10 +188,8 @@ def make_bisection(found: Findings, **known: Any) -> Bisection:
 
 
 def unsteadiness(context: Context, found: Findings) -> Unsteady | None:
-    """Return how the subject's runs differ from each other; None if they are alike.
-
-    A replacement in a run proves something only if runs are alike.
-    """
+    """Return how the subject's runs differ from each other; None if they do not. A replacement
+    proves something only if runs repeat."""
     capture = context.subject_info.shows != ()
     request = Request(batches=context.batches, embeddings=found.embeddings, capture=capture)
     first: Evaluation = context.ask(context.subject, "evaluate", request)
@@ -203,7 +198,7 @@ def unsteadiness(context: Context, found: Findings) -> Unsteady | None:
 
 def own_logits(context: Context, found: Findings) -> Verdict:
     """Compare the subject's logits with the oracle's. If they agree there is nothing to find,
-    though a fault may lie in what the engine does not show."""
+    although a fault may lie in what the engine does not show."""
     oracle, own = (
         Evaluation(logits=rows, trace=None)
         for rows in (oracles_outputs(context, found), outputs_of(context, context.subject, found))
@@ -244,8 +239,7 @@ def layers_of(found: Findings) -> tuple[Layer, ...]:
 
 
 def as_guilty(finding: SiteFinding, later: Mapping[Place, int]) -> str:
-    """Return the site's name in the list of what is wrong, or "". later: the first step in which a
-    site is."""
+    """Return the site's name in the list of wrong sites, or "". later: the first step of a site."""
     name = finding.site.name
     if finding.mismatch is not None:
         return name

@@ -45,8 +45,7 @@ def verdicts_of(
 
 
 def bisection_detail(result: Bisection) -> dict[str, Any]:
-    """Return the layers of the subject's own run, and what putting the oracle's tensors in
-    proves."""
+    """Return the layers of the subject's own run, and what the proof shows."""
     patched = result.patched
     layers = [
         {"layer": layer.layer, "last": layer.last, "error": layer.error, "guilty": layer.guilty}

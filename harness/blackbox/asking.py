@@ -75,7 +75,7 @@ Make = Callable[[GgufFile], Recipe]
 
 @dataclass(frozen=True, kw_only=True)
 class SliceAnswer:
-    """What both engines answered on one model."""
+    """The answers of both engines on one model."""
 
     status: Status
     summary: str

@@ -74,7 +74,7 @@ def covered_by(tests: Sequence[Measurement]) -> list[str]:
 
 
 def needs(report: Report, test: Measurement) -> Set[str]:
-    """Return the test itself and all that it rests on."""
+    """Return the test and all tests that it rests on."""
     by_name = {each.name: each for each in report.tests}
     found: set[str] = set()
     left = [test.name]

@@ -144,7 +144,7 @@ def on_short(expected: F32, got: F32) -> dict[str, bool]:
 
 
 def nmse(expected: NDArray[np.generic], got: NDArray[np.generic], *, centre: float = 0.0) -> float:
-    """Return the squared error as a share of the squares. Not a number is none that passes."""
+    """Return the squared error as a share of the squares; NaN passes no limit."""
     a, b = expected.astype(np.float64), got.astype(np.float64)
     if a.shape != b.shape:
         return float("inf")

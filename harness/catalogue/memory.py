@@ -13,7 +13,7 @@ ONCE = ("evaluate", "greedy", "embed", "tokenize", "detokenize", "dequantize", "
 
 
 class Remembering(Session):
-    """Asks an engine the same question once. For one that is deterministic, as the oracle is."""
+    """Asks a deterministic engine, as the oracle is, the same question once."""
 
     def __init__(self, inner: Session) -> None:
         self.inner = inner
@@ -42,7 +42,7 @@ class Remembering(Session):
 
 
 def remember(context: Context) -> None:
-    """Keep the oracle's answers, and the honest runs that come to logits or to embeddings."""
+    """Keep the oracle's answers, and honest runs of logits and embeddings."""
     context.oracle = Remembering(context.oracle)
     make = context.make_honest
     both = [remembering(make(each)) for each in (context, context.for_embeddings())]
@@ -76,7 +76,7 @@ def once(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Kept:
-    """The values of an iterator, made when they are first wanted, and kept for later readers."""
+    """An iterator's values, made when first needed and kept for later readers."""
 
     def __init__(self, source: Iterator[Any]) -> None:
         self.source = source

@@ -93,7 +93,7 @@ def architecture_of(shows_on: str) -> str:
 
 
 def model_for(shows_on: str, folder: Path) -> Path:
-    """Written once into the folder."""
+    """Write the model once into the folder."""
     path = folder / f"{shows_on.replace(':', '-')}.gguf"
     if path.exists():
         return path
@@ -127,13 +127,13 @@ def variant_of(shows_on: str) -> Variant:
 
 
 def long_rows(quant: str) -> LlamaRecipe:
-    """Return rows of whole blocks, several where these are short."""
+    """Return rows of whole blocks, several if they are short."""
     width = 256 if type_by_name(quant).block > 64 else 96
     return LlamaRecipe(seed=11, quant=quant, n_embd=width, n_ff=width)
 
 
 def rewrite(path: Path, tensor: str, change: Callable[[Rows], None]) -> None:
-    """The blocks of one tensor, or of every matrix that has blocks."""
+    """Rewrite the blocks of one tensor, or of every matrix with blocks."""
     import_members("lockstep.engine.quants")
     with GgufFile.open(path) as file:
         found = [
@@ -159,8 +159,8 @@ def with_keys(
 
 
 def with_long_factors(made: Path, path: Path, original: int) -> None:
-    """A phi3 three quarters of whose heads are rotated, as of Phi-4-mini, in a context of so many
-    times the original one as its own."""
+    """Write a phi3 with three quarters of its heads rotated, as in Phi-4-mini, and a context of so
+    many times the original one."""
     with GgufFile.open(made) as file:
         width, heads = (
             int(file.metadata[f"phi3.{key}"].data)

@@ -1,8 +1,4 @@
-"""Models that are asked about again and again: the oracle's answers and honest runs are kept.
-
-Every wrong engine of a model is asked on the same slices, so what does not depend on the engine is
-computed once. The key is the bytes of the file: nothing of another model is ever taken for it.
-"""
+"""Models that are asked about often: the oracle's answers and honest runs are kept."""
 
 import hashlib
 import shutil
@@ -23,8 +19,8 @@ LARGEST = 1 << 24  # bytes of a model that is kept
 
 
 class OpenedForOne(Opened):
-    """Closes what belongs to the engine under test; the oracle, asked already, starts anew if it
-    is asked something else."""
+    """Opened engines, of which only the one under test is closed; the oracle starts anew if it is
+    asked something else."""
 
     def close(self) -> None:
         self.context.subject.close()

@@ -15,7 +15,8 @@ PAGES = {"README.md": summary, "reports/TRUST.md": lines}  # what of it stands i
 
 
 def write_rates(found: Sequence[Trial]) -> str:
-    """JSON, a line for each engine and model; of an honest one, for all seeds that end alike."""
+    """Write a JSON line for each engine and model; seeds of an honest engine share a line if they
+    end alike."""
     rows: dict[str, dict[str, Any]] = {}
     for trial in sorted(found, key=lambda t: (t.honest, t.family, t.engine, t.model, t.preset)):
         row = short(trial)
@@ -62,7 +63,7 @@ def trial_of(row: dict[str, Any]) -> Trial:
 
 
 def with_tables(page: str, text: str, found: Sequence[Trial]) -> str:
-    """Return the text of a page with what stands between its two comments made anew."""
+    """Return the text of a page with a new table between its two comments."""
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     return before + BEGIN + "\n".join(PAGES[page](found)).rstrip() + "\n" + END + after

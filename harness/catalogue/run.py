@@ -68,8 +68,8 @@ def honest_engines() -> list[type[HonestEngine]]:
 
 
 def of_family(engines: Sequence[Family], only: str) -> list[Family]:
-    """Return all of them, or those of one group. Raises Unsupported where there is no such group:
-    nothing that was tried is no success, and no failure of an engine either."""
+    """Return all wrong engines, or those of one group. Raises Unsupported for an unknown group:
+    nothing tried is neither success nor failure."""
     found = [cls for cls in engines if only in ("", cls.group)]
     if not found:
         known = dict.fromkeys(cls.group for cls in engines)
@@ -177,10 +177,8 @@ def try_all(
     executor: Executor | None,
     row_of: Callable[[dict[str, Any]], Row],
 ) -> list[Row]:
-    """Return a row for each trial that is wanted: from the file, or of the parts that are left.
-
-    file: a line of JSON for each row; trials that are there are not tried again.
-    """
+    """Return a row for each wanted trial, from the file or from new parts. file: a line of JSON for
+    each row; its trials are not repeated."""
     rows = [row for row in read_rows(file, row_of) if key(row) in wanted]
     done = set(map(key, rows))
     parts = list(parts_of([each for each in wanted if each not in done]))

@@ -63,7 +63,7 @@ def count_family(family: str, same: Sequence[Trial]) -> list[str]:
 
 
 def caught(trials: Sequence[Trial], view: str) -> tuple[int, int]:
-    """Count the caught ones among those with anything to see."""
+    """Count the caught engines, among those with anything to see."""
     asked = [seen for trial in trials if (seen := trial.views[view]).compared]
     return sum(seen.caught for seen in asked), len(asked)
 

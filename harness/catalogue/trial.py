@@ -142,10 +142,8 @@ def show_through(bench: TrialBench, name: str, view: View) -> Context:
 
 
 def suites(cls: type[Reference]) -> list[str]:
-    """Return the suites in which the subject answers something differently from the reference.
-
-    The reference itself is compared with llama.cpp elsewhere.
-    """
+    """Return the suites whose questions the subject answers with code of its own. The reference is
+    compared with llama.cpp elsewhere."""
     same = {
         name
         for name, questions in QUESTIONS_OF.items()

@@ -149,14 +149,14 @@ def settings_for(plan: Plan) -> Settings:
 
 
 def in_full(settings: Settings) -> Settings:
-    """Return settings whose cache rounds no keys and values. A server does not say how it keeps
-    them, and a program may have overlooked its settings."""
+    """Return settings whose cache does not round keys and values. A server does not report its
+    cache, and a program may ignore its settings."""
     return replace(settings, type_k="F32", type_v="F32", flash_attn=False)
 
 
 @dataclass(kw_only=True)
 class Opened:
-    """Engines, both opened for a plan. Close it when done."""
+    """Both engines, opened for a plan. Close it when done."""
 
     context: Context
     engines: tuple[EngineInfo, ...]
@@ -334,7 +334,7 @@ def describe_engine(session: Session, *, under_test: bool = False) -> EngineInfo
 
 
 def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
-    """Yield the verdicts of each suite in turn, and whom they are about."""
+    """Yield each suite's verdicts, with the engine that they are about."""
     suites = suites_named(names)
     for suite in suites:
         if suite.begin is not Suite.begin and not suite().inapplicable(context.facts):
@@ -356,8 +356,7 @@ def run_suites(context: Context, names: Sequence[str]) -> Iterator[Verdict]:
 def verdicts_of(
     suite: type[Suite], work: Callable[[Context], Iterator[Verdict]], context: Context
 ) -> Iterator[Verdict]:
-    """Yield the verdicts of a suite. A missing answer of an engine is one as well, and so is a
-    defect of ours."""
+    """Yield a suite's verdicts. A missing answer is a verdict too, and so is a defect of ours."""
     if reason := suite().inapplicable(context.facts):
         if suite.expected or context.named:
             yield context.verdict(suite.name, "not-applicable", reason)

@@ -25,7 +25,7 @@ BY_CHOICE = ("decode", "text")  # they see no more than which token is the likel
 
 def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
     """Yield a verdict for each half of the layers whose products move no answer beyond the limit:
-    no logit, or of an engine of tokens or text alone no choice of a token.
+    no logit, or for engines of tokens or text no choice of a token.
 
     Engines that show tensors are compared by these. A large model is not run twice more for it: a
     half that moves nothing was made so, and models made for tests are small.
@@ -50,7 +50,7 @@ def halves_told(context: Context, verdicts: Sequence[Verdict]) -> Iterator[Verdi
 
 
 def is_within(truth: F32, without: F32, allowed: float) -> bool:
-    """Return True if no logit differs by more; False where the limit, or a logit, is no number."""
+    """Return True if no logit differs by more; False if the limit or a logit is NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(allowed) and (np.abs(truth - without) <= allowed).all())
 

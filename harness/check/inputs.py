@@ -54,11 +54,8 @@ def check_is_no_model(path: Path) -> None:
 
 
 def check_replaced(path: Path, *inputs: Path) -> None:
-    """Check a path before a text replaces what is there.
-
-    Raises BadInput if it is a model, one of the inputs or a device, which would be gone, or if no
-    file can be put there.
-    """
+    """Check a path before a text replaces its file. Raises BadInput for a model, an input, a
+    device, or a place where no file can be written."""
     from lockstep.harness.check.check import BadInput
 
     check_folder_of(path)
@@ -70,7 +67,7 @@ def check_replaced(path: Path, *inputs: Path) -> None:
 
 
 def read_text(path: Path) -> bytes:
-    """Return a file, or with `-` standard input to its end. Raises BadInput, also for too many
+    """Read a text from a file, or with `-` from standard input. Raises BadInput, also for too many
     bytes."""
     from lockstep.harness.check.check import BadInput
 

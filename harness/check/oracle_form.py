@@ -15,7 +15,7 @@ class OracleForm(Enum):
     UNTURNED = auto()  # its quantised cache holds heads as they are
 
     def settings_for(self, settings: Settings) -> Settings:
-        """Return the oracle's, of those that the engine under test is given."""
+        """Return the oracle's settings for those of the engine under test."""
         if self is OracleForm.MERGED:
             kept = tuple(each for each in settings.adapters if each.kind != LORA)
             return replace(settings, adapters=kept)

@@ -13,7 +13,7 @@ from lockstep.harness.report.jsonl import ReportWriter
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """The facts for a report. command: as the user typed it; started: by time.perf_counter()."""
+    """The facts for a report. command: as typed; started: by time.perf_counter()."""
 
     plan: Plan
     engines: Sequence[EngineInfo]

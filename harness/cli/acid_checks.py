@@ -11,12 +11,8 @@ from lockstep.harness.cli.variants import variant_files
 def files_to_check(
     model: Path | None, arch: str | None, suites: list[str] | None, folder: str, seed: int
 ) -> Sequence[tuple[str, Path, list[str] | None, bool]]:
-    """Return names for the report, files, their suites, and whether an engine need not take the
-    model.
-
-    Acid models are their own: who asks for that suite and gives no MODEL is given them, and for
-    the other suites what these have without.
-    """
+    """Return names for the report, files, their suites, and which models an engine may refuse. Acid
+    models are chosen by their suite; without MODEL the other suites get the built-in ones."""
     others = [each for each in suites or () if each != ACID]
     makes = model is None and ACID in (suites or ())
     made = list(acid_files(arch, Path(folder))) if makes else []

@@ -84,7 +84,7 @@ def bisection_lines(plan: Plan, result: Bisection) -> list[str]:
 
 
 def as_stored(result: Bisection) -> list[str]:
-    """Return lines on what the twin does not show, though the proof is about the twin."""
+    """Return lines on faults that the twin does not show, though the proof is about the twin."""
     every = result.as_stored
     lines = [
         f"in the stored model {site_name(finding.site)} is off by {finding.err_local:.2g} "
@@ -108,8 +108,8 @@ def rows_of(culprit: SiteFinding) -> str:
 
 
 def pieces_of(indices: Sequence[int]) -> list[Sequence[int]]:
-    """Cut indices into pieces that follow each other, so that a head is seen as a whole. Without
-    indices there are none."""
+    """Cut indices into consecutive pieces, so that a head is seen whole. No indices give no
+    pieces."""
     if not indices:
         return []
     ends = [i for i, index in enumerate(indices) if i == 0 or indices[i - 1] != index - 1]
@@ -130,11 +130,8 @@ def proof(plan: Plan, result: Bisection) -> list[str]:
 
 
 def alone(culprit: SiteFinding, found: Findings) -> list[str]:
-    """Name the tokens or heads that are off, if others are not and those that are come in few
-    pieces.
-
-    Tokens are told by their positions in the sequence, which later batches' rows are not.
-    """
+    """Name the wrong tokens or heads, if others are right and the wrong ones are few pieces. Tokens
+    are named by their positions in the sequence, which rows of later batches are not."""
     names = culprit.axes.strip("()").split(", ")
     positions = found.positions(culprit)
     lines = []
@@ -152,7 +149,7 @@ def alone(culprit: SiteFinding, found: Findings) -> list[str]:
 
 
 def alike_in_layers(culprits: Sequence[SiteFinding]) -> list[list[SiteFinding]]:
-    """Group culprits that are the same node in several layers, with the same weights of theirs."""
+    """Group culprits that are one node in several layers, with the same weights."""
     groups: dict[Any, list[SiteFinding]] = {}
     for culprit in culprits:
         own = f"blk.{culprit.layer}."
@@ -164,7 +161,7 @@ def alike_in_layers(culprits: Sequence[SiteFinding]) -> list[list[SiteFinding]]:
 
 
 def in_other_layers(result: Bisection, others: Sequence[SiteFinding]) -> str:
-    """Return which other layers have the same, and how far off they are."""
+    """Return the other layers with the same fault, and their errors."""
     if not others:
         return ""
     layers = sorted(other.layer for other in others if other.layer is not None)
@@ -179,7 +176,7 @@ def in_other_layers(result: Bisection, others: Sequence[SiteFinding]) -> str:
 
 
 def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
-    """Say what agrees, what nobody looked at, and whether the outputs say that there is more."""
+    """Say what agrees, what was not compared, and if the outputs show more."""
     left_out = result.not_compared
     well = result.exit_code == 0 and not left_out and not result.found.other_graph
     lines = [f"{plan.case}: {result.found.rest}" + ("; nothing to find" if well else "")]
@@ -201,7 +198,7 @@ def lines_without_culprit(plan: Plan, result: Bisection) -> list[str]:
 
 
 def other_graph(result: Bisection) -> list[str]:
-    """Say what no op judged alone can show, and where it comes from."""
+    """Say what a single op cannot show, and where it comes from."""
     where, keys = result.found.other_graph, result.found.other_keys
     lines = (
         [f"llama.cpp builds a different graph from the subject's file: {where}"] if where else []
@@ -213,15 +210,15 @@ def other_graph(result: Bisection) -> list[str]:
 
 
 def the_end(p: Patched) -> str:
-    """Say that values put in at a wrong last op hide whatever else may be wrong."""
+    """Say that replaced values at a wrong last op hide other faults."""
     if not p.at_the_end:
         return ""
     return f"; patched {p.what}s are the oracle's own, so errors before them do not show"
 
 
 def confirmation(p: Patched, left: int = 0) -> str:
-    """Describe the run in which the oracle's tensors were put in at the culprits. left: culprits at
-    which none could be: the rest may come from these alone."""
+    """Describe the run in which the oracle's tensors replaced the culprits. left: culprits without
+    a replacement, which may cause what remains."""
     allowed = f"{p.allowed:.1e}"
     design = " from an honest run of another design" if p.otherwise else ""
     agrees = "agrees with an honest run of another design" if p.otherwise else "agrees"

@@ -32,7 +32,7 @@ SHOWN = 200  # characters of what an engine said
 
 
 def bisect(plan: "Plan", folder: str, out: "Terminal") -> "BlackBoxBisection":
-    """Print it."""
+    """Print the bisection."""
     from lockstep.harness.blackbox.run import bisect_one
     from lockstep.harness.parallel.children import result_of
 
@@ -137,13 +137,13 @@ def layers(result: "BlackBoxBisection") -> set[int]:
 
 
 def wrong_layers(rows: Sequence["LayerRow"]) -> list[int]:
-    """Return the wrong layers; 0 also stands for what lies outside of them."""
+    """Return the wrong layers; 0 also stands for parts outside the layers."""
     return [row.layer or 0 for row in rows if row.answer.differs]
 
 
 def where_else(result: "BlackBoxBisection") -> Iterator[str]:
-    """Yield where to look if every part agrees and the whole does: what is chosen by its logits or
-    computed by threads does not."""
+    """Yield where to look if every part agrees and the whole does not: tokens chosen by logits, and
+    sums computed by threads."""
     from lockstep.harness.report.text import CALLS, THREADS
 
     if result.rows and result.whole.differs and no_part_is_named(result):
@@ -162,7 +162,7 @@ def no_part_is_named(result: "BlackBoxBisection") -> bool:
 
 
 def only_as_stored(result: "BlackBoxBisection") -> str:
-    """Name the types of weights that no lens could show, if no slice is wrong; else ""."""
+    """Name the types of weights that no lens can show, if no slice is wrong; else ""."""
     looked = any(look.answer.status in ("agreed", "diverged") for look in result.lenses)
     if looked or not result.rows or not all(row.answer.agrees for row in result.rows):
         return ""
@@ -170,8 +170,7 @@ def only_as_stored(result: "BlackBoxBisection") -> str:
 
 
 def fault_of(same: Sequence["Looked"]) -> str:
-    """Name the fault in lenses of one type: the tensors, or the type itself if none of them is
-    right."""
+    """Name the fault in lenses of one type: the tensors, or the type itself if all are wrong."""
     wrong = list(dict.fromkeys(name for look in same for name in look.tensors))
     held = {stretch.tensor for look in same for stretch in look.lens.stretches}
     if not wrong:
@@ -203,7 +202,7 @@ def numbers_of(rows: Sequence["LayerRow"]) -> str:
 
 
 def reasons(rows: Sequence["LayerRow"], lenses: Sequence["Looked"]) -> Iterator[str]:
-    """Yield what made each part certain, and what was said of parts that were not compared."""
+    """Yield the reasons for each part, and notes on parts that were not compared."""
     from lockstep.harness.blackbox.report import name_of
     from lockstep.harness.report.text import cut
 

@@ -34,7 +34,7 @@ def diagnose_run(
 
 
 def where_no_op_is_found(plan: "Plan", result: "Bisection", out: "Terminal") -> "Diagnosed | None":
-    """Diagnose an engine that is wrong and does not show where; None: another one."""
+    """Diagnose a wrong engine that shows no place; None for other engines."""
     from lockstep.harness.bisect.bisection import NO_OP
 
     parts = result.first is None and result.exit_code in (1, NO_OP)
@@ -43,7 +43,7 @@ def where_no_op_is_found(plan: "Plan", result: "Bisection", out: "Terminal") -> 
 
 @dataclass(kw_only=True)
 class Remarks:
-    """Says what a diagnosis finds before its end, and once that it takes long."""
+    """Prints the findings of a diagnosis before its end, and once that it takes long."""
 
     plan: "Plan"
     say: Callable[[str], None]

@@ -106,7 +106,7 @@ def result_lines(each: "Diagnosis") -> Iterator[str]:
 
 
 def describe_family(family: "Family") -> str:
-    """Return how near the nearest known mistake comes, which is not near enough for a name."""
+    """Return how near the nearest known mistake comes, if it is not near enough for a name."""
     if family.alike:
         share = (
             f"{family.alike**2:.0%} of the difference has the shape of its effect, at a different "

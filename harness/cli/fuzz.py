@@ -64,7 +64,7 @@ def campaign(
     cluster: ClusterOpt = None,
     quiet: QuietOpt = False,
 ) -> None:
-    """Run it to its exit code. What is wrong with a plan is one line, like all bad input."""
+    """Run a campaign to its exit code. A wrong plan is one line, like all bad input."""
     from dataclasses import replace
 
     from lockstep.harness.cli.terminal import Terminal

@@ -139,10 +139,8 @@ def matrix(
 
 
 def named_apart(models: list[Path], folder: str) -> list[tuple[str, Path]]:
-    """Return each file once, by its name; by its whole path if two share a name.
-
-    Verdicts are told apart by it. folder: where built-in models are written.
-    """
+    """Return each file once, by its name, or by its path if two share a name, as verdicts are told
+    apart by it. folder: for built-in models."""
     from lockstep.harness.cli.shared import models_of
 
     found = [case for model in models for case in models_of(model, folder)]

@@ -156,7 +156,7 @@ def some(kind: str, texts: Sequence[str]) -> Iterator[str]:
 
 
 def report_in(folder: Path) -> tuple[Path, list[dict[str, object]]]:
-    """Return the file and its rows. Raises BadInput."""
+    """Return the report's file and its rows. Raises BadInput."""
     from lockstep.harness.check.check import BadInput
     from lockstep.harness.report.jsonl import BrokenReport, read_unfinished
 

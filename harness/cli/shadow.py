@@ -186,7 +186,7 @@ def plans_of(models: Sequence[Path], arch: str | None, **same: Any) -> list["Sha
 
 
 def cases_of(models: Sequence[Path]) -> list[str]:
-    """Return file names; whole paths where two files have the same."""
+    """Return file names, or whole paths if two files share a name."""
     names = [model.name for model in models]
     return names if len(set(names)) == len(names) else [str(model) for model in models]
 
@@ -200,8 +200,8 @@ def by_op(verdicts: Sequence["Verdict"]) -> dict[str, list["Verdict"]]:
 
 
 def notes(verdicts: Sequence["Verdict"]) -> list[str]:
-    """Return notes on each kind of op, over all models: is it as far off as its bound lets one
-    expect?"""
+    """Return notes on each kind of op, over all models, whose errors are far from what the bound
+    suggests."""
     from lockstep.harness.shadow.notes import note_of
 
     found = []

@@ -23,7 +23,7 @@ class OutputFailed(Exception):
 
 
 class OutputStream:
-    """A stream that redacts what is written; all else is the stream's own."""
+    """A stream that redacts what is written, and passes everything else on."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -60,7 +60,7 @@ class OutputStream:
 
 
 class ErrorStream(OutputStream):
-    """Remarks and errors: where they cannot be written, the command goes on without them."""
+    """Standard error for remarks: if it cannot be written, the command goes on without them."""
 
     def fail(self, error: OSError) -> None:
         discard(self.stream)
@@ -81,7 +81,7 @@ def open_streams() -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Send what is still written, also at the exit, to nobody."""
+    """Discard all further output, also at the exit."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -175,8 +175,8 @@ def sizes_given(context: typer.Context, arch: str) -> dict[str, int]:
 def write_any(
     arch: str, output: Path, seed: int, quant: str, sizes: dict[str, int], *, vocabulary: int
 ) -> list[str]:
-    """-> matrices of another type. vocabulary: how many tokens, where its usual kind is known; 0:
-    none."""
+    """Write a model of any architecture; return the matrices that have another type. vocabulary:
+    the number of tokens, if its usual kind is known; 0: none."""
     from dataclasses import replace
 
     from lockstep.harness.shadow.models import make_variant, open_for_variants
@@ -189,8 +189,8 @@ def write_any(
 
 
 def besides(path: Path) -> list[str]:
-    """Describe tensors that llama.cpp reads and few published files have. The author of an engine
-    that does not read them would look for a fault in vain."""
+    """Describe tensors that llama.cpp reads and few published files have. Authors of engines
+    without them would look for a fault in vain."""
     from lockstep.engine.gguf.file import GgufFile
 
     with GgufFile.open(path) as file:

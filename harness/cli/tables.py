@@ -38,7 +38,7 @@ def suite_table(verdicts: Sequence[Verdict]) -> Table:
 
 
 def model_table(verdicts: Sequence[Verdict]) -> Table:
-    """Return a row for each model: the suites that compared something, and those that could not."""
+    """Return a row for each model: suites that compared something, and suites that could not."""
     cases: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         cases.setdefault(verdict.case, []).append(verdict)

@@ -38,7 +38,7 @@ SHOWN = 5  # divergences explained in full; the report holds all of them
 
 
 def sentence_of(error: BaseException | None) -> str:
-    """Name the file, and what is wrong with it, without the number that the system has for it."""
+    """Name the file and its problem, without the system's error number."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     where = "" if error.filename is None else f"{error.filename}: "
@@ -117,7 +117,7 @@ class Terminal:
         self.last = (case, text)
 
     def verdict(self, verdict: Verdict) -> None:
-        """Say at once what is not well; what agrees is counted in the table."""
+        """Print a problem at once; agreement is only counted in the table."""
         if verdict.status in ("agreed", "not-applicable") or self.quiet:
             return
         mark = "FAILED" if verdict.detail.get("said") else MARKS[verdict.status]
@@ -141,7 +141,7 @@ class Terminal:
         sys.stdout.write(printable(text, "\n\t") + "\n")
 
     def data(self, text: str) -> None:
-        """Print what somebody asked for to go on with: as it is into a pipe."""
+        """Print the requested data, unchanged into a pipe."""
         self.quieten()
         sys.stdout.write((printable(text, "\n\t") if self.out.is_terminal else text) + "\n")
 
@@ -195,7 +195,7 @@ class Terminal:
     def bisection(
         self, plan: Plan, result: "Bisection", diagnosed: "Diagnosed | None" = None
     ) -> int:
-        """Print it; the exit code."""
+        """Print a bisection, and return the exit code."""
         from lockstep.harness.cli.bisection import bisection_lines, bisection_of
         from lockstep.harness.cli.diagnosis import diagnosis_lines, diagnosis_of
 
@@ -279,8 +279,8 @@ def not_judged(result: "RunResult") -> list[str]:
 
 
 def listed_of(result: "RunResult") -> str:
-    """Say how much is no divergence only because the user lists it, and how much of it without a
-    reason; and how much because we know or explain it."""
+    """Say how many divergences the user's list excuses, how many of these lack a reason, and how
+    many are known or explained."""
     from lockstep.harness.runs.known_failures import UNKNOWN
 
     listed = [v.detail["known"] for v in result.verdicts if "listed" in v.detail]
@@ -293,7 +293,7 @@ def listed_of(result: "RunResult") -> str:
 
 
 def reach_of(result: "RunResult") -> str:
-    """Say about whom nothing was compared, for a run that conforms or is incomplete."""
+    """Say which engines nothing was compared about, for a run that conforms or is incomplete."""
     left_out = not_judged(result)
     if result.code not in (0, 3) or not left_out:
         return ""
@@ -323,8 +323,8 @@ def excused_lines(result: "RunResult") -> list[str]:
 
 
 def not_applicable(result: "RunResult") -> list[str]:
-    """Return a line for each reason, with the suites and models that it holds for; and whose graph
-    was replayed."""
+    """Return a line for each reason, with its suites and models, and with models whose graph was
+    replayed."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for verdict in result.verdicts:
         if verdict.status == "not-applicable":

@@ -101,7 +101,7 @@ def by_logit(sampler: Sampler, c: CandidateList) -> CandidateList:
 
 
 def share_out(sampler: Sampler, c: CandidateList) -> CandidateList:
-    """Normalise whatever is left, behind every stage but infill, whose definition gives p."""
+    """Normalise the candidates behind every stage but infill, whose definition gives p."""
     if isinstance(sampler, Infill):
         return c
     weights = np.exp(c.logits.astype(np.float64) - c.logits.max())

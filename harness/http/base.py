@@ -13,7 +13,7 @@ Ask = Callable[..., Any]  # method, path, body=None -> JSON
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """The facts that a server tells of itself and of its model; None: nothing."""
+    """A server's facts about itself and its model; None: none."""
 
     version: str
     build: str
@@ -25,13 +25,12 @@ class About:
 
 
 class Complaint(MalformedAnswer):
-    """A sentence about what is wrong, by a status of success."""
+    """A complaint that came with a status of success."""
 
 
 class Server(Protocol):
-    """Kind of server. Each question has a method of the adapter's name; what is not in its `levels`
-    is never asked.
-    """
+    """A kind of server. Its methods have the adapter's names; questions outside its `levels` are
+    never asked."""
 
     def about(self, ask: Ask) -> About: ...
 
@@ -103,7 +102,7 @@ def token_of(row: Any) -> int | bytes:
 def one_way(
     rows: list[tuple[int | bytes, float]],
 ) -> list[tuple[int | bytes, float]]:
-    """Return the rows. Raises MalformedAnswer if some tokens are ids and some are texts."""
+    """Return the rows. Raises MalformedAnswer if some tokens are ids and others texts."""
     if len({type(token) for token, _ in rows}) > 1:
         raise MalformedAnswer("the candidates", "all with ids, or none", rows)
     return rows

@@ -166,8 +166,8 @@ def body_of(reply: HTTPResponse, most: int, *, whole: bool) -> bytes:
 
 
 def json_of(raw: bytes) -> Any:
-    """NaN and infinities, which some servers write, are numbers here: who asks looks at them. A
-    byte order mark, as libraries of .NET write one, may be ignored (RFC 8259)."""
+    """Return the JSON with NaN and infinities, which some servers write, as numbers. A byte order
+    mark, as .NET writes one, is skipped (RFC 8259)."""
     try:
         return json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -187,7 +187,7 @@ def seconds_of(said: str | None) -> float | None:
 
 
 def sentence_of(status: int, raw: bytes) -> str:
-    """Return what a server says with an error, in the forms that are common."""
+    """Return the server's error message, in any of the common forms."""
     with suppress(ValueError, RecursionError):
         said = json.loads(raw)
         for key in ("error", "message", "detail"):

@@ -95,7 +95,7 @@ class LlamaServer:
         return found
 
     def likeliest(self, ask: Ask, prefix: Sequence[int], *, ended: bool) -> int:
-        """Return the likeliest tokens. ended: the server says that an end of text comes here."""
+        """Return the likeliest tokens. ended: the text ends here."""
         rows = self.list_likeliest(ask, prefix, 1)
         if not rows and ended and len(ends := self.ends()) == 1:
             return min(ends)

@@ -122,7 +122,7 @@ class OpenAi:
         return PROBE if self.takes_ids else TEXT
 
     def lists(self, ask: Ask, k: int) -> bool:
-        """Return True if it answers with a list if asked for k candidates."""
+        """Return True if the server answers with a list of k candidates."""
         try:
             return bool(list_of_choice(self.complete(ask, self.probe, 1, logprobs=k)))
         except StatusRefused:

@@ -64,7 +64,7 @@ def is_free(port: int) -> bool:
 
 
 class ServedSession(HttpSession):
-    """Started when it is first asked, and anew for the next question when it has died."""
+    """A served model, started with its first question, and again after its death."""
 
     def __init__(
         self,
@@ -143,7 +143,8 @@ class ServedSession(HttpSession):
         return self.death(f"during {in_words(self.question)}")
 
     def running(self) -> Outcome | None:
-        """Start it, if it does not run, and wait until it listens; what became of that instead."""
+        """Start the server if it does not run, and wait until it listens; return what happened
+        instead."""
         if self.process is not None and not has_ended(self.process.process):
             return None
         self.end()

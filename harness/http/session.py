@@ -68,8 +68,8 @@ def preset_for(engine: str) -> str:
 
 
 class HttpSession(Session):
-    """`http://HOST:PORT` is llama-server, or else what speaks as OpenAI's does under /v1;
-    `openai:http://HOST:PORT/v1#MODEL` is that in any case."""
+    """A server's session. `http://HOST:PORT` is llama-server, or an OpenAI-compatible server under
+    /v1; `openai:http://HOST:PORT/v1#MODEL` is always the latter."""
 
     takes_several = True
 
@@ -248,13 +248,13 @@ class HttpSession(Session):
 
 
 def in_short(method: str, path: str, body: Any) -> str:
-    """Return a request, to be sent again by hand if it is not long."""
+    """Return a request to repeat by hand, if it is not too long."""
     said = "" if body is None else " " + json.dumps(body)
     return f"{method} {path}{said[:SHOWN]}{'...' * (len(said) > SHOWN)}"
 
 
 def tokens_counted(said: Any) -> int | None:
-    """Return the number of tokens in the prompt, as servers of both kinds say it."""
+    """Return the number of tokens in the prompt, as both kinds of servers report it."""
     if type(said) is not dict:
         return None
     usage = said.get("usage")
@@ -263,8 +263,8 @@ def tokens_counted(said: Any) -> int | None:
 
 
 class StillBusy(Exception):
-    """The time is over, or it was asked often enough. No StatusRefused, of which it would follow
-    what the server offers. failed: it never said that it will be there."""
+    """Raised when the time is over, or after enough attempts. failed: the server never became
+    ready."""
 
     def __init__(self, message: str, *, failed: bool) -> None:
         super().__init__(message)
@@ -312,7 +312,7 @@ def page(ask: Ask, path: str) -> Any:
 
 
 def other_model(about: About, model: Path | None) -> str:
-    """Say how the server's model differs from what our own reader finds; "" if nothing differs."""
+    """Say how the server's model differs from the file; "" if it does not."""
     if model is None or not model.is_file():
         return ""
     theirs = Path(about.path) if about.path else None
@@ -326,7 +326,7 @@ def other_model(about: About, model: Path | None) -> str:
 
 
 def ends_of(model: Path | None) -> frozenset[int]:
-    """Return the tokens that end a text; none of a file that is not here or not read."""
+    """Return the tokens that end a text; none if the file is missing or unread."""
     if model is None or not model.is_file():
         return frozenset()
     try:
@@ -337,8 +337,7 @@ def ends_of(model: Path | None) -> frozenset[int]:
 
 
 def numbers_of(model: Path) -> dict[str, int]:
-    """Return the model's numbers by llama-server's names; none of a file that our own reader
-    refuses."""
+    """Return the model's numbers by llama-server's names; none if our reader refuses the file."""
     try:
         with GgufFile.open(model) as file:
             arch = file.metadata.get("general.architecture")

@@ -32,8 +32,8 @@ def excused_if_known(verdict: Verdict, architecture: str, oracle: str) -> Verdic
 
 
 def blames_it_alone(detail: Mapping[str, Any]) -> bool:
-    """Return True if it blames the engine alone, or both for the token that llama.cpp itself
-    chose."""
+    """Return True if the verdict blames the engine alone, or both for the token that llama.cpp
+    itself chose."""
     both_chose = "expected" in detail and detail["expected"] == detail.get("actual")
     return detail.get("at_fault") == "oracle" or (
         detail.get("at_fault") == "both" and "step" in detail and both_chose

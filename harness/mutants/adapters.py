@@ -92,7 +92,7 @@ def rank_of(pair: LowRank) -> int:
 
 
 def with_values(weight: Weight, values: NDArray[Any]) -> Weight:
-    """Return a weight of the same shape with these values, in F32."""
+    """Return a weight of the same shape with these values in F32."""
     raw = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
     return Weight(weight.name, WeightFormat.member("F32"), values.shape, raw)
 

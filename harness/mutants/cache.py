@@ -140,7 +140,8 @@ class RotatedAgain(Cache, name="mutant:cache-keys-rotated-again"):
 
 
 class HiddenCells(Cache):
-    """`seen`: what is hidden besides, (tokens, cells) or as it can be spread to that."""
+    """A fault in hidden cells. `seen`: cells that are hidden besides, (tokens, cells) or broadcast
+    to that."""
 
     site = "kq_soft_max"
 
@@ -323,8 +324,7 @@ class LastRowTwice(Cache, name="mutant:batch-odd-row-lost"):
 
 
 class FifthRowOfFive(Cache, name="mutant:batch-fifth-row-of-five"):
-    """An engine with kernels for four rows and for one, of which the last begins a row too
-    early."""
+    """An engine with kernels for four rows and for one; the latter begins a row too early."""
 
     mistake = "after whole tiles of 8 rows, the last of five rows repeats the one before"
     effect = "one prompt in eight is misunderstood"

@@ -64,7 +64,7 @@ class WrongCache(Reference):
 
 
 def stale_scale(codes: Codes, _: F32) -> Codes:
-    """Take each block's scale from the block before it in the row."""
+    """Give each block the scale of the block before it in the row."""
     field = "d" if "d" in (codes.dtype.names or ()) else (codes.dtype.names or ("",))[0]
     found = codes.copy()
     found[field] = np.roll(codes[field], 1, axis=-1 if codes.shape[-1] > 1 else 1)
@@ -72,13 +72,13 @@ def stale_scale(codes: Codes, _: F32) -> Codes:
 
 
 def cut_rows(codes: Codes, rows: F32) -> Codes:
-    """Make codes of values that are cut off to four bits of mantissa."""
+    """Encode values that are cut to four bits of mantissa."""
     bits = np.ascontiguousarray(rows, np.float32).view(np.uint32) & np.uint32(0xFFF80000)
     return encode(bits.view(np.float32), codes)
 
 
 def shift_values(codes: Codes, rows: F32) -> Codes:
-    """Make codes of the neighbour's values in each row."""
+    """Encode the neighbour's values in each row."""
     return encode(np.roll(rows, 1, axis=-1), codes)
 
 

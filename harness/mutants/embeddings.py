@@ -130,7 +130,7 @@ WrongEmbeddings.add_fault(
 
 
 class TokenTypes(WrongEmbeddings):
-    """`types` is what becomes of the table of token types."""
+    """Wrong token types. `types`: changes the table of token types."""
 
     shows_on = "arch:bert"
     site = "inp_embd"

@@ -1,4 +1,4 @@
-"""Mixtures of experts gone wrong: which are chosen, what they weigh, what they come to."""
+"""Mixtures of experts gone wrong: the choice, the weights, the sum."""
 
 from typing import Any
 

@@ -23,7 +23,8 @@ class WrongHeads(Mistake):
 
 
 class WrongSpread(WrongHeads):
-    """`spread` says what each head has of keys and values, (heads, cells, dim)."""
+    """A wrong spread of heads. `spread`: gives each head its keys and values, (heads, cells,
+    dim)."""
 
     site = "kq"
     first_of_all = True

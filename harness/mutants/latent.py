@@ -135,7 +135,7 @@ Latent.add_fault(
 
 
 class MscaleMissing(Latent, name="mutant:mla-mscale-missing"):
-    """Invisible at position 0, where there is one score."""
+    """A missing mscale, invisible at position 0, where there is one score."""
 
     mistake = "the scale lacks the square of YaRN's mscale"
     effect = LATER

@@ -22,7 +22,7 @@ class WrongOutput(Mistake):
 
 
 class LastNorm(WrongOutput):
-    """`last` is what becomes of the last norm of a run."""
+    """A wrong last norm. `last`: changes a run's last norm."""
 
     site = "result_norm"
     calls = 0
@@ -74,7 +74,7 @@ WrongOutput.add_fault(
 
 
 class Head(WrongOutput):
-    """`logits` is what becomes of logits."""
+    """A wrong head. `logits`: changes the logits."""
 
     def linear(self, right: Op, x: F32, weight: Weight) -> F32:
         out = right(x, weight)

@@ -68,7 +68,8 @@ class LastRowDropped(WrongProduct, name="mutant:last-row-dropped"):
 
 
 class FromFactors(WrongProduct):
-    """`product` is given activations as converted, and the weights: (tokens, k), (rows, k)."""
+    """A wrong product. `product`: gets converted activations and weights, (tokens, k) and (rows,
+    k)."""
 
     def linear(self, right: Op, x: F32, weight: Weight) -> F32:
         rows = weight.values().reshape(-1, weight.shape[-1]).astype(np.float64)

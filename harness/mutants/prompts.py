@@ -13,8 +13,7 @@ from lockstep.harness.records import Evaluation, Request
 
 
 class WrongPrompt(Mutant):
-    """`read` is what the engine makes of a prompt. Only where it chooses tokens itself or gives a
-    list of what comes next: who asks for rows of logits says which token is where."""
+    """A wrong reading of prompts. `read`: what the engine makes of one."""
 
     group = "prompts"
     site = "decode"  # the suite: no op is wrong

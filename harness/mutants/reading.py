@@ -73,7 +73,7 @@ Misread.add_fault(
 
 
 class OtherTensor(Misread):
-    """`other`: the tensor that is taken for another, by its name."""
+    """An engine that reads one tensor for another. `other`: gives the other's name."""
 
     effect = NOISE
 
@@ -85,7 +85,7 @@ class OtherTensor(Misread):
 
 
 def exchange(name: str, first: str, second: str) -> str:
-    """Return the name with one of these parts in the place of the other."""
+    """Return the name with one of these parts replaced by the other."""
     if first in name:
         return name.replace(first, second)
     return name.replace(second, first)

@@ -40,7 +40,7 @@ class WrongState(Mistake):
 
 
 class WrongRead(WrongState):
-    """`read` is what becomes of a state's arrays, (sets, ...) each, of which the first is the
+    """A wrong read of a state. `read`: changes its arrays, (sets, ...) each; the first is the
     convolution's, newest token last."""
 
     def states_read(self, view: StateView, right: Callable[[], Arrays]) -> Arrays:
@@ -99,7 +99,8 @@ WrongRead.add_fault(
 
 
 class TailOfFew(WrongState, name="mutant:conv-state-of-few"):
-    """Right behind single tokens, which a kernel of their own computes, and behind many."""
+    """An engine that is right behind single tokens, which have their own kernel, and behind
+    many."""
 
     mistake = "after a batch shorter than the convolution's state, the state is the batch and zeros"
 
@@ -160,7 +161,7 @@ class NotActive(WrongState, name="mutant:conv-silu-missing"):
 
 
 class Kernel(WrongState):
-    """The convolution's weights in another order."""
+    """An engine with the convolution's weights in another order."""
 
     effect = NONSENSE
     tensor = "ssm_conv1d.weight"
@@ -269,7 +270,7 @@ Kernel.add_fault(
 
 
 class Scan(WrongState):
-    """The scan in a few lines, to be wrong in one of them."""
+    """The scan in a few lines, so that one of them can be wrong."""
 
     effect = DRIFTS
 
@@ -310,7 +311,7 @@ Scan.add_fault(
 
 
 class ZeroOrderHold(Scan, name="mutant:ssm-zero-order-hold"):
-    """The step as the paper derives it; the code that models were trained by takes Euler's step."""
+    """An engine with the step as the paper derives it; the training code takes Euler's step."""
 
     mistake = "the input of the state is held constant over the step, instead of multiplied by it"
 

@@ -23,7 +23,7 @@ DEPTH = "answers get worse with every hundred tokens of context"
 
 
 class WrongRope(Mistake):
-    """`angles` is what the engine makes of the parameters of the model."""
+    """A wrong rotation. `angles`: changes the model's parameters."""
 
     group = "rope"
     site = "Qcur_rope"
@@ -77,7 +77,7 @@ OtherPairs.add_fault(
 
 
 class NotPermuted(WrongRope, name="mutant:rope-rows-not-permuted"):
-    """Rows of Q and K as they are for the other pairing."""
+    """An engine whose rows of Q and K are in the other pairing's order."""
 
     mistake = "the permutation of the rows of Q and K is skipped when they are repacked"
     effect = NONSENSE

@@ -65,7 +65,7 @@ def largest_of_two(scales: Any) -> Any:
 
 
 def round_by(blocks: Any, scales: Any) -> Any:
-    """Round to steps of these scales, and multiply by what halves make of them."""
+    """Round to steps of these scales, and multiply by the scales rounded to halves."""
     return np.rint(divide(blocks, scales)).clip(-128, 127) * half(scales)
 
 
@@ -149,7 +149,7 @@ def clip_to_first_half(blocks: Any) -> Any:
 
 
 class Sums(WrongConversion):
-    """`changed`: the sums that minima are multiplied by, (tokens, sums)."""
+    """Wrong sums. `changed`: changes the sums that minima are multiplied by, (tokens, sums)."""
 
     kind = ""  # of the weights, if these minima alone are wrong
 

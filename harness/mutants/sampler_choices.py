@@ -77,7 +77,8 @@ add(
 
 
 def temperature_first(self: WrongSampler, request: SampleRequest) -> SampleRequest:
-    """Stages are shown in the order that was asked for, so the first one has other logits."""
+    """Apply the temperature first. Stages keep the requested order, so the first one shows other
+    logits."""
     order = sorted(range(len(request.chain)), key=lambda i: request.chain[i]["sampler"] != "temp")
     chain = tuple(request.chain[i] for i in order)
     return replace(request, chain=chain, draws=request.draws[:, order])

@@ -84,8 +84,8 @@ class Misplaced(Mirror):
 
 
 class WrongPosition(WrongChoice):
-    """A choice whose generated tokens turn as if they stood elsewhere. An engine that has positions
-    of its own does not see that they are not consecutive, as the memory would."""
+    """A choice whose generated tokens have wrong positions. An engine with its own positions
+    overlooks gaps that the memory would see."""
 
     ops = Misplaced
 

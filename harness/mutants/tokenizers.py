@@ -44,7 +44,7 @@ class WrongTokenizer(Reference):
         return tokenizer
 
     def change(self, tokenizer: Any) -> None:
-        """Make it wrong."""
+        """Make the tokenizer wrong."""
 
 
 class NoSpacePrefix(WrongTokenizer, name="mutant:no-space-prefix"):
@@ -206,7 +206,7 @@ class EosMissing(WrongTokenizer, name="mutant:eos-missing"):
 
 
 class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
-    """The fault of fastllm #715."""
+    """The fault of fastllm #715: merges go from the left."""
 
     mistake = "pairs are merged from left to right, whatever their rank"
     shows_on = "gpt2"
@@ -229,7 +229,7 @@ class MergesFromLeft(WrongTokenizer, name="mutant:merges-from-left"):
 
 
 class MergesUnread(MergesFromLeft, name="mutant:merges-unread"):
-    """The fault of quant.cpp #21."""
+    """The fault of quant.cpp #21: merges are not read."""
 
     mistake = "merges are allocated and never read"
     shows_on = "gpt2"
@@ -273,7 +273,7 @@ class TextStripped(TextChanged, name="mutant:text-stripped"):
 
 
 class Composed(TextChanged, name="mutant:text-composed"):
-    """A change that many tokenizers want, and that the file says for none."""
+    """A tokenizer that composes characters first, which no file asks for."""
 
     mistake = "letters and accents behind them are made one, as NFC does"
     size = 3

@@ -74,8 +74,7 @@ OriginalContextIgnored.add_fault(
 
 
 class RampNotRounded(Yarn, name="mutant:yarn-ramp-not-rounded"):
-    """The ramp with which gpt-oss was trained. No GGUF file can say so: the file means the rounded
-    one."""
+    """The unrounded ramp of gpt-oss's training, which no GGUF file can ask for."""
 
     mistake = "the ends of the ramp lie between pairs"
     shows_on = "arch:gpt-oss"

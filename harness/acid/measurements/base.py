@@ -38,7 +38,7 @@ class Measurement(ABC):
 
     @abstractmethod
     def build(self, w: AcidWeights, at: "AcidPlace") -> None:
-        """Writes the weights that measure."""
+        """Write the weights that measure."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,16 @@ class AcidPlace:
 
     @property
     def behind_prompt(self) -> int:
-        """Return the number of positions from the last token of the acid prompt to the test."""
+        """Return the number of positions from the acid prompt's last token to the test."""
         return 2 + self.order.index(self.test)
 
     def behind(self, letter: str) -> int:
-        """Return the number of positions from a letter of the end of the acid prompt to the
-        test."""
+        """Return the number of positions from a letter at the acid prompt's end to the test."""
         return self.vocabulary.back(letter) + self.behind_prompt
 
     @property
     def behind_start(self) -> int:
-        """Return the number of positions from what comes before the acid prompt to the test."""
+        """Return the number of positions from the start, before the acid prompt, to the test."""
         return self.vocabulary.n_prompt + self.behind_prompt
 
     def before(self, steps: int) -> str:
@@ -104,7 +103,8 @@ class Answer:
 
 
 def answers_of(test: Measurement, unit: float) -> list[Answer]:
-    """Return the right one first. unit: what a 1 measured is behind the last norm."""
+    """Return the answers, the right one first. unit: the size of a measured 1 behind the last
+    norm."""
     right = np.array(test.right)
     aways = [(says, np.array(values) - right) for says, values in test.wrong]
     nearest = min(float((away * away).sum()) for _, away in aways)

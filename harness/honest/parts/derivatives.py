@@ -28,7 +28,7 @@ LAST_TAILS = {0xED: 0x9F, 0xF4: 0x8F}  # and the largest
 
 
 class Derivatives:
-    """Rules, and what each remainder becomes."""
+    """Rules, and the remainder behind each character."""
 
     def __init__(self, rules: Rules, root: str, sampler: Any) -> None:
         self.rules, self.find_token = rules, sampler.find_token
@@ -36,7 +36,7 @@ class Derivatives:
         self.memory: dict[tuple[Remainder, str], frozenset[Remainder]] = {}
 
     def heads(self, remainder: Remainder) -> frozenset[Remainder]:
-        """Return its readings that begin with a character or a token, or are empty."""
+        """Return the readings that begin with a character or a token, or are empty."""
         todo, seen, found = [remainder], set[Remainder](), set[Remainder]()
         while todo:
             each = todo.pop()
@@ -93,7 +93,7 @@ class Derivatives:
 
 
 def may_go_on(remainder: Remainder, half: bytes) -> bool:
-    """Return whether a character that begins with these bytes may come first."""
+    """Return True if a character that begins with these bytes may come first."""
     if not half:
         return True
     head = remainder[0] if remainder else None

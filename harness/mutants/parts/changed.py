@@ -13,8 +13,7 @@ Blocks = NDArray[Any]  # (n,) of a format's layout
 
 
 class WrongFormat(Mistake):
-    """Reads weights of one format wrongly: `before` changes the bytes, `after` what comes of
-    them."""
+    """A wrong reading of one format: `before` changes the bytes, `after` the decoded weights."""
 
     group = "formats"
     kind: ClassVar[str]

@@ -78,13 +78,13 @@ class Mistake(Mutant):
 
 
 def names_with(cls: type[Mistake], prefix: str) -> tuple[str, ...]:
-    """Return what names of methods say behind a prefix."""
+    """Return the rest of each method's name behind a prefix."""
     return tuple(name.removeprefix(prefix) for name in dir(cls) if name.startswith(prefix))
 
 
 def change_weights(model: Model, change: Callable[[Read, str], Weight]) -> None:
-    """Return an engine with changed weights. change: takes how a tensor is read and its name, and
-    returns what replaces it."""
+    """Change how tensors are read. change: takes the right reader and a name, and returns the
+    weight."""
     weights = model.graph.tensors.weights
     right = weights.tensor
 
@@ -95,6 +95,6 @@ def change_weights(model: Model, change: Callable[[Read, str], Weight]) -> None:
 
 
 def as_weight(weight: Weight, values: F32) -> Weight:
-    """Return other numbers in its place, unquantised."""
+    """Return other numbers in the weight's place, unquantised."""
     raw = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
     return Weight(weight.name, WeightFormat.member("F32"), values.shape, raw)

@@ -97,7 +97,8 @@ def sign_extend_q4_k(blocks: Blocks, out: F32) -> None:
 
 
 def sign_extend_q6_k(blocks: Blocks, out: F32) -> None:
-    """A negative byte has all higher bits set: those of qh change nothing there."""
+    """Return the values with all higher bits of a negative byte set, so that qh's bits change
+    nothing there."""
     low, high = blocks["ql"].reshape(-1, 2, 64) >= 128, blocks["qh"].reshape(-1, 2, 32)
     tops = np.concatenate([high >> 4 & 3, high >> 6], axis=2)
     groups = np.repeat(blocks["scales"].reshape(-1, 2, 8)[:, :, 4:], 16, axis=2)

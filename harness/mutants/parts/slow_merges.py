@@ -16,8 +16,8 @@ Rank = Callable[[bytes, bytes], float | None]
 def merge_parts(
     parts: list[bytes], rank: Rank, *, from_the_right: bool = False, careless: bool = False
 ) -> list[bytes]:
-    """Joins neighbours, the lowest rank first, and among equals the leftmost, if it is not told
-    otherwise. If careless, it does not see that the left one of a pair is gone."""
+    """Join neighbours, the lowest rank first, and the leftmost among equals by default. careless:
+    it overlooks that the left one of a pair is gone."""
     text, sizes = b"".join(parts), list(map(len, parts))
     starts = list(accumulate(sizes, initial=0))
     waiting: list[tuple[float, int, int, int]] = []  # rank, place, right, bytes of both
@@ -48,7 +48,7 @@ def merge_parts(
 
 
 def characters(text: bytes) -> list[bytes]:
-    """Going by first bytes alone: what follows one is not looked at."""
+    """Split into characters by first bytes alone, whatever follows."""
     parts, at = [], 0
     while at < len(text):
         size = LENGTHS[text[at] >> 4]
@@ -60,7 +60,7 @@ def characters(text: bytes) -> list[bytes]:
 def ids(
     tokenizer: LlamaTokenizer, text: bytes, *, from_the_right: bool = False, careless: bool = False
 ) -> list[int]:
-    """Return the ids that `tokenizer.segment` gives, unless it is to be wrong."""
+    """Return `tokenizer.segment`'s ids, or wrong ones."""
     known, scores = tokenizer.vocabulary.ids, tokenizer.vocabulary.scores
 
     def rank(left: bytes, right: bytes) -> float | None:

@@ -60,7 +60,7 @@ class WrongSampler(Reference):
 
 
 def module_of_caller() -> str:
-    """Return the module that adds a row, which the row is a member of."""
+    """Return the module of the caller, to which the row belongs."""
     return str(sys._getframe(2).f_globals["__name__"])
 
 

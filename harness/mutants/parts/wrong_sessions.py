@@ -77,13 +77,13 @@ class WrongSession(Reference):
 def with_numbers(
     saved: SavedCells, change: Callable[[int, F32, F32], tuple[F32, F32]]
 ) -> SavedCells:
-    """Return the cells with other keys and values: change(layer, keys, values)."""
+    """Return the cells with changed keys and values: change(layer, keys, values)."""
     changed = {layer: change(layer, k, v) for layer, (k, v) in saved.numbers.items()}
     return replace(saved, numbers=changed)
 
 
 def without_cells(saved: SavedCells, keep: Callable[[int, int], bool]) -> SavedCells:
-    """Return the cells for which keep(number of the cell, number of cells) is true."""
+    """Return the cells that keep(number of the cell, number of cells) selects."""
     rows = [row for stream in saved.streams for row in stream]
     kept = [i for i in range(len(rows)) if keep(i, len(rows))]
     streams, at = [], 0
