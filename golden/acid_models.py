@@ -24,7 +24,8 @@ HELD = (("llama", "F32"), ("llama", "Q8_0"), ("llama", "Q4_K"))
 
 
 def regenerate_acid(root: Path = ROOT) -> list[Path]:
-    """Returns the files whose bytes changed; what is there besides stays, and does not verify."""
+    """Write the acid models and manifest again; return the changed files. Other files stay, and do
+    not verify."""
     rows: list[dict[str, Any]] = []
     contents: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory(prefix="lockstep-golden-") as folder:
@@ -76,7 +77,8 @@ def tests_page() -> str:
 
 
 def entry(test: Measurement, names: Set[str]) -> Iterator[str]:
-    """Yield a test's lines. names: the tests of its report; what it needs elsewhere is left out."""
+    """Yield a test's lines. names: the tests of its report; tests elsewhere that it rests on are
+    left out."""
     prompted = "; only with the acid prompt" if test.needs_prompt else ""
     yield f"### {test.name}"
     yield f"`ok`: {test.sees}. Measured in: {test.where}{prompted}."

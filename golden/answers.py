@@ -37,7 +37,8 @@ def judge_answers(
     *,
     only: Sequence[str] = (),
 ) -> Iterator[Verdict]:
-    """Yield one verdict for each operation that is right, one for each output that is wrong.
+    """Yield one verdict for each right operation, and one for each wrong output. only: names such
+    as "rope"; all if empty.
 
     only: names such as "rope"; all if empty. What has no answer is not compared, and says so; what
     answers nothing, such as a file whose name is misspelt, is named. Raises BrokenGolden for

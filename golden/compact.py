@@ -30,7 +30,8 @@ RULE = (
 
 
 def seeded_columns(seed: int, name: str, width: int) -> NDArray[np.int32]:
-    """Return ascending: one in each of COLUMNS equal stretches, or all if there are no more."""
+    """Return ascending columns: one in each of COLUMNS equal stretches, or all if there are no
+    more."""
     n = min(COLUMNS, width)
     edges = np.arange(n + 1, dtype=np.int64) * width // n
     drawn = integers(stream(seed, f"golden.columns {name}"), n, 1 << 31) % np.diff(edges)
@@ -38,7 +39,7 @@ def seeded_columns(seed: int, name: str, width: int) -> NDArray[np.int32]:
 
 
 def compact_logits(matrix: F32, columns: NDArray[np.int32]) -> Tensors:
-    """Return the tensors that one way of a golden has on disk; of equal values the smaller id is
+    """Return the tensors that a golden stores for one way; among equal values the smaller id comes
     first."""
     ids = np.argsort(-matrix, axis=1, kind="stable")[:, :TOP].astype(np.int32)
     sums, moments = block_sums(matrix)
@@ -52,7 +53,8 @@ def compact_logits(matrix: F32, columns: NDArray[np.int32]) -> Tensors:
 
 
 def block_sums(matrix: F32) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(rows, blocks) each, as RULE says; the last block may be shorter."""
+    """Return the sums of blocks, (rows, blocks) each, as RULE says; the last block may be
+    shorter."""
     rows, width = matrix.shape
     blocks = -(-width // BLOCK)
     wide = np.zeros((rows, blocks * BLOCK))
@@ -90,7 +92,7 @@ class HeldMatrix:
     allowed: Mapping[str, float]  # of values, sums and moments
 
     def parts(self, got: F32) -> Iterator[tuple[str, NDArray[Any], NDArray[Any], float]]:
-        """Name, what is held, what `got` has there, and what is allowed."""
+        """Yield each part: its name, the stored value, `got`'s value, and the limit."""
         sums, moments = block_sums(got)
         top = np.take_along_axis(got, self.tensors["ids"].astype(np.int64), axis=1)
         values = self.allowed["values"]
@@ -100,7 +102,7 @@ class HeldMatrix:
         yield "moments", self.tensors["moments"], moments, self.allowed["moments"]
 
     def differences(self, got: F32) -> Iterator[tuple[str, Mismatch]]:
-        """Yield each part that is beyond what is allowed, with its worst element."""
+        """Yield each part beyond its limit, with its worst element."""
         for name, held, mine, allowed in self.parts(got):
             off = mismatch_between(held, mine, allowed)
             if off is not None:

@@ -1,8 +1,4 @@
-"""Nodes near the beginning of a run, which are kept unasked: no noise hides a fault there.
-
-In the logits of a quantised model an honest engine may be off by several percent of the largest,
-and a wrong norm's by less. What the first product reads is exact but for a few roundings.
-"""
+"""Nodes near the beginning of a run, which are always kept: no noise hides a fault there."""
 
 import math
 import re
@@ -50,7 +46,8 @@ def can_be_kept(views: Sequence[TensorView | None]) -> bool:
 
 
 def nodes_of_first_layer(graph: Graph) -> Iterator[PlannedNode]:
-    """First what the product reads; nothing of a graph that multiplies by no weight."""
+    """Return the nodes of the first layer, with the product's input first; none for a graph that
+    multiplies by no weight."""
     layers = list(layers_of(graph.nodes))
     writers: dict[int, PlannedNode] = {}
     for node, layer in zip(graph.nodes, layers, strict=True):

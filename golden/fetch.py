@@ -141,7 +141,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def copy_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    """The bytes alone: no mode, no owner, no link."""
+    """Copy the bytes alone: no mode, no owner, no link."""
     if not member.isreg() or member.size > LARGEST:
         raise VocabulariesNotFetched(f"{member.name} is no file of at most {LARGEST:,} bytes")
     source = tar.extractfile(member)

@@ -125,7 +125,7 @@ def unlucky(found: Recorded, file: GgufFile, settings: Settings, seed: int) -> M
 
 
 def matrix_of(name: str, values: Iterable[NDArray[Any]]) -> F32:
-    """(all leading dimensions, the last) of every batch, one below the other."""
+    """Return a matrix of every batch, (all leading dimensions, the last), one below the other."""
     parts = [value.reshape(-1, value.shape[-1]) for value in values]
     kinds = {part.dtype.name for part in parts}
     if not kinds <= {"float32", "float64"}:

@@ -27,7 +27,7 @@ class ManifestEntry:
 
 
 def manifest_bytes(entries: Sequence[ManifestEntry]) -> bytes:
-    """`seal` is the hash of the manifest without it, so that a hand's edit shows."""
+    """Return the manifest's bytes. `seal`: the hash of the rest, so that an edit by hand shows."""
     body: dict[str, Any] = {
         "format": FORMAT,
         "files": [asdict(entry) for entry in sorted(entries, key=lambda entry: entry.path)],

@@ -1,4 +1,4 @@
-"""Goldens of a user's model, whichever it is, in a folder of the user's."""
+"""Goldens of a user's models, in a folder of the user's."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +109,7 @@ def kinds_of(source: Source, facts: ModelFacts, note: Callable[[str], None]) -> 
 
 
 def tokens_of(source: Source, facts: ModelFacts, name: str) -> Made:
-    """Return every piece of a small vocabulary; of a large one those that the texts meet."""
+    """Return every piece of a small vocabulary; of a large one the pieces in the texts."""
     small = facts.n_vocab <= PIECES_OF_ALL and not facts.no_run
     return made_of("tokens", "tokens" if small else "vocabulary", source, name)
 

@@ -86,8 +86,8 @@ def repro(
 
 
 class Opener:
-    """Sessions, one of each engine, kept until it is asked for another: neighbours in the list
-    share theirs, and an engine that answers in between ends none."""
+    """Sessions, one of each engine, kept until the next engine is asked: neighbours in the list
+    share one."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner

@@ -29,7 +29,7 @@ def ask_outputs(ask: AskedEngine, result: str, batches: Sequence[Batch]) -> tupl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """A node that is held. also: what traces call it; asked: whether the user asked for it."""
+    """A wanted node. also: its names in traces; asked: the user asked for it."""
 
     name: str
     also: tuple[str, ...]

@@ -120,7 +120,7 @@ def sha256(raw: bytes) -> str:
 
 
 def replace_file(path: Path, raw: bytes) -> bool:
-    """Write through a temporary file and a rename; False if the bytes were there already."""
+    """Write through a temporary file and a rename. Return False if the bytes were there already."""
     if path.is_file() and not path.is_symlink() and path.read_bytes() == raw:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)

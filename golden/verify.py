@@ -85,7 +85,8 @@ def orphans(root: Path, entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
 
 
 def whole(entries: Sequence[ManifestEntry]) -> Iterator[Problem]:
-    """Yield a problem if all that ships is too large; of a user's models each has its own limit."""
+    """Yield a problem if the shipped vectors are too large; each of a user's models has its own
+    limit."""
     total = sum(entry.bytes for entry in entries) + bytes_held()
     if total > MAX_TOTAL:
         text = f"the vectors take {total:,} bytes, more than the {MAX_TOTAL:,} allowed; drop some"
@@ -99,7 +100,8 @@ def holds(
     *,
     oracle: str | None = None,
 ) -> Iterator[Verdict]:
-    """Ask the oracle again: its own of each vector, or the one given.
+    """Ask the oracle of each vector again, or the given one. Ids and weights must be the same;
+    products and logits within the recorded bound.
 
     Ids and weights must be the same; products and logits within the recorded bound.
 

@@ -1,4 +1,4 @@
-"""Runs of others that a golden is held against before it is written."""
+"""Other runs that must agree with a golden before it is written."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""Vectors on their way to the disk: what is there stays where it may, the rest is written."""
+"""Vectors on their way to the disk: files that still hold stay, the rest is written."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ def write(
     kept: Collection[str],
     progress: Progress,
 ) -> list[Path]:
-    """Write vectors and manifest; returns the files whose bytes changed.
+    """Write vectors and manifest; return the changed files. kept: paths of old files that stay.
 
     kept: paths of the old files that stay, unless they are among those made; what else is old is
     deleted. Raises BrokenGolden, and then nothing has been written.
@@ -60,7 +60,7 @@ def write(
 
 
 def held_or_made(root: Path, old: Sequence[ManifestEntry], made: Made, progress: Progress) -> Made:
-    """Return the vectors on the disk if the oracle still says the same; else the new ones."""
+    """Return the vectors on the disk if the oracle still agrees; else the new ones."""
     entries = {entry.path: entry for entry in old}
     entry = entries.get(f"{made.path}.json")
     if entry is None or entry.kind != made.kind:

@@ -85,7 +85,7 @@ def one_nibble(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
 
 
 def scaled(raw: NDArray[np.uint8], format: type[WeightFormat]) -> None:
-    """All of a tensor, by about a thousandth: scales are halves, and are rounded."""
+    """Scale a tensor by about a thousandth; half-precision scales are rounded."""
     blocks = raw.view(format.layout)
     for name in {"d", "m", "dmin"} & set(format.layout.names or ()):
         blocks[name] = (blocks[name].astype(np.float32) * np.float32(1.001)).astype(np.float16)

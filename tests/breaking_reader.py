@@ -7,7 +7,7 @@ WORDS = "a number that it cannot take"
 
 
 class GgufFile:
-    """Stands for a fault of our reader that a file under guidance meets."""
+    """A reader with a fault that a guided file meets."""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Right:

@@ -50,7 +50,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def template() -> Iterator[None]:
-    """Some thousand workers are started: by themselves each loads llama.cpp again."""
+    """Start workers as forks of a template, as some thousand are started and each would load
+    llama.cpp."""
     with keep_template(ahead=False):
         yield
 

@@ -26,7 +26,7 @@ def context_of(model: Path | Plan, **changes: Any) -> Iterator[Context]:
 def check_engine(
     model: Path, engine: str | type[Adapter] = "reference", *suites: str, **changes: Any
 ) -> list[Verdict]:
-    """Return the verdicts of the suites that are named, or else of all."""
+    """Return the verdicts of the named suites, or of all."""
     name = engine if isinstance(engine, str) else engine.name
     with context_of(model, engine=name, suites=suites, **changes) as context:
         return list(run_suites(context, suites))

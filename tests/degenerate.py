@@ -40,7 +40,8 @@ def scaled(
     add: float = 0.0,
     n_layer: int = 2,
 ) -> None:
-    """Some rows of one tensor of an F32 model times a factor, and something added."""
+    """Return a copy of an F32 model with some rows of one tensor times a factor, and something
+    added."""
     write_llama(LlamaRecipe(n_layer=n_layer), path)
     with GgufFile.open(path) as file:
         info, at = file.tensors[tensor], file.data_offset + file.tensors[tensor].offset

@@ -23,7 +23,8 @@ SUM = piece(node("ADD", X + X, X, X))
 
 
 class Fake(Adapter, name="fake"):
-    """Answers `dequantize`; each other question ends in its own way, or as its text says."""
+    """An engine that answers `dequantize`; each other question ends in its own way, or as its text
+    says."""
 
     isolated = True
 
@@ -102,7 +103,7 @@ class Fake(Adapter, name="fake"):
 
 
 class Local(Adapter, name="fake-local"):
-    """Lives in the process that asks."""
+    """An engine in the asking process."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         return [os.getpid()]
@@ -115,7 +116,7 @@ class Local(Adapter, name="fake-local"):
 
 
 class WrongType(Adapter, name="fake-wrong-type"):
-    """Answers with something that may not cross."""
+    """An engine whose answer may not cross."""
 
     isolated = True
 
@@ -124,7 +125,7 @@ class WrongType(Adapter, name="fake-wrong-type"):
 
 
 class Clumsy(Adapter, name="fake-clumsy"):
-    """Refuses its model when it is made."""
+    """An engine that refuses its model when it is made."""
 
     def __init__(self, *args: object) -> None:
         raise EngineError("there is no such model")
@@ -138,14 +139,14 @@ class Generic(Adapter, name="fake-generic"):
 
 
 class Absent(Adapter, name="fake-absent"):
-    """Cannot be started."""
+    """An engine that cannot be started."""
 
     def describe(self) -> EngineInfo:
         raise FileNotFoundError("no library of that name\nnot anywhere")
 
 
 class Apart(Adapter, name="fake-apart"):
-    """Answers from a process of its own, and never what it was asked."""
+    """An engine that answers from a process of its own, and never what it was asked."""
 
     isolated = True
 

@@ -49,7 +49,7 @@ def introduction():
 
 
 def answer(question):
-    """The head without its id, and raw bytes."""
+    """Return the head without its id, and raw bytes."""
     if question["ask"] == "start" and WAY == "is silent":
         time.sleep(1000)
     if question["ask"] == "start" and WAY == "wants another model":

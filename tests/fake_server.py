@@ -24,7 +24,7 @@ LONG = 30  # tokens, which usual prompts do not have
 
 
 class Busy(dict[str, Any]):
-    """An answer that is not given now. after: when to ask again, as Retry-After says it."""
+    """Raised in place of an answer. after: when to ask again, as Retry-After says it."""
 
     def __init__(self, said: Any = (), status: int = 503, after: str = "") -> None:
         super().__init__(said)
@@ -85,8 +85,8 @@ class Honest:
         return self.engine.tokenize([self.around.format(prompt).encode()])[0]
 
     def completion(self, body: Any, v1: bool) -> tuple[int, Any]:
-        """An end of text ends it, as there; here that is any token without a text. There are no
-        lists beside it and beside a character that is not whole; a bias does not change them."""
+        """Complete a prompt. An end of text ends it; here that is any token without a text. It has
+        no list, and neither has a partial character, even with a bias."""
         ids = self.ids_of(body["prompt"])
         if body.get("temperature") != 0 or "seed" in body:
             try:
@@ -154,7 +154,7 @@ class Honest:
         return 200, {"choices": [choice], "usage": {"prompt_tokens": len(ids)}}
 
     def chat_completions(self, body: Any, v1: bool) -> tuple[int, Any]:
-        """CHAT_TEMPLATE by hand; a model of `lockstep acid` has a text for a template."""
+        """Render CHAT_TEMPLATE by hand; a model of `lockstep acid` has a text for a template."""
         (message,) = body["messages"]
         held = self.engine.file.metadata.get("tokenizer.chat_template")
         text = f"<user> {message['content']} <bot>"
@@ -191,9 +191,8 @@ def serving(
     port: int = 0,
     samplers: type[Reference] = Reference,
 ) -> Iterator[str]:
-    """Serve, and return the address. Its address. strict: it refuses what OpenAI's does not have;
-    else it punishes repetition where it is not told not to. to_long: what comes of prompts that are
-    longer than LONG; around: what it puts around a prompt that is a text."""
+    """Serve, and return the address. strict: it refuses what OpenAI's servers lack; else it
+    penalises repetition by default."""
     honest = Honest(model, change, pages, takes_ids, strict, to_long, refuses, around, samplers)
 
     class Handler(BaseHTTPRequestHandler):

@@ -122,7 +122,7 @@ def first_step(text: str, n: int) -> SampleRequest:
 
 
 def repeats_nothing(text: str) -> bool:
-    """Return whether a repetition has an item that may be empty: llama.cpp refuses some of them."""
+    """Return True if a repetition's item may be empty: llama.cpp refuses some of them."""
     table = GrammarTable(parse_grammar(text), "root", lambda _: 0)
     empty = table.find_empty()
     return any(table.places[table.starts[rule][0]].symbol in empty for rule in table.repeats)

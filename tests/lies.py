@@ -36,8 +36,7 @@ class Honest(Reference, name="fake-honest"):
 
 
 def lying(name: str, question: str, spoil: Callable[[Any], Any]) -> type[Adapter]:
-    """Return the honest engine but for its answers to one question, or for what it shows of its
-    graph."""
+    """Return an honest engine with other answers to one question, or another shown graph."""
 
     def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
         if question == "pieces":
@@ -49,7 +48,7 @@ def lying(name: str, question: str, spoil: Callable[[Any], Any]) -> type[Adapter
 
 
 class Saying(Session):
-    """Answers whatever it is told to."""
+    """An engine that answers what it is told to."""
 
     name = "fake"
 
@@ -66,7 +65,7 @@ def logits(spoil: Callable[[Any], Any]) -> Spoil:
 
 
 def trace(spoil: Callable[[tuple[TensorRecord, ...]], Any]) -> Spoil:
-    """Return the records, where there are any."""
+    """Return the records, if there are any."""
 
     def spoilt(run: Any) -> Any:
         if run.trace is None:

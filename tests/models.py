@@ -58,7 +58,7 @@ def with_values(
 def with_changed_weight(
     model: Path, copy: Path, tensor: str, row: int, column: int, change: float
 ) -> Path:
-    """A copy in which one weight of an F32 matrix is `change` larger."""
+    """Return a copy in which one weight of an F32 matrix is larger by `change`."""
 
     def larger(values: NDArray[Any]) -> NDArray[Any]:
         values[row, column] += np.float32(change)

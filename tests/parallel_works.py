@@ -16,7 +16,7 @@ WORKS, SAID = 5, 4
 
 @dataclass(frozen=True)
 class Counting:
-    """Says its number and how often it has spoken."""
+    """A work that says its number and how often it has spoken."""
 
     number: int
 
@@ -27,7 +27,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class Deadly:
-    """Takes its process with it once it has said something."""
+    """A work that kills its process once it has said something."""
 
     def __call__(self, say: Say) -> None:
         say("so far")
@@ -36,7 +36,8 @@ class Deadly:
 
 @dataclass(frozen=True)
 class Stumbling:
-    """Does another work, but waits to be killed, once, before it says the given thing.
+    """A work that says what another says, and waits once to be killed before it says the given
+    thing.
 
     Then it leaves a note for whoever kills, with the id of the process that has started it.
     """
@@ -69,10 +70,8 @@ class Stumbling:
 
 @dataclass(frozen=True)
 class Steps:
-    """Ten steps with a checkpoint after the fifth; notes in a file which ones are done.
-
-    Begun a second time at the beginning, it waits until nobody wants that any more.
-    """
+    """A work of ten steps with a checkpoint after the fifth; a file notes the steps done. Begun
+    again at the beginning, it waits until nobody wants it any more."""
 
     log: Path
     start: int = 0
@@ -93,7 +92,7 @@ class Steps:
 
 
 def check_executor(executor: Executor) -> None:
-    """Every work says all of its things, in order, and then that it is done."""
+    """Check that every work says all of its things, in order, and then that it is done."""
     works: list[Work] = [Counting(n) for n in range(WORKS)]
     said: dict[int, list[Any]] = {n: [] for n in range(WORKS)}
     for number, event in events_of(executor, works):
@@ -115,7 +114,7 @@ Events = Iterator[tuple[int, Event]]
 
 @dataclass(frozen=True)
 class LosesAWork:
-    """Executor that never does again what a lost machine had."""
+    """An executor that never repeats what a lost machine had."""
 
     executor: Executor
 
@@ -125,7 +124,7 @@ class LosesAWork:
 
 @dataclass(frozen=True)
 class LosesWhatWasSaid:
-    """Executor for which a work lost half way counts as done."""
+    """An executor for which a work lost half way counts as done."""
 
     executor: Executor
 
@@ -137,7 +136,7 @@ class LosesWhatWasSaid:
 
 @dataclass(frozen=True)
 class SaysTwice:
-    """Executor that counts what a lost machine had said, and what is said again as well."""
+    """An executor that counts what a lost machine had said, and what is said again as well."""
 
     executor: Executor
 
@@ -150,7 +149,7 @@ class SaysTwice:
 
 @dataclass(frozen=True)
 class SpeaksOn:
-    """Executor that still listens to a machine that was given up."""
+    """An executor that still listens to a machine that was given up."""
 
     executor: Executor
 

@@ -41,7 +41,7 @@ def log_softmax(logits: Any) -> Any:
 
 
 class Quiet(FastEngine, name="quiet"):
-    """Honest. Subclasses change one thing."""
+    """An honest engine, of which subclasses change one thing."""
 
     levels: tuple[str, ...] = ("logprobs", "greedy", "generate", "tokenize")
     text_only = False
@@ -105,7 +105,7 @@ def wrong(name: str, mutant: type[Mistake], **changes: Any) -> str:
 
 
 def never_choosing(*tokens: int) -> Callable[[Any, Sequence[int], int], list[int]]:
-    """Greedy tokens that are none of these."""
+    """Generate greedy tokens that are none of these."""
 
     def greedy(self: Any, prompt: Sequence[int], n: int) -> list[int]:
         ids: list[int] = []
@@ -124,7 +124,7 @@ def changed(change: Change) -> dict[str, Change]:
 
 
 def shown(engine: Any, token: int) -> bytes:
-    """Return a token as a server prints it: what is no UTF-8 becomes U+FFFD."""
+    """Return a token as a server prints it, with U+FFFD for invalid UTF-8."""
     piece: bytes = engine.tokenizer.piece(token, special=True)
     return piece.decode("utf-8", "replace").encode()
 
@@ -144,7 +144,7 @@ def moved(by: float, at: int = 3) -> Change:
 
 
 def over_itself(_: Any, row: Row) -> Row:
-    """Normalised over the list."""
+    """Normalise over the list."""
     total = float(np.log(sum(np.exp(v) for _, v in row)))
     return [(token, value - total) for token, value in row]
 
@@ -155,7 +155,7 @@ def in_digits(_: Any, row: Row) -> Row:
 
 
 def late(_: Any, row: Row) -> Row:
-    """Return the likeliest with its own value, at the end."""
+    """Return the list with the likeliest token, and its own value, at the end."""
     return [*row[1:], row[0]]
 
 

@@ -27,7 +27,7 @@ PIECES = 1500
 
 
 def written_grammars() -> dict[str, str]:
-    """Return those of the file by name."""
+    """Return the grammars of the file by name."""
     parts = ("\n" + WRITTEN.read_text()).split("\n### ")[1:]
     return {name: text for name, _, text in (part.partition("\n") for part in parts)}
 
@@ -144,7 +144,7 @@ def grammar_vocabulary(path: Path) -> Path:
 
 
 def written_as(piece: bytes) -> str:
-    """Write bytes as vocabularies of GPT-2 do: those that show nothing from U+0100 on."""
+    """Write bytes as GPT-2's vocabularies do: invisible ones from U+0100 on."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return "".join(chr(b) if b in shown else chr(256 + hidden.index(b)) for b in piece)

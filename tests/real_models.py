@@ -8,7 +8,7 @@ from lockstep.harness.real_models import model_file
 
 
 def real_model_or_skip(name: str) -> Path:
-    """Skips by name: a test run downloads no weights by itself."""
+    """Provide a real model, or skip by its name, as tests download no weights."""
     path = model_file(name)
     if path is None:
         pytest.skip(f"{name} was not compared on; `lockstep fetch {name}` gets it")

@@ -43,8 +43,7 @@ class Recorded:
         plain: bool = False,
         values: Mapping[Any, NDArray[Any]] | None = None,
     ) -> dict[Any, NDArray[Any]]:
-        """Return the values that an engine shows of its own run. values: that it goes on with
-        instead."""
+        """Return the values that an engine shows of its own run. values: replacements."""
         found = {}
 
         def see(graph: Any, node: Any, value: NDArray[Any]) -> None:

@@ -43,7 +43,7 @@ PARTS = st.lists(
 
 
 class Parted(AssertionError):
-    """Two engines differ on a schedule."""
+    """Raised when two engines differ on a schedule."""
 
     def __init__(self, case: ScheduleCase, text: str, kind: str) -> None:
         command = ["lockstep", "fuzz", "batch", "--type", kind, "--schedule", case.text()]
@@ -74,7 +74,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.take("decode", self.batch(parts))
 
     def fresh(self) -> list[Watch]:
-        """Return one for each size of ubatches that is asked about."""
+        """Return one engine for each size of ubatches that is asked about."""
         sizes = (self.shape.n_ubatch, other_size(self.shape))
         shape = self.shape
         return [
@@ -83,7 +83,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         ]
 
     def take(self, *step: Any) -> None:
-        """Unless it would do what is known to go wrong."""
+        """Take a step, unless it would do what is known to go wrong."""
         for watch in self.watches:
             watch.step(step)
         if not any(watch.causes for watch in self.watches):
@@ -100,7 +100,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     @property
     def shares(self) -> bool:
-        """True if a token of several sequences can be placed."""
+        """Return True if a token of several sequences can be placed."""
         return self.shape.unified and self.kind != "recurrent"
 
     def seq(self, drawn: int) -> int:
@@ -127,7 +127,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.take("decode", (*rows[:-1], (token, max(pos + gap, 0), seqs, out)))
 
     def batch(self, parts: Parts) -> tuple[Row, ...]:
-        """Each part goes on where its sequences stand; sequences that cannot share do not."""
+        """Decode a batch that continues its sequences; sequences that cannot share do not."""
         rows: list[Row] = []
         ends = {s: self.last(s) for s in range(self.shape.n_seq)}
         for drawn, n, outputs in parts:

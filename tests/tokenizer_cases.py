@@ -66,7 +66,7 @@ def byte_words() -> list[Word]:
 
 
 def random_pieces(seed: int, alphabet: str, count: int) -> list[tuple[str, float]]:
-    """Short texts with scores that are often equal; the single characters among them."""
+    """Return short texts, with their single characters, whose scores are often equal."""
     raw = iter(np.random.Philox(seed).random_raw(count * 8).tolist())
     pieces = dict.fromkeys(alphabet, -8.0)
     for _ in range(count):
@@ -81,7 +81,7 @@ def random_words(seed: int, alphabet: str, count: int = 120) -> list[Word]:
 
 
 def random_merges(words: list[Word]) -> list[str]:
-    """Return each piece as two others, if it is."""
+    """Return merges that make each piece of two others, where possible."""
     texts = {text for text, _, _ in words}
     return [
         f"{text[:at]} {text[at:]}"

@@ -34,8 +34,7 @@ def folder(shared: Path) -> tuple[Path | None, str]:
 
 
 def vocabulary_or_skip(name: str, shared: Path) -> Path:
-    """Return the file of one vocabulary; skips the test with the name in the reason if it is not
-    there."""
+    """Return the file of one vocabulary, or skip the test by its name."""
     place, why = folder(shared)
     if place is None:
         pytest.skip(f"ggml-vocab-{name}.gguf was not compared: {why}")
@@ -43,7 +42,7 @@ def vocabulary_or_skip(name: str, shared: Path) -> Path:
 
 
 def vocabulary_file(name: str) -> Path:
-    """Return one vocabulary out of the cache; skips by its name if nobody has fetched it."""
+    """Return one vocabulary from the cache, or skip by its name."""
     place = fetch.vocabularies()
     if place is None:
         pytest.skip(f"ggml-vocab-{name}.gguf (lockstep golden fetch) was not compared")

@@ -33,7 +33,7 @@ def wrong(kind: Kind, unpack: Callable[[Bytes, F32], None]) -> Kind:
 
 
 def with_bytes(kind: Kind, change: Callable[[Blocks], None]) -> Kind:
-    """`change` works on a copy of the blocks."""
+    """Return a format whose bytes are changed first. `change` works on a copy of the blocks."""
 
     def unpack(raw: Bytes, out: F32) -> None:
         blocks = raw.copy().view(kind.layout)
@@ -89,8 +89,8 @@ def changed_entry(kind: Kind) -> Kind:
 
 
 def without_sign(kind: Kind) -> Kind:
-    """Magnitudes only: of the minima, where steps have no sign; else of the weights, whose scales
-    are positive in the models used."""
+    """Return the format with magnitudes only: of minima if steps have no sign, else of weights,
+    whose scales are positive in these models."""
 
     def unpack(raw: Bytes, out: F32) -> None:
         kind.unpack(raw, out)
@@ -103,7 +103,7 @@ def without_sign(kind: Kind) -> Kind:
 
 
 def longer_block(kind: Kind) -> Kind:
-    """Each block is taken to be a byte longer than it is."""
+    """Return the format with blocks that are a byte longer."""
 
     def unpack(raw: Bytes, out: F32) -> None:
         size = kind.layout.itemsize
@@ -115,7 +115,8 @@ def longer_block(kind: Kind) -> Kind:
 
 
 def scale_as_bf16(kind: Kind) -> Kind:
-    """The 16 bits of the scale, read as the upper half of a float32; minima stay right."""
+    """Return the format with its 16-bit scale read as the upper half of a float32; minima stay
+    right."""
 
     def unpack(raw: Bytes, out: F32) -> None:
         blocks = raw.copy().view(kind.layout)
@@ -157,7 +158,7 @@ def set_scale(blocks: Blocks, bits: int) -> None:
 
 
 def high_bits_of(kind: Kind) -> str:
-    """Return the field in which bits lie that belong on top of others; "" if there is none."""
+    """Return the field with bits that belong on top of others; "" if there is none."""
     if kind.name == "Q4_K":
         return "scales"  # of the last four of each kind, at the top of the others
     if kind.name == "TQ1_0":
@@ -321,7 +322,7 @@ def mistaken(kinds: Iterable[Kind]) -> list[Any]:
 
 
 class Truncating(Mirror):
-    """Cuts activations off towards zero where ggml rounds them."""
+    """An activation format that truncates where ggml rounds."""
 
     def activations(self, x: F32, weight: Weight) -> F64:
         right = super().activations(x, weight)
@@ -340,7 +341,8 @@ def steps(x: F32, weight: Weight) -> F64:
 
 
 class Mismatched(Mirror):
-    """Quantises with 1/128 of the largest value and decodes with 1/127."""
+    """An activation format that quantises with 1/128 of the largest value and decodes with
+    1/127."""
 
     def activations(self, x: F32, weight: Weight) -> F64:
         step = steps(x, weight)
@@ -366,7 +368,7 @@ ACTIVATION_FAULTS: dict[str, tuple[type[Mirror], tuple[Excuse, ...]]] = {
 
 
 def why_not(kind: Kind, fault: str) -> str:
-    """Return the first excuse of the fault that is true of the format; "" if it can be made."""
+    """Return the fault's first excuse in this format; "" if it can be made."""
     excuses = (DECODER_FAULTS | ACTIVATION_FAULTS)[fault][1]
     return next((why for why, fits in (NEVER_MULTIPLIED, *excuses) if fits(kind)), "")
 

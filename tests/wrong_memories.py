@@ -58,7 +58,7 @@ def attention(run: Schedule) -> Attention:
 
 
 def drops_last(run: Schedule) -> None:
-    """The last token of a batch is forgotten when the batch takes several ubatches."""
+    """Forget the last token of a batch that takes several ubatches."""
     memory = attention(run)
     right = memory.split
 
@@ -73,7 +73,7 @@ def drops_last(run: Schedule) -> None:
 
 
 def mixes_sequences(run: Schedule) -> None:
-    """An ubatch belongs to the sequences of its first token."""
+    """Give an ubatch the sequences of its first token."""
     memory = attention(run)
     right = memory.apply
 
@@ -86,7 +86,7 @@ def mixes_sequences(run: Schedule) -> None:
 
 
 def reorders_outputs(run: Schedule) -> None:
-    """Logits come in the order of computation."""
+    """Return logits in the order of computation."""
     right, compute, rows = run.decode, run.compute, []
     if compute is None:
         return
@@ -104,7 +104,7 @@ def reorders_outputs(run: Schedule) -> None:
 
 
 def reuses_live_cell(run: Schedule) -> None:
-    """The search begins one cell before the head, whether or not that cell is in use."""
+    """Begin the search one cell before the head, even if that cell is in use."""
     memory = attention(run)
     right = memory.find
 
@@ -119,12 +119,12 @@ def reuses_live_cell(run: Schedule) -> None:
 
 
 def forgets_to_shift(run: Schedule) -> None:
-    """Positions move and keys do not."""
+    """Move positions without their keys."""
     attention(run).store.rotate = never
 
 
 def window_too_long(run: Schedule) -> None:
-    """A token sees one position more than the window has."""
+    """Let a token see one position more than the window has."""
     memory = attention(run)
     window = memory.window
     if window:
@@ -137,14 +137,14 @@ def near(run: Schedule) -> Attention:
 
 
 def lets_go_too_early(run: Schedule) -> None:
-    """A cell is given away while the next token still sees it."""
+    """Give a cell away while the next token still sees it."""
     memory = near(run)
     memory.is_hidden = lambda pos, looking: looking - pos >= memory.window - 1  # type: ignore[method-assign]
 
 
 @dataclass
 class Through(LayerView):
-    """View that does as the right view, unless overridden."""
+    """A view that passes everything on, unless overridden."""
 
     right: LayerView
 
@@ -186,29 +186,29 @@ class Crossed(Through):
 
 
 def window_without_oneself(run: Schedule) -> None:
-    """The token itself is not counted: a window of n sees n before it."""
+    """Let a window of n see n tokens before the current one, which is not counted."""
     seen_as(run, SeesOneMore)
 
 
 def turns_all_keys_alike(run: Schedule) -> None:
-    """Keys that move are turned by the frequencies of layers that see everything."""
+    """Rotate moved keys by the frequencies of layers that see everything."""
     memory = near(run)
     right = memory.store.rotate
     memory.store.rotate = lambda layer, keys, deltas: right(1, keys, deltas)
 
 
 def forgets_the_tail(run: Schedule) -> None:
-    """A convolution sees nothing of an ubatch before."""
+    """Let a convolution see nothing of the ubatch before."""
     seen_as(run, NoTail)
 
 
 def crosses_states(run: Schedule) -> None:
-    """The sequences of an ubatch go on from each other's states."""
+    """Let the sequences of an ubatch continue from each other's states."""
     seen_as(run, Crossed)
 
 
 def keeps_what_was_removed(run: Schedule) -> None:
-    """A sequence begins with the state of the one that was removed last."""
+    """Begin a sequence with the state of the one that was removed last."""
     memory = run.memory
     assert isinstance(memory, Recurrent)
     right, removed = memory.seq_rm, [memory.empty()]
@@ -224,7 +224,7 @@ def keeps_what_was_removed(run: Schedule) -> None:
 
 
 def shares_states(run: Schedule) -> None:
-    """A copy of a sequence changes when the original goes on."""
+    """Let a copy of a sequence change when the original continues."""
     memory = run.memory
     assert isinstance(memory, Recurrent)
     right = memory.apply
@@ -241,18 +241,18 @@ def shares_states(run: Schedule) -> None:
 
 
 def forgets_copied_numbers(run: Schedule) -> None:
-    """A copy of a sequence into a stream of its own has the positions and not the numbers."""
+    """Copy positions into another stream without the numbers."""
     attention(run).copy_stream = lambda source, to: None  # type: ignore[method-assign]
 
 
 def moves_no_state(run: Schedule) -> None:
-    """Cells of attention move and the recurrent state does not."""
+    """Move the cells of attention without the recurrent state."""
     assert isinstance(run.memory, Hybrid)
     run.memory.states.seq_add = lambda *of: None  # type: ignore[method-assign]
 
 
 def changes_when_refused(run: Schedule) -> None:
-    """A batch that does not fit leaves its first ubatches behind."""
+    """Keep the first ubatches of a batch that does not fit."""
     memory = attention(run)
 
     def fit(batch: Entries, ubatches: Sequence[Ubatch]) -> list[Placed] | None:

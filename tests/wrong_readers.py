@@ -19,11 +19,11 @@ def replaced(module: Any, name: str, value: Any) -> Change:
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
-    """A check that checks nothing."""
+    """Check nothing."""
 
 
 class TrustingFields(gguf_fields.Fields):
-    """Takes as many bytes as it was told to, whatever is left."""
+    """Fields that take as many bytes as they are told to, whatever is left."""
 
     __slots__ = ()
 

@@ -24,7 +24,7 @@ class WithSplitter(Reference):
 
 
 def drops_last(run: SbatchSchedule) -> None:
-    """The last token of a batch is forgotten when the batch takes several ubatches."""
+    """Forget the last token of a batch that takes several ubatches."""
     right = run.ubatches
 
     def ubatches(tokens: Sequence[SbatchToken]) -> list[Ubatch]:
@@ -36,7 +36,7 @@ def drops_last(run: SbatchSchedule) -> None:
 
 
 def mixes_sequences(run: SbatchSchedule) -> None:
-    """Every token is taken for one of the first sequence."""
+    """Give every token to the first sequence."""
     right = run.ubatches
     run.ubatches = lambda tokens: right(  # type: ignore[method-assign]
         [replace(token, seqs=(0,)) for token in tokens]
@@ -44,7 +44,7 @@ def mixes_sequences(run: SbatchSchedule) -> None:
 
 
 def reorders_outputs(run: SbatchSchedule) -> None:
-    """Outputs are taken to be computed in the order of the batch."""
+    """Report outputs as computed in the order of the batch."""
     run.order = sorted  # type: ignore[method-assign, assignment]
 
 

@@ -18,7 +18,8 @@ C_TYPES = {
 
 
 def array(name: str, values: NDArray[Any]) -> Iterator[str]:
-    """Yield a definition; of nothing, one zero that nobody reads: C has no empty arrays."""
+    """Yield the lines of an array's definition; an empty one holds a zero, as C has no empty
+    arrays."""
     flat = np.ascontiguousarray(values).reshape(-1)
     if flat.dtype == np.float16:
         texts: Iterable[str] = (f"0x{bits:04x}" for bits in flat.view(np.uint16))
@@ -32,7 +33,7 @@ def array(name: str, values: NDArray[Any]) -> Iterator[str]:
 
 
 def fill_lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yield lines of as many as fit."""
+    """Yield lines of as many values as fit."""
     line = ""
     for text in texts:
         if len(line) + len(text) + 1 > WIDTH:
@@ -54,7 +55,8 @@ def floating(value: np.floating[Any]) -> str:
 
 
 def integer(value: int) -> str:
-    """The least int64 has no literal of its own in C: its number without the sign is too large."""
+    """Return a C literal. The least int64 has none of its own, because its number without the sign
+    is too large."""
     return "INT64_MIN" if value == -(2**63) else str(value)
 
 

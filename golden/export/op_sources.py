@@ -76,7 +76,7 @@ def output_row(i: int, row: Row, name: str, vectors: Vectors) -> tuple[list[str]
 
 
 def as_answered(expected: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
-    """Rounded to the type of the answer first, as `golden.ops.judge` does; halves as float32."""
+    """Return values rounded to the answer's type, as `golden.ops.judge` does; halves as float32."""
     if kind not in ("F32", "F16", "I32"):
         raise ValueError(f"outputs of {kind} have no place in ops.h")
     with np.errstate(over="ignore"):

@@ -108,7 +108,7 @@ def tokens(name: str, vectors: Vectors) -> Iterator[str]:
 
 
 class Pool:
-    """Bytes and ids of all cases, each that is the same once."""
+    """The bytes and ids of all cases, with equal ones stored once."""
 
     def __init__(self) -> None:
         self.texts, self.numbers = bytearray(), list[int]()

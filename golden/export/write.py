@@ -121,8 +121,7 @@ def as_json(document: Mapping[str, Any]) -> bytes:
 
 
 def model_files(row: Mapping[str, Any], out: Path) -> Iterator[Path]:
-    """Yield the model as a file, if a recipe makes it; others are found by their hash, by the
-    user."""
+    """Yield the model as a file, if a recipe makes it; the user finds others by their hash."""
     if row["recipe"] is not None:
         path = out / "models" / f"{row['name']}.gguf"
         path.parent.mkdir(exist_ok=True)

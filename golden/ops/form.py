@@ -115,13 +115,13 @@ class Case:
 
 
 class SeededInputs:
-    """Seeded inputs: the name of a case and what is drawn decide the numbers, nothing else does."""
+    """Seeded inputs: the name of a case and the draws before decide the numbers."""
 
     def __init__(self, op: str, seed: int) -> None:
         self.op, self.seed = op, seed
 
     def __call__(self, name: str, *shape: int, size: float = 1.0) -> F32:
-        """Evenly spread, with standard deviation `size`."""
+        """Return evenly spread values with standard deviation `size`."""
         return uniform(stream(self.seed, f"ops.{self.op}.{name}"), prod(shape), size).reshape(shape)
 
     def ids(self, name: str, below: int, *shape: int) -> NDArray[np.int32]:
@@ -140,7 +140,7 @@ CASES: dict[str, list[Maker]] = {}
 
 
 def cases(*ops: str) -> Callable[[Maker], Maker]:
-    """Register what makes cases of these operations; an operation may have several makers."""
+    """Register a maker of cases for these operations; an operation may have several."""
 
     def add(maker: Maker) -> Maker:
         for op in ops:

@@ -30,7 +30,7 @@ JUDGED = {
 
 
 def operations() -> list[str]:
-    """Return all that have vectors: ggml's ops and those of engines' interfaces."""
+    """Return all operations with vectors: ggml's ops and those of engines' interfaces."""
     import_members("lockstep.golden.ops.cases")
     return sorted(CASES)
 
@@ -76,7 +76,7 @@ def inside(one: Expected, other: Expected) -> bool:
 
 
 def write_case(op: str, case: Case) -> tuple[dict[str, Any], Tensors]:
-    """Return a row of the document and its tensors."""
+    """Return the document's row and its tensors."""
     tensors: Tensors = {}
     row: dict[str, Any] = {"id": case.id, "params": dict(case.params)}
     row["inputs"] = dict(inputs_of(case, tensors))
@@ -111,7 +111,7 @@ def inputs_of(case: Case, tensors: Tensors) -> Iterator[tuple[str, dict[str, Any
 
 
 def type_of(value: NDArray[Any]) -> str:
-    """Numbers with a fraction come out as float32."""
+    """Return the type of an output; numbers with a fraction are float32."""
     return "F32" if value.dtype.kind == "f" else NUMPY_TYPES[value.dtype]
 
 
@@ -142,7 +142,7 @@ def rounded_up(allowed: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def case_of(row: Mapping[str, Any], tensors: Tensors) -> Case:
-    """Read back the case that was asked."""
+    """Read a case back from its row."""
     inputs: dict[str, Array | Blocks] = {}
     for name, held in row["inputs"].items():
         raw = tensors[f"{row['id']}/{name}"]

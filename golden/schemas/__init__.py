@@ -14,7 +14,8 @@ FOLDER = Path(__file__).parent
 
 @cache
 def validator(name: str) -> jsonschema_rs.Draft202012Validator:
-    """Compiled: vectors hold half a million ids, which take jsonschema minutes."""
+    """Return a compiled validator: vectors hold half a million ids, which take jsonschema
+    minutes."""
     return jsonschema_rs.Draft202012Validator(schema_of(name))
 
 
@@ -26,8 +27,7 @@ def schema_of(name: str) -> Any:
 
 
 def inline_references(value: Any, schemas: Mapping[str, Any], own: str) -> Any:
-    """Return the schema with what it refers to in its place: ours refer to `$defs`, never in a
-    circle."""
+    """Return the schema with its references inlined; ours refer to `$defs`, never in a circle."""
     if isinstance(value, list):
         return [inline_references(item, schemas, own) for item in value]
     if not isinstance(value, dict):

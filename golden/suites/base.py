@@ -46,10 +46,8 @@ class AskedEngine:
         raise no_answer(self.engine, question, outcome)
 
     def has(self, texts: Sequence[bytes]) -> list[bool]:
-        """Return a flag for each text, False if the engine's language lacks it.
-
-        Some engines declare that they take UTF-8 alone.
-        """
+        """Return a flag for each text: can the engine take it? Some engines declare that they take
+        only UTF-8."""
         outcome = self.session.ask("describe")
         utf8_only = isinstance(outcome, Answered) and outcome.value.utf8_only
         return [not utf8_only or is_utf8(text) for text in texts]
@@ -69,7 +67,8 @@ class Source:
     progress: Callable[[str], None] = field(default=lambda _: None)
 
     def head(self, kind: str, *, build: bool = False) -> Case:
-        """`build`: the answer depends on the CPU's features, so they belong to its provenance."""
+        """Return the document's head. `build`: the answer depends on the CPU's features, so they
+        are part of its provenance."""
         oracle = {"engine": self.info.engine, "version": self.info.version}
         if build:
             oracle["build"] = self.info.build
@@ -93,7 +92,7 @@ def source_of(
 
 
 def difference(held: Vectors, made: Vectors, but: Collection[str] = ()) -> str:
-    """Return the first part of the document, or tensor, that is another one; the CPU is no part."""
+    """Return the first differing part of the document, or tensor; the CPU is no part."""
     a, b = parts(held), parts(made)
     changed = (name for name in sorted({*a, *b} - {*but}) if a.get(name) != b.get(name))
     return next((f"{name!r} is another one" for name in changed), "")
@@ -120,10 +119,8 @@ class Golden(Registered):
         return iter(())
 
     def why_outdated(self, held: Vectors, made: Vectors) -> str:
-        """Explain why `held`, on the disk, cannot stay in place of `made`; return "" if it can.
-
-        Any difference is a reason, where the CPU decides no bit of the answer.
-        """
+        """Explain why `held`, on the disk, cannot replace `made`; "" if it can. Any difference is a
+        reason if no bit of the answer depends on the CPU."""
         return difference(held, made)
 
     def cases(self, vectors: Vectors) -> Mapping[str, Any]:
@@ -159,7 +156,7 @@ class Verdicts:
 
 
 def each(verdict: Verdicts, *questions: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict]:
-    """Yield the verdicts on each question; one that an engine does not answer costs no other."""
+    """Yield the verdicts on each question; a question without an answer costs no other."""
     for question in questions:
         try:
             yield from question()

@@ -94,8 +94,8 @@ def with_one_nan(values: F32) -> F32:
 
 
 def types() -> dict[str, str | None]:
-    """Return every weight format, in the order of ggml's ids, and an oracle where it is not the
-    usual."""
+    """Return every weight format, in the order of ggml's ids, and an oracle if it is not the usual
+    one."""
     import_members("lockstep.engine.quants")
     formats = sorted(WeightFormat.family.values(), key=lambda kind: kind.type_id)
     return {kind.name: NUMBERS if kind.name in PLAIN else None for kind in formats}

@@ -95,8 +95,7 @@ class GoldenDot(Golden, name="dot"):
             yield f"the oracle's own product is out of bound at {list(wrong.index)}"
 
     def why_outdated(self, held: Vectors, made: Vectors) -> str:
-        """Compare all but the oracle's product, which is there to look at: any within the bound
-        will do."""
+        """Compare all but the oracle's product, for which any value within the bound will do."""
         wrong = mismatch_between(
             held.tensors["expected"], made.tensors["llama_cpp"], held.tensors["allowed"]
         )
@@ -176,7 +175,8 @@ def types_with_products() -> list[str]:
 
 
 def activations(kind: type[WeightFormat], n: int, seed: int) -> F32:
-    """(tokens, columns), such that every known build of ggml converts them to the same bytes.
+    """Return activations, (tokens, columns), that every known build of ggml converts to the same
+    bytes.
 
     Builds differ in where ties go and in the last bit of a factor: what tells them apart is drawn
     again, so that a difference is never an honest one.

@@ -30,8 +30,7 @@ COMPARE = (
 class GoldenFiles(Golden, name="files"):
     def make(self, source: Source, what: str) -> Vectors:
         """Make one file's vectors; `every` asks about all at once, in a second instead of
-        minutes.
-        """
+        minutes."""
         return every(source, [what])[what]
 
     def inconsistencies(self, vectors: Vectors) -> Iterator[str]:
@@ -87,7 +86,7 @@ def names() -> list[str]:
 
 
 def every(source: Source, faults: Sequence[str]) -> dict[str, Vectors]:
-    """Return the vectors of these, by name."""
+    """Return the vectors of these files, by name."""
     files = [alone(name) for name in faults]
     said = {f"{source.ask.engine} {way}": source.ask("parse", *pack_files(files), way)
             for way in WAYS[source.ask.engine]}  # fmt: skip

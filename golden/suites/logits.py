@@ -124,7 +124,7 @@ class GoldenLogits(Golden, name="logits"):
 
 
 def prompt_of(source: Source, model: Model) -> tuple[list[int], int]:
-    """Return the prompt and how many greedy ids follow: text if the model knows what it says."""
+    """Return the prompt and the number of greedy ids: a text if the model has a vocabulary."""
     assert source.model is not None
     if source.model["recipe"] is None:
         try:
@@ -144,7 +144,8 @@ def rounded_up(x: float) -> float:
 
 
 def as_measured_twice(noise: float, was: float) -> bool:
-    """Return True if the two differ at most by a last bit that tips the rounding to two digits."""
+    """Return True if both measures differ at most by a last bit that tips the rounding to two
+    digits."""
     digits, old = Context(prec=2), Decimal(str(was))
     return Decimal(str(noise)) in (old, digits.next_plus(old), digits.next_minus(old))
 

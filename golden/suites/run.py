@@ -94,7 +94,7 @@ class GoldenRun(Golden, name="run"):
         return {**found, **vectors.tensors}
 
     def replay(self, vectors: Vectors, ask: AskedEngine, verdict: Verdicts) -> Iterator[Verdict]:
-        """Compare what the engine answers; the rest is not compared, by name."""
+        """Compare the engine's answers; other questions are listed as not compared."""
         document = vectors.document
         batches = batches_of_document(document)
         result, *_ = (row["name"] for row in document["shown"])
@@ -124,10 +124,8 @@ class GoldenRun(Golden, name="run"):
 def shown_of(
     ask: AskedEngine, batches: Sequence[Batch], result: str, wanted: Sequence[Wanted]
 ) -> Matrices:
-    """Return the values of the wanted nodes that the engine shows.
-
-    Raises NoAnswer if it shows none, and somebody asked for one.
-    """
+    """Return the values of the wanted nodes that the engine shows. Raises NoAnswer if it shows none
+    of those that the user asked for."""
     try:
         return nodes_of(ask.session, batches, result, wanted)
     except Unsupported:  # its graph is another one: the outputs say so
@@ -142,8 +140,8 @@ def shown_of(
 
 
 def prompt_of(source: Source, facts: ModelFacts) -> list[int]:
-    """Return a text if the model has a vocabulary, or else seeded ids; no longer than it has
-    positions."""
+    """Return a text if the model has a vocabulary, else seeded ids; no longer than its positions
+    allow."""
     most = max(facts.n_positions - N_GREEDY, 1) if facts.n_positions else MOST
     ids: list[int] = source.ask("tokenize", [TEXT])[0] if facts.has_vocabulary else []
     if ids:
@@ -155,7 +153,7 @@ def prompt_of(source: Source, facts: ModelFacts) -> list[int]:
 
 
 def first_guess(source: Source, prompt: Sequence[int]) -> list[int]:
-    """Return the oracle's greedy ids; none of a model without logits."""
+    """Return the oracle's greedy ids; none for a model without logits."""
     try:
         return list(source.ask("greedy", list(prompt), N_GREEDY))
     except NoAnswer as error:
@@ -168,7 +166,7 @@ def first_guess(source: Source, prompt: Sequence[int]) -> list[int]:
 def with_early_nodes(
     source: Source, batches: Sequence[Batch], result: str
 ) -> tuple[Source, dict[str, dict[str, Any]]]:
-    """Return a source that also keeps early nodes, and what the document says of each node."""
+    """Return a source that also keeps early nodes, and the document's facts about each node."""
     program = record_graph(source.ask.session, batches, result).program
     early = [name for name in early_nodes(program) if name not in source.nodes]
     nodes = (*source.nodes, *early)

@@ -82,7 +82,7 @@ class GoldenSamplers(Golden, name="samplers"):
         return {key: document[key] for key in head} | {c["id"]: c for c in document["cases"]}
 
     def differences(self, vectors: Vectors, ask: AskedEngine) -> Iterator[tuple[str, str]]:
-        """Yield cases that the engine answers otherwise, and what of them. Raises NoAnswer."""
+        """Yield the cases with a wrong answer, and the difference. Raises NoAnswer."""
 
         def sample(request: SampleRequest) -> SampleAnswer:
             found: SampleAnswer = ask("sample", request)
@@ -133,7 +133,7 @@ SAME_BITS = SameBitsWays()
 
 
 class Unclear(Exception):
-    """A row on which a decision is too close."""
+    """Raised for a row on which a decision is too close."""
 
 
 def make_case(spec: SamplerSpec, seed: int, words: SamplerVocabulary | None) -> Case:
@@ -190,7 +190,7 @@ def spread(logits: F32, only: Sequence[int], n: int) -> F32:
 
 
 def show_stage(sampler: Any, after: CandidateList, spec: SamplerSpec) -> Case:
-    """Return the finite candidates in their order, the draw, and what may be selected by it."""
+    """Return the finite candidates in order, the draw, and the possible selections."""
     there = np.isfinite(after.logits) if sampler.name != "infill" else after.p > 0
     c = after.take(np.flatnonzero(there))
     p = softmax(c.logits) if sampler.name != "infill" else c.p / c.p.sum(dtype=np.float64)
@@ -216,7 +216,7 @@ def show_stage(sampler: Any, after: CandidateList, spec: SamplerSpec) -> Case:
 
 
 def plain_stage(stage: Mapping[str, Any]) -> Case:
-    """Return it as JSON has it: texts as texts, minus infinity as null."""
+    """Return the stage as JSON: texts as texts, minus infinity as null."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, bytes):
@@ -229,7 +229,7 @@ def plain_stage(stage: Mapping[str, Any]) -> Case:
 
 
 def vocabulary_of(spec: SamplerSpec, words: SamplerVocabulary) -> Case:
-    """Return what samplers ask of it, for the tokens that a case has."""
+    """Return a vocabulary that answers samplers about a case's tokens."""
     tokens = sorted({*spec.only, *spec.told})
     breakers = [text for stage in spec.chain for text in stage.get("seq_breakers", ())]
     return {

@@ -124,7 +124,7 @@ def decoding(flags: tuple[bool, bool]) -> dict[str, bool]:
 
 
 def flag_suffix(flags: tuple[bool, bool]) -> str:
-    """`-00` to `-11`: the two flags in the order of the document's keys."""
+    """Return `-00` to `-11`: the two flags in the order of the document's keys."""
     return f"-{int(flags[0])}{int(flags[1])}"
 
 

@@ -186,7 +186,7 @@ def ids_of(cases: Sequence[Case], own: Sequence[Case]) -> Iterator[Ids]:
 
 
 def pieces(ask: AskedEngine, ids: Ids) -> Case:
-    """Return the bytes of each token; under `plain` none for those that are not shown."""
+    """Return the bytes of each token; under `plain` none for hidden ones."""
     alone = [[i] for i in ids]
     full, plain = (
         [t.hex() for t in ask("detokenize", alone, **f)] for f in (FULL_BACK, PLAIN_BACK)
@@ -218,7 +218,7 @@ def own_rows(source: Source) -> list[Case]:
 def replay_own(
     document: Mapping[str, Any], ask: AskedEngine, verdict: Verdicts
 ) -> Iterator[Verdict]:
-    """The texts are read from beside the model."""
+    """Replay llama.cpp's own cases, whose texts lie beside the model."""
     rows = document["llama_cpp"]
     cases = [] if ask.path is None else own_cases(ask.path)
     by_hash = {digest(text): text for text, _ in cases}

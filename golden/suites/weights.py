@@ -105,7 +105,8 @@ def sha256_of(file: GgufFile, info: TensorInfo, ask: AskedEngine) -> str:
 def pieces_of(
     file: GgufFile, source: Source, kinds: set[str]
 ) -> tuple[list[Case], list[NDArray[np.float32]]]:
-    """Whole blocks from anywhere in the tensors of each type, with where they lie in the file."""
+    """Return whole blocks from anywhere in the tensors of each type, with their places in the
+    file."""
     rows: list[Case] = []
     values: list[F32] = []
     for name in sorted(kinds):
@@ -128,7 +129,7 @@ def pieces_of(
 def draw_tensors(
     every: Sequence[TensorInfo], seed: int, name: str
 ) -> Iterator[tuple[TensorInfo, int]]:
-    """Yield as many tensors of a type as it has pieces, in order, some of them several times."""
+    """Yield tensors of a type, one for each piece, in order, some of them several times."""
     bits_of_type = stream(seed, f"golden.weights {name}")
     which = np.sort(integers(bits_of_type, PIECES, max(len(every), 1)))
     places = bits_of_type.random_raw(PIECES) >> 1
@@ -164,7 +165,7 @@ def of_type(
 
 
 def where(info: TensorInfo, file: GgufFile, vectors: Vectors, ask: AskedEngine) -> str:
-    """Describe the first wrong weight, if one of the pieces shows any."""
+    """Describe the first wrong weight, if a piece shows one."""
     for row in vectors.document["pieces"]:
         if row["tensor"] != info.name:
             continue

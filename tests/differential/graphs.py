@@ -43,7 +43,7 @@ class Recorded:
         return cls(path, settings, batches, program, build)
 
     def shown_by(self, make: Any, replace: Values | None = None) -> Values:
-        """Every tensor of an engine's own run, or of one with values put in."""
+        """Return every tensor of an engine's own run, or of one with values put in."""
         engine = make(self.path, self.settings)
         request = Request(batches=self.batches, capture=True, replace=replace or {})
         values: Values = engine.evaluate(request).trace.values()

@@ -66,7 +66,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]
 
 @pytest.fixture(scope="session")
 def stretched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trained on 128 tokens, for 512: slow pairs turn four times slower, fast ones as they did."""
+    """Return parameters for a model trained on 128 tokens and used with 512: slow pairs turn four
+    times slower."""
     path = tmp_path_factory.mktemp("yarn") / "llama.gguf"
     write_llama(LlamaRecipe(rope_yarn_factor=4.0, rope_freqs=True), path)
     return path
@@ -87,7 +88,7 @@ def run_of(path: Path, settings: Settings = EXACT, n_tokens: int = TOKENS) -> Pl
 
 
 def ends(verdicts: list[Verdict]) -> set[tuple[str, str]]:
-    """Return embeddings as logits: of what a model comes to."""
+    """Return embeddings in the place of logits."""
     asked = [v for v in verdicts if v.suite == "trace" or v.status != "not-applicable"]
     found = {(v.suite, v.status) for v in asked}
     return {("logits" if suite == "embeddings" else suite, status) for suite, status in found}

@@ -20,7 +20,7 @@ ROW = 11
 
 @pytest.fixture(scope="session")
 def five_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """stories260K, or a seeded model of its shape where that is not at hand."""
+    """Provide stories260K, or a seeded model of its shape if that is missing."""
     if SHARED_STORIES.exists():
         return SHARED_STORIES
     shape = {"n_layer": 5, "n_embd": 64, "n_head": 8, "n_head_kv": 4, "n_ff": 172}

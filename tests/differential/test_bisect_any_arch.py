@@ -29,7 +29,7 @@ NORMAL, NEOX = 0, 2
 
 @dataclass(frozen=True)
 class Wrong(Honest):
-    """One op has other parameters, or is another op."""
+    """An engine in which one op has other parameters, or is another op."""
 
     op: str
     change: Callable[[Node], Node]

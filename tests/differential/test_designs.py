@@ -164,7 +164,8 @@ def test_a_tie_between_experts_may_end_either_way(model: str, tmp_path: Path) ->
 
 
 class WideOnCache(Mirror):
-    """Leaves queries and weights in float32, which llama.cpp converts to the cache's type."""
+    """An engine that leaves queries and weights in float32, which llama.cpp converts to the cache's
+    type."""
 
     def kq(self, q: F32, k: Any) -> F32:
         return ReferenceOps().kq(q, k)

@@ -46,7 +46,7 @@ QUESTIONS = {
 
 
 def engine_of(folder: Path, suite: str, most: int) -> str:
-    """Reads so many tokens of a prompt."""
+    """Return an engine that reads so many tokens of a prompt."""
     path = folder / f"{suite}_{most}.py"
     path.write_text(dedent(ALONE.replace("MOST", str(most)) + QUESTIONS[suite]))
     return f"adapter:{path}"

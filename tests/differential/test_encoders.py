@@ -67,7 +67,7 @@ def test_a_decoder_is_compared_behind_its_encoder(
 
 
 class Deaf(ReplayEngine, name="test:encoder-without-its-last-token"):
-    """Drops the end-of-text token from what its encoder reads, as many engines do at first."""
+    """An engine that drops the end-of-text token from its encoder's prompt, as many do at first."""
 
     def evaluate(self, request: Request) -> Evaluation:
         first, *rest = request.batches
@@ -126,7 +126,7 @@ def test_embeddings_are_compared_where_there_are_no_logits(
 
 
 class AllOneSequence(Wrong, name="test:all-one-sequence"):
-    """Every token of a batch sees every other."""
+    """An engine in which every token of a batch sees every other."""
 
     model_class = seen_through(lambda visible, _: np.ones_like(visible))
 
@@ -158,7 +158,7 @@ def test_a_llama_that_asks_to_pool_is_replayed(
 
 
 class FirstForMean(ReplayEngine, name="test:first-token-for-the-mean"):
-    """Takes the first token's row where the metadata says mean."""
+    """An engine that takes the first token's row where the metadata says mean."""
 
     def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
         rows = [batch.tokens[:1] for batch in batches]
@@ -166,7 +166,7 @@ class FirstForMean(ReplayEngine, name="test:first-token-for-the-mean"):
 
 
 class Unpooled(ReplayEngine, name="test:embeddings-of-another-scale"):
-    """Normalises its embeddings, which is the caller's to do."""
+    """An engine that normalises its embeddings, which is the caller's task."""
 
     def embed(self, batches: Sequence[Batch]) -> tuple[F32, ...]:
         found = super().embed(batches)

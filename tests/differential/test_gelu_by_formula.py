@@ -22,7 +22,7 @@ TOKENS = tuple(int(n) for n in np.random.default_rng(6).integers(0, 128, 32))
 
 @dataclass(frozen=True)
 class ByErf(Honest):
-    """The exact GELU, where the file wants the one by tanh."""
+    """An engine with the exact GELU, where the file wants the one by tanh."""
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         if node.op != "GEGLU":

@@ -58,7 +58,7 @@ def test_check_agrees_with_another_design(
 
 
 class OneCutOff(Reference, name="test: converts otherwise, and one wrongly"):
-    """A float32 scale for each row; what meets ffn_down is cut off and not rounded."""
+    """An engine with a float32 scale for each row, which truncates the inputs of ffn_down."""
 
     class ops(Int8Rows.ops):
         def activations(self, x: F32, weight: Weight) -> F64:

@@ -42,7 +42,8 @@ def huge_row(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 @dataclass(frozen=True)
 class LeftOut(Honest):
-    """Adds less of the second layer's feed-forward network, but for the first token."""
+    """An engine that adds less of the second layer's feed-forward network, except for the first
+    token."""
 
     share: float
 

@@ -43,7 +43,7 @@ def test_matrices_with_a_factor_beside_them_are_met_by_exact_activations(tmp_pat
 
 
 class HeadsBySameEps(Mirror):
-    """Norms of heads have a number of the code, which is the file's as well."""
+    """An engine whose head norms take eps from its code, which is the file's as well."""
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         return super().rms_norm(x, weight, 1e-5 if x.ndim == 3 else eps)

@@ -19,10 +19,8 @@ from tests.harness.context.test_runner import comes_true, is_running
 
 
 class Assassin:
-    """Listens to the progress; at one line it holds the worker still, then kills it.
-
-    Held still it cannot have answered before it dies, so the question in hand is always the victim.
-    """
+    """A listener that holds the worker still at one line of progress, then kills it. A worker held
+    still cannot have answered, so the question in hand is always the victim."""
 
     def __init__(self, session: Session, line: str) -> None:
         self.session, self.line = session, line

@@ -47,7 +47,7 @@ def without_errors(verdict: Verdict) -> Verdict:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Every model is; what the forks gave."""
+    """Treat every model as large, and count what forks return."""
     given: list[object] = []
 
     class Seen(Ahead):

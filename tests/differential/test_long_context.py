@@ -34,7 +34,7 @@ Says = Callable[..., list[Verdict]]
 
 
 def windowed(whole: Path, n: int, model: Path, window: int) -> None:
-    """The first layers, with another window."""
+    """Return the first layers, with another window."""
     with open_model(whole) as file:
         key = f"{architecture(file)}.attention.sliding_window"
         rewrite(file, first_layers(file, n, {key: ("U32", window)}), model)

@@ -58,7 +58,7 @@ class FewAtOnce(Reference, name="long prompt: takes no such prompt"):
 
 
 class KeepsTooFew(Reference, name="long prompt: a cache that lost its first cells"):
-    """All of a prompt sees all of it, and what comes behind it the last cells."""
+    """An engine in which a long prompt sees all of itself, and later tokens only the last cells."""
 
     def evaluate(self, request: Request) -> Evaluation:
         whole = super().evaluate(request)

@@ -42,7 +42,7 @@ def same(rows: F32, start: int) -> F32:
 
 
 def logits_of(asker: SliceAsker, change: Callable[[F32, int], F32]) -> F32:
-    """llama.cpp's, of a model whose layers are muted and otherwise changed."""
+    """Return llama.cpp's logits of a model with muted and otherwise changed layers."""
     recipe, path = mute_other_layers(asker.file, ()), asker.folder / "muted.gguf"
     changed = {
         name: change

@@ -30,7 +30,8 @@ PlanFor = Callable[..., Plan]
 
 @pytest.fixture(autouse=True)
 def old() -> None:
-    """Building it takes minutes, so the tests use it where somebody did."""
+    """Provide an older version, which tests use only if a user has built it, as that takes
+    minutes."""
     try:
         python_of(OLD)
     except EngineError as error:

@@ -171,7 +171,7 @@ def test_other_versions_have_libraries_of_their_own(
 
 
 def another_commit_inside(folder: Path) -> None:
-    """The installed libraries, which say of themselves that they are of another commit."""
+    """Provide the installed libraries, changed to report another commit."""
     shutil.copytree(installed(), folder, dirs_exist_ok=True)
     commit = library().ggml.ggml_commit()
     for path in folder.glob("libggml-base.so*"):

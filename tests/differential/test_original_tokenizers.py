@@ -28,7 +28,7 @@ LARGE = ("llama-bpe", "deepseek-llm")
 
 @pytest.fixture
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the processes of a test run have in common."""
+    """Return a folder that all processes of a test run share."""
     return tmp_path_factory.getbasetemp().parent
 
 
@@ -45,7 +45,7 @@ def asked(session: Session, texts: list[bytes], parse: bool = False) -> list[tup
 
 @dataclass(frozen=True)
 class Original:
-    """A library that has made its tokenizer of a vocabulary's file."""
+    """A library with its tokenizer of a vocabulary's file."""
 
     name: str
     path: Path

@@ -27,8 +27,8 @@ def with_times(model: Path, name: str, factor: float) -> Path:
 
 @pytest.fixture(scope="module")
 def keys_matter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Scores are so large that rounding keys to F16 moves logits further than honest runs with such
-    a cache are from each other."""
+    """Make scores so large that rounding keys to F16 moves logits further than honest runs with
+    such a cache are apart."""
     folder = tmp_path_factory.mktemp("caches")
     return with_times(written(folder, seed=0, n_layer=1, n_embd=32, n_ff=64), "attn_k", 8)
 

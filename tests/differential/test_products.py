@@ -44,7 +44,7 @@ DENSE = {*PRODUCTS} - EXPERTS
 
 
 class Scaled(Reference, name="test: scaled products"):
-    """The reference, but a product with this weight is larger by `FAULT`."""
+    """The reference, in which products with this weight are larger by `FAULT`."""
 
     weight: ClassVar[str] = ""
 
@@ -58,7 +58,7 @@ class Scaled(Reference, name="test: scaled products"):
 
 
 class ClampedBelow(Reference, name="test: gate clamped below"):
-    """The gate of gpt-oss has a limit above alone; small models come near to neither."""
+    """An engine that clamps gpt-oss's gate below too; small models come near to neither limit."""
 
     class ops(Mirror):
         def swiglu_oai(self, gate: F32, up: F32) -> F32:
@@ -66,7 +66,8 @@ class ClampedBelow(Reference, name="test: gate clamped below"):
 
 
 class EpsilonOutside(Reference, name="test: epsilon outside"):
-    """Added to the root and not below it: next to nothing where numbers are of usual size."""
+    """An engine that adds eps to the root, not below it: that is next to nothing for usual
+    numbers."""
 
     class ops(Mirror):
         def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:

@@ -26,7 +26,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def pytest_in(folder: Path, *options: str) -> tuple[int, str]:
-    """Exit code and output of a run of its own, whether or not the plugin is installed."""
+    """Run pytest in a process of its own, with or without the plugin installed; return exit code
+    and output."""
     asked = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     loaded = [] if is_installed() else ["-p", "lockstep.harness.runs.pytest_plugin"]
     command = [*asked, *loaded, *options]

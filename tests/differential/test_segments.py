@@ -34,7 +34,7 @@ TAKES = '"trace", "replace"'
 
 @dataclass(frozen=True)
 class OneOpWrong(Honest):
-    """The rows of one product are one off: the wrong engine that this is for."""
+    """A wrong engine whose product has its rows shifted by one."""
 
     name: str = ""
 
@@ -108,7 +108,7 @@ def test_honest_engines_of_other_designs_are_not_accused(
 
 @dataclass(frozen=True)
 class ById(Honest):
-    """Goes through the chosen experts by their ids: two of them."""
+    """An engine that goes through the two chosen experts by their ids."""
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         value = np.array(super().result(node, found))
@@ -128,7 +128,7 @@ class OthersShares(ById):
 
 @dataclass(frozen=True)
 class SwappedShares(Honest):
-    """The same, with the experts in llama.cpp's order."""
+    """The same wrong engine, with the experts in llama.cpp's order."""
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         value = super().result(node, found)
@@ -156,7 +156,7 @@ def test_shares_of_other_experts_are_found_whatever_their_order(
 
 @dataclass(frozen=True)
 class TheWorst(Honest):
-    """Chooses the experts with the smallest scores in one layer, and is right in all else."""
+    """An engine that chooses the experts with the smallest scores in one layer."""
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         value = super().result(node, found)

@@ -19,7 +19,7 @@ TYPES = ("Q8_0", "Q4_0", "BF16")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return heads of 64, which llama.cpp turns before it codes them."""
+    """Return a model with heads of 64, which llama.cpp rotates before it codes them."""
     path = tmp_path_factory.mktemp("model") / "model.gguf"
     write_llama(LlamaRecipe(n_layer=2, n_embd=128, n_head=2, n_head_kv=1), path)
     return path

@@ -45,7 +45,7 @@ def judge_of(ggml: Session, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def check(
     ggml: Session, judge_of: Any, op: str, shape: Any, *sources: Any, held: Any = None
 ) -> Any:
-    """ggml's result, after the judge has agreed with it."""
+    """Return ggml's result, after the judge has agreed with it."""
     asked = node(op, np.zeros(shape, np.float32), *sources, held=held)
     outcome = ggml.ask("compute", asked)
     assert isinstance(outcome, Answered), outcome
@@ -63,7 +63,8 @@ def test_a_norm_of_one_large_value_is_said_to_show_nothing(ggml: Session, judge_
 
 
 def attention(tokens: int, cells: int, dims: tuple[int, int], kind: Any, seed: int) -> list[Any]:
-    """q, k, v and a mask that hides the cells after a token's own, and all of the first row."""
+    """Return q, k, v and a mask that hides the cells after a token's own, and all of the first
+    row."""
     q = normal(seed, 4, tokens, dims[0])
     k, v = (normal(seed + i, 2, cells, dim).astype(kind) for i, dim in enumerate(dims, 1))
     seen = np.arange(cells)[None, :] <= np.arange(tokens)[:, None] + cells - tokens

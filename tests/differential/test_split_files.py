@@ -28,7 +28,8 @@ def whole(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def parts(whole: Path, tmp_path: Path) -> list[Path]:
-    """The first holds no tensors, as `gguf-split --no-tensor-first-split` writes it."""
+    """Write parts of which the first holds no tensors, as `gguf-split --no-tensor-first-split`
+    does."""
     with GgufFile.open(whole) as file:
         n = len(file.tensors)
     return write_parts(whole, tmp_path, (0, n // 2, n - n // 2))

@@ -24,7 +24,7 @@ CASES = 120
 
 @pytest.fixture
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the processes of a test run have in common."""
+    """Return a folder that all processes of a test run share."""
     return tmp_path_factory.getbasetemp().parent
 
 

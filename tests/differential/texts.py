@@ -100,7 +100,8 @@ FILLERS = (" ", "  ", "\n", "'s", "1", "a", "A", ".")
 
 
 def scripts(count: int) -> list[bytes]:
-    """Return random strings from many scripts, a tenth of them no UTF-8; the same every time."""
+    """Return random strings from many scripts, a tenth of them invalid UTF-8; the same every
+    time."""
     raw = np.random.default_rng(4).bit_generator.random_raw(count * 40).tolist()
     texts = []
     for row in range(count):
@@ -127,8 +128,8 @@ PIECES = 12  # of a text, at most
 
 
 def glued(tokenizer: Tokenizer) -> list[bytes]:
-    """240 texts of pieces of the vocabulary, cut at their ends or not; the same every time. A
-    fourth of the pieces are of its first tokens, which are special."""
+    """Return 240 texts of the vocabulary's pieces, cut at their ends or not; the same every time. A
+    fourth of the pieces are first tokens, which are special."""
     n_vocab, texts = tokenizer.vocabulary.n_vocab, list[bytes]()
     raw = np.random.default_rng(6).bit_generator.random_raw(240 * (2 + 4 * PIECES))
     for row in raw.reshape(240, -1).tolist():

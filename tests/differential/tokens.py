@@ -112,7 +112,8 @@ def piece(lib: Any, vocab: Any, token: int, special: bool) -> bytes:
 
 
 def grown(fill: Callable[[Any], int]) -> bytes:
-    """Return what `fill` writes to a buffer; if it needs more room, it returns minus that."""
+    """Return what `fill` writes to a buffer; for lack of room it returns minus the size it
+    needs."""
     buffer = ctypes.create_string_buffer(4096)
     n = fill(buffer)
     if n < 0:
@@ -136,11 +137,9 @@ def flags_of_code_points() -> None:
 
 @contextmanager
 def asking() -> Iterator[Ask]:
-    """llama.cpp's answer to a vocabulary, texts and ids, or None if it died.
-
-    `texts` are encoded without flags and `flagged` with all of them; `pieces` are the tokens whose
-    texts are wanted, of all of them if none is named.
-    """
+    """Return llama.cpp's answer to a vocabulary, texts and ids, or None if it died. `texts` are
+    encoded without flags and `flagged` with all of them; `pieces`: the tokens whose texts are
+    wanted, all if empty."""
     if not hasattr(os, "fork"):
         pytest.skip("no fork: tokenizers were not compared with llama.cpp")
     server = subprocess.Popen(
@@ -184,7 +183,7 @@ def opened(path: Path) -> Tokenizer:
 
 
 class Remembering:
-    """A tokenizer that encodes each text once: it is asked for ids to decode, and to compare."""
+    """A tokenizer that encodes each text once, because its ids are decoded and compared."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -262,7 +261,7 @@ def is_doubtful(tokenizer: Tokenizer, role: str, ours: int, expected: int) -> bo
 
 
 def check(ask: Ask, path: Path, texts: list[bytes], every: int = 1, n_pieces: int = 0) -> None:
-    """Every answer is llama.cpp's, and it does not survive what we refuse.
+    """Check that every answer is llama.cpp's, and that llama.cpp does not survive what we refuse.
 
     every: 1 of so many texts is asked with all flags, which take some kinds a millisecond each;
     n_pieces: of so many tokens, and of 1 in `every` behind them, the pieces are asked.

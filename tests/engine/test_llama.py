@@ -30,7 +30,7 @@ Open = Callable[..., Model]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Any:
-    """Writes a recipe and opens it; closes what it opened."""
+    """Write a recipe's model and open it; close it at the end."""
     models: list[Model] = []
 
     def open_(

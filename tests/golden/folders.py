@@ -63,7 +63,7 @@ def edit_json(path: Path, edit: Callable[[Any], Any]) -> None:
 
 
 def reseal(root: Path) -> None:
-    """Let the manifest fit the bytes: what is still found was not found by its hash."""
+    """Write a new manifest for the bytes, so that a hash finds nothing."""
     entries = []
     for entry in read_manifest(root):
         raw = (root / entry.path).read_bytes()

@@ -101,7 +101,7 @@ def softmax(s: F32) -> F32:
 
 
 def attend(q: F32, k: F32, v: F32, at: int, scale: float, *, window: int = 0) -> F32:
-    """Return one query at position `at`, or behind all cells if that is negative."""
+    """Attend for one query at position `at`, or behind all cells if that is negative."""
     last = len(k) if at < 0 else at + 1
     first = max(0, last - window) if window else 0
     s = np.array(
@@ -156,7 +156,7 @@ def route(i: Inputs, p: Params) -> Inputs:
 
 
 def buckets(i: Inputs, p: Params) -> Inputs:
-    """Return the last pair first: the order in a bucket is free."""
+    """Fill the buckets with the last pair first, as the order in a bucket is free."""
     flat = i["selected"].reshape(-1)
     ids = np.full((p["num_experts"], flat.size), -1, np.int32)
     tpe = np.zeros(p["num_experts"], np.int32)
@@ -195,7 +195,7 @@ def gate_up(i: Inputs, p: Params) -> F32:
 
 
 def gptq(i: Inputs, p: Params) -> F32:
-    """Return one weight at a time."""
+    """Decode one weight at a time."""
     bits, k, n = p["bits"], i["x"].shape[1], i["scales"].shape[1]
     per, mask = 32 // p["bits"], (1 << p["bits"]) - 1
     w = np.zeros((k, n), np.float32)
@@ -212,7 +212,7 @@ def everywhere(x: Array, ranks: int) -> Array:
 
 
 def reduced(i: Inputs, p: Params) -> F32:
-    """Round the ring, beginning with the last rank."""
+    """Reduce round the ring, beginning with the last rank."""
     x = i["x"][::-1]
     if p["reduce"] in ("max", "min"):
         return np.asarray(getattr(x, p["reduce"])(axis=0))
@@ -241,7 +241,7 @@ def sliced(i: Inputs, p: Params) -> Array:
 
 
 def rows_softmax(i: Inputs, p: Params) -> F32:
-    """Uniform where all is hidden, as the sampler of a small engine has it."""
+    """Compute a softmax that is uniform where all is hidden, as a small engine's sampler has it."""
     out = np.empty_like(i["x"])
     for row, x in enumerate(i["x"]):
         out[row] = f(1 / len(x)) if np.isneginf(x).all() else softmax(x)

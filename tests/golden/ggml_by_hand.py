@@ -21,7 +21,7 @@ def x_of(case: Case, name: str = "x") -> F32:
 
 
 def summed(x: F32) -> F32:
-    """Return one term after the other, which is the worst order."""
+    """Add one term after the other, which is the worst order."""
     total = np.zeros((*x.shape[:-1], 1), np.float32)
     for i in range(x.shape[-1]):
         total += x[..., i : i + 1]
@@ -68,7 +68,7 @@ def softmax(case: Case) -> F32:
 
 
 def rope(case: Case, *, halves: bool | None = None) -> F32:
-    """Angles by powers, each in float32; pairs side by side, or half a row apart."""
+    """Rotate by angles from powers, each in float32; pairs are neighbours, or half a row apart."""
     x, n = x_of(case).copy(), int(case.params["n_dims"])
     at = x_of(case, "positions").reshape(-1, x.shape[0])[0]
     step = np.float32(case.params["freq_base"]) ** (-np.arange(0, n, 2, dtype=np.float32) / n)
@@ -115,7 +115,7 @@ def gated(function: Callable[[F32], F32]) -> Answer:
 
 
 def chosen(case: Case) -> F32:
-    """Return products with the matrix of the expert chosen."""
+    """Multiply by the matrix of the chosen expert."""
     ids, x, experts = case.inputs["ids"], x_of(case), x_of(case, "experts")
     assert isinstance(ids, np.ndarray)
     rows = np.broadcast_to(x, (*ids.shape, x.shape[-1]))
@@ -123,7 +123,7 @@ def chosen(case: Case) -> F32:
 
 
 def attention(case: Case) -> F32:
-    """Key by key only where the mask is zero; no slopes, caps and sinks."""
+    """Attend key by key, only where the mask is zero, without slopes, caps and sinks."""
     q, k, v = (x_of(case, name) for name in "qkv")
     out = np.zeros(case.shape, np.float32)
     mask = x_of(case, "mask") if "mask" in case.inputs else np.zeros((q.shape[1], k.shape[1]))
@@ -142,7 +142,7 @@ def convolution(case: Case) -> F32:
 
 
 def scan(case: Case) -> F32:
-    """Return one sequence, token, head and channel after the other."""
+    """Scan one sequence, token, head and channel after the other."""
     s, x, dt, a, b, c = (x_of(case, n) for n in ("state", "x", "dt", "a", "b", "c"))
     ids, ys = case.inputs["ids"], np.zeros(x.shape, np.float32)
     assert isinstance(ids, np.ndarray)

@@ -28,7 +28,7 @@ UNSEEN = [i for i in range(WIDTH) if i not in SEEN and i not in HELD.tensors["id
 
 
 def wrong(change: Callable[[F32], object]) -> list[str]:
-    """The parts that show a change."""
+    """Return the parts that show a change."""
     matrix = MATRIX.copy()
     change(matrix)
     return [part for part, _ in HELD.differences(matrix)]

@@ -34,7 +34,7 @@ Built = Callable[[int], "Ran"]
 
 
 class Ran:
-    """Output lines of a runner, and its exit code."""
+    """A runner's output lines, and its exit code."""
 
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         self.code, self.lines = done.returncode, done.stdout.splitlines()

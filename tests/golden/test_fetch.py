@@ -56,7 +56,7 @@ def whole() -> dict[str, bytes | tarfile.TarInfo]:
 
 @pytest.fixture
 def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes an archive and lets it be the pinned one."""
+    """Make an archive and pin it."""
 
     def make(members: dict[str, bytes | tarfile.TarInfo]) -> Path:
         path = archive(tmp_path / "llama_cpp_python-0.tar.gz", members)
@@ -188,7 +188,7 @@ def test_file_that_is_no_archive_is_refused(
 def answering(
     monkeypatch: pytest.MonkeyPatch, code: int, stderr: str, files: dict[str, bytes]
 ) -> list[list[str]]:
-    """pip as it might behave; the list gets its command lines."""
+    """Replace pip by one with this behaviour; the list gets its command lines."""
     calls: list[list[str]] = []
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:

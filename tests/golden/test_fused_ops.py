@@ -79,7 +79,7 @@ def with_inputs(op: str, **change: Callable[[Inputs], Array]) -> Engine:
 
 
 def modulo_heads(i: Inputs, p: Params) -> F32:
-    """Head h reads head h % kv_heads instead of its group's."""
+    """Let head h read head h % kv_heads instead of its group's."""
     share = i["q"].shape[1] // i["k"].shape[1]
     return flash(
         {**i, "k": np.tile(i["k"], (1, share, 1, 1)), "v": np.tile(i["v"], (1, share, 1, 1))}, p
@@ -91,7 +91,7 @@ def nan_softmax(i: Inputs, p: Params) -> F32:
 
 
 def to_first_cell(i: Inputs, p: Params) -> Inputs:
-    """Every new row lands where the first one does, so that only the last is kept."""
+    """Put every new row where the first one is, so that only the last is kept."""
     out = {f"cache_{n}": i[f"cache_{n}"].copy() for n in "kv"}
     for name in "kv":
         for t in range(i["new_k"].shape[1]):

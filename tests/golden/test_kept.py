@@ -48,7 +48,7 @@ def regenerated(path: str, change: Change) -> tuple[bool, list[str]]:
 
 
 def moved(share: float) -> Change:
-    """Return one logit, by so much of what is allowed."""
+    """Move one logit by so much of its limit."""
 
     def change(document: dict[str, Any], tensors: dict[str, Any]) -> None:
         tensors["logits"][3, 5] += share * document["tolerance"]["allowed"]
@@ -57,7 +57,7 @@ def moved(share: float) -> Change:
 
 
 def tie(margin: float) -> Change:
-    """The second greedy id is another one; all that follows it is too."""
+    """Change the second greedy id, and all that follow it."""
 
     def change(document: dict[str, Any], tensors: dict[str, Any]) -> None:
         greedy, at = list(document["greedy"]), len(document["prompt"])

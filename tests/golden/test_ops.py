@@ -45,7 +45,7 @@ def vectors(op: str) -> Vectors:
 
 
 def right_answers(found: Vectors, row: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the truth in the first way, as the output's type holds it."""
+    """Return the true values of the first way, in the output's type."""
     answers = {}
     for name, output in row["outputs"].items():
         value = found.tensors[f"{row['id']}/{name}.{min(output['ways'])}"]
@@ -55,7 +55,7 @@ def right_answers(found: Vectors, row: dict[str, Any]) -> dict[str, NDArray[Any]
 
 
 def judged(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[JudgedCase]:
-    """Right answers, each changed."""
+    """Judge right answers, each changed."""
     found = vectors(op)
     held: list[JudgedCase] = []
     for row in found.document["cases"]:
@@ -65,7 +65,7 @@ def judged(op: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> list[Judg
 
 
 def wrong_cases(op: str, engine: Answer) -> list[str]:
-    """Return the cases in which an engine of one result is wrong."""
+    """Return the cases that show a wrong engine with one result."""
     found = vectors(op)
     wrong = []
     for row in found.document["cases"]:
@@ -90,7 +90,7 @@ def test_the_truth_itself_is_a_right_answer(op: str) -> None:
 
 
 def off(x: NDArray[Any]) -> NDArray[Any]:
-    """Return the largest element by a ten-thousandth less, or an index by one."""
+    """Make the largest element smaller by a ten-thousandth, or an index by one."""
     out = x.copy()
     if x.dtype.kind == "i":
         out += 1
@@ -232,7 +232,7 @@ def test_vectors_that_contradict_their_document_are_no_golden() -> None:
 
 
 class Shifted(Reference):
-    """Wrong by a tenth in every op."""
+    """An engine that is wrong by a tenth in every op."""
 
     name = "shifted"
 

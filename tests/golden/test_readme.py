@@ -36,7 +36,7 @@ void decode_q8_0(const uint8_t *b, float *out) {
 
 
 def example(language: str, calls: str) -> str:
-    """Return the one that calls a function of the reader's of that name."""
+    """Return the example that calls the reader's function of that name."""
     blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
     (found,) = (block for block in blocks if f"{calls}(" in block)
     return str(found)

@@ -38,7 +38,7 @@ OF_RECIPES = [path for path in PATHS if path not in (*STORIES_PATHS, *FETCHED_PA
 
 
 class NoConversion(Reference):
-    """Multiplies by activations that it has not converted; not registered."""
+    """An engine that multiplies unconverted activations; not registered."""
 
     name = "no-conversion"
 
@@ -70,7 +70,7 @@ class OffByOne(Reference):
 
 
 class Forgetful(OffByOne):
-    """Answers too little."""
+    """An engine that answers too little."""
 
     name = "forgetful"
 
@@ -119,7 +119,7 @@ def vectors_of(path: str, root: Path = DEFAULT_ROOT) -> Vectors:
 
 
 def held(engine: type[Reference], path: str, models: Path) -> list[Verdict]:
-    """Replays one golden on a class of engine that nobody registered."""
+    """Replay one golden on an unregistered class of engine."""
     vectors = vectors_of(path)
     row = vectors.document.get("model")
     model = None if row is None else models / f"{row['name']}.gguf"

@@ -24,7 +24,7 @@ HIDDEN = np.random.default_rng(5).normal(size=(ROWS, 40)).astype(np.float32)
 
 
 class Engine(Reference):
-    """Answers from the drawn logits; not registered."""
+    """An engine that answers from the drawn logits; not registered."""
 
     name = "drawn"
     logits: F32 = DRAWN
@@ -140,7 +140,7 @@ def test_a_node_that_an_engine_does_not_have_is_named() -> None:
 
 
 def beside(margin: float, place: int = 1) -> Vectors:
-    """The second greedy id and the next are so far apart."""
+    """Return logits in which the second greedy id and the next are so far apart."""
     vectors = small_run()
     tensors = {name: value.copy() for name, value in vectors.tensors.items()}
     for way in ("ggml", "plain"):
@@ -150,7 +150,7 @@ def beside(margin: float, place: int = 1) -> Vectors:
 
 
 def parted(vectors: Vectors, place: int) -> list[int]:
-    """Greedy ids that go another way at the second, to that place of the row's top."""
+    """Return greedy ids that take another way at the second, to that place of the row's top."""
     ids = vectors.tensors["logits/ggml.ids"][len(PROMPT)]
     other = int(ids[place]) if place < len(ids) else min({*range(700)} - {*ids.tolist()})
     return [GREEDY[0], other, *GREEDY[2:]]

@@ -41,12 +41,12 @@ def document(name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the processes of a test run have in common."""
+    """Return a folder that all processes of a test run share."""
     return tmp_path_factory.getbasetemp().parent
 
 
 def held(engine: type[Reference], kind: str, folder: Path) -> list[Verdict]:
-    """Replays one golden on a class of engine that nobody registered."""
+    """Replay one golden on an unregistered class of engine."""
     path = folder / f"{kind}.gguf"
     write_llama(BUILTIN_VOCABULARIES[kind], path)
     vectors = load_vectors(DEFAULT_ROOT, ENTRIES[f"tokens/synth-{kind}.json"], ENTRIES)
@@ -152,7 +152,7 @@ def test_the_reference_passes_them(kind: str, tmp_path: Path) -> None:
 
 
 class Lossy(Reference):
-    """Engine in a language whose texts are UTF-8 and no other bytes."""
+    """An engine in a language whose texts are only UTF-8."""
 
     name = "lossy"
     says_so = True

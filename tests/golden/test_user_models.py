@@ -47,7 +47,7 @@ def notes() -> list[str]:
 
 @pytest.fixture(scope="module")
 def root(models: Path, notes: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return vectors of all of them in one folder."""
+    """Return the vectors of all models in one folder."""
     root = tmp_path_factory.mktemp("users") / "vectors"
     regenerate_user(root, [path_of(models, LLAMA)], note=notes.append, nodes=[NODE])
     others = [path_of(models, name) for name in (FOREIGN, EMBEDS, BOTH)]

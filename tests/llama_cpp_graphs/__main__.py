@@ -34,7 +34,7 @@ class Nodes:
         return False
 
     def sees(self, address: int) -> None:
-        """Nothing was asked for."""
+        """Do nothing, as no tensor was asked for."""
 
 
 def record(kind: str, path: Path) -> list[list[Any]]:

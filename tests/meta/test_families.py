@@ -71,14 +71,14 @@ def registered(package: str, module: str) -> list[type[Any]]:
 
 
 def defined(package: str, module: str) -> list[type[Any]]:
-    """Classes of the family that the file defines, registered or not."""
+    """Return the family's classes that the file defines, registered or not."""
     found = vars(importlib.import_module(module)).values()
     classes = (v for v in found if isinstance(v, type) and v.__module__ == module)
     return [cls for cls in classes if issubclass(cls, FAMILIES[package])]
 
 
 def is_shared(package: str, module: str) -> bool:
-    """Does another file of the folder, or of those in it, import from it?"""
+    """Return True if another file of the folder, or below it, imports from this one."""
     folder = LOCKSTEP.parent / package.replace(".", "/")
     nodes = (
         node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))

@@ -45,7 +45,7 @@ def step_of(name: str) -> dict[str, Any]:
 
 
 def run_step(step: dict[str, Any], variables: dict[str, str]) -> tuple[int, list[str]]:
-    """Run it as GitHub does, and return its exit code and its outputs."""
+    """Run a step as GitHub does, and return its exit code and its outputs."""
     outputs = Path(variables["RUNNER_TEMP"]) / "outputs"
     done = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],

@@ -43,7 +43,7 @@ LAYOUTS = {
 
 
 def decoded(type_name: str, blocks: NDArray[np.void]) -> Floats:
-    """(n,) blocks -> (n, weights) floats, by the library."""
+    """Return the weights of n blocks as floats, (n, weights), by the library."""
     traits = library().ggml.ggml_get_type_traits(IDS[type_name]).contents
     if traits.block_bytes != blocks.itemsize:
         raise ValueError(
@@ -56,10 +56,8 @@ def decoded(type_name: str, blocks: NDArray[np.void]) -> Floats:
 
 
 def entries(type_name: str, count: int, length: int, scale: float, high: str = "") -> Floats:
-    """Blocks 0 .. count - 1, each with its number as its first index -> (count, length).
-
-    The low bits go to `qs`, those from the ninth on to the lowest of the field named `high`.
-    """
+    """Return the entries 0 .. count - 1, (count, length), from blocks with these as first indices.
+    The low bits go to `qs`, those from the ninth on to the lowest of the field `high`."""
     blocks = np.zeros(count, LAYOUTS[type_name])
     blocks["d"] = scale
     index = np.arange(count)
@@ -78,7 +76,8 @@ def whole(values: NDArray[Any]) -> NDArray[np.int8]:
 
 
 def iq1() -> NDArray[np.int8]:
-    """Weights of IQ1 are d * (entry + 1 / 8); IQ1_M is to name the same entries."""
+    """Return the entries of IQ1, whose weights are d * (entry + 1 / 8); IQ1_M must name the same
+    ones."""
     found = whole((entries("IQ1_S", 2048, 8, scale=8, high="qh") - 1) / 8)
     blocks = np.zeros(2048, LAYOUTS["IQ1_M"])
     blocks["qs"][:, 0] = np.arange(2048) & 0xFF
@@ -122,7 +121,7 @@ def files() -> dict[str, str]:
 
 
 def main() -> str | None:
-    """Return the sentence to fail with, or nothing."""
+    """Write or check the books; return the sentence to fail with, or nothing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     check = parser.parse_args().check

@@ -72,7 +72,8 @@ def say(line: str) -> None:
 
 
 def replayed(path: Path, settings: Settings, work: Work) -> tuple[str, bool]:
-    """Errors are relative to the largest output. Raises EngineError if there is no whole run."""
+    """Replay a model; errors are relative to the largest output. Raises EngineError if there is no
+    whole run."""
     shown: dict[Place, Node] = {}
     with GgufFile.open(path) as file, Runner().open("llama.cpp", path, settings) as session:
         info = session.ask("describe")

@@ -61,7 +61,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Faulty(Honest):
-    """One node of each graph, by its place in the order, is wrong."""
+    """An engine with one wrong node in each graph, by its place in the order."""
 
     index: int = -1
 
@@ -75,7 +75,8 @@ class Faulty(Honest):
 
 @dataclass(frozen=True)
 class InAnyOrder(Noisy):
-    """Off by a random share of half of what each formula allows: the other half is for rounding."""
+    """An engine off by a random share of half of each formula's bound; the other half is for
+    rounding."""
 
     def result(self, node: Node, found: Expected) -> NDArray[Any]:
         return super().result(node, replace(found, allowed=np.asarray(found.allowed) / 2))

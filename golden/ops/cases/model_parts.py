@@ -158,7 +158,7 @@ def products(op: str, draw: SeededInputs) -> Iterator[Case]:
 
 
 def converted_alike(kind: str, columns: int, draw: SeededInputs) -> F32:
-    """(4, columns), which every known build of ggml converts to the same bytes."""
+    """Return values, (4, columns), that every known build of ggml converts to the same bytes."""
     return activations(WeightFormat.member(kind), columns, draw.seed)
 
 
@@ -180,7 +180,8 @@ def experts(op: str, draw: SeededInputs) -> Iterator[Case]:
 @cases("FLASH_ATTN_EXT")
 def attention(op: str, draw: SeededInputs) -> Iterator[Case]:
     def case(name: str, tokens: int, cells: int, dims: tuple[int, int], **more: Any) -> Case:
-        """The mask hides the cells after a token's own, and all of the first row."""
+        """Return a case whose mask hides the cells after a token's own, and all of the first
+        row."""
         kind = more.get("kind", np.float32)
         q = draw(f"{name}-q", 4, tokens, dims[0])
         k, v = (

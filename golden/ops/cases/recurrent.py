@@ -70,8 +70,8 @@ def rows(
 
 @cases("RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN")
 def linear_attention(op: str, draw: SeededInputs) -> Iterator[Case]:
-    """Yield tokens of all sequences one after the other, as many of each; heads of 64 as in
-    models."""
+    """Yield cases with tokens of all sequences one after the other, as many of each; heads of 64 as
+    in models."""
     heads, size = 2, 64
     names = {"RWKV_WKV6": "kvr", "RWKV_WKV7": "rkvab", "GATED_LINEAR_ATTN": "kvq"}[op]
     for tag, tokens, seqs in (("one-token", 1, 1), ("several", 4, 2)):

@@ -33,7 +33,7 @@ LONG_INDEX: dict[str, tuple[str, str, list[int]]] = {
 
 
 def named_blocks(kind: type[WeightFormat], seed: int) -> dict[str, bytes]:
-    """64 or more, each name once; the same bytes wherever they are made."""
+    """Return 64 or more blocks, each name once, with the same bytes on every machine."""
     make = numbers if kind.weights == 1 else quantise_normals
     found: dict[str, bytes] = {}
     for name, block in make(kind, seed):
@@ -105,7 +105,8 @@ def every_value(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
 
 
 def whole_book(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
-    """Yield every entry of a book whose index is longer than a byte, or not alone in its field."""
+    """Yield blocks with every entry of a book whose index is longer than a byte, or shares its
+    field."""
     if kind.name in LONG_INDEX:
         yield from long_indices(kind, scales)
     elif kind.name == "IQ2_XS":  # 9 bits of index, 7 of signs
@@ -135,7 +136,7 @@ def long_indices(kind: type[WeightFormat], scales: list[OddScale]) -> Named:
 
 
 def after_scale(content: Block, kind: type[WeightFormat]) -> Block:
-    """Return a block that begins with a half, then has this, then zeros."""
+    """Return a block of a half-precision scale, these bytes, and zeros."""
     block = np.zeros(kind.layout.itemsize, np.uint8)
     block[2 : 2 + content.size] = content
     return block
@@ -172,7 +173,7 @@ def numbers(kind: type[WeightFormat], seed: int) -> Named:
 
 
 def draw_blocks(kind: type[WeightFormat], seed: int, what: str, count: int) -> Block:
-    """(count, bytes of a block)"""
+    """Return random blocks: (count, bytes of a block)."""
     size = kind.layout.itemsize
     raw = octets(stream(seed, f"golden.dequant.{kind.name}.{what}"), count * size)
     return raw.reshape(count, size)
@@ -193,7 +194,7 @@ def with_ones(scales: list[OddScale], block: Block) -> Block:
 def restore_scales(
     kind: type[WeightFormat], scales: list[OddScale], name: str, block: Block
 ) -> Block:
-    """Return a scale of 1 again, where a fill has gone over one that is spread over a field."""
+    """Restore a scale of 1 where a fill has overwritten one that is spread over a field."""
     return with_ones(scales, block) if kind.name == "IQ1_M" and name == "scales" else block
 
 

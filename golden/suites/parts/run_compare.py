@@ -53,10 +53,8 @@ def sentence(part: str, off: Mismatch) -> str:
 
 
 def margin(vectors: Vectors, step: int, token: int, way: str) -> tuple[float, bool]:
-    """Return the distance of the logit of `token` from the largest before that step.
-
-    The flag is False if the distance is only the least that it may be.
-    """
+    """Return the distance of `token`'s logit from the largest before that step. The flag is False
+    if the distance is only a lower bound."""
     row = step - len(vectors.document["greedy"])  # from the last
     ids, top = (vectors.tensors[f"{LOGITS}/{way}.{part}"][row] for part in ("ids", "top"))
     at = np.flatnonzero(ids == token)

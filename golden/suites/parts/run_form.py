@@ -35,10 +35,8 @@ def body_of(
     seed: int,
     about: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[dict[str, Any], Tensors]:
-    """Return the part of the document that comes of the runs, and the tensors.
-
-    about: of a node, by name, what else is written down.
-    """
+    """Return the document's part about the runs, and the tensors. about: other facts of a node, by
+    name."""
     tensors: Tensors = {}
     for name in floors:
         tensors |= tensors_of(name, seed, {way: ways[way][name] for way in WAYS})
@@ -62,10 +60,8 @@ def body_of(
 def batches_of(
     prompt: Sequence[int], greedy: Sequence[int], decoder_start: int | None
 ) -> tuple[Batch, ...]:
-    """Return the prompt, most of the greedy ids together, and some of them alone.
-
-    decoder_start: where an encoder reads the prompt, the decoder begins with it.
-    """
+    """Return the prompt, most greedy ids together, and some alone. decoder_start: the decoder's
+    first token, if an encoder reads the prompt."""
     ids = list(greedy[:-1])
     together = max(len(ids) - ALONE, 0)
     parts = [ids[:together], *([token] for token in ids[together:])]

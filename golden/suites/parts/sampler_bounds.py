@@ -63,5 +63,5 @@ def slope_of(sampler: Sampler, before: CandidateList, after: CandidateList) -> f
 
 
 def learn_more(sampler: Sampler, before: CandidateList, after: CandidateList) -> float:
-    """Return what a choice adds to the error of what the sampler has learnt."""
+    """Return what a choice adds to the error of the sampler's state."""
     return learn_error(sampler, before, after) if after.selected >= 0 else 0.0

@@ -22,7 +22,7 @@ Stage = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerSpec:
-    """A chain without its seeds, and rows that are yet to be drawn."""
+    """A chain without its seeds, and rows that are still to be drawn."""
 
     id: str
     chain: tuple[Stage, ...]
@@ -39,7 +39,7 @@ class SamplerSpec:
 
 
 def draw_row(kind: str, bits: Philox, n: int) -> F32:
-    """Return n logits, no two the same but for `flat`; minus infinity where nothing is."""
+    """Return n logits, all different unless `flat`, and minus infinity for missing candidates."""
     fine = 1 if n <= FEW else 8
     sums = integers(bits, 3 * n, 1024 * fine).reshape(3, n).sum(axis=0) - 1536 * fine
     row = np.asarray(sums / (GRID * fine), F)  # within 6 of zero
@@ -73,7 +73,7 @@ ECHO = (9, 4, 7, 2, 9, 4, 7, 13, 9, 4, 7)  # 2 and 13 came behind what the end r
 
 
 def stage(sampler: str, **values: Any) -> Stage:
-    """Return a stage with all parameters of the sampler; those left out are off or usual."""
+    """Return a stage with all parameters of the sampler; those not given are off or usual."""
     return {"sampler": sampler, **{k: values.get(k, OFF[k]) for k in BY_SAMPLER[sampler].fields}}
 
 
@@ -167,7 +167,7 @@ def dry() -> list[SamplerSpec]:
 
 
 def infill() -> list[SamplerSpec]:
-    """Return rows of few words, where one begins another, with and without an end."""
+    """Return rows of few words, one of which begins another, with and without an end."""
     words = {
         "words": (261, 337, 352, 268, 271),
         "one-begins-another": (319, 363, 337, 271),  # he, "he "

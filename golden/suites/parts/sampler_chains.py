@@ -18,14 +18,15 @@ FLAT_BIAS = stage("logit_bias", biases=((3, 4.0), (5, -2.0)))
 
 
 def five_stages(t: float, k: int, p: float) -> tuple[Stage, ...]:
-    """Temperature, top-k, top-p and one draw; the softmax is the `p` of the list before it."""
+    """Return a chain of temperature, top-k, top-p and one draw; the softmax is the `p` of the list
+    before it."""
     return (stage("temp", t=t), stage("top_k", k=k), stage("top_p", p=p), DIST)
 
 
 def draws(
     name: str, chain: Sequence[Stage], kind: str = "random", n: int = USUAL
 ) -> list[SamplerSpec]:
-    """Return the chain with a low draw, one between, and a high one."""
+    """Return the chain with a low, a middle and a high draw."""
     return [
         SamplerSpec(
             id=f"{name}-{kind}-{n}-{i}", chain=tuple(chain), kind=kind, n=n, reach=reach, told=TOLD

@@ -53,7 +53,7 @@ def read_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_differences(chain: Sequence[Row], row: Row, lists: Sequence[SampledList]) -> str:
-    """Return what is wrong with the first stage that is; "" if nothing is."""
+    """Return what is wrong with the first wrong stage; "" if none is."""
     for i, (stage, want, got) in enumerate(zip(chain, row["stages"], lists, strict=True)):
         text = stage_difference(stage["sampler"], want, got)
         if text:

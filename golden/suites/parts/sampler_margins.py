@@ -1,8 +1,4 @@
-"""Distances from a stage's decisions to those of a candidate more or less, or another choice.
-
-In what the decision looks at: logits, probabilities, their sums, or a surprise. Infinite: the stage
-decides nothing.
-"""
+"""Distances from a stage's decisions to a candidate more or less, or to another choice."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -32,7 +28,7 @@ LN_2 = float(log(2.0))
 
 
 def least(values: Any) -> float:
-    """Return the smallest magnitude; infinity of none."""
+    """Return the smallest magnitude; infinity for none."""
     values = np.abs(np.asarray(values, np.float64))
     return float(values.min()) if values.size else FREE
 
@@ -44,7 +40,7 @@ def softmax(logits: Any) -> F64:
 
 
 def gap_behind(logits: F64, n: int) -> float:
-    """Return how far the first that is left out lies below the last of n that are kept."""
+    """Return the gap between the last of n kept candidates and the first one left out."""
     falling = np.sort(logits)[::-1]
     return float(falling[n - 1] - falling[n]) if 0 < n < len(falling) else FREE
 
@@ -168,14 +164,14 @@ MARGINS: dict[type[Sampler], Callable[..., float]] = {
 
 
 def margin_of(sampler: Sampler, before: CandidateList, after: CandidateList) -> float:
-    """Return the distance of what the stage keeps. sampler: as it was before the stage."""
+    """Return the margin of the stage's decision. sampler: as it was before the stage."""
     margin = MARGINS.get(type(sampler))
     with np.errstate(all="ignore"):
         return FREE if margin is None else margin(sampler, before, after)
 
 
 def walk(p: F64, order: Sequence[int] | NDArray[Any], draw: float) -> tuple[int, float]:
-    """Return the place at which the running sum reaches the draw, and how clearly."""
+    """Return where the running sum reaches the draw, and the margin."""
     sums = np.cumsum(p[order])
     at = int(np.searchsorted(sums, draw)) if len(p) > 1 else 0
     clear = min(least(sums[:-1] - draw), 1 - draw) if len(p) > 1 else FREE

@@ -17,7 +17,7 @@ def compare_tokens(
     verdict: Verdicts,
     fit: Sequence[bool] = (),
 ) -> Verdict:
-    """Return one verdict on all cases, which shows the shortest of those that differ.
+    """Return one verdict on all cases, which shows the shortest difference.
 
     names: of the cases; want, got: their ids, or texts as hex or base64. fit: which of them the
     engine's language has; the others are left out.
@@ -40,7 +40,7 @@ def compare_tokens(
 
 
 def text_of(raw: bytes) -> str | None:
-    """Return the text; None for what is no UTF-8."""
+    """Return the text; None for invalid UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

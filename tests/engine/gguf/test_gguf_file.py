@@ -201,7 +201,7 @@ def test_open_and_from_bytes_refuse_alike(tmp_path: Path) -> None:
 
 
 def outcome(data: bytes) -> str:
-    """ "accepted" or the kind of refusal; memory must stay in proportion to the file."""
+    """Return "accepted" or the kind of refusal; memory must stay in proportion to the file."""
     tracemalloc.start()
     try:
         file = GgufFile.from_bytes(data)

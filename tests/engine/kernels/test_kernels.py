@@ -107,7 +107,8 @@ TYPICAL = ["F16", "Q4_0", "Q5_1", "Q2_K", "MXFP4", "TQ1_0"]
 
 
 def decoded_there(processor: str | None) -> dict[str, list[int]]:
-    """numba keeps what is compiled for one processor beside what is for others, by its name."""
+    """Return what is decoded with another processor's code, which numba keeps by the processor's
+    name."""
     there = {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""} if processor else {}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ELSEWHERE, *TYPICAL],

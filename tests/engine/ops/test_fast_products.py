@@ -60,7 +60,7 @@ def test_linear_is_within_bound_for_any_shape(
 
 
 def block_of(type_name: str) -> int:
-    """Columns that a row has at least: whole blocks of weights and of activations."""
+    """Return the least number of columns: whole blocks of weights and of activations."""
     return max(32, WeightFormat.member(type_name).weights)
 
 
@@ -80,7 +80,7 @@ def test_linear_id_is_within_bound(type_name: str) -> None:
 
 
 class Plain(Fast):
-    """Forgets to convert activations."""
+    """An engine that forgets to convert activations."""
 
     def linear(self, x: Any, weight: Weight) -> Any:
         return ReferenceOps().linear(x, weight)
@@ -190,7 +190,7 @@ def test_nan_and_infinity_are_multiplied_the_same_by_rows_and_panels(
 
 
 class SignLeft(Fast):
-    """Engine with no positive product where a NaN's step is -128."""
+    """An engine that leaves the sign of a NaN's step of -128, so that no product is positive."""
 
     def linear(self, x: Any, weight: Weight) -> Any:
         return -np.abs(super().linear(x, weight))
@@ -219,7 +219,7 @@ EXTREMES = (*K_FORMATS, "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS")
 
 
 def largest(type_name: str, rows: int, columns: int) -> Weight:
-    """Every step is the largest that there is, and so are the scales of groups."""
+    """Return rows in which every step is the largest, and so are the scales of groups."""
     kind = WeightFormat.member(type_name)
     blocks = np.zeros(rows * columns // kind.weights, kind.layout)
     blocks.view(np.uint8)[:] = 128 if type_name == "Q8_0" else 255  # -128, which has no opposite

@@ -17,7 +17,7 @@ FORMS = [(1, 600, 1), (1, 600, 2), (1, 1100, 3), (3, 33, 2), (64, 90, 2)]  # tok
 
 
 def inputs(tokens: int, cells: int, kind: Any) -> list[Any]:
-    """q, k, v and a mask that hides the cells after a token's own."""
+    """Return q, k, v and a mask that hides the cells after a token's own."""
     q = normal(tokens, HEADS, tokens, DIM)
     k, v = (normal(cells + i, 2, cells, DIM).astype(kind) for i in (1, 2))
     seen = np.arange(cells)[None, :] <= np.arange(tokens)[:, None] + cells - tokens
@@ -32,7 +32,7 @@ def judged(sources: list[Any], sinks: Any, threads: int) -> Expected:
 
 
 def scores(sources: list[Any]) -> NDArray[np.float64]:
-    """(heads, tokens, cells), minus infinity where hidden."""
+    """Return the scores, (heads, tokens, cells), minus infinity where hidden."""
     q, k, _, mask = sources
     keys = np.repeat(k.astype(np.float64), HEADS // len(k), axis=0).transpose(0, 2, 1)
     found: NDArray[np.float64] = q.astype(np.float64) @ keys * np.float32(SCALE)
@@ -40,7 +40,7 @@ def scores(sources: list[Any]) -> NDArray[np.float64]:
 
 
 def softmax(sources: list[Any], sinks: Any) -> NDArray[np.float64]:
-    """(tokens, heads, dim) in float64: all scores at once."""
+    """Return the attention in float64, (tokens, heads, dim): all scores at once."""
     s = scores(sources)
     extra = np.broadcast_to(np.float64(sinks)[:, None, None], (*s.shape[:2], 1))
     s = np.concatenate([s, extra], axis=-1)

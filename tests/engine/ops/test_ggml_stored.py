@@ -58,7 +58,7 @@ def packed(kind: str, block: F32, slip: str) -> bytes:
 
 
 def stored(kind: str, slip: str = "") -> Expected:
-    """Three rows of two blocks, put into a cache of five."""
+    """Put three rows of two blocks into a cache of five."""
     size = 2 * type_by_name(kind).bytes
     cache = np.zeros((1, 1, 5, size), np.uint8)
     after = cache.copy()

@@ -53,7 +53,7 @@ def by_the_library(kind: type[ActivationFormat], variant: str, x: F32) -> NDArra
 
 
 def same(ours: NDArray[Any], theirs: NDArray[np.uint8]) -> bool:
-    """Field by field; the sign of a NaN does not matter."""
+    """Compare field by field; the sign of a NaN does not matter."""
     other = theirs.view(ours.dtype).reshape(ours.shape)
     for name in ours.dtype.names or (None,):
         a, b = (ours, other) if name is None else (ours[name], other[name])

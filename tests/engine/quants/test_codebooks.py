@@ -31,7 +31,7 @@ def values(name: str, length: int) -> NDArray[np.int8]:
 
 
 def unlike_their_sums(folder: Path) -> list[str]:
-    """Return files that SHA256SUMS does not describe, or describes otherwise."""
+    """Return the files that SHA256SUMS lacks, or describes otherwise."""
     lines = (folder / "SHA256SUMS").read_text("ascii").splitlines()
     expected = {name: digest for digest, name in (line.split("  ") for line in lines)}
     found = {
@@ -155,7 +155,7 @@ def random_blocks(kind: type[WeightFormat], count: int, seed: int) -> NDArray[np
 
 
 def set_d(blocks: NDArray[np.void], halves: Any) -> NDArray[np.void]:
-    """Give each block this half, as bits, for its scale."""
+    """Set each block's scale to this half, given as bits."""
     bits = np.broadcast_to(np.asarray(halves, np.uint16), blocks.shape)
     if "d" in (blocks.dtype.names or ()):
         blocks["d"] = bits.view(np.float16)

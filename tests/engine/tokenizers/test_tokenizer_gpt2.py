@@ -53,7 +53,7 @@ def ids(*texts: str) -> list[int]:
 
 
 def encode(rule: str, text: str | bytes, expected: list[int], **changes: Any) -> Case:
-    """Encode without BOS and EOS, unless `add` or `parse` are among the changes."""
+    """Encode without BOS and EOS, unless the changes have `add` or `parse`."""
     flags = {"add_special": changes.pop("add", False), "parse_special": changes.pop("parse", False)}
     return Case(rule, plain(text, **flags), expected, tiny(**changes))
 

@@ -68,7 +68,7 @@ WORDS: tuple[Word, ...] = (
 
 
 def unique_words() -> list[Word]:
-    """WORDS with the last score given for a text."""
+    """Return WORDS, with the last score given for a text."""
     return list({word[0]: word for word in WORDS}.values())
 
 

@@ -143,7 +143,7 @@ def test_no_text_costs_as_much_as_what_cannot_be_reached() -> None:
 
 
 class EveryState(Plamo2Tokenizer):
-    """Goes through all endings at each character."""
+    """A tokenizer that goes through all endings at each character."""
 
     looked = 0
 

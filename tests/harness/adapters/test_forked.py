@@ -22,7 +22,7 @@ LIMITS = CostLimits(seconds=0.2)
 
 
 def read(raw: bytes) -> tuple[str, int, str]:
-    """Does what the file says."""
+    """Do what the file says."""
     if raw == b"dies":
         os.write(2, b"assertion of the parser\n")
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -75,7 +75,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def sdist(tmp_path: Path) -> Sdist:
-    """Puts a version where pip finds it."""
+    """Put a version where pip finds it."""
 
     def make(version: str, module: str = "", broken: bool = False) -> None:
         backend = BACKEND.replace("VERSION", version).replace("BROKEN", str(broken))

@@ -19,7 +19,7 @@ OTHER = Request(batches=(Batch.of([1, 2, 9]), Batch.of([4], start=3)))
 
 
 class InTurn(LocalSession):
-    """Gives these outcomes one after the other."""
+    """An engine that gives these outcomes one after the other."""
 
     def __init__(self, *outcomes: Outcome) -> None:
         super().__init__(Reference, None, EXACT)

@@ -32,7 +32,7 @@ OURS, GGML, GGUF = "reference", "llama.cpp", "gguf-py"
 
 
 class Stopwatch(Session):
-    """Answers with the seconds it was given, in order, and the last of them again."""
+    """A stopwatch that answers with the given seconds in order, and repeats the last."""
 
     def __init__(self, name: str, seconds: list[float], log: list[tuple[str, int]]) -> None:
         self.name, self.seconds, self.log = name, seconds, log
@@ -76,7 +76,7 @@ def test_without_our_own_decoder_there_is_nothing_to_measure() -> None:
 
 
 def rows_of(*rates: tuple[str, float, float, float]) -> list[BenchRow]:
-    """(type, ours with one thread, ours with two, ggml's with one)"""
+    """Return (type, ours with one thread, ours with two, ggml's with one) for each row."""
     return [
         BenchRow(target=name, rates={(OURS, 1): a, (OURS, 2): b, (GGML, 1): c})
         for name, a, b, c in rates

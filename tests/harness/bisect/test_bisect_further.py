@@ -18,7 +18,7 @@ import_members("lockstep.harness.mutants")
 
 
 class ReplacesBytes(Reference, name="bisect: replaces bytes"):
-    """Engine that replaces what is no UTF-8 by U+FFFD before it makes tokens."""
+    """An engine that replaces invalid UTF-8 by U+FFFD before it makes tokens."""
 
     def tokenize(self, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         whole = [text.decode("utf-8", "replace").encode() for text in texts]

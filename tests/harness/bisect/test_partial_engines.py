@@ -23,7 +23,7 @@ FUSED = ("Qcur_rope", "Kcur_rope", "kq", "kq_soft_max", "kqv_out", "attn_out", "
 
 
 class Partial(Reference):
-    """Shows what it says and nothing else, and goes on with other values there only."""
+    """An engine that shows only what it says, and takes replaced values only there."""
 
     shown: ClassVar[tuple[str, ...]]
     withheld: ClassVar[tuple[str, ...]] = ()
@@ -114,7 +114,7 @@ WRONG_WHERE_IT_IS_HIDDEN = made(
 
 
 class ShowsItWrong(Reference, name="test:shows-it-wrong"):
-    """Right, but for one tensor as it is shown."""
+    """An engine that is right, but shows one tensor wrongly."""
 
     def evaluate(self, request: Request) -> Evaluation:
         run = super().evaluate(request)

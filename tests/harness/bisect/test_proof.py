@@ -20,7 +20,7 @@ from tests.models import written
 
 
 class OneRopeBase(ReferenceOps):
-    """Float64 throughout, without ggml's table of GELU; 500 as the base of each layer."""
+    """An engine in float64 without ggml's table of GELU; each layer has the rope base 500."""
 
     def rope(self, x: F32, positions: I32, params: RopeParams) -> F32:
         return super().rope(x, positions, replace(params, base=500.0))
@@ -37,7 +37,7 @@ class Float64AndOneBase(Reference, name="test:float64-and-one-base"):
 
 
 class Float64AndTwoFaults(Reference, name="test:float64-and-two-faults"):
-    """The second fault is where no value can be put in."""
+    """An engine in float64 with two faults, the second where no value can be put in."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), fixed=("ffn_geglu",))

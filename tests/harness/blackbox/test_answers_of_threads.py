@@ -70,7 +70,7 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def asked(suite: str, tmp_path: Path) -> Asked:
-    """Return all verdicts on a program that is wrong WHEN this holds, and starts so."""
+    """Return all verdicts on a program that is wrong if WHEN holds, and starts normally."""
     model = builtin("f32", tmp_path)
     level, answer, wrong, _ = ANSWERS[suite]
 

@@ -96,7 +96,7 @@ def test_both_engines_take_slices_with_few_tokens_and_name_the_wrong_layer(
 
 
 class KnowsItsVocabulary(Reference, name="test:knows-its-vocabulary"):
-    """Honest, with the size of it in its code."""
+    """An honest engine with its vocabulary's size in its code."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)

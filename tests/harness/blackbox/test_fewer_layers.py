@@ -117,7 +117,7 @@ def test_bisect_names_the_op_that_is_wrong_in_the_first_layers(tmp_path: Path) -
 
 
 class Six(Reference, name="fewer layers: knows six alone"):
-    """An engine in whose code the number of layers stands."""
+    """An engine with the number of layers in its code."""
 
     def evaluate(self, request: Request) -> Evaluation:
         if "blk.5.attn_q.weight" not in self.loaded.file.tensors:
@@ -168,7 +168,7 @@ class RefusingPipeline(Pipeline, name="fewer layers: four stages, or it refuses"
 
 
 class BySize(Reference, name="fewer layers: has a table by their number"):
-    """An engine that takes a number for a model's size from a table, by how many layers it has."""
+    """An engine that looks the model's size up by its number of layers."""
 
     def make_model(self) -> Model:
         model = super().make_model()

@@ -38,7 +38,7 @@ FEW = 18
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every model is taken for one that is read for long."""
+    """Treat every model as one that takes long to read."""
     monkeypatch.setattr(facts, "SMALL", 0)
     monkeypatch.setattr(decode, "LEAST", FEW)
     monkeypatch.setattr(decode, "READ", 0)
@@ -73,7 +73,7 @@ class OnePositionOn(Mirror):
 
 
 class LoopOfItsOwn(Reference, name="longer text: a loop with other positions"):
-    """The logits that it is asked for are right, and it writes by others."""
+    """An engine whose shown logits are right, and which writes by others."""
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         assert self.model is not None
@@ -95,7 +95,7 @@ class LastOfEqualOnes(Reference, name="longer text: of equal logits it takes the
 
 
 def with_each_token_twice(model: Path) -> Path:
-    """Rows of the second half of its vocabulary are those of the first."""
+    """Return a model whose second half of the vocabulary repeats the rows of the first."""
     raw = bytearray(model.read_bytes())
     with closing(GgufFile.open(model)) as file:
         for name in {"token_embd.weight", "output.weight"} & file.tensors.keys():

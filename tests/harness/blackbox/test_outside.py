@@ -48,7 +48,7 @@ def test_a_model_that_llama_cpp_refuses_is_no_agreement(
 
 
 class WrongForOneRow(Mirror):
-    """Decoding has a kernel of its own, which prompts never meet."""
+    """An engine whose decoding kernel, which prompts never meet, is wrong."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)
@@ -116,7 +116,8 @@ def test_an_eps_that_is_just_seen_is_not_taken_for_the_rows_of_some_tokens(
 
 
 class LosesLastIdOfTheTable(Mirror):
-    """A head apart from the embeddings is read by other code."""
+    """An engine that reads a separate head by other code than the table of embeddings, and loses
+    the last id of the table."""
 
     def linear(self, x: F32, weight: Weight) -> F32:
         out = super().linear(x, weight)

@@ -59,7 +59,7 @@ def test_greedy_search_that_loses_an_id_is_found_though_id_is_never_top(
 
 
 def by_text(self: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """Choose as JavaScript sorts numbers, if it is given nothing to compare them by."""
+    """Choose as JavaScript sorts numbers without a comparison: as texts."""
     ids: list[int] = []
     while len(ids) < n:
         row = self.evaluate(Request(batches=(Batch.of([*prompt, *ids]),))).logits[0][-1]

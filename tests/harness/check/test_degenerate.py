@@ -24,7 +24,7 @@ HONEST = {"agreed", "excused", "not-compared", "not-applicable"}
 
 
 def equal_rows(path: Path) -> None:
-    """All logits are equal, and not zero."""
+    """Return a model whose logits are all equal, and not zero."""
     scaled("output.weight", 0.0, path, add=0.25)
 
 
@@ -52,7 +52,7 @@ class AllNan(Reference, name="degenerate: NaN"):
 
 
 class Sane(Reference, name="degenerate: sane"):
-    """Puts zeros where there are no numbers."""
+    """An engine that puts zeros in the place of NaN."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)

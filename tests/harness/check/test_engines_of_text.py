@@ -43,7 +43,7 @@ class LosesSpaces(OfText, name="test:of-text-and-wrong"):
 
 
 class AddsNothing(Reference, name="test:adds-nothing"):
-    """BOS and EOS are not its business."""
+    """An engine that never adds BOS and EOS."""
 
     def tokenize(
         self, texts: Sequence[bytes], *, add_special: bool = True, parse_special: bool = False

@@ -79,7 +79,7 @@ def rows_of_no_whole_blocks(folder: Path) -> Path:
 
 
 def partial_block(folder: Path) -> Path:
-    """The file ends within the last block of its last tensor."""
+    """Return a file that ends within the last block of its last tensor."""
     path = folder / "block.gguf"
     path.write_bytes(builtin("q8_0", folder).read_bytes()[:-5])
     return path

@@ -21,7 +21,7 @@ from tests.models import builtin, with_changed_weight
 
 
 def one_object(text: str) -> dict[str, Any]:
-    """JSON without the literals that are none."""
+    """Return one JSON object without the literals that JSON lacks."""
     value = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert isinstance(value, dict)
     assert text.count("\n") == 1

@@ -18,7 +18,7 @@ PATIENCE = 120.0  # seconds: for a machine that does much else
 
 
 def ended_by(number: int, args: Sequence[str], folder: Path, pattern: str) -> tuple[int, str]:
-    """Sends the signal once a temporary file of that pattern is there; exit code and words."""
+    """Send the signal once a temporary file of that pattern exists; return exit code and words."""
     temporary = folder / "tmp"
     temporary.mkdir()
     variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": PYTHONPATH}

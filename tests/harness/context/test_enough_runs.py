@@ -20,7 +20,7 @@ LIMIT = float(whole_run(FEW, 1.0).allowed)
 
 
 class Judge:
-    """Stand-in for the parts of a context that are looked at."""
+    """A stand-in for the parts of a context that are used."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, jumps: bool = False) -> None:
         monkeypatch.setattr("lockstep.harness.context.enough_runs.may_jump", lambda _: jumps)

@@ -84,7 +84,7 @@ def test_engine_with_logits_behind_many_tokens_must_choose_there_too(
 
 
 def short_of(question: str, error: type[EngineError] = Unsupported) -> Any:
-    """Honest: it has room for 64 tokens, and says so."""
+    """Return an honest engine with room for 64 tokens, which says so."""
 
     def ask(self: Any, given: Any, n: int) -> Any:
         longest = max(map(len, given)) if question == "logprobs" else len(given)

@@ -71,7 +71,7 @@ class LastIdIsUnknown(Mirror):
 
 
 class Changed(LayerView):
-    """A view of which something else is visible."""
+    """A view that shows other cells."""
 
     def __init__(
         self, view: LayerView, batch: Batch, change: Callable[[Bools, Batch], Bools]
@@ -95,7 +95,7 @@ def seen_through(change: Callable[[Bools, Batch], Bools]) -> type[Model]:
 
 
 class CellsForPositions(Model):
-    """A token alone is turned by how many cells are in use: of all sequences."""
+    """An engine that rotates a single token by the number of cells in use, of all sequences."""
 
     def compute(
         self, ubatch: Batch, views: Mapping[int, LayerView], *args: Any, **options: Any
@@ -112,13 +112,13 @@ def no_more_than_256_cells(visible: Bools, _: Batch) -> Bools:
 
 
 def causal_by_row(visible: Bools, batch: Batch) -> Bools:
-    """A token of several of one sequence sees as many cells as there are rows up to its own."""
+    """Let a token of several of one sequence see as many cells as there are rows up to its own."""
     alone = len(batch) == 1 or batch.seq_ids.any() != batch.seq_ids.all()
     return visible if alone else visible & np.tri(*visible.shape, dtype=np.bool_)
 
 
 def later_sequences_leak(visible: Bools, batch: Batch, first: int = 0) -> Bools:
-    """Sequences up to the first are apart; any other sees whatever lies before it."""
+    """Keep sequences up to the first apart; let any other see whatever lies before it."""
     own = visible | np.tri(*visible.shape, visible.shape[1] - len(batch), dtype=np.bool_)
     return np.where(batch.seq_ids[:, None] > first, own, visible)
 
@@ -128,7 +128,7 @@ def ids_of_one_bit(visible: Bools, batch: Batch) -> Bools:
 
 
 def splits_of_128(visible: Bools, batch: Batch, n: int = 128) -> Bools:
-    """One token alone takes cells in splits, and a last one of one cell for none."""
+    """Let one token alone take cells in splits, and lose a last one of one cell."""
     if len(batch) == 1 and visible.shape[1] % n == 1 < visible.shape[1]:
         visible[:, -1] = False
     return visible
@@ -140,7 +140,7 @@ def splits_of_256(visible: Bools, batch: Batch) -> Bools:
 
 
 class Wrong(Reference):
-    """Wrong in what is visible."""
+    """An engine that is wrong in what is visible."""
 
     model_class: type[Model] = Model
 
@@ -176,7 +176,7 @@ class AloneOnAnEmptyCache(Reference, name="further: alone on an empty cache"):
 
 
 class SkipsWhatNobodyAsksFor(Reference, name="further: skips"):
-    """A batch without outputs leaves something else in the cache."""
+    """An engine in which a batch without outputs leaves something else in the cache."""
 
     def evaluate(self, request: Request) -> Evaluation:
         batches = (
@@ -236,7 +236,7 @@ WRONG = {
 
 
 class OneBatchOfSeveral(Reference, name="further: one batch of several"):
-    """Honest: a prompt, and then single tokens of the same sequence."""
+    """An honest engine that takes one prompt, and then single tokens of its sequence."""
 
     def evaluate(self, request: Request) -> Evaluation:
         if any(len(b) > 1 for b in request.batches[1:]) or request.batches[0].seq_ids.any():

@@ -19,7 +19,7 @@ TEXTS = [b"a" * n for n in (3, 1, 70_000, 2, 9, 4, 5)]
 
 
 class Asked:
-    """Fails with any item that `is_bad`, and counts."""
+    """A question that fails with any item that `is_bad`, and counts."""
 
     def __init__(self, *bad: bytes, status: Status = "crashed") -> None:
         self.bad, self.status, self.times = bad, status, 0

@@ -22,7 +22,7 @@ from tests.models import with_values, written
 
 
 class Right(Reference, name="asked: right"):
-    """Subclasses are wrong in one way of asking."""
+    """A right engine; subclasses are wrong in one way of asking."""
 
     def evaluate(self, request: Request) -> Evaluation:
         found = super().evaluate(request)
@@ -33,7 +33,7 @@ class Right(Reference, name="asked: right"):
 
 
 class Watched(Right, name="asked: watched"):
-    """Right logits only as long as nobody looks at tensors."""
+    """An engine with right logits while no tensor is looked at."""
 
     def rows(self, request: Request, found: Evaluation) -> Iterator[Any]:
         for rows in found.logits:
@@ -41,7 +41,7 @@ class Watched(Right, name="asked: watched"):
 
 
 class Summed(Right, name="asked: summed otherwise"):
-    """Honest: what else is in the batch changes the order of its sums."""
+    """An honest engine whose order of sums depends on the rest of the batch."""
 
     def rows(self, request: Request, found: Evaluation) -> Iterator[Any]:
         for rows, batch in zip(found.logits, request.batches, strict=True):

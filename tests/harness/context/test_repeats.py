@@ -32,7 +32,7 @@ from tests.quiet_engines import made
 
 
 class Racing(Reference):
-    """Every so many runs one logit of the first batch is another."""
+    """An engine with one wrong logit of the first batch every so many runs."""
 
     every: int
     by: float
@@ -55,7 +55,7 @@ SELDOM = made("repeats: once wrong", Racing, every=10, by=1e-2, runs=9)
 
 
 class Kept(Mirror):
-    """A state that begins where the last run ended, of whatever batches."""
+    """An engine whose state begins where the last run ended, whatever its batches."""
 
     left = np.float32(0)
 
@@ -73,7 +73,7 @@ class Fading(Kept):
 
 
 class Lasting(Kept):
-    """Each run adds to what is left, which is another after each."""
+    """An engine in which each run adds to what is left, differently each time."""
 
     def swiglu(self, gate: F32, up: F32) -> F32:
         before, self.left = self.left, self.left * np.float32(0.75) + np.float32(0.5)
@@ -81,7 +81,7 @@ class Lasting(Kept):
 
 
 class Halves(Mirror):
-    """A buffer that is read before it is written, every other time."""
+    """An engine that reads a buffer before it is written, every other time."""
 
     calls = 0
 
@@ -107,7 +107,7 @@ class Always(Racing, name="repeats: a race in every run"):
 
 
 class Dice(Reference, name="repeats: dice"):
-    """Right logits, and tokens that are sampled."""
+    """An engine with right logits, and sampled tokens."""
 
     asked = 0
 

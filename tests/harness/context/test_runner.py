@@ -79,7 +79,7 @@ def is_running(pid: int) -> bool:
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:
-    """Wait for it; the limit only bounds a test that fails."""
+    """Wait until it is true; the limit only bounds a test that fails."""
     end = time.monotonic() + 30
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)

@@ -132,13 +132,13 @@ class HotAttention(Mirror):
 
 
 class Hot(Reference):
-    """Every softmax is of scores that are three per cent too large."""
+    """An engine whose softmax has scores that are three per cent too large."""
 
     ops = HotAttention
 
 
 class Offers(Reference):
-    """Nothing but what a test gives it."""
+    """An engine that offers only what a test gives it."""
 
     levels: tuple[str, ...] = ()
 

@@ -24,7 +24,7 @@ from tests.models import builtin, written
 
 
 class NoLineBreaks(Reference):
-    """Loses an id of some texts, as no known mistake does."""
+    """An engine that loses an id of some texts, as no known mistake does."""
 
     def tokenize(self, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         rows = super().tokenize(texts, **flags)

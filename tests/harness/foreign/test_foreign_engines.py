@@ -65,7 +65,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> Wheel:
-    """Puts the package of the fake engine where pip finds it."""
+    """Put the fake engine's package where pip finds it."""
 
     def make(module: str) -> None:
         info = "lockstep_fake-1.0.dist-info"

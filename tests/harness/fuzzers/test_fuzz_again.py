@@ -68,7 +68,7 @@ def found(tmp_path: Path) -> Found:
 
 @pytest.fixture
 def again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Again:
-    """Runs the command of a finding: its exit code, and what was found then."""
+    """Run a finding's command; return its exit code and findings."""
 
     def run(verdict: Verdict) -> tuple[int | None, set[str]]:
         lockstep, *words = shlex.split(verdict.repro)

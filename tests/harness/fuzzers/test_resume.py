@@ -25,7 +25,7 @@ PLAN = FuzzPlan(targets=("odd", "even"), cases=10, seed=4, oracle="reference")
 
 
 class Counting(Fuzzer, name="counting"):
-    """A finding for each case, a checkpoint after each second one."""
+    """A fuzzer with a finding for each case, and a checkpoint after each second one."""
 
     asked: ClassVar[list[tuple[str, int]]] = []
     stop_after = 10**9
@@ -187,7 +187,7 @@ def kill(process: "subprocess.Popen[str]") -> None:
 
 
 def kill_one_of_its_processes(process: "subprocess.Popen[str]") -> None:
-    """The youngest: it is one that fuzzes."""
+    """Kill the youngest process, which is one that fuzzes."""
     os.kill(max(children_of(process.pid)), signal.SIGKILL)
 
 

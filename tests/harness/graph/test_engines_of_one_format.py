@@ -56,7 +56,7 @@ class OneRow(InQ8_0):
 
 
 class OneRowWithoutFormat(OneRow, WithoutFormat):
-    """The same."""
+    """The same wrong engine, without a format."""
 
 
 class Honest(Reference, name="one format: blocks of Q8_0"):

@@ -64,7 +64,7 @@ def program() -> Program:
 
 
 def accused_of(ids: Any, folder: Path) -> list[str]:
-    """Return the sites accused if an engine shows these ids and goes on with the nearest."""
+    """Return the sites accused if an engine shows these ids and continues with the nearest."""
     write_llama(LlamaRecipe(n_layer=1), folder / "any.gguf")
     rows = np.nan_to_num(ids, nan=0, posinf=0, neginf=0).clip(0, 7).astype(np.int32)
     shown: dict[Any, Any] = {

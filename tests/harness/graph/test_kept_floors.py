@@ -1,5 +1,5 @@
-"""Floors that tests share are taken for each other's only if all that they are computed from is the
-same: else a wrong op that a test puts in would be judged by the noise of the right one."""
+"""Floors that tests share. One is reused only if all that it is computed from is the same, or a
+wrong op of a test would be judged by the right op's noise."""
 
 from collections.abc import Iterator
 from dataclasses import replace

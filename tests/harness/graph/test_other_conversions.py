@@ -16,7 +16,7 @@ def weights_of(segments: Iterable[Any]) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments that say themselves which weights they have."""
+    """Make segments that name their own weights."""
     monkeypatch.setattr(other_conversions, "quantised_weights", lambda _, some: weights_of(some))
 
 

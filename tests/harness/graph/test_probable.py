@@ -40,7 +40,7 @@ def same_sign(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def one_is_huge(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
-    """Return the first: every partial sum is as large."""
+    """Make the first term so large that every partial sum is as large."""
     return weights, np.concatenate([1000 * x[:, :1], x[:, 1:]], axis=1)
 
 
@@ -49,7 +49,7 @@ def few_are_not_zero(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def first_up_then_down(weights: Matrix, x: Matrix) -> tuple[Matrix, Matrix]:
-    """The sum is small, and partial sums are not: half of the terms add up with the same sign."""
+    """Order the terms so that partial sums are large and the sum is small."""
     signs = np.where(np.arange(x.shape[1]) < x.shape[1] // 2, 1, -1).astype(np.float32)
     return np.abs(weights) * signs, np.abs(x)
 

@@ -11,7 +11,7 @@ HUGE = np.array([[4096.0, 1.0], [2.0, -4.0], [0.0, 1.0]], np.float32)
 
 
 def moved(*errors: float) -> Any:
-    """The first number of each row is off by so much."""
+    """Move the first number of each row by so much."""
     found = HUGE.astype(np.float64)
     found[:, 0] += errors
     return found

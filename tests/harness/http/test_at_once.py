@@ -1,4 +1,4 @@
-"""Several requests at a time: who keeps one buffer for all of them is right as long as each comes
+"""Several requests at a time: an engine with one buffer for all is right as long as each comes
 alone."""
 
 import sys
@@ -34,7 +34,7 @@ def at_once(model: Path, engine: str) -> list[Verdict]:
 
 
 class Together:
-    """Server that changes what is asked while it answers another; two wait for each other."""
+    """A server that mixes requests while it answers another; two wait for each other."""
 
     def __init__(self, change: Any) -> None:
         self.change, self.lock, self.inside = change, threading.Lock(), 0

@@ -42,7 +42,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoilt(path: str, *at: str | int, value: Any = None, by: Any = None) -> Callable[..., Any]:
-    """A change of one place in the answers of a page."""
+    """Return a change of one place in a page's answers."""
 
     def change(page: str, said: Any) -> Any:
         if page != path:

@@ -29,7 +29,7 @@ PAST = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Record the waits, and do not wait."""
+    """Record the waits, without waiting."""
     found: list[float] = []
     monkeypatch.setattr(asking, "sleep", found.append)
     return found

@@ -95,7 +95,8 @@ class Float32(Mirror):
 
 
 class Unlucky(BoundedOps):
-    """Each op errs by a random share of what it may, and each conversion tips one rounding."""
+    """An engine in which each op errs by a random share of its bound, and each conversion tips one
+    rounding."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(EXACT.n_threads, EXACT.n_ctx, lanes=LANES)

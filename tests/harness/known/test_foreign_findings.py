@@ -34,7 +34,7 @@ def verdict(suite: str, summary: str, **detail: object) -> Verdict:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return one that has the tensor that a finding is about."""
+    """Return a model with the tensor that a finding is about."""
     write_case(ROPE, tmp_path / "rope.gguf")
     return tmp_path / "rope.gguf"
 

@@ -18,7 +18,7 @@ from tests.models import builtin
 
 
 class Nothing(Mistake):
-    """Replaces everything that can be replaced, by the same."""
+    """An engine that replaces every replaceable method by the same one."""
 
     def rope(self, right: Op, *args: Any) -> F32:
         return right(*args)

@@ -29,7 +29,7 @@ from tests.models import builtin
 
 
 class Deadly(Reference, name="test:deadly"):
-    """Takes the process with it in which it is asked."""
+    """An engine that kills the process that asks it."""
 
     def metadata(self) -> FileSummary:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -37,7 +37,7 @@ class Deadly(Reference, name="test:deadly"):
 
 
 class Vandal(Reference, name="test:vandal"):
-    """Changes the model's file while it is checked."""
+    """An engine that changes the model's file during a check."""
 
     def describe(self) -> EngineInfo:
         return replace(super().describe(), version=os.environ.get("VANDAL", ""))

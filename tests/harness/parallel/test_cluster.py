@@ -105,7 +105,7 @@ def cluster(nodes: Nodes) -> Iterator[DaskCluster]:
 
 @contextmanager
 def killer_of(note: Path, is_time: Callable[[], bool]) -> Iterator[None]:
-    """Kills the Dask worker that the note names, once it is there and it is time."""
+    """Return a function that kills the Dask worker in the note once it is there and it is time."""
     over: list[bool] = []
 
     def watch() -> None:
@@ -125,7 +125,7 @@ def killer_of(note: Path, is_time: Callable[[], bool]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Stumbles:
-    """One work of a run is on a worker that is killed in the middle of it."""
+    """A run whose work is on a worker that is killed in the middle of it."""
 
     executor: Executor
     note: Path
@@ -234,7 +234,7 @@ def test_a_worker_that_does_not_see_a_file_says_so(cluster: DaskCluster, tmp_pat
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The workers' disk has no such file: it is taken away when the run has begun."""
+    """A run whose file is missing on the workers' disk, as it was removed after the start."""
 
     cluster: DaskCluster
     path: Path

@@ -80,7 +80,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def left_in(folder: Path) -> list[str]:
-    """Return the names of what still runs; wait a while for those that end by themselves."""
+    """Return the names of processes that still run, after a short wait for those that end by
+    themselves."""
     deadline = time.monotonic() + 10
     while True:
         left = [path.read_text() for path in folder.iterdir() if runs(int(path.name))]
@@ -178,7 +179,7 @@ EXAMPLE = EXAMPLES / "engine.py"
 
 
 def open_twice(adapter: str, model: Path, *, close: bool, say: Say) -> None:
-    """The second time the next process is started ahead."""
+    """Open an engine twice; the second time the next process is started ahead."""
     sessions = []
     for _ in range(2):
         sessions.append(Runner(time_limit=60).open(adapter, model, EXACT))

@@ -152,7 +152,7 @@ def deadline() -> float:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, of the same types, and bit for bit."""
+    """Return True for equal values of the same types, bit for bit."""
     if isinstance(a, np.ndarray):
         native = a.astype(a.dtype.newbyteorder("="))
         return (

@@ -78,7 +78,7 @@ Pip = Callable[..., list[str]]
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
-    """Makes pip give these wheels, by the number of the part; the list gets what it is asked."""
+    """Make pip give these wheels, by the number of the part; the list gets the requests."""
 
     def make(*parts: int) -> list[str]:
         asked: list[str] = []

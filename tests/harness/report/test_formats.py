@@ -71,7 +71,7 @@ def run_of(folder: Path, *verdicts: Verdict, finished: bool = True, **footer: An
 
 
 def hostile_run(folder: Path) -> Path:
-    """Every text of every kind of verdict is one that would break out of it."""
+    """Write a report in which every text of every verdict would break out of its place."""
     found = [
         Verdict(
             suite=f"{text} {n}"[:300],

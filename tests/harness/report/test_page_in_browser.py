@@ -33,7 +33,7 @@ def chromium() -> str:
 
 
 def opened(chromium: str, rows: list[dict[str, object]], folder: Path) -> tuple[Page, list[str]]:
-    """The page after its script has run, and what the console says."""
+    """Provide the page after its script has run, and the console's messages."""
     path = folder / "report.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in plain(rows)))
     page = write_page_of_run(path)

@@ -104,7 +104,7 @@ def test_extent_of_a_divergence_is_its_size(
 
 
 def reads(*keys: str) -> Verdict:
-    """Return one verdict of metadata, whatever the number of keys that are wrong."""
+    """Return one verdict of metadata, whatever the number of wrong keys."""
     return verdict("metadata/key/mine", total=len(keys), where=", ".join(keys))
 
 

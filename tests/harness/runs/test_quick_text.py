@@ -18,7 +18,7 @@ class LogitsAlone(Adapter, name="quick: logits alone"):
 
 
 class Nothing(Adapter, name="quick: nothing"):
-    """Offers none of what text is made of."""
+    """An engine that offers nothing that text is made of."""
 
 
 def said_by(engine: str, path: Path) -> dict[str, object]:

@@ -32,7 +32,7 @@ SUM, SQUARE = node("ADD", X + Y, X, Y), replace(node("SQR", X * X, X), index=7)
 
 
 class Engine(Session):
-    """Shows two nodes; a fault adds `off` to an element of the one it is meant for."""
+    """An engine that shows two nodes; a fault adds `off` to an element of its node."""
 
     name = "fake"
 
@@ -54,14 +54,14 @@ class Engine(Session):
 
 
 class Blind(ShadowJudge):
-    """Lets everything pass."""
+    """A judge that lets everything pass."""
 
     def compare(self, *_: Any) -> None:
         pass
 
 
 class Blaming(ShadowJudge):
-    """Finds something in every square, too."""
+    """A judge that finds a fault in every square, too."""
 
     def compare(self, node: Node, expected: Expected, actual: Any, tally: Any) -> None:
         wrong = actual + 1 if node.op == "SQR" else actual

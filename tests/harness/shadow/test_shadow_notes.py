@@ -29,7 +29,7 @@ def in_float32(op: str) -> Node:
 
 
 class Inflated(ShadowJudge):
-    """Counts a thousand times the roundings."""
+    """A count of a thousand times the roundings."""
 
     def expect(self, node: Node) -> tuple[Expected, Any]:
         expected, actual = super().expect(node)

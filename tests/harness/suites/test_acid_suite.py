@@ -86,7 +86,7 @@ def test_logits_alone_are_read_behind_the_oracles_tokens(model: Path) -> None:
 
 
 class BeginningUnseen(Mirror):
-    """The first cells are not looked at: a wrong mask, and no wrong tokenizer."""
+    """An engine whose first cells are hidden: a wrong mask, and no wrong tokenizer."""
 
     def soft_max(self, x: Any, scale: float, visible: Any) -> Any:
         visible = visible.copy()

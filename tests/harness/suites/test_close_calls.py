@@ -88,7 +88,7 @@ def test_a_row_of_large_logits_lends_no_room_to_small_ones(behind: float, is_nea
 
 
 class Longer(Quiet, name="close: a longer text"):
-    """Says a token more than it is asked for."""
+    """An engine that says a token more than it is asked for."""
 
     levels = ("generate",)
     text_only = True
@@ -148,8 +148,7 @@ def test_engine_with_right_logits_may_choose_by_others(coarse: bool, tmp_path: P
 
 
 def held(model: Path, changed: Sequence[int]) -> Verdict:
-    """Return a text of eight tokens, of which these are others than the engine chose; and the
-    verdict."""
+    """Return the verdict on a text of eight tokens, of which these are not the engine's choices."""
     with context_of(model, oracle="llama.cpp") as context:
         context.begin_noise()
         prompt = context.tokens[:4]

@@ -50,7 +50,7 @@ def test_first_clear_place_is_found_for_each_control_token() -> None:
 
 
 class TakesFew(Reference, name="control tokens: takes 40 positions"):
-    """Honest: with logits to show, and a short memory."""
+    """An honest engine with logits to show, and a short memory."""
 
     refusal: EngineError = Unsupported("40 positions")
 

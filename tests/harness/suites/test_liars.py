@@ -38,7 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def gguf_py_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The `metadata` suite asks it every time; to start it takes longer than all else."""
+    """Run gguf-py in this process, as the `metadata` suite asks it every time and its start takes
+    longest."""
     monkeypatch.setattr(GgufPy, "isolated", False)
 
 

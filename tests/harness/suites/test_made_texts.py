@@ -57,7 +57,7 @@ def with_special_tokens(folder: Path, kind: str) -> Path:
 
 
 class Splits(Reference, name="special texts: splits user-defined tokens"):
-    """Tokens of one type are not looked for in texts."""
+    """A tokenizer that does not look for tokens of one type in texts."""
 
     attr = Attr.USER_DEFINED
 

@@ -125,7 +125,7 @@ def test_nan_of_blocks_conforms_in_no_suite(suite: str, tmp_path: Path) -> None:
 
 
 class HalfGreedy(Levels, name="nothing told: greedy of halves"):
-    """The right logits, of which it shows the likeliest token alone."""
+    """An engine with right logits that shows only the likeliest token."""
 
     levels = ("greedy", "tokenize")
     evaluate, greedy = Reference.evaluate, Reference.greedy

@@ -36,7 +36,7 @@ class Reads(Quiet, name="in turn: reads each prompt as it is"):
 
 
 def by_its_last_eight(engine: Reads, prompt: list[int]) -> list[int]:
-    """Blocks of what is kept have the hash of their own tokens, without those before."""
+    """Look kept blocks up by the hash of their own tokens, without those before."""
     found: dict[tuple[int, ...], list[int]] = engine.__dict__.setdefault("found", {})
     return found.setdefault(tuple(prompt[-8:]), prompt)
 
@@ -50,7 +50,7 @@ def by_its_ends(engine: Reads, prompt: list[int]) -> list[int]:
 
 
 def same_without_its_last(engine: Reads, prompt: list[int]) -> list[int]:
-    """All of it is kept, and one token taken off to have something to compute: which is not."""
+    """Keep all of a prompt, and compute its last token anew after another."""
     return prompt[:-1] if prompt == engine.last and len(prompt) > 1 else prompt
 
 

@@ -27,7 +27,7 @@ OVERLONG = b"\xc0\xaf overlong"
 
 
 def rewriting(name: str, change: Change) -> str:
-    """Right, but for what it makes of a text before."""
+    """Return an engine that is right, but changes a text before it reads it."""
 
     def tokenize(self: Any, texts: Sequence[bytes], **flags: bool) -> list[list[int]]:
         return Reference.tokenize(self, [change(text) for text in texts], **flags)
@@ -36,7 +36,7 @@ def rewriting(name: str, change: Change) -> str:
 
 
 def surrogates_as_pairs(text: bytes) -> bytes:
-    """Decodes WTF-8, in which half a pair is a character."""
+    """Decode WTF-8, in which half a pair is a character."""
     try:
         return text.decode("utf-8", "surrogatepass").encode("utf-16", "surrogatepass").decode(
             "utf-16", "replace"

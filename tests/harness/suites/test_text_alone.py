@@ -116,8 +116,7 @@ def test_greedy_tokens_alone_are_held_against_the_oracles(folder: Path) -> None:
 
 
 def bos_again(self: Any, prompt: Sequence[int], n: int) -> list[int]:
-    """Right behind the prompt that is always asked: with a BOS too much a good model goes on
-    rightly behind many."""
+    """Add a BOS too many, which a good model ignores behind many prompts."""
     known = self.tokenize([b"Once upon a time"])[0]
     given = prompt if prompt[: len(known)] == known else [1, *prompt]
     return Reference.greedy(self, given, n)

@@ -128,7 +128,7 @@ ALLOWED = 0.1
 
 
 def with_rows(**rows: float) -> F32:
-    """Return the truth, but for a few rows: r2=1.0 is the third."""
+    """Return the true values with a few changed rows: r2=1.0 is the third."""
     found = TRUTH.copy()
     for name, value in rows.items():
         found[int(name[1:])] = value

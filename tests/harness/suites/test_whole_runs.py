@@ -151,7 +151,7 @@ def test_engines_that_are_wrong_in_the_same_way_are_both_at_fault(suite: str, mo
 
 
 class Unconverted(Reference, name="test:unconverted"):
-    """Honest: it multiplies activations as they are."""
+    """An honest engine that multiplies unconverted activations."""
 
     def make_ops(self) -> Plain:
         return Plain()
@@ -182,7 +182,7 @@ def test_honest_runs_that_overflow_give_no_limit(model: Path, tmp_path: Path) ->
 
 
 class OnlyLogits(Reference, name="test:only-logits"):
-    """Wrong in rotations, and shows embeddings alone."""
+    """An engine with wrong rotations that shows only embeddings."""
 
     ops = HalfSplit
 
@@ -198,7 +198,7 @@ class OnlyLogits(Reference, name="test:only-logits"):
 
 
 class Fickle(LocalSession):
-    """Chooses the second best at one step, and is right in all else."""
+    """An engine that chooses the second best at one step, and is right in all else."""
 
     def _ask(self, question: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outcome = super()._ask(question, args, kwargs)
@@ -220,7 +220,7 @@ def test_greedy_choice_below_the_largest_logit_is_found_in_either_role(
 
 
 class NoNumbers(Reference, name="test:no-numbers"):
-    """Every logit is NaN."""
+    """An engine whose every logit is NaN."""
 
     def evaluate(self, request: Request) -> Evaluation:
         run = super().evaluate(request)
@@ -262,7 +262,8 @@ def test_bisect_does_not_conform_where_both_are_wrong_in_what_is_not_shown(model
 
 
 class KeepsPrompts(Reference):
-    """`read` is what stands for the tokens of a first batch. known: of calls before."""
+    """An engine that keeps prompts. `read`: what stands for a first batch's tokens; known: of calls
+    before."""
 
     read: Callable[[dict[Any, Any], Request], NDArray[np.int32]]
 
@@ -282,7 +283,7 @@ def by_its_beginning(known: dict[Any, Any], request: Request) -> NDArray[np.int3
 
 
 def by_its_first_token(known: dict[Any, Any], request: Request) -> NDArray[np.int32]:
-    """The last prompt alone is kept."""
+    """Keep only the last prompt."""
     tokens = request.batches[0].tokens
     key = (len(tokens), int(tokens[0]))
     if key not in known:

@@ -37,7 +37,7 @@ FIRST = {"shares-states-blind": 41}  # no case before it shows this one
 
 
 class Dies(Reference):
-    """Does not survive three sequences."""
+    """An engine that dies of three sequences."""
 
     name = "dies"
 
@@ -56,13 +56,13 @@ class Mute(Reference):
 
 @pytest.fixture(autouse=True)
 def engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong engines are known by their names while a test runs."""
+    """Register wrong engines while a test runs."""
     for cls in (Dies, Mute, REFUSED, *(row.engine for row in WRONG.values())):
         monkeypatch.setitem(Adapter.family, cls.name, cls)
 
 
 def fuzzed(kind: str, **changes: Any) -> Iterator[Verdict]:
-    """Lazily: what comes after a first finding is not run."""
+    """Yield findings lazily, so that nothing runs behind the first one."""
     plan = FuzzPlan(
         **{
             "targets": (kind,),
@@ -160,7 +160,7 @@ def test_a_schedule_survives_its_json() -> None:
 
 
 def alone(change: Any, symptom: str, tmp_path: Path) -> bool:
-    """Return True if an engine that plays both parts is found to contradict itself so."""
+    """Return True if an engine that plays both parts contradicts itself in this way."""
     path = tmp_path / "small.gguf"
     SMALL["attention"](path)
     cls = engine(change)

@@ -40,7 +40,7 @@ SLOW, DEADLY = b"SLOW", b"DEADLY"
 
 
 class Another(Session):
-    """Answers as our reader does, and to no question that holds a certain file."""
+    """A reader that answers as ours does, except about a certain file."""
 
     name = "another"
 

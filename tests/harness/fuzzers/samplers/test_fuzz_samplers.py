@@ -110,7 +110,7 @@ def test_every_question_of_a_target_has_its_sampler(target: str, vocabulary: Pat
 
 
 class Stubborn(Reference, name="fake-dies-of-nan"):
-    """An engine that has two samplers, and fails on NaN."""
+    """An engine with two samplers that fails on NaN."""
 
     def sample(self, request: SampleRequest) -> Any:
         if np.isnan(request.logits).any():

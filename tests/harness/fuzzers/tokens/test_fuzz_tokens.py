@@ -38,7 +38,7 @@ KINDS = [kind for kind in BUILTIN_VOCABULARIES if kind != "none"]
 
 
 class Dies(Reference):
-    """Does not take a text with a tilde in it, as an engine that ends its process."""
+    """A tokenizer that dies of a tilde, as an engine that ends its process."""
 
     name = "dies"
 
@@ -56,7 +56,7 @@ class Forgets(Reference):
 
 
 class Lossy(Reference):
-    """Engine in a language whose texts are UTF-8 and no other bytes."""
+    """An engine in a language whose texts are only UTF-8."""
 
     name = "lossy"
     says_so = True
@@ -77,14 +77,14 @@ def lossy(text: bytes) -> bytes:
 
 @pytest.fixture(autouse=True)
 def engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong engines are known by their names while a test runs."""
+    """Register wrong engines while a test runs."""
     for cls in (Dies, Forgets, Lossy):
         monkeypatch.setitem(Adapter.family, cls.name, cls)
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Material]]:
-    """Tokenizer and material of each built-in vocabulary."""
+    """Yield tokenizer and material of each built-in vocabulary."""
     folder = tmp_path_factory.mktemp("vocabularies")
     found: dict[str, tuple[Tokenizer, Material]] = {}
     for kind in KINDS:
@@ -296,7 +296,7 @@ def test_irrelevant_parts_of_a_text_become_simple() -> None:
 
 
 def safe(wrong: Any, texts: Any) -> list[bool]:
-    """Texts that are no UTF-8 are not wrong."""
+    """Return True for texts that count as right: invalid UTF-8 is never wrong."""
     found = []
     for each in texts:
         try:
