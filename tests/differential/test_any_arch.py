@@ -217,7 +217,7 @@ def test_replay_and_oracle_do_not_ask_one_worker_at_once(
 
 @pytest.mark.parametrize("arch", ["chameleon", "cogvlm", "dream", "llada"])
 @pytest.mark.parametrize("rows", [1 << 20, 1], ids=["all", "some"])
-def test_an_honest_engine_agrees_whatever_a_graph_makes_of_batches(
+def test_honest_engine_agrees_for_any_split_of_batches(
     arch: str,
     rows: int,
     plan_for: Callable[..., Plan],
@@ -237,7 +237,7 @@ def test_an_honest_engine_agrees_whatever_a_graph_makes_of_batches(
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "qwen3moe", "phi3", "gemma2"])
-def test_heads_share_kv_heads_so_that_it_shows_which(
+def test_heads_share_kv_heads_visibly(
     arch: str, plan_for: Callable[..., Plan], checked: Checked, tmp_path: Path
 ) -> None:
     """A model with as many KV heads as heads would hide the fault: every way to share them is the

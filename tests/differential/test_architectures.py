@@ -170,7 +170,7 @@ def test_a_wrong_graph_is_confirmed_by_putting_the_oracles_tensors_in(
         ("mutant:cache-sequences-leak", "beside another sequence"),
     ],
 )
-def test_an_engine_with_a_graph_of_its_own_is_asked_otherwise_as_well(
+def test_engine_with_own_graph_is_asked_in_other_ways(
     engine: str, way: str, made: Callable[..., Path], checked: Checked
 ) -> None:
     """The first answer alone is right in every logit and every op."""

@@ -32,7 +32,7 @@ def test_slices_load_and_our_engine_gives_the_same_logits(arch: str, tmp_path: P
     assert [row.answer.status for row in rows] == ["agreed"] * 4
 
 
-def test_a_layer_is_what_it_was_by_its_number(tmp_path: Path) -> None:
+def test_slice_keeps_the_role_of_a_layer(tmp_path: Path) -> None:
     """The sixth of gemma3 has no window and another base of its rotation, the second of gemma2 no
     window; both have the same names of tensors as their neighbours."""
     sixth, second = asker_for("gemma3", tmp_path), asker_for("gemma2", tmp_path)
@@ -62,7 +62,7 @@ def test_llama_cpp_shows_every_weight_through_a_lens(arch: str, quant: str, tmp_
     assert (found.answer.status, left_out) == ("agreed", [])
 
 
-def test_a_model_that_llama_cpp_refuses_accuses_nobody(
+def test_model_refused_by_llama_cpp_accuses_neither_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gemma2 never has a head of its own."""

@@ -46,9 +46,7 @@ def test_a_greedy_loop_that_is_wrong_shows_in_text_alone(bench: TrialBench) -> N
 
 
 @pytest.mark.parametrize("name", ["beginning-of-last", "of-the-same-length", "keeps-last-32"])
-def test_prompts_taken_for_others_show_though_logits_are_right(
-    name: str, bench: TrialBench
-) -> None:
+def test_wrong_prompt_cache_hits_show_despite_right_logits(name: str, bench: TrialBench) -> None:
     found = try_wrong(bench, Adapter.member(f"mutant:prompt-{name}"), "f32")
     assert all(seen.caught for seen in found.views.values())
     assert "seeded tokens the engine chooses" in found.views["logits"].said

@@ -21,7 +21,7 @@ PlanFor = Callable[..., Plan]
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", BUILTIN)
-def test_a_built_in_model_conforms_and_nothing_is_left_out(
+def test_built_in_model_conforms_in_every_suite(
     name: str, preset: str, models: Callable[[str], Path], plan_for: PlanFor, checked: Checked
 ) -> None:
     found = checked(plan_for(models(name), settings=PRESETS[preset]))

@@ -62,7 +62,7 @@ def test_engine_with_a_coded_cache_conforms(k: str, v: str, model: Path, tmp_pat
     assert exit_code(found) == 0, [v.summary for v in found]
 
 
-def test_engine_with_another_cache_than_it_says_is_found(model: Path, tmp_path: Path) -> None:
+def test_engine_with_undeclared_cache_is_found(model: Path, tmp_path: Path) -> None:
     plan = plan_for(
         model,
         oracle="llama.cpp",

@@ -18,7 +18,7 @@ SOME = (
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", SOME)
-def test_numbers_beyond_all_bounds_accuse_nobody(name: str, preset: str, tmp_path: Path) -> None:
+def test_overflowing_numbers_accuse_neither_engine(name: str, preset: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     cases()[name](path)
     plan = Plan(

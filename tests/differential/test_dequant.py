@@ -114,7 +114,7 @@ def test_types_without_a_decoder_in_llama_cpp_are_listed(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-def test_activations_are_converted_to_what_llama_cpp_converts_them_to(
+def test_activations_are_converted_as_llama_cpp_does(
     kind: type[WeightFormat],
 ) -> None:
     traits = cpu_traits(library(), kind.type_id)

@@ -93,7 +93,7 @@ class LaterBatchesMore(Reference, name="test: a GELU of its own, and later batch
         return first, *(rows * np.float32(1.5) for rows in rest)
 
 
-def test_rows_that_an_honest_engine_has_otherwise_are_not_said_to_be_wrong(
+def test_rows_of_an_honest_engine_are_not_called_wrong(
     bert: Path,
 ) -> None:
     first, *_ = of_embeddings(bert, LaterBatchesMore.name)
@@ -113,9 +113,7 @@ class OfLengthTwo(OfLengthOne, name="test: embeddings of length two"):
 
 
 @pytest.mark.parametrize("engine", [OfLengthOne, OfLengthTwo])
-def test_rows_that_are_divided_by_their_length_are_told_from_wrong_ones(
-    engine: type[Reference], bert: Path
-) -> None:
+def test_normalised_rows_differ_from_wrong_rows(engine: type[Reference], bert: Path) -> None:
     first, more = of_embeddings(bert, engine.name)
     assert {first.status, more.status} == {"diverged"}
     for verdict in (first, more):

@@ -185,15 +185,13 @@ def test_wrong_pooling_is_found_and_at_fault(
 
 
 @pytest.mark.parametrize("name", ["grok", "glm5-next"])
-def test_layers_without_flash_attention_are_no_refusal_on_llama_cpps_graph(
-    name: str, made: MadeOf
-) -> None:
+def test_graph_with_layers_without_flash_attention_is_compared(name: str, made: MadeOf) -> None:
     with Runner().open("llama.cpp", made(name), DEFAULT) as session:
         run = session.ask("evaluate", Request(batches=(Batch.of([1, 2, 3]),)))
     assert isinstance(run, Answered), run
 
 
-def test_embeddings_as_wide_as_the_vocabulary_is_long_are_no_logits(tmp_path: Path) -> None:
+def test_embeddings_of_vocabulary_width_are_not_logits(tmp_path: Path) -> None:
     """Rows of logits are known by their length where they have no name."""
     path = tmp_path / "bert.gguf"
     wide = replace(variant_named("bert"), sizes=(("n_embd", 128), ("n_vocab", 128)))

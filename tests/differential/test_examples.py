@@ -59,7 +59,7 @@ def test_the_python_example_conforms(models: Path, tmp_path: Path) -> None:
     assert agreed(result) == set(suites)
 
 
-def test_a_wrong_rope_in_it_is_found_without_a_line_of_ours(models: Path, tmp_path: Path) -> None:
+def test_example_with_wrong_rope_is_found(models: Path, tmp_path: Path) -> None:
     text = (EXAMPLES / "engine.py").read_text()
     wrong = text.replace("x[..., 0::2], x[..., 1::2]", "*np.split(x, 2, -1)")
     assert wrong.count("np.split") == 1
@@ -101,7 +101,7 @@ def engine_in_c(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs("cc")
-def test_the_c_example_decodes_every_weight_alike(
+def test_c_example_decodes_every_weight_correctly(
     models: Path, tmp_path: Path, engine_in_c: Path
 ) -> None:
     plan = plan_for(builtin_model("q4_0", models), str(engine_in_c), "dequant")
@@ -111,7 +111,7 @@ def test_the_c_example_decodes_every_weight_alike(
 
 
 @needs("cc")
-def test_smoke_says_what_the_c_example_can_do(models: Path, engine_in_c: Path) -> None:
+def test_smoke_lists_the_levels_of_the_c_example(models: Path, engine_in_c: Path) -> None:
     model = builtin_model("f32", models)
     command = [str(engine_in_c)]
     with ProgramSession(command, model, EXACT, time_limit=60, memory_limit=None) as session:

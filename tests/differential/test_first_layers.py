@@ -63,7 +63,7 @@ def values_in(model: Path, layers: range) -> dict[str, list[NDArray[Any]]]:
         *(("neo-bert", 1), ("granite", 1)),
     ],
 )
-def test_llama_cpp_computes_the_same_in_each_layer_that_is_left(
+def test_llama_cpp_computes_the_same_in_each_kept_layer(
     arch: str, enough: int, tmp_path: Path
 ) -> None:
     model, output = model_of(arch, tmp_path, n_layer=4), tmp_path / "first.gguf"
@@ -106,7 +106,7 @@ def test_number_of_layers_that_is_not_smaller_is_refused(n: int, tmp_path: Path)
         write_first_layers(model_of("qwen3", tmp_path, n_layer=2), n, tmp_path / "first.gguf")
 
 
-def test_a_tensor_that_the_first_layers_do_not_ask_for_is_left_out(tmp_path: Path) -> None:
+def test_slice_omits_unread_tensors(tmp_path: Path) -> None:
     """Layers without a window have factors of gemma4, and llama.cpp takes no file with more."""
     model, output = model_of("gemma4", tmp_path, n_layer=5), tmp_path / "first.gguf"
     assert write_first_layers(model, 2, output) == FirstLayers(n=2, of=5, enough=5)
@@ -178,7 +178,7 @@ def test_a_hidden_file_of_the_same_name_is_left(n: int, tmp_path: Path) -> None:
     assert (tmp_path / "first.gguf").exists() is (n == 1)
 
 
-def test_output_that_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+def test_irregular_output_file_is_not_replaced(tmp_path: Path) -> None:
     model, pipe = model_of("qwen3", tmp_path, n_layer=2), tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="a pipe; expected a regular file"):
@@ -208,13 +208,13 @@ def test_a_short_window_keeps_all_layers_if_wanted(tmp_path: Path, lockstep: Loc
         assert file.metadata["gemma3.attention.sliding_window"].data == 10
 
 
-def test_the_kinds_of_a_model_are_counted_by_types_as_well(tmp_path: Path) -> None:
+def test_layer_kinds_are_counted_by_weight_types_too(tmp_path: Path) -> None:
     assert write_first_layers(
         model_of("qwen3", tmp_path, n_layer=3), 1, tmp_path / "first.gguf"
     ) == FirstLayers(n=1, of=3, enough=1)
 
 
-def test_a_window_of_a_model_without_one_is_no_slice(tmp_path: Path) -> None:
+def test_slice_with_a_new_window_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="has no window or other part that"):
         write_first_layers(
             model_of("qwen3", tmp_path, n_layer=2), 2, tmp_path / "short.gguf", short=True

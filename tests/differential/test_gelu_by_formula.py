@@ -48,7 +48,7 @@ def test_the_exact_gelu_is_found_in_every_layer(gemma3: Recorded) -> None:
 @pytest.mark.parametrize(
     ("way", "plain"), [(Honest(), False), (Noisy(seed=3), False), (Honest(), True), (Wide(), True)]
 )
-def test_gelu_by_tanh_accuses_nobody_with_a_table_or_without(
+def test_gelu_by_tanh_is_accepted_with_and_without_a_table(
     way: Honest, plain: bool, gemma3: Recorded
 ) -> None:
     assert gemma3.accused(gemma3.run(way, plain=plain)) == []

@@ -128,7 +128,7 @@ def off(made: Recorded, found: Replayed) -> float:
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_a_graph_run_whole_gives_what_llama_cpp_gives(name: str, recorded: Record) -> None:
+def test_replayed_graph_agrees_with_llama_cpp(name: str, recorded: Record) -> None:
     made = recorded(name)
     found = made.run()
     assert found.missing == ()
@@ -139,9 +139,7 @@ def test_a_graph_run_whole_gives_what_llama_cpp_gives(name: str, recorded: Recor
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_a_graph_is_the_same_without_the_values_that_it_computes(
-    name: str, recorded: Record
-) -> None:
+def test_graph_recorded_without_values_is_equal(name: str, recorded: Record) -> None:
     """Results come in any case, and where they are not enough all are asked for."""
     made = recorded(name)
     with Runner().open("llama.cpp", made.path, made.settings) as session:
@@ -176,13 +174,13 @@ def test_values_are_the_same_bits_where_bounds_are_left_out(name: str, recorded:
     assert all(a is not None and np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
-def test_with_flash_attention_and_a_cache_of_halves_too(recorded: Record) -> None:
+def test_replay_with_flash_attention_and_f16_cache_agrees(recorded: Record) -> None:
     made = recorded("gemma3", DEFAULT)
     assert {root.type for root in made.program.caches} == {"F16"}
     assert off(made, made.run()) <= made.floor
 
 
-def test_rows_are_in_the_order_of_the_batch_whatever_the_ubatches(recorded: Record) -> None:
+def test_rows_keep_the_order_of_the_batch(recorded: Record) -> None:
     made = recorded("mamba", sequences=3)
     orders = [list(order) for order in made.program.orders]
     assert any(order != sorted(order) for order in orders)
@@ -236,7 +234,7 @@ def test_the_noise_floor_is_that_of_our_own_architecture(
 # --- values put in ----------------------------------------------------------------------------
 
 
-def test_a_value_put_in_reaches_what_comes_after_it_and_nothing_before(recorded: Record) -> None:
+def test_replaced_value_changes_only_later_nodes(recorded: Record) -> None:
     made = recorded("qwen3moe")
     (place,) = [p for p in made.program.places_of("l_out-0") if p[0] == 1]
     seen: dict[Place, NDArray[Any]] = {}
@@ -330,7 +328,7 @@ def test_a_cache_that_loses_a_row_is_seen(recorded: Record) -> None:
     assert off(made, found) > 2 * made.floor
 
 
-def test_only_what_is_read_later_is_held(recorded: Record) -> None:
+def test_replay_holds_only_values_read_later(recorded: Record) -> None:
     made = recorded("qwen3moe")
     sizes: list[int] = []
     every = 0

@@ -53,7 +53,7 @@ class EpsInTheCode(Reference, name="test:eps-of-heads-in-the-code"):
     ops = HeadsBySameEps
 
 
-def test_engine_with_an_eps_of_its_own_for_head_norms_is_not_accused(
+def test_engine_with_own_eps_for_head_norms_is_not_accused(
     tmp_path: Path,
 ) -> None:
     (path,) = make_variants(["qwen3"], tmp_path, quant="Q4_1")

@@ -72,7 +72,7 @@ def test_a_worker_that_dies_between_two_questions_costs_nothing(
     assert exit_code(found) == 0
 
 
-def test_a_context_for_which_there_is_no_memory_accuses_nobody(
+def test_context_beyond_memory_accuses_neither_engine(
     models: Callable[[str], Path],
 ) -> None:
     """The limit of the worker is ours: llama.cpp does not refuse the model."""

@@ -114,7 +114,7 @@ def test_engine_that_fails_is_asked_once_with_the_same_verdicts(
 
 
 @pytest.mark.parametrize(("engine", "suite"), SUITES)
-def test_embeddings_which_end_what_they_began_end_nothing_else(
+def test_embeddings_end_only_their_own_work(
     model: Path, engine: str, suite: type[Suite], large: list[object]
 ) -> None:
     assert verdicts(model, engine, suite, Embeddings)
@@ -122,7 +122,7 @@ def test_embeddings_which_end_what_they_began_end_nothing_else(
 
 
 @pytest.mark.parametrize(("engine", "suite"), SUITES)
-def test_fork_that_nobody_waits_for_ends(
+def test_unawaited_fork_ends(
     model: Path, engine: str, suite: type[Suite], large: list[object]
 ) -> None:
     with open_both(plan_for(model, oracle="llama.cpp", engine=engine)) as both:

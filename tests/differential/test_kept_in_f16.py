@@ -87,7 +87,7 @@ def test_a_bisection_does_not_say_so_of_another_scale(tmp_path: Path) -> None:
     assert found.in_f16 == ""
 
 
-def test_nothing_is_said_of_logits_that_are_no_numbers(tmp_path: Path) -> None:
+def test_nan_logits_get_no_note_on_caches(tmp_path: Path) -> None:
     """NaN is as far from any run as any other answer."""
     change = ("/ np.sqrt(q.shape[-1])", "/ np.sqrt(q.shape[-1]) * np.float32(np.nan)")
     found = bisected(tmp_path, change)

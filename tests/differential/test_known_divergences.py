@@ -65,7 +65,7 @@ def test_a_short_run_over_all_types_finds_nothing_that_is_not_known(tmp_path: Pa
     assert len(read_report(result.folder / "report.jsonl")) == len(result.verdicts) + 2
 
 
-def test_gguf_py_as_the_engine_under_test_is_held_against_llama_cpp(tmp_path: Path) -> None:
+def test_gguf_py_under_test_is_compared_with_llama_cpp(tmp_path: Path) -> None:
     plan = FuzzPlan(targets=("Q4_K", "Q2_0"), engine="gguf-py", cases=500)
     result = run_campaign("quants", plan, tmp_path, [])
     assert [v.status for v in result.verdicts] == ["agreed", "not-compared"]

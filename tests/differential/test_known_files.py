@@ -63,7 +63,7 @@ def test_known_finding_is_still_true(
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.id)
-def test_an_entry_says_what_it_is_about_and_whether_it_was_reported(known: KnownFile) -> None:
+def test_entry_states_its_subject_and_whether_it_was_reported(known: KnownFile) -> None:
     assert set(known.ways) <= set(WAYS[known.component])
     assert known.symptom in SYMPTOMS
     assert known.symptom != "accepts" or known.kind in KINDS

@@ -29,7 +29,7 @@ def test_known_state_file_still_does_so(known: KnownState) -> None:
     assert entry_for(KNOWN, found[0][1], way, memory) == known, over
 
 
-def test_entries_say_what_they_are_about() -> None:
+def test_entries_state_their_subject() -> None:
     assert len({known.id for known in KNOWN}) == len(KNOWN)
     for known in KNOWN:
         assert known.symptom in SYMPTOMS
@@ -52,7 +52,7 @@ def test_short_run_finds_only_what_is_known(target: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("settings", [EXACT, DEFAULT], ids=lambda settings: settings.name)
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_llama_cpp_goes_on_from_its_own_files(
+def test_llama_cpp_continues_from_its_own_files(
     memory: str, settings: Settings, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"

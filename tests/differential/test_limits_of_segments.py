@@ -37,7 +37,7 @@ def judged(
     # behind a long sum its bound is as wide as what honest runs of all ops before it come to
     [("attn_norm-1", True), ("kqv_out-0", True), ("ffn_out-1", False), ("l_out-0", True)],
 )
-def test_a_scale_that_is_said_to_show_is_found(site: str, hidden: bool, qwen3: Recorded) -> None:
+def test_smallest_visible_scale_error_is_found(site: str, hidden: bool, qwen3: Recorded) -> None:
     """The bound of the last op alone promised to see a hundredth, and an engine that far off
     agreed."""
     sees = [judged(qwen3, Honest(), limits=limits)[site].sees for limits in (True, False)]
@@ -49,7 +49,7 @@ def test_a_scale_that_is_said_to_show_is_found(site: str, hidden: bool, qwen3: R
     assert (found[1] is None) == hidden
 
 
-def test_a_limit_that_was_not_measured_is_none_to_be_close_to(qwen3: Recorded) -> None:
+def test_unmeasured_limit_is_not_called_close(qwen3: Recorded) -> None:
     exact = judged(qwen3, Honest(), limits=False).values()
     assert all(f.measured == (ALONE not in f.reason) for f in exact)
     unmeasured = [f for f in exact if not f.measured]
@@ -59,7 +59,7 @@ def test_a_limit_that_was_not_measured_is_none_to_be_close_to(qwen3: Recorded) -
 
 
 @pytest.mark.parametrize("limits", [False, True])
-def test_limits_that_are_asked_for_accuse_nobody(limits: bool, qwen3: Recorded) -> None:
+def test_requested_limits_accuse_neither_engine(limits: bool, qwen3: Recorded) -> None:
     found = judged(qwen3, Noisy(seed=3), limits=limits).values()
     assert [f for f in found if f.mismatch] == []
     measured = [f for f in found if f.measured and " ops" in f.op]

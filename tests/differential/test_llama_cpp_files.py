@@ -35,9 +35,7 @@ def stories(directory: Path) -> Iterator[Session]:
 
 
 @pytest.mark.parametrize("damage", ["cut", "magic", "empty", "missing"])
-def test_a_file_that_is_no_model_is_rejected_in_llama_cpps_own_words(
-    damage: str, directory: Path
-) -> None:
+def test_invalid_model_is_rejected_in_llama_cpps_words(damage: str, directory: Path) -> None:
     raw = model_named("f32", directory).read_bytes()
     damaged = {"cut": raw[:1000], "magic": b"GGML" + raw[4:], "empty": b""}
     words = {"cut": "failed to read", "magic": "invalid magic", "empty": "failed to read magic"}
@@ -73,7 +71,7 @@ def test_a_model_without_logits_has_no_next_token(tmp_path: Path) -> None:
             assert "the model (bert) has no logits" in outcome.message
 
 
-def test_architecture_unknown_to_llama_cpp_is_no_refusal_of_the_file(
+def test_unknown_architecture_is_not_a_refusal(
     tmp_path: Path,
 ) -> None:
     """An older version, held against one that knows the architecture, would otherwise diverge."""

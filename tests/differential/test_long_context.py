@@ -357,7 +357,7 @@ def test_engine_that_refuses_the_model_gets_another_one(
     assert ("it takes no such model" in found[0].summary) is (status != "agreed")
 
 
-def test_a_server_holds_another_model_only_if_somebody_gives_it_one(
+def test_address_server_is_asked_about_its_own_model_only(
     gemma3: Path, plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
     plan = plan_for(gemma3)

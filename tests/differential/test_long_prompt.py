@@ -228,7 +228,7 @@ def test_engine_that_chooses_factors_by_the_text_agrees(
         (1024, "agreed", "with a prompt of 1021 tokens at once and 3 after it, 1 threads"),
     ],
 )
-def test_an_engine_that_says_what_context_it_has_is_asked_for_no_more(
+def test_engine_is_not_asked_beyond_its_declared_context(
     cells: int,
     status: str,
     words: str,
@@ -274,7 +274,7 @@ def test_difference_stays_one_though_the_engine_dies_in_the_search(
 
 
 @pytest.mark.parametrize("engine", ["reference", "llama.cpp"])
-def test_engines_of_small_models_are_asked_though_nobody_names_it(
+def test_long_prompt_is_asked_of_small_models_by_default(
     engine: str, model: Path, plan_for: Callable[..., Plan], open_for: OpenPlan
 ) -> None:
     """The first model of many engines is small: with a table of 1,024 positions they passed."""

@@ -34,7 +34,7 @@ def test_factor_of_rotated_elements_follows_from_both_context_lengths(
 
 
 @pytest.mark.parametrize(("original", "context"), [(1, 128), (2, (1 << 32) - 1), (5, 3)])
-def test_lengths_of_contexts_that_nobody_has_are_no_defect(
+def test_absurd_context_lengths_cause_no_defect(
     original: int, context: int, phi3: Path, tmp_path: Path
 ) -> None:
     lengths = {"context_length": context, "rope.scaling.original_context_length": original}
@@ -50,7 +50,7 @@ def test_lengths_of_contexts_that_nobody_has_are_no_defect(
     "value", [("STR", "x"), ("ARR[U32]", []), ("U8", 200), ("F32", 4096.0), ("I32", -1)], ids=str
 )
 @pytest.mark.parametrize("key", ["attention.sliding_window", "attention.temperature_length"])
-def test_a_key_that_is_no_number_of_tokens_is_none(
+def test_invalid_token_count_key_is_ignored(
     key: str, value: tuple[str, Any], tmp_path: Path
 ) -> None:
     """llama.cpp does not read it in a llama, and loads the model."""

@@ -70,7 +70,7 @@ def test_layers_left_out_change_the_logits(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["lfm2", "mamba"])
-def test_a_right_engine_agrees_and_nothing_is_left_out(arch: str, tmp_path: Path) -> None:
+def test_right_engine_agrees_in_every_layer(arch: str, tmp_path: Path) -> None:
     (path,) = make_variants([arch], tmp_path, quant="Q8_0")
     found = bisected(path, tmp_path / "made", oracle="llama.cpp")
     assert (found.exit_code, found.left_out) == (0, ())
@@ -131,9 +131,7 @@ def test_part_outside_the_layers_is_asked_on_as_few_as_llama_cpp_loads(tmp_path:
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_a_layer_that_reads_what_another_keeps_is_not_accused_of_its_fault(
-    wrong: int, tmp_path: Path
-) -> None:
+def test_layer_is_not_accused_of_the_fault_of_its_source(wrong: int, tmp_path: Path) -> None:
     """rwkv7 mixes the values of the first layer into those of all others."""
     (path,) = make_variants(["rwkv7"], tmp_path)
     tensor = f"blk.{wrong}.time_mix_value.weight"
@@ -151,7 +149,7 @@ class Fails(Reference, name="test:fails-where-layers-are-muted"):
         raise RuntimeError
 
 
-def test_an_engine_that_fails_there_is_said_to_fail_on_that_model(tmp_path: Path) -> None:
+def test_failure_on_a_muted_model_is_reported(tmp_path: Path) -> None:
     (path,) = make_variants(["lfm2"], tmp_path, quant="Q8_0")
     asker = asker_of(path, tmp_path / "made", oracle="llama.cpp", engine=Fails.name)
     (row,) = outside(asker)

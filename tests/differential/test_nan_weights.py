@@ -33,7 +33,7 @@ def test_rows_that_are_nan_throughout_reach_into_no_free_cell(
     assert np.isnan(weights).all()
 
 
-def test_nan_in_a_block_is_no_fault_of_ggml(tmp_path: Path) -> None:
+def test_nan_in_a_block_does_not_accuse_ggml(tmp_path: Path) -> None:
     """The NaN has a step of -128, and ggml's AVX2 code does not change the sign of that."""
     model = written(tmp_path, quant="Q8_0", n_ff=128)
     with GgufFile.open(model) as file:

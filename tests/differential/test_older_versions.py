@@ -59,7 +59,7 @@ def test_an_older_version_agrees(
     assert {v.suite for v in found} == set(ASKED)
 
 
-def test_the_version_is_in_what_the_report_says_of_the_engines(
+def test_report_names_the_version_of_each_engine(
     models: Callable[[str], Path], plan_for: PlanFor
 ) -> None:
     with open_both(plan_for(models("f32"), oracle=OLD)) as both:
@@ -114,7 +114,7 @@ def test_two_versions_are_compared_in_what_both_show(tmp_path: Path) -> None:
     assert judge.counts["slots"] == 0  # the older one does not show them
 
 
-def test_a_rule_that_the_older_version_lacks_is_told(tmp_path: Path) -> None:
+def test_rule_missing_in_the_older_version_is_reported(tmp_path: Path) -> None:
     found, _ = between_versions(GAP, tmp_path)
     assert found is not None
     assert (found.symptom, found.step, found.text) == ("code", 1, "code 0, expected -1")

@@ -24,7 +24,7 @@ A, B, C = (0, 0, 1), (0, 0, 2), (0, 0, 3)
 NAMES = {A: "embd", B: "inp_scaled"}
 
 
-def test_the_nearest_is_named_if_it_is_much_nearer_than_what_it_is_called() -> None:
+def test_nearest_node_is_named_if_much_nearer() -> None:
     said = other_name(SMALL, A, {A: OFF, B: RIGHT}, NAMES)
     assert said.startswith("the engine shows llama.cpp's inp_scaled (1.4e-05 of")
     assert other_name(SMALL + 0.5, A, {A: OFF, B: RIGHT}, NAMES) == ""  # as far from each
@@ -34,7 +34,7 @@ def test_the_nearest_is_named_if_it_is_much_nearer_than_what_it_is_called() -> N
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_one_number_everywhere_is_nobodys_tensor(value: float) -> None:
+def test_constant_tensor_gets_no_other_name(value: float) -> None:
     """Zeros, beside what is zero in llama.cpp by a bias of zeros, or one number everywhere."""
     shown = np.full(8, value, np.float32)
     assert other_name(shown, A, {A: RIGHT, B: shown.copy()}, NAMES) == ""

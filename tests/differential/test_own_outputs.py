@@ -90,7 +90,7 @@ def bisected(model: Path, engine: str) -> Bisection:
     return found
 
 
-def test_a_wrong_end_of_an_embedding_model_is_found_behind_what_is_shown(tmp_path: Path) -> None:
+def test_wrong_end_of_an_embedding_model_is_found(tmp_path: Path) -> None:
     """An earlier report said that no op is wrong, and named the order of calls."""
     model = made(tmp_path, "bert")
     found = bisected(model, engine(tmp_path, "ffn_inp", rows=L2))
@@ -110,7 +110,7 @@ def test_a_wrong_head_is_found_though_only_layers_are_shown(tmp_path: Path) -> N
     assert bisected(model, engine(tmp_path, "l_out")).exit_code == 0
 
 
-def test_an_answer_that_is_not_what_is_shown_by_its_name_is_found(tmp_path: Path) -> None:
+def test_answer_that_differs_from_its_shown_tensor_is_found(tmp_path: Path) -> None:
     """An earlier report said that no op is wrong, and named the order of calls."""
     model, shows = builtin_model("f32", tmp_path), ("l_out", "result_output")
     found = bisected(model, engine(tmp_path, *shows, rows="rows * np.float32(1.5)"))
@@ -121,7 +121,7 @@ def test_an_answer_that_is_not_what_is_shown_by_its_name_is_found(tmp_path: Path
     assert bisected(model, engine(tmp_path, *shows)).exit_code == 0
 
 
-def test_logits_that_a_model_does_not_have_are_missed_of_nobody(tmp_path: Path) -> None:
+def test_missing_logits_of_an_embedding_model_accuse_no_engine(tmp_path: Path) -> None:
     """The class raises Unsupported for everything that it lacks; check once called that
     incomplete."""
     model = made(tmp_path, "bert")
@@ -175,7 +175,7 @@ def test_engine_that_ignores_replaced_values_is_not_accused_behind_them(
         lambda values: pickle.dumps(values),
     ],
 )
-def test_whoever_looks_at_what_is_put_in_is_held_to_it(look: Callable[[object], object]) -> None:
+def test_engine_that_reads_replaced_values_is_compared(look: Callable[[object], object]) -> None:
     request = Request(batches=(), replace={Site(step=0, layer=0, name="l_out"): np.zeros(1)})
     given, (asked,) = watch_values((request,))
     assert given.is_ignored
@@ -223,9 +223,7 @@ def taking_turns(*tokens: int) -> Batch:
 
 
 @pytest.mark.parametrize("last", [5, 90])
-def test_rows_of_a_batch_are_held_against_the_part_that_has_their_tokens(
-    last: int, tmp_path: Path
-) -> None:
+def test_rows_of_a_batch_are_compared_with_their_ubatch(last: int, tmp_path: Path) -> None:
     """The last token comes twice, so that its rows cannot be told apart, or is another one."""
     batch = taking_turns(5, 42, 79, 16, last)
     with recorded("mamba", tmp_path, batches=(batch,)) as mamba:

@@ -50,7 +50,7 @@ def engine(name: str) -> str:
     return shlex.join([sys.executable, str(EXAMPLES / name)])
 
 
-def test_two_models_side_by_side(models: list[Path], tmp_path: Path) -> None:
+def test_two_models_run_side_by_side(models: list[Path], tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(PASSES)
     given = [option for model in models for option in ("--lockstep-model", str(model))]
     suites = [f"--lockstep-suite={name}" for name in ("logits", "trace", "tokens")]
@@ -69,7 +69,7 @@ def test_two_models_side_by_side(models: list[Path], tmp_path: Path) -> None:
     assert len(list(session.glob("*/*/report.jsonl"))) == 6
 
 
-def test_a_wrong_engine_fails_with_what_differs_and_no_traceback(
+def test_wrong_engine_fails_with_its_finding_and_no_traceback(
     models: list[Path], tmp_path: Path
 ) -> None:
     wrong = tmp_path / "wrong.py"
@@ -165,9 +165,7 @@ def test_a_divergence_that_is_listed_passes_with_nothing_beside_it(
         (["--lockstep-settings", "cache=Q8_9"], "'Q8_9'"),
     ],
 )
-def test_options_that_do_not_go_together_are_said(
-    options: list[str], words: str, tmp_path: Path
-) -> None:
+def test_conflicting_options_are_refused(options: list[str], words: str, tmp_path: Path) -> None:
     code, said = pytest_in(tmp_path, *options)
     assert code == 4
     assert words in said

@@ -36,7 +36,7 @@ def ops_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_trace_names_what_an_engine_rounds(name: str, model: Path) -> None:
+def test_trace_names_the_rounded_factors(name: str, model: Path) -> None:
     (verdict,) = verdicts_of(plan_of(model, f"honest:{name}"), "trace")
     assert verdict.status == "agreed"
     assert any(words.startswith(ROUNDED[name]) for words in verdict.detail["designs"])

@@ -186,7 +186,7 @@ def test_suite_judges_engines(
     assert others == {"agreed", "excused"}
 
 
-def test_fuzzing_names_what_is_known_and_finds_nothing_else() -> None:
+def test_fuzzing_finds_only_known_differences() -> None:
     plan = FuzzPlan(targets=("typical", "mirostat"), engine="llama.cpp", cases=60)
     found = list(SamplersFuzzer().run(plan, lambda target, text: None))
     assert {verdict.status for verdict in found} == {"agreed", "excused"}

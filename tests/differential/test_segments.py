@@ -261,7 +261,7 @@ def test_cells_that_have_weight_must_be_shown(qwen3: Recorded) -> None:
     assert "kq_soft_max-0" not in {str(f.site) for f in qwen3.accused(wrong)}
 
 
-def test_attention_over_other_cells_than_those_is_no_answer(qwen3: Recorded) -> None:
+def test_attention_over_wrong_cells_is_malformed(qwen3: Recorded) -> None:
     values = in_use(qwen3, qwen3.run(Honest()))
     place = next(p for p, w in qwen3.wires.items() if w.site.name == "kq")
     values[place] = values[place][:, :-1]

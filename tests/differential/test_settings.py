@@ -57,7 +57,7 @@ def test_honest_cache_is_not_accused(model: Path, name: str, kind: str) -> None:
     assert statuses(found_with(model, name, f"cache={kind}", "logits")) == {"agreed"}
 
 
-def test_heads_as_they_are_agree_with_llama_cpp_in_that_form(model: Path) -> None:
+def test_unrotated_heads_agree_with_llama_cpp_in_that_form(model: Path) -> None:
     (found,) = found_with(model, "honest:cache-unturned", "cache=Q4_0", "logits")
     assert found.detail[FORM] == OracleForm.UNTURNED.name.lower()
 

@@ -65,7 +65,7 @@ def shadow(
 
 
 @pytest.mark.parametrize("name", SLICE)
-def test_every_node_of_a_variant_is_what_its_sources_say(
+def test_every_node_of_a_variant_follows_from_its_sources(
     name: str, tmp_path: Path, namer: Session
 ) -> None:
     judge, captured = shadow(model_of(name, tmp_path, namer), EXACT)
@@ -243,7 +243,7 @@ def test_to_be_watched_changes_no_bit(settings: Settings, tmp_path: Path, namer:
     assert nodes[-1].value.tobytes() == alone.value.logits[0].tobytes()
 
 
-def test_a_fault_that_nobody_asked_for_is_not_made(tmp_path: Path, namer: Session) -> None:
+def test_unrequested_fault_is_not_injected(tmp_path: Path, namer: Session) -> None:
     path = model_of("llama", tmp_path, namer)
     nowhere = Fault(step=0, ubatch=0, index=10**6, kind="scale", draw=0)
     with Runner().open("llama.cpp", path, EXACT) as session:

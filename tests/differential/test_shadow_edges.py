@@ -57,7 +57,7 @@ def check(
     return outcome.value
 
 
-def test_a_norm_of_one_large_value_is_said_to_show_nothing(ggml: Session, judge_of: Any) -> None:
+def test_norm_of_one_large_value_is_reported_as_vacuous(ggml: Session, judge_of: Any) -> None:
     with pytest.raises(AssertionError, match="every element is without a finite bound"):
         check(ggml, judge_of, "NORM", (1, 1), np.full((1, 1), 1e12, np.float32), held=params(1e-6))
 

@@ -22,7 +22,7 @@ from tests.recorded import BATCHES, Recorded, recorded
 
 
 @pytest.mark.parametrize("name", ["kq-1", "k_cache-1", "v_cache-1"])
-def test_a_part_that_leaves_out_cells_in_use_is_no_answer(name: str, qwen3: Recorded) -> None:
+def test_part_without_used_cells_is_malformed(name: str, qwen3: Recorded) -> None:
     """An engine that is wrong in all but the first, and shows that alone, would agree."""
     places = {
         str(s): p for s, p in places_by_site(qwen3.program, qwen3.wires).items() if not s.step

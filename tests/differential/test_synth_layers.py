@@ -75,7 +75,7 @@ def test_output_of_any_layer_moves_the_logits(name: str, tmp_path: Path) -> None
     assert {part: far for part, far in moved(path) if far < SEEN} == {}
 
 
-def test_factors_near_zero_make_layers_that_nobody_would_see(tmp_path: Path) -> None:
+def test_factors_near_zero_hide_a_layer(tmp_path: Path) -> None:
     """Factors were once drawn so, like the elements of a matrix."""
     (path,) = make_variants(["llama"], tmp_path)
     with GgufFile.open(path) as file:

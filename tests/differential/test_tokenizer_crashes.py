@@ -38,6 +38,6 @@ def test_known_crash_still_ends_the_process(
 @pytest.mark.parametrize(
     "known", [k for k in KNOWN if k["times"] > 1], ids=lambda known: known["id"]
 )
-def test_a_short_run_of_the_same_is_no_crash(known: Mapping[str, Any], tmp_path: Path) -> None:
+def test_short_runs_of_one_character_do_not_crash(known: Mapping[str, Any], tmp_path: Path) -> None:
     for pre in known["pre"]:
         assert not isinstance(asked("llama.cpp", known, pre, tmp_path, 1000), Crashed)

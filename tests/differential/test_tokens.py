@@ -283,7 +283,7 @@ def broken_further_in(word: int, leaf: int, replacements: bytes) -> Metadata:
         "no BOS of llama",
     ],
 )
-def test_texts_that_we_refuse_llama_cpp_dies_of(
+def test_texts_refused_by_us_end_llama_cpp(
     metadata: Metadata, text: bytes, ask: Ask, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError):

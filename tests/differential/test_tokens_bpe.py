@@ -175,7 +175,7 @@ def test_vocabulary_that_we_refuse_is_not_loaded_by_llama_cpp(
     ],
     ids=lambda value: repr(value) if isinstance(value, bytes) else "",
 )
-def test_texts_that_we_refuse_llama_cpp_dies_of(
+def test_texts_refused_by_us_end_llama_cpp(
     metadata: dict[str, Value], text: bytes, ask: Ask, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "deadly.gguf", metadata)

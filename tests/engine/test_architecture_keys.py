@@ -98,7 +98,7 @@ def test_deepseek2_says_how_experts_are_chosen_or_is_an_early_file() -> None:
     assert gating == [1, 2]
 
 
-def test_gemma2_has_no_head_of_its_own_as_llama_cpp_has_none_for_it() -> None:
+def test_gemma2_file_with_own_head_is_refused() -> None:
     tables = {arch: Architecture.member(arch).table(read(arch)) for arch in ("gemma2", "gemma3")}
     assert {arch: "output.weight?" in table for arch, table in tables.items()} == {
         "gemma2": False,

@@ -7,7 +7,7 @@ from lockstep.engine.choices import ALL, choices
 MANY = [f"{name}-{i}" for name in ("attn_norm", "ffn_out", "l_out") for i in range(40)]
 
 
-def test_few_names_are_all_told() -> None:
+def test_few_names_are_all_listed() -> None:
     assert choices("c", ["a", "b"]) == "(known: a, b)"
     assert choices("c", []) == "(known: none)"
     assert choices("c", MANY[:ALL]).count("-") == ALL
@@ -29,5 +29,5 @@ def test_a_name_like_nothing_is_near_to_nothing() -> None:
     assert choices("#", MANY) == "(near: none; 120 in all)"
 
 
-def test_a_name_that_is_given_twice_is_told_once() -> None:
+def test_repeated_name_is_listed_once() -> None:
     assert choices("b", ["a", "a"]) == "(known: a)"

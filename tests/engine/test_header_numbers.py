@@ -79,7 +79,7 @@ def test_a_token_that_is_not_there_costs_no_more_than_the_file(
 
 
 @pytest.mark.parametrize("key", SIZES)
-def test_a_model_with_such_a_number_is_refused_by_what_is_wrong(tmp_path: Path, key: str) -> None:
+def test_model_with_absurd_number_is_refused_by_its_key(tmp_path: Path, key: str) -> None:
     recipe = EXPERTS if "expert" in key else DENSE
     path = file_with(tmp_path, recipe, f"llama.{key}", "U32")
     plan = Plan(case="huge", model=path, subject_model=path, settings=EXACT)

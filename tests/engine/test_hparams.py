@@ -160,7 +160,7 @@ def test_a_head_of_an_odd_size_cannot_be_rotated() -> None:
 
 
 @pytest.mark.parametrize("key", ["general.name", "tokenizer.ggml.pre", "llamas.block_count"])
-def test_keys_of_others_are_none_of_its_business(key: str) -> None:
+def test_keys_of_other_architectures_are_ignored(key: str) -> None:
     metadata = {k: Value(v) for k, v in (PLAIN | {key: 7}).items()}
     assert asdict(Llama.read_hparams(metadata)) == READ
 

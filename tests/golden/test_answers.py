@@ -110,7 +110,7 @@ def test_a_misspelt_case_is_named_and_its_operation_is_not_complete(folder: Path
     assert exit_code(counted_verdicts(found)) == 3
 
 
-def test_half_of_the_outputs_of_a_case_is_no_answer(folder: Path) -> None:
+def test_half_of_the_outputs_is_not_compared(folder: Path) -> None:
     changed(folder, "route_topk_softmax", **{"ties-normed/ids": None})
     found = judged(folder, "route_topk_softmax")
     assert [v.status for v in found] == ["not-compared", "agreed"]
@@ -142,7 +142,7 @@ def test_unknown_operation_or_folder_is_refused(folder: Path) -> None:
         judged(folder / "none", "rope")
 
 
-def test_a_file_that_is_no_safetensors_costs_no_other_its_verdict(folder: Path) -> None:
+def test_invalid_safetensors_file_spoils_no_other_verdict(folder: Path) -> None:
     (folder / "rope.safetensors").write_bytes(b"\xff" * 20)
     found = judged(folder)
     assert sorted(v.status for v in found) == ["agreed"] * 3 + ["not-compared"]
@@ -150,7 +150,7 @@ def test_a_file_that_is_no_safetensors_costs_no_other_its_verdict(folder: Path) 
     assert exit_code(counted_verdicts(found)) == 3
 
 
-def test_the_command_names_what_is_not_answered_and_conforms(folder: Path) -> None:
+def test_command_lists_unanswered_operations_and_conforms(folder: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     done = CliRunner().invoke(app, ["golden", "ops", "--answers", str(folder)])
     assert done.exit_code == 0, done.output
@@ -165,7 +165,7 @@ def test_the_command_ends_with_the_right_code(only: str, code: int, folder: Path
     assert done.exit_code == code, done.output
 
 
-def test_the_command_shows_what_is_wrong(folder: Path) -> None:
+def test_command_shows_the_wrong_output(folder: Path) -> None:
     name = "a-hidden-row/y"
     nan = np.full_like(tensors_of("softmax_rows")[name], np.nan)
     changed(folder, "softmax_rows", **{name: nan})

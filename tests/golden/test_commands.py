@@ -76,7 +76,7 @@ def test_model_with_shipped_vectors_is_refreshed_there_without_a_folder(
         (("verify", "."), ". holds no golden vectors"),  # a folder of models: nothing is broken
     ],
 )
-def test_impossible_command_is_told_and_writes_nothing(
+def test_impossible_command_is_refused_and_writes_nothing(
     args: tuple[str, ...],
     says: str,
     written: Written,

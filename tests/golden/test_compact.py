@@ -49,7 +49,7 @@ def test_the_largest_value_in_another_place_is_seen() -> None:
     assert {"top", "rest"} <= set(wrong(moved))
 
 
-def test_a_single_value_that_is_too_large_is_seen_wherever_it_is() -> None:
+def test_single_large_value_is_found_anywhere() -> None:
     def spurious(m: F32) -> None:
         m[0, UNSEEN[7]] = 50
 
@@ -95,7 +95,7 @@ def test_a_matrix_that_is_wrong_as_a_whole_is_seen_in_many_parts(
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_value_that_is_no_number_is_seen_wherever_it_is(value: float) -> None:
+def test_single_nan_is_found_anywhere(value: float) -> None:
     def spoiled(m: F32) -> None:
         m[2, UNSEEN[3]] = value
 

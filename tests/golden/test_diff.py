@@ -30,7 +30,7 @@ def test_the_same_folder_has_no_differences(first: Path, tmp_path: Path) -> None
     assert diff(first, copied(tmp_path)) == []
 
 
-def test_an_edited_logit_is_told_with_its_place_and_size(first: Path, tmp_path: Path) -> None:
+def test_edited_logit_is_reported_with_place_and_size(first: Path, tmp_path: Path) -> None:
     root = copied(tmp_path)
     edit_logits(root)
     (found,) = diff(first, root)
@@ -41,7 +41,7 @@ def test_an_edited_logit_is_told_with_its_place_and_size(first: Path, tmp_path: 
         assert same.text == found.text
 
 
-def test_edited_ids_blocks_and_provenance_are_told_by_case(first: Path, tmp_path: Path) -> None:
+def test_edited_ids_blocks_and_provenance_are_reported_by_case(first: Path, tmp_path: Path) -> None:
     root = copied(tmp_path)
     edit_json(root / "tokens/f32.json", lambda d: d["encode"][5]["ids"].append(7))
     edit_json(root / "logits/moe.json", lambda d: d["provenance"]["oracle"].update(version="x"))
@@ -58,9 +58,7 @@ def test_edited_ids_blocks_and_provenance_are_told_by_case(first: Path, tmp_path
     assert "in its bits only" in block.text
 
 
-def test_an_edited_truth_bound_and_case_of_an_operation_are_told(
-    first: Path, tmp_path: Path
-) -> None:
+def test_edited_truth_bound_and_case_are_reported(first: Path, tmp_path: Path) -> None:
     root = copied(tmp_path)
     path = root / "ops/softmax_rows.safetensors"
     tensors = load_file(path)
@@ -74,7 +72,7 @@ def test_an_edited_truth_bound_and_case_of_an_operation_are_told(
     assert found["length-7/y.plain.allowed"].kind == "changed"
 
 
-def test_added_and_removed_cases_and_files_are_told(first: Path, tmp_path: Path) -> None:
+def test_added_and_removed_cases_and_files_are_reported(first: Path, tmp_path: Path) -> None:
     root = copied(tmp_path)
     edit_json(root / "tokens/f32.json", lambda d: d["encode"].pop(0))
     (root / "logits/f16.json").unlink()

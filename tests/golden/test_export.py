@@ -61,7 +61,7 @@ def test_the_right_engine_in_c_passes_and_a_wrong_one_does_not(tmp_path: Path, l
     assert re.match(r"[1-9]\d* of [1-9]", wrong.lines[-1])
 
 
-def test_every_operation_is_judged_in_c_and_none_passes_by_itself(tmp_path: Path) -> None:
+def test_every_operation_is_judged_in_c(tmp_path: Path) -> None:
     export(tmp_path, "ops", "c")
     right, wrong = (compiled(tmp_path, ENGINES / "ops.c", wrong=n) for n in (0, 1))
     assert right.code == 0, right.lines
@@ -134,7 +134,7 @@ def test_json_and_safetensors_hold_the_bits_of_the_vectors(tmp_path: Path, level
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_export_says_what_it_is_and_hashes_all_that_it_holds(tmp_path: Path, form: str) -> None:
+def test_export_states_its_content_and_hashes_every_file(tmp_path: Path, form: str) -> None:
     level = "logits"
     files = export(tmp_path, level, form, only=("f32", "stories260K"))
     index = json.loads((tmp_path / "index.json").read_text())

@@ -79,13 +79,11 @@ def test_there_are_19_vocabularies_and_15_of_them_have_cases() -> None:
     assert len(FILES) == 19 + 2 * 15
 
 
-def test_nothing_is_there_before_it_is_fetched() -> None:
+def test_cache_is_empty_before_a_fetch() -> None:
     assert fetch.vocabularies() is None
 
 
-def test_the_files_come_from_the_archive_and_nothing_else_does(
-    pinned: Callable[..., Path], cache: Path
-) -> None:
+def test_fetch_takes_only_the_listed_files(pinned: Callable[..., Path], cache: Path) -> None:
     others = {
         str(MODELS / "ggml-vocab-other.gguf"): b"no",
         str(MODELS / "templates/ggml-vocab-gpt-2.gguf"): b"no",
@@ -170,9 +168,7 @@ def test_a_file_that_is_too_long_is_refused(
         fetch.fetch(sdist=pinned(whole()))
 
 
-def test_file_that_is_no_archive_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.tar.gz"
     path.write_bytes(b"no archive")
     monkeypatch.setattr(fetch, "SDIST_SHA256", hashlib.sha256(b"no archive").hexdigest())
@@ -226,7 +222,7 @@ def test_pip_is_asked_for_the_pinned_version_by_its_hash(
         (0, "", {"llama_cpp_python-a.tar.gz": b"", "llama_cpp_python-b.tar.gz": b""}, "could not"),
     ],
 )
-def test_failure_of_pip_is_told_by_its_last_word_and_leaves_nothing(
+def test_failure_of_pip_shows_its_last_line_and_leaves_nothing(
     code: int,
     stderr: str,
     files: dict[str, bytes],
@@ -271,9 +267,7 @@ def test_cache_folder_follows_xdg_or_the_home(monkeypatch: pytest.MonkeyPatch) -
     assert cache_folder() == Path.home() / ".cache" / "lockstep"
 
 
-def test_a_cache_that_cannot_be_written_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(CACHE, str(tmp_path / "file" / "below"))
     with pytest.raises(VocabulariesNotFetched, match=r"Not a directory|File exists"):

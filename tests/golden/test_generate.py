@@ -86,7 +86,7 @@ def outdated(fresh: Path, *, stories: bool) -> list[str]:
     return [why for why in found if why]
 
 
-def test_sums_of_any_cpu_leave_the_vectors_as_they_are(fresh: Path) -> None:
+def test_sums_of_any_cpu_leave_the_vectors_unchanged(fresh: Path) -> None:
     assert outdated(fresh, stories=False) == []
 
 
@@ -96,7 +96,7 @@ def test_vectors_of_stories260k_made_again_are_the_same(fresh: Path) -> None:
     assert outdated(fresh, stories=True) == []
 
 
-def test_goldens_made_anew_verify_wherever_they_are_made(fresh: Path) -> None:
+def test_new_goldens_verify_in_any_folder(fresh: Path) -> None:
     assert verify(fresh) == []
 
 
@@ -110,7 +110,7 @@ def test_the_oracle_still_says_the_same() -> None:
     assert {v.status for v in rest} <= {"agreed", "excused"}, rest
 
 
-def test_regenerating_mends_what_is_broken_and_touches_nothing_else(fresh: Path) -> None:
+def test_regenerating_repairs_only_broken_files(fresh: Path) -> None:
     """Vectors of other models stay as they are, broken or not."""
     broken = ["dequant/q8_0.json", *(["tokens/stories260K.json"] if STORIES.exists() else [])]
     kept = {path: (fresh / path).read_bytes() for path in broken}
@@ -126,7 +126,7 @@ def test_regenerating_mends_what_is_broken_and_touches_nothing_else(fresh: Path)
 
 
 @needs_stories
-def test_regenerating_a_model_touches_nothing_else(tmp_path: Path) -> None:
+def test_regenerating_a_model_changes_only_its_files(tmp_path: Path) -> None:
     root = copied(tmp_path)
     kept = (root / "dequant/q8_0.json").read_bytes() + b" "
     (root / "dequant/q8_0.json").write_bytes(kept)
@@ -196,9 +196,7 @@ def test_logits_within_their_bound_stay_and_others_are_written_anew(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"no model"])
-def test_file_that_is_no_model_is_refused_and_nothing_is_written(
-    content: bytes, tmp_path: Path
-) -> None:
+def test_invalid_model_is_refused_and_nothing_is_written(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     with pytest.raises(BrokenGolden, match=r"bad\.gguf"):

@@ -37,7 +37,7 @@ def test_each_interface_has_a_row_for_each_method() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))
-def test_a_method_has_vectors_or_says_what_it_does_instead(row: tuple[str, str, str]) -> None:
+def test_each_method_has_vectors_or_a_reason(row: tuple[str, str, str]) -> None:
     _, vectors, how = row
     if vectors == "bookkeeping":
         assert how

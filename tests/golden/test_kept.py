@@ -129,7 +129,7 @@ def test_an_answer_within_the_bound_changes_no_byte(path: str, change: Change) -
         (OPS, next_bit("length-33/y.plain"), "'length-33/y.plain' is another one"),
     ],
 )
-def test_other_question_or_answer_out_of_bound_is_written_anew_and_told(
+def test_changed_question_or_answer_is_rewritten_and_reported(
     path: str, change: Change, why: str
 ) -> None:
     kept, said = regenerated(path, change)

@@ -127,9 +127,7 @@ def unasked() -> Vectors:
     ("engine", "status"),
     [(Engine, "agreed"), (OnlyLogits, "not-applicable"), (WrongHidden, "diverged")],
 )
-def test_a_node_that_nobody_asked_for_is_held_where_it_is_shown(
-    engine: type[Engine], status: str
-) -> None:
+def test_unrequested_node_is_compared_if_shown(engine: type[Engine], status: str) -> None:
     assert replayed(engine, unasked())[-1].status == status
 
 

@@ -66,9 +66,7 @@ def statuses(found: Sequence[Verdict]) -> list[str]:
     return [verdict.status for verdict in found]
 
 
-def test_each_model_has_what_it_can_have_and_the_rest_is_named(
-    root: Path, notes: list[str]
-) -> None:
+def test_each_model_has_its_vectors_and_lists_the_rest(root: Path, notes: list[str]) -> None:
     paths = {e.path.removesuffix(".json") for e in read_manifest(root) if e.kind != "tensors"}
     of_all = {f"{kind}/{name}" for kind in ("run", "weights")
               for name in (LLAMA, FOREIGN, EMBEDS, BOTH)}  # fmt: skip
@@ -149,16 +147,14 @@ def test_one_wrong_weight_in_the_models_place_is_named(
     assert by_suite["golden-weights"].detail == {"tensor": tensor}
 
 
-def test_an_engine_without_a_graph_of_it_is_told_what_it_was_not_held_to(
-    root: Path, models: Path
-) -> None:
+def test_engine_without_a_graph_learns_what_was_not_compared(root: Path, models: Path) -> None:
     found = held(root, models, "fast", BOTH, "run", "weights")
     assert set(statuses(found)) == {"not-compared", "not-applicable", "agreed"}
     assert found[0].status == "not-compared"
     assert "fast" in found[0].summary
 
 
-def test_another_model_is_no_substitute(root: Path, models: Path) -> None:
+def test_another_model_is_refused(root: Path, models: Path) -> None:
     found = held(root, models, "reference", FOREIGN, "weights", instead=path_of(models, EMBEDS))
     assert any("the file has no such tensor" in v.summary for v in found if v.status == "diverged")
 
@@ -186,7 +182,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest(
     assert not (tmp_path / "v").exists()
 
 
-def test_nothing_of_a_users_is_written_to_what_ships(models: Path) -> None:
+def test_user_goldens_never_change_shipped_vectors(models: Path) -> None:
     before = (DEFAULT_ROOT / NAME).read_bytes()
     with pytest.raises(BrokenGolden, match="a folder of yours"):
         regenerate_user(DEFAULT_ROOT, [path_of(models, LLAMA)])

@@ -81,7 +81,7 @@ def test_a_type_has_64_blocks_or_more_and_few_of_them_twice(kind: type[WeightFor
 
 
 @PER_FORMAT
-def test_the_oracle_is_llama_cpp_wherever_it_decodes(kind: type[WeightFormat]) -> None:
+def test_llama_cpp_is_the_oracle_for_types_that_it_decodes(kind: type[WeightFormat]) -> None:
     document = vectors_of(f"dequant/{kind.name.lower()}").document
     expected = "ieee754" if kind.name in NUMBERS else "llama.cpp"
     assert document["provenance"]["oracle"]["engine"] == expected

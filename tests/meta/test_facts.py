@@ -58,5 +58,5 @@ def test_decision_on_words_is_seen(code: str) -> None:
 @pytest.mark.parametrize(
     "code", ["text = f'{verdict.summary}; more'", "if verdict.status in LOUD: pass", "x in names"]
 )
-def test_use_of_words_is_no_decision(code: str) -> None:
+def test_printed_words_are_not_decisions(code: str) -> None:
     assert list(reads_words(ast.parse(code))) == []

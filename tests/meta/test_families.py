@@ -99,12 +99,12 @@ def test_files_register_one_member_each() -> None:
     assert [module for package, module in MEMBERS if not holds_one_member(package, module)] == []
 
 
-def test_a_class_without_a_name_is_not_taken_for_something_shared() -> None:
+def test_unnamed_class_is_not_shared() -> None:
     assert defined("lockstep.harness.mutants", "lockstep.harness.mutants.base") == [Mutant]
     assert not is_shared("lockstep.harness.mutants", "lockstep.harness.mutants.norms")
 
 
-def test_members_say_what_they_are() -> None:
+def test_members_have_a_docstring() -> None:
     docs = {module: importlib.import_module(module).__doc__ or "" for _, module in MEMBERS}
     assert [module for module, text in docs.items() if len(text.split()) < 4] == []
 

@@ -85,7 +85,7 @@ def python_files(files: tuple[Path, ...]) -> list[Path]:
     return [path for path in files if path.suffix == ".py"]
 
 
-def test_every_python_file_begins_by_saying_what_it_is(files: tuple[Path, ...]) -> None:
+def test_every_python_file_begins_with_a_docstring(files: tuple[Path, ...]) -> None:
     silent = []
     for path in python_files(files):
         text = path.read_text()

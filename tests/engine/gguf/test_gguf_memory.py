@@ -71,7 +71,7 @@ def test_tensors_dear_as_objects_take_no_more_than_their_bytes() -> None:
 
 
 @pytest.mark.parametrize("name", ["texts of one letter", "arrays four deep", "pairs"])
-def test_the_same_files_cut_short_take_no_more_either(name: str) -> None:
+def test_truncated_files_take_no_more_memory(name: str) -> None:
     data = gguf(DEAR[name]())[:-1]
     assert taken(data) < 2 * len(data) + ROOM
 

@@ -216,7 +216,7 @@ def test_bytes_make_the_characters_that_python_reads() -> None:
         (b"\xf0\x9f", (0x1F000, 0x1FFFF)),
     ],
 )
-def test_half_character_spans_what_it_may_be(word: bytes, span: tuple[int, int]) -> None:
+def test_half_character_spans_its_possible_characters(word: bytes, span: tuple[int, int]) -> None:
     half = WHOLE
     for byte in word:
         after = add_byte(half, byte)

@@ -35,9 +35,7 @@ def test_weights_that_are_multiples_of_a_quarter_are_integers(kind: type, offset
 
 @pytest.mark.parametrize("place", [0, 15, 16, 31])
 @pytest.mark.parametrize("value", [0.125, 32.0, -32.25, 1e9, -1e30, np.inf, -np.inf, np.nan])
-def test_one_that_is_none_or_for_which_there_is_no_room_spoils_the_row(
-    value: float, place: int
-) -> None:
+def test_weight_that_is_no_step_spoils_the_row(value: float, place: int) -> None:
     weights = np.zeros(32)
     weights[place] = value
     for kind, offset in ((np.uint8, 128), (np.int16, 0)):

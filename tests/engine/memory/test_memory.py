@@ -104,7 +104,7 @@ def test_a_cell_outside_the_window_is_taken_and_takes_its_elders_along() -> None
     assert not memory.purges_ahead
 
 
-def test_a_shared_cell_is_not_taken_however_old() -> None:
+def test_shared_cell_is_never_taken() -> None:
     memory = attention(window=3)
     answers = run(memory, text(0, 0, 8), ["cp", 0, 1, -1, -1], text(0, 8, 1))
     assert answers[-1]["code"] == 1
@@ -130,7 +130,7 @@ def test_a_state_cannot_forget_a_part() -> None:
     assert answers[-1]["pos"][0] == [3, 3]
 
 
-def test_a_shared_state_parts_when_one_of_its_owners_goes_on() -> None:
+def test_shared_state_splits_when_one_owner_continues() -> None:
     memory = Recurrent(3)
     last = run(memory, text(0, 0, 2), ["cp", 0, 1, -1, -1], text(0, 2, 2))[-1]
     assert last["pos"][:2] == [[3, 3], [1, 1]]

@@ -75,7 +75,7 @@ def keys(view: LayerView) -> list[int]:
 # --- cells --------------------------------------------------------------------------------------
 
 
-def test_memory_kind_follows_from_what_layers_keep() -> None:
+def test_memory_kind_follows_from_kept_state() -> None:
     kinds = {
         Attention: memory(HEADS, HEADS),
         Window: memory(SEES_FOUR, HEADS),
@@ -224,7 +224,7 @@ def test_an_unknown_storage_type_is_refused_with_the_known_ones(which: str) -> N
 # --- states -------------------------------------------------------------------------------------
 
 
-def test_a_state_goes_on_from_its_sequence_and_begins_at_zero() -> None:
+def test_state_continues_its_sequence_and_begins_at_zero() -> None:
     states = memory(STATES)
     run(states, interleaved(2))
     run(states, Batch.of([5], start=2))

@@ -66,7 +66,7 @@ def block_of(type_name: str) -> int:
 
 @pytest.mark.parametrize("type_name", FLOATS)
 @pytest.mark.parametrize("inputs", [1, 7, 33])
-def test_rows_need_not_be_whole_blocks_where_there_are_none(type_name: str, inputs: int) -> None:
+def test_float_rows_need_no_whole_blocks(type_name: str, inputs: int) -> None:
     assert mismatch("linear", floats(1, 3, inputs), weight_of(type_name, (9, inputs))) is None
 
 

@@ -24,7 +24,7 @@ def fail(seen: Any, start: int, stop: int) -> None:
         raise ValueError("no")
 
 
-def test_each_piece_is_done_once_whoever_is_awake_and_by_whoever_asks() -> None:
+def test_each_piece_is_done_once_by_any_thread() -> None:
     members = Team()
     for pause in (0.0, 0.3, 0.0, 0.01):  # long enough for them to fall asleep, or not
         time.sleep(pause)

@@ -62,7 +62,7 @@ def test_settling_leaves_room_for_every_value_within_the_radius(
         assert abs(to_half(z + t * radius) - y) <= left
 
 
-def test_settling_leaves_nothing_where_everything_rounds_alike() -> None:
+def test_settling_leaves_no_radius_if_all_rounds_equally() -> None:
     assert settle(1.0002, 1e-5) == (1.0, 0.0)
     assert settle(1.0 + 2.0**-11, 1e-9)[1] == 2.0**-10  # a tie may fall either way
 
@@ -223,9 +223,7 @@ def test_queries_beyond_a_half_are_infinite_and_what_follows_is_nan() -> None:
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 @given(seed=st.integers(0, 2**31))
 @settings(max_examples=4, derandomize=True, deadline=None)
-def test_a_piece_below_the_largest_score_is_off_by_what_both_scores_are(
-    kind: type[Any], seed: int
-) -> None:
+def test_piece_below_the_largest_score_adds_both_errors(kind: type[Any], seed: int) -> None:
     """The second piece alone has values, so the result holds everything that scales it."""
     q, k, v, visible = inputs(seed, 1, 512, kind)
     wide = q.astype(kind).astype(np.float32)

@@ -78,7 +78,7 @@ def test_a_sink_over_a_piece_that_sees_nothing_keeps_a_bound(
     assert (np.abs(found.value - softmax(sources, sinks)[None]) <= found.allowed).all()
 
 
-def test_a_sink_of_minus_infinity_is_none() -> None:
+def test_sink_of_minus_infinity_changes_nothing() -> None:
     sources = inputs(1, 600, np.float32)
     found = judged(sources, np.full(HEADS, -np.inf, np.float32), 2)
     truth = softmax(sources, [-np.inf] * HEADS)[None]
@@ -96,7 +96,7 @@ def test_hidden_cells_do_not_matter_beside_sinks(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("score", [np.nan, -np.inf])
-def test_a_score_that_is_no_number_is_seen_in_the_result(score: float) -> None:
+def test_nan_score_reaches_the_result(score: float) -> None:
     """ggml adds exp(NaN - top), and exp(-inf + inf) before any other score."""
     sources = inputs(1, 600, np.float32)
     sources[0][0], sources[1][0, 0] = 1.0, score

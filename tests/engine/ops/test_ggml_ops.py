@@ -38,7 +38,7 @@ def test_scores_beyond_float32_have_no_limit_and_those_of_other_rows_have() -> N
     assert np.isinf(allowed).all(axis=-1).tolist() == [row == 1 for row in range(len(x))]
 
 
-def test_a_hidden_score_that_is_no_number_leaves_its_row_without_a_limit() -> None:
+def test_hidden_nan_score_lifts_the_limit_of_its_row() -> None:
     """llama.cpp adds minus infinity to it, and who leaves the cell out has a number; one that is
     shown is no number for anybody."""
     x = X.copy()
@@ -52,7 +52,7 @@ def test_a_hidden_score_that_is_no_number_leaves_its_row_without_a_limit() -> No
 
 @pytest.mark.parametrize("wrong", [0.0, np.nan, -np.inf], ids=["numbers", "a NaN", "an infinity"])
 @pytest.mark.parametrize("bounds", [True, False], ids=["with bounds", "without"])
-def test_rows_some_after_the_others_are_what_they_are_at_once(
+def test_rows_in_parts_equal_rows_at_once(
     bounds: bool, wrong: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cases have slopes by head, sinks, a mask with more rows, and hidden scores beyond
@@ -137,7 +137,7 @@ def test_input_without_rows_gives_no_rows(small: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("ids", [[-1], [-7], [4], [-1, 3], [3, 9]])
-def test_ids_of_no_column_are_no_choice_of_the_largest(ids: list[int]) -> None:
+def test_invalid_ids_are_not_a_choice_of_the_largest(ids: list[int]) -> None:
     """One taken modulo the columns, or clipped to them, may be right."""
     x = np.array([[5.0, 1.0, 2.0, 5.0]], np.float32)
     chosen = np.array([ids], np.int32)
@@ -148,9 +148,7 @@ def test_ids_of_no_column_are_no_choice_of_the_largest(ids: list[int]) -> None:
     ("kind", "value", "free"),
     [("Q8_0", np.nan, True), ("Q8_0", np.inf, True), ("F16", np.nan, False)],
 )
-def test_nothing_limits_what_blocks_make_of_what_is_no_number(
-    kind: str, value: float, free: bool
-) -> None:
+def test_nan_activations_in_blocks_have_no_limit(kind: str, value: float, free: bool) -> None:
     x = normal(3, 3, 64)
     x[1, 7] = value
     found = in_parts(x, weight_of(kind, (5, 64)), BUILD)

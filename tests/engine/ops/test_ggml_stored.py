@@ -100,7 +100,7 @@ def test_rows_that_were_not_written_must_be_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_value_between_two_codes_may_have_either(fused: bool) -> None:
+def test_value_between_two_codes_may_take_either_code(fused: bool) -> None:
     """The code depends on whether a product and a sum are rounded once or twice."""
     x = np.zeros(32, np.float32)
     x[:2] = -8.0 * np.float32(1.1), np.float32(0.55)
@@ -111,7 +111,7 @@ def test_a_value_between_two_codes_may_have_either(fused: bool) -> None:
 
 
 @pytest.mark.parametrize("op", ["CONT", "CONCAT"])
-def test_coded_rows_are_copied_as_they_are(op: str) -> None:
+def test_coded_rows_are_copied_unchanged(op: str) -> None:
     rows = np.arange(2 * 68, dtype=np.uint8).reshape(1, 1, 2, 68)
     part = Operand(name="c", type="Q8_0", ne=(64, 2, 1, 1), value=rows)
     made = node(op, np.zeros((4, 64), np.float32), held=params(1))

@@ -93,7 +93,7 @@ def test_a_product_by_integers_is_that_of_decoded_numbers(
 
 
 @every
-def test_activation_that_is_no_multiple_of_a_scale_is_multiplied_as_it_is(
+def test_activation_without_integer_steps_is_multiplied_as_float(
     kind: type[WeightFormat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = weight_of(kind.name, (9, COLUMNS), seed=2)
@@ -116,7 +116,7 @@ def test_activation_that_is_no_multiple_of_a_scale_is_multiplied_as_it_is(
     ids=lambda part: part if isinstance(part, str) else part.name,
 )
 @pytest.mark.parametrize("scale", [0.0, -1.0, 6e-8, 65504.0, np.inf, np.nan])
-def test_unusual_scales_give_what_decoded_numbers_give(
+def test_unusual_scales_equal_decoded_numbers(
     kind: type[WeightFormat], field: str, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = weight_of(kind.name, (9, COLUMNS), seed=3)
@@ -135,7 +135,7 @@ def test_unusual_scales_give_what_decoded_numbers_give(
 
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K"])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_activations_that_are_no_numbers_give_what_decoded_numbers_give(
+def test_nan_activations_equal_decoded_numbers(
     type_name: str, wrong: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = weight_of(type_name, (9, COLUMNS), seed=4)

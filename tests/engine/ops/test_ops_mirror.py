@@ -39,7 +39,7 @@ EQUAL: dict[str, Callable[[ReferenceOps], Any]] = {
 }
 
 
-def test_a_mirror_rounds_a_tie_as_the_build_that_it_mirrors() -> None:
+def test_mirror_rounds_ties_as_its_build() -> None:
     x = np.zeros((1, 32), np.float32)
     x[0, :2] = 127, 2.5  # the step is 1: a tie goes to the even step, or away from zero
     weight = weight_of("Q8_0", (2, 32))
@@ -124,7 +124,7 @@ def test_rope_turns_by_the_angle_that_is_multiplied_up_in_float32() -> None:
     assert np.abs(exact[0] - np.cos(expected)).max() > 2.0**-20  # what the recursion costs
 
 
-def test_keys_and_values_are_met_by_what_they_are_stored_as() -> None:
+def test_queries_and_weights_are_converted_to_the_cache_type() -> None:
     x = np.array([2049, 2051, 65519, 65520, -1e30, 2.0**-25, 1.5 * 2.0**-25, -0.0], np.float32)
     expected = np.array([2048, 2052, 65504, np.inf, -np.inf, 0, 2.0**-24, -0.0], np.float32)
     assert like(x, np.zeros(0, np.float16)).tobytes() == expected.tobytes()

@@ -50,7 +50,7 @@ def test_a_matrix_that_comes_in_chunks_is_multiplied_whole(monkeypatch: pytest.M
     np.testing.assert_allclose(OPS.linear(x, weight), whole, rtol=2 * U)
 
 
-def test_get_rows_takes_rows_in_the_order_asked_for() -> None:
+def test_get_rows_returns_rows_in_the_given_order() -> None:
     weight = weight_of("Q4_0", (5, 64))
     ids = np.array([4, 0, 4], np.int32)
     assert np.array_equal(OPS.get_rows(weight, ids), weight.values()[[4, 0, 4]])
@@ -64,7 +64,7 @@ ROPES = {
 }
 
 
-def test_angles_that_are_kept_are_not_taken_for_others() -> None:
+def test_kept_angles_are_used_for_their_positions_only() -> None:
     x, ops = floats(11, 3, 2, 8), ReferenceOps()
     at = np.array([0, 5, 9], np.int32)
     for params in [*ROPES.values(), *reversed(ROPES.values())]:

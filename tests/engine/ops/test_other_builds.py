@@ -99,9 +99,7 @@ def matrix(name: str, rows: int = 32, columns: int = 64) -> Weight:
     ],
     ids=["a matrix", "odd rows", "odd columns", "a cache", "experts", "chunks", "a shared one"],
 )
-def test_activations_stay_as_they_are_for_matrices_laid_out_for_amx(
-    weight: Weight, whole: bool
-) -> None:
+def test_activations_stay_unconverted_for_amx_matrices(weight: Weight, whole: bool) -> None:
     x = normal(5, 3, weight.shape[1])
     halved = x.astype(np.float16).astype(np.float64)
     found = products.convert_activations(x, weight, Build(lanes=16, generic=(AMX,))).values

@@ -35,7 +35,7 @@ def exact_size(x: F32, weight: Weight) -> NDArray[np.float64]:
 
 
 @every_matrix
-def test_the_size_is_that_of_all_terms_and_hardly_more(kind: type[WeightFormat]) -> None:
+def test_size_covers_all_terms_and_hardly_more(kind: type[WeightFormat]) -> None:
     x, weight = floats(3, 3, COLUMNS), weight_of(kind.name, (ROWS, COLUMNS))
     out, size = both(x, weight)
     exact = exact_size(x, weight)
@@ -48,7 +48,7 @@ def test_the_size_is_that_of_all_terms_and_hardly_more(kind: type[WeightFormat])
 
 
 @pytest.mark.parametrize("name", UNSIGNED)
-def test_an_offset_is_what_codes_of_zero_decode_to(name: str) -> None:
+def test_offset_equals_decoded_zero_codes(name: str) -> None:
     """Unsigned codes up to twice the offset: with it, no code is larger than the three of them."""
     weight = weight_of(name, (4, COLUMNS))
     acts = np.ones((1, COLUMNS))
@@ -93,7 +93,7 @@ def test_a_size_beyond_float32_is_still_a_number(large: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_activations_that_are_no_numbers_leave_the_other_rows_alone(bad: float) -> None:
+def test_nan_activations_leave_other_rows_unchanged(bad: float) -> None:
     weight = weight_of("F16", (5, COLUMNS))
     x = floats(3, 2, COLUMNS)
     right, size = both(x, weight)

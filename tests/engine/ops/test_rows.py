@@ -78,7 +78,7 @@ def test_product_of_stored_integers_is_that_of_decoded_weights(
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q4_K"])
 @pytest.mark.parametrize("bad", [np.inf, np.nan, 3e38])
-def test_activations_that_are_no_numbers_give_what_decoded_weights_give(
+def test_nan_activations_equal_decoded_weights(
     name: str, bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight, x = weight_of(name, (9, COLUMNS), seed=5), floats(3, 2, COLUMNS)
@@ -95,7 +95,7 @@ def test_activations_that_are_no_numbers_give_what_decoded_weights_give(
 @pytest.mark.parametrize("scale", [0.0, -1.0, 6e-8, 65504.0, np.inf, np.nan])
 @pytest.mark.parametrize(("name", "field"), [("Q8_0", "d"), ("Q4_1", "m"), ("Q4_K", "dmin")])
 @pytest.mark.parametrize("sizes", [True, False])
-def test_unusual_scales_give_what_decoded_weights_give(
+def test_unusual_scales_equal_decoded_weights(
     name: str, field: str, scale: float, sizes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = weight_of(name, (9, COLUMNS), seed=3)
@@ -137,7 +137,7 @@ class SumsOfBlockBefore(SumsMissing):
 
 @pytest.mark.parametrize("ops", [SumsMissing, SumsOfBlockBefore, Mirror])
 @pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"])
-def test_minima_meet_the_sums_that_an_engine_has_wrong_ones_too(
+def test_minima_use_the_sums_of_the_engine(
     ops: type[Mirror], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight, x = weight_of(name, (9, COLUMNS), seed=3), floats(3, 2, COLUMNS)

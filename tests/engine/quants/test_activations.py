@@ -206,7 +206,7 @@ def test_blocks_are_independent_and_lie_along_the_last_axis(kind: type[Activatio
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-def test_no_activations_are_no_blocks(kind: type[ActivationFormat]) -> None:
+def test_empty_activations_give_no_blocks(kind: type[ActivationFormat]) -> None:
     assert kind.convert(np.empty((0, 256), np.float32)).values.shape == (0, 256)
 
 
@@ -248,7 +248,7 @@ def test_the_largest_of_a_q8_k_block_is_minus_127(sign: int) -> None:
     assert made["bsums"].tolist() == [int(made["qs"][:16].sum(dtype=int))] + [0] * 15
 
 
-def test_q8_0_stores_a_coarser_scale_than_it_divides_by() -> None:
+def test_q8_0_stores_a_coarser_scale_than_its_divisor() -> None:
     d = np.float32(1) / np.float32(127)
     stored = float(np.float16(d))
     assert stored != d

@@ -46,7 +46,7 @@ def copied(to: Path) -> Path:
     return to
 
 
-def test_the_files_are_as_their_sums_say() -> None:
+def test_files_match_their_sums() -> None:
     assert unlike_their_sums(FOLDER) == []
 
 
@@ -118,7 +118,7 @@ def run(script: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: 
     return script.main()
 
 
-def test_the_library_still_says_what_the_files_say(
+def test_library_still_agrees_with_the_files(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert run(script, monkeypatch, FOLDER, "--check") is None

@@ -61,7 +61,7 @@ def test_a_block_decodes_alike_wherever_it_lies(kind: type[WeightFormat]) -> Non
 
 
 @every_format
-def test_nothing_is_written_beyond_the_weights_and_nothing_is_left_out(
+def test_decoder_writes_exactly_the_weights(
     kind: type[WeightFormat],
 ) -> None:
     raw, n = random_bytes(kind, 35), 35 * kind.weights
@@ -72,7 +72,7 @@ def test_nothing_is_written_beyond_the_weights_and_nothing_is_left_out(
     assert raw.flags.writeable
 
 
-def test_no_blocks_are_no_weights() -> None:
+def test_empty_input_gives_no_weights() -> None:
     for kind in FORMATS:
         assert kind.dequantize(np.empty(0, np.uint8)).shape == (0,)
 

@@ -98,7 +98,7 @@ def test_every_cell_that_is_made_is_a_case_of_the_differential_tests() -> None:
     assert len(DECODER_CASES) + len(ACTIVATION_CASES) == len(made)
 
 
-def test_a_type_has_nibbles_or_a_reason_of_its_own_why_not() -> None:
+def test_each_type_has_nibbles_or_a_reason() -> None:
     in_blocks = {kind.name for kind in FORMATS if kind.weights > 1}
     assert NIBBLES.keys() | NO_NIBBLES.keys() == in_blocks
     assert not NIBBLES.keys() & NO_NIBBLES.keys()

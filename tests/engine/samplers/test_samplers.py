@@ -205,7 +205,7 @@ CLONED = [
 
 
 @pytest.mark.parametrize("described", CLONED)
-def test_clone_goes_on_alike(described: dict[str, Any]) -> None:
+def test_clone_continues_with_equal_results(described: dict[str, Any]) -> None:
     chain = make_chain([described, stage("greedy")], 300)
     logits = np.random.default_rng(1).normal(0, 2, 300).astype(np.float32)
     for token in (5, 9, 5):
@@ -231,7 +231,7 @@ def test_clone_of_accident_draws_anew() -> None:
 # --- what llama.cpp's libraries do ----------------------------------------------------------------
 
 
-def test_generator_is_the_published_one() -> None:
+def test_generator_matches_the_published_one() -> None:
     draws = MersenneTwister(5489)
     words = [draws.word() for _ in range(10000)]
     assert words[-1] == 4123659995  # the C++ standard: the 10,000th of a default mt19937

@@ -46,7 +46,7 @@ def test_merging_by_score_is_that_of_plain_python(seed: int, alphabet: str) -> N
 
 
 @pytest.mark.parametrize("wrong", [{"from_the_right": True}, {"careless": True}], ids=str)
-def test_plain_python_that_is_wrong_in_one_way_is_told_apart(wrong: dict[str, bool]) -> None:
+def test_wrong_plain_merging_gives_other_ids(wrong: dict[str, bool]) -> None:
     found = 0
     for alphabet in ALPHABETS:
         tokenizer = of_llama(1, alphabet)
@@ -111,7 +111,7 @@ def test_a_text_that_is_too_long_for_its_numbers_is_refused(
 # --- tables -------------------------------------------------------------------------------------
 
 
-def test_a_table_has_what_was_put_in_and_nothing_else() -> None:
+def test_table_holds_exactly_its_entries() -> None:
     known = [b"%d" % (i * i) for i in range(5000)]
     needles = Needles(known)
     assert needles.present(b"1234567") == sorted(

@@ -99,7 +99,7 @@ def metadata(pre: object) -> dict[str, Value]:
     return {} if pre is None else {"tokenizer.ggml.pre": Value(pre)}
 
 
-def test_without_a_name_it_is_the_default_one() -> None:
+def test_missing_name_means_the_default_pre_tokenizer() -> None:
     assert pre_tokenizer_of(metadata(None)).kind == "DEFAULT"
     assert pre_tokenizer_of(metadata("")).kind == "DEFAULT"
 
@@ -116,7 +116,7 @@ def test_a_name_much_like_the_unknown_one_is_pointed_out() -> None:
         pre_tokenizer_of(metadata("gpt2"))
 
 
-def test_a_name_that_is_no_string_is_refused() -> None:
+def test_non_string_name_is_refused() -> None:
     with pytest.raises(InvalidModel, match=re.escape("tokenizer.ggml.pre must be a string")):
         pre_tokenizer_of(metadata(7))
 
@@ -145,7 +145,7 @@ def test_members_are_stand_ins_beyond_ascii_and_those_of_unicode_in_ascii() -> N
     assert collapse("aé漢\u3000१!¿€\u0301\u0378") == "aªº\v¹!¿±¨¬"
 
 
-def test_ascii_character_stands_for_itself_alone() -> None:
+def test_ascii_character_matches_only_itself() -> None:
     table = stand_ins()
     assert table[:0x80].tolist() == list(range(0x80))
     beyond = {chr(code) for code in np.unique(table[0x80:]).tolist()}
@@ -187,6 +187,6 @@ def test_python_differs_only_in_what_is_assigned(tables: object) -> None:
     assert len({bool(code) for code in theirs[differing] == ord("U")}) <= 1
 
 
-def test_white_space_is_what_regex_takes_it_for() -> None:
+def test_white_space_matches_the_regex_module() -> None:
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     assert [match.start() for match in regex.finditer(r"\s", everything)] == list(WHITESPACE)

@@ -114,7 +114,7 @@ def test_flags_of_the_file_change_nothing_around_a_text() -> None:
     assert tokenizer.encode(b"a") == ids("[CLS]", "▁a", "[SEP]")
 
 
-def test_roles_beyond_the_vocabulary_are_none_and_refused_if_needed() -> None:
+def test_roles_beyond_the_vocabulary_are_refused_if_needed() -> None:
     tokenizer = tokenizer_of(tiny(bos_token_id=None, unknown_token_id=None))
     assert tokenizer.encode(b"a", add_special=False) == ids("▁a")
     with pytest.raises(InvalidModel, match=r"tokenizer.ggml.bos_token_id"):

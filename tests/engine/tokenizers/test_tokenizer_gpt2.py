@@ -215,7 +215,7 @@ def test_the_mark_of_dna_is_not_shown() -> None:
     assert Gpt2Tokenizer(METADATA).piece(WHOLE, special=False) != b"ACGTAC"
 
 
-def test_without_tokens_for_dna_it_is_text() -> None:
+def test_dna_without_tokens_is_text() -> None:
     metadata = tiny(model="hybriddna")
     assert HybridDnaTokenizer(metadata).encode(MIXED) == Gpt2Tokenizer(metadata).encode(MIXED)
 

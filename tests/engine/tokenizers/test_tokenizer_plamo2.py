@@ -98,7 +98,7 @@ def test_every_rule_holds() -> None:
     assert broken_rules(Plamo2Tokenizer, tiny(), CASES) == []
 
 
-def test_nothing_is_left_of_a_byte_order_mark() -> None:
+def test_byte_order_mark_is_removed() -> None:
     assert tokenizer_of(tiny()).encode("\ufeff".encode()) == []
 
 
@@ -132,12 +132,12 @@ def test_a_missing_byte_token_is_refused_and_so_is_one_with_id_0() -> None:
         tokenizer_of(vocabulary("plamo2", moved))
 
 
-def test_tokens_that_are_no_utf_8_are_refused() -> None:
+def test_invalid_utf_8_tokens_are_refused() -> None:
     with pytest.raises(InvalidModel, match=r"tokenizer.ggml.tokens must be UTF-8, and token 260"):
         tokenizer_of(vocabulary("plamo2", [*WORDS[:260], ("a\udce6", 0, NORMAL)]))
 
 
-def test_no_text_costs_as_much_as_what_cannot_be_reached() -> None:
+def test_no_text_costs_as_much_as_an_unreachable_token() -> None:
     longest = 2**31  # bytes that llama.cpp takes at once
     assert longest * -UNKNOWN < WORST
 

@@ -180,7 +180,7 @@ def test_every_rule_holds() -> None:
         (True, True, ids("▁", "b", "▁", "b")),
     ],
 )
-def test_spaces_are_as_the_two_keys_say(prefix: bool, merge: bool, expected: list[int]) -> None:
+def test_spaces_follow_the_two_keys(prefix: bool, merge: bool, expected: list[int]) -> None:
     tokenizer = tokenizer_of(tiny(add_space_prefix=prefix, remove_extra_whitespaces=merge))
     assert tokenizer.encode(b"b  b ", add_special=False) == expected
 

@@ -31,7 +31,7 @@ def test_harmony_and_unused_tokens_are_retyped() -> None:
     assert vocabulary.attrs[TEXTS.index("<unused7>")] == Attr.CONTROL | Attr.UNUSED
 
 
-def test_the_end_token_of_harmony_is_no_end() -> None:
+def test_end_token_of_harmony_ends_no_text() -> None:
     tokens = renamed(ab="<|end|>", cd="<|return|>", bc="<|call|>")
     vocabulary = tokenizer_of(tiny(tokens=tokens)).vocabulary
     assert tokens.index("<|end|>") not in vocabulary.eog
@@ -77,7 +77,7 @@ def test_special_ids_beyond_the_vocabulary_leave_the_defaults() -> None:
     assert vocabulary.roles["pad"] is None
 
 
-def test_a_bos_that_does_not_exist_is_refused_when_it_is_needed() -> None:
+def test_missing_bos_is_refused_when_needed() -> None:
     tokenizer = tokenizer_of(tiny(tokens=["<unk>"], scores=None, token_type=None))
     assert tokenizer.encode(b"", add_special=False) == []
     with pytest.raises(InvalidModel, match="add_bos_token"):

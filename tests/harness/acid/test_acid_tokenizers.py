@@ -62,7 +62,7 @@ def test_fault_that_no_test_sees_says_ok_and_is_in_no_tests_list(engine: str, mo
     assert not any(engine in test.catches for test in TOKENIZER)
 
 
-def test_each_that_a_test_lists_is_tried_here() -> None:
+def test_each_listed_engine_is_tried() -> None:
     assert {name for test in TOKENIZER for name in test.catches} == {*NAMED}
 
 

@@ -132,7 +132,7 @@ def bisection_of(path: Path, engine: str) -> Bisection:
         return bisect(context)
 
 
-def test_bisect_finds_the_layer_of_what_is_hidden(tmp_path: Path) -> None:
+def test_bisect_finds_the_layer_of_a_hidden_fault(tmp_path: Path) -> None:
     found = bisection_of(builtin("f32", tmp_path), WRONG_WHERE_IT_IS_HIDDEN)
     assert found.first is not None
     assert (str(found.first.site), found.exit_code) == ("l_out-0", 1)

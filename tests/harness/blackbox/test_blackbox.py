@@ -296,7 +296,7 @@ class WrongByNumber(Reference, name="test:wrong-by-number"):
         return ops
 
 
-def test_fault_by_layer_number_is_no_silence(tmp_path: Path) -> None:
+def test_fault_by_layer_number_is_reported(tmp_path: Path) -> None:
     path = builtin("f32", tmp_path)
     found = bisected(path, tmp_path / "made", engine="test:wrong-by-number")
     assert found.whole.status == "diverged"

@@ -80,7 +80,7 @@ def test_the_axes_of_a_finding_are_as_many_as_its_index_has() -> None:
     assert axes_of(None) == "(ne3, ne2, ne1, ne0)"
 
 
-def test_node_that_both_compute_alike_is_no_finding(tmp_path: Path) -> None:
+def test_node_with_equal_results_has_no_finding(tmp_path: Path) -> None:
     found = judge(tmp_path)
     found(product())
     (one,) = found.findings
@@ -107,7 +107,7 @@ def test_weight_that_moves_a_result_within_its_bound_is_found_by_bits(tmp_path: 
     assert one.reason == OWN_WEIGHTS
 
 
-def test_a_weight_that_moves_no_bit_is_none(tmp_path: Path) -> None:
+def test_weight_that_changes_no_bit_is_not_named(tmp_path: Path) -> None:
     found = judge(tmp_path, changed(0.5))
     zeros = replace(product(np.zeros((3, 5), np.float32)))
     sources = (zeros.sources[0], operand(np.zeros_like(X)))
@@ -115,7 +115,7 @@ def test_a_weight_that_moves_no_bit_is_none(tmp_path: Path) -> None:
     assert [f.mismatch for f in found.findings] == [None]
 
 
-def test_an_oracle_that_is_wrong_is_told_from_the_subject(tmp_path: Path) -> None:
+def test_wrong_oracle_is_told_from_the_subject(tmp_path: Path) -> None:
     found = judge(tmp_path)
     found(product(np.float32(1.01) * (X @ W.T)))
     assert [f.at_fault for f in found.findings] == ["oracle"]
@@ -136,7 +136,7 @@ def test_an_op_that_the_subject_lacks_is_hidden_unless_the_oracle_is_wrong(tmp_p
     assert [f.at_fault for f in found.findings] == ["oracle"]
 
 
-def test_a_weight_of_another_type_is_multiplied_as_it_is(tmp_path: Path) -> None:
+def test_weight_of_another_type_is_multiplied_unchanged(tmp_path: Path) -> None:
     found = judge(tmp_path)
     halves = tmp_path / "halves.gguf"
     rows = ("w.weight", (32, 5), "F16", W.astype(np.float16))
@@ -179,7 +179,7 @@ def test_parameters_that_move_a_result_within_its_bound_are_found_by_bits(
     assert (one.at_fault, one.reason, one.allowed) == ("subject", OWN_PARAMETERS, 0.0)
 
 
-def test_a_weight_of_another_width_is_not_compared_and_said_to_be(tmp_path: Path) -> None:
+def test_weight_of_another_width_is_reported_as_not_compared(tmp_path: Path) -> None:
     found = judge(tmp_path)
     narrow = tmp_path / "narrow.gguf"
     rows = ("w.weight", (32, 4), "F32", W[:4])
@@ -203,7 +203,7 @@ def test_node_that_a_second_run_leaves_out_is_reported_as_not_compared(tmp_path:
     assert found.unknown == {ABSENT: [later.site]}
 
 
-def test_ids_that_are_no_whole_numbers_are_wrong_and_end_nothing(tmp_path: Path) -> None:
+def test_fractional_ids_are_wrong_and_end_no_check(tmp_path: Path) -> None:
     scores = np.array([[3.0, 1.0, 2.0]], np.float32)
     ids = np.array([[0, 2, 1]], np.int32)
     order = replace(node("ARGSORT", ids, scores), params=np.array([1] + [0] * 15, np.int32))
@@ -293,7 +293,7 @@ def test_parts_of_a_layer_that_are_computed_later_are_of_that_layer(
     assert by_layer(layers) == groups
 
 
-def test_operands_that_are_no_weights_stay_as_the_oracle_shows_them() -> None:
+def test_operands_without_weights_stay_the_oracles() -> None:
     from lockstep.harness.graph.node_judge import with_weights
 
     made = node("ADD", X, X, X)

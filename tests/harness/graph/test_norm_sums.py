@@ -54,7 +54,7 @@ def test_a_float32_sum_of_squares_is_off_by_less_than_twice_of_it(width: int, ti
     assert (found < 2 * allowed).all()
 
 
-def test_error_of_a_row_with_one_huge_element_is_no_accident() -> None:
+def test_row_with_one_huge_element_has_a_real_error() -> None:
     """Runs off by what a sum in double may be, and by roundings up and down, are no measure."""
     x = massive(normal(1, ROWS, 4096), 5000)
     found, allowed = off(x)
@@ -67,7 +67,7 @@ def test_error_of_other_rows_is_a_few_last_bits() -> None:
     assert (allowed < U * np.sqrt(1024 / 3)).all()  # twice what roundings up and down come to
 
 
-def test_an_eps_that_is_another_is_more() -> None:
+def test_wrong_eps_exceeds_the_error_of_rows() -> None:
     x = normal(1, ROWS, 1024)
     _, allowed = off(x)
     wrong = np.sqrt((np.square(x).mean(axis=-1, keepdims=True) + EPS) ** -1)

@@ -112,7 +112,7 @@ def test_error_is_no_more_than_the_bound_of_a_scalar_engine() -> None:
     assert (error < bound).all()
 
 
-def test_cells_that_nothing_is_in_yet_say_nothing_about_the_others() -> None:
+def test_empty_cells_do_not_change_other_errors() -> None:
     cells, queries = normal(1, 512, 64), normal(2, TOKENS, 64)
     cells[5:] = 0.0
     value, error, _ = of(product(cells, queries))
@@ -122,7 +122,7 @@ def test_cells_that_nothing_is_in_yet_say_nothing_about_the_others() -> None:
     assert np.sqrt(np.mean(off**2)) < np.sqrt(1 / 3)
 
 
-def test_a_cache_with_nothing_in_it_is_exact() -> None:
+def test_empty_cache_is_exact() -> None:
     _, error, _ = of(product(np.zeros((2 * SAMPLED, 64), np.float32), normal(2, TOKENS, 64)))
     assert not error.any()
 
@@ -158,7 +158,7 @@ def test_error_is_not_finite_if_one_order_of_addition_overflows() -> None:
     assert np.isfinite(np.delete(error, 3, axis=0)).all()
 
 
-def test_an_infinite_input_moves_nothing_else() -> None:
+def test_infinite_input_changes_no_other_row() -> None:
     weights, x = normal(1, ROWS, 32), normal(2, TOKENS, 32)
     _, error, _ = of(product(weights, x))
     x[3, 4] = np.inf
@@ -168,7 +168,7 @@ def test_an_infinite_input_moves_nothing_else() -> None:
 
 @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("row", [0, 5])  # the first is one of the sample
-def test_a_weight_that_is_not_finite_is_no_measure_of_other_rows(wrong: float, row: int) -> None:
+def test_infinite_weight_does_not_measure_other_rows(wrong: float, row: int) -> None:
     """Nor may its own sum be anything else: it would be said that honest runs overflow."""
     weights, x = normal(1, ROWS, 32), normal(2, TOKENS, 32)
     _, error, _ = of(product(weights, x))
@@ -180,7 +180,7 @@ def test_a_weight_that_is_not_finite_is_no_measure_of_other_rows(wrong: float, r
 
 
 @pytest.mark.parametrize("columns", [1, 7], ids=["a mean for all", "each row's own"])
-def test_sums_some_rows_at_a_time_are_off_by_what_they_are_at_once(
+def test_errors_of_sums_do_not_depend_on_chunks(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = normal(5, 2, 3, 11, 7).astype(np.float64)

@@ -108,7 +108,7 @@ def test_one_element_of_a_row_must_not_be_off() -> None:
     assert not is_explained(Runs(engine=engine, runs=[with_rows(r2=1.0)]))
 
 
-def test_more_than_half_of_the_rows_are_no_rare_choice() -> None:
+def test_differences_in_most_rows_are_not_a_rare_choice() -> None:
     off = with_rows(r0=1.0, r1=1.0, r2=1.0)
     judge = Runs(engine=off, runs=[off])
     assert not is_explained(judge)

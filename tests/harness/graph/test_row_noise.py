@@ -17,7 +17,7 @@ def moved(*errors: float) -> Any:
     return found
 
 
-def test_the_error_of_a_huge_row_is_no_room_for_the_others() -> None:
+def test_error_of_a_huge_row_gives_others_no_room() -> None:
     noise = noise_between(HUGE, moved(0.5, 2.0**-10, 0.0))
     assert noise == Noise(worst=0.5, share=2.0**-12)
     assert noise.room(HUGE).ravel().tolist() == [1.0, 2.0**-9, 2.0**-11]

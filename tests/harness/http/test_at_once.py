@@ -132,7 +132,7 @@ class BeginningsKeptOnce:
         return ""
 
 
-def test_one_that_keeps_a_beginning_once_and_mixes_what_follows_diverges(model: Path) -> None:
+def test_server_that_mixes_shared_prefixes_diverges(model: Path) -> None:
     with serving(model, refuses=BeginningsKeptOnce("Once there was")) as address:
         (found,) = at_once(model, address)
     assert (found.status, found.key) == ("diverged", "text/at once")

@@ -62,7 +62,7 @@ def spoilt(path: str, *at: str | int, value: Any = None, by: Any = None) -> Call
 # --- honest servers -------------------------------------------------------------------------------
 
 
-def test_llama_server_is_compared_in_all_that_it_offers(model: Path) -> None:
+def test_llama_server_is_compared_at_every_level(model: Path) -> None:
     with serving(model) as url:
         found = checked(model, url)
     compared = {v.suite: v.status for v in found if v.status != "not-applicable"}
@@ -72,7 +72,7 @@ def test_llama_server_is_compared_in_all_that_it_offers(model: Path) -> None:
     assert {v.suite for v in found if v.status == "not-applicable"} > {"logits", "trace"}
 
 
-def test_a_suite_asked_for_by_name_says_what_a_server_does_not_offer(model: Path) -> None:
+def test_named_suite_reports_a_level_that_a_server_lacks(model: Path) -> None:
     with serving(model) as url:
         found = checked(model, url, "metadata", "logits", "dequant")
     assert {v.status for v in found} == {"not-compared"}, found
@@ -205,7 +205,7 @@ def test_refused_connection_is_reported(model: Path) -> None:
         checked(model, url, "logprobs")
 
 
-def test_a_context_that_is_too_small_is_no_difference(model: Path) -> None:
+def test_small_context_is_not_a_difference(model: Path) -> None:
     change = spoilt("/props", "default_generation_settings", value={"n_ctx": 8})
     with serving(model, change) as url:
         (found,) = checked(model, url, "logprobs")
@@ -306,7 +306,7 @@ def test_an_endless_error_is_cut_off_too() -> None:
         lambda: sending(forever=b"HTTP/1.1 100 Continue\r\n\r\n"),
     ],
 )
-def test_silence_is_a_time_out_wherever_it_begins(
+def test_silence_times_out_at_any_point(
     server: Callable[[], AbstractContextManager[str]],
 ) -> None:
     with server() as url:
@@ -336,7 +336,7 @@ def test_a_server_that_goes_away_is_a_crash(model: Path) -> None:
         *((413, Rejected), (403, Busy), (409, Busy), (500, Crashed)),
     ],
 )
-def test_a_status_says_what_became_of_a_question(status: int, kind: type, model: Path) -> None:
+def test_http_status_decides_the_outcome(status: int, kind: type, model: Path) -> None:
     words = json.dumps({"error": {"message": "too long"}}).encode()
     raw = b"HTTP/1.1 %d X\r\nLocation: /elsewhere\r\nContent-Length: %d\r\n\r\n" % (
         status,
@@ -353,7 +353,7 @@ def test_a_status_says_what_became_of_a_question(status: int, kind: type, model:
     assert ("use /elsewhere" in message) is (status == 302)
 
 
-def test_a_server_that_loads_its_model_is_waited_for(model: Path) -> None:
+def test_check_waits_for_a_server_that_loads_its_model(model: Path) -> None:
     loading = b"HTTP/1.1 503 Later\r\nContent-Length: 0\r\n\r\n"
     with sending(loading) as url:
         outcome = asked(url, "describe", seconds=1.2)
@@ -361,7 +361,7 @@ def test_a_server_that_loads_its_model_is_waited_for(model: Path) -> None:
     assert "HTTP 503" in outcome.message
 
 
-def test_smoke_says_what_a_server_offers(model: Path) -> None:
+def test_smoke_lists_the_levels_of_a_server(model: Path) -> None:
     for options in ({}, {"pages": OPENAI}, {"pages": OPENAI, "takes_ids": False}):
         with (
             serving(model, **options) as url,

@@ -44,7 +44,7 @@ class Untrusted(HTTPSConnection):
         raise error
 
 
-def test_a_certificate_that_is_not_trusted_is_no_fault_of_the_answers(
+def test_untrusted_certificate_does_not_accuse_answers(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "HTTPSConnection", Untrusted)
@@ -71,7 +71,7 @@ def test_error_of_a_server_is_shown_whatever_the_status(model: Path) -> None:
     assert "got 'error: context too small'" in found.summary
 
 
-def test_a_server_without_a_free_slot_is_waited_for(model: Path) -> None:
+def test_check_waits_for_a_free_slot(model: Path) -> None:
     """The server answers 503 to the first of every two questions."""
     pages: list[str] = []
 
@@ -101,7 +101,7 @@ def hurried(path: str, wrong: Callable[[int], Busy | None]) -> Callable[..., Any
 
 
 @pytest.mark.parametrize("status", [408, 429, 503])
-def test_a_server_in_a_hurry_is_asked_again_when_it_says(
+def test_busy_server_is_asked_again_after_its_delay(
     status: int, model: Path, waits: list[float]
 ) -> None:
     """The server names three seconds, and then a date that has passed."""
@@ -142,7 +142,7 @@ def test_missing_answer_to_long_prompts_spoils_the_exit_code(
     assert any(word in v.summary for v in found if v.status in ("not-compared", "diverged")), found
 
 
-def test_a_wait_beyond_the_time_limit_is_not_waited_for(model: Path, waits: list[float]) -> None:
+def test_wait_beyond_the_time_limit_is_not_taken(model: Path, waits: list[float]) -> None:
     for status in (429, 503):
         later = Busy(status=status, after="3600")
         with serving(model, hurried("/completion", lambda n, s=later: s)) as url:
@@ -153,9 +153,7 @@ def test_a_wait_beyond_the_time_limit_is_not_waited_for(model: Path, waits: list
     assert not waits
 
 
-def test_a_hurry_while_a_server_is_looked_at_is_not_what_it_lacks(
-    model: Path, waits: list[float]
-) -> None:
+def test_busy_answer_at_the_start_is_not_a_missing_level(model: Path, waits: list[float]) -> None:
     """Lists of candidates are asked for last: it seemed to have none, and nobody missed them."""
     for status in (408, 429):
         busy = hurried("/v1/completions", lambda n, s=status: Busy(status=s) if n > 2 else None)
@@ -191,7 +189,7 @@ def test_address_names_a_server_with_the_preset_that_servers_start_with() -> Non
 
 
 @pytest.mark.parametrize("url", ["http://", "http://x:port", "http://x:99999", "http://x/?a=b"])
-def test_text_that_is_no_address_is_refused(url: str) -> None:
+def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(Unsupported, match="is not an address"):
         address_of(url)
 

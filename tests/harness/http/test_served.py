@@ -150,7 +150,7 @@ def test_death_in_the_first_question_is_a_crash_and_no_missing_server(
             assert outcome.log[-1] == f"no such tensor in {model}"
 
 
-def test_connection_to_itself_is_no_listener() -> None:
+def test_connection_to_itself_counts_as_no_listener() -> None:
     real = socket.socket()
     with real, pytest.MonkeyPatch.context() as patch:
         real.bind((HOST, 0))
@@ -160,7 +160,7 @@ def test_connection_to_itself_is_no_listener() -> None:
         assert not listens(port)
 
 
-def test_port_that_another_process_has_taken_is_no_death_of_the_server(
+def test_taken_port_is_not_a_death_of_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The port may be the other end of a connection, say: nobody listens there."""
@@ -176,7 +176,7 @@ def test_port_that_another_process_has_taken_is_no_death_of_the_server(
             assert session.port != taken
 
 
-def test_a_server_that_never_gets_its_port_has_died_and_it_is_said_why(
+def test_server_without_a_port_is_reported_dead_with_a_reason(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as other:

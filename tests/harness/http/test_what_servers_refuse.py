@@ -52,7 +52,7 @@ def test_server_with_a_limit_of_tokens_is_compared_on_so_many(
     assert f"max_tokens must be at most {most}" in found[1].summary
 
 
-def test_within_the_limit_what_is_wrong_is_found_all_the_same(model: Path) -> None:
+def test_fault_within_the_limit_of_prompts_is_found(model: Path) -> None:
     def worse(path: str, said: Any) -> Any:
         if path.endswith("completions"):
             said["choices"][0]["text"] = "~" + said["choices"][0]["text"]

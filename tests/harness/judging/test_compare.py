@@ -42,7 +42,7 @@ def test_worst_is_measured_by_each_elements_own_limit() -> None:
     assert found.allowed == 0.1
 
 
-def test_a_limit_is_inclusive_and_not_more() -> None:
+def test_limit_is_inclusive() -> None:
     assert mismatch_between(f32(1.0), f32(1.5), 0.5) is None
     assert mismatch_between(f32(1.0), f32(1.5), np.nextafter(0.5, 0)) is not None
 
@@ -87,7 +87,7 @@ def test_a_missing_tensor_is_a_mismatch() -> None:
     assert found.kind == "missing"
 
 
-def test_another_shape_is_a_mismatch_even_where_it_would_broadcast() -> None:
+def test_broadcastable_shape_is_a_mismatch() -> None:
     found = mismatch_between(np.zeros((2, 3), np.float32), np.zeros((1, 3), np.float32), 1e9)
     assert found is not None
     assert found.kind == "shape"
@@ -142,12 +142,12 @@ def test_one_element_out_of_bound_is_found_where_it_is(a: np.ndarray, at: int) -
     assert found.mismatched == 1
 
 
-def test_the_largest_magnitude_ignores_what_is_not_finite() -> None:
+def test_largest_magnitude_ignores_infinity_and_nan() -> None:
     assert largest(f32(1, -5, INF, NAN)) == 5
     assert largest(f32(INF, NAN)) == 0
 
 
-def test_a_distance_to_what_is_not_finite_is_infinite() -> None:
+def test_distance_to_infinity_or_nan_is_infinite() -> None:
     assert worst_distance(f32(1, 2), f32(1, NAN)) == INF
     assert worst_distance(f32(NAN, INF), f32(NAN, INF)) == 0
     assert worst_distance(f32(1, 2), f32(1.5, 2)) == 0.5

@@ -33,11 +33,11 @@ def is_known(x: F32, shown: F64) -> bool:
 
 
 @pytest.mark.parametrize("convert", list(conversions(every=True)))
-def test_the_rows_of_a_batch_without_outputs_are_none(convert: Callable[[F32], F64]) -> None:
+def test_batch_without_outputs_has_no_rows(convert: Callable[[F32], F64]) -> None:
     assert convert(normal(0, 96)).shape == (0, 96)
 
 
-def test_the_sums_of_no_rows_are_none() -> None:
+def test_sums_of_no_rows_are_empty() -> None:
     assert sums_of_squares(normal(0, 96), lanes=64, fused=False).shape == (0,)
 
 
@@ -70,7 +70,7 @@ WRONG: dict[str, Callable[[F32], F64]] = {
 
 
 @pytest.mark.parametrize("how", WRONG)
-def test_wrong_conversion_is_none_of_the_known_ones(how: str) -> None:
+def test_wrong_conversion_matches_no_known_format(how: str) -> None:
     x = normal(20, 256)
     assert not is_known(x, WRONG[how](x))
 
@@ -112,7 +112,7 @@ def test_half_way_between_two_steps_every_language_has_its_own_way(how: str) -> 
     assert not is_known(x, np.floor(x).astype(np.float64))
 
 
-def test_a_row_of_zeros_stays_and_one_that_is_no_number_is_none() -> None:
+def test_zero_row_stays_and_nan_row_has_no_format() -> None:
     x = np.zeros((2, 64), np.float32)
     x[1, 3] = np.inf
     for convert in conversions(every=True):

@@ -74,7 +74,7 @@ def test_elements_next_to_nothing_do_not_hide_the_frequency(params: RopeParams) 
     assert turns_well(rotated_with(InverseFrequency(), x, params), x, params)
 
 
-def test_there_is_no_other_way_to_an_angle_that_is_no_number() -> None:
+def test_nan_angle_has_no_other_design() -> None:
     x, positions = normal(1, 3, 1, 4), np.arange(3, dtype=np.int32)
     bad = [(0.0, 1.0), (-1.0, 1.0), (np.nan, 1.0), (np.inf, 1.0), (1e4, 0.0), (1e4, np.inf)]
     for base, scale in bad:

@@ -49,7 +49,7 @@ def test_fp4_blocks_share_a_scale() -> None:
     assert in_mxfp4(np.zeros((0, 32), np.float32)).shape == (0, 32)
 
 
-def test_designs_change_what_their_part_names() -> None:
+def test_designs_change_only_their_part() -> None:
     for part, designs in DESIGNS.items():
         assert all(design.names and design.names <= part for design in designs)
     for parts in designs_throughout():

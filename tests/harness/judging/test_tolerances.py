@@ -295,7 +295,7 @@ def test_a_copy_may_not_move_by_one_bit() -> None:
     assert mismatch_between(x, np.nextafter(x, np.float32(9)), tolerances.EXACT.allowed)
 
 
-def test_a_whole_run_gets_two_noise_floors_and_no_more() -> None:
+def test_whole_run_gets_exactly_two_noise_floors() -> None:
     bound = tolerances.whole_run(3e-6, 20.0)
     assert float(bound.allowed) == pytest.approx(2 * 3e-6 * 20)
     assert "3.0e-06" in bound.reason

@@ -60,7 +60,7 @@ def test_a_finding_says_what_where_and_whether_it_was_reported(finding: Finding)
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)
-def test_its_file_has_what_it_is_about_and_is_small(finding: Finding, tmp_path: Path) -> None:
+def test_finding_has_a_small_file_that_shows_it(finding: Finding, tmp_path: Path) -> None:
     path = tmp_path / "case.gguf"
     write_case(finding, path)
     with GgufFile.open(path) as file:
@@ -163,7 +163,7 @@ def test_the_text_of_a_finding_has_the_commands_that_show_it(tmp_path: Path) -> 
     assert path.is_file()
 
 
-def test_the_command_lists_all_and_refuses_what_is_none() -> None:
+def test_command_lists_all_findings_and_refuses_unknown_ids() -> None:
     said = CliRunner().invoke(app, ["finding"])
     known = [*own_differences(), *FINDINGS]
     assert len(said.stdout.splitlines()) == len(known)

@@ -33,7 +33,7 @@ def test_the_list_comes_with_the_package() -> None:
     assert known_crash("plm", "default")
 
 
-def test_a_table_that_is_missing_is_not_taken_for_an_empty_one() -> None:
+def test_missing_table_is_an_error() -> None:
     with pytest.raises(KeyError, match="dequants"):
         entries("dequants")
 

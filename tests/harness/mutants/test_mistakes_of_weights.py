@@ -39,7 +39,7 @@ def same_as_right(name: str, quant: str, folder: Path) -> bool:
 
 
 @pytest.mark.parametrize(("name", "own", "other"), OF)
-def test_a_mistake_with_weights_of_one_type_is_none_with_others(
+def test_mistake_of_one_weight_type_is_not_named_for_others(
     name: str, own: str, other: str, tmp_path: Path
 ) -> None:
     assert not same_as_right(name, own, tmp_path)

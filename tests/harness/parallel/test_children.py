@@ -122,7 +122,7 @@ def test_bad_input_is_refused_before_there_is_a_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["truncated", "deleted", "replaced", "edited"])
-def test_a_file_that_changes_is_no_divergence_but_said(
+def test_changed_file_is_reported_and_not_a_divergence(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VANDAL", what)
@@ -155,7 +155,7 @@ def test_hash_of_a_file_that_changed_is_not_that_of_the_first(
     assert "now 5 bytes" in state.change(path)
 
 
-def test_works_run_side_by_side_and_what_they_say_comes_in_order() -> None:
+def test_works_run_side_by_side_and_report_in_order() -> None:
     works = [lambda say, n=n: [say(10 * n + i) for i in range(3)] for n in range(4)]
     found: dict[int, list[Any]] = {}
     for number, event in side_by_side(works, 2):  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_interrupt_while_everything_is_imported_is_no_traceback() -> None:
+def test_interrupt_during_imports_prints_no_traceback() -> None:
     code = "import os, signal, lockstep.harness.entry; os.kill(os.getpid(), signal.SIGINT)"
     done = subprocess.run(
         [sys.executable, "-c", code],

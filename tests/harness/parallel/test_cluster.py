@@ -195,7 +195,9 @@ def test_an_executor_that_loses_a_part_is_caught_by_the_same_comparison(
         assert found_by(wrong(Forks(1)), tmp_path) == undisturbed
 
 
-def test_another_goes_on_behind_the_last_checkpoint(cluster: DaskCluster, tmp_path: Path) -> None:
+def test_another_worker_continues_behind_the_last_checkpoint(
+    cluster: DaskCluster, tmp_path: Path
+) -> None:
     works = [Steps(tmp_path / "log-0"), Steps(tmp_path / "log-1")]
     stumbles = Stumbles(cluster, tmp_path / "note", before=7, heard=5)
     said: list[list[int]] = [[], []]
@@ -294,7 +296,7 @@ def test_a_scheme_that_does_not_work_here_is_one_sentence(scheme: str) -> None:
         executor_for(1, f"{scheme}://127.0.0.1:1").__enter__()
 
 
-def test_the_address_of_a_worker_is_none_of_a_scheduler(cluster: DaskCluster) -> None:
+def test_address_of_a_worker_is_refused(cluster: DaskCluster) -> None:
     (worker, *_) = cluster.client.scheduler_info(n_workers=-1)["workers"]
     with pytest.raises(BadInput, match=r"no Dask scheduler answers there \(a Worker does\)"):
         executor_for(1, worker).__enter__()
@@ -315,7 +317,7 @@ def test_a_worker_asks_the_build_of_llama_cpp_that_the_run_asks(
 @pytest.mark.parametrize(
     ("name", "is_other"), [("known.toml", True), ("a.py", True), ("__pycache__/a.pyc", False)]
 )
-def test_other_lists_of_what_is_known_are_another_version(
+def test_other_known_divergences_are_another_version(
     name: str, is_other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lists excuse what differs; files that each machine compiles anew do not count."""

@@ -14,12 +14,12 @@ HERE = [Forks(1), Forks(2), Processes(1), Processes(2)]
 
 
 @pytest.mark.parametrize("executor", HERE, ids=str)
-def test_every_work_says_all_in_order_and_then_that_it_is_done(executor: Any) -> None:
+def test_every_work_reports_in_order_and_ends(executor: Any) -> None:
     check_executor(executor)
 
 
 @pytest.mark.parametrize("executor", HERE, ids=str)
-def test_a_death_is_said_of_one_work_and_the_others_are_done(executor: Any) -> None:
+def test_death_of_one_work_leaves_the_others(executor: Any) -> None:
     check_death(executor)
 
 

@@ -23,7 +23,7 @@ forks = pytest.mark.skipif(not may_fork(), reason="forks: one processor, or not 
 
 
 @forks
-def test_a_fork_gives_what_its_work_gives() -> None:
+def test_fork_returns_the_result_of_its_work() -> None:
     made = os.getpid()
     found = Ahead(lambda: [np.arange(3.0), np.array(os.getpid())]).result()
     assert found[0].tolist() == [0, 1, 2]
@@ -74,7 +74,7 @@ def test_work_is_done_here_if_no_process_can_be_made(
 
 
 @forks
-def test_a_fork_that_nobody_waits_for_is_ended() -> None:
+def test_unawaited_fork_is_ended() -> None:
     ahead = Ahead(lambda: time.sleep(600))
     pid = ahead.pid
     ahead.close()
@@ -97,7 +97,7 @@ def test_a_floor_begun_ahead_is_the_floor(tmp_path: Path) -> None:
         opened.close()
 
 
-def test_two_are_done_at_once_and_what_fails_first_is_raised() -> None:
+def test_two_works_run_at_once_and_the_first_error_is_raised() -> None:
     assert at_once(lambda: 1, lambda: "b") == (1, "b")
 
     def fails() -> int:

@@ -172,7 +172,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_value_arrives_as_it_was_sent(name: str) -> None:
+def test_value_arrives_unchanged(name: str) -> None:
     ours, theirs = map(Channel, socket.socketpair())
     try:
         ours.send(VALUES[name], deadline())

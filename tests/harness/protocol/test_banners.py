@@ -59,7 +59,7 @@ def test_banner_is_named_and_no_answer(banner: str, named: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("banner", ['{"answer":1}\n', '{"id":1}\n', "{'id': 1, 'answer': 1}\n"])
-def test_wrong_message_is_no_banner(banner: str, tmp_path: Path) -> None:
+def test_wrong_message_is_not_a_banner(banner: str, tmp_path: Path) -> None:
     assert isinstance(described(tmp_path, banner), Malformed)
 
 

@@ -107,7 +107,7 @@ def test_smoke_asks_embedding_program_for_tensors(tmp_path: Path) -> None:
     assert steps["logits"] == "not offered"
 
 
-def test_the_question_is_as_the_schema_says() -> None:
+def test_question_fits_the_schema() -> None:
     schema = json.loads((SCHEMAS / "protocol.json").read_text())
     request = Request(batches=BATCHES, capture=True, embeddings=True)
     message = question_of("evaluate", (request,), ["embed", "trace"]).send(request)
@@ -117,7 +117,7 @@ def test_the_question_is_as_the_schema_says() -> None:
     jsonschema.validate(asked, {"$ref": "#/$defs/ask-embed", "$defs": schema["$defs"]})
 
 
-def test_an_improper_answer_is_said_to_be_one_to_embeddings(tmp_path: Path) -> None:
+def test_improper_answer_names_the_question_of_embeddings(tmp_path: Path) -> None:
     with open_both(plan_for(written(tmp_path, quant="F32"))) as both:
         context, outcome = both.context.for_embeddings(), Malformed(message="rows of width 3")
         with pytest.raises(NoAnswer, match="gave a malformed answer to embeddings once more: rows"):

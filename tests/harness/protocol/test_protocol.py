@@ -62,7 +62,7 @@ def test_an_answer_is_the_adapters_answer() -> None:
 
 
 @pytest.mark.parametrize("way", ["prints first", "uses the descriptor"])
-def test_output_of_libraries_is_no_answer(way: str) -> None:
+def test_output_of_libraries_is_not_an_answer(way: str) -> None:
     outcome = ids(way)
     assert isinstance(outcome, Answered)
     assert outcome.value == [[1, 2]]
@@ -78,7 +78,7 @@ def test_a_broken_first_answer_is_malformed_at_once_and_no_log(way: str, why: st
     assert why in outcome.message
 
 
-def test_a_refusal_a_lack_and_a_failure_are_told_apart() -> None:
+def test_refusal_lack_and_failure_are_told_apart() -> None:
     assert ids("refuses") == Rejected(message="no such words")
     assert ids("does not support") == Unanswerable(message="not yet")
     failed = ids("fails")
@@ -129,7 +129,7 @@ def test_undeclared_ability_of_an_engine_is_not_asked() -> None:
         ("has very many threads", '"settings", n_threads: expected 1 to 512'),
     ],
 )
-def test_nonsense_is_malformed_and_says_what_was_expected(way: str, words: str) -> None:
+def test_nonsense_is_malformed_and_states_the_expectation(way: str, words: str) -> None:
     outcome = ids(way)
     assert isinstance(outcome, Malformed), outcome
     assert words in outcome.message
@@ -154,7 +154,7 @@ def test_lists_of_candidates_are_ids_or_texts_with_numbers() -> None:
         ("lists for nobody", "a list of 1 lists of candidates"),
     ],
 )
-def test_a_list_that_is_none_is_malformed(way: str, words: str) -> None:
+def test_invalid_list_is_malformed(way: str, words: str) -> None:
     with fake(way) as session:
         outcome = session.ask("logprobs", [[3]], 1)
     assert isinstance(outcome, Malformed), outcome
@@ -247,7 +247,7 @@ def test_a_runner_opens_programs_by_their_command(tmp_path: Path) -> None:
         assert isinstance(session.ask("greedy", [1], 3), Answered)
 
 
-def test_smoke_asks_every_level_and_names_what_is_wrong(tmp_path: Path) -> None:
+def test_smoke_asks_every_level_and_names_wrong_ones(tmp_path: Path) -> None:
     model = builtin_model("f32", tmp_path)
     with ProgramSession(
         [*FAKE, "fails"], model, EXACT, time_limit=60, memory_limit=None
@@ -271,7 +271,7 @@ def lines_asked() -> Iterator[bytes | memoryview]:
             yield pack_message(Message(head={"id": 1, **message.head}, arrays=message.arrays))[0]
 
 
-def test_every_question_is_as_the_schema_says() -> None:
+def test_every_question_fits_the_schema() -> None:
     for line in lines_asked():
         question = json.loads(bytes(line))
         jsonschema.validate(question, SCHEMA)
@@ -281,7 +281,7 @@ def test_every_question_is_as_the_schema_says() -> None:
         assert list(question)[-2:] == ["arrays", "bytes"]
 
 
-def test_the_schema_refuses_what_the_protocol_does_not_have() -> None:
+def test_schema_refuses_messages_outside_the_protocol() -> None:
     for wrong in ({"id": 1}, {"id": 1, "answer": {}, "failed": ""}, {"id": 1, "ask": "sing"}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, SCHEMA)

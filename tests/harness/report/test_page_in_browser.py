@@ -63,7 +63,7 @@ def test_nothing_of_a_hostile_model_runs(chromium: str, tmp_path: Path, text: st
     assert page.tags == usual.tags
 
 
-def test_a_script_that_is_put_into_the_page_is_refused(chromium: str, tmp_path: Path) -> None:
+def test_injected_script_is_refused(chromium: str, tmp_path: Path) -> None:
     """The policy holds: had a text become an element, it still would not run."""
     path = tmp_path / "report.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in plain(rich_rows())))

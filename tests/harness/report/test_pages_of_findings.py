@@ -48,7 +48,7 @@ def test_the_page_of_a_black_box_names_the_part_once_and_shows_every_slice(token
         ("none", "none of 377 known mistakes"),
     ],
 )
-def test_the_headline_of_a_diagnosis_is_what_it_came_to(status: str, said: str) -> None:
+def test_headline_of_a_diagnosis_states_its_result(status: str, said: str) -> None:
     header, row, *_, footer = rich_rows()
     match = {"engine": "mutant:a", "mistake": "rope on half-split pairs"}
     named = [] if status == "none" else [match, match]

@@ -127,7 +127,7 @@ def test_an_edited_report_is_broken(
         read_report(report)
 
 
-def test_a_writer_that_dies_leaves_what_it_knew_and_no_footer(tmp_path: Path) -> None:
+def test_dying_writer_leaves_its_lines_and_no_footer(tmp_path: Path) -> None:
     writer = ReportWriter(tmp_path / "run", head(tmp_path / "m.gguf"))
     writer.verdict(VERDICTS[0])
     assert len(writer.path.read_bytes().splitlines()) == 2  # on disk before the file is closed

@@ -45,7 +45,7 @@ def test_text_that_could_steer_a_terminal_is_escaped() -> None:
     assert "\\u202e" in shown
 
 
-def test_text_that_is_only_text_stays_as_it_is() -> None:
+def test_plain_text_stays_unchanged() -> None:
     text = "Größe 你好 [red] \\x1b 'quoted'"
     assert printable(text) == text
     assert printable("a\nb\tc") == "a\\nb\\tc"
@@ -72,7 +72,7 @@ def test_a_models_text_is_escaped_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
     assert screen.getvalue().startswith("[bold]one\ttwo\nthree [red]x")
 
 
-def test_a_models_text_goes_into_a_pipe_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_a_model_goes_into_a_pipe_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     text = "tab\there \x1b[2J :smile: [red] " + "long " * 100
     Terminal(quiet=True).data(text)
     assert capsys.readouterr().out == text + "\n"
@@ -155,7 +155,7 @@ STACK = [f"    at frame {i}" for i in range(9)]
         "System.ArgumentException: no such tensor",
     ],
 )
-def test_a_message_is_shown_whatever_stack_comes_behind_it(message: str) -> None:
+def test_message_is_shown_before_any_stack(message: str) -> None:
     words = last_words(["loading", message, *STACK, "Node.js v18"])
     assert words == [message, *STACK[:3], "...", "Node.js v18"]
 

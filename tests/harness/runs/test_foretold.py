@@ -40,7 +40,7 @@ def said_of(
     return said
 
 
-def test_no_more_is_foretold_than_an_honest_engine_is_asked_for(opened: Opened) -> None:
+def test_foretold_time_covers_only_certain_questions(opened: Opened) -> None:
     context = opened.context
     subject = Counting(Reference, context.model, EXACT)
     context.subject = subject

@@ -130,7 +130,7 @@ def test_another_key_or_another_refusal_is_not_excused(
     assert read_known(path).excuse(found).status == "diverged"
 
 
-def test_a_refusal_that_is_listed_is_no_comparison() -> None:
+def test_listed_refusal_is_not_a_comparison() -> None:
     listed = known("logits/diverged").excuse(refuses("no such thing"))
     assert listed.status == "excused"
     assert exit_code([listed]) == 3
@@ -228,11 +228,11 @@ def test_one_that_differs_no_more_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("status", ["crashed", "timed-out", "malformed", "not-compared"])
-def test_nothing_is_said_to_be_gone_where_the_suite_did_not_end_well(status: Status) -> None:
+def test_no_entry_is_gone_in_an_unfinished_suite(status: Status) -> None:
     assert list(known("norm").gone([verdict("", status)], "again")) == []
 
 
-def test_nothing_is_said_to_be_gone_of_suites_and_models_that_were_not_run() -> None:
+def test_no_entry_is_gone_in_suites_that_were_not_run() -> None:
     assert list(known("norm").gone([verdict("", "agreed", suite="logits")], "again")) == []
 
 
@@ -299,7 +299,7 @@ def one(name: str, value: Any) -> str:
         (one("at", {"rope": [{"more": 1}]}), "at 'rope': expected a kind and a size"),
     ],
 )
-def test_a_list_that_is_none_is_refused(text: str, words: str, tmp_path: Path) -> None:
+def test_invalid_list_is_refused(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "known.json"
     path.write_text(text)
     with pytest.raises(InvalidModel) as error:

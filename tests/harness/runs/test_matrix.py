@@ -33,7 +33,7 @@ def verdict(suite: str, case: str, status: Status, summary: str = "") -> Verdict
     return Verdict(suite=suite, case=case, status=status, summary=summary, repro="lockstep check m")
 
 
-def test_the_worst_verdict_of_a_case_stands_for_it() -> None:
+def test_cell_shows_the_worst_verdict_of_a_case() -> None:
     found = cells_of(
         [
             verdict("dequant", "a", "agreed"),
@@ -54,7 +54,7 @@ def test_suite_that_an_engine_does_not_offer_counts_neither_way() -> None:
     assert both.text == "1/1"
 
 
-def test_a_case_that_agrees_in_what_could_be_compared_counts_and_says_so() -> None:
+def test_partly_compared_case_counts_with_a_note() -> None:
     found = cells_of(
         [
             verdict("tokens", "a", "agreed"),
@@ -70,7 +70,7 @@ def test_suite_without_a_verdict_on_the_subject_has_no_column() -> None:
     assert cells_of([verdict("shadow", "a", "diverged")], ["a"]) == {}
 
 
-def test_a_column_in_which_nobody_was_asked_is_left_out() -> None:
+def test_column_without_answers_is_omitted() -> None:
     asked = {"logits": Cell(cases={"a": verdict("logits", "a", "agreed")})}
     silent = {"trace": Cell(cases={"a": verdict("trace", "a", "not-applicable")})}
     assert columns([MatrixRow(engine="x", cells=asked), MatrixRow(engine="y", cells=silent)]) == [
@@ -85,7 +85,7 @@ def test_the_exit_code_is_that_of_the_worst_engine(codes: tuple[int, ...], code:
     assert exit_code_of_matrix([MatrixRow(engine="x", code=c) for c in codes]) == code
 
 
-def test_an_engines_words_are_no_markup() -> None:
+def test_words_of_an_engine_are_escaped() -> None:
     bad = "<img src=x onerror=y> | [a](b) \x1b[2J"
     cells = {"logits": Cell(cases={"a": verdict("logits", "a", "diverged", bad)})}
     rows = [MatrixRow(engine="x", cells=cells, code=1), MatrixRow(engine="y", error=bad)]
@@ -97,7 +97,7 @@ def test_an_engines_words_are_no_markup() -> None:
     assert page.count("onerror") == 2  # it is there all the same
 
 
-def test_engines_of_one_name_are_told_apart_by_what_they_were_asked_for_by() -> None:
+def test_engines_with_one_name_show_their_commands() -> None:
     info = EngineInfo(engine="engine.py", version="1", build="")
     rows = [MatrixRow(engine=f"./{f}/engine.py", info=info) for f in "ab"] + [
         MatrixRow(engine="fast")
@@ -118,7 +118,7 @@ def many_suites(name: str) -> MatrixRow:
 
 
 @pytest.mark.parametrize("width", [80, 300])
-def test_nothing_of_a_matrix_is_cut_off_however_narrow_a_terminal_is(width: int) -> None:
+def test_narrow_terminal_cuts_nothing_of_a_matrix(width: int) -> None:
     out = io.StringIO()
     rows = [many_suites("e_right_all"), many_suites("e_right_text")]
     shown_matrix(rows, Console(file=out, width=width, soft_wrap=True, markup=False))
@@ -129,7 +129,7 @@ def test_nothing_of_a_matrix_is_cut_off_however_narrow_a_terminal_is(width: int)
     assert "…" not in said
 
 
-def test_an_engine_of_which_nothing_was_compared_is_said_to_be_one() -> None:
+def test_engine_without_comparisons_is_reported() -> None:
     silent = {"trace": Cell(cases={"a": verdict("trace", "a", "not-applicable")})}
     rows = [many_suites("e_right"), MatrixRow(engine="mute", cells=silent)]
     out = io.StringIO()
@@ -162,9 +162,7 @@ def test_a_built_in_model_is_asked_for_by_its_name(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_a_file_that_is_not_there_is_no_verdict_on_any_engine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_file_gives_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = str(tmp_path / "no.gguf")
     with pytest.raises(SystemExit) as end:
         app(

@@ -48,7 +48,7 @@ def test_site_links_engines_and_findings(plan: Plan, tmp_path: Path) -> None:
     assert f"wrong{HOSTILE}" in Page.at(finding).text
 
 
-def test_interrupted_run_goes_on_behind_finished_engines(plan: Plan, tmp_path: Path) -> None:
+def test_interrupted_run_continues_behind_finished_engines(plan: Plan, tmp_path: Path) -> None:
     plans = {"first": [plan], "second": [plan]}
     asked: list[str] = []
 

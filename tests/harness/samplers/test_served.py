@@ -124,7 +124,7 @@ def test_parameter_that_is_not_promised_may_be_ignored(vocabulary: Path) -> None
     ("cls", "result"),
     [(Reference, Result.RIGHT), (WRONG_SAMPLERS["mutant:grammar-open-on-error"], Result.WRONG)],
 )
-def test_grammar_that_is_none_must_be_refused(
+def test_invalid_grammar_must_be_refused(
     cls: type[Reference], result: Result, vocabulary: Path
 ) -> None:
     assert run_of(cls, "llama-server", vocabulary).judge_bad_grammars().result is result

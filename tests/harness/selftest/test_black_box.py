@@ -175,7 +175,7 @@ def test_rate_counts_only_logit_changes_and_a_promise_allows_some_misses() -> No
     assert not is_kept([fine] * 84 + [row(layer=True, layers=True)] * 16)
 
 
-def test_a_row_comes_back_from_json_and_a_miss_is_said() -> None:
+def test_row_survives_json_and_a_miss_is_reported() -> None:
     missed = row(wrong=("ffn_out-1",), said=(("0", "FFN: activation"),), layer=True)
     held = json.loads(json.dumps(asdict(missed)))
     assert make_row(BlackBoxRow)(held) == missed
@@ -196,7 +196,7 @@ def test_a_fault_of_one_layer_is_named_however_it_is_wrong(tmp_path: Path) -> No
     assert rows[0].said == (("1", "FFN: up matrix"),)
 
 
-def test_mistake_that_differs_in_each_run_is_told_and_ends_nothing() -> None:
+def test_unsteady_mistake_is_reported_and_ends_no_trial() -> None:
     """The mistake takes each fifth norm for the last; a layer of qwen3 has four norms."""
     part = CataloguePart(model="arch:qwen3", engines=("mutant:last-norm-missing",))
     (found,) = tries(part)

@@ -37,7 +37,7 @@ def test_case_in_the_file_is_not_run_again_and_counts(tmp_path: Path, run: list[
     assert [tried.seed for tried in again if tried.alarm] == [3]
 
 
-def test_a_run_that_was_broken_off_keeps_what_it_came_to(tmp_path: Path, run: list[int]) -> None:
+def test_interrupted_run_keeps_its_results(tmp_path: Path, run: list[int]) -> None:
     file = tmp_path / "clean.jsonl"
     cases = clean_results(range(4), None, file)
     next(cases)

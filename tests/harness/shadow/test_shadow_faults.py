@@ -122,7 +122,7 @@ def test_a_judge_that_misses_a_fault_or_sees_one_elsewhere_has_failed(judge: Any
         (Engine(1e-3, Crashed(message="an id that is none")), ShadowJudge, "fatal"),
     ],
 )
-def test_change_that_is_no_fault_is_drawn_again_and_never_counts_as_found(
+def test_change_within_the_bound_is_drawn_again(
     engine: Session, judge: Any, why: str, run: Any
 ) -> None:
     trials = run(engine, judge, 2)

@@ -37,7 +37,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def test_nodes_become_what_they_were() -> None:
+def test_nodes_survive_the_crossing() -> None:
     quantised = replace(ADD, sources=(BYTES,))
     sent = (ADD, PRODUCT, quantised)
     assert all(map(same, nodes_of(piece(*sent)), sent))
@@ -65,7 +65,7 @@ def test_the_kind_of_an_op_is_its_first_parameter() -> None:
         ("name", lambda name: name[:0]),
     ],
 )
-def test_value_that_is_no_node_is_refused(name: str, change: Any) -> None:
+def test_invalid_node_is_refused(name: str, change: Any) -> None:
     whole = piece(ADD)
     with pytest.raises(MalformedAnswer, match="row 0 of 3: expected a node, got"):
         list(nodes_of(replace(whole, **{name: change(getattr(whole, name))})))

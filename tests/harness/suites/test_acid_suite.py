@@ -166,7 +166,7 @@ def test_a_report_that_is_cut_off_leaves_tests_uncompared(model: Path) -> None:
     assert {*named_in("agreed", found)} | {*last.detail["tests"]} == {*NAMES}
 
 
-def test_the_report_of_another_model_is_none(model: Path) -> None:
+def test_report_of_another_model_is_rejected(model: Path) -> None:
     def write(self: Any, pieces: list[bytes]) -> bytes:
         return b"".join(pieces).replace(b"F32", b"F16")
 
@@ -201,7 +201,7 @@ def test_line_left_out_behind_the_long_prompt_is_not_made_good(
     assert exit_code(found) == 3
 
 
-def test_a_wrong_oracle_is_said_and_accuses_nobody_else(model: Path) -> None:
+def test_wrong_oracle_is_reported_alone(model: Path) -> None:
     oracle = wrong("acid: wrong oracle", KvHeadModulo)
     found = checked(model, "fast", oracle=oracle)
     wrong_ones = diverged(found)
@@ -215,7 +215,7 @@ def test_a_wrong_oracle_is_said_and_accuses_nobody_else(model: Path) -> None:
 # --- which models -------------------------------------------------------------------------------
 
 
-def test_other_models_lack_the_acid_suite_and_say_what_to_do(tmp_path: Path) -> None:
+def test_other_models_lack_the_acid_suite_with_advice(tmp_path: Path) -> None:
     other = builtin("f32", tmp_path)
     (found,) = checked(other, "fast")
     assert found.status == "not-applicable"
@@ -242,7 +242,7 @@ def test_without_a_model_all_are_checked(
     assert "acid:llama:Q8_0" in ending.out
 
 
-def test_a_type_that_an_engine_refuses_is_said_and_spoils_nothing(tmp_path: Path) -> None:
+def test_refused_type_is_reported_and_changes_no_exit_code(tmp_path: Path) -> None:
     class Refuses(Quiet, name="acid: F32 alone"):
         levels = ("greedy",)
 

@@ -118,7 +118,7 @@ class Wavering(Quiet, name="close: the second-likeliest where it is near"):
 
 
 @pytest.mark.parametrize(("honest", "status"), [(True, "excused"), (False, "diverged")])
-def test_choice_of_an_honest_run_is_no_fault(
+def test_choice_of_an_honest_run_is_not_a_fault(
     honest: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(next_tokens, "designs_that_say", lambda *_: [3] if honest else [])

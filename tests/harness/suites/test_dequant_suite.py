@@ -44,7 +44,7 @@ def with_nan(model: Path, copy: Path) -> Path:
     return with_values(model, copy, "blk.1.ffn_up.weight", first_is_nan)
 
 
-def test_a_weight_that_is_no_number_is_named(tmp_path: Path) -> None:
+def test_nan_weight_is_named(tmp_path: Path) -> None:
     model = builtin("f32", tmp_path)
     assert statuses(check_engine(model, "reference", "dequant")) == {"agreed"}
     wrong = with_nan(model, tmp_path / "nan.gguf")

@@ -158,7 +158,7 @@ def test_nodes_that_cannot_be_read_are_malformed(name: str, model: Path) -> None
 
 
 @pytest.mark.parametrize("name", [*NO_NODES, *WRONG_NODES])
-def test_a_node_that_is_none_is_named_and_a_wrong_one_diverges(name: str, model: Path) -> None:
+def test_unknown_node_is_named_and_a_wrong_one_diverges(name: str, model: Path) -> None:
     plan = plan_for(model, suites=("logits", "trace"), engine=f"fake-liar: {name}")
     code, rows = checked(plan)
     if name in WRONG_NODES:
@@ -210,7 +210,7 @@ def test_tensors_that_a_side_does_not_list_are_not_compared_by_name(
 
 @pytest.mark.parametrize(("role", "ends"), [("oracle", BadInput), ("engine", NoAnswer)])
 @pytest.mark.parametrize("name", ["None", "a version that is None"])
-def test_an_engine_that_does_not_say_what_it_is_is_refused(
+def test_engine_without_a_description_is_refused(
     name: str, role: str, ends: type[Exception], model: Path
 ) -> None:
     """The engine under test gets a verdict, as for all that it does wrong at its start."""

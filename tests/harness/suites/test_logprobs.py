@@ -79,7 +79,7 @@ REPLACED = "\ufffd".encode()
         ([(0, INF)], 0.01, "not finite"),
     ],
 )
-def test_a_list_is_held_against_logits(
+def test_list_is_compared_with_logits(
     said: list[tuple[int | bytes, float]], allowed: float, kind: str
 ) -> None:
     found = off_from(read_list(said, NAMES), LOGITS, allowed)

@@ -113,7 +113,7 @@ def test_other_block_size_is_a_difference_of_a_reader_and_a_known_one(
     assert theirs.detail["total"] == 1
 
 
-def test_another_size_of_another_type_is_no_known_difference() -> None:
+def test_other_size_and_type_is_not_a_known_difference() -> None:
     other = replace(SUMMARY, tensors=(replace(TENSOR, n_bytes=40), SUMMARY.tensors[1]))
     (found,) = differences(SUMMARY, other)
     assert found["kind"] == "rows Q2_0"

@@ -238,7 +238,7 @@ def test_tokens_with_none_are_hidden() -> None:
     assert hidden_tokens(logits, 1e-6) == 197
 
 
-def test_zeros_are_what_they_are_and_a_few_are_small_by_chance() -> None:
+def test_zeros_and_few_small_values_are_told_apart() -> None:
     logits = np.ones((3, 200), np.float32)
     logits[:, :50], logits[:, 60] = 0.0, 1e-9
     assert hidden_tokens(logits, 1e-6) == 0

@@ -116,7 +116,7 @@ def test_engine_without_single_products_gets_no_zero_report(tmp_path: Path) -> N
     assert exit_code([first, *found]) == 0
 
 
-def test_a_product_that_is_not_shown_is_not_said_to_lack_an_input(tmp_path: Path) -> None:
+def test_hidden_product_is_not_reported_without_input(tmp_path: Path) -> None:
     """The engine shows `kqv_out` and takes it, but not `attn_out`: that is what to show."""
     hidden, not_given = (
         next(

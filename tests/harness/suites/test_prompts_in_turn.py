@@ -272,7 +272,7 @@ def test_list_engine_that_keeps_too_much_is_found_with_a_hint(
     assert found[1].detail["at_fault"] == "subject"
 
 
-def test_by_its_text_alone_it_is_found_too(model: Path) -> None:
+def test_wrong_prompt_is_found_by_text_alone(model: Path) -> None:
     found = diverged(check_engine(model, TextByItsFirstFour, "text", n_steps=8))
     assert found
     assert found[0].summary.startswith("behind 'Once there was a dog")

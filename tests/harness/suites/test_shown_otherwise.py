@@ -131,7 +131,7 @@ def test_a_text_is_read_in_each_honest_way(said: bytes, free: tuple[int, ...], e
     assert max(reading.end for reading in readings(said, free, WORDS)) == end
 
 
-def test_a_prompt_is_taken_off_where_the_text_is_not_the_prompt_once_more() -> None:
+def test_prompt_is_removed_unless_the_text_repeats_it() -> None:
     assert without_prompt(b" The cat sat", b"The cat ", b" sat") == b" sat"
     assert without_prompt(b"The cat sat", b"The cat", b"The cat sat") == b"The cat sat"
     assert without_prompt(b"sat", b"\n", b"sat") == b"sat"

@@ -210,7 +210,7 @@ def test_an_engine_that_reads_characters_otherwise_diverges(name: str, model: Pa
     assert found[-1].status == "diverged", found
 
 
-def test_one_that_reads_them_as_they_are_is_accused_of_nothing(model: Path) -> None:
+def test_engine_that_reads_characters_correctly_is_not_accused(model: Path) -> None:
     found = verdicts(model, text_engine("as it is"), "text")
     assert statuses(found) <= {"agreed", "excused"}, found
 

@@ -172,7 +172,7 @@ FAR = [TRUTH, TWO, with_rows(r2=9.0)]
         ([TWO], [TWO, TRUTH], False),
     ],
 )
-def test_a_few_rows_are_nobodys_fault_where_honest_runs_give_each(
+def test_few_rows_given_by_honest_runs_accuse_no_engine(
     runs: Sequence[F32], engines: Sequence[F32], explained: bool
 ) -> None:
     assert by_chance(context(runs), (), TRUTH, engines, ALLOWED) is explained

@@ -74,7 +74,7 @@ def test_fault_of_a_second_batch_alone_is_reported_as_right_in_one(
     assert found.detail.get("in_one_batch") == ("agreed" if agrees else None)
 
 
-def test_fault_of_a_second_batch_of_a_recurrent_model_is_no_mask(tmp_path: Path) -> None:
+def test_fault_in_second_recurrent_batch_is_not_called_a_mask(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_recurrent(path)
     first, *_ = verdicts_of(path, "logits", engine="mutant:state-not-carried")
@@ -106,7 +106,7 @@ class WrongInRowsOf(Reference, name="test:wrong in so many rows"):
         (8, "so look at a batch of 8 tokens: the kernels for this many rows"),
     ],
 )
-def test_a_wrong_kernel_for_few_rows_is_no_matter_of_what_stands_before(
+def test_wrong_kernel_for_few_rows_is_not_blamed_on_the_prefix(
     n: int, said: str, model: Path
 ) -> None:
     """One batch shows nothing wrong either, as it has more rows."""
@@ -118,7 +118,7 @@ def test_a_wrong_kernel_for_few_rows_is_no_matter_of_what_stands_before(
     assert "positions, mask, cache" not in texts[0]
 
 
-def test_fault_of_the_first_run_alone_is_no_matter_of_batches(model: Path) -> None:
+def test_fault_of_the_first_run_is_not_blamed_on_batches(model: Path) -> None:
     class OnceWrong(Reference, name="test:once wrong"):
         asked = 0
 
@@ -325,7 +325,7 @@ def test_answer_to_other_tokens_than_usual_is_called_so_as_well(model: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "more"), [("f32", False), ("moe-q8_0", True)])
-def test_rest_of_earlier_calls_is_no_matter_of_the_number_of_tokens(
+def test_state_of_earlier_calls_is_not_blamed_on_token_counts(
     name: str, more: bool, tmp_path: Path
 ) -> None:
     """All tokens in one batch are as many as no call had before, so the engine reads them."""

@@ -64,7 +64,7 @@ def expected(typed: Typed) -> Any:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("alignment", [1, 8, 32, 4096])
-def test_a_file_reads_back_as_it_was_written(tmp_path: Path, version: int, alignment: int) -> None:
+def test_file_reads_back_unchanged(tmp_path: Path, version: int, alignment: int) -> None:
     path = tmp_path / "a.gguf"
     write_gguf(path, METADATA, TENSORS, version=version, alignment=alignment)
     with GgufFile.open(path) as file:
@@ -246,7 +246,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_says_which_file_it_was(tmp_path: Path) -> None:
+def test_full_disk_error_names_the_file(tmp_path: Path) -> None:
     def full() -> Iterator[bytes]:
         yield b"1"
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -190,7 +190,7 @@ def test_a_chunk_does_not_show_in_the_bytes() -> None:
     assert np.array_equal(whole, np.concatenate([uniform(bits, 32, 1.0) for _ in range(2)]))
 
 
-def test_every_tensor_has_a_stream_of_its_own(tmp_path: Path) -> None:
+def test_every_tensor_has_its_own_stream(tmp_path: Path) -> None:
     """One more layer changes no weight of the others."""
     from lockstep.engine.gguf.file import GgufFile
 
