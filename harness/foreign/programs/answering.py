@@ -27,6 +27,7 @@ class Refused(Exception):
 
 def serve(start):
     """Serve the protocol. start(model, settings) returns what the engine is and {ask: function}.
+    settings["adapters"] has the files to be added, of the kinds that the engine says it can.
 
     A function is given the question and its arrays, and returns the answer and its arrays.
     """
@@ -39,7 +40,8 @@ def serve(start):
             ending, arrays = "answer", {}
             try:
                 if question["ask"] == "start":
-                    said, answers = start(question["model"], question["settings"])
+                    settings = {**question["settings"], "adapters": question.get("adapters", [])}
+                    said, answers = start(question["model"], settings)
                     answer = {"protocol": 1, "can": list(answers), **said}
                 else:
                     answer, arrays = answers[question["ask"]](question, given)

@@ -1,11 +1,16 @@
-"""transformers with torch: a GGUF loaded by from_pretrained, and tensors by hooks on modules."""
+"""transformers with torch: a GGUF loaded by from_pretrained, and tensors by hooks on modules.
+
+PEFT adds LoRA files.
+"""
 
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import importlib.metadata
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -51,10 +56,12 @@ SHOWS += dict.fromkeys(n for own in (OF_LAYER, OF_NORMED) for names in own.value
 
 
 class Model:
-    def __init__(self, path):
+    def __init__(self, path, loras):
         place = {"pretrained_model_name_or_path": Path(path).parent, "gguf_file": Path(path).name}
         options = {"dtype": torch.float32, "attn_implementation": "eager"}
         self.model = AutoModelForCausalLM.from_pretrained(**place, **options).eval()
+        if loras:
+            add_loras(self.model, path, loras)
         self.config = self.model.config
         self.shown = None
         for name, module in self.model.named_modules():
@@ -63,13 +70,14 @@ class Model:
     # --- tensors ----------------------------------------------------------------------------------
 
     def watch(self, name, module):
+        of_model = getattr(module, "base_layer", module)  # within PEFT's
         if name in OUTSIDE:
-            node = SCALED if hasattr(module, "embed_scale") else OUTSIDE[name]
+            node = SCALED if hasattr(of_model, "embed_scale") else OUTSIDE[name]
             module.register_forward_hook(lambda *seen: self.show(node, seen[-1]))
         elif name.startswith("model.layers."):
             layer, _, place = name.removeprefix("model.layers.").partition(".")
             own = self.places(int(layer))
-            if place in own and getattr(module, "bias", None) is None:
+            if place in own and getattr(of_model, "bias", None) is None:
                 given, *before = own[place]
                 module.register_forward_hook(
                     lambda _, args, out: self.see(f"-{layer}", (given, out), (before, args))
@@ -125,6 +133,22 @@ class Model:
         return {}, arrays
 
 
+def add_loras(model, path, loras):
+    """Let PEFT put its modules into the model."""
+    from peft import PeftModel
+    from peft_folder import write_peft_folder
+
+    adapted, names = None, [str(i) for i in range(len(loras))]
+    with TemporaryDirectory(prefix="lockstep-") as folder:
+        for name, each in zip(names, loras, strict=True):
+            place = write_peft_folder(path, each, Path(folder, name))
+            if adapted is None:
+                adapted = PeftModel.from_pretrained(model, place, name).eval()
+            else:
+                adapted.load_adapter(place, name)
+    adapted.base_model.set_adapter(names, inference_mode=True)
+
+
 class Tokenizer:
     def __init__(self, path):
         place = Path(path)
@@ -163,11 +187,11 @@ def start(path, settings):
         return said, {"dequantize": dequantize}
     answers = {
         **later(lambda: Tokenizer(path), "tokenize", "detokenize"),
-        **later(lambda: Model(path), "greedy", "logits"),
+        **later(lambda: Model(path, settings["adapters"]), "greedy", "logits"),
         "dequantize": dequantize,
     }
     cache = {"type_k": "F32", "type_v": "F32", "flash_attn": False}
-    can = [*answers, "trace"]
+    can = [*answers, "trace", *("lora",) * bool(find_spec("peft"))]
     return {**said, "can": can, "shows": SHOWS, "settings": cache, "text": "utf8"}, answers
 
 

@@ -25,6 +25,8 @@ class Model:
         attention = xllamacpp.llama_flash_attn_type
         on = "ENABLED" if settings["flash_attn"] else "DISABLED"
         p.flash_attn_type = getattr(attention, f"LLAMA_FLASH_ATTN_TYPE_{on}")
+        info = xllamacpp.CommonAdapterLoraInfo
+        p.lora_adapters = [info(each["path"], each["scale"]) for each in settings["adapters"]]
         self.server = xllamacpp.Server(p)
 
     def ask(self, path, body):
@@ -62,7 +64,8 @@ class Model:
 def start(path, settings):
     said = {"engine": "xllamacpp", "version": importlib.metadata.version("xllamacpp")}
     asked = ("tokenize", "greedy") if path else ()
-    return {**said, "text": "utf8"}, later(lambda: Model(path, settings), *asked)
+    can = [*asked, *("lora",) * bool(path)]
+    return {**said, "can": can, "text": "utf8"}, later(lambda: Model(path, settings), *asked)
 
 
 serve(start)

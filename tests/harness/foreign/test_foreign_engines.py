@@ -180,7 +180,8 @@ def test_every_engine_has_a_pinned_package_and_every_program_an_engine() -> None
         assert re.fullmatch(r"\d+(\.\d+)+", engine.version), engine.name
         assert "==" in engine.packages[0] or engine.kind == "node"
     programs = {path.name for path in PROGRAMS.iterdir() if path.is_file()}
-    assert programs - {engine.program for engine in real} == {"answering.py", "answering.mjs"}
+    shared = {"answering.py", "answering.mjs", "peft_folder.py"}
+    assert programs - {engine.program for engine in real} == shared
 
 
 @pytest.mark.parametrize("path", sorted(PROGRAMS.glob("*.py")), ids=lambda path: path.name)
