@@ -4,8 +4,9 @@ and one that sends bytes."""
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.adapters.fast import FastEngine
 from lockstep.harness.adapters.reference import Reference
-from lockstep.harness.records import EXACT, Request
+from lockstep.harness.records import EXACT, LORA, AdapterFile, Request
 from tests.quiet_engines import log_softmax
 from tests.served_samplers import Sampling, listed_of, llama_stages, openai_stages
 
@@ -45,20 +46,37 @@ class Honest:
         refuses: Refuses,
         around: str,
         samplers: type[Reference],
+        loras: Sequence[Path],
     ) -> None:
         self.sampling = Sampling(samplers, model)
         self.strict, self.to_long, self.refuses, self.around = strict, to_long, refuses, around
-        self.engine = FastEngine(model, EXACT)
+        self.loras, self.model = loras, model
+        self.engines: dict[tuple[float, ...], FastEngine] = {}
+        self.engine = self.engine_with([1.0] * len(loras))
         self.change, self.pages, self.takes_ids = change, pages, takes_ids
         self.lock = threading.Lock()
 
+    def engine_with(self, scales: Sequence[float]) -> FastEngine:
+        """Return the engine that adds each LoRA file with its scale."""
+        if (key := tuple(scales)) not in self.engines:
+            files = zip(self.loras, scales, strict=True)
+            added = tuple(AdapterFile(kind=LORA, path=str(path), scale=s) for path, s in files)
+            self.engines[key] = FastEngine(self.model, replace(EXACT, adapters=added))
+        return self.engines[key]
+
+    def lora_adapters(self, body: Any, v1: bool) -> tuple[int, Any]:
+        return 200, [{"id": i, "path": f"models/{p.name}"} for i, p in enumerate(self.loras)]
+
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
-        method = getattr(self, path.removeprefix("/v1").strip("/").replace("/", "_"), None)
+        name = path.removeprefix("/v1").strip("/").replace("/", "_").replace("-", "_")
+        method = getattr(self, name, None)
         if path not in self.pages or method is None:
             return 404, {"error": {"message": "File Not Found", "code": 404}}
         if why := self.refuses(body or {}):
             return 400, {"error": {"message": why}}
         with self.lock:
+            if rows := (body or {}).get("lora"):
+                self.engine = self.engine_with([row["scale"] for row in rows])
             status, said = method(body, path.startswith("/v1"))
         said = self.change(path, said) if status == 200 else said
         if self.to_long is not None and len(self.ids_of((body or {}).get("prompt", []))) > LONG:
@@ -173,7 +191,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<bot>{% endif %}"
 )
 CHAT = frozenset({"/v1/chat/completions"})
-NATIVE = frozenset({"/props", "/v1/models", "/tokenize", "/completion"})
+NATIVE = frozenset({"/props", "/v1/models", "/tokenize", "/completion", "/lora-adapters"})
 OPENAI = frozenset({"/v1/models", "/v1/completions"})
 
 
@@ -190,10 +208,13 @@ def serving(
     around: str = "{}",
     port: int = 0,
     samplers: type[Reference] = Reference,
+    loras: Sequence[Path] = (),
 ) -> Iterator[str]:
     """Serve, and return the address. strict: it refuses what OpenAI's servers lack; else it
     penalises repetition by default."""
-    honest = Honest(model, change, pages, takes_ids, strict, to_long, refuses, around, samplers)
+    honest = Honest(
+        model, change, pages, takes_ids, strict, to_long, refuses, around, samplers, loras
+    )
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -223,7 +244,8 @@ def serving(
     finally:
         server.shutdown()
         server.server_close()
-        honest.engine.close()
+        for engine in honest.engines.values():
+            engine.close()
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from lockstep.harness.redaction import API_KEY
 LARGEST = 8 << 20
 LARGEST_ERROR = 1 << 16  # of a refusal, which is a sentence
 PIECE = 1 << 20
+LACKING = (404, 405, 501)  # of a page
 REFUSALS = (400, 413, 422)  # of what was asked; 413: it is too long
 
 

@@ -5,13 +5,14 @@ is taken from the cache of an earlier one, so that all prefixes are computed ali
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from lockstep.engine.errors import Unsupported
 from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.http.base import About, Ask, as_bytes, candidates, member, one_way, text, utf8
-from lockstep.harness.http.client import REFUSALS, StatusRefused
+from lockstep.harness.http.client import LACKING, REFUSALS, StatusRefused
 from lockstep.harness.http.drawing import llama_server_options, probabilities_shown
 from lockstep.harness.protocol.messages import printable
 from lockstep.harness.records import DrawAnswer, DrawRequest
@@ -40,6 +41,8 @@ class LlamaServer:
     plain: int | None = None  # see `letter`
     takes_bias: bool = True  # until it refuses one
     ends: Callable[[], frozenset[int]] = frozenset  # tokens that end a text; none: unknown
+    loras: Sequence[tuple[Path, float]] = ()  # files that requests add, each with its scale
+    scales: list[dict[str, float]] = field(default_factory=list)  # see `scales_of`
 
     def about(self, ask: Ask) -> About:
         props = ask("GET", "/props")
@@ -48,6 +51,7 @@ class LlamaServer:
         n_ctx = defaults.get("n_ctx") if type(defaults) is dict else None
         self.n_ctx = n_ctx if type(n_ctx) is int else 0
         path = props.get("model_path")
+        self.scales = scales_of(self.loras, loaded_loras(ask))
         facts = model_facts(ask)
         mute = dict(facts).get("vocab_type") == NO_VOCABULARY
         return About(
@@ -59,6 +63,9 @@ class LlamaServer:
             facts=facts,
             path=printable(path) if type(path) is str else "",
         )
+
+    def complete(self, ask: Ask, body: dict[str, Any]) -> Any:
+        return ask("POST", "/completion", body | ({"lora": self.scales} if self.scales else {}))
 
     def tokenize(
         self,
@@ -76,7 +83,7 @@ class LlamaServer:
         """Generate text. A byte is a token at most, except for BOS and the space before."""
         (words,) = utf8([prompt])
         self.check_room(len(prompt) + 2 + n)
-        said = ask("POST", "/completion", {"prompt": words, "n_predict": n, **GREEDY})
+        said = self.complete(ask, {"prompt": words, "n_predict": n, **GREEDY})
         return as_bytes(text(said, "content"))
 
     def greedy(self, ask: Ask, prompt: Sequence[int], n: int) -> list[int]:
@@ -87,7 +94,7 @@ class LlamaServer:
         while len(found) < n:
             here = [*map(int, prompt), *found]
             body = {"prompt": here, "n_predict": n - len(found), "return_tokens": True, **GREEDY}
-            said = ask("POST", "/completion", body)
+            said = self.complete(ask, body)
             new = tokens_of(said)
             found += new[: n - len(found)]
             if len(found) < n:
@@ -121,11 +128,11 @@ class LlamaServer:
         body |= {"post_sampling_probs": False}
         bias = {"logit_bias": [[self.letter(ask), SURELY]]} if self.takes_bias else {}
         try:
-            said = ask("POST", "/completion", body | bias)
+            said = self.complete(ask, body | bias)
         except StatusRefused as error:
             if not bias or error.status not in REFUSALS:
                 raise
-            said = ask("POST", "/completion", body)
+            said = self.complete(ask, body)
             self.takes_bias = False
         none = type(said) is dict and not said.get("completion_probabilities")
         if none and (has_ended(said) or not self.takes_bias):
@@ -142,7 +149,7 @@ class LlamaServer:
         body |= {"seed": request.seed, **llama_server_options(request.chain)}
         if request.n_listed:
             body |= {"n_probs": request.n_listed, "post_sampling_probs": True}
-        said = ask("POST", "/completion", body)
+        said = self.complete(ask, body)
         tokens = [token for token in tokens_of(said) if token not in self.ends()]
         listed = probabilities_shown(said) if request.n_listed else None
         first, more = tokens[0] if tokens else None, tuple(tokens[1 : 1 + request.more])
@@ -175,6 +182,40 @@ def tokens_of(said: Any) -> list[int]:
     if type(found) is not list or not all(type(token) is int for token in found):
         raise MalformedAnswer("'tokens'", "a list of ids", found)
     return found
+
+
+def loaded_loras(ask: Ask) -> list[str]:
+    """Return the paths of the LoRA files that the server has loaded, in the order of their ids."""
+    try:
+        rows = ask("GET", "/lora-adapters")
+    except StatusRefused as error:
+        if error.status not in LACKING:
+            raise
+        return []
+    if type(rows) is not list or [member(row, "id") for row in rows] != list(range(len(rows))):
+        raise MalformedAnswer("/lora-adapters", "a list with the ids 0, 1, ...", rows)
+    return [text(row, "path") for row in rows]
+
+
+def scales_of(files: Sequence[tuple[Path, float]], loaded: Sequence[str]) -> list[dict[str, float]]:
+    """Return a scale for each loaded file: 0 for one that was not asked for. The server knows files
+    by its own paths, so names count where no path is the same.
+
+    Raises Unsupported for a file that the server has not loaded.
+    """
+    scales = [0.0] * len(loaded)
+    left = set(range(len(loaded)))
+    for path, scale in files:
+        fits = [i for i in left if PureWindowsPath(loaded[i]).name == path.name]
+        if not fits:
+            raise Unsupported(
+                f"the server has not loaded the LoRA file {path.name}: start it with --lora, "
+                'or by "serve:... --lora {lora}"'
+            )
+        found = min(fits, key=lambda i: (loaded[i] != str(path.resolve()), i))
+        left.remove(found)
+        scales[found] = scale
+    return [{"id": i, "scale": scale} for i, scale in enumerate(scales)]
 
 
 def model_facts(ask: Ask) -> tuple[tuple[str, Any], ...]:

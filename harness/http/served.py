@@ -19,10 +19,10 @@ from lockstep.harness.processes.kept_process import KeptProcess
 from lockstep.harness.processes.variables import NO_BACKTRACE
 from lockstep.harness.processes.wire import Closed
 from lockstep.harness.protocol.session import found_command
-from lockstep.harness.records import Answered, Crashed, Outcome, Settings, TimedOut
+from lockstep.harness.records import LORA, Answered, Crashed, Outcome, Settings, TimedOut
 
-MODEL, PORT = "{model}", "{port}"
-PARTS = re.compile(f"{re.escape(MODEL)}|{re.escape(PORT)}")  # a model's name may hold one as well
+MODEL, PORT, LORAS = "{model}", "{port}", "{lora}"  # the last: paths with commas between
+PARTS = re.compile("|".join(map(re.escape, (MODEL, PORT, LORAS))))  # a name may hold one as well
 HOST = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 20_000, 32_768  # Linux gives away those behind, others from 49152 on
 PORTS = 3  # are tried; two that somebody takes in the moment between are chance, more are not
@@ -42,6 +42,17 @@ def words_of(engine: str) -> list[str]:
                 f'"{SERVE}./my-server --model {MODEL} --port {PORT}"'
             )
     return found_command(words)
+
+
+def without_loras(words: Sequence[str]) -> list[str]:
+    """Return the command without the option whose value is {lora}."""
+    kept: list[str] = []
+    for word in words:
+        if LORAS not in word:
+            kept.append(word)
+        elif not word.startswith("-") and kept[-1].startswith("-"):
+            kept.pop()
+    return kept
 
 
 def free_port() -> int:
@@ -151,8 +162,10 @@ class ServedSession(HttpSession):
         port, deadline = free_port(), time.monotonic() + self.start_limit
         self.port, self.n_answered = port, 0
         model = "" if self.model is None else str(self.model.resolve())
-        parts = {MODEL: model, PORT: str(port)}
-        words = [PARTS.sub(lambda found: parts[found[0]], word) for word in self.words]
+        loras = ",".join(str(path.resolve()) for path, _ in self.settings.files_of(LORA))
+        parts = {MODEL: model, PORT: str(port), LORAS: loras}
+        words = self.words if loras else without_loras(self.words)
+        words = [PARTS.sub(lambda found: parts[found[0]], word) for word in words]
         self.process = start_server(words, self.memory_limit)
         self.to(f"http://{HOST}:{port}")
         while not listens(port):
@@ -162,6 +175,10 @@ class ServedSession(HttpSession):
                 return TimedOut(seconds=self.start_limit, log=self.end())
             time.sleep(LOOK_SECONDS)
         return None
+
+    def starts_with(self, loras: Sequence[tuple[Path, float]]) -> bool:
+        told = any(LORAS in word for word in self.words)
+        return told and all(scale == 1 for _, scale in loras)
 
     def death(self, when: str) -> Crashed:
         assert self.process is not None

@@ -17,14 +17,23 @@ from lockstep.harness.answers import MalformedAnswer
 from lockstep.harness.asking.session import Session, in_words
 from lockstep.harness.http.base import About, Ask, Complaint, Server, info_of
 from lockstep.harness.http.chat import Chat
-from lockstep.harness.http.client import REFUSALS, Address, StatusRefused, address_of, exchange
+from lockstep.harness.http.client import (
+    LACKING,
+    REFUSALS,
+    Address,
+    StatusRefused,
+    address_of,
+    exchange,
+)
 from lockstep.harness.http.llama_server import LlamaServer
 from lockstep.harness.http.openai import OpenAi
 from lockstep.harness.processes.wire import Closed, WireError
 from lockstep.harness.protocol.messages import printable
 from lockstep.harness.records import (
+    CONTROL_VECTOR,
     DEFAULT,
     EXACT,
+    LORA,
     Answered,
     Busy,
     Crashed,
@@ -47,7 +56,6 @@ LOADING = 503  # its model, or without a free slot
 HURRIED = (408, 429)
 TIMES = 4
 SHOWN = 400  # characters of a request: a prompt of seventy ids, and all that goes with it
-LACKING = (404, 405, 501)
 CLOSED_TO_US = (401, 403)
 
 
@@ -221,8 +229,21 @@ class HttpSession(Session):
             self.server, about = self.find_server(deadline)
             if difference := other_model(about, self.model):
                 raise Unsupported(f"the server's model is not MODEL: {difference}")
+            self.check_adapters()
             self.said = info_of(self.name, about, settings=self.settings)
         return self.said
+
+    def check_adapters(self) -> None:
+        """Raises Unsupported for adapters of which nobody knows whether the server adds them."""
+        if self.settings.files_of(CONTROL_VECTOR):
+            raise Unsupported("no server says which control vectors it adds")
+        loras = self.settings.files_of(LORA)
+        if loras and not isinstance(self.server, LlamaServer) and not self.starts_with(loras):
+            raise Unsupported("only llama-server says which LoRA files it adds, and takes scales")
+
+    def starts_with(self, loras: Sequence[tuple[Path, float]]) -> bool:
+        """Return True if the server was started to add these files, each with its scale."""
+        return False
 
     def find_server(self, deadline: float) -> tuple[Server, About]:
         """Return the first kind of server whose pages are there. Raises StatusRefused."""
@@ -231,7 +252,9 @@ class HttpSession(Session):
         if not self.only_openai:
             props = page(ask, "/props")
             if type(props) is dict and "default_generation_settings" in props:
-                native = LlamaServer(ends=partial(ends_of, self.model))
+                native = LlamaServer(
+                    ends=partial(ends_of, self.model), loras=self.settings.files_of(LORA)
+                )
                 return native, native.about(ask)
         base = self.address.base
         if not base.endswith("/v1") and not self.name.startswith(OPENAI):
