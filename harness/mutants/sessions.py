@@ -126,4 +126,21 @@ class FirstOfName(WrongSession, name="mutant:session-of-first-of-its-name"):
         return super().load(path, then, sequence)
 
 
-WRONG_SESSIONS[FirstOfName.name] = FirstOfName
+class FirstForAny(WrongSession, name="mutant:session-first-for-any"):
+    """The reference that writes the first sequence whichever is asked for."""
+
+    mistake = "a single sequence is saved, and it is always the first"
+    memory = "attention"
+
+    def save(
+        self,
+        batches: Sequence[Batch],
+        then: Sequence[Batch],
+        path: str,
+        sequence: int | None = None,
+    ) -> tuple[F32, ...]:
+        return super().save(batches, then, path, sequence if sequence is None else 0)
+
+
+for each in (FirstOfName, FirstForAny):
+    WRONG_SESSIONS[each.name] = each

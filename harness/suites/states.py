@@ -61,8 +61,8 @@ class SavedSessions(Suite, name=NAME):
 
 
 def saved_runs(context: Context) -> list[SavedRun]:
-    """Return runs with one sequence saved alone, one of two saved together, and a shorter one that
-    overwrites the first file."""
+    """Return runs with one sequence saved alone, two saved together, the second of two saved alone,
+    and a shorter one. The last two overwrite files."""
     ids = context.tokens
     n = context.n_tokens
     prompt, after = Batch.of(ids[:n]), tuple(step_at(ids, n + i, n + i) for i in range(2))
@@ -72,6 +72,12 @@ def saved_runs(context: Context) -> list[SavedRun]:
     return [
         SavedRun(words="one sequence alone", batches=(prompt,), then=after, sequence=0),
         SavedRun(words="all sequences", batches=(prompt, beside), then=(*after, follows)),
+        SavedRun(
+            words="the second of two sequences",
+            batches=(prompt, beside),
+            then=(follows,),
+            sequence=1,
+        ),
         SavedRun(
             words="a shorter prompt under the same name",
             batches=(Batch.of(ids[n - m : n]),),
