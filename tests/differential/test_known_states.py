@@ -59,7 +59,7 @@ def test_llama_cpp_continues_from_its_own_files(
     SMALL[memory](path)
     asked = {"suites": ("states",), "by_name": True, "n_tokens": 12, "settings": settings}
     found = verdicts_of(plan_of(path, "reference", **asked))
-    assert [verdict.status for verdict in found] == ["agreed"] * 6
-    assert [verdict.about for verdict in found] == ["llama.cpp"] * 3 + ["both"] * 3
+    assert [verdict.status for verdict in found] == ["agreed"] * 8
+    assert [verdict.about for verdict in found] == ["llama.cpp"] * 4 + ["both"] * 4
     bits = [verdict.detail["bits"] for verdict in found]
     assert all(bits) or memory == "window"  # whose cells lie elsewhere after loading
