@@ -1,4 +1,4 @@
-"""What the programs for Hugging Face's engines make of a LoRA file in GGUF."""
+"""LoRA files in GGUF, as programs for Hugging Face's engines hand them on."""
 
 import importlib
 import json
@@ -75,8 +75,8 @@ def test_a_tensor_unknown_to_hugging_face_is_unsupported(program: Any, tmp_path:
     write_llama(RECIPE, model)
     write_lora(LoraRecipe(), model, file)
     file.write_bytes(file.read_bytes().replace(b"attn_q.weight", b"attn_x.weight"))
+    adapter = {"path": str(file), "scale": 1.0}
     with pytest.raises(program.Unsupported):
-        adapter = {"path": str(file), "scale": 1.0}
         program.write_peft_folder(str(model), adapter, tmp_path / "peft")
 
 
