@@ -234,7 +234,7 @@ class HttpSession(Session):
         return self.said
 
     def check_adapters(self) -> None:
-        """Raises Unsupported for adapters of which nobody knows whether the server adds them."""
+        """Raise Unsupported for adapters if nobody knows whether the server adds them."""
         if self.settings.files_of(CONTROL_VECTOR):
             raise Unsupported("no server says which control vectors it adds")
         loras = self.settings.files_of(LORA)

@@ -40,7 +40,7 @@ def added(path: Path, scale: float) -> AdapterFile:
 def test_a_server_adds_the_files_that_are_asked_for(
     n_asked: int, model: Path, loras: list[Path]
 ) -> None:
-    """It has both files loaded, and adds them fully unless a request says otherwise."""
+    """Ask a server that adds both files fully unless a request says otherwise."""
     asked = [added(loras[1], -0.7), added(loras[0], 0.4)][:n_asked]
     with serving(model, loras=loras) as url:
         assert {v.status for v in checked(model, url, *asked)} == {"agreed"}
