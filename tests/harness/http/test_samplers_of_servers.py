@@ -40,7 +40,8 @@ def test_wrong_sampler_of_a_server_is_named(pages: frozenset[str], model: Path) 
 
 def test_server_with_other_logits_is_accused_of_no_sampler(model: Path) -> None:
     def change(path: str, said: Any) -> Any:
-        for row in said.get("completion_probabilities", [{}])[0].get("top_logprobs", ()):
+        listed = said.get("completion_probabilities", ()) if path == "/completion" else ()
+        for row in listed[0].get("top_logprobs", ()) if listed else ():
             row["logprob"] *= 2
         return said
 
