@@ -70,16 +70,16 @@ def cut_top_k(sampler: TopK, c: CandidateList) -> RankedCut:
 
 
 def reaches(p: F64, radius: float, goal: float, min_keep: int, slack: Kept | None) -> Sizes:
-    """Return sizes of a set that just reaches a goal. slack: which candidates may be its last."""
+    """Return sizes of a set that just reaches a goal. slack: which candidates may be its last, or
+    all be there because they are equal to it, as transformers keeps them."""
 
     def sizes(kept: Kept) -> tuple[int, int]:
         n = int(np.count_nonzero(kept))
         least = min(max(1, min_keep), len(p))
         total = float(p[kept].sum())
-        last = kept if slack is None else kept & slack
-        without = total - float(p[last].max() if slack is not None and last.any() else 0.0)
-        if slack is None and n:
-            without = total - float(p[kept].min())
+        without = total - float(p[kept].min() if n else 0.0)
+        if slack is not None:
+            without = total - float(p[kept & slack].sum())
         too_few = n < least or (n < len(p) and total < goal - radius)
         too_many = n > least and without > goal + radius
         return n + 1 if too_few else 0, n - 1 if too_many else len(p)

@@ -3,7 +3,7 @@
 - Any order of the list. A draw is taken in the order of the engine's own list.
 - Any choice among candidates that are equal in what a cut looks at.
 - A cut at another place, where the threshold lies within the bound of a candidate's probability.
-- A candidate that a grammar forbids at minus infinity, or left out; a control token that a grammar
+- A candidate at minus infinity, or left out: nothing draws it. A control token that a grammar
   allows by its spelling alone, either way.
 - Logits and probabilities within their bounds; probabilities but for a factor of the whole list.
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.samplers.base import DrawingSampler, Sampler
 from lockstep.engine.samplers.infill import Infill
-from lockstep.engine.samplers.parts.candidates import CandidateList
+from lockstep.engine.samplers.parts.candidates import CandidateList, F
 from lockstep.harness.samplers.cuts import RankedCut, cut_for
 from lockstep.harness.samplers.limits import logit_limits, shows_p
 from lockstep.harness.samplers.probabilities import F64, UNIT, probabilities_of
@@ -59,7 +59,11 @@ def judge_stage(
     with np.errstate(all="ignore"):
         expected = sampler.clone().apply(before)
         stage = JudgedStage(
-            sampler=sampler, before=before, expected=expected, after=after, off=learnt_off
+            sampler=sampler,
+            before=before,
+            expected=expected,
+            after=show_impossible(expected, after),
+            off=learnt_off,
         )
         for check in (check_members, check_kept, check_logits, check_p, check_choice):
             if (found := check(stage)) is not None:
@@ -76,6 +80,22 @@ class JudgedStage:
     expected: CandidateList
     after: CandidateList
     off: float
+
+
+def show_impossible(expected: CandidateList, after: CandidateList) -> CandidateList:
+    """Return the list with as many candidates at minus infinity as ours has, whichever they are."""
+    gone = np.flatnonzero((expected.logits == -np.inf) & ~np.isin(expected.ids, after.ids))
+    both = (np.count_nonzero(each.logits == -np.inf) for each in (expected, after))
+    gone = gone[: max(next(both) - next(both), 0)]
+    if not len(gone):
+        return after
+    no_p = F(np.nan if np.isnan(after.p).all() else 0)
+    return after.change(
+        ids=np.concatenate([after.ids, expected.ids[gone]]),
+        logits=np.concatenate([after.logits, expected.logits[gone]]),
+        p=np.concatenate([after.p, np.full(len(gone), no_p)]),
+        sorted=False,
+    )
 
 
 def check_members(stage: JudgedStage) -> StageDifference | None:
