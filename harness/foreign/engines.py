@@ -41,7 +41,7 @@ ENGINES: dict[str, Foreign] = {
             ),
             module="transformers, torch, gguf, peft",
             program="transformers_torch.py",
-            can="text, weights, greedy tokens, logits, tensors of every layer, LoRA",
+            can="text, weights, greedy tokens, logits, tensors of every layer, LoRA, samplers",
             size="1.2 GB; several more on Linux where pip finds no torch for CPUs alone",
         ),
         Foreign(
@@ -79,7 +79,7 @@ ENGINES: dict[str, Foreign] = {
             packages=("ik-llama-cpp-python==0.1.5", "numpy>=1.26"),
             module="ik_llama_cpp",
             program="ik_llama_cpp_engine.py",
-            can="text, greedy tokens, logits; a fork of llama.cpp",
+            can="text, greedy tokens, logits, samplers; a fork of llama.cpp",
             size="40 MB",
         ),
         Foreign(

@@ -18,7 +18,7 @@ from lockstep.engine.samplers.parts.vocabulary import TokenizerWords
 from lockstep.engine.samplers.parts.ways import Accident
 from lockstep.harness.adapters.parts.sampled_lists import split_lists
 from lockstep.harness.context.runner import Session
-from lockstep.harness.context.suite import Context, NoAnswer, Suite
+from lockstep.harness.context.suite import BUSY, Context, NoAnswer, Suite
 from lockstep.harness.known.samplers import describe_accident
 from lockstep.harness.records import (
     PART,
@@ -51,6 +51,7 @@ CASES, ROWS = 120, 10
 WORD_CASES, WORD_ROWS = 12, 4  # with the model's vocabulary
 MAX_WORDS = 70_000  # of a vocabulary: each row is as long
 PLAIN = (17, 100, 129, 300)  # sizes of the vocabularies that each sampler alone is asked with
+FIRST_QUESTIONS = 12  # of each sampler, until one is answered
 SHOWN = 8  # candidates of a list in the report
 
 
@@ -77,15 +78,16 @@ class Samplers(Suite, name=NAME):
 
 @dataclass(kw_only=True)
 class SamplerRun:
-    """A run of the sampler suite: both engines are asked and judged; findings are counted by
-    sampler and told once."""
+    """A run of the sampler suite: both engines are asked and judged; findings are told once by
+    sampler and by what is wrong."""
 
     context: Context
     names: set[str] = field(default_factory=set)  # samplers that the subject has
     judged: Counter[str] = field(default_factory=Counter)  # lists of the subject, by sampler
-    wrong: dict[tuple[str, str], list["Wronged"]] = field(default_factory=dict)
+    wrong: dict[tuple[str, str, str], list["Wronged"]] = field(default_factory=dict)
     accidents: Counter[tuple[str, Accident]] = field(default_factory=Counter)
     undefined: int = 0
+    not_taken: Counter[str] = field(default_factory=Counter)  # chains, by what the subject says
     unanswered: set[str] = field(default_factory=set)  # engines that broke a question
 
     @cached_property
@@ -98,28 +100,31 @@ class SamplerRun:
 
     def find_samplers(self) -> Iterator[Verdict]:
         """Ask for each sampler alone; yield a verdict for those that the engine lacks."""
-        lacking = []
+        asked = dict[str, None]()
         for name, request in self.first_questions():
+            asked[name] = None
+            if name in self.names:
+                continue
             outcome = self.context.subject.ask(LEVEL, request)
             if not isinstance(outcome, Unanswerable):
                 self.names.add(name)
             elif outcome.declared:
                 self.context.answer(self.context.subject, LEVEL, outcome)
-            else:
-                lacking.append(name)
         if self.words is None:
             text = "infill, grammars, breakers of dry: the model has no vocabulary that we read"
             yield self.context.verdict(NAME, "not-applicable", text, {PART: "infill"})
-        if lacking:
+        if lacking := [name for name in asked if name not in self.names]:
             text = f"{self.context.subject.name} does not have: {', '.join(lacking)}"
             status: Status = "excused" if self.names else "not-compared"
             yield self.context.verdict(NAME, status, text, {PART: "not there"})
 
     def first_questions(self) -> Iterator[tuple[str, SampleRequest]]:
+        """Yield several of each sampler: an engine may take some of its parameters alone."""
         limits = CaseLimits(sizes=PLAIN, kinds=("random",))
-        for i, name in enumerate((*CUTTING, *CHOOSING)):
-            stages = [stage_for(name, np.random.default_rng(i), max(PLAIN))]
-            yield name, make_case(i, 1, limits, stages).request
+        for name in (*CUTTING, *CHOOSING):
+            for i in range(FIRST_QUESTIONS):
+                stages = [stage_for(name, np.random.default_rng(i), max(PLAIN))]
+                yield name, make_case(i, 1, limits, stages).request
         if self.words is not None:
             limits, n = CaseLimits(words=self.words, kinds=("random",)), len(self.words.pieces)
             yield "infill", make_case(0, 1, limits, INFILL).request
@@ -176,6 +181,9 @@ class SamplerRun:
     ) -> Iterator[Verdict]:
         if session is self.context.oracle and error.status == "not-compared":
             self.unanswered.add(session.name)  # the definitions judge without it
+        elif error.status == "not-compared" and BUSY not in error.detail:
+            self.not_taken[error.summary] += 1
+            return
         chain = ", ".join(case.samplers)
         text = f"{error.summary}: chain {case.seed} ({chain})"
         detail = {**error.detail, "chain": list(case.request.chain), "seed": case.seed}
@@ -192,24 +200,29 @@ class SamplerRun:
                 self.accidents[session.name, each.accident] += 1
             else:
                 wronged = Wronged(case=case, finding=each, answer=answer)
-                self.wrong.setdefault((session.name, each.sampler), []).append(wronged)
+                key = (session.name, each.sampler, each.difference.wrong.name)
+                self.wrong.setdefault(key, []).append(wronged)
 
     def report(self) -> Iterator[Verdict]:
         verdict, subject = self.context.verdict, self.context.subject.name
-        for (engine, sampler), cases in sorted(self.wrong.items()):
+        for (engine, sampler, how), cases in sorted(self.wrong.items()):
             worst = min(cases, key=lambda each: each.size)
             role = "subject" if engine == subject else "oracle"
             text = f"{engine}: {describe_finding(worst.finding, worst.case.request)}"
             text += f"; {len(cases)} lists are wrong so" if len(cases) > 1 else ""
             detail = {**worst.detail(), "engine": engine, "at_fault": role, PART: sampler}
-            key = (NAME, sampler, worst.finding.difference.wrong.name)
-            yield verdict(NAME, "diverged", text, detail, key)
+            yield verdict(NAME, "diverged", text, detail, (NAME, sampler, how))
         for (engine, accident), n in sorted(self.accidents.items(), key=lambda x: x[0][1].name):
             text = f"{engine}: {n} lists as known of llama.cpp: {describe_accident(accident)}"
             yield verdict(NAME, "excused", text, {"known": accident.name, PART: accident.name})
-        for name in sorted({*self.judged} - {each for engine, each in self.wrong}):
+        for name in sorted({*self.judged} - {sampler for _, sampler, _ in self.wrong}):
             text = f"{name}: {self.judged[name]:,} lists are as its definition says"
             yield verdict(NAME, "agreed", text, {PART: name})
+        if self.not_taken:
+            why = "; ".join(f"{n} times: {text}" for text, n in self.not_taken.most_common())
+            text = f"{self.not_taken.total()} chains are not compared: {why}"
+            detail = {PART: "not taken", "chains": dict(self.not_taken)}
+            yield verdict(NAME, "excused" if self.judged else "not-compared", text, detail)
         if self.undefined:
             text = f"{self.undefined} lists of which no definition says anything (nothing finite)"
             yield verdict(NAME, "excused", text, {PART: "undefined"})

@@ -1,11 +1,14 @@
 """ik-llama-cpp-python: the binding of ik_llama.cpp, a fork of llama.cpp with kernels of its own."""
 
 import importlib.metadata
+import os
+import tempfile
 
 import ik_llama_cpp._ctypes_api as api
 import numpy as np
 from answering import greedy_ids, later, rows_of, serve, texts
 from ik_llama_cpp._internals import IkModel, make_batch_range
+from ik_llama_cpp_samplers import Samplers
 
 # it takes a cache of F32 for a quantised one, which it has with flash attention alone
 CACHE = {"type_k": "F16", "type_v": "F16", "flash_attn": False}
@@ -51,10 +54,13 @@ class Model:
 
 
 def start(path, settings):
+    path = os.path.abspath(path) if path else path
+    os.chdir(tempfile.gettempdir())  # a sampler that aborts leaves a file where it is
     name = "ik-llama-cpp-python"
     said = {"engine": name, "version": importlib.metadata.version(name), "text": "utf8"}
     asked = ("tokenize", "greedy", "logits") if path else ()
-    return {**said, "settings": CACHE}, later(lambda: Model(path, settings), *asked)
+    answers = later(lambda: Model(path, settings), *asked)
+    return {**said, "settings": CACHE}, answers | {"sample": Samplers(path).sample}
 
 
 serve(start)

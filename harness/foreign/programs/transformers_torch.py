@@ -26,6 +26,7 @@ from answering import (
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.integrations.gguf import dequant
+from transformers_samplers import sample
 
 PERMUTED = ("llama", "mistral")  # whose loader lays rows of Q and K out anew
 # what a module gives, by its place in a layer; a name in brackets is what it is given
@@ -183,12 +184,13 @@ def start(path, settings):
     torch.set_num_threads(settings["n_threads"])
     said = {"engine": "transformers", "version": importlib.metadata.version("transformers")}
     said["build"] = f"torch {torch.__version__}"
+    alone = {"dequantize": dequantize, "sample": sample}
     if path is None:
-        return said, {"dequantize": dequantize}
+        return said, alone
     answers = {
         **later(lambda: Tokenizer(path), "tokenize", "detokenize"),
         **later(lambda: Model(path, settings["adapters"]), "greedy", "logits"),
-        "dequantize": dequantize,
+        **alone,
     }
     cache = {"type_k": "F32", "type_v": "F32", "flash_attn": False}
     can = [*answers, "trace", *("lora",) * bool(find_spec("peft"))]
