@@ -124,18 +124,32 @@ class NextToken:
     @cached_property
     def rows(self) -> list[F32]:
         """Return all runs: the first is without noise."""
-        n, rng = len(self.row), np.random.default_rng(0)
-        order = np.argsort(-self.row, kind="stable")
-        signs = [np.where(np.arange(n) < turn, 1, -1) for turn in TURNS if turn < n]
-        ranked = [sign[np.argsort(order, kind="stable")] for sign in signs]
-        ranked += [rng.choice((-1, 1), n) for _ in range(RANDOM_RUNS)]
+        rng = np.random.default_rng(0)
+        chance = [rng.choice((-1, 1), len(self.row)) for _ in range(RANDOM_RUNS)]
+        return [self.row, *self.move([*self.turn(self.order), *chance])]
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        return np.argsort(-self.row, kind="stable")
+
+    def turn(self, order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return signs of logits that go up by rank, and down behind."""
+        n, rank = len(order), np.argsort(order, kind="stable")
+        return [np.where(rank < turn, 1, -1) for turn in TURNS if turn < n]
+
+    def move(self, signs: Sequence[NDArray[np.int64]]) -> list[F32]:
+        """Return the logits with room for the noise, each way."""
         step = ROOM * self.noise
-        both = [np.asarray(self.row + s * step, np.float32) for r in ranked for s in (r, -r)]
-        return [self.row, *both]
+        return [np.asarray(self.row + s * step, np.float32) for r in signs for s in (r, -r)]
 
     def runs(self, chain: Sequence[Stage], ways: Ways = DEFINITION) -> F64:
-        """Return probabilities of all runs, (runs, vocabulary)."""
-        return np.stack([self.probabilities(chain, row, ways) for row in self.rows])
+        """Return probabilities of all runs, (runs, vocabulary). Where the chain makes others the
+        likeliest, as penalties do, logits go up by those ranks as well."""
+        rows, most = self.rows, TURNS[-1]
+        order = np.argsort(-self.probabilities(chain), kind="stable")
+        if not np.array_equal(order[:most], self.order[:most]):
+            rows = [*rows, *self.move(self.turn(order))]
+        return np.stack([self.probabilities(chain, row, ways) for row in rows])
 
 
 def is_clear(runs: F64) -> bool:

@@ -86,7 +86,7 @@ def penalty_rows() -> Iterator[tuple[int, float, float, float]]:
     """Negative numbers make tokens of the prompt likelier, which draws show best."""
     for repeat in (0.2, 0.5, 1.5, 4.0):
         yield 64, repeat, 0.0, 0.0
-    for number in (-2.0, 2.0, -1.0, -4.0):
+    for number in (-2.0, 2.0, -4.0):
         yield 64, 1.0, number, 0.0
         yield 64, 1.0, 0.0, number
     for window in (2, 3, 5):
@@ -148,6 +148,8 @@ def neighbours(token: NextToken, chain: Sequence[Stage], right: F64) -> Iterator
             yield value, without  # each grammar is one of its own
         for how, other in other_values(value):
             yield f"{name} {how}", token.probabilities([{**stage, name: other}])
+    for how, numbers in miscounts(stage) if stage["sampler"] == "penalties" else ():
+        yield how, token.probabilities([{**stage, **numbers}])
     whole, kept = token.probabilities(()), np.flatnonzero(right)
     for how, change in (("less", kept[np.argsort(right[kept])[:1]]), ("more", [])):
         other = np.where(right > 0, whole, 0.0)
@@ -157,6 +159,14 @@ def neighbours(token: NextToken, chain: Sequence[Stage], right: F64) -> Iterator
             other[left_out] = whole[left_out]
         if other.sum() > 0 and len(kept) < len(right):
             yield how, other / other.sum()
+
+
+def miscounts(stage: Stage) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield penalties that count a repeated token otherwise."""
+    repeat, each, once = (stage[name] for name in PENALTIES[1:])
+    yield "each time counted once", {"penalty_freq": 0.0, "penalty_present": each + once}
+    yield "once counted each time", {"penalty_freq": each + once, "penalty_present": 0.0}
+    yield "repeat twice", {"penalty_repeat": repeat**2}
 
 
 def other_values(value: Any) -> Iterator[tuple[str, Any]]:
@@ -170,7 +180,7 @@ def other_values(value: Any) -> Iterator[tuple[str, Any]]:
         if 0 <= value < 1:
             yield "complement", 1 - value
     elif isinstance(value, int):
-        yield "more", value + 1
+        yield "more" if value else "taken for one", value + 1
         yield "less", max(value - 1, 0)
         yield "none", 0
 

@@ -61,6 +61,10 @@ class Result(Enum):
     UNASKED = "not asked"
 
 
+MAX_IGNORED = 4  # chains: a weak effect may look like none
+WORST = (Result.WRONG, Result.UNSAID, Result.IGNORED)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServedPart:
     """Result for one sampler, for the order of stages or for seeds."""
@@ -190,9 +194,10 @@ class ServedRun:
         for chain in chains:
             self.progress(f"samplers of the server: {part}, {self.requests} requests so far")
             judged.append(found := self.judge_chain(part, chain))
-            if found.result is not Result.RIGHT:
+            ignored = sum(each.result is Result.IGNORED for each in judged)
+            if found.result not in (Result.RIGHT, Result.IGNORED) or ignored == MAX_IGNORED:
                 break
-        last = judged[-1]
+        last = next((each for r in WORST for each in judged if each.result is r), judged[-1])
         accidents = {each.accident for each in judged if each.accident is not None}
         return ServedPart(
             part=part,

@@ -86,7 +86,10 @@ def test_honest_server_is_not_accused(kind: str, vocabulary: Path) -> None:
         ("grammar-never-moves", "llama-server", "grammar"),
         ("dry-linear", "llama-server", "dry"),
         ("min-p-of-logits", "llama-server by draws", "min_p"),
+        ("penalty-twice", "llama-server by draws", "penalties"),
         ("temp-multiplies", "openai", "temp"),
+        ("penalty-frequency-once", "openai", "penalties"),
+        ("top-k-off-is-greedy", "openai", "top_k"),
         ("top-p-drops-crossing", "openai alone", "top_p"),
     ],
 )
@@ -95,6 +98,12 @@ def test_wrong_sampler_of_a_server_is_found(
 ) -> None:
     run = run_of(WRONG_SAMPLERS[f"mutant:{name}"], kind, vocabulary)
     assert judge(run, part).result is Result.WRONG
+
+
+@pytest.mark.parametrize("seed", [3, 4])  # a token of the prompt becomes the likeliest by far
+def test_list_behind_penalties_has_room_for_noise(seed: int, vocabulary: Path) -> None:
+    found = judge(run_of(Reference, "llama-server", vocabulary, seed), "penalties")
+    assert found.result is Result.RIGHT
 
 
 def test_wrong_draw_stops_counting(vocabulary: Path) -> None:
