@@ -33,6 +33,14 @@ def draw_from_end(sampler: Any, c: CandidateList) -> CandidateList:
     return right(sampler, c)
 
 
+def draw_by_powers(sampler: Any, c: CandidateList) -> CandidateList:
+    with np.errstate(all="ignore"):
+        p = np.exp(c.logits) / np.exp(c.logits).sum(dtype=np.float64)
+    reached = np.flatnonzero(np.cumsum(p) >= sampler.source.double())
+    at = int(reached[0]) if len(reached) else len(c) - 1
+    return c.change(p=np.asarray(p, F), selected=at)
+
+
 add("mirostat-never-learns", "mu stays", "mirostat_v2", learn=lambda s, p: None)
 add("mirostat-in-nats", "surprise by the natural logarithm", "mirostat_v2", size=surprise_in_nats)
 add(
@@ -68,6 +76,12 @@ add(
     apply=lambda s, c: right(s, c).change(selected=int(np.argmax(c.logits))),
 )
 add("dist-from-end", "the draw is taken from the end", "dist", apply=draw_from_end)
+add(
+    "dist-overflows",
+    "powers of the logits, not of their distance from the largest",
+    "dist",
+    apply=draw_by_powers,
+)
 add(
     "dist-of-logits",
     "drawn by logits, not their powers",

@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from lockstep.engine.samplers.parts.constructors import BY_SAMPLER
 from lockstep.golden.store import DEFAULT_ROOT
 from lockstep.golden.suites.base import AskedEngine, Vectors
 from lockstep.golden.suites.parts.sampler_cases import alone, stage
+from lockstep.golden.suites.parts.sampler_compare import stage_difference
 from lockstep.golden.suites.parts.sampler_margins import margin_of
 from lockstep.golden.suites.samplers import CLEAR, DOCUMENTS, GoldenSamplers, Unclear, try_case
+from lockstep.harness.adapters.parts.sampled_lists import SampledList
 from lockstep.harness.adapters.reference import Reference
 from lockstep.harness.asking.session import LocalSession
 from lockstep.harness.honest.samplers import HONEST_SAMPLERS
@@ -62,6 +65,22 @@ def test_wrong_sampler_fails_vectors_of_its_stage(name: str, vocabulary: Path) -
 @pytest.mark.parametrize("name", HONEST_SAMPLERS)
 def test_honest_sampler_passes_all_vectors(name: str, vocabulary: Path) -> None:
     assert wrong_documents(HONEST_SAMPLERS[name], vocabulary) == []
+
+
+def test_choice_is_held_to_the_order_of_the_list() -> None:
+    cases = vectors_of("dist").document["cases"]
+    want = next(s for c in cases for r in c["rows"] for s in r["stages"] if len(choices(s)) == 2)
+    by_logit = np.argsort(-np.array(want["logits"]))
+    for order, name in ((np.arange(len(by_logit)), "listed"), (by_logit, "by_logit")):
+        columns = (np.array(want[key])[order] for key in ("ids", "logits", "p"))
+        ids, logits, p = columns
+        for token in choices(want):
+            text = stage_difference("dist", want, SampledList(ids, logits, p, token))
+            assert bool(text) is (token != want["selected"][name])
+
+
+def choices(stage: dict[str, Any]) -> set[int]:
+    return {*stage["selected"].values()}
 
 
 THRESHOLDS = [  # rows on a threshold: a candidate may be in or out

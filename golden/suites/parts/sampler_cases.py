@@ -38,6 +38,10 @@ class SamplerSpec:
 # --- rows -----------------------------------------------------------------------------------------
 
 
+# "high" and "low": exp of them is infinite or zero in float32 and float64
+OFFSETS = {"negative": -8.0, "high": 1000.0, "low": -1000.0}
+
+
 def draw_row(kind: str, bits: Philox, n: int) -> F32:
     """Return n logits, all different unless `flat`, and minus infinity for missing candidates."""
     fine = 1 if n <= FEW else 8
@@ -45,8 +49,8 @@ def draw_row(kind: str, bits: Philox, n: int) -> F32:
     row = np.asarray(sums / (GRID * fine), F)  # within 6 of zero
     if kind == "flat":
         return np.full(n, 1.25, F)
-    if kind == "negative":
-        return row - F(8)
+    if kind in OFFSETS:
+        return row + F(OFFSETS[kind])
     if kind == "wide":
         return row * F(4)
     if kind == "peaked":
@@ -66,6 +70,7 @@ def has_ties(row: NDArray[Any]) -> bool:
 # --- one sampler ----------------------------------------------------------------------------------
 
 KINDS = ("random", "peaked", "negative", "wide", "masked")
+FAR = ("high", "low")
 LAST = ("greedy", "dist", "mirostat", "mirostat_v2", "adaptive_p")
 NONE: Stage = {"sampler": "greedy"}
 TOLD = (3, 5, 3, 7, 3, 5, 11)
@@ -113,11 +118,13 @@ def alone(sampler: str, name: str, kind: str = "random", **given: Any) -> Sample
     return SamplerSpec(id=f"{name}-{kind}", chain=chain, kind=kind, **own)
 
 
-def cut(sampler: str, values: Mapping[str, Mapping[str, Any]]) -> list[SamplerSpec]:
+def cut(
+    sampler: str, values: Mapping[str, Mapping[str, Any]], kinds: tuple[str, ...] = KINDS
+) -> list[SamplerSpec]:
     """Return each setting on a random row, and the first on rows of every kind."""
     first, *_ = values
     found = [alone(sampler, name, **given) for name, given in values.items()]
-    found += [alone(sampler, first, kind, **values[first]) for kind in KINDS[1:]]
+    found += [alone(sampler, first, kind, **values[first]) for kind in kinds[1:]]
     return [*found, alone(sampler, first + "-one", n=1, **values[first])]
 
 
@@ -204,8 +211,7 @@ SAMPLERS: dict[str, list[SamplerSpec]] = {
     "greedy": [alone("greedy", "largest", kind) for kind in KINDS] + [alone("greedy", "one", n=1)],
     "dist": [
         *draw_settings("dist", {"draw": {}}),
-        alone("dist", "draw", "masked"),
-        alone("dist", "draw", "flat"),
+        *(alone("dist", "draw", kind) for kind in ("masked", "flat", *FAR)),
         alone("dist", "one", n=1),
     ],
     "top_k": [
@@ -223,6 +229,7 @@ SAMPLERS: dict[str, list[SamplerSpec]] = {
             "keeps-6": {"p": 0.3, "min_keep": 6},
             "keeps-0": {"p": 0.5, "min_keep": 0},
         },
+        (*KINDS, *FAR),
     ),
     "min_p": cut(
         "min_p",
@@ -233,6 +240,7 @@ SAMPLERS: dict[str, list[SamplerSpec]] = {
             "1-keeps-1": {"p": 1.0},
             "keeps-6": {"p": 0.5, "min_keep": 6},
         },
+        (*KINDS, *FAR),
     ),
     "typical": cut(
         "typical",
@@ -243,6 +251,7 @@ SAMPLERS: dict[str, list[SamplerSpec]] = {
             "1-is-all": {"p": 1.0},
             "keeps-6": {"p": 0.2, "min_keep": 6},
         },
+        (*KINDS, *FAR),
     ),
     "temp": cut(
         "temp",

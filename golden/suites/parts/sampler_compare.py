@@ -11,8 +11,9 @@ from lockstep.harness.records import SampleRequest
 TOLERANCE = 5e-4
 DIGITS, EXACT_DIGITS = 6, 12  # behind the point, of what comes out and of what goes in
 COMPARE = (
-    "leave out candidates at minus infinity; then the same ids in any order, and each logit and "
-    "each probability of the list within the tolerance; the selected token is one of `selected`"
+    "leave out candidates at minus infinity; then the same ids in any order; each logit within the "
+    "tolerance; each probability of this list, divided by their sum, within the tolerance; neither "
+    "behind infill; the selected token is that of `selected` for the order of your list"
 )
 # behind other stages engines leave what an earlier one computed, or what infill merged
 CHOOSING = ("dist", "mirostat", "mirostat_v2", "adaptive_p")
@@ -79,6 +80,19 @@ def stage_difference(sampler: str, want: Row, got: SampledList) -> str:
             at = int(np.argmax(np.where(np.isnan(off), np.inf, off)))
             expected = numbers[order[at]]
             return f"the {what} of {ids[at]} is {mine[at]:.9g}, expected {expected:.9g}"
-    if "selected" in want and got.selected not in want["selected"].values():
+    if "selected" in want and got.selected not in tokens_for(ids, want):
         return f"{got.selected} is selected, expected {want['selected']}"
     return ""
+
+
+def tokens_for(ids: Sequence[int], want: Row) -> set[int]:
+    """Return what may be selected of a list in this order; the vectors know three of them."""
+    by_logit = sorted(zip(want["logits"], want["ids"], strict=True), key=lambda x: (-x[0], x[1]))
+    orders = {
+        "listed": want["ids"],
+        "by_id": sorted(ids),
+        "by_logit": [token for _, token in by_logit],
+    }
+    chosen = want["selected"]
+    known = {chosen[name] for name, order in orders.items() if list(order) == list(ids)}
+    return known or {*chosen.values()}
