@@ -6,7 +6,7 @@ where cuts are decided, and at random. What differs between these runs decides n
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from math import exp, inf, lgamma, log, log1p
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from lockstep.engine.quants.base import F32
 from lockstep.engine.samplers.base import SamplerVocabulary
+from lockstep.engine.samplers.grammar import Grammar
 from lockstep.engine.samplers.parts.candidates import CandidateList
-from lockstep.engine.samplers.parts.chain import make_chain
+from lockstep.engine.samplers.parts.chain import Chain, make_chain
 from lockstep.engine.samplers.parts.ways import DEFINITION, Ways
-from lockstep.harness.samplers.grammars import READING
 from lockstep.harness.samplers.probabilities import F64
 
 Stage = Mapping[str, Any]
@@ -33,6 +33,7 @@ LISTED = 1e-3  # relative, of those that a server writes as text, and
 LEAST = 1e-9  # absolute, or what a server rounds to
 DECIMALS = (3, 4, 5, 6)  # of a server that rounds
 TOP_LABELS = 24
+MAX_MADE = 256  # chains that are kept
 ALPHA = 1e-9  # of a whole run: how often an honest server may be accused
 MAX_TESTS = 10_000  # of a whole run
 LIMIT = log(ALPHA / MAX_TESTS)
@@ -106,20 +107,33 @@ class NextToken:
     noise: float  # by how much an honest logit may be off
     accepted: tuple[int, ...]  # the prompt, which penalties count
     words: SamplerVocabulary | None = None
+    made: dict[tuple[str, Ways], Chain] = field(default_factory=dict, repr=False, compare=False)
 
     def probabilities(
         self, chain: Sequence[Stage], row: F32 | None = None, ways: Ways = DEFINITION
     ) -> F64:
         """Return the probability of each token behind the stages before the draw."""
         row = self.row if row is None else row
-        stages = [stage for stage in chain if stage["sampler"] != "dist"]
-        made = make_chain(stages, len(row), self.words, ways)
-        for sampler in made.samplers:
-            for token in self.accepted if sampler.name not in READING else ():
-                sampler.accept(token)
-        whole = CandidateList.of_logits(row)
-        left = made.apply(whole)[-1] if stages else whole
+        made, whole = self.chain_of(chain, ways).clone(), CandidateList.of_logits(row)
+        left = made.apply(whole)[-1] if made.samplers else whole
         return share_out(left, len(row))
+
+    def chain_of(self, chain: Sequence[Stage], ways: Ways) -> Chain:
+        """Return the stages before the draw, told of the prompt; grammars are parsed once."""
+        key = repr(chain), ways
+        if key not in self.made:
+            stages = [stage for stage in chain if stage["sampler"] != "dist"]
+            made = make_chain(stages, len(self.row), self.words, ways)
+            for sampler in made.samplers:
+                if isinstance(sampler, Grammar):
+                    sampler.find_allowed()  # clones share what it has read
+                    continue
+                for token in self.accepted:
+                    sampler.accept(token)
+            if len(self.made) >= MAX_MADE:
+                self.made.clear()
+            self.made[key] = made
+        return self.made[key]
 
     @cached_property
     def rows(self) -> list[F32]:
@@ -162,8 +176,7 @@ def first_forbidden(
     token: NextToken, chain: Sequence[Stage], text: Sequence[int], ways: Ways = DEFINITION
 ) -> int | None:
     """Return the first token of a generated text that the chain forbids."""
-    stages = [stage for stage in chain if stage["sampler"] != "dist"]
-    made = make_chain(stages, len(token.row), token.words, ways)
+    made = token.chain_of(chain, ways).clone()
     for each in text:
         left = made.apply(CandidateList.of_logits(token.row))[-1]
         if not np.isfinite(left.logits[left.ids == each]).any():

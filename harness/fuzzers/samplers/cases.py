@@ -18,11 +18,13 @@ from lockstep.harness.samplers.cases import (
     KINDS,
     CaseLimits,
     Rows,
+    accept_permitted,
     complete,
     random_stages,
     single,
     stage_for,
 )
+from lockstep.harness.samplers.grammars import READING
 
 ROWS = 3
 SIZES = (1, 2, 3, 4, 6, 9, 17, 40, 128, 129, 200)
@@ -108,6 +110,8 @@ def draw_chain(name: str, rng: Generator, n: int, limits: CaseLimits) -> list[di
         return [*before, *INFILL, *last]
     if name in CHOOSING:
         return [*before, edge_stage(name, rng, n)]
+    if name in READING:
+        before = [each for each in before if each["sampler"] not in READING]
     before.insert(int(rng.integers(len(before) + 1)), edge_stage(name, rng, n))
     return [*before, *last]
 
@@ -118,14 +122,14 @@ def make_question(
     """Return a case of a target, which these numbers decide alone. samplers: the engine's. words:
     the vocabulary of its model."""
     rng = np.random.default_rng([seed, number, *name.encode()])
-    reads = name == "infill" or number % WITH_WORDS == 0
+    reads = name in OF_WORDS or number % WITH_WORDS == 0
     limits = CaseLimits(samplers=samplers, words=words if reads else None)
     n = len(words.pieces) if reads else int(rng.choice(SIZES))
     chain = draw_chain(name, rng, n, limits)
     if rng.random() < 1 / UNDEFINED:
         kind = str(rng.choice([*UNDEFINED_KINDS]))
         return raw_question(chain, UNDEFINED_KINDS[kind](rng, n)[None])
-    kinds = rng.choice(["random", "wide", "peaked"] if name == "infill" else [*ODD_KINDS], ROWS)
+    kinds = rng.choice(["random", "wide", "peaked"] if name in OF_WORDS else [*ODD_KINDS], ROWS)
     rows = np.stack([ODD_KINDS[kind](rng, n) for kind in kinds.tolist()]).astype(np.float32)
     return complete(tuple(chain), rows, rng, limits.words)
 
@@ -147,23 +151,24 @@ def has_finite_best(request: SampleRequest) -> bool:
 
 
 def draw_anew(request: SampleRequest, words: SamplerVocabulary | None) -> SampleRequest:
-    """Return the question with the draws of llama.cpp's seeds on these rows."""
+    """Return the question with the draws of llama.cpp's seeds on these rows, and without tokens
+    that a grammar in it forbids."""
     if not has_finite_best(request):
         return raw_question(request.chain, request.logits[:1])
     chain = make_chain(request.chain, request.logits.shape[1], words, LLAMA_CPP)
-    draws = []
+    draws, accepted = [], []
     for row, tokens in zip(request.logits, request.accepted, strict=True):
-        for token in tokens:
-            chain.accept(token)
+        accepted.append(tuple(accept_permitted(chain, tokens)))
         draws.append([np.nan if draw is None else draw for draw in chain.draws()])
         chain.apply(CandidateList.of_logits(row))
     return SampleRequest(
         chain=request.chain,
         logits=request.logits,
-        accepted=request.accepted,
+        accepted=tuple(accepted),
         draws=np.array(draws, np.float64).reshape(len(draws), len(request.chain)),
         prompt=request.prompt,
     )
 
 
-TARGETS = (*CUTTING, *CHOOSING, "infill")
+OF_WORDS = ("infill", *READING)  # of whose cases each reads the vocabulary
+TARGETS = (*CUTTING, *CHOOSING, *OF_WORDS)

@@ -15,6 +15,8 @@ from lockstep.harness.protocol.sampling import describe_stage
 from lockstep.harness.records import SampleRequest
 
 MAX_CANDIDATES, MAX_TOKENS = 1 << 18, 1 << 16  # of all rows together
+TEXTS = ("seq_breakers", "trigger_words", "trigger_patterns")
+PLAIN_TEXTS = ("sampler", "grammar_str", "grammar_root")
 SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -59,10 +61,13 @@ def number(value: Any) -> float:
 
 def read_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(stage)
-    for name in found.keys() - {"sampler", "seq_breakers", "biases"}:
-        found[name] = found[name] + 0  # a TypeError for what is no number
-    if "seq_breakers" in found:
-        found["seq_breakers"] = tuple(base64.b64decode(text) for text in found["seq_breakers"])
-    if "biases" in found:
-        found["biases"] = tuple((int(t), number(b)) for t, b in found["biases"])
+    for name, value in found.items():
+        if name in TEXTS:
+            found[name] = tuple(base64.b64decode(text) for text in value)
+        elif name == "biases":
+            found[name] = tuple((int(t), number(b)) for t, b in value)
+        elif name == "trigger_tokens":
+            found[name] = tuple(map(int, value))
+        elif name not in PLAIN_TEXTS:
+            found[name] = value + 0  # a TypeError for what is no number
     return found

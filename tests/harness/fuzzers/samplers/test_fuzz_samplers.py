@@ -68,6 +68,15 @@ def test_wrong_sampler_is_found_and_made_small(name: str) -> None:
     assert small.detail["sampler"] == cls.stage or name == "temp-first"
 
 
+def test_wrong_grammar_is_found_and_shown_again() -> None:
+    cls = WRONG_SAMPLERS["mutant:grammar-never-moves"]
+    first = diverged(fuzz(cls.stage, cls.name, 6))[0]
+    assert (first.detail["candidates"], first.detail["stages"]) == (1, 1)
+    given = (first.detail["question"].encode(),)
+    assert diverged(fuzz(cls.stage, cls.name, given=given))
+    assert diverged(fuzz(cls.stage, "reference", given=given)) == []
+
+
 def test_finding_is_shown_again_by_its_question() -> None:
     first = diverged(fuzz("top_p", "mutant:top-p-drops-crossing", 20))[0]
     given = (first.detail["question"].encode(),)
@@ -152,6 +161,7 @@ def test_question_with_infinities_is_read_as_it_was() -> None:
     chain = ({"sampler": "logit_bias", "biases": ((1, -np.inf),)}, {"sampler": "dist", "seed": 3})
     request = raw_question(chain, logits)
     again = read_question(question_text(request).encode())
+    assert again.chain == chain
     assert question_text(again) == question_text(request)
     assert np.array_equal(again.logits, logits)
 
