@@ -116,12 +116,15 @@ class ServedRun:
             )
             return
         yield self.judge_seeds()
+        right = dict[str, list[Stage]]()
         for name, stages in self.stages.items():
             found = self.judge_stage(name, [(stage,) for stage in stages])
             yield found
+            if found.result is not Result.WRONG:
+                right[name] = stages
             if name == "grammar" and found.result is Result.RIGHT:
                 yield self.judge_bad_grammars()
-        yield self.judge_stage(ORDER, list(orders_for(self.stages)))
+        yield self.judge_stage(ORDER, list(orders_for(right)))
         untold = {*CUTTING, *READING, *NEVER_ASKED} - {*self.stages}
         for name in sorted(untold):
             yield ServedPart(part=name, result=Result.UNASKED)
@@ -171,6 +174,8 @@ class ServedRun:
 
     def judge_stage(self, part: str, chains: list[tuple[Stage, ...]]) -> ServedPart:
         """Choose chains that the server takes, and ask for them."""
+        if not chains:
+            return ServedPart(part=part, result=Result.UNASKED, why="its stages are wrong alone")
         if self.requests >= MAX_REQUESTS:
             return ServedPart(part=part, result=Result.UNASKED, why="too many requests")
         by_list = self.has_lists and part != "grammar"  # a list there may be of all candidates

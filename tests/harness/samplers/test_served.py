@@ -106,6 +106,14 @@ def test_list_behind_penalties_has_room_for_noise(seed: int, vocabulary: Path) -
     assert found.result is Result.RIGHT
 
 
+def test_wrong_stage_is_named_and_no_order_with_it(vocabulary: Path) -> None:
+    run = run_of(WRONG_SAMPLERS["mutant:temp-multiplies"], "llama-server", vocabulary)
+    run.stages = {name: run.stages[name][:3] for name in ("temp", "top_p", "min_p")}
+    results = {each.part: each.result for each in run.results()}
+    assert {part for part, found in results.items() if found is Result.WRONG} == {"temp"}
+    assert results[ORDER] is Result.UNASKED
+
+
 def test_wrong_draw_stops_counting(vocabulary: Path) -> None:
     run = run_of(WRONG_SAMPLERS["mutant:dist-is-greedy"], "openai", vocabulary)
     results = {each.part: each.result for each in run.results()}
