@@ -111,7 +111,7 @@ class Stage:
     # --- logits -----------------------------------------------------------------------------------
 
     def run_temp(self, array, t):
-        """Its own programs call it for t > 0 alone, and are greedy otherwise."""
+        """Divide by t > 0, and be greedy otherwise, as the programs of the library are."""
         if t > 0:
             call("sample_temp", None, array, FLOAT(t))
         else:
@@ -120,7 +120,7 @@ class Stage:
             held.size = 1
 
     def run_temp_ext(self, array, t, delta, exponent):
-        """Its own programs say `entropy` for a range, and `temp` for none."""
+        """Call `entropy` for a range and `temp` for none, as the programs of the library do."""
         if delta <= 0:
             return self.run_temp(array, t)
         ends = FLOAT(max(0.0, t - delta)), FLOAT(t + delta)
@@ -164,8 +164,8 @@ class Stage:
         return call_inner("token_mirostat_v2", "ffPf", self.own, array, *numbers, result=I32)
 
     def make_adaptive_p(self, n_vocab, vocabulary, target, decay, seed):
-        """It remembers the probability in the list that it is given, as llama.cpp's does; the
-        library has no function of C that frees it."""
+        """Make one that remembers the probability in the list that it is given, as llama.cpp's
+        does. The library has no function of C that frees it."""
         numbers = I32(n_vocab), FLOAT(target), FLOAT(decay), ctypes.c_bool(True), I32(seed)
         self.hold(call("init_adaptive_p", *numbers, result=POINTER), None, None)
         self.shows_old_p = True
