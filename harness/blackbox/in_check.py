@@ -57,16 +57,15 @@ SLICES = 8  # of layers that are computed alike
 
 
 def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
-    """Return the questions by suite. Models made of the user's have no adapters, so adapters end
-    the questions."""
-    if plan.settings.adapters:
+    """By suite; none for a plan whose engine takes no made models."""
+    if not plan.takes_models:
         return {}
     return {SUITE: partial(check_black_box, plan), **questions_besides(plan)}
 
 
 def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisection | None:
     """Bisect what is wrong on made models, if no op is wrong in the runs of the model itself."""
-    if plan.settings.adapters:
+    if not plan.takes_models:
         return None
     diverged = [verdict for verdict in wrong if verdict.status == "diverged"]
     asks: list[Callable[[Plan, Context], Bisection | None]] = []
@@ -82,7 +81,7 @@ def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -
 def on_twin(plan: Plan, context: Context) -> Bisection | None:
     """Bisect the F32 twin for an engine that shows tensors, but layers as a whole. It shows each
     wrong layer; on the model as it is only the largest errors stand out."""
-    if plan.settings.adapters or not_asked(context):
+    if not plan.takes_models or not_asked(context):
         return None
     return whole.bisect_twin(plan, context)
 

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from lockstep.harness.cli.options import JsonOpt, QuietOpt, ReportOpt
+from lockstep.harness.cli.options import (
+    JsonOpt,
+    QuietOpt,
+    ReportOpt,
+    SeedOpt,
+    TimeoutOpt,
+    TokensOpt,
+)
+from lockstep.harness.cli.shared import SECONDS
 
 SHOWN = 20  # differences of a part
 
@@ -20,6 +28,17 @@ def original(
         ),
     ],
     model: Annotated[Path, typer.Argument(help="A GGUF file.", metavar="MODEL")],
+    engine: Annotated[
+        str,
+        typer.Option(help="The engine that runs MODEL: llama.cpp, llama.cpp@VERSION, reference."),
+    ] = "llama.cpp",
+    run: Annotated[
+        bool,
+        typer.Option("--run/--no-run", help="Also run both, or compare the files alone."),
+    ] = True,
+    tokens: TokensOpt = 32,
+    seed: SeedOpt = 0,
+    timeout: TimeoutOpt = SECONDS,
     report: ReportOpt = Path("reports"),
     as_json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -27,27 +46,37 @@ def original(
     """Compare a GGUF file with the checkpoint that it was made from.
 
     It compares hyperparameters, tensors and the tokenizer. F32, F16 and BF16 tensors must be equal
-    bit for bit, quantised ones as near as their type allows. It runs neither model. Known: llama
-    (also Mistral, Mixtral), qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3, gpt2, bert. Exit codes:
-    0 the same; 1 something differs; 2 one of them cannot be read; 3 something was not compared.
-    Examples:
+    bit for bit, quantised ones as near as their type allows. Known: llama (also Mistral, Mixtral),
+    qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3, gpt2, bert.
+
+    After `lockstep engine add originals` it also runs both on seeded tokens: the checkpoint by
+    transformers in float32, MODEL by llama.cpp. It names the first layer, and the ops in it, that
+    compute something else. The run needs an F32, F16 or BF16 file. No code of the checkpoint is
+    executed. Exit codes: 0 the same; 1 something differs; 2 one of them cannot be read; 3 something was
+    not compared, other than the run for want of its environment or of such a file. Examples:
 
     \b
+      lockstep engine add originals
       lockstep original Llama-3.2-1B/ llama-3.2-1b-q8_0.gguf
       lockstep original Llama-3.2-1B/ llama-3.2-1b-q8_0.gguf --json
     """
     from lockstep.harness.cli.shared import screen
     from lockstep.harness.runs.original import (
         describe_difference,
+        describe_known_ones,
         describe_run,
         describe_skips,
         run_original,
     )
+    from lockstep.harness.runs.original_run import RunOptions
 
     with screen(quiet, as_json) as out:
         command = ["lockstep", *sys.argv[1:]]
+        options = RunOptions(engine=engine, n_tokens=tokens, seed=seed, time_limit=timeout)
         done = run_original(
-            folder, model, report, command, lambda text: out.progress(model.name, text)
+            *(folder, model, report, command),
+            lambda text: out.progress(model.name, text),
+            options if run else None,
         )
         found = done.comparison
         if as_json:
@@ -60,8 +89,9 @@ def original(
                     out.line(f"  {describe_difference(each)}")
                 if n > SHOWN:
                     out.line(f"  {n - SHOWN} more are in the report")
+                for text in describe_known_ones(part.known):
+                    out.line(f"  known: {text}")
                 for text in describe_skips(part.skipped):
                     out.line(f"  not compared: {text}")
-            out.remark("results of a run in transformers are not compared")
             out.where(done.folder)
     raise typer.Exit(found.exit_code)

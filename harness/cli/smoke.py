@@ -70,7 +70,7 @@ def smoke(
     from lockstep.harness.asking.session import Session
     from lockstep.harness.check.inputs import check_file
     from lockstep.harness.cli.terminal import Terminal
-    from lockstep.harness.foreign.engines import ENGINES
+    from lockstep.harness.foreign.engines import split_name
     from lockstep.harness.http.served import ServedSession
     from lockstep.harness.http.session import HttpSession, is_address, is_served
     from lockstep.harness.processes.limits import MEMORY, room_for
@@ -114,7 +114,7 @@ def smoke(
                 time_limit=seconds or ANSWER_SECONDS,
                 start_limit=starting,
                 memory_limit=room_for(path.stat().st_size, MEMORY),
-                name=text if text in ENGINES else "",
+                name=(split_name(text) or ("",))[0],
             )
         steps = []
         out.remark(f"{session.name} has {starting:g} s to start (--timeout SECONDS)")

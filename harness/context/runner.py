@@ -23,7 +23,7 @@ from lockstep.harness.asking.environments import python_of, variables
 from lockstep.harness.asking.session import LocalSession, Session, in_words, outcome_of
 from lockstep.harness.asking.template import forked_worker
 from lockstep.harness.dumps.dump import DumpSession, folder_of, map_of
-from lockstep.harness.foreign.engines import ENGINES
+from lockstep.harness.foreign.engines import split_name
 from lockstep.harness.http.served import ServedSession
 from lockstep.harness.http.session import HttpSession, is_address, is_served
 from lockstep.harness.processes.engine_process import (
@@ -85,9 +85,10 @@ class Runner:
             return HttpSession(adapter, model, settings, **limits)
         if is_served(adapter):
             return ServedSession(adapter, model, settings, memory_limit=memory_limit, **limits)
-        users = adapter not in ENGINES and is_users(adapter)
+        foreign = split_name(adapter)
+        users = foreign is None and is_users(adapter)
         if not users and (command := command_of(adapter)):
-            name = adapter if adapter in ENGINES else ""
+            name = foreign[0] if foreign else ""
             return ProgramSession(
                 command, model, settings, memory_limit=memory_limit, name=name, **limits
             )

@@ -16,7 +16,13 @@ from lockstep.harness.asking.environments import (
     run_command,
     take_away,
 )
-from lockstep.harness.foreign.engines import ENGINES, PROGRAMS, Foreign, engine_named
+from lockstep.harness.foreign.engines import (
+    ENGINES,
+    PROGRAMS,
+    Foreign,
+    engine_named,
+    split_name,
+)
 from lockstep.harness.records import StageText
 
 ENTRY = "entry.mjs"  # of a node environment: imports the engine from where it lies
@@ -32,21 +38,25 @@ def is_added(engine: Foreign) -> bool:
     return folder_of(engine).is_dir()
 
 
-def command_of(name: str) -> list[str] | None:
+def command_of(engine_name: str) -> list[str] | None:
     """Return the command that starts the engine of that name; None if there is no such engine.
 
-    Raises Unsupported if it was not added yet.
+    Raises Unsupported if it was not added yet, or if what it takes does not follow its name.
     """
-    if name not in ENGINES:
+    found = split_name(engine_name)
+    if found is None:
         return None
+    name, argument = found
     engine = ENGINES[name]
+    if engine.takes and not argument:
+        raise Unsupported(f"{name} needs a {engine.takes}: {name}:{engine.takes}")
     folder, program = folder_of(engine), str(PROGRAMS / engine.program)
     if not folder.is_dir():
         raise Unsupported(f"{name} is not added yet; add it: lockstep engine add {name}")
     if engine.kind == "node":
         return ["node", program, str(folder / ENTRY)]
     # neither variables nor packages of the user's Python are meant; its own folder is
-    return [str(interpreter(folder)), "-E", "-s", program]
+    return [str(interpreter(folder)), "-E", "-s", program, *filter(None, [argument])]
 
 
 def add(name: str, progress: Progress = lambda _: None) -> Path:

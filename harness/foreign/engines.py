@@ -22,6 +22,7 @@ class Foreign:
     can: str  # what it can be asked, in words
     size: str  # of what is downloaded
     needs: str = ""  # besides, of the machine
+    takes: str = ""  # what must follow its name behind a colon: "FOLDER"
 
     @property
     def version(self) -> str:
@@ -43,6 +44,19 @@ ENGINES: dict[str, Foreign] = {
             program="transformers_torch.py",
             can="text, weights, greedy tokens, logits, tensors of every layer, LoRA, samplers",
             size="1.2 GB; several more on Linux where pip finds no torch for CPUs alone",
+        ),
+        Foreign(
+            name="originals",
+            kind="python",
+            packages=(
+                *("transformers==5.23.0", "torch==2.13.0", "sentence-transformers==6.2.0"),
+                *("sentencepiece>=0.2", "numpy>=1.26"),
+            ),
+            module="transformers, torch, sentence_transformers",
+            program="checkpoint_torch.py",
+            can="a checkpoint of Hugging Face: logits, embeddings, tensors of every layer",
+            size="1.2 GB; several more on Linux where pip finds no torch for CPUs alone",
+            takes="FOLDER",
         ),
         Foreign(
             name="tinygrad",
@@ -141,6 +155,20 @@ ENGINES: dict[str, Foreign] = {
 
 # tried, and what happened: `engine add` says so instead of building it
 NOT_RUNNING: dict[str, str] = {}
+
+
+def split_name(engine: str) -> tuple[str, str] | None:
+    """Return the name in ENGINES and what follows it behind a colon; None for other engines."""
+    name, colon, argument = engine.partition(":")
+    if name not in ENGINES or (colon and not ENGINES[name].takes):
+        return None
+    return name, argument
+
+
+def has_own_model(engine: str) -> bool:
+    """Return True for an engine that runs what its name says, whatever file it is given."""
+    found = split_name(engine)
+    return found is not None and bool(ENGINES[found[0]].takes)
 
 
 def engine_named(name: str) -> Foreign:

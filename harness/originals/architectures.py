@@ -192,6 +192,7 @@ GEMMA3_TEXT = {
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
     "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
 }
 GEMMA2_TEXT = {
     "tie_word_embeddings": True,
@@ -199,12 +200,13 @@ GEMMA2_TEXT = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e4,
     "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
 }
 LLAMA_TEXT = {"rms_norm_eps": 1e-6, "rope_theta": 1e4}
 GPT2_TEXT = {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5}
-BERT_TEXT = {"layer_norm_eps": 1e-12, "type_vocab_size": 2}
+BERT_TEXT = {"layer_norm_eps": 1e-12, "type_vocab_size": 2, "hidden_act": "gelu"}
 
 ARCHITECTURES = (
     OriginalArchitecture(
@@ -229,7 +231,7 @@ ARCHITECTURES = (
         name="qwen3moe",
         models=("Qwen3MoeForCausalLM",),
         rules=table_rules(OUTSIDE + HEADS + NORMS + EXPERTS),
-        defaults=LLAMA_TEXT,
+        defaults=LLAMA_TEXT | {"norm_topk_prob": False},
     ),
     OriginalArchitecture(
         name="gemma2",

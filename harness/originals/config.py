@@ -33,6 +33,12 @@ class OriginalConfig:
         return found
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """Return all values, and what is made of several."""
+        made = {name: getattr(self, name) for name in ("rope_type", "head_dim", "n_ctx_original")}
+        return {**self.defaults, **self.values, **made}
+
+    @property
     def n_layer(self) -> int:
         found = self.size("num_hidden_layers", "n_layer")
         if found > MAX_LAYERS:

@@ -6,11 +6,12 @@ from typing import Any
 
 
 class OriginalPart(StrEnum):
-    """The three comparisons, in their order."""
+    """The comparisons, in their order."""
 
     hyperparameters = "hyperparameters"
     tensors = "tensors"
     tokenizer = "tokenizer"
+    run = "run"
 
 
 class DifferenceKind(StrEnum):
@@ -34,6 +35,9 @@ class DifferenceKind(StrEnum):
     rows = "rows"  # a few rows alone
     scaled = "scaled"  # all weights by the same factor
     blocks = "blocks"  # single blocks of a matrix that has all others from the usual quantiser
+    # the run: what is computed from the same weights
+    computed = "computed"  # a tensor is not what its inputs and the file's weights come to
+    outputs = "outputs"  # logits or embeddings, though no tensor that is shown is wrong by itself
 
 
 class SkipReason(StrEnum):
@@ -44,6 +48,14 @@ class SkipReason(StrEnum):
     no_library = "no-library"
     no_meaning = "no-meaning"  # the format has no key for it
     stored_type = "stored-type"  # the original's numbers are of a type that is not read
+    no_environment = "no-environment"  # that the original runs in
+    quantised = "quantised"  # the file, so that a run differs by what its weights have lost
+    no_answer = "no-answer"  # one of the two does not run
+
+    @property
+    def is_expected(self) -> bool:
+        """Return True for a part that nobody can ask for here."""
+        return self in (SkipReason.no_environment, SkipReason.quantised)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,16 +77,18 @@ class NotCompared:
     part: OriginalPart
     reason: SkipReason
     place: str
+    said: str = ""  # by the one that does not answer
 
 
 @dataclass(kw_only=True, slots=True)
 class PartResult:
-    """The result of one of the three comparisons. compared: keys, tensors or entries."""
+    """The result of one of the comparisons. compared: keys, tensors or entries."""
 
     part: OriginalPart
     compared: int = 0
     differences: list[OriginalDifference] = field(default_factory=list)
     skipped: list[NotCompared] = field(default_factory=list)
+    known: list[OriginalDifference] = field(default_factory=list)  # of engines: no fault of a file
 
     def add(self, kind: DifferenceKind, place: str, expected: Any, got: Any, **detail: Any) -> None:
         """Note a difference."""
@@ -84,6 +98,6 @@ class PartResult:
             )
         )
 
-    def skip(self, reason: SkipReason, place: str) -> None:
+    def skip(self, reason: SkipReason, place: str, said: str = "") -> None:
         """Note something that was not compared."""
-        self.skipped.append(NotCompared(part=self.part, reason=reason, place=place))
+        self.skipped.append(NotCompared(part=self.part, reason=reason, place=place, said=said))

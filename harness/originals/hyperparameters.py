@@ -89,6 +89,12 @@ def relative_positions(config: OriginalConfig) -> bool:
     return config.get("position_embedding_type") not in (None, "absolute")
 
 
+def other_scale(config: OriginalConfig) -> bool:
+    """Return True if queries are not divided by the root of what engines take, by model."""
+    usual = (None, config.head_dim, config.n_embd / config.n_head)
+    return config.get("query_pre_attn_scalar") not in usual
+
+
 ABSOLUTE = ("gpt2", "bert")  # positions are learned, not rotated
 CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")
 KEYS = (
@@ -135,6 +141,8 @@ WITHOUT_KEY: tuple[tuple[str, tuple[str, ...], Read], ...] = (
     ("sliding_window", ("llama",), read_names("sliding_window")),
     ("use_sliding_window", ("qwen2", "qwen3", "qwen3moe"), read_names("use_sliding_window")),
     ("position_embedding_type", ("bert",), relative_positions),
+    ("query_pre_attn_scalar", ("gemma2", "gemma3"), other_scale),
+    ("norm_topk_prob", ("qwen3moe",), lambda c: c.get("norm_topk_prob") is False),
 )
 # compared elsewhere, or said of the model without a meaning for its results
 KNOWN_KEYS = (

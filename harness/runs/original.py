@@ -3,20 +3,23 @@
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.harness.known.originals import known_of_originals
 from lockstep.harness.originals.compare import OriginalComparison, compare_original
 from lockstep.harness.originals.findings import (
     DifferenceKind,
     NotCompared,
     OriginalDifference,
     PartResult,
+    SkipReason,
 )
 from lockstep.harness.records import Verdict
 from lockstep.harness.report.header import header, model_row
 from lockstep.harness.report.jsonl import ReportWriter
+from lockstep.harness.runs.original_run import RunOptions, compare_results
 from lockstep.harness.runs.run import run_folder
 
 SUITE = "original"
@@ -32,6 +35,13 @@ WORDS = {
     DifferenceKind.halves: "has its two halves the other way round",
     DifferenceKind.scaled: "is {factor:.4f} times the original",
     DifferenceKind.blocks: "has {blocks} blocks that differ from the usual quantiser's",
+    DifferenceKind.computed: "is computed otherwise ({op}), by {error:.1e}, allowed {allowed:.1e}",
+    DifferenceKind.outputs: "differs by {worst_relative_to_largest_logit:.1e} of the largest, "
+    "allowed {allowed_relative:.1e}",
+}
+ADVICE = {
+    SkipReason.no_environment: " (to run the checkpoint as well: lockstep engine add originals)",
+    SkipReason.quantised: " (compare the run on an F32, F16 or BF16 file)",
 }
 
 
@@ -48,11 +58,18 @@ def run_original(
     model: Path,
     reports: Path,
     command: Sequence[str],
-    progress: Callable[[str], object],
+    progress: Callable[[str], None],
+    options: RunOptions | None = None,
 ) -> OriginalRun:
-    """Compare, and write a report into a new folder. Raises EngineError and OSError."""
+    """Compare, and write a report into a new folder. options: of the run; None: of files alone.
+
+    Raises EngineError and OSError.
+    """
     started = time.monotonic()
     found = compare_original(checkpoint, model, progress)
+    if options is not None and len(found.parts) > 1:  # of one architecture
+        run = compare_results(checkpoint, model, options, progress)
+        found = replace(found, parts=(*found.parts, run))
     folder = run_folder(reports, SUITE)
     row = model_row(model.name, model, "subject")
     writer = ReportWriter(folder, header(shlex.join(command), 0, [row], []))
@@ -77,8 +94,12 @@ def verdicts_of(part: PartResult, case: str, repro: str) -> list[Verdict]:
         )
         for each in part.differences
     ]
+    for each in part.known:
+        detail, key = asdict(each), f"{each.part}/{each.detail['known']}"
+        text = describe_known(each)
+        found.append(Verdict(status="excused", summary=text, detail=detail, key=key, **same))
     for skip in part.skipped:
-        text = f"{skip.place}: {skip.reason}"
+        text = f"{skip.place}: {describe_reason(skip)}"
         found.append(Verdict(status="not-compared", summary=text, detail=asdict(skip), **same))
     if not part.differences and part.compared:
         text = f"{part.part}: {part.compared} agree"
@@ -104,6 +125,32 @@ def describe_difference(found: OriginalDifference) -> str:
     return f"{text}: expected {found.expected!r:.60}, got {found.got!r:.60}"
 
 
+def describe_known(found: OriginalDifference) -> str:
+    """Return a line for people: what differs, and why."""
+    name = found.detail["known"]
+    return f"{describe_difference(found)} (known: {name}: {known_sentence(name)})"
+
+
+def describe_known_ones(known: Sequence[OriginalDifference]) -> list[str]:
+    """Return a line for each known difference, with the places that it explains."""
+    places: dict[str, list[str]] = {}
+    for each in known:
+        places.setdefault(each.detail["known"], []).append(each.place)
+    return [
+        f"{name} ({describe_places(found)}): {known_sentence(name)}"
+        for name, found in places.items()
+    ]
+
+
+def describe_places(places: Sequence[str]) -> str:
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    return f"{', '.join(places[:3])}{more}"
+
+
+def known_sentence(name: str) -> str:
+    return next(each.sentence for each in known_of_originals() if each.id == name)
+
+
 def describe_expert(detail: dict[str, Any]) -> str:
     if "holds_expert" in detail:
         return f"holds expert {detail['holds_expert']}"
@@ -120,6 +167,7 @@ def describe_run(found: OriginalComparison) -> dict[str, Any]:
                 "part": part.part,
                 "compared": part.compared,
                 "differences": [asdict(each) for each in part.differences],
+                "known": [asdict(each) for each in part.known],
                 "not_compared": [asdict(each) for each in part.skipped],
             }
             for part in found.parts
@@ -127,13 +175,15 @@ def describe_run(found: OriginalComparison) -> dict[str, Any]:
     }
 
 
+def describe_reason(skip: NotCompared) -> str:
+    """Return the reason, and what to do about it or what an engine said."""
+    said = f" ({skip.said})" if skip.said else ADVICE.get(skip.reason, "")
+    return f"{skip.reason}{said}"
+
+
 def describe_skips(skipped: Sequence[NotCompared]) -> list[str]:
     """Return a line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for each in skipped:
-        by_reason.setdefault(each.reason, []).append(each.place)
-    lines = []
-    for reason, places in by_reason.items():
-        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-        lines.append(f"{reason}: {', '.join(places[:3])}{more}")
-    return lines
+        by_reason.setdefault(describe_reason(each), []).append(each.place)
+    return [f"{reason}: {describe_places(places)}" for reason, places in by_reason.items()]

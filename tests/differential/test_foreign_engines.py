@@ -20,6 +20,7 @@ from lockstep.harness.selftest.foreign_findings import is_seen_in, verdicts_on_c
 from lockstep.harness.synth.adapters import LoraRecipe, write_lora
 from tests.plans import open_both, plan_of, verdicts_of
 
+ASKED = [name for name, engine in ENGINES.items() if not engine.takes]
 SLOW = ("tinygrad",)  # it compiles every step anew: minutes, for findings by `lockstep finding`
 
 
@@ -30,7 +31,7 @@ def need(name: str) -> None:
         pytest.skip("tinygrad compiles what it runs, and there is no clang: it was not asked")
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ASKED)
 def test_all_that_an_engine_offers_is_answered_in_form(name: str, tmp_path: Path) -> None:
     need(name)
     model = builtin_model("f32", tmp_path)
@@ -41,8 +42,8 @@ def test_all_that_an_engine_offers_is_answered_in_form(name: str, tmp_path: Path
     assert [step.level for step in steps if step.status == "works"][1:]
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if name not in SLOW])
-def test_engine_agrees_on_a_seeded_model_except_for_known_findings(
+@pytest.mark.parametrize("name", [name for name in ASKED if name not in SLOW])
+def test_an_engine_agrees_on_a_seeded_model_but_for_what_is_known(
     name: str, tmp_path: Path
 ) -> None:
     need(name)
@@ -53,35 +54,8 @@ def test_engine_agrees_on_a_seeded_model_except_for_known_findings(
     assert all(v.detail.get("known") for v in crashed)
 
 
-@pytest.mark.parametrize(
-    ("name", "suite", "status"),
-    [
-        ("transformers", "logits", "agreed"),
-        ("xllamacpp", "decode", "agreed"),
-        ("mistralrs", "text", "not-compared"),  # it adds none to a model with permuted rows
-    ],
-)
-def test_an_engine_with_lora_agrees_or_says_why_not(
-    name: str, suite: str, status: str, tmp_path: Path
-) -> None:
-    need(name)
-    model = builtin_model("f32", tmp_path)
-    files = [tmp_path / f"{i}.gguf" for i in range(1 if name == "mistralrs" else 2)]
-    for i, file in enumerate(files):
-        write_lora(LoraRecipe(seed=i, rank=2 + i), model, file)
-    adapters = tuple(
-        AdapterFile(kind=LORA, path=str(file), scale=scale)
-        for file, scale in zip(files, (-0.6, 0.8), strict=False)
-    )
-    with open_both(plan_of(model, name, settings=replace(EXACT, adapters=adapters))) as both:
-        if LORA not in (both.context.subject_info.levels or ()):
-            pytest.skip(f"{name} was added without what LoRA needs: it was not asked for it")
-        verdicts = list(run_suites(both.context, (suite,)))
-    assert {v.status for v in verdicts} == {status}
-
-
-@pytest.mark.parametrize("name", [name for name in ENGINES if name not in SLOW])
-def test_acid_model_says_ok_except_for_known_findings(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [name for name in ASKED if name not in SLOW])
+def test_an_acid_model_says_ok_but_for_what_is_known(name: str, tmp_path: Path) -> None:
     need(name)
     model = tmp_path / "acid.gguf"
     write_acid(model)

@@ -7,6 +7,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,14 @@ from lockstep.harness.cli import app
 from lockstep.harness.context.runner import Runner
 from lockstep.harness.foreign import building, engines
 from lockstep.harness.foreign.building import add, added_engines, command_of, folder_of, remove
-from lockstep.harness.foreign.engines import ENGINES, NOT_RUNNING, PROGRAMS, Foreign
+from lockstep.harness.foreign.engines import (
+    ENGINES,
+    NOT_RUNNING,
+    PROGRAMS,
+    Foreign,
+    has_own_model,
+    split_name,
+)
 from lockstep.harness.protocol.session import ProgramSession
 from lockstep.harness.records import EXACT, Answered, Crashed, Unanswerable
 
@@ -145,6 +153,27 @@ def test_without_node_its_engines_say_what_is_missing(monkeypatch: pytest.Monkey
 # --- names ----------------------------------------------------------------------------------------
 
 
+def test_what_an_engine_takes_follows_its_name(
+    wheel: Wheel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel("NUMBER = 7")
+    monkeypatch.setitem(ENGINES, "fake", replace(FAKE, takes="FOLDER"))
+    add("fake")
+    command = command_of("fake:/some/where:else")
+    assert command is not None
+    assert command[-1] == "/some/where:else"
+    assert has_own_model("fake:x")
+    with Runner().open("fake:x", None, EXACT) as session:
+        assert session.name == "fake"
+    with pytest.raises(Unsupported):
+        command_of("fake")
+
+
+def test_engine_that_takes_nothing_has_no_argument() -> None:
+    assert split_name("fake:x") is None
+    assert not has_own_model("fake")
+
+
 def test_an_engine_that_is_not_added_says_how_to_add_it() -> None:
     with pytest.raises(Unsupported, match="add it: lockstep engine add fake"):
         command_of("fake")
@@ -180,7 +209,7 @@ def test_every_engine_has_a_pinned_package_and_every_program_an_engine() -> None
         assert re.fullmatch(r"\d+(\.\d+)+", engine.version), engine.name
         assert "==" in engine.packages[0] or engine.kind == "node"
     programs = {path.name for path in PROGRAMS.iterdir() if path.is_file()}
-    shared = {"answering.py", "answering.mjs", "peft_folder.py"}
+    shared = {"answering.py", "answering.mjs", "torch_models.py"}
     assert programs - {engine.program for engine in real} == shared
 
 

@@ -16,6 +16,7 @@ from lockstep.harness.fuzzers.quants.differences import WORDS
 from lockstep.harness.fuzzers.quants.known import Known, entry_for, known_divergences
 from lockstep.harness.known import NAME, entries
 from lockstep.harness.known.foreign import foreign_findings
+from lockstep.harness.known.originals import known_of_originals
 from lockstep.harness.known.own import own_differences
 from lockstep.harness.shadow.known import known_crash
 from lockstep.harness.suites.parts.originals import known_originals
@@ -70,3 +71,13 @@ def test_finding_of_an_oracle_is_printed_and_has_no_run() -> None:
     name = next(iter(own_differences())).id
     assert CliRunner().invoke(app, ["finding", name]).exit_code == 0
     assert CliRunner().invoke(app, ["finding", name, "--run"]).exit_code == 2
+
+
+def test_known_original_needs_its_config_and_its_place() -> None:
+    known = next(each for each in known_of_originals() if each.below_context)
+    config = {"rope_type": "longrope", "n_ctx_original": 64}
+    assert known.explains("phi3", config, 512, "kqv_out")
+    assert not known.explains("phi3", config, 64, "kqv_out")
+    assert not known.explains("phi3", config, 512, "l_out")
+    assert not known.explains("llama", config, 512, "kqv_out")
+    assert not known.explains("phi3", config | {"rope_type": None}, 512, "kqv_out")

@@ -37,6 +37,8 @@ TEXT = {
     "eos_token_id": 267,
 }
 GEMMA = TEXT | {"tie_word_embeddings": True, "head_dim": 32, "sliding_window": 32}
+GEMMA |= {"query_pre_attn_scalar": 32}
+LLAMAS_ALONE = ("rope_theta", "rms_norm_eps", "num_key_value_heads")
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": TEXT
     | {"architectures": ["LlamaForCausalLM"]}
@@ -45,7 +47,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": TEXT | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
     "qwen3moe": TEXT
     | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": N_EXPERT, "head_dim": 32}
-    | {"num_experts_per_tok": 2, "moe_intermediate_size": N_FF_EXPERT},
+    | {"num_experts_per_tok": 2, "moe_intermediate_size": N_FF_EXPERT, "norm_topk_prob": True},
     "gemma2": GEMMA
     | {"architectures": ["Gemma2ForCausalLM"], "rope_theta": 10000.0}
     | {"attn_logit_softcapping": 40.0, "final_logit_softcapping": 20.0},
@@ -53,7 +55,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"architectures": ["Gemma3ForCausalLM"], "rope_local_base_freq": 20000.0}
     | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     "phi3": TEXT
-    | {"architectures": ["Phi3ForCausalLM"], "sliding_window": 64}
+    | {"architectures": ["Phi3ForCausalLM"], "sliding_window": 64, "pad_token_id": 269}
     | {"original_max_position_embeddings": 64}
     | {
         "rope_scaling": {
@@ -66,7 +68,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"n_layer": N_LAYER, "n_head": N_HEAD, "n_positions": N_CTX, "n_ctx": N_CTX}
     | {"layer_norm_epsilon": 1e-5, "bos_token_id": 266, "eos_token_id": 267},
     "bert": {
-        **{key: value for key, value in TEXT.items() if key not in ("rope_theta", "rms_norm_eps")},
+        **{key: value for key, value in TEXT.items() if key not in LLAMAS_ALONE},
         "architectures": ["BertModel"],
         "layer_norm_eps": 1e-12,
         "type_vocab_size": 2,

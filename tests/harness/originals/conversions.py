@@ -206,7 +206,7 @@ def keys_of(arch: str) -> dict[str, tuple[str, Any]]:
         "attention.head_count": ck.N_HEAD,
     }
     floats = {}
-    if arch != "gpt2":
+    if arch not in ("gpt2", "bert"):
         sizes["attention.head_count_kv"] = ck.N_HEAD_KV
     if arch in ("gpt2", "bert"):
         floats["attention.layer_norm_epsilon"] = 1e-5 if arch == "gpt2" else 1e-12

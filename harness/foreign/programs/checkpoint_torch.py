@@ -1,0 +1,117 @@
+"""A checkpoint of Hugging Face: checkpoint_torch.py FOLDER, which is read by transformers.
+
+Nothing of FOLDER is run: no code of its own, and weights out of files of safetensors alone.
+"""
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from answering import Unsupported, later, serve
+from torch_models import LOGITS, Tokenizer, TorchModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+SAFE = {"local_files_only": True, "trust_remote_code": False}
+OPTIONS = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
+MODULES = "modules.json"  # of sentence-transformers: what comes behind the model
+OWN_MODULES = "sentence_transformers."
+
+
+class Checkpoint(TorchModel):
+    """A model, and what sentence-transformers does with its hidden states, if anything."""
+
+    def __init__(self, folder):
+        config = AutoConfig.from_pretrained(folder, **SAFE)
+        causal = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()} & {*(config.architectures or ())}
+        self.behind = modules_behind(folder)
+        self.embeds = not causal or self.behind is not None
+        load = AutoModel if self.embeds else AutoModelForCausalLM
+        super().__init__(load.from_pretrained(folder, **SAFE, **OPTIONS))
+
+    @torch.no_grad()
+    def embed(self, question, _):
+        arrays = {}
+        for i, batch in enumerate(question["batches"]):
+            sequences, ids, at = map(
+                np.array, (batch["sequences"], batch["tokens"], batch["positions"])
+            )
+            order = {s: np.flatnonzero(sequences == s) for s in sorted({*batch["sequences"]})}
+            found = {}
+            for places in order.values():
+                self.shown = {} if question.get("trace") else None
+                self.add(found, "", self.rows(ids[places], at[places]), places)
+                for node, value in (self.shown or {}).items():
+                    self.add(found, node, value, places)
+            self.shown = None
+            for node, parts in found.items():
+                arrays[f"step{i}/{node}" if node else f"rows{i}"] = joined(parts)
+        return {}, arrays
+
+    @staticmethod
+    def add(found, node, value, places):
+        found.setdefault(node, []).append((places, value))
+
+    def rows(self, ids, positions):
+        """(tokens, width), or (1, width) of a sequence if there is pooling."""
+        ids, positions = torch.tensor(ids)[None], torch.tensor(positions)[None]
+        hidden = self.model(ids, position_ids=positions, use_cache=False).last_hidden_state
+        if self.behind is None:
+            return hidden[0].numpy()
+        found = {"token_embeddings": hidden, "attention_mask": torch.ones_like(ids)}
+        for module in self.behind:
+            found = module(found)
+        return found["sentence_embedding"].numpy()
+
+
+def joined(parts):
+    """Rows of tokens in the order of the batch; one row of each sequence one behind the other."""
+    if any(len(value) != len(places) for places, value in parts):
+        return np.concatenate([value for _, value in parts])
+    rows = np.concatenate([value for _, value in parts])
+    order = np.concatenate([places for places, _ in parts])
+    return rows[np.argsort(order)]
+
+
+def modules_behind(folder):
+    """Return the modules behind the model but for the last norm; None: there are none."""
+    path = Path(folder) / MODULES
+    if not path.is_file():
+        return None
+    rows = json.loads(path.read_text())
+    for row in rows:
+        if not row["type"].startswith(OWN_MODULES):
+            raise Unsupported(f"{MODULES}: {row['type']} is none of sentence-transformers' own")
+        if any(path.parent.joinpath(row["path"]).glob("*.bin")):
+            raise Unsupported(f"{row['path']} has weights that are no safetensors")
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(
+        str(folder),
+        device="cpu",
+        **SAFE,
+        model_kwargs={"use_safetensors": True},
+    )
+    return [m for m in list(model)[1:] if type(m).__name__ != "Normalize"]
+
+
+def start(_, settings):
+    (folder,) = sys.argv[1:]
+    torch.set_num_threads(settings["n_threads"])
+    model = Checkpoint(folder)
+    answers = {"embed": model.embed}
+    if not model.embeds:
+        answers = {"greedy": model.greedy, "logits": model.logits}
+    load = lambda: Tokenizer(AutoTokenizer.from_pretrained(folder, **SAFE))
+    answers |= later(load, "tokenize")
+    said = {"engine": "transformers", "version": importlib.metadata.version("transformers")}
+    said |= {"build": f"torch {torch.__version__}", "can": [*answers, "trace"]}
+    cache = {"type_k": "F32", "type_v": "F32", "flash_attn": False}
+    shows = [name for name in model.shows if name != LOGITS or not model.embeds]
+    return {**said, "shows": shows, "settings": cache, "text": "utf8"}, answers
+
+
+serve(start)

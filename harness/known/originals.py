@@ -1,0 +1,47 @@
+"""Known differences between transformers and llama.cpp on the same weights: [[original]]."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from lockstep.harness.known import entries
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownOriginal:
+    """A row: where the runs part, and which values of config.json make them."""
+
+    id: str
+    component: str
+    version: str
+    architectures: tuple[str, ...]
+    node: str  # pattern of its name, without the layer
+    says: Mapping[str, Any] = field(default_factory=dict)  # values that the config has
+    unlike: Mapping[str, str] = field(default_factory=dict)  # pairs of its values that differ
+    below_context: str = ""  # a value that is smaller than the cache of the run
+    sentence: str
+    cause: str
+    status: str
+    link: str
+
+    def explains(self, architecture: str, config: Mapping[str, Any], n_ctx: int, node: str) -> bool:
+        """Return True if this is why a node differs. config: values; n_ctx: cells of the cache."""
+        limit = config.get(self.below_context, n_ctx)
+        return (
+            architecture in self.architectures
+            and re.fullmatch(self.node, node) is not None
+            and all(config.get(name) == value for name, value in self.says.items())
+            and all(config.get(a) != config.get(b) for a, b in self.unlike.items())
+            and (not self.below_context or (type(limit) is int and limit < n_ctx))
+        )
+
+
+@cache
+def known_of_originals() -> tuple[KnownOriginal, ...]:
+    """Return all rows."""
+    return tuple(
+        KnownOriginal(**{**row, "architectures": tuple(row["architectures"])})
+        for row in entries("original")
+    )
