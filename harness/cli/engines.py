@@ -31,7 +31,9 @@ def add(name: NameArg, quiet: QuietOpt = False) -> None:
         out.line(f"{name} is ready: {folder}")
         if needs := engine_named(name).needs:
             out.remark(f"it needs {needs}")
-        out.remark(f"next: lockstep smoke -- {name}; lockstep check MODEL --engine {name}")
+        takes = engine_named(name).takes
+        asked = f"{name}:{takes}" if takes else name
+        out.remark(f"next: lockstep smoke -- {asked}; lockstep check MODEL --engine {asked}")
 
 
 @app.command("list")

@@ -36,6 +36,14 @@ def original(
         bool,
         typer.Option("--run/--no-run", help="Also run both, or compare the files alone."),
     ] = True,
+    embeddings: Annotated[
+        Path | None,
+        typer.Option(
+            help="Embeddings of your own pipeline, as JSON Lines: "
+            '{"text": "...", "embedding": [...], "prompt": "query"}. The last key is optional.',
+            metavar="FILE",
+        ),
+    ] = None,
     tokens: TokensOpt = 32,
     seed: SeedOpt = 0,
     timeout: TimeoutOpt = SECONDS,
@@ -52,13 +60,17 @@ def original(
     After `lockstep engine add originals` it also runs both on seeded tokens: the checkpoint by
     transformers in float32, MODEL by llama.cpp. It names the first layer, and the ops in it, that
     compute something else. The run needs an F32, F16 or BF16 file. No code of the checkpoint is
-    executed. Exit codes: 0 the same; 1 something differs; 2 one of them cannot be read; 3 something was
-    not compared, other than the run for want of its environment or of such a file. Examples:
+    executed. With --embeddings, it says what your own pipeline does otherwise than
+    sentence-transformers: pooling, prompt, truncation, normalisation.
+
+    Exit codes: 0 the same; 1 something differs; 2 one of them cannot be read; 3 something was not
+    compared. A run that lacks its environment or such a file does not count. Examples:
 
     \b
       lockstep engine add originals
       lockstep original Llama-3.2-1B/ llama-3.2-1b-q8_0.gguf
       lockstep original Llama-3.2-1B/ llama-3.2-1b-q8_0.gguf --json
+      lockstep original MiniLM/ minilm-f32.gguf --embeddings mine.jsonl
     """
     from lockstep.harness.cli.shared import screen
     from lockstep.harness.runs.original import (
@@ -70,6 +82,8 @@ def original(
     )
     from lockstep.harness.runs.original_run import RunOptions
 
+    if embeddings is not None and not run:
+        raise typer.BadParameter("--embeddings needs a run: leave out --no-run")
     with screen(quiet, as_json) as out:
         command = ["lockstep", *sys.argv[1:]]
         options = RunOptions(engine=engine, n_tokens=tokens, seed=seed, time_limit=timeout)
@@ -77,6 +91,7 @@ def original(
             *(folder, model, report, command),
             lambda text: out.progress(model.name, text),
             options if run else None,
+            embeddings,
         )
         found = done.comparison
         if as_json:

@@ -12,6 +12,7 @@ class OriginalPart(StrEnum):
     tensors = "tensors"
     tokenizer = "tokenizer"
     run = "run"
+    embeddings = "embeddings"  # of a user's texts
 
 
 class DifferenceKind(StrEnum):
@@ -38,6 +39,11 @@ class DifferenceKind(StrEnum):
     # the run: what is computed from the same weights
     computed = "computed"  # a tensor is not what its inputs and the file's weights come to
     outputs = "outputs"  # logits or embeddings, though no tensor that is shown is wrong by itself
+    # embeddings of a user's texts: what was done otherwise
+    prompt = "prompt"  # none was put before the text, or another
+    truncation = "truncation"  # the text was not cut where the original cuts it
+    pooling = "pooling"
+    normalisation = "normalisation"
 
 
 class SkipReason(StrEnum):

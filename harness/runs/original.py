@@ -20,6 +20,7 @@ from lockstep.harness.records import Verdict
 from lockstep.harness.report.header import header, model_row
 from lockstep.harness.report.jsonl import ReportWriter
 from lockstep.harness.runs.original_run import RunOptions, compare_results
+from lockstep.harness.runs.original_texts import compare_texts
 from lockstep.harness.runs.run import run_folder
 
 SUITE = "original"
@@ -38,6 +39,10 @@ WORDS = {
     DifferenceKind.computed: "is computed otherwise ({op}), by {error:.1e}, allowed {allowed:.1e}",
     DifferenceKind.outputs: "differs by {worst_relative_to_largest_logit:.1e} of the largest, "
     "allowed {allowed_relative:.1e}",
+    DifferenceKind.prompt: "was embedded with another prompt",
+    DifferenceKind.truncation: "was cut at another number of tokens",
+    DifferenceKind.pooling: "was pooled otherwise",
+    DifferenceKind.normalisation: "was or was not divided by its norm",
 }
 ADVICE = {
     SkipReason.no_environment: " (to run the checkpoint as well: lockstep engine add originals)",
@@ -60,8 +65,10 @@ def run_original(
     command: Sequence[str],
     progress: Callable[[str], None],
     options: RunOptions | None = None,
+    embeddings: Path | None = None,
 ) -> OriginalRun:
     """Compare, and write a report into a new folder. options: of the run; None: of files alone.
+    embeddings: of a user's pipeline, to be explained.
 
     Raises EngineError and OSError.
     """
@@ -69,7 +76,10 @@ def run_original(
     found = compare_original(checkpoint, model, progress)
     if options is not None and len(found.parts) > 1:  # of one architecture
         run = compare_results(checkpoint, model, options, progress)
-        found = replace(found, parts=(*found.parts, run))
+        parts = [*found.parts, run]
+        if embeddings is not None:
+            parts.append(compare_texts(checkpoint, model, embeddings, options, progress))
+        found = replace(found, parts=tuple(parts))
     folder = run_folder(reports, SUITE)
     row = model_row(model.name, model, "subject")
     writer = ReportWriter(folder, header(shlex.join(command), 0, [row], []))

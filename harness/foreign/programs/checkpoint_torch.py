@@ -19,6 +19,7 @@ SAFE = {"local_files_only": True, "trust_remote_code": False}
 OPTIONS = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
 MODULES = "modules.json"  # of sentence-transformers: what comes behind the model
 OWN_MODULES = "sentence_transformers."
+HIDDEN = "result_embd"  # what is pooled
 
 
 class Checkpoint(TorchModel):
@@ -31,6 +32,8 @@ class Checkpoint(TorchModel):
         self.embeds = not causal or self.behind is not None
         load = AutoModel if self.embeds else AutoModelForCausalLM
         super().__init__(load.from_pretrained(folder, **SAFE, **OPTIONS))
+        if self.behind is not None:
+            self.shows[HIDDEN] = None
 
     @torch.no_grad()
     def embed(self, question, _):
@@ -61,6 +64,7 @@ class Checkpoint(TorchModel):
         hidden = self.model(ids, position_ids=positions, use_cache=False).last_hidden_state
         if self.behind is None:
             return hidden[0].numpy()
+        self.show(HIDDEN, hidden)
         found = {"token_embeddings": hidden, "attention_mask": torch.ones_like(ids)}
         for module in self.behind:
             found = module(found)

@@ -13,6 +13,7 @@ F32 = NDArray[np.float32]
 N_VOCAB, N_EMBD, N_LAYER, N_HEAD, N_HEAD_KV, HEAD, N_FF, N_CTX = 272, 64, 3, 4, 2, 16, 96, 128
 N_EXPERT, N_FF_EXPERT = 4, 32
 MODEL_TYPES = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}
+POOLING_MODES = ("cls_token", "mean_tokens", "lasttoken")
 N_PLAIN, N_MERGES = 256, 10
 ADDED = ("<|begin|>", "<|end|>", "<tool>", "<pad>")
 TEMPLATE = "{% for m in messages %}<|begin|>{{ m.content }}<|end|>{% endfor %}"
@@ -258,3 +259,22 @@ def write_checkpoint(folder: Path, arch: str, kind: str = "BF16") -> dict[str, F
     for name, content in names.items():
         (folder / name).write_text(json.dumps(content))
     return values
+
+
+def write_pipeline(folder: Path, pooling: str, length: int, prompts: Mapping[str, str]) -> None:
+    """Write what sentence-transformers writes beside a model: pooling, a norm, prompts."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "1_Pooling").mkdir()
+    modes = {f"pooling_mode_{name}": name.startswith(pooling) for name in POOLING_MODES}
+    files = {
+        "modules.json": modules,
+        "1_Pooling/config.json": {"word_embedding_dimension": N_EMBD, **modes},
+        "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
+        "config_sentence_transformers.json": {"prompts": prompts, "default_prompt_name": None},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))

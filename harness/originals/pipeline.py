@@ -1,0 +1,134 @@
+"""The way from a text to its embedding that sentence-transformers describes beside a checkpoint.
+
+A GGUF file holds the pooling alone. Prompts, the length at which texts are cut and the division by
+the length are left to whoever asks the engine.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.errors import InvalidModel
+from lockstep.engine.gguf.regular_file import read_regular
+from lockstep.engine.quants.base import F32
+from lockstep.harness.originals.checkpoint import MAX_TOKENIZER_BYTES, OriginalCheckpoint
+from lockstep.harness.originals.findings import DifferenceKind
+from lockstep.harness.originals.hyperparameters import POOLINGS, pooling_of
+
+MAX_TEXTS = 64
+POOL: dict[str, Callable[[F32], NDArray[np.float64]]] = {
+    "mean": lambda rows: rows.mean(axis=0, dtype=np.float64),
+    "cls": lambda rows: rows[0].astype(np.float64),
+    "lasttoken": lambda rows: rows[-1].astype(np.float64),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """What is done with a text. length: most tokens that are read; prompts: all that there are."""
+
+    prompt: str = ""
+    prompts: tuple[str, ...] = ()
+    length: int
+    pooling: str
+    normalised: bool
+
+    def embed(self, rows: F32) -> NDArray[np.float64]:
+        """(tokens, width) -> (width,)"""
+        found = POOL[self.pooling](rows)
+        norm = np.linalg.norm(found)
+        return found / norm if self.normalised and norm else found
+
+
+TRAITS = {
+    "prompt": DifferenceKind.prompt,
+    "length": DifferenceKind.truncation,
+    "pooling": DifferenceKind.pooling,
+    "normalised": DifferenceKind.normalisation,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedText:
+    """A line of a user's file. prompt: the name of one that the checkpoint has."""
+
+    text: str
+    embedding: F32
+    prompt: str = ""
+
+
+def read_embeddings(path: Path, width: int) -> list[EmbeddedText]:
+    """Return the lines of a file of JSON objects. Raises InvalidModel, OSError."""
+    lines = read_regular(path, MAX_TOKENIZER_BYTES).splitlines()
+    found = []
+    for number, line in enumerate(filter(None, lines[: MAX_TEXTS + 1]), 1):
+        try:
+            row = json.loads(line)
+            values = np.array(row["embedding"], np.float32)
+            text = EmbeddedText(text=row["text"], embedding=values, prompt=row.get("prompt") or "")
+            right = values.shape == (width,) and np.isfinite(values).all()
+            if not right or not isinstance(text.text, str) or not isinstance(text.prompt, str):
+                raise ValueError(f"no text with {width} numbers")
+        except (KeyError, TypeError, ValueError, RecursionError, AttributeError) as error:
+            raise InvalidModel(f"{path}: line {number}: {error!s:.200}") from None
+        found.append(text)
+    if not 0 < len(found) <= MAX_TEXTS:
+        raise InvalidModel(f"{path} has {len(lines)} lines; expected 1 to {MAX_TEXTS}")
+    return found
+
+
+def pipeline_of(checkpoint: OriginalCheckpoint, length: int, prompt: str) -> Pipeline | None:
+    """Return what sentence-transformers does; None: the checkpoint is none of its.
+
+    length: most tokens of the model. prompt: the name of one, or "" for the usual one. Raises
+    InvalidModel.
+    """
+    number = pooling_of(checkpoint)
+    if number is None:
+        return None
+    pooling = next(name for name, value in POOLINGS.items() if value == number)
+    config = checkpoint.read_object("config_sentence_transformers.json")
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise InvalidModel("config_sentence_transformers.json: prompts must be an object")
+    name = prompt or config.get("default_prompt_name")
+    if prompt and prompt not in prompts:
+        raise InvalidModel(f"the checkpoint has no prompt {prompt!r:.60}")
+    most = checkpoint.read_object("sentence_bert_config.json").get("max_seq_length")
+    modules = checkpoint.read_json("modules.json")
+    kinds = [str(row.get("type", "")).rpartition(".")[2] for row in modules]
+    return Pipeline(
+        prompt=str(prompts.get(name) or ""),
+        prompts=tuple(filter(None, map(str, prompts.values()))),
+        length=min(most, length) if type(most) is int else length,
+        pooling=pooling,
+        normalised="Normalize" in kinds,
+    )
+
+
+def variants(right: Pipeline, length: int) -> Iterator[tuple[list[str], Pipeline]]:
+    """Yield the traits in which a pipeline is another, and the pipeline: few traits first."""
+    choices: dict[str, tuple[Any, ...]] = {
+        "prompt": (right.prompt, "", *right.prompts),
+        "length": (right.length, length),
+        "pooling": (right.pooling, *POOLINGS),
+        "normalised": (right.normalised, not right.normalised),
+    }
+    made = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    other = [[t for t in choices if each[t] != getattr(right, t)] for each in made]
+    for traits, values in sorted(zip(other, made, strict=True), key=lambda pair: len(pair[0])):
+        yield traits, replace(right, **values)
+
+
+def cut(ids: Sequence[int], n_after: int, length: int) -> list[int]:
+    """Return the first tokens of a text, and the last ones, which are put behind every text."""
+    if len(ids) <= length:
+        return list(ids)
+    end = len(ids) - n_after
+    return [*ids[: length - n_after], *ids[end:]]
