@@ -47,6 +47,7 @@ from lockstep.harness.blackbox.time_steps import has_steps, layers_with_steps, w
 from lockstep.harness.blackbox.whole import STEPS, in_f32, is_quantised, is_small_enough
 from lockstep.harness.check.check import Plan
 from lockstep.harness.context.suite import Context
+from lockstep.harness.foreign.engines import has_own_model
 from lockstep.harness.records import Verdict
 
 BY_NUMBER = "layers are not tested in their places either; lockstep bisect --black-box does that"
@@ -56,16 +57,22 @@ LENSES = 8  # for which both engines are started
 SLICES = 8  # of layers that are computed alike
 
 
+def takes_models(plan: Plan) -> bool:
+    """Return True if models that are made from the file can be asked about: they have no adapters,
+    and an engine may have a model of its own."""
+    return not (plan.settings.adapters or has_own_model(plan.engine))
+
+
 def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
     """By suite; none for a plan whose engine takes no made models."""
-    if not plan.takes_models:
+    if not takes_models(plan):
         return {}
     return {SUITE: partial(check_black_box, plan), **questions_besides(plan)}
 
 
 def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -> Bisection | None:
     """Bisect what is wrong on made models, if no op is wrong in the runs of the model itself."""
-    if not plan.takes_models:
+    if not takes_models(plan):
         return None
     diverged = [verdict for verdict in wrong if verdict.status == "diverged"]
     asks: list[Callable[[Plan, Context], Bisection | None]] = []
@@ -81,7 +88,7 @@ def bisect_made_models(plan: Plan, context: Context, wrong: Sequence[Verdict]) -
 def on_twin(plan: Plan, context: Context) -> Bisection | None:
     """Bisect the F32 twin for an engine that shows tensors, but layers as a whole. It shows each
     wrong layer; on the model as it is only the largest errors stand out."""
-    if not plan.takes_models or not_asked(context):
+    if not takes_models(plan) or not_asked(context):
         return None
     return whole.bisect_twin(plan, context)
 

@@ -42,7 +42,6 @@ from lockstep.harness.dumps.dump import (
     read_dump,
 )
 from lockstep.harness.exit_codes import BadInput as BadInput
-from lockstep.harness.foreign.engines import has_own_model
 from lockstep.harness.graph.honest_runs import AlongLlamaCpp
 from lockstep.harness.http.session import is_address, is_served
 from lockstep.harness.judging.lanes import lanes_of
@@ -94,12 +93,6 @@ class Plan:
     optional: bool = False  # one of many that are made for any engine, which need not take it
     form: OracleForm = OracleForm.USUAL
     command: str = ""  # the options that make this plan, for the command that repeats it
-
-    @property
-    def takes_models(self) -> bool:
-        """Return True if models that are made from the file can be asked about: they have no
-        adapters, and an engine may have a model of its own."""
-        return not (self.settings.adapters or has_own_model(self.engine))
 
 
 def suites_named(names: Sequence[str]) -> list[type[Suite]]:

@@ -76,11 +76,11 @@ def write_tensors(
         for start in range(0, flat.size, CHUNK):
             part = flat[start : start + CHUNK]
             same = types.get(name, stored.kind) == stored.kind
-            out.write(part.tobytes() if same else rounded(stored.values(part), types[name]))
+            out.write(part.tobytes() if same else round_values(stored.values(part), types[name]))
         stored.release()
 
 
-def rounded(values: F32, kind: str) -> bytes:
+def round_values(values: F32, kind: str) -> bytes:
     """Return the bytes of the nearest numbers of a type."""
     with np.errstate(over="ignore"):
         halves = values.astype("<f2") if kind == "F16" else round_to_bf16(values)

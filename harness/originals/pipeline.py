@@ -31,7 +31,7 @@ POOL: dict[str, Callable[[F32], NDArray[np.float64]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """What is done with a text. length: most tokens that are read; prompts: all that there are."""
+    """The way of a text. length: most tokens that are read; prompts: all that there are."""
 
     prompt: str = ""
     prompts: tuple[str, ...] = ()

@@ -80,7 +80,7 @@ class TextJudge:
         whole = self.tokenizer.encode((pipeline.prompt + text).encode())
         return cut(whole, self.n_after, pipeline.length)
 
-    def hidden(self, ids: Sequence[int]) -> F32:
+    def hidden_states(self, ids: Sequence[int]) -> F32:
         """Return the checkpoint's hidden states: (tokens, width)."""
         request = Request(batches=(Batch.of(ids),), capture=True, embeddings=True)
         trace = ask(self.original, "evaluate", request).trace
@@ -109,7 +109,7 @@ class TextJudge:
         for other, pipeline in variants(right, self.length):
             ids = tuple(self.ids(text.text, pipeline))
             if ids not in states:
-                states[ids] = self.hidden(ids)
+                states[ids] = self.hidden_states(ids)
             normed = pipeline.normalised
             if normed not in limits:  # the first of a kind has the tokens of the right one
                 same = replace(right, pooling=pooling, normalised=normed)

@@ -51,7 +51,7 @@ class Checkpoint(TorchModel):
                     self.add(found, node, value, places)
             self.shown = None
             for node, parts in found.items():
-                arrays[f"step{i}/{node}" if node else f"rows{i}"] = joined(parts)
+                arrays[f"step{i}/{node}" if node else f"rows{i}"] = join_parts(parts)
         return {}, arrays
 
     @staticmethod
@@ -71,7 +71,7 @@ class Checkpoint(TorchModel):
         return found["sentence_embedding"].numpy()
 
 
-def joined(parts):
+def join_parts(parts):
     """Rows of tokens in the order of the batch; one row of each sequence one behind the other."""
     if any(len(value) != len(places) for places, value in parts):
         return np.concatenate([value for _, value in parts])

@@ -153,7 +153,7 @@ def test_without_node_its_engines_say_what_is_missing(monkeypatch: pytest.Monkey
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_what_an_engine_takes_follows_its_name(
+def test_folder_of_an_engine_follows_its_name(
     wheel: Wheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel("NUMBER = 7")
