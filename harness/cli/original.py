@@ -59,8 +59,9 @@ def original(
 
     After `lockstep engine add originals` it also runs both on seeded tokens: the checkpoint by
     transformers in float32, MODEL by llama.cpp. It names the first layer, and the ops in it, that
-    compute something else. The run needs an F32, F16 or BF16 file. No code of the checkpoint is
-    executed. With --embeddings, it says what your own pipeline does otherwise than
+    compute something else. This needs an F32, F16 or BF16 file. Of a quantised one, it tells the KL
+    divergence from the original, and how often both choose the same token. No code of the
+    checkpoint is executed. With --embeddings, it says what your own pipeline does otherwise than
     sentence-transformers: pooling, prompt, truncation, normalisation.
 
     Exit codes: 0 the same; 1 something differs; 2 one of them cannot be read; 3 something was not
@@ -76,6 +77,7 @@ def original(
     from lockstep.harness.runs.original import (
         describe_difference,
         describe_known_ones,
+        describe_loss,
         describe_run,
         describe_skips,
         run_original,
@@ -104,6 +106,8 @@ def original(
                     out.line(f"  {describe_difference(each)}")
                 if n > SHOWN:
                     out.line(f"  {n - SHOWN} more are in the report")
+                if part.loss:
+                    out.line(f"  loss by quantising: {describe_loss(part.loss)}")
                 for text in describe_known_ones(part.known):
                     out.line(f"  known: {text}")
                 for text in describe_skips(part.skipped):

@@ -86,6 +86,20 @@ class NotCompared:
     said: str = ""  # by the one that does not answer
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantisationLoss:
+    """The loss of a quantised file: means over positions, and half of their 95 % intervals.
+
+    kl: Kullback-Leibler divergence in nats. same_top: share of positions with the same likeliest
+    token."""
+
+    positions: int
+    kl: float
+    kl_error: float
+    same_top: float
+    same_top_error: float
+
+
 @dataclass(kw_only=True, slots=True)
 class PartResult:
     """The result of one of the comparisons. compared: keys, tensors or entries."""
@@ -95,6 +109,7 @@ class PartResult:
     differences: list[OriginalDifference] = field(default_factory=list)
     skipped: list[NotCompared] = field(default_factory=list)
     known: list[OriginalDifference] = field(default_factory=list)  # of engines: no fault of a file
+    loss: QuantisationLoss | None = None  # of a quantised file
 
     def add(self, kind: DifferenceKind, place: str, expected: Any, got: Any, **detail: Any) -> None:
         """Note a difference."""

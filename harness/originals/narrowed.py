@@ -1,4 +1,4 @@
-"""A checkpoint whose tensors are rounded to the types that a GGUF file stores them in.
+"""A checkpoint whose tensors are rounded, and padded, as a GGUF file stores them.
 
 Runs of both then work on the same weights, so what differs is no rounding of weights.
 """
@@ -7,9 +7,10 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -23,61 +24,107 @@ from lockstep.harness.originals.rounding import round_to_bf16
 from lockstep.harness.originals.tensors import plan_tensors
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-WEIGHTS = "model.safetensors"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
-def narrower_types(checkpoint: OriginalCheckpoint, file: GgufFile) -> dict[str, str]:
-    """Return the tensors of the checkpoint that the file stores in F16 or BF16, and not as they
-    are: name and type. Raises InvalidModel, Unsupported."""
+@dataclass(frozen=True)
+class StoredAs:
+    """The type of a tensor, and its first axis: rows of padding are cut off or added."""
+
+    kind: str
+    n_rows: int
+
+
+def stored_otherwise(
+    checkpoint: OriginalCheckpoint, file: GgufFile, *, rounds: bool = True
+) -> dict[str, StoredAs]:
+    """Return the tensors of the checkpoint that the file stores in F16 or BF16, or with another
+    number of tokens, and not as they are. rounds: types count. Raises InvalidModel, Unsupported."""
     architecture = architecture_of(checkpoint.config)
     config = OriginalConfig(flatten_config(checkpoint.config), architecture.defaults)
     plan, found = plan_tensors(checkpoint, architecture, config), {}
     for name, expected in plan.wanted.items():
-        kind = file.tensors[name].type.name if name in file.tensors else ""
+        if name not in file.tensors:
+            continue
+        info = file.tensors[name]
         for original, stored in zip(expected.originals, expected.stored, strict=True):
-            if kind in ("F16", "BF16") and stored.kind != kind:
-                found[original] = kind
+            narrower = rounds and info.type.name in ("F16", "BF16")
+            kind = info.type.name if narrower else stored.kind
+            padded = expected.recipe == "vocabulary"
+            made = StoredAs(kind, info.shape[0] if padded else stored.shape[0])
+            if made != StoredAs(stored.kind, stored.shape[0]):
+                found[original] = made
     return found
 
 
 @contextmanager
-def with_types(checkpoint: OriginalCheckpoint, types: Mapping[str, str]) -> Iterator[Path]:
-    """Yield a folder with the checkpoint, these tensors rounded; its own if there are none.
+def with_changes(checkpoint: OriginalCheckpoint, changes: Mapping[str, StoredAs]) -> Iterator[Path]:
+    """Yield a folder with the checkpoint, these tensors changed; its own if there are none.
 
     Raises OSError, and Unsupported for numbers of another type.
     """
-    if not types:
+    if not changes:
         yield checkpoint.folder
         return
     with TemporaryDirectory(prefix="lockstep-original-") as name:
         folder = Path(name)
-        shards = {path.name for path in checkpoint.shards()}
+        rewritten = {INDEX, CONFIG, *(path.name for path in checkpoint.shards())}
         for path in checkpoint.folder.iterdir():
-            if path.name not in (*shards, INDEX):
+            if path.name not in rewritten:
                 (folder / path.name).symlink_to(path.resolve())
+        config = with_vocabulary(checkpoint, changes)
+        (folder / CONFIG).write_text(json.dumps(config))
         with (folder / WEIGHTS).open("wb") as out:
-            write_tensors(out, checkpoint.tensors, types)
+            write_tensors(out, checkpoint.tensors, changes)
         yield folder
 
 
+def with_vocabulary(
+    checkpoint: OriginalCheckpoint, changes: Mapping[str, StoredAs]
+) -> dict[str, Any]:
+    """Return config.json with as many tokens as the changed tensors have."""
+    sizes = {
+        made.n_rows
+        for name, made in changes.items()
+        if made.n_rows != checkpoint.tensors[name].shape[0]
+    }
+    if not sizes:
+        return checkpoint.config
+    text = checkpoint.config.get("text_config")
+    size = {"vocab_size": max(sizes)}
+    if isinstance(text, dict):
+        return {**checkpoint.config, "text_config": {**text, **size}}
+    return {**checkpoint.config, **size}
+
+
 def write_tensors(
-    out: BinaryIO, tensors: Mapping[str, StoredTensor], types: Mapping[str, str]
+    out: BinaryIO, tensors: Mapping[str, StoredTensor], changes: Mapping[str, StoredAs]
 ) -> None:
     header, end = {}, 0
     for name, stored in tensors.items():
-        kind = types.get(name, stored.kind)
-        start, end = end, end + SIZES.get(kind, 0) * int(np.prod(stored.shape, dtype=np.int64))
-        header[name] = {"dtype": kind, "shape": stored.shape, "data_offsets": [start, end]}
+        kind, shape = stored.kind, stored.shape
+        if name in changes:
+            kind, shape = changes[name].kind, (changes[name].n_rows, *shape[1:])
+        start, end = end, end + SIZES.get(kind, 0) * int(np.prod(shape, dtype=np.int64))
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps({**header, "__metadata__": {"format": "pt"}}).encode()
     text += b" " * (-len(text) % 8)
     out.write(struct.pack("<Q", len(text)) + text)
+    begin = out.tell()
     for name, stored in tensors.items():
-        flat = stored.array.reshape(-1)
-        for start in range(0, flat.size, CHUNK):
-            part = flat[start : start + CHUNK]
-            same = types.get(name, stored.kind) == stored.kind
-            out.write(part.tobytes() if same else round_values(stored.values(part), types[name]))
+        start, end = header[name]["data_offsets"]
+        out.seek(begin + start)
+        write_values(out, stored, header[name]["dtype"], header[name]["shape"])
         stored.release()
+    out.truncate(begin + end)  # rows of zeros are a hole
+
+
+def write_values(out: BinaryIO, stored: StoredTensor, kind: str, shape: tuple[int, ...]) -> None:
+    flat = stored.array.reshape(-1)[: int(np.prod(shape, dtype=np.int64))]
+    for start in range(0, flat.size, CHUNK):
+        part = flat[start : start + CHUNK]
+        same = kind == stored.kind
+        out.write(part.tobytes() if same else round_values(stored.values(part), kind))
 
 
 def round_values(values: F32, kind: str) -> bytes:

@@ -14,6 +14,7 @@ from lockstep.harness.originals.findings import (
     NotCompared,
     OriginalDifference,
     PartResult,
+    QuantisationLoss,
     SkipReason,
 )
 from lockstep.harness.records import Verdict
@@ -109,8 +110,10 @@ def verdicts_of(part: PartResult, case: str, repro: str) -> list[Verdict]:
         text = describe_known(each)
         found.append(Verdict(status="excused", summary=text, detail=detail, key=key, **same))
     for skip in part.skipped:
-        text = f"{skip.place}: {describe_reason(skip)}"
-        found.append(Verdict(status="not-compared", summary=text, detail=asdict(skip), **same))
+        text, detail = f"{skip.place}: {describe_reason(skip)}", asdict(skip)
+        if part.loss:
+            text, detail = f"{text}; {describe_loss(part.loss)}", {**detail, **asdict(part.loss)}
+        found.append(Verdict(status="not-compared", summary=text, detail=detail, **same))
     if not part.differences and part.compared:
         text = f"{part.part}: {part.compared} agree"
         found.append(Verdict(status="agreed", summary=text, detail={"part": part.part}, **same))
@@ -152,6 +155,14 @@ def describe_known_ones(known: Sequence[OriginalDifference]) -> list[str]:
     ]
 
 
+def describe_loss(loss: QuantisationLoss) -> str:
+    """Return a line for people."""
+    return (
+        f"{loss.positions} positions: KL divergence {loss.kl:.2e} ± {loss.kl_error:.1e} nats, "
+        f"same likeliest token {loss.same_top:.1%} ± {loss.same_top_error:.1%}"
+    )
+
+
 def describe_places(places: Sequence[str]) -> str:
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     return f"{', '.join(places[:3])}{more}"
@@ -179,6 +190,7 @@ def describe_run(found: OriginalComparison) -> dict[str, Any]:
                 "differences": [asdict(each) for each in part.differences],
                 "known": [asdict(each) for each in part.known],
                 "not_compared": [asdict(each) for each in part.skipped],
+                "loss": asdict(part.loss) if part.loss else None,
             }
             for part in found.parts
         ],

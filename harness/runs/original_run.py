@@ -16,6 +16,7 @@ import numpy as np
 
 from lockstep.engine.errors import EngineError
 from lockstep.engine.gguf.split_files import open_model
+from lockstep.harness.asking.facts import facts_of_model
 from lockstep.harness.check.check import BadInput, Plan, open_plan
 from lockstep.harness.check.settings import settings_named
 from lockstep.harness.context.suite import Context, NoAnswer
@@ -32,11 +33,13 @@ from lockstep.harness.originals.findings import (
     DifferenceKind,
     OriginalPart,
     PartResult,
+    QuantisationLoss,
     SkipReason,
 )
-from lockstep.harness.originals.narrowed import narrower_types, with_types
+from lockstep.harness.originals.narrowed import stored_otherwise, with_changes
 from lockstep.harness.parallel.children import Say, result_of
 from lockstep.harness.records import Request, Verdict
+from lockstep.harness.runs.original_loss import run_for_loss
 from lockstep.harness.suites.embeddings import as_run
 from lockstep.harness.suites.parts.whole_runs import compare_runs
 
@@ -77,16 +80,18 @@ def compare_results(
         return result
     with ExitStack() as open_files:
         file = open_files.enter_context(open_model(model))
-        if is_quantised(file):
-            result.skip(SkipReason.quantised, RESULTS)
-            return result
         try:
             checkpoint = OriginalCheckpoint(folder)
-            types = narrower_types(checkpoint, file)
-            rounded = open_files.enter_context(with_types(checkpoint, types))
-            plan = plan_for(rounded.resolve(), model, options)
-            found = result_of(partial(run_both, plan), progress)
-            note_run(result, found, partial(find_known, checkpoint.config, found.n_ctx))
+            quantised = is_quantised(file)
+            changes = stored_otherwise(checkpoint, file, rounds=not quantised)
+            made = open_files.enter_context(with_changes(checkpoint, changes))
+            plan = plan_for(made.resolve(), model, options)
+            if quantised:
+                result.skip(SkipReason.quantised, RESULTS)
+                result.loss = loss_of(plan, progress)
+            else:
+                found = result_of(partial(run_both, plan), progress)
+                note_run(result, found, partial(find_known, checkpoint.config, found.n_ctx))
         except (BadInput, NoAnswer, EngineError, OSError) as error:
             result.skip(SkipReason.no_answer, RESULTS, str(error))
     return result
@@ -105,6 +110,14 @@ def plan_for(folder: Path, model: Path, options: RunOptions) -> Plan:
         seed=options.seed,
         time_limit=options.time_limit,
     )
+
+
+def loss_of(plan: Plan, progress: Callable[[str], None]) -> QuantisationLoss | None:
+    """Return the loss of a quantised file; None: it has no logits. Raises what `result_of` does."""
+    if not facts_of_model(plan.model).has_logits:
+        return None
+    found: QuantisationLoss = result_of(partial(run_for_loss, plan), progress)
+    return found
 
 
 def run_both(plan: Plan, say: Say) -> None:

@@ -70,9 +70,16 @@ def test_first_place_that_differs_is_named(name: str, tmp_path: Path) -> None:
     assert first.detail["layer"] == layer
 
 
-def test_quantised_file_is_not_compared(tmp_path: Path) -> None:
-    found = run(tmp_path, convert("llama", ck.write_checkpoint(tmp_path, "llama"), "Q8_0"))
-    assert [each.reason for each in found.skipped] == [SkipReason.quantised]
+def test_coarser_file_loses_more(tmp_path: Path) -> None:
+    values, losses = ck.write_checkpoint(tmp_path, "llama"), []
+    for kind in ("Q8_0", "Q4_0"):
+        found = run(tmp_path, convert("llama", values, kind))
+        assert [each.reason for each in found.skipped] == [SkipReason.quantised]
+        assert found.loss is not None
+        losses.append(found.loss)
+    fine, coarse = losses
+    assert 0 < fine.kl + fine.kl_error < coarse.kl - coarse.kl_error
+    assert fine.same_top > coarse.same_top
 
 
 def test_every_known_difference_is_tried() -> None:
