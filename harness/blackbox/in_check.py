@@ -64,7 +64,7 @@ def takes_models(plan: Plan) -> bool:
 
 
 def questions(plan: Plan) -> dict[str, Callable[[Context], Iterator[Verdict]]]:
-    """By suite; none for a plan whose engine takes no made models."""
+    """Return the questions by suite; none if the engine takes no made models."""
     if not takes_models(plan):
         return {}
     return {SUITE: partial(check_black_box, plan), **questions_besides(plan)}

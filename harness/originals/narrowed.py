@@ -100,7 +100,8 @@ def with_vocabulary(
 def write_tensors(
     out: BinaryIO, tensors: Mapping[str, StoredTensor], changes: Mapping[str, StoredAs]
 ) -> None:
-    header, end = {}, 0
+    header: dict[str, dict[str, Any]] = {}
+    end = 0
     for name, stored in tensors.items():
         kind, shape = stored.kind, stored.shape
         if name in changes:

@@ -43,7 +43,7 @@ def test_all_that_an_engine_offers_is_answered_in_form(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", [name for name in ASKED if name not in SLOW])
-def test_an_engine_agrees_on_a_seeded_model_but_for_what_is_known(
+def test_engine_agrees_on_a_seeded_model_except_for_known_findings(
     name: str, tmp_path: Path
 ) -> None:
     need(name)
@@ -55,7 +55,7 @@ def test_an_engine_agrees_on_a_seeded_model_but_for_what_is_known(
 
 
 @pytest.mark.parametrize("name", [name for name in ASKED if name not in SLOW])
-def test_an_acid_model_says_ok_but_for_what_is_known(name: str, tmp_path: Path) -> None:
+def test_acid_model_says_ok_except_for_known_findings(name: str, tmp_path: Path) -> None:
     need(name)
     model = tmp_path / "acid.gguf"
     write_acid(model)

@@ -118,7 +118,8 @@ class TorchModel:
         self.shown[node] = self.as_in_the_file(node, value[0].numpy().copy())
 
     def as_in_the_file(self, node, value):
-        """Rows of Q and K where the file has them: pairs that are turned lie side by side."""
+        """Return rows of Q and K in the file's order, with the elements of each pair side by
+        side."""
         if not node.startswith(("Qcur", "Kcur")) or self.config.model_type not in PERMUTED:
             return value
         halves = value.reshape(len(value), -1, 2, self.layers[0].self_attn.head_dim // 2)
