@@ -96,3 +96,16 @@ def test_value_without_key_is_known_to_differ(
     assert found.differences == []
     assert {each.detail["known"] for each in found.known} == {known}
     assert len(found.known) == ck.N_LAYER
+
+
+def test_code_of_a_checkpoint_is_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "executed"
+    own = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
+    monkeypatch.setitem(ck.CONFIGS, "llama", ck.CONFIGS["llama"] | {"auto_map": own})
+    values = ck.write_checkpoint(tmp_path, "llama")
+    (tmp_path / "own.py").write_text(f"open({str(mark)!r}, 'w')\nclass Own: pass\n")
+    found = run(tmp_path, convert("llama", values))
+    assert found.differences == []
+    assert not mark.exists()
