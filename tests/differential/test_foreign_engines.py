@@ -54,6 +54,33 @@ def test_engine_agrees_on_a_seeded_model_except_for_known_findings(
     assert all(v.detail.get("known") for v in crashed)
 
 
+@pytest.mark.parametrize(
+    ("name", "suite", "status"),
+    [
+        ("transformers", "logits", "agreed"),
+        ("xllamacpp", "decode", "agreed"),
+        ("mistralrs", "text", "not-compared"),  # it adds none to a model with permuted rows
+    ],
+)
+def test_an_engine_with_lora_agrees_or_says_why_not(
+    name: str, suite: str, status: str, tmp_path: Path
+) -> None:
+    need(name)
+    model = builtin_model("f32", tmp_path)
+    files = [tmp_path / f"{i}.gguf" for i in range(1 if name == "mistralrs" else 2)]
+    for i, file in enumerate(files):
+        write_lora(LoraRecipe(seed=i, rank=2 + i), model, file)
+    adapters = tuple(
+        AdapterFile(kind=LORA, path=str(file), scale=scale)
+        for file, scale in zip(files, (-0.6, 0.8), strict=False)
+    )
+    with open_both(plan_of(model, name, settings=replace(EXACT, adapters=adapters))) as both:
+        if LORA not in (both.context.subject_info.levels or ()):
+            pytest.skip(f"{name} was added without what LoRA needs: it was not asked for it")
+        verdicts = list(run_suites(both.context, (suite,)))
+    assert {v.status for v in verdicts} == {status}
+
+
 @pytest.mark.parametrize("name", [name for name in ASKED if name not in SLOW])
 def test_acid_model_says_ok_except_for_known_findings(name: str, tmp_path: Path) -> None:
     need(name)

@@ -81,7 +81,7 @@ class TorchModel:
         for name, module in model.named_modules():
             before, _, own = name.rpartition(".")
             if own in OUTSIDE and before == self.at.rpartition(".")[0]:
-                node = SCALED if hasattr(module, "embed_scale") else OUTSIDE[own]
+                node = SCALED if hasattr(within(module), "embed_scale") else OUTSIDE[own]
                 self.watch(module, node)
 
     # --- tensors ----------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class TorchModel:
         for place, (given, *before) in table.items():
             if place not in modules:
                 continue
-            if table in WITH_BIAS or getattr(modules[place], "bias", None) is None:
+            if table in WITH_BIAS or getattr(within(modules[place]), "bias", None) is None:
                 self.shows |= dict.fromkeys(filter(None, (given, *before)))
                 modules[place].register_forward_hook(
                     lambda _, args, out, given=given, before=before: self.see(
@@ -170,6 +170,11 @@ class Tokenizer:
             raise Unsupported("special tokens are all left out or all shown")
         options = {"clean_up_tokenization_spaces": False}
         return encode_answer(self.tokenizer.decode(ids, **options) for ids in question["ids"])
+
+
+def within(module):
+    """Return the module that one of PEFT's holds; another module itself."""
+    return getattr(module, "base_layer", module)
 
 
 def add_biases_last(model):

@@ -1,4 +1,4 @@
-"""transformers with torch: a GGUF loaded by from_pretrained."""
+"""transformers with torch: a GGUF loaded by from_pretrained. PEFT adds LoRA files."""
 
 import importlib.metadata
 from importlib.util import find_spec
@@ -13,10 +13,29 @@ from transformers.integrations.gguf import dequant
 from transformers_samplers import sample
 
 
-def load(path):
+def load(path, loras):
     place = {"pretrained_model_name_or_path": Path(path).parent, "gguf_file": Path(path).name}
     options = {"dtype": torch.float32, "attn_implementation": "eager"}
-    return TorchModel(AutoModelForCausalLM.from_pretrained(**place, **options))
+    model = AutoModelForCausalLM.from_pretrained(**place, **options)
+    if loras:
+        add_loras(model, path, loras)
+    return TorchModel(model)
+
+
+def add_loras(model, path, loras):
+    """Let PEFT put its modules into the model."""
+    from peft import PeftModel
+    from peft_folder import write_peft_folder
+
+    adapted, names = None, [str(i) for i in range(len(loras))]
+    with TemporaryDirectory(prefix="lockstep-") as folder:
+        for name, each in zip(names, loras, strict=True):
+            place = write_peft_folder(path, each, Path(folder, name))
+            if adapted is None:
+                adapted = PeftModel.from_pretrained(model, place, name).eval()
+            else:
+                adapted.load_adapter(place, name)
+    adapted.base_model.set_adapter(names, inference_mode=True)
 
 
 def load_tokenizer(path):
@@ -43,7 +62,7 @@ def start(path, settings):
         return said, alone
     answers = {
         **later(lambda: load_tokenizer(path), "tokenize", "detokenize"),
-        **later(lambda: load(path), "greedy", "logits"),
+        **later(lambda: load(path, settings["adapters"]), "greedy", "logits"),
         "dequantize": dequantize,
     }
     cache = {"type_k": "F32", "type_v": "F32", "flash_attn": False}

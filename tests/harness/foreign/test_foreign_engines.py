@@ -209,7 +209,7 @@ def test_every_engine_has_a_pinned_package_and_every_program_an_engine() -> None
         assert re.fullmatch(r"\d+(\.\d+)+", engine.version), engine.name
         assert "==" in engine.packages[0] or engine.kind == "node"
     programs = {path.name for path in PROGRAMS.iterdir() if path.is_file()}
-    shared = {"answering.py", "answering.mjs", "torch_models.py"}
+    shared = {"answering.py", "answering.mjs", "peft_folder.py", "torch_models.py"}
     assert programs - {engine.program for engine in real} == shared
 
 
