@@ -63,7 +63,7 @@ def start(path, settings):
     answers = {
         **later(lambda: load_tokenizer(path), "tokenize", "detokenize"),
         **later(lambda: load(path, settings["adapters"]), "greedy", "logits"),
-        "dequantize": dequantize,
+        **alone,
     }
     cache = {"type_k": "F32", "type_v": "F32", "flash_attn": False}
     can = [*answers, "trace", *("lora",) * bool(find_spec("peft"))]
