@@ -210,6 +210,7 @@ def test_every_engine_has_a_pinned_package_and_every_program_an_engine() -> None
         assert "==" in engine.packages[0] or engine.kind == "node"
     programs = {path.name for path in PROGRAMS.iterdir() if path.is_file()}
     shared = {"answering.py", "answering.mjs", "peft_folder.py", "torch_models.py"}
+    shared |= {"ik_llama_cpp_samplers.py", "transformers_samplers.py"}
     assert programs - {engine.program for engine in real} == shared
 
 
