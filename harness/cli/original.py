@@ -58,14 +58,15 @@ def original(
     qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3, gpt2, bert.
 
     After `lockstep engine add originals` it also runs both on seeded tokens: the checkpoint by
-    transformers in float32, MODEL by llama.cpp. It names the first layer, and the ops in it, that
-    compute something else. This needs an F32, F16 or BF16 file. Of a quantised one, it tells the KL
-    divergence from the original, and how often both choose the same token. No code of the
-    checkpoint is executed. With --embeddings, it says what your own pipeline does otherwise than
-    sentence-transformers: pooling, prompt, truncation, normalisation.
+    transformers in float32, MODEL by llama.cpp. It lists the layers and ops that compute something
+    else, in the order of the graph. This needs an F32, F16 or BF16 file. Of a quantised one, it
+    tells the KL divergence from the original, and how often both choose the same token. No code of
+    the checkpoint is executed. With --embeddings, it says what your own pipeline does otherwise
+    than sentence-transformers: pooling, prompt, truncation, normalisation.
 
     Exit codes: 0 the same; 1 something differs; 2 one of them cannot be read; 3 something was not
-    compared. A run that lacks its environment or such a file does not count. Examples:
+    compared. A run skipped because `originals` is not added, or MODEL is quantised, does not count.
+    Examples:
 
     \b
       lockstep engine add originals
@@ -75,6 +76,7 @@ def original(
     """
     from lockstep.harness.cli.shared import screen
     from lockstep.harness.runs.original import (
+        conclude,
         describe_difference,
         describe_known_ones,
         describe_loss,
@@ -99,6 +101,7 @@ def original(
         if as_json:
             out.json({**describe_run(found), "report": str(done.folder)})
         else:
+            earlier = 0  # differences of the parts before
             for part in found.parts:
                 n = len(part.differences)
                 out.line(f"{part.part}: {part.compared} compared, {n} differ")
@@ -107,10 +110,15 @@ def original(
                 if n > SHOWN:
                     out.line(f"  {n - SHOWN} more are in the report")
                 if part.loss:
-                    out.line(f"  loss by quantising: {describe_loss(part.loss)}")
+                    what = "distance from the original" if earlier else "loss by quantising"
+                    out.line(f"  {what}: {describe_loss(part.loss)}")
+                if n and earlier:
+                    out.line("  these may follow from the differences above")
+                earlier += n
                 for text in describe_known_ones(part.known):
                     out.line(f"  known: {text}")
                 for text in describe_skips(part.skipped):
                     out.line(f"  not compared: {text}")
+            out.line(conclude(found))
             out.where(done.folder)
     raise typer.Exit(found.exit_code)

@@ -69,7 +69,7 @@ class OriginalCheckpoint:
         self.folder = folder
         config = self.read_json("config.json")
         if not isinstance(config, dict):
-            raise InvalidModel(f"{folder}: config.json is missing or no object")
+            raise InvalidModel(f"{folder}: expected a config.json with an object")
         self.config: dict[str, Any] = config
         self.tensors: dict[str, StoredTensor] = {}
         for path in self.shards():

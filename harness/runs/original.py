@@ -13,6 +13,7 @@ from lockstep.harness.originals.findings import (
     DifferenceKind,
     NotCompared,
     OriginalDifference,
+    OriginalPart,
     PartResult,
     QuantisationLoss,
     SkipReason,
@@ -28,14 +29,14 @@ SUITE = "original"
 WORDS = {
     DifferenceKind.holds: "holds {holds}",
     DifferenceKind.zeros: "holds zeros",
-    DifferenceKind.order: "has its rows in the order of {heads} heads, put there {turns} times",
+    DifferenceKind.order: "{permuted}",
     DifferenceKind.transposed: "is transposed",
     DifferenceKind.offset: "is the original with {added:g} added",
     DifferenceKind.truncated: "is cut to its type, not rounded",
     DifferenceKind.narrowed: "was rounded to {by_way_of} on the way",
     DifferenceKind.shifted: "is shifted by {by} rows",
     DifferenceKind.halves: "has its two halves the other way round",
-    DifferenceKind.scaled: "is {factor:.4f} times the original",
+    DifferenceKind.scaled: "is about {factor:.3f} times the original",
     DifferenceKind.blocks: "has {blocks} blocks that differ from the usual quantiser's",
     DifferenceKind.computed: "is computed otherwise ({op}), by {error:.1e}, allowed {allowed:.1e}",
     DifferenceKind.outputs: "differs by {worst_relative_to_largest_logit:.1e} of the largest, "
@@ -44,6 +45,11 @@ WORDS = {
     DifferenceKind.truncation: "was cut at another number of tokens",
     DifferenceKind.pooling: "was pooled otherwise",
     DifferenceKind.normalisation: "was or was not divided by its norm",
+}
+PERMUTED = {  # by how often the rows of each head were put into the order of pairs
+    0: "is not permuted for rope: its rows are in the checkpoint's order",
+    1: "is permuted for rope with {heads} heads",
+    2: "is permuted for rope twice, with {heads} heads",
 }
 ADVICE = {
     SkipReason.no_environment: " (to run the checkpoint as well: lockstep engine add originals)",
@@ -99,7 +105,7 @@ def verdicts_of(part: PartResult, case: str, repro: str) -> list[Verdict]:
         Verdict(
             status="diverged",
             summary=describe_difference(each),
-            detail=asdict(each),
+            detail=describe_place(each),
             key=f"{each.part}/{each.kind}",
             **same,
         )
@@ -120,6 +126,24 @@ def verdicts_of(part: PartResult, case: str, repro: str) -> list[Verdict]:
     return found
 
 
+def describe_place(found: OriginalDifference) -> dict[str, Any]:
+    """Return the facts of a difference by the names that reports show."""
+    facts = {"part": found.part, "kind": found.kind, "where": found.place}
+    return {**facts, "expected": found.expected, "actual": found.got, **found.detail}
+
+
+def conclude(found: OriginalComparison) -> str:
+    """Return the last line: the same, or the first place that differs."""
+    wrong = next((part for part in found.parts if part.differences), None)
+    if wrong is None:
+        incomplete = ", except for what was not compared" if found.exit_code else ""
+        return f"the same: the file is the checkpoint{incomplete}"
+    text = f"DIFFERENT: first at {wrong.differences[0].place} ({wrong.part})"
+    if wrong.part is OriginalPart.tensors and 2 * len(wrong.differences) > wrong.compared:
+        text += "; most tensors differ: this may be another model"
+    return text
+
+
 def describe_difference(found: OriginalDifference) -> str:
     """Return a line for people."""
     place, detail = found.place, found.detail
@@ -132,9 +156,12 @@ def describe_difference(found: OriginalDifference) -> str:
     if found.kind is DifferenceKind.experts:
         return f"{place}: expert {detail['expert']} {describe_expert(detail)}"
     words = WORDS.get(found.kind, "is wrong" if "rows" in detail else "differs")
-    text = f"{place} {words.format(**detail)}"
+    permuted = PERMUTED.get(detail.get("turns", 0), "").format(**{"heads": "", **detail})
+    text = f"{place} {words.format(**detail, permuted=permuted)}"
     if "rows" in detail and "of_rows" in detail:
         text += f": {detail['rows']} of {detail['of_rows']} rows, the first {detail['row']}"
+    if found.expected == found.got:  # the first of its values, which agrees by chance
+        return text
     return f"{text}: expected {found.expected!r:.60}, got {found.got!r:.60}"
 
 

@@ -39,6 +39,7 @@ from lockstep.harness.originals.findings import (
 from lockstep.harness.originals.narrowed import stored_otherwise, with_changes
 from lockstep.harness.parallel.children import Say, result_of
 from lockstep.harness.records import Request, Verdict
+from lockstep.harness.report.text import explain_finding
 from lockstep.harness.runs.original_loss import run_for_loss
 from lockstep.harness.suites.embeddings import as_run
 from lockstep.harness.suites.parts.whole_runs import compare_runs
@@ -184,6 +185,10 @@ def note_run(result: PartResult, found: RunOfOriginal, known: Callable[[str], st
     """Note the run's differences: of places, or of outputs if no place is wrong.
 
     known: the id of what explains a node's difference, or ""."""
+    misshapen = [each for each in found.wrong if each.mismatch and each.mismatch.kind != "value"]
+    if misshapen:  # of another model: its numbers are no numbers of this one
+        result.skip(SkipReason.no_answer, RESULTS, explain_finding(misshapen[0]))
+        return
     result.compared = found.judged + sum(v.status == "agreed" for v in found.outputs)
     for each in found.wrong:
         mismatch = each.mismatch
