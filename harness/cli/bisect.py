@@ -187,5 +187,5 @@ def whole_commands(plan: "Plan") -> Iterator[None]:
         if LEVELS not in error.detail:
             raise
         sliced = not why_not_asked(plan.engine, error.detail[LEVELS])
-        text = "\n".join((str(error), *without_tensors(plan, sliced=sliced)))
+        text = "; ".join((str(error), *without_tensors(plan, sliced=sliced)))
         raise NoAnswer(error.status, text, error.detail) from error
