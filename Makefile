@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+TOOLS := .venv/tools
 
 # What the newest x86 processors have besides. Of AMX GCC 12 leaves out what sets it up, and llama.cpp
 # dies at its first product by it: "gcc-amx-tiles" in harness/known/divergences.toml. Without
@@ -34,13 +35,13 @@ check: $(READY)
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 # What a change can break. tests/campaigns.py lists what only test-all runs.
-test: $(READY) lint
+test: $(TOOLS) lint
 	@$(PYTEST) -m "not campaign"
 
-test-all: $(READY) lint
+test-all: $(TOOLS) lint
 	@$(PYTEST)
 
-lint: $(READY)
+lint: $(TOOLS)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
@@ -74,9 +75,15 @@ else
 	@echo "[2/3] installing llama.cpp ($(LLAMA_CPP)) from $(WHEELS): nothing is built"
 	@$(PIP) install --quiet --no-index --find-links "$(WHEELS)" $(LLAMA_CPP)
 endif
-	@echo "[3/3] installing Lockstep and its tools"
-	@$(PIP) install --quiet -e '.[dev,originals]'
+	@echo "[3/3] installing Lockstep"
+	@$(PIP) install --quiet -e .
 	@touch $(READY)
+
+# Tests and linters need packages that `make check` does not.
+$(TOOLS): $(READY)
+	@echo "installing what tests and linters need"
+	@$(PIP) install --quiet -e '.[dev,originals]'
+	@touch $(TOOLS)
 
 # Lockstep, llama.cpp for this processor, and all that they need, into dist/.
 wheel:
