@@ -61,9 +61,7 @@ FAULTS = (
 @pytest.mark.parametrize("name", FAULTS)
 def test_wrong_sampler_is_found_and_made_small(name: str) -> None:
     cls = WRONG_SAMPLERS[f"mutant:{name}"]
-    every = diverged(
-        fuzz(cls.stage, cls.name)
-    )  # one that reads the prompt is wrong in grammars too
+    every = diverged(fuzz(cls.stage, cls.name))  # a grammar's case may fail too
     found = [v for v in every if v.detail["sampler"] == cls.stage or name == "temp-first"]
     small = min(found, key=lambda verdict: (verdict.detail["candidates"], verdict.detail["stages"]))
     assert small.detail["candidates"] <= 8
