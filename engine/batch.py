@@ -35,20 +35,20 @@ class Batch:
 
     @classmethod
     def for_next(cls, tokens: Sequence[int]) -> "Batch":
-        """Return a prompt, with the logits behind its last token alone."""
+        """Return a prompt that asks for the logits of its last token only."""
         batch = cls.of(tokens)
         batch.outputs[:-1] = False
         return batch
 
     @classmethod
     def to_encode(cls, batch: "Batch") -> "Batch":
-        """Return the batch as the encoder's, whose result every later batch reads."""
+        """Return the batch for the encoder; later batches read its result."""
         none = np.zeros(len(batch), np.bool_)
         return cls(batch.tokens, batch.positions, batch.seq_ids, none, encoder=True)
 
 
 def join_batches(batches: Sequence[Batch]) -> Batch:
-    """Return all their tokens in one."""
+    """Join all tokens of the batches in one batch."""
     return Batch(
         tokens=np.concatenate([batch.tokens for batch in batches]),
         positions=np.concatenate([batch.positions for batch in batches]),
@@ -58,16 +58,16 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def encoded_first(batches: Sequence[Batch], both: bool) -> tuple[Batch, ...]:
-    """Put the encoder's batch first if the model has both parts: it reads the prompt before."""
+    """Put the prompt into an encoder batch first, if the model has an encoder and a decoder."""
     return (Batch.to_encode(batches[0]), *batches) if both else tuple(batches)
 
 
 def steps_of(
     prompt: Sequence[int], ids: Sequence[int], decoder_start: int | None = None
 ) -> tuple[Batch, ...]:
-    """Return the prompt, then one batch for every id but the last, whose logits nobody needs.
+    """Return the prompt, then one batch for every id but the last, whose logits are not needed.
 
-    decoder_start: of a model whose encoder reads the prompt, what its decoder begins with.
+    decoder_start: the first token of the decoder, for a model whose encoder reads the prompt.
     """
     first = Batch.of(prompt if decoder_start is None else [decoder_start])
     steps = [Batch.of([token], start=len(first) + i) for i, token in enumerate(ids[:-1])]

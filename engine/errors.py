@@ -36,7 +36,7 @@ class InvalidModel(EngineError):
 
 
 class InvalidBatch(EngineError):
-    """Batch that no memory takes, or none that already holds other tokens."""
+    """Error: a batch that no memory accepts, or that contradicts the tokens already in memory."""
 
 
 class InvalidGrammar(EngineError):
@@ -44,7 +44,7 @@ class InvalidGrammar(EngineError):
 
 
 class NoRoom(EngineError):
-    """The memory has no room for the batch, and is as it was before."""
+    """Error: the memory has no room for the batch. The memory is unchanged."""
 
 
 class Unsupported(EngineError):
@@ -52,4 +52,4 @@ class Unsupported(EngineError):
 
 
 class NotInModel(Unsupported):
-    """The model has no such thing: no engine can be asked for it."""
+    """Error: the model has no such part, so no engine can be asked for it."""

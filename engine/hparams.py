@@ -1,4 +1,4 @@
-"""Metadata -> frozen hyperparameters. What is unknown or missing is an error, never a guess."""
+"""Metadata -> frozen hyperparameters. An unknown or missing value is an error, never a guess."""
 
 import math
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ class Hparams:
 
 
 class Keys:
-    """Reads `<arch>.<key>` values of one kind each, and knows which keys nobody read."""
+    """Reader of `<arch>.<key>` values by kind. It records which keys were read."""
 
     def __init__(self, metadata: Metadata, arch: str) -> None:
         self.metadata = metadata
@@ -95,7 +95,7 @@ class Keys:
         self.read: set[str] = set()
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """Return the value under `<arch>.<key>`; a default of None means that it must be there."""
+        """Return the value under `<arch>.<key>`; without a default the key is required."""
         full = f"{self.arch}.{key}"
         self.read.add(full)
         if full not in self.metadata:
@@ -129,13 +129,13 @@ class Keys:
         return value
 
     def same(self, key: str, expected: int, what: str) -> None:
-        """Check a key that may be there, with only this value."""
+        """Check that an optional key has the expected value."""
         found = self.positive(key, expected)
         if found != expected:
             raise InvalidModel(f"{self.arch}.{key} is {found}; expected {expected}, {what}")
 
     def without(self, key: str, kind: type, *said: Any) -> None:
-        """Check a key that may be there, with one of these values, which change nothing."""
+        """Check that an optional key has a known value, which changes nothing."""
         if (found := self.get(key, kind, said[0])) not in said:
             raise Unsupported(f"{self.arch}.{key} is {found}; known: {said[0]}")
 

@@ -1,4 +1,4 @@
-"""A model file, opened: its graph, its memory and its tokenizer, behind a handful of calls."""
+"""A model file, opened: its graph, memory and tokenizer, behind a few calls."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ def architecture_of(file: GgufFile) -> type[Architecture]:
 
 
 class Model:
-    """Model of one file, with one way of computing (`ops`) and one kind of memory."""
+    """Model in one file, with one set of ops and one kind of memory."""
 
     keeps_pages = False  # from run to run: faster, and the system can still take them away
 
@@ -53,9 +53,9 @@ class Model:
         loras: Sequence[tuple[Path, float]] = (),
         control_vectors: Sequence[tuple[Path, float]] = (),
     ) -> None:
-        """Open a model. loras, control_vectors: files, each with its scale.
+        """Open a model.
 
-        Raises EngineError or OSError.
+        loras, control_vectors: paths with scales. Raises EngineError or OSError.
         """
         self.file = open_model(path)
         self.graph = architecture_of(self.file)(self.file, n_ctx)
@@ -139,8 +139,7 @@ class Model:
             return self.graph.forward(step)
 
     def rotate(self, layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
-        """Return keys as they lie in a memory, moved by so many positions: (cells, kv_heads,
-        dim)."""
+        """Return cached keys rotated by so many positions: (cells, kv_heads, dim)."""
         params = self.graph.rope_params(layer)
         if params is None:  # keys without a rotation are the same at every position
             return keys
@@ -155,7 +154,7 @@ class Model:
         return [token for token, _ in self.choices(prompt, n)]
 
     def choices(self, prompt: Sequence[int], n: int) -> Iterator[tuple[int, F32]]:
-        """Yield the tokens of `greedy`, each with the logits that it was chosen by."""
+        """Yield the tokens of `greedy`, each with its row of logits."""
         memory, batch = self.new_memory(), Batch.of(prompt)
         for at in range(len(prompt), len(prompt) + n):
             last = self.decode(batch, memory)[-1]

@@ -19,7 +19,7 @@ PLAIN = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I32": np.int3
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Operand:
-    """A tensor that a node read: its value, or where it lies in the model's file."""
+    """A tensor that a node reads: its value, or its place in the model's file."""
 
     name: str
     type: str  # ggml's name
@@ -53,7 +53,7 @@ class Node:
         return self.step, self.ubatch, self.index
 
     def floats(self) -> NDArray[np.float32]:
-        """Return the parameters that are floats, in their places."""
+        """Return the parameters as floats, each at its index."""
         return self.params.view(np.float32)
 
     def source(self, i: int) -> Operand:
@@ -83,7 +83,7 @@ def layout(
 
 
 def wide(operand: Operand) -> F64:
-    """Any operand in float64, decoded if its type is one of blocks."""
+    """Return any operand in float64; blocks are decoded."""
     if operand.value is None:
         raise Unsupported(f"{operand.name} was not captured")
     if operand.type in PLAIN:

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 
 class Probe(Protocol):
-    """Called with every site's value, in execution order; what it returns flows on.
+    """Called with every site's value, in execution order; the returned value is used from there on.
 
     Returning the argument observes. Returning another engine's value for the site makes the ops
     that follow work on that engine's inputs (teacher forcing): that is how one op is judged alone.

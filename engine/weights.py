@@ -44,7 +44,7 @@ class Weight:
         return Weight(self.name, self.format, (rows.stop - rows.start, self.shape[-1]), raw)
 
     def runs(self, size: int | None = None) -> Iterator[slice]:
-        """Yield the matrix in runs of rows that are small enough to hold decoded; size: weights."""
+        """Yield ranges of rows small enough to hold decoded; size: in weights."""
         step = max(1, (CHUNK if size is None else size) // self.shape[-1])
         for start in range(0, self.shape[0], step):
             yield slice(start, min(start + step, self.shape[0]))
@@ -55,7 +55,8 @@ class Weight:
             yield rows, self.rows(rows.start, rows.stop)
 
     def values(self) -> F32:
-        """Return all of it: for vectors, which are asked for at every step, and small matrices."""
+        """Return the whole tensor decoded: for vectors, which every step needs, and small
+        matrices."""
         if len(self.shape) == 1:
             return self.vector.copy()
         return self.format.dequantize(self.raw).reshape(self.shape)

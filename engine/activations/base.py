@@ -1,4 +1,4 @@
-"""The contract of an activation format, and the ways in which builds of ggml round to one.
+"""The contract of an activation format, and the two ways in which builds of ggml round.
 
 ggml's generic C and its vector code convert alike but for two things: whether they multiply by
 127 / max or by the reciprocal of max / 127, and where a value half-way between two steps goes. Both
@@ -48,7 +48,7 @@ class ActivationFormat(Registered):
 
     @classmethod
     def read(cls, blocks: NDArray[Any]) -> Converted:
-        """Return the values that the blocks stand for, without another rounding."""
+        """Return the decoded values of the blocks, without another rounding."""
         raise NotImplementedError
 
     @classmethod

@@ -25,9 +25,10 @@ class Q8_1Activations(ActivationFormat, name="Q8_1"):
 
     @classmethod
     def quantise(cls, x: F32, variant: str = X86) -> NDArray[Any]:
-        """s = d * (sum of qs), d unrounded: an exact integer sum, one float32 product, one half.
+        """Convert to Q8_1.
 
-        So s is neither the sum of the activations nor d * sum with the d that is stored.
+        s = d * (sum of qs), with d unrounded: an exact integer sum, one float32 product, one
+        rounding to half. So s is neither the sum of the activations nor d * sum with the stored d.
         """
         whole, d = steps(cls.cut(x), variant)
         blocks = np.empty(d.shape, cls.layout)

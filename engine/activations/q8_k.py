@@ -47,6 +47,6 @@ class Q8_KActivations(ActivationFormat, name="Q8_K"):
 
 
 def nearest_int(x: F32) -> NDArray[np.int32]:
-    """Ties to even, by adding a number so large that no fraction is left (ggml-quants.c)."""
+    """Round ties to even, by adding a number so large that no fraction is left (ggml-quants.c)."""
     bits = (x + MAGIC).view(np.int32)
     return (bits & 0x007FFFFF) - 0x00400000

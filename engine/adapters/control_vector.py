@@ -1,4 +1,4 @@
-"""Control vectors in GGUF: a direction for each layer, added to what the layer comes to.
+"""Control vectors in GGUF: a direction for each layer, added to that layer's output.
 
 Tensors are named `direction.N`, N from 1 to the last layer. Layer 0 has none. llama.cpp adds the
 vectors of several files, each times its strength, to one direction for each layer.
@@ -24,9 +24,9 @@ SITE = "l_out"  # llama.cpp's name of the sum
 def read_directions(
     files: Sequence[tuple[Path, float]], *, n_layer: int, width: int
 ) -> dict[int, F32]:
-    """Return a vector (width,) for each layer that has one. files: each with its strength.
+    """Return a vector (width,) for each layer that has one.
 
-    Raises EngineError or OSError.
+    files: paths with strengths. Raises EngineError or OSError.
     """
     found: dict[int, F32] = {}
     for path, strength in files:
@@ -55,7 +55,7 @@ def directions_in(file: GgufFile, n_layer: int, width: int) -> Iterator[tuple[in
 
 
 def steer(probe: Probe, directions: Mapping[int, F32]) -> Probe:
-    """Return a probe that sees each layer's result with its direction added."""
+    """Return a probe that adds the directions to the layers' outputs."""
 
     def steered(name: str, layer: int | None, value: NDArray[Any]) -> NDArray[Any]:
         if name == SITE and layer is not None and layer in directions:

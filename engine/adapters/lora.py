@@ -26,8 +26,8 @@ KINDS = {"general.type": "adapter", "adapter.type": "lora"}
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """A pair. a: (rank, inputs), b: (outputs, rank); of experts a stack of each. Of an embedding,
-    whose rows are looked up, a: (vocabulary, rank), b: (width, rank)."""
+    """A pair of matrices. a: (rank, inputs), b: (outputs, rank); for experts, stacks of them. For
+    an embedding, whose rows are looked up, a: (vocabulary, rank), b: (width, rank)."""
 
     a: Weight
     b: Weight
@@ -89,8 +89,7 @@ def shape_of(file: GgufFile, name: str) -> tuple[int, ...]:
 
 
 def check_shapes(name: str, a: tuple[int, ...], b: tuple[int, ...], model: GgufFile) -> None:
-    """Check that the product of both matrices has the shape of the model's tensor. Raises
-    InvalidModel."""
+    """Check that the product B A has the shape of the model's tensor. Raises InvalidModel."""
     info = model.tensors.get(name)
     if info is None:
         raise InvalidModel(f"it changes {name!r}, which the model does not have")
@@ -105,7 +104,7 @@ def check_shapes(name: str, a: tuple[int, ...], b: tuple[int, ...], model: GgufF
 
 
 def alpha_of(metadata: Mapping[str, Any]) -> float:
-    """Return alpha, 0 if there is none: then nothing but the scale counts."""
+    """Return alpha; 0 if the file has none, and then the scale alone counts."""
     found = metadata.get(ALPHA)
     if found is None:
         return 0.0

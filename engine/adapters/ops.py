@@ -1,4 +1,4 @@
-"""The ops of a model with LoRA: those of any engine, and what the pairs add to products."""
+"""The ops of a model with LoRA: those of any engine, plus the products of the pairs."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from lockstep.engine.weights import Weight
 
 
 class LoraOps:
-    """Hands everything to `ops` but products and lookups, to which it adds."""
+    """Ops that pass every call on to `ops`, and add LoRA to products and lookups."""
 
     def __init__(self, ops: ReferenceOps, lora: Lora) -> None:
         self.ops, self.lora = ops, lora

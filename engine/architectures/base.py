@@ -75,7 +75,7 @@ class Architecture(Registered):
         step.ops.compute_together(x, weights)
 
     def add_bias(self, step: Step, layer: int, site: str, x: F32, name: str, summed: str) -> F32:
-        """Apply `linear` and add a bias. `summed` names the sum; "" if it has no name."""
+        """Add a bias to a product. `summed` is the name of the sum; "" if it has no name."""
         h = self.linear(step, layer, site, x, name)
         out = step.ops.add(h, self.tensors.in_layer(layer, f"{name}.bias").values())
         return step.probe(summed, layer, out) if summed else out

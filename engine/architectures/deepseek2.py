@@ -1,4 +1,4 @@
-"""deepseek2: one narrow vector a token is kept for all heads; experts shared and chosen.
+"""deepseek2: one narrow vector per token is cached for all heads; shared and routed experts.
 
 From the published definition (DeepSeek-V2 and V3 technical reports; DeepseekV3Attention, -MoE and
 -TopkRouter of transformers). As the first report says of running it, the matrix that makes keys of

@@ -52,7 +52,7 @@ class Lfm2Hparams(Hparams):
 
 
 def heads_by_layer(keys: Keys, name: str, n_layer: int) -> list[int]:
-    """Read the heads of each layer; the file may give one number for all."""
+    """Read the number of heads of each layer; the file may give one number for all."""
     key = f"{keys.arch}.attention.{name}"
     keys.read.add(key)
     if key not in keys.metadata:
@@ -127,7 +127,8 @@ class Lfm2(Llama, name="lfm2"):
         return logits
 
     def convolution(self, step: Step, layer: int, x: F32) -> F32:
-        """out(c * conv(b * x)), each channel on its own over its last l_cache tokens."""
+        """Return out(c * conv(b * x)); each channel is convolved on its own over its last l_cache
+        tokens."""
         name, ops, memory = "model.layers.{}.conv", step.ops, step.memory[layer]
         (tail,) = memory.read()  # (sequences, width, l_cache - 1)
         bcx = self.linear(step, layer, f"{name}.in_proj", x, "shortconv.in_proj")

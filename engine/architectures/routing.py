@@ -1,4 +1,4 @@
-"""A mixture of experts: which are chosen for a token, what they share, what they come to.
+"""A mixture of experts: the choice of experts for a token, their weights and their summed outputs.
 
 From the published definitions (MixtralSparseMoeBlock and DeepseekV3TopkRouter of transformers).
 """

@@ -81,7 +81,7 @@ class Step:
 
 
 def show_cache(probe: Probe, name: str, layer: int, kept: NDArray[Any]) -> NDArray[Any]:
-    """Show the cache to the probe as float32; return its answer in the cache's own type."""
+    """Show the cache to the probe as float32; return the probe's value in the cache's type."""
     if probe is silent:
         return kept
     shown = decode(kept).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The named entries of a file: where each one starts, and what it says once it is asked for.
+"""The named entries of a file: the offset of each, and its value when a caller asks for it.
 
 A pair of metadata or a row of the tensor table costs 14 bytes of a file or more, and some hundred
 as an object of Python. So that a file of nothing but those takes no multiple of its size, an entry

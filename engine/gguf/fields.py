@@ -140,7 +140,7 @@ class Fields:
         return layout.unpack_from(self.buffer, at)[0]
 
     def take(self, n: int) -> bytes:
-        """Return the next `n` bytes; the caller has seen to it that they are there."""
+        """Return the next `n` bytes; the caller has checked that they exist."""
         start, self.at = self.at, self.at + n
         return self.buffer[start : self.at]
 
@@ -263,7 +263,7 @@ def read_metadata(fields: Fields, n: int) -> Entries[Value]:
 
 
 def value_at(buffer: Buffer, at: int) -> Value:
-    """Read the value of the pair that starts there and was read before."""
+    """Read the value of the key-value pair at this offset, which was read before."""
     fields = Fields(buffer, at)
     fields.string("the key")
     return read_value(fields, keep=True)
@@ -323,7 +323,7 @@ def gather_items(items: Iterator[Any], *, keep: bool) -> list[Any] | None:
 
 
 def read_numbers(fields: Fields, element: ValueType, n: int, *, keep: bool) -> NDArray[Any] | None:
-    """Read-only, and a copy: it outlives the map."""
+    """Return a read-only copy of the numbers, which outlives the map."""
     at, layout = fields.at, SCALARS[element]
     fields.at += n * layout.size
     if element is ValueType.BOOL:

@@ -98,7 +98,7 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Map a regular file and parse it. If it shrinks while it is open, that is a SIGBUS."""
+        """Map a regular file and parse it. Truncating the file while it is open causes a SIGBUS."""
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return cls(b"")  # cannot be mapped, and is refused like any other empty input
@@ -110,7 +110,7 @@ class GgufFile:
         return cls(bytes(data))
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the tensor's bytes as a read-only view into the file; KeyError without such a
+        """Return the tensor's bytes as a read-only view of the file. Raises KeyError without such a
         tensor."""
         if self._bytes is None:
             raise ValueError(f"the bytes of {name!r} are gone: the file is closed")
@@ -124,12 +124,12 @@ class GgufFile:
         return len(self._buffer)
 
     def release(self) -> None:
-        """Let go of the pages that were read: they stay in the system's cache, not in ours."""
+        """Release the pages that were read: they stay in the system's cache, not in our memory."""
         if isinstance(self._buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             self._buffer.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Make the tensors' bytes unavailable.
+        """Close the tensors' bytes. Views in use, metadata and the tensor table keep the map open.
 
         The map ends with its last user: views in use, metadata and the tensor table.
         """
@@ -165,7 +165,7 @@ def read_tensor_table(fields: Fields, n: int, alignment: int) -> Entries[TensorI
 
 
 def info_at(buffer: Buffer, at: int) -> TensorInfo:
-    """Read the tensor info of the row that starts there and was read before."""
+    """Read the tensor info at this offset, which was read before."""
     fields = Fields(buffer, at)
     return read_tensor_info(fields, fields.string("the name").decode())
 

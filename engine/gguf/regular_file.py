@@ -1,4 +1,4 @@
-"""Files that somebody names: regular ones only. Others wait for a writer, or never end."""
+"""Regular files only: pipes and devices may block, or never end."""
 
 import errno
 import stat
@@ -15,8 +15,8 @@ WHAT = {
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a path that is no regular file, without opening it. Raises OSError that says what it
-    is."""
+    """Check that a path is a regular file, without opening it. Raises OSError that names the
+    kind."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

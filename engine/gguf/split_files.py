@@ -21,7 +21,7 @@ NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.gguf",
 
 
 class SplitModel(GgufFile):
-    """The tensors of all files; what the header says is the first one's."""
+    """The tensors of all files; the metadata are those of the first file."""
 
     def __init__(self, files: Sequence[GgufFile]) -> None:
         first = files[0]
@@ -49,7 +49,7 @@ class SplitModel(GgufFile):
 
 
 def open_model(path: Path) -> GgufFile:
-    """Return the file and those that it is split into. Raises EngineError, OSError."""
+    """Open the file and all other parts of a split model. Raises EngineError, OSError."""
     file = GgufFile.open(path)
     count, _ = number_in(file, COUNT), number_in(file, NUMBER)  # which may be none
     if count <= 1:  # a large vocabulary is not read twice
@@ -62,7 +62,7 @@ def open_model(path: Path) -> GgufFile:
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:
-    """Return the paths of all files that the model is split into: of most models its own."""
+    """Return the paths of all parts of the model; one path for a model that is not split."""
     with GgufFile.open(path) as file:
         count, number = number_in(file, COUNT), number_in(file, NUMBER)
     if count <= 1:
@@ -102,7 +102,7 @@ def number_in(file: GgufFile, key: str) -> int:
 
 
 def check_tensors(path: Path, files: Sequence[GgufFile]) -> None:
-    """Check that each tensor is there once, and that there are as many as the first file says."""
+    """Check that each tensor occurs once, and that the first file states their number."""
     names = [name for file in files for name in file.tensors]
     if len(set(names)) < len(names):
         twice = Counter(names).most_common(1)[0][0]

@@ -56,7 +56,7 @@ class Habits:
 
 
 class WordOrder:
-    """Tokens in the order of their bytes, so that what words share is read once."""
+    """Tokens in the order of their bytes, so that a shared prefix is read only once."""
 
     def __init__(self, words: Sequence[bytes], ends: frozenset[int]) -> None:
         self.words = words
@@ -71,7 +71,7 @@ class WordOrder:
 
 
 def is_readable(word: bytes) -> bool:
-    """Return whether a grammar can take such a token: one that is not empty, without NUL."""
+    """Return whether a grammar can read the token: it is not empty and has no NUL."""
     return bool(word) and 0 not in word
 
 
@@ -122,7 +122,8 @@ class GrammarMatcher:
         return self.open(self.push(self.table.places[place].after, below))
 
     def open(self, stack: int) -> frozenset[int]:
-        """Return the stacks that it stands for: with a character or a token on top, or empty."""
+        """Return the stacks that this stack expands to: with a character or a token on top, or
+        empty."""
         if stack in self.opened:
             return self.opened[stack]
         todo, seen, found = [stack], set[int](), set[int]()
@@ -190,7 +191,8 @@ class GrammarMatcher:
     # --- tokens ---------------------------------------------------------------------------------
 
     def fits(self, reading: GrammarReading, token: int, half: Half, habits: Habits) -> bool:
-        """Return whether a token may end so. half: the character in which it began."""
+        """Return whether a reading may end with this token. half: the partial character at its
+        start."""
         stack, after = reading
         if after == WHOLE:
             return True
@@ -207,8 +209,8 @@ class GrammarMatcher:
         return symbol.matches(token)
 
     def take(self, state: State, token: int, word: bytes, habits: Habits) -> State:
-        """Return the state behind a token, DEAD if no reading goes on. word: its bytes, or those of
-        them that are to be read."""
+        """Return the state after a token, DEAD if no reading goes on. word: its bytes, or the part
+        to read."""
         found = set[GrammarReading]()
         start = half_of(state)
         for reading in self.read(state, word, habits):
@@ -234,7 +236,7 @@ class GrammarMatcher:
         )
 
     def find_allowed(self, state: State, habits: Habits) -> NDArray[np.bool_]:
-        """Return for each token whether it may come next. (vocabulary,)"""
+        """Return a mask of the tokens that may come next. (vocabulary,)"""
         key = state, habits
         if key in self.found:
             return self.found[key]
@@ -257,7 +259,7 @@ class GrammarMatcher:
 
 
 def half_of(state: State) -> Half:
-    """Return the character in which a state stands; all readings of llama.cpp share it."""
+    """Return the partly read character of a state; all readings of llama.cpp share it."""
     return max((each.half for each in state), default=WHOLE, key=lambda half: half.missing)
 
 
@@ -275,7 +277,8 @@ def last_half(word: bytes, half: Half) -> Half:
 
 
 def characters_of(word: bytes, half: Half) -> tuple[int, Half]:
-    """Return how many characters a token ends, none if it is broken, and the half at its end."""
+    """Return the number of characters that a token completes (0 if it is broken), and the partial
+    character at its end."""
     half, n = Half(half.value, half.missing + (CARRIED if half.missing else 0)), 0
     for byte in word:
         after = add_any_byte(half, byte)

@@ -129,7 +129,7 @@ class GrammarParser:
             self.skip_inside()
 
     def item(self) -> Item | None:
-        """Return the item that begins here; None if there is none."""
+        """Return the item at this place; None if there is none."""
         if self.takes('"'):
             return self.literal()
         if self.takes("["):

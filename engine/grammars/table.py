@@ -26,7 +26,7 @@ FindToken = Callable[[bytes], int]  # raises InvalidGrammar
 
 
 class Place(NamedTuple):
-    """A symbol in a sequence, and the place behind it or END."""
+    """A symbol in a sequence, and the place after it or END."""
 
     symbol: Symbol
     after: int
@@ -135,7 +135,7 @@ class GrammarTable:
             yield symbol
 
     def find_empty(self) -> set[int]:
-        """Return the rules that may be empty."""
+        """Return the rules that match the empty text."""
         users: dict[int, list[tuple[int, int]]] = {}  # of each rule: who needs it to be empty
         todo, found = [], set[int]()
         needs: list[int] = []

@@ -1,4 +1,4 @@
-"""Parts of a grammar, as its text has them."""
+"""Parts of a grammar, as parsed from its text."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ ANY = CharacterClass((), negated=True)
 
 
 def class_of(ranges: Iterable[Range], *, negated: bool = False) -> CharacterClass:
-    """Return a class of any ranges, those whose ends are exchanged left out."""
+    """Return a class of these ranges without reversed ones."""
     merged: list[Range] = []
     for low, high in sorted(r for r in ranges if r[0] <= r[1]):
         if merged and low <= merged[-1][1] + 1:
@@ -74,7 +74,7 @@ def class_of(ranges: Iterable[Range], *, negated: bool = False) -> CharacterClas
 
 
 def change_items(item: Item, change: Callable[[Item], Item]) -> Item:
-    """Return a copy in which each part is what `change` makes of it, the inner parts first."""
+    """Return a copy with `change` applied to each part, the inner parts first."""
     if isinstance(item, Alternatives):
         every = tuple(tuple(change_items(i, change) for i in seq) for seq in item.sequences)
         return change(Alternatives(every))

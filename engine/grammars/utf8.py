@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 
 class Half(NamedTuple):
-    """The bits of a character so far, and how many of its bytes are missing; none: no character."""
+    """A partly read character: its bits so far, and the number of missing bytes (0: no
+    character)."""
 
     value: int = 0
     missing: int = 0
@@ -19,7 +20,7 @@ LAST_POINT, BEFORE_SURROGATES, AFTER_SURROGATES = 0x10FFFF, 0xD7FF, 0xE000
 
 
 def span_of(half: Half) -> tuple[int, int]:
-    """Return the first and the last character that it may become."""
+    """Return the first and the last character that the partial character can become."""
     value, missing = half
     bits = 6 * missing
     low, high = value << bits, ((value + 1) << bits) - 1
@@ -30,7 +31,7 @@ def span_of(half: Half) -> tuple[int, int]:
 
 
 def add_byte(half: Half, byte: int) -> Half | int | None:
-    """Return what it is with one more byte: a half, a code point; None: no character begins so."""
+    """Return the partial character plus one byte: a Half, a code point, or None if invalid."""
     value, missing = half
     if not missing:
         if byte < 0x80:
@@ -50,9 +51,9 @@ def add_byte(half: Half, byte: int) -> Half | int | None:
 
 
 def add_any_byte(half: Half, byte: int) -> Half | int | None:
-    """Do the same as llama.cpp does: inside of a token any byte goes on, and lengths go unchecked.
+    """Add a byte as llama.cpp does: within a token any byte is accepted, and lengths go unchecked.
 
-    A character that an earlier token began goes on with bytes that may go on.
+    A character from an earlier token needs a continuation byte.
     """
     value, missing = half
     if not missing:
@@ -70,7 +71,8 @@ def add_any_byte(half: Half, byte: int) -> Half | int | None:
 
 
 def any_span_of(half: Half) -> tuple[int, int]:
-    """Return what llama.cpp takes for the span; an empty one for what it takes for too long."""
+    """Return llama.cpp's span of the partial character; an empty one if llama.cpp finds it too
+    long."""
     value, missing = half.value, half.missing % CARRIED
     if missing == 1 and value < 2:
         return 1, 0

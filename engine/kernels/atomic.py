@@ -1,5 +1,4 @@
-"""Numbers that threads share, for compiled code: read, written and added to in one order for all;
-and work of a kernel as two addresses, which any thread can call."""
+"""Numbers that threads share, for compiled code: atomic reads, writes and additions."""
 
 import os
 from typing import Any
@@ -60,7 +59,7 @@ def pause(typing: Any) -> Any:
 
 @compiled_as
 def give_way(typing: Any) -> Any:
-    """Give way to another thread that wants this processor, where the system can."""
+    """Yield the processor to another thread, where the system can."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if hasattr(os, "sched_yield"):
@@ -82,7 +81,7 @@ def code_of(kinds: Any) -> int:
 
 @compiled_as
 def code(typing: Any, arguments: Any) -> Any:
-    """`code_of` their types, known when it is compiled."""
+    """Return `code_of` for the argument types, which are known at compile time."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return ir.Constant(I64, code_of(arguments.types))

@@ -41,7 +41,7 @@ def compile_kernel(function: Callable[..., Any], stamp: str = "", **options: Any
 
 
 def save(index: Any, key: Any, data: Any) -> None:
-    """Save as numba does, but name the file by the argument types for which the code is compiled.
+    """Save the compiled code as numba does, but with the argument types in the file's name.
 
     numba numbers its files. If two processes compile a function for two kinds of arguments at the
     same time, both take the same number. One of them then loads the other's code later on.
@@ -55,7 +55,7 @@ def save(index: Any, key: Any, data: Any) -> None:
 
 
 def is_kept(kernel: Any) -> bool:
-    """Return True if numba's index has some compiled form of this very source on disk."""
+    """Return True if numba's index on disk has compiled code of this source."""
     if kernel.stats.cache_path is None:  # nothing is kept: each process compiles
         return False
     return bool(kernel._cache._cache_file._load_index())

@@ -46,7 +46,7 @@ def as_short(typing: Any, lanes: Any) -> Any:
 
 @compiled_as
 def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
-    """sums of 8 lanes + products of 32 steps, 0 to 127, with as many int8; four go to a lane."""
+    """Return the 8 lanes plus products of 32 steps (0 to 127) with 32 int8; four go to a lane."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return fours(context, builder, args[0], *bytes_of(context, builder, steps, x, args[1:]))
@@ -56,9 +56,9 @@ def add_bytes(typing: Any, sums: Any, steps: Any, x: Any, at: Any) -> Any:
 
 @compiled_as
 def signed_products(typing: Any, steps: Any, x: Any, at: Any, added_up: Any) -> Any:
-    """Return products of 32 steps, -128 to 127, with as many int8, -127 to 127, in 8 lanes of four
-    each; added_up: what these int8 are together. Not -128: its sign would be left as it is, as ggml
-    leaves it on the same processor."""
+    """Return products of 32 steps (-128 to 127) with 32 int8 (-127 to 127), in 8 lanes of four
+    each; added_up: the sum of these int8. The int8 -128 is excluded: its sign would stay, as in
+    ggml on the same processor."""
     lanes = Lanes("int", 8)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -124,7 +124,7 @@ def fours(context: Any, builder: Any, sums: Any, w: Any, y: Any) -> Any:
 
 @compiled_as
 def in_order(typing: Any) -> Any:
-    """Keep reads on their side of this call. LLVM would mix them and run out of registers."""
+    """Keep reads on their side of this call. LLVM would reorder them and run out of registers."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("acq_rel", "singlethread")
@@ -179,7 +179,7 @@ def bytes_of(context: Any, builder: Any, steps: Any, x: Any, args: Any) -> tuple
 
 @compiled_as
 def first_lane(typing: Any, value: Any, count: Any) -> Any:
-    """Return an integer, and zeros behind it: what sums begin with."""
+    """Return a vector of one integer and zeros: the start of a sum."""
     lanes = Lanes("int", as_constant(count))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -208,7 +208,7 @@ def total(typing: Any, lanes: Any) -> Any:
 
 @compiled_as
 def totals(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Return the total of each, 8 integers, as four lanes."""
+    """Return the totals of four vectors, 8 integers each, as four lanes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, b, c, d = args
@@ -238,7 +238,7 @@ def stored_at(typing: Any, array: Any, at: Any, count: Any) -> Any:
 
 @compiled_as
 def both_halves(typing: Any, lanes: Any) -> Any:
-    """Return the first lanes, and as many that follow."""
+    """Return both halves of a vector as one: the first lanes, then as many that follow."""
     half = Lanes(lanes.kind, lanes.count // 2)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -142,7 +142,7 @@ def through(rows: Any) -> Any:
 
 
 def name_kernel(function: Callable[..., None], *parts_of_it: Any) -> Any:
-    """Return a kernel without numba's counts of references, which threads contend for."""
+    """Return a kernel without numba's reference counts, for which threads would wait."""
     # numba names code after its function and a count of the process that compiled it: kernels of
     # one name from two processes' caches would be one, the first that is loaded
     names = [one.__name__ for one in parts_of_it]
@@ -216,7 +216,7 @@ ARITHMETIC = {
 
 @part
 def alone(q: Any, offset: int, x: Any, at_x: int, sums: Any, at_sums: int) -> Any:
-    """Return steps q, below 128, of which so much is to be subtracted."""
+    """Subtract an offset from steps below 128, and return the lanes of products twice."""
     found = add_bytes(first_lane(-offset * sums[at_sums], 8), q, x, at_x)
     return found, found
 

@@ -175,7 +175,7 @@ def multiply_pairs(context: Any, builder: Any, a: Any, b: Any) -> Any:
 
 
 def by_name(builder: Any, name: str, *args: Any, to: Any = I32) -> Any:
-    """Call a processor's instruction; the result is as wide as the last argument."""
+    """Call a processor's instruction by name; the result is as wide as the last argument."""
     bits = args[-1].type.element.width * args[-1].type.count
     kind = ir.FunctionType(ir.VectorType(to, bits // to.width), [v.type for v in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
@@ -276,8 +276,8 @@ def products(
 
 @kernel
 def largest_of(bits: NDArray[np.int64]) -> Any:
-    """Return the largest magnitude of numbers whose bits these are, or a NaN if one is: bits
-    compare as magnitudes do, and a processor compares integers many at a time in any order."""
+    """Return the largest magnitude, as bits, or a NaN if there is one. Bits compare as magnitudes
+    do, and a processor compares integers many at a time in any order."""
     most = np.int64(0)
     for i in range(len(bits)):
         most = max(most, bits[i] & np.int64(0x7FFFFFFFFFFFFFFF))

@@ -91,7 +91,7 @@ def compiled_as(build: Callable[..., Any]) -> Any:
 
 
 def as_constant(count: Any) -> int:
-    """Return the number of lanes: a literal, as kernels need it when they are compiled."""
+    """Return the number of lanes as a compile-time literal, which kernels need."""
     if not isinstance(count, types.IntegerLiteral):
         raise TypingError(f"a number of lanes must be written as a number, got {count}")
     return int(count.literal_value)
@@ -104,7 +104,7 @@ Widen = Callable[[Any, Any, Any, Any], Any]  # (context, builder, value, wider L
 
 
 def load_of(stored: Any, widen: Widen, kind: str) -> Any:
-    """A function (array, at, count) -> lanes, for numbers that lie there as `stored`."""
+    """Return a function (array, at, count) -> lanes, which loads numbers stored as `stored`."""
 
     def load(typing: Any, array: Any, at: Any, count: Any) -> Any:
         lanes = Lanes(kind, as_constant(count))
@@ -159,7 +159,8 @@ double_at = scalar_of(F64, as_it_is, types.float64, F64)
 
 @compiled_as
 def store(typing: Any, out: Any, at: Any, lanes: Any) -> Any:
-    """Write lanes to out[at : at + count]: floats, or whole numbers, which fit, to int16."""
+    """Write lanes to out[at : at + count]. Floats are stored as they are; whole numbers must fit
+    int16."""
     if not isinstance(lanes, Lanes) or out.dtype not in (types.float32, types.int16):
         return None
     whole = out.dtype == types.int16
@@ -194,7 +195,7 @@ def as_float(typing: Any, lanes: Any) -> Any:
 
 @compiled_as
 def half_of_bits(typing: Any, bits: Any) -> Any:
-    """Return an integer's lowest 16 bits as a half: for scales that do not lie in one piece."""
+    """Return an integer's lowest 16 bits as a half: for scales whose bits are split."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return half(context, builder, builder.trunc(args[0], I16), F32)
@@ -259,7 +260,7 @@ def concat(typing: Any, a: Any, b: Any) -> Any:
 
 @compiled_as
 def lookup(typing: Any, table: Any, lanes: Any) -> Any:
-    """table[lane] for each lane.
+    """Return table[lane] for each lane.
 
     The table is a tuple of 16 integers of 8 bits (it then stays in a register; every lane must be
     in 0 to 15) or a flat array of integers or float32.
@@ -299,7 +300,7 @@ def in_register(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 def fits(kind: Any, lanes: Lanes) -> bool:
-    """Return True if a value of this type can stand beside the lanes."""
+    """Return True if a value of this type can be combined with the lanes."""
     if isinstance(kind, Lanes):
         return bool(kind == lanes)
     if isinstance(kind, types.Integer | types.IntegerLiteral):
@@ -315,7 +316,7 @@ def as_vectors(builder: Any, kinds: Any, args: Any, lanes: Lanes) -> list[Any]:
 
 
 def binary(symbol: Callable[..., Any], on_int: str | None, on_float: str | None) -> None:
-    """Make an operator work between lanes, and between lanes and a scalar on either side."""
+    """Define an operator between lanes, and between lanes and a scalar on either side."""
 
     def result(context: Any) -> Callable[[Any, Any], Any]:
         def typer(a: Any, b: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The largest magnitude of each row: numpy takes ten times as long where rows are short."""
+"""The largest magnitude of each row: numpy takes ten times as long for short rows."""
 
 from typing import Any
 
@@ -12,9 +12,8 @@ MAGNITUDE = np.int32(0x7FFFFFFF)
 
 @kernel
 def magnitudes(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
-    """Find the largest magnitude of each row of float32 bits (rows, n): a NaN is larger than
-    all.
-    """
+    """Find the largest magnitude of each row of float32 bits (rows, n); a NaN counts as the
+    largest."""
     for r in range(len(bits)):
         most = np.int32(0)
         for i in range(bits.shape[1]):
@@ -24,9 +23,7 @@ def magnitudes(bits: NDArray[np.int32], out: NDArray[np.int32]) -> None:
 
 @kernel
 def find_signed_largest(x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Find in each row of x the number of largest magnitude, the first of equals; NaN is
-    skipped.
-    """
+    """Find the number of largest magnitude in each row of x, the first if equal; NaN is skipped."""
     for r in range(len(x)):
         most = found = np.float32(0)
         for i in range(x.shape[1]):
@@ -53,7 +50,7 @@ def signed_largest(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def usual(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only view, because kernels are compiled for one kind of array only."""
+    """Return a read-only view, because kernels are compiled for read-only arrays only."""
     rows = rows.view()
     rows.flags.writeable = False
     return rows

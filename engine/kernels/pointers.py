@@ -19,10 +19,9 @@ def address_of(kernel: Any, *kinds: Any) -> int:
 
 
 def call_of(result: Any) -> Any:
-    """Return a function (address, arguments) that calls a kernel; arguments: a tuple of the types
-    it has.
+    """Return a function (address, arguments) that calls a kernel; arguments: a tuple.
 
-    What the kernel raises is lost: those that are called so raise nothing.
+    The kernel must not raise, because its exceptions would be lost.
     """
 
     def call(typing: Any, function: Any, arguments: Any) -> Any:

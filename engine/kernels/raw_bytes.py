@@ -1,4 +1,4 @@
-"""Bytes of a file: asked for before they are read, as rows lie one behind the other, or copied."""
+"""Bytes of a file: prefetched before they are read, or copied."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rows of a matrix that are decoded one at a time, and used while they are in the nearest memory.
+"""Rows of a matrix that are decoded one at a time, and used while they are in the cache.
 
 Each is decoded by the `unpack` of its format. What a part of a row stands for, its minima say, is
 known by decoding it with other fields zero: its bytes are masked first.
@@ -16,7 +16,7 @@ from lockstep.engine.kernels.unpacking import unpack_at
 
 
 def in_any_order(function: Any) -> Any:
-    """Compiled; it adds as it likes, and BLAS promises no more."""
+    """Compile for sums in any order; BLAS promises no order either."""
     return compile_kernel(
         function, nogil=True, fastmath={"reassoc", "contract"}, error_model="numpy"
     )
@@ -59,7 +59,8 @@ def decode(
     masked: NDArray[np.uint8],
     out: NDArray[np.float32],
 ) -> None:
-    """n numbers of a row, see `add_products`; masked: room for its bytes, or none: all are left."""
+    """Decode n numbers of a row, see `add_products`; masked: a buffer for the masked bytes, or
+    empty to use all bytes."""
     if half >= 0:
         for i in range(n):
             out[i] = half_at(row, i * (row.size // n) + half)

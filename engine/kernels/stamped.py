@@ -1,4 +1,4 @@
-"""Kernels made of parts of many files: what is kept of them is out of date once one changes."""
+"""Kernels built from several files: the stored code is out of date once one of them changes."""
 
 import hashlib
 from pathlib import Path
@@ -14,5 +14,6 @@ STAMP = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCES))).
 
 
 def kernel(function: Any, **options: Any) -> Any:
-    """Threads may run it side by side; a kernel may call those of the other files here."""
+    """Compile a kernel that threads may run side by side; it may call kernels of these other
+    files."""
     return compile_kernel(function, STAMP, nogil=True, error_model="numpy", **options)

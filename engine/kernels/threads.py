@@ -1,4 +1,4 @@
-"""Work in pieces on every processor: compiled code and BLAS let other threads of Python go on."""
+"""Work in pieces on every processor: compiled code and BLAS release Python's lock."""
 
 import os
 from collections import deque

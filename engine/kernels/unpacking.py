@@ -1,4 +1,4 @@
-"""Compilation of decoders, and what makes their compiled results on disk out of date."""
+"""Compilation of decoders, and the rule for when their stored code is out of date."""
 
 import hashlib
 from functools import cache
@@ -16,7 +16,7 @@ CODE_BOOKS = HERE.parent / "quants" / "codebooks"
 
 
 def shared_sources() -> str:
-    """Return a hash of what kernels draw in from other files than their own."""
+    """Return a hash of the sources that kernels use from other files."""
     books = sorted(path for path in CODE_BOOKS.iterdir() if path.is_file())
     found = hashlib.sha256()
     for path in (*(HERE / name for name in SHARED), *books):
@@ -28,7 +28,7 @@ SHARED_SOURCES = shared_sources()
 
 
 def kernel(function: Function) -> Function:
-    """Compile at the first call; the result is kept on disk, and threads may run it side by side.
+    """Compile at the first call; the result is stored on disk, and threads may run it side by side.
 
     Besides its own file a kernel may use lanes and code books, but nothing of another format: the
     kept result is dropped when one of these changes.
@@ -52,7 +52,7 @@ def pointer_to(unpack: Any) -> int:
 
 @intrinsic
 def unpack_at(typing: Any, pointer: Any, raw: Any, out: Any) -> Any:
-    """Call the `unpack` that the pointer is to."""
+    """Call the `unpack` function at this address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = context.call_conv.get_function_type(types.none, (BYTES, FLOATS))

@@ -1,4 +1,4 @@
-"""Pieces of LLVM's language that lanes are made of, for vectors and for scalars alike."""
+"""LLVM instructions that implement lanes, for vectors and for scalars alike."""
 
 from typing import Any
 

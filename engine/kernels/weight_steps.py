@@ -21,7 +21,8 @@ def whole_at(
     typing: Any, weights: Any, at: Any, factor: Any, mask: Any, least: Any, most: Any, offset: Any,
     out: Any,
 ) -> Any:  # fmt: skip
-    """Convert 16 weights as `whole` does; return a bit for each, set if it is such an integer."""
+    """Convert 16 weights as `whole` does; return a bit for each, set if it is an integer in
+    range."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         weights_at, at, factor, mask, least, most, offset, out_at = args

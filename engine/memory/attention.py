@@ -1,4 +1,4 @@
-"""The memory of attention: cells that tokens are placed in, shared, moved, copied, restored.
+"""The memory of attention: cells for tokens, which can be shared, moved, copied and restored.
 
 Source: llama-kv-cache.cpp of llama-cpp-python 0.3.36.
 """
@@ -30,7 +30,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class SavedCells:
-    """Rows stream by stream, and what lay in their cells."""
+    """Rows of saved cells, stream by stream, and their keys and values."""
 
     streams: list[list[Row]]
     numbers: Kept
@@ -203,7 +203,8 @@ class Attention(Memory):
     # --- state --------------------------------------------------------------------------------
 
     def save(self, seq: int) -> SavedCells:
-        """Stream by stream, the cells of a sequence that its next token could see, or all."""
+        """Return the cells of a sequence that its next token could see, or all, stream by
+        stream."""
         streams = [self.rows(stream, seq) for stream in range(len(self.streams))]
         places = [place for rows in streams for _, _, place in rows]
         at = np.array([stream * self.size + i for stream, i in places], np.intp)

@@ -28,7 +28,7 @@ class SeenCells:
 
 
 class LayerView:
-    """View of one layer for the graph of one ubatch, which has been applied."""
+    """View of one layer for the graph of one ubatch that is already in the memory."""
 
     def store(self, *numbers: F32) -> None:
         raise NotImplementedError
@@ -66,7 +66,7 @@ class Memory:
         """Carry out postponed operations before a batch is placed."""
 
     def place(self, batch: Entries, n_ubatch: int) -> list[Any] | None:
-        """Return ubatches with their places, to be applied one after the other; None: there is no
+        """Return ubatches with their places, in the order to apply them; None if there is no
         room."""
         raise NotImplementedError
 
@@ -74,7 +74,7 @@ class Memory:
         """Put the tokens of an ubatch into memory."""
 
     def views(self, batch: Entries, placed: Any) -> Mapping[int, LayerView]:
-        """Return the view of every layer that remembers anything, for the ubatch applied last."""
+        """Return the view of every layer that stores something, for the ubatch applied last."""
         raise NotImplementedError
 
     def clear(self) -> None:
@@ -98,7 +98,7 @@ class Memory:
         pass
 
     def save(self, seq: int) -> Any:
-        """Return the state that `load` needs, of one sequence or of everything (-1)."""
+        """Return the state of one sequence, or of everything (-1), for `load`."""
 
     def load(self, seq: int, saved: Any) -> bool:
         """Replace the sequence, or everything, by what was saved. Return False, with nothing left,

@@ -50,7 +50,7 @@ class Cells:
         return sorted(self.live)
 
     def of(self, seq: int, p0: int = 0, p1: int = END) -> list[int]:
-        """Return the cells that a sequence has in a range of positions."""
+        """Return the cells of a sequence in a range of positions."""
         return [i for i in self.used_cells() if seq in self.seqs[i] and p0 <= self.pos[i] < p1]
 
     def pos_min(self, seq: int) -> int:

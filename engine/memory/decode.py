@@ -55,7 +55,7 @@ def entries_of(batch: Batch) -> list[Entry]:
 
 
 def part(batch: Entries, ubatch: Ubatch) -> Batch:
-    """Return the tokens of an ubatch as a graph takes them; of several sequences it is told one."""
+    """Return the tokens of an ubatch as a graph takes them, each with its lowest sequence id."""
     entries = [batch[at] for at in ubatch.order]
     return Batch(
         tokens=np.array([e.token for e in entries], np.int32),

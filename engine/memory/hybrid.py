@@ -15,7 +15,7 @@ from lockstep.engine.memory.ubatch import Entries, split_equal
 
 
 class Hybrid(Pair):
-    """A sequence has the positions that both parts have, or none."""
+    """Memory of both parts. A sequence has the positions that both parts have, or none."""
 
     def __init__(
         self,

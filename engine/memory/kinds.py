@@ -1,4 +1,4 @@
-"""Choice of a model's memory, which follows from what its layers keep."""
+"""Choice of a model's memory, by the data that its layers keep."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def memory_of(
 ) -> Memory:
     """Make the memory that the layers need.
 
-    size: cells of a stream; n_ubatch: None if layers with a window have as many cells.
+    size: cells of a stream; n_ubatch: None for full-size caches in layers with a window.
     """
     states = {layer: each for layer, each in enumerate(kept) if isinstance(each, States)}
     layers = {layer: each for layer, each in enumerate(kept) if isinstance(each, KeysValues)}

@@ -1,4 +1,4 @@
-"""The memory of models that remember nothing: a batch is computed at once, and sees itself alone.
+"""The memory of models that remember nothing: each batch is computed at once, and sees only itself.
 
 Source: `llama_context::encode` of llama-cpp-python 0.3.36, which models without a causal mask take.
 """
@@ -15,7 +15,7 @@ from lockstep.engine.quants.base import F32
 
 
 class NoMemory(Memory):
-    """Memory that keeps nothing of a sequence, so there is nothing to move, copy or save."""
+    """Memory of models without a cache: nothing to move, copy or save."""
 
     def __init__(self, n_seq: int, layers: Collection[int] = ()) -> None:
         super().__init__(n_seq)
@@ -35,7 +35,7 @@ class NoMemory(Memory):
 
 
 class BatchView(LayerView):
-    """The keys and values of the batch itself, as they were computed."""
+    """The keys and values of the current batch."""
 
     def __init__(self, seqs: NDArray[np.int64], pos: NDArray[np.int64]) -> None:
         self.seqs, self.pos = seqs, pos
@@ -48,7 +48,7 @@ class BatchView(LayerView):
         return self.numbers
 
     def visible(self, window: int) -> NDArray[np.bool_]:
-        """Return all tokens of the same sequence, before and behind; a window has its middle
-        here."""
+        """Return all tokens of the same sequence, before and after; a window is centred on the
+        token."""
         same: NDArray[np.bool_] = self.seqs[:, None] == self.seqs
         return same & (np.abs(self.pos[:, None] - self.pos) <= window // 2) if window else same

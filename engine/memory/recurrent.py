@@ -52,7 +52,7 @@ class Recurrent(Memory):
         return self.states[seq].pos if seq in self.states else -1
 
     def place(self, batch: Entries, n_ubatch: int) -> list[Ubatch] | None:
-        """Give every sequence a state of its own; shared tokens cannot be placed.
+        """Give every sequence its own state; tokens shared by sequences cannot be placed.
 
         llama.cpp splits by sequence where embeddings are asked for: the same numbers, a sequence at
         a time.
@@ -62,7 +62,7 @@ class Recurrent(Memory):
         return ubatches or None
 
     def apply(self, batch: Entries, placed: Ubatch) -> None:
-        """Continue each set of sequences from the state of its first."""
+        """Continue each set of sequences from the state of the set's first sequence."""
         for at in last_of_sets(placed):
             entry = batch[at]
             before = self.states.get(min(entry.seqs), self.empty())
@@ -123,7 +123,7 @@ class Recurrent(Memory):
         return state if state is not None and p0 <= state.pos < p1 else None
 
     def save(self, seq: int) -> Any:
-        """Return the state of one sequence, or all of them with who shares them."""
+        """Return the state of one sequence, or all states with the sequences that share them."""
         if seq >= 0:
             return self.states[seq].copy() if seq in self.states else None
         return [

@@ -47,14 +47,14 @@ class Sbatch:
         return sum(group.length for group in self.groups)
 
     def next_simple(self, n_ubatch: int) -> Ubatch | None:
-        """Return the next tokens as they come."""
+        """Return the next tokens in the order of the batch."""
         if not self.simple:
             raise ValueError("a sorted batch has no simple split")
         order = self.take(self.groups[0], min(n_ubatch, self.left))
         return Ubatch(order, len(order), equal=False) if order else None
 
     def next_seq(self, n_ubatch: int) -> Ubatch | None:
-        """Return as many tokens of the last group as fit."""
+        """Return the tokens of the last group, as many as fit."""
         self.drop_empty()
         if not self.groups:
             return None
@@ -62,7 +62,7 @@ class Sbatch:
         return Ubatch(self.take(last, min(n_ubatch, last.length)), 1, equal=True)
 
     def next_equal(self, n_ubatch: int) -> Ubatch | None:
-        """Take as many tokens of each of the last groups as the shortest has; a shared prompt
+        """Take the same number of tokens from each of the last groups; a shared prompt comes
         alone."""
         self.drop_empty()
         if not self.groups:

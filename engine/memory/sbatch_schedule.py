@@ -16,7 +16,7 @@ SPLITS = {"simple": sbatch_simple, "equal": sbatch_equal, "seq": sbatch_seq}
 
 
 class SbatchSchedule:
-    """Schedule of llama_sbatch: the answers of each step, None for what is not modelled."""
+    """Schedule of llama_sbatch: the answers of each step, None for parts that are not modelled."""
 
     def __init__(self, split: str, n_vocab: int, n_ubatch: int) -> None:
         if split not in SPLITS:
@@ -43,5 +43,5 @@ class SbatchSchedule:
         return self.form(tokens, self.n_ubatch)
 
     def order(self, outputs: list[int]) -> list[int]:
-        """Return the tokens with outputs as they are computed."""
+        """Return the tokens with outputs, in the order of computation."""
         return outputs

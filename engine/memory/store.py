@@ -49,7 +49,7 @@ def as_stored(rows: F32, like: NDArray[Any]) -> NDArray[Any]:
 
 
 def never(layer: int, keys: F32, deltas: NDArray[np.int32]) -> F32:
-    """Return keys that are the same at every position."""
+    """Return the keys unchanged: these do not depend on the position."""
     return keys
 
 
@@ -73,7 +73,7 @@ NONE = Numbers({})
 
 
 def in_a_row(cells: Index) -> Index | slice:
-    """Return the cells as a slice if they are in a row."""
+    """Return the cells as a slice if they are consecutive."""
     if len(cells) and cells[-1] - cells[0] == len(cells) - 1 and (cells[1:] > cells[:-1]).all():
         return slice(int(cells[0]), int(cells[-1]) + 1)
     return cells
@@ -94,7 +94,7 @@ class Store:
             self.values[layer] = cells_of(numbers.type_v, (*shape, kept.n_embd_head_v))
 
     def place(self, cells: Index) -> Index | slice:
-        """Return the cells as a slice if they are in a row: reading long caches then copies
+        """Return the cells as a slice if they are consecutive, so that reading long caches copies
         nothing."""
         for known, found in self.last:
             if known is cells:
@@ -115,7 +115,7 @@ class Store:
         return self.keys[layer][at], self.values[layer][at]
 
     def get(self, cells: Index, deltas: NDArray[np.int32]) -> Kept:
-        """Return keys and values of every layer, with keys rotated on by so many positions."""
+        """Return keys and values of every layer, with keys rotated by the deltas."""
         kept, moved = {}, np.flatnonzero(deltas)
         for layer in self.keys:
             keys, values = self.read(layer, cells)
@@ -128,7 +128,7 @@ class Store:
         return kept
 
     def hadamard_sizes(self, layer: int) -> tuple[int, int]:
-        """Return the sizes of the matrices that keys and values are turned by; 0: they are not."""
+        """Return the sizes of the Hadamard matrices that rotate keys and values; 0: no rotation."""
         return turning(self.keys[layer], whole=True), turning(self.values[layer], whole=False)
 
     def put(self, cells: Index, kept: Kept) -> None:

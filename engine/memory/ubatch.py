@@ -49,7 +49,7 @@ class Splitter:
         self.coupled = any(len(entry.seqs) > 1 for entry in batch)
 
     def simple(self, n_ubatch: int) -> Ubatch | None:
-        """Return the next tokens as they come, whatever their sequences."""
+        """Return the next tokens in the order of the batch, whatever their sequences."""
         left = self.unused_tokens()[:n_ubatch]
         return self.take_tokens(left, len(left), equal=False) if left else None
 
@@ -71,7 +71,7 @@ class Splitter:
         return self.take_tokens([at for row in chosen for at in row], len(chosen), equal=True)
 
     def sets_of_next(self, n_ubatch: int, sequential: bool) -> list[SeqSet]:
-        """Return the sequence sets of the next ubatch, in the order in which their tokens come."""
+        """Return the sequence sets of the next ubatch, in the order of their tokens."""
         sets: list[SeqSet] = []
         for at in self.unused_tokens():
             mine = self.batch[at].seqs

@@ -49,7 +49,7 @@ class Window(Pair):
         return self.near.pos_max(seq)
 
     def place(self, batch: Entries, n_ubatch: int) -> list[tuple[Placed, Placed]] | None:
-        """First as the tokens come (unified only), then in equal shares."""
+        """Place the batch as it comes (unified only); if that fails, split it equally."""
         for part in self.both:
             part.seen = self.seen
         if self.unified:

@@ -35,10 +35,10 @@ Spread = Callable[[NDArray[Any], int], F64]  # (cells, kv_heads, dim) -> (heads,
 
 
 def like(x: F32, stored: NDArray[Any]) -> F32:
-    """Return x as the product with `stored` reads it.
+    """Return x rounded as the product with `stored` reads it.
 
-    With F16 keys ggml takes queries in F16 as well, with coded blocks in the format that those are
-    multiplied by.
+    With F16 keys ggml rounds queries to F16, with coded blocks to the activation format of those
+    blocks.
     """
     if is_coded(stored):
         return convert(x, format_of(stored)).values.astype(np.float32)
@@ -65,7 +65,7 @@ def kqv(p: F32, v: NDArray[Any], spread: Spread, build: Build) -> Number:
 
 
 def either_way(out: Number, p: F64, v: F64, build: Build) -> Number:
-    """Return weights times values. An engine that leaves hidden cells out has no 0 * NaN."""
+    """Return weights times values. An engine that skips hidden cells has no 0 * NaN."""
     wrong = ~np.isfinite(v)
     if not (isinstance(out, Near) and wrong.any()):
         return out
@@ -89,7 +89,7 @@ def flash_attn(
     spread: Spread,
     build: Build,
 ) -> Number:
-    """Return the three ops in one, without roundings between them; cap: of scores; sinks:
+    """Return attention as one op, without roundings between its three parts; cap: of scores; sinks:
     (heads,)."""
     heads, ends = q.shape[1], None if sinks is None else sinks.astype(np.float64)[:, None, None]
     added = np.where(visible, 0.0, -np.inf)

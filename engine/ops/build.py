@@ -38,7 +38,7 @@ class Factors:
         return getattr(self, factor) is not None
 
     def loss_of(self, factor: str) -> float:
-        """Return by which share such a factor may be off, beside what it is rounded to."""
+        """Return the share by which this factor may be off, beside its rounding format."""
         return self.loss if factor == "chances" and self.chances is None else 0.0
 
     def round(self, factor: str, x: NDArray[Any], tip: Tip | None = None) -> NDArray[Any]:
@@ -92,7 +92,7 @@ class Build:
     ties: "Callable[[int], NDArray[Any]] | None" = None
 
     def number(self, x: NDArray[Any]) -> Number:
-        """Return x as a formula takes it, with or without a radius."""
+        """Return x as a number for formulas, with or without a radius."""
         wide = x.astype(np.float64, copy=False)
         return exact(wide) if self.bounds else wide
 

@@ -58,7 +58,7 @@ def encode(rows: F32, like: NDArray[Any]) -> NDArray[Any]:
 
 
 def decode(stored: NDArray[Any]) -> NDArray[Any]:
-    """Return floats: (..., dim). Arrays of floats are as they were."""
+    """Return decoded floats: (..., dim). Arrays of floats are returned unchanged."""
     if not is_coded(stored):
         return stored
     raw = np.ascontiguousarray(stored).view(np.uint8).reshape(-1)
@@ -66,7 +66,7 @@ def decode(stored: NDArray[Any]) -> NDArray[Any]:
 
 
 def turning(stored: NDArray[Any], *, whole: bool) -> int:
-    """Return the size of the matrix that rows are turned by; 0: they are not.
+    """Return the size of the Hadamard matrix for these rows; 0: none.
 
     whole: the largest that divides a row, as for keys; values have the smallest.
     """

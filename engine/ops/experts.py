@@ -19,7 +19,8 @@ def normalise(weights: F32, build: Build) -> Number:
 
 
 def sum_experts(x: F32, build: Build) -> Number:
-    """(tokens, used, width) -> (tokens, width); ggml adds them up in the order of choice."""
+    """Sum over experts: (tokens, used, width) -> (tokens, width); ggml adds in the order of
+    choice."""
     used = x.shape[1]
     if build.plain:
         out = sum_terms(build.number(x), used - 1, axis=1, keep=False)

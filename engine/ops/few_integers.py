@@ -1,4 +1,4 @@
-"""Products with few tokens, as integers: rows of weights as they lie in the file, times steps.
+"""Products with few tokens, as integers: rows of weights as stored in the file, times steps.
 
 The same numbers as of decoded weights, to the last bits of float64's sums, at the speed at which
 the file is read.
@@ -21,13 +21,13 @@ NOTHING = (np.frombuffer(b"", np.uint8),) * (TOGETHER - 1)  # no other matrices
 
 
 def takes(kind: type[WeightFormat]) -> bool:
-    """Return True for our own decoder of a known type; one that is wrong on purpose must be run."""
+    """Return True for our own decoder of a known type; a deliberately wrong decoder must be run."""
     return kind.family.get(kind.name) is kind and kind.name in BLOCKS
 
 
 def product(left: Steps, sums: F64 | None, weight: Weight) -> F64 | None:
-    """Return the product (tokens, rows), or None if it would be another number. sums: what the
-    activations carry."""
+    """Return the product (tokens, rows), or None if integers would give another result. sums: those
+    that the activations carry."""
     kind = weight.format
     if len(left.columns) or not has_sums_for(kind, sums):
         return None

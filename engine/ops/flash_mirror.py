@@ -1,4 +1,4 @@
-"""llama.cpp's CPU flash attention, rounding by rounding, with a running bound on what is left.
+"""llama.cpp's CPU flash attention, rounding by rounding, with a running error bound.
 
 Three paths (ggml_compute_forward_flash_attn_ext_f16, llama.cpp of llama-cpp-python 0.3.36):
 one key at a time with an F16 accumulator; the same on pieces of the cache that are merged (one
@@ -38,7 +38,8 @@ class FlashMirror:
     n_ctx: int
 
     def n_kv(self, n_cells: int) -> int:
-        """Return cells that are looked at, padded to 256 (get_n_kv in llama-kv-cache.cpp)."""
+        """Return the number of cells that are read, padded to 256 (get_n_kv in
+        llama-kv-cache.cpp)."""
         return min(self.n_ctx, max(256, -(-n_cells // 256) * 256))
 
     def pieces(self, n_tokens: int, n_cells: int) -> NDArray[np.int64]:
@@ -67,7 +68,8 @@ def to_half(x: float) -> float:
 
 @kernel
 def settle(z: float, radius: float) -> tuple[float, float]:
-    """Round to half; the radius that is left is zero where the whole interval rounds alike."""
+    """Round to half precision. The remaining radius is zero if the whole interval rounds to one
+    value."""
     y = to_half(z)
     left = max(abs(to_half(z + radius) - y), abs(y - to_half(z - radius)))
     return y, left if abs(y) < np.inf else 0.0
@@ -149,7 +151,8 @@ def piece_of(
     sink: float,
     whole: int,
 ) -> tuple[NDArray[Any], NDArray[Any], float, float, float, float]:
-    """Unnormalised sum of values and its radius, so of weights, largest score and its radius."""
+    """Return the unnormalised sum of values, the sum of weights and the largest score, each with
+    its radius."""
     dim = v.shape[1]
     y = np.zeros(dim)
     r = np.zeros(dim)

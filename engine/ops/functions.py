@@ -102,7 +102,7 @@ def expm1_near_zero(r: float) -> float:
 
 @compile_kernel
 def reduce_argument(x: float) -> tuple[int, float]:
-    """k and r with x = k log(2) + r, for x that is finite and no larger than 1000."""
+    """Return k and r with x = k log(2) + r, for finite x no larger than 1000."""
     k = math.floor(x / LN2_HIGH + 0.5)
     return k, (x - k * LN2_HIGH) - k * LN2_LOW
 
@@ -168,7 +168,7 @@ def one_erf(x: float) -> float:
 
 @compile_kernel
 def one_sin(quarter: int, r: float) -> float:
-    """Return the sine of so many quarter turns and r more, up to half a quarter either way."""
+    """Return the sine of so many quarter turns plus r, at most half a quarter either way."""
     z = r * r
     if quarter % 2:
         side = 1.0 + z * series(z, COS)
@@ -191,7 +191,7 @@ def power_of_two(typing: Any, k: Any) -> Any:
 
 @compile_kernel
 def exps(x: F64, out: F64) -> None:
-    """one_exp of each to the bit, without a branch, so that several are computed at once."""
+    """Compute one_exp of each number, bit for bit, without a branch, so that it vectorises."""
     for i in range(len(x)):
         v = x[i]
         known = abs(v) < 1000.0
@@ -234,7 +234,7 @@ def sines(r: F64, quarter: NDArray[np.int64], out: F64) -> None:
 
 
 def quarters(x: F64) -> tuple[NDArray[np.int64], F64]:
-    """Return the nearest quarter of a turn, of which the last two bits count, and what is left."""
+    """Return the nearest quarter turn, of which the last two bits count, and the remainder."""
     few = np.abs(x) < FEW_TURNS
     near = np.where(few, x, 0.0)
     n = np.rint(near / QUARTER[0])

@@ -75,7 +75,7 @@ def soft_cap(x: F32, cap: float, build: Build) -> Number:
 
 
 def close_gate(where: NDArray[np.bool_], out: Number, build: Build) -> Number:
-    """Write zero where the gate is closed, as ggml does, whatever the other factor is."""
+    """Write zero where the gate is closed, as ggml does, whatever the other factor."""
     return out if build.plain else choose(where, 0.0, out)
 
 
@@ -100,7 +100,7 @@ def gelu_plain(x: Number) -> Number:
 
 
 def from_table(function: Callable[[F64], Number], x: Number, v: F64) -> Number:
-    """Return the half next to the function of the half next to v; x says whether with a bound."""
+    """Return the function's value from ggml's table of halves; x says whether with a bound."""
     h = halves(v)
     value = value_of(function(h))
     if not isinstance(x, Near):

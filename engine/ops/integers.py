@@ -1,4 +1,4 @@
-"""Products of quantised weights as what they are: integers, times a scale for each run of them.
+"""Products of quantised weights as integers, times a scale for each run of them.
 
 The same numbers as of decoded weights and activations, to the last bit of float64's sums, in a
 fraction of the time: sums of integers are exact, and a processor has instructions for them.
@@ -44,8 +44,8 @@ class Steps:
 
     @cached_property
     def sizes(self) -> F64:
-        """(tokens, columns / 16): the sum of the magnitudes of each 16, or a bit more where there
-        is a rest."""
+        """Return the sum of magnitudes of each 16 columns, or slightly more: (tokens, columns /
+        16)."""
         runs, words, room, per = self.steps.shape
         in_groups = (runs, words * per // GROUP, GROUP // per, room, per)
         found = np.abs(self.steps.astype(np.int32).reshape(in_groups)).sum(axis=(2, 4))
@@ -66,14 +66,14 @@ class WeightSteps:
     n: int
 
     def columns(self, at: NDArray[np.intp]) -> F64:
-        """(rows, these columns), without minima."""
+        """Return the product for these columns, without minima: (rows, columns)."""
         per = self.steps.shape[1] // self.scales.shape[1]
         scales = self.scales[: self.n, at // per].astype(np.float64)
         return scales * (self.steps[: self.n, at].astype(np.float64) - self.offset)
 
 
 def takes(kind: type[WeightFormat]) -> bool:
-    """Return True if a block of such weights has one scale, a half, for all of its steps.
+    """Return True if a block of these weights has one scale, a half, for all of its steps.
 
     A decoder that is wrong on purpose must decode weights as they are: with another scale it may be
     right.
@@ -89,10 +89,9 @@ def in_bytes(kind: type[WeightFormat]) -> bool:
 
 
 def steps_of(values: F64, run: int, *, in_bytes: bool = False) -> Steps | None:
-    """Return converted values (tokens, columns) as steps; None if they are not.
+    """Return converted values (tokens, columns) as steps; None if they are no steps.
 
-    run: values of one scale; in_bytes: they meet weights whose steps are bytes. An engine may have
-    converted them otherwise, or a scale is not finite.
+    run: values of one scale; in_bytes: they meet weights whose steps are bytes.
     """
     tokens, columns = values.shape
     room = -(-tokens // kernels.TOKENS) * kernels.TOKENS

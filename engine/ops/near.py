@@ -1,4 +1,4 @@
-"""Numbers with the distance that an honest float32 computation may be from them.
+"""Numbers with a bound on the error of an honest float32 computation.
 
 Written with these, a formula gives the result in float64 and its bound at once: each operation adds
 one rounding of its own and hands on what its arguments were off by. A compiler that fuses a product
@@ -29,7 +29,7 @@ ULP = 2 * U  # of a value: at most
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """The result, and how far from it each element may be.
+    """The result, and how far each element may be from it.
 
     `actual` is what is compared where the node's own value is not: orders that leave ties free,
     and what codes stand for. `answer` is then one of the right results.
@@ -123,7 +123,7 @@ class Near:
         return Near(v, spread(slope, v, LIBM_ULP))
 
     def expect(self, reason: str) -> Expected:
-        """Return the value with its bound, which has room for the rounding of the truth itself."""
+        """Return the value with its bound, which includes the rounding of the truth itself."""
         return self.settle(f"{reason}: every operation rounded once, exp to 2 ulp")
 
     def settle(self, reason: str = "") -> Expected:
@@ -161,7 +161,7 @@ def because(x: Number, reason: str) -> Number:
 
 
 def expected_of(x: Number, reason: str) -> Expected:
-    """Return the value with its bound, or with zero if none was asked for."""
+    """Return the value with its bound, or with zero if bounds are off."""
     return x.expect(reason) if isinstance(x, Near) else Expected(x, 0.0, reason)
 
 
@@ -183,7 +183,7 @@ def scale_by(r: F64 | float, by: F64 | float) -> F64 | float:
 
 
 def is_zero(r: F64 | float) -> bool:
-    """Return True for the float 0.0, which needs no arithmetic; arrays are not looked at."""
+    """Return True for the float 0.0, which needs no arithmetic. Arrays give False."""
     return isinstance(r, float) and r == 0.0
 
 
@@ -237,7 +237,7 @@ def sum_terms(terms: Number, roundings: float, *, axis: int = -1, keep: bool = T
 
 
 def square(x: Number) -> Number:
-    """Square without a rounding, which a sum of squares counts with its own."""
+    """Square without a rounding; the sum of squares counts that rounding."""
     if isinstance(x, Near):
         return Near(x.v * x.v, 2 * np.abs(x.v) * x.r + x.r * x.r)
     return x * x

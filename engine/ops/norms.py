@@ -1,4 +1,4 @@
-"""RMS and layer norm. Sums of squares are kept in double by ggml; the rest rounds to float32.
+"""RMS and layer norm. ggml keeps sums of squares in double; all else rounds to float32.
 
 Source: ggml-cpu/ops.cpp and vec.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
@@ -61,8 +61,7 @@ def sum_of(x: Number, build: Build) -> Number:
 
 
 def squares(x: Number, build: Build, together: float = 1) -> Number:
-    """Return the sum of squares of a row in double: only the squares round, or a few of them
-    together."""
+    """Return the sum of squares of a row in double: only the squares round, or sums of a few."""
     if build.plain:
         return sum_terms(square(x), x.shape[-1] + 1)
     return twice(sum_terms(square(x), together))

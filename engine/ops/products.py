@@ -1,4 +1,4 @@
-"""Products with a weight matrix, taken apart as ggml does, which decides where it rounds.
+"""Products with a weight matrix, split into steps and minima as ggml does, with its roundings.
 
 A weight with a minimum is scale * step - minimum (or plus). The activations multiply its block's
 steps, and their sums multiply its minima. For Q8_1 those are not the sums of the values but what
@@ -65,13 +65,13 @@ def activation_format(kind: type[WeightFormat]) -> type[ActivationFormat]:
 
 
 def convert(x: F32, kind: type[WeightFormat], generic: Collection[str] = ()) -> Converted:
-    """Return x: (..., n) as a product reads it; `generic`: formats rounded as generic C does."""
+    """Return x: (..., n) as a product reads it; `generic`: formats rounded as in generic C."""
     target = activation_format(kind)
     return target.convert(x, GENERIC if target.name in generic else X86)
 
 
 def is_in_blocks(kind: type[WeightFormat]) -> bool:
-    """Return True if activations become blocks with own scales before they meet such weights."""
+    """Return True if activations become blocks with scales before they meet these weights."""
     named = kind.vec_dot_type != NO_PRODUCT
     return named and activation_format(kind).layout.names is not None
 
@@ -82,7 +82,7 @@ def minimum_of(kind: type[WeightFormat]) -> str | None:
 
 
 def run_of(kind: type[WeightFormat]) -> int:
-    """Return how many weights in a row share all scales: these are multiplied as integers."""
+    """Return how many weights in a row share all scales: their products are summed as integers."""
     scales = math.prod(kind.layout["d"].shape) if "d" in (kind.layout.names or ()) else 1
     return min(kind.weights // scales, activation_format(kind).block)
 
@@ -101,7 +101,7 @@ def factors(
 
 
 def left_factors(acts: F64, sums: F64 | None, weight: Weight, *, apart: bool) -> list[F64]:
-    """Return the activations, and what minima are multiplied by: sums of groups of them."""
+    """Return the activations, and the sums by which minima are multiplied."""
     if not apart or minimum_of(weight.format) is None:
         return [acts]
     group = activation_format(weight.format).summed
@@ -111,7 +111,7 @@ def left_factors(acts: F64, sums: F64 | None, weight: Weight, *, apart: bool) ->
 
 
 def right_factors(weight: Weight, rows: slice, *, apart: bool) -> list[F32]:
-    """Decode these rows: (rows, columns), or steps, and minima of each group."""
+    """Decode these rows: (rows, columns), or the steps, and the minima of each group."""
     minimum = minimum_of(weight.format) if apart else None
     if minimum is None:
         return [weight.rows(rows.start, rows.stop)]
@@ -178,7 +178,7 @@ def is_for_amx(weight: Weight, build: Build) -> bool:
 
 
 def carries_sums(kind: type[WeightFormat]) -> bool:
-    """Return True if activations for such weights carry sums that are not those of their values."""
+    """Return True if activations for these weights carry sums of another kind."""
     return kind.vec_dot_type == "Q8_1"
 
 
@@ -239,8 +239,8 @@ def count_filled_runs(acts: F64, run: int) -> NDArray[Any]:
 def added_up(
     acts: F64, sums: F64 | None, weight: Weight, build: Build, dtype: Any = np.float32
 ) -> tuple[NDArray[Any], F64]:
-    """(tokens, rows): the product, added up in float64, and, if a bound is asked for, the sum of
-    the magnitudes of all that is added up for it, or a bit more."""
+    """Return the product summed in float64, (tokens, rows); and, for a bound, the sum of the
+    magnitudes of its terms, or slightly more."""
     shape = len(acts), weight.shape[0]
     floats = adds_floats(weight, build)
     if not (floats or build.bounds) and len(acts) <= few_as_integers(weight.format):
@@ -311,12 +311,12 @@ def by_rows(
 
 
 def adds_floats(weight: Weight, build: Build) -> bool:
-    """Return True if each product of two numbers is rounded as one: none of it is an integer."""
+    """Return True if each product of two numbers is rounded: none of it is an integer."""
     return build.plain or weight.format.name in ("F32", "F16")
 
 
 def codes_alone(weight: Weight, build: Build) -> tuple[str, ...]:
-    """Return the fields of codes that are added up apart from their offset, if they are."""
+    """Return the fields of codes that ggml adds up apart from their offset, if any."""
     if build.plain:
         return LESS_OFFSET.get(weight.format.name, ()) if build.offsets_apart else ()
     return UNSIGNED.get(weight.format.name, ())
@@ -346,7 +346,7 @@ def by_integers(
     rows: slice,
     build: Build,
 ) -> tuple[F64, F64 | None] | None:
-    """Return the product of these rows by integers, in less time; None if rows have none."""
+    """Return the product of these rows by integers, which is faster; None if they do not fit."""
     kind, minimum = weight.format, minimum_of(weight.format)
     group = activation_format(kind).summed
     right = integers.rows_of(weight, rows, run_of(kind), group, minimum)
@@ -363,7 +363,7 @@ def by_integers(
 
 
 def whole_steps(acts: F64, weight: Weight, build: Build) -> integers.Steps | None:
-    """The activations as integers, where these are multiplied faster, and BLAS may be as well."""
+    """Return the activations as integers, if integer products are used; else None."""
     kind = weight.format
     if len(acts) <= FEW or build.multiply is not np.matmul or not integers.takes(kind):
         return None
@@ -373,7 +373,7 @@ def whole_steps(acts: F64, weight: Weight, build: Build) -> integers.Steps | Non
 
 
 def offsets(acts: F64, weight: Weight, rows: slice, build: Build) -> tuple[Factors, ...]:
-    """Return factors for what unsigned codes add and is subtracted again: that magnitude, twice."""
+    """Return factors for the offset of unsigned codes, which is added and subtracted again."""
     codes = codes_alone(weight, build)
     if not codes:
         return ()
@@ -381,7 +381,7 @@ def offsets(acts: F64, weight: Weight, rows: slice, build: Build) -> tuple[Facto
 
 
 def magnitude(left: list[F32], pairs: tuple[Factors, ...], multiply: Multiply) -> F64:
-    """(tokens, rows): no less than the sum of |a| * |w|; left: the |a|, rounded. Changes the w.
+    """Bound the sum of |a| * |w|: (tokens, rows); left: the |a|, rounded. Overwrites the w.
 
     It only scales a bound, so float32 will do, which takes half the time. No term is negative: of
     n of them float32 loses at most the share of n + 2 roundings (each |a|, each product, n - 1

@@ -1,4 +1,4 @@
-"""The ops that architectures call: arrays of float32 in and out of the formulas of this package.
+"""The ops that architectures call: arrays of float32 in and out of this package's formulas.
 
 Numerics as written on paper: float64 inside, one rounding to float32 on the way out. Shapes are
 numpy's, slowest first. A weight matrix is (outputs, inputs), as it lies in a GGUF file.
@@ -56,12 +56,11 @@ class ReferenceOps:
     # --- products with weights ------------------------------------------------------------
 
     def activations(self, x: F32, weight: Weight) -> F64:
-        """Return the activations as the product sees them."""
+        """Return the activations as the product reads them."""
         return self.convert_once(x, weight).values
 
     def sums(self, x: F32, weight: Weight) -> F64 | None:
-        """Return the block sums that minima are multiplied by, where they are more than sums of
-        values."""
+        """Return the block sums that multiply minima, if the format carries its own."""
         if not products.carries_sums(weight.format):
             return None
         return self.convert_once(x, weight).sums
@@ -83,8 +82,8 @@ class ReferenceOps:
         return self.run(products.linear, x, weight, self.activations, self.sums)
 
     def compute_together(self, x: F32, weights: Sequence[Weight]) -> None:
-        """`linear` will be asked for all of these, and x not be written to: who can, may compute
-        them at once."""
+        """Announce calls of `linear` with x and all of these weights; an engine may compute them at
+        once."""
 
     def linear_id(self, x: F32, weight: Weight, ids: I32) -> F32:
         """Apply to each row the matrix of its expert. x: (tokens, used or 1, inputs), weight:
@@ -109,7 +108,7 @@ class ReferenceOps:
         return self.run(rotation.rope, x, positions, params, self.kept_rotations)
 
     def kept_rotations(self, positions: I32, params: RopeParams) -> tuple[F64, F64]:
-        """Return the rotations, kept until others are asked for: all layers need the same."""
+        """Return the rotations, cached for the last positions: all layers need the same."""
         last = self.last_turned
         if last is not None and last[1].turns_as(params) and np.array_equal(last[0], positions):
             return last[2]
@@ -120,7 +119,8 @@ class ReferenceOps:
     # --- attention ------------------------------------------------------------------------
 
     def spread(self, kv: NDArray[Any], n_head: int) -> F64:
-        """(cells, kv_heads, dim) -> (heads, cells, dim): each KV head serves a run of heads."""
+        """Repeat KV heads: (cells, kv_heads, dim) -> (heads, cells, dim); each serves a run of
+        heads."""
         wide = decode(kv).astype(np.float64).transpose(1, 0, 2)
         return np.repeat(wide, n_head // kv.shape[1], axis=0)
 
@@ -131,7 +131,7 @@ class ReferenceOps:
 
     def soft_max(self, x: F32, scale: float, visible: Bools | None) -> F32:
         """Return the softmax over the last axis of x * scale, with hidden entries left out.
-        `visible` lacks the axis of heads. A row that sees nothing is all zeros."""
+        `visible` has no axis of heads. A row without visible cells is all zeros."""
         return self.run(softmax.soft_max, x, scale, visible)
 
     def soft_max_with_sinks(self, x: F32, scale: float, visible: Bools, sinks: F32) -> F32:
@@ -153,10 +153,11 @@ class ReferenceOps:
         cap: float = 0.0,
         sinks: F32 | None = None,
     ) -> F32:
-        """Return the three ops above in one, without roundings between them -> (tokens, heads * dim
+        """Return attention as one op, without roundings between its parts -> (tokens, heads * dim
         of v).
 
-        Scores are capped, if a cap is given, and each head may have a sink."""
+        Scores may be capped, and each head may have a sink.
+        """
         return self.run(attention.flash_attn, q, k, v, scale, visible, cap, sinks, self.spread)
 
     # --- element by element ---------------------------------------------------------------

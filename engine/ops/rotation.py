@@ -1,4 +1,4 @@
-"""Rotary positions: how a pair of elements turns. Where angles come from is their callers' part.
+"""Rotary positions: how a pair of elements rotates. Callers supply the angles.
 
 Source: ggml_compute_forward_rope_flt in ggml-cpu/ops.cpp of llama-cpp-python 0.3.36.
 """
@@ -45,7 +45,7 @@ class RopeParams:
         )
 
     def pairs(self) -> tuple[slice, slice]:
-        """Return the places in a head of the first and of the second element of every pair."""
+        """Return the indices in a head of the first and of the second elements of all pairs."""
         if self.halves:
             return slice(0, self.n_rot // 2), slice(self.n_rot // 2, self.n_rot)
         return slice(0, self.n_rot, 2), slice(1, self.n_rot, 2)
@@ -72,12 +72,12 @@ def from_library(v: F64, positions: I32, params: RopeParams, *, any_way: bool = 
 
 
 def yarn_slack(positions: I32, params: RopeParams, *, any_way: bool) -> F64 | float:
-    """Return the error of cosines and sines if ggml mixes two angles, (tokens, 1, pairs).
+    """Return the error of cosines and sines if YaRN mixes two angles, (tokens, 1, pairs).
 
-    A pair between both ends of the ramp rounds the complement, two products and their sum, and the
-    scaled angle before; a compiler may fuse it. The magnitude rounds two logarithms in float32, a
-    sum, a quotient and three products. any_way: adds the mixed frequencies' own roundings, a power
-    and the quotients before and after.
+    A pair inside the ramp rounds the complement, two products and their sum, and the scaled angle
+    before; a compiler may fuse them. The magnitude rounds two logarithms in float32, a sum, a
+    quotient and three products. any_way: adds the mixed frequencies' own roundings, a power and the
+    quotients before and after.
     """
     if params.kept is None:
         return 0.0
@@ -89,7 +89,8 @@ def yarn_slack(positions: I32, params: RopeParams, *, any_way: bool) -> F64 | fl
 
 
 def rotate(x: Number, cos: Number, sin: Number, first: Any, second: Any) -> Number:
-    """Rotate pairs of each row; all other elements stay. first, second: where pairs lie."""
+    """Rotate pairs of each row; all other elements stay. first, second: indices of the pairs'
+    elements."""
     a, b = x[..., first], x[..., second]
     v = value_of(x).copy()
     parts = (first, a * cos - b * sin), (second, a * sin + b * cos)
@@ -122,7 +123,7 @@ def from_powers(positions: I32, params: RopeParams) -> tuple[F64, F64]:
 
 
 def by_recursion(positions: I32, params: RopeParams) -> tuple[F64, F64]:
-    """Multiply the angle pair by pair in float32 as ggml does, and scale it afterwards."""
+    """Return the angles, multiplied from pair to pair in float32 as in ggml, then scaled."""
     base, scale = np.float32(params.base), np.float32(params.scale)
     whole = recursion(positions.astype(np.float32), params.n_rot, base, params.n_rot // 2)
     whole = whole if params.factors is None else whole / params.factors

@@ -21,7 +21,7 @@ def additions(terms: int, lanes: int) -> int:
 
 
 def block_roundings(runs: IntOrInts, lanes: int) -> IntOrInts:
-    """Return roundings where weights are multiplied as integers, so many runs of them (`run_of`).
+    """Return roundings where weights are multiplied as integers, in so many runs (`run_of`).
 
     Only the sum over such runs is rounded: the product of the scales, the conversion to float, one
     fused addition a run, and the sum of the partial sums with that of the minima. Vector code adds

@@ -1,6 +1,6 @@
-"""Products with few tokens, a row of weights after the other, each decoded once for all of them.
+"""Products with few tokens, one row of weights at a time. Each row is decoded once for all tokens.
 
-In float64, as products of decoded weights are; but no decoded weight goes through memory.
+The sums are in float64, as for decoded weights; but a decoded weight never goes to memory.
 """
 
 from collections.abc import Sequence
@@ -39,9 +39,8 @@ class RowPart:
 
 
 def takes(kind: type[WeightFormat]) -> bool:
-    """Return True for our own decoders; one that is wrong on purpose does more than its
-    `unpack`.
-    """
+    """Return True for our own decoders; a deliberately wrong decoder does more than its
+    `unpack`."""
     return kind.family.get(kind.name) is kind and isinstance(kind.unpack, Dispatcher)
 
 
@@ -58,7 +57,7 @@ def mask_of(name: str, blocks: int, zero: tuple[str, ...]) -> Bytes:
 
 
 def products(parts: Sequence[RowPart], weight: Weight, *, sizes: bool) -> tuple[F64, F64]:
-    """(tokens, rows): the product, and the sums of magnitudes, if they are asked for."""
+    """Return the product, and the sums of magnitudes if asked for: (tokens, rows)."""
     kind, (n, columns), tokens = weight.format, weight.shape, len(parts[0].left)
     value, size = np.zeros((n, tokens)), np.zeros((n if sizes else 0, tokens))
     nothing = np.empty((0, tokens))

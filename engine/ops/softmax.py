@@ -75,7 +75,7 @@ def of_scores(s: Number, build: Build, sinks: F64 | None = None, empty: float = 
 
 
 def in_range(out: Near, size: F64) -> Near:
-    """Lift the limit if a score's size exceeds float32: honest engines differ there."""
+    """Lift the limit if a score exceeds float32: honest engines differ there."""
     beyond = size.max(axis=-1, keepdims=True) > LARGEST
     return replace(out, r=np.where(beyond, np.inf, out.r))
 
@@ -83,8 +83,8 @@ def in_range(out: Near, size: F64) -> Near:
 def weights(
     s: Number, build: Build, sinks: F64 | None, roundings: float, extra: float = 0.0
 ) -> tuple[Number, Number]:
-    """Powers of the scores below the largest, and their sum; extra: what else a power is off by, as
-    a share. A power that is zero is so in every implementation."""
+    """Return powers of the scores below the largest, and their sum; extra: further relative error
+    of a power. A power that is zero is zero in every implementation."""
     top = largest(s, sinks, build)
     powers = exp(s - top)
     if isinstance(powers, Near):

@@ -1,4 +1,4 @@
-"""Products of matrices that are added up in a fixed order: the same bits on every CPU."""
+"""Products of matrices that are added in a fixed order: the same bits on every CPU."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ AT_ONCE = 4  # terms that are added before a sum is written back
 
 
 def in_order(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Multiply as np.matmul does, but add the terms of each element in order, from zero on."""
+    """Multiply as np.matmul does, but add the terms of each element in order, starting at zero."""
     shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     kind = np.result_type(a, b)
     out = np.zeros((*shape, a.shape[-2], b.shape[-1]), kind)

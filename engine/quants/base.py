@@ -29,7 +29,8 @@ class WeightFormat(Registered):
 
     @staticmethod
     def unpack(raw: Bytes, out: F32) -> None:
-        """Whole blocks -> all of their weights: the format's one statement, a kernel of `lanes`.
+        """Unpack whole blocks to all of their weights, by a kernel of `lanes`: this defines the
+        format.
 
         Both are flat, out has `weights` per block. Any bytes are legal: NaN, infinite and
         subnormal scales follow from the arithmetic, in ggml's order and roundings.
@@ -45,7 +46,7 @@ class WeightFormat(Registered):
 
     @classmethod
     def dequantize_into(cls, raw: Bytes, out: F32) -> None:
-        """Fill `out`, flat and contiguous. Threads may do this side by side."""
+        """Decode into `out`, flat and contiguous. Threads may call this side by side."""
         blocks = cls.whole_blocks(raw)
         if out.dtype != np.float32 or out.shape != (blocks * cls.weights,) or not usable(out):
             raise ValueError(
@@ -58,7 +59,8 @@ class WeightFormat(Registered):
 
     @classmethod
     def whole_blocks(cls, raw: Bytes) -> int:
-        """Return the number of blocks in these bytes; MalformedFile if the last one is cut off."""
+        """Return the number of blocks in these bytes. Raises MalformedFile if the last one is
+        incomplete."""
         blocks, rest = divmod(raw.size, cls.layout.itemsize)
         if rest:
             raise MalformedFile(

@@ -1,4 +1,4 @@
-"""F32: every weight as it is."""
+"""F32: weights stored without conversion."""
 
 import numpy as np
 

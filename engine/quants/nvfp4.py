@@ -12,7 +12,7 @@ D, QS = offsets(LAYOUT)
 
 
 def halved_scales() -> F32:
-    """UE4M3 for each byte, halved because the nibbles' values are doubled.
+    """Return UE4M3 for each byte, halved because the nibbles' values are doubled.
 
     ggml ignores the top bit, but only 0x7F, which is NaN in the standard, is 0: 0xFF is 240.
     """

@@ -47,7 +47,7 @@ class AdaptiveP(DrawingSampler, name="adaptive_p"):
         self.remember(after.token, p[np.flatnonzero(before.ids == after.token)[0]])
 
     def reshape(self, c: CandidateList) -> F32:
-        """Return logits that are largest where p is the target, moved by what was chosen."""
+        """Return logits that peak where p is the target, which follows the tokens chosen before."""
         target = np.clip(F(self.target), F(0), F(1))
         adapted = np.clip(F(2) * target - self.weighted / self.weight, F(0), F(1))
         far = np.abs((c.p - adapted) * WIDTH)
@@ -55,7 +55,7 @@ class AdaptiveP(DrawingSampler, name="adaptive_p"):
         return np.where(c.logits == -np.inf, c.logits, logits)
 
     def remember(self, token: int, p: np.float32) -> None:
-        """Keep what was chosen until it is accepted. p: its probability before."""
+        """Keep the chosen token until it is accepted. p: its probability before."""
         if F(self.target) >= 0:
             self.pending = token, p
 

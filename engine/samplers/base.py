@@ -17,7 +17,7 @@ class SamplerVocabulary(Protocol):
 
     @property
     def pieces(self) -> Sequence[bytes]:
-        """Return the bytes of each token; none of control tokens."""
+        """Return the bytes of each token; empty for control tokens."""
 
     @property
     def words(self) -> Sequence[bytes]:
@@ -37,7 +37,8 @@ class SamplerVocabulary(Protocol):
     def tokenize(self, text: bytes) -> list[int]: ...
 
     def find_special(self, text: bytes) -> int | None:
-        """Return the one token that a text is, control tokens included."""
+        """Return the id of the token with this text, control tokens included; None if there is
+        none."""
 
 
 @dataclass(kw_only=True)
@@ -56,21 +57,22 @@ class Sampler(Registered):
         raise NotImplementedError
 
     def permits(self, token: int) -> bool:
-        """Return whether the token may be accepted: no definition says what follows others."""
+        """Return whether the token may be accepted; by default every token may."""
         return True
 
     def accept(self, token: int) -> None:
-        """Remember a token that was taken, or was there before."""
+        """Remember a token that was sampled or is part of the prompt."""
 
     def reset(self) -> None:
         """Forget what was accepted and drawn."""
 
     def follow(self, before: CandidateList, after: CandidateList) -> None:
-        """Go on as if this sampler had made `after` of `before`, with what was selected there."""
+        """Go on as if this sampler had turned list `before` into `after`, with the token selected
+        there."""
 
     def clone(self) -> Self:
-        """Return a sampler that goes on as this one would. What is remembered is never changed
-        in place, so that both may hold it."""
+        """Return a copy that goes on as this one would. State is never changed in place, so both
+        may share it."""
         return copy.copy(self)
 
 
@@ -89,7 +91,7 @@ class ReadingSampler(Sampler):
 
 @dataclass(kw_only=True)
 class DrawingSampler(Sampler):
-    """A sampler with a generator of its own."""
+    """A sampler with its own random generator."""
 
     seed: int
     source: Draws = field(init=False, repr=False)

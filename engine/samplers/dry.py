@@ -1,4 +1,4 @@
-"""dry: less likely what would continue a repetition, the more the longer it is already."""
+"""dry: tokens that would continue a repetition get less likely, the more the longer it is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,7 +78,7 @@ class Dry(Sampler, name="dry"):
         return len(back)
 
     def find_repeats(self, back: Sequence[int], limit: int) -> dict[int, int]:
-        """Return, for each token that came next before, the longest run that came before it."""
+        """Return the longest repeated run before each token that could continue one."""
         longest: dict[int, int] = {}
         for k in range(1, len(back)):
             same = 0
@@ -91,7 +91,8 @@ class Dry(Sampler, name="dry"):
 
 
 def tails_of(texts: Sequence[bytes], vocabulary: SamplerVocabulary) -> dict[int, list[list[int]]]:
-    """Return the tokens that hold a text or its beginning, each with what must follow it."""
+    """Return the tokens that contain a text or its beginning, each with the tokens that must follow
+    it."""
     found: dict[int, list[list[int]]] = {}
     for text in (text[:MAX_BREAKER_BYTES] for text in texts if text):
         for token, word in enumerate(vocabulary.words):

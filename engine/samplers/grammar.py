@@ -62,7 +62,7 @@ class Grammar(ReadingSampler, name="grammar"):
         return token
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Put those at minus infinity that the grammar forbids, and change no other."""
+        """Set the logits of forbidden tokens to minus infinity, and change no other."""
         if self.is_open:
             return c
         logits = np.where(self.find_allowed()[c.ids], c.logits, F(-np.inf))
@@ -70,7 +70,7 @@ class Grammar(ReadingSampler, name="grammar"):
         return c.change(logits=logits, sorted=c.sorted and keeps)
 
     def find_allowed(self) -> NDArray[np.bool_]:
-        """Return for each token whether it may come next. (vocabulary,)"""
+        """Return a mask of the tokens that may come next. (vocabulary,)"""
         reader = self.reader
         return reader.find_allowed(self.state, habits_of(self.ways))
 
@@ -90,8 +90,8 @@ class Grammar(ReadingSampler, name="grammar"):
         return may and self.goes_on_alike(token)
 
     def goes_on_alike(self, token: int) -> bool:
-        """Return whether a text goes on behind a token, and at one place of a character in the
-        definition and in these ways."""
+        """Return whether a text goes on after a token, at the same place of a character for the
+        definition and for these ways."""
         if not self.grammar_str:
             return True
         halves = set()
@@ -105,7 +105,8 @@ class Grammar(ReadingSampler, name="grammar"):
         return len(halves) == 1
 
     def find_permitted(self) -> NDArray[np.bool_]:
-        """Return what the definition and these ways allow. (vocabulary,)"""
+        """Return a mask of the tokens that both the definition and these ways allow.
+        (vocabulary,)"""
         reader = self.reader
         ours, theirs = (
             reader.find_allowed(self.state, habits_of(w)) for w in (DEFINITION, self.ways)
@@ -113,7 +114,7 @@ class Grammar(ReadingSampler, name="grammar"):
         return ours & theirs
 
     def accept(self, token: int) -> None:
-        """Accept a token; an end of generation changes nothing where it is allowed."""
+        """Accept a token; an allowed end-of-generation token changes nothing."""
         if self.is_open:
             return
         reader, habits = self.reader, habits_of(self.ways)

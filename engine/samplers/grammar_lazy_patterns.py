@@ -1,4 +1,5 @@
-"""grammar_lazy_patterns: a grammar that begins where a regular expression says, or with a token."""
+"""grammar_lazy_patterns: a grammar that starts at a match of a regular expression, or at a
+token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

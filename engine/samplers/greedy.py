@@ -15,7 +15,7 @@ class GreedySampler(Sampler, name="greedy"):
 
 
 def first_largest(logits: F32) -> int:
-    """Return the place that no later one exceeds; a NaN in the first place stays."""
+    """Return the index of the first largest logit; a NaN at index 0 wins."""
     if np.isnan(logits[0]):
         return 0
     return int(np.argmax(np.where(np.isnan(logits), -np.inf, logits)))

@@ -1,4 +1,4 @@
-"""infill: few words and ends of a generation, for text that is filled in between."""
+"""infill: words and end-of-generation tokens, for text that is filled in between."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,8 @@ LEAST = F(0.2)  # the probability that a word needs at first
 @dataclass(kw_only=True)
 class Infill(ReadingSampler, name="infill"):
     def apply(self, c: CandidateList) -> CandidateList:
-        """Keep ends alone where they are likely; else merge words with their beginnings and cut."""
+        """Keep only end-of-generation tokens if they are likely; else merge words that begin alike,
+        and cut."""
         c = self.ways.softmax(c, sort=True)
         ends = self.find_ends(c)
         p_end, p_text = self.ways.total(c.p[ends]), self.ways.total(c.p[~ends])
@@ -38,7 +39,7 @@ class Infill(ReadingSampler, name="infill"):
         return c.change(p=np.asarray(c.p / self.ways.total(c.p), F))
 
     def merge(self, c: CandidateList) -> CandidateList:
-        """Give to the likelier of two the other's share, where one begins with the other."""
+        """Give the share of one token to the likelier of two, where one begins with the other."""
         logits, p = c.logits.copy(), c.p.copy()
         pieces = [self.known.pieces[token] for token in c.ids.tolist()]
         for i, head in enumerate(pieces):

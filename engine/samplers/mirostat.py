@@ -25,7 +25,7 @@ class Mirostat(LearningSampler, name="mirostat"):
         return min(max(int(max(k, F(1))), 1), len(p))
 
     def estimate(self, p: F32) -> np.float32:
-        """Return k as a number, which may be none."""
+        """Return k as a number, which may be NaN."""
         if Accident.MIROSTAT_ZERO not in self.ways.accidents:
             p = p[p > 0]
         n = len(p) - 1 if self.m < 1 else min(self.m - 1, len(p) - 1)

@@ -14,7 +14,8 @@ class TopP(Sampler, name="top_p"):
     min_keep: int = 1
 
     def apply(self, c: CandidateList) -> CandidateList:
-        """Probabilities are those of the whole list, added up as it stands before it is sorted."""
+        """Keep the likeliest. Probabilities are those of the whole list, summed in the order before
+        sorting."""
         if F(self.p) >= 1:
             return c
         c = self.ways.softmax(c, sort=False)
@@ -25,7 +26,7 @@ class TopP(Sampler, name="top_p"):
         return part
 
     def size(self, c: CandidateList) -> int | None:
-        """Return how many candidates reach p; None if all of these do not."""
+        """Return how many candidates reach p; None if all of them together do not."""
         enough = self.ways.running(c.p) >= F(self.p)
         enough[: max(0, self.min_keep - 1)] = False
         found = np.flatnonzero(enough)

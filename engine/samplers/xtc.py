@@ -1,4 +1,4 @@
-"""xtc: at times, all that reach the threshold but the least likely of them are left out."""
+"""xtc: at times, removes all candidates that reach the threshold but the least likely of them."""
 
 from dataclasses import dataclass
 

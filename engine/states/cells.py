@@ -1,4 +1,4 @@
-"""The cells of a saved stream: positions, and the sequences that each belongs to."""
+"""The cells of a saved stream: positions, and the sequences of each."""
 
 from array import array
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ EXTRA = 3  # int32 of a cell with positions in two dimensions: x, y and the toke
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedPositions:
-    """Positions of a stream (cells,). counts: sequences of each cell; ids: all of them in turn.
+    """Positions of a stream (cells,).
 
-    A recurrent state of one sequence does not say which.
+    counts: sequences of each cell; ids: all of them in turn. In a file of one sequence, a recurrent
+    state has no ids.
     """
 
     positions: NDArray[np.int32]

@@ -1,4 +1,5 @@
-"""The fields of a state file, read one by one: nothing past the end, nothing on a claim alone."""
+"""The fields of a state file, read one by one: never past the end, and nothing allocated on a
+claim."""
 
 from dataclasses import dataclass
 from struct import Struct
@@ -31,7 +32,7 @@ U32, I32, U64 = Struct("<I"), Struct("<i"), Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class StateField:
-    """The place of one number. name: `pos`, `n_cells`, `type`, ... as `StateFields` was told."""
+    """The place of one number. name: `pos`, `n_cells`, `type`, ..., as given to `StateFields`."""
 
     name: str
     at: int
@@ -62,7 +63,7 @@ class StateFields:
         return found
 
     def count(self, name: str, least: int) -> int:
-        """Read a number of things that take at least so many bytes each."""
+        """Read a count of items that take at least so many bytes each."""
         at = self.at
         n = self.number(U32, name)
         self.expect_room(at, n * least, f"{name} is {n}")
@@ -73,7 +74,7 @@ class StateFields:
             refuse("length", at, f"{claim}: {n_bytes} bytes expected, {self.left()} left")
 
     def numbers(self, n: int, name: str) -> NDArray[np.int32]:
-        """Return n int32 that are known to be there, as a copy."""
+        """Return a copy of n int32, which the caller has checked to exist."""
         start, self.at = self.at, self.at + 4 * n
         if self.places is not None:
             self.places += [StateField(name, start + 4 * i, 4) for i in range(n)]

@@ -104,7 +104,7 @@ class SavedPart:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A parsed file. tokens: (tokens,), as its user gave them; architecture: None in sequences."""
+    """A parsed file. tokens: (tokens,), as saved; architecture: None in files of one sequence."""
 
     kind: FileKind
     version: int
@@ -275,8 +275,8 @@ def read_rows(
 def read_columns(
     fields: StateFields, name: Literal["k", "v", "r", "s"], index: int, n_cells: int
 ) -> SavedRows:
-    """Read a type, the bytes of an element, the elements of a cell, and these element by element,
-    each for all cells."""
+    """Read a type, the size of an element, the elements of a cell, and the values, one element of
+    all cells after the other."""
     what = f"{name} of layer {index}"
     kind, at = read_type(fields, what), fields.at
     size = fields.number(U32, "element")

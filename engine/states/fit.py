@@ -1,4 +1,4 @@
-"""Comparison of a state file with a model and a context: everything that does not fit."""
+"""Comparison of a state file with a model and a context: everything that does not match."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -112,7 +112,8 @@ def attention_shape(layers: list[KeysValues]) -> PartShape:
 
 
 def recurrent_shape(layers: list[States], n_layers: int) -> PartShape:
-    """Return the shape of recurrent states; a lone convolution has a state of no elements."""
+    """Return the shape of recurrent states; a layer with only a convolution has a state of size
+    0."""
     tails = tuple(prod(each.shapes[0]) for each in layers)
     states = tuple(prod(each.shapes[1]) if len(each.shapes) > 1 else 0 for each in layers)
     return PartShape("recurrent", n_layers, {"r": tails, "s": states})
@@ -121,7 +122,7 @@ def recurrent_shape(layers: list[States], n_layers: int) -> PartShape:
 def find_misfits(
     state: SavedState, shape: StateShape, limits: ContextLimits | None = None
 ) -> Iterator[Misfit]:
-    """Yield all that does not fit the model and, if it is given, the context."""
+    """Yield all differences from the model and, if given, the context."""
     if state.architecture not in (None, shape.architecture):
         yield Misfit("architecture", "", shape.architecture, str(state.architecture))
     outside = np.flatnonzero((state.tokens < 0) | (state.tokens >= shape.n_vocab))

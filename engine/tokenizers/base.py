@@ -1,4 +1,4 @@
-"""The contract every tokenizer fulfils, and what most of them share.
+"""The contract of every tokenizer, and code that most of them share.
 
 Source: tokenizer_st_partition, token_to_piece and detokenize in src/llama-vocab.cpp of
 llama-cpp-python 0.3.36. `render` is the rule of the SPM, WPM and UGM vocabularies there.
@@ -40,8 +40,8 @@ class Tokenizer(Registered):
     ) -> list[int]:
         """Return the ids of `text`.
 
-        `add_special` adds what the model wants around a text (BOS, EOS). With `parse_special`,
-        the texts of control and unknown tokens stand for these tokens.
+        `add_special` adds the model's BOS and EOS. With `parse_special`, the texts of control and
+        unknown tokens stand for these tokens.
         """
         before, after = self.around() if add_special else ([], [])
         ids = list(before)
@@ -60,11 +60,11 @@ class Tokenizer(Registered):
         return before, after
 
     def segment(self, text: bytes) -> Iterable[int]:
-        """Return the ids of a text that is not empty and has no special tokens in it."""
+        """Return the ids of a text that is not empty and contains no special tokens."""
         raise NotImplementedError
 
     def piece(self, token: int, *, special: bool) -> bytes:
-        """The bytes a token stands for; without `special`, none for control and unknown tokens."""
+        """Return the bytes of a token; without `special`, control and unknown tokens give none."""
         return self.pieces_of([token], special=special)[0]
 
     def pieces_of(self, ids: Sequence[int], *, special: bool) -> list[bytes]:
@@ -130,7 +130,7 @@ class Tokenizer(Registered):
 
     @cached_property
     def special_texts(self) -> Needles:
-        """Return the special tokens' texts, in the order in which they are looked for."""
+        """Return the special tokens' texts, in search order."""
         return Needles([self.vocabulary.texts[token] for token in self.vocabulary.specials])
 
     def split(self, text: bytes, token: int) -> Iterator[int | bytes]:
@@ -152,7 +152,7 @@ class Tokenizer(Registered):
 
 
 def clean_spaces(text: bytes) -> bytes:
-    """`text` without the spaces that word tokenizers put before punctuation and contractions.
+    """Remove the spaces that word tokenizers put before punctuation and contractions.
 
     Three passes one after the other: " ' " between two spaces, for one, loses both.
     """
@@ -162,7 +162,8 @@ def clean_spaces(text: bytes) -> bytes:
 
 
 def require_token(token: int | None, role: str, asker: str = "") -> int:
-    """`token`, which `asker` (the flag of that role if empty) needs, or InvalidModel."""
+    """Return `token`, which `asker` (the flag of that role if empty) needs. Raises InvalidModel
+    without."""
     if token is None:  # llama.cpp ends the process, or gives id -1
         asker = asker or f"tokenizer.ggml.add_{role}_token"
         raise InvalidModel(

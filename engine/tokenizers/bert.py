@@ -1,4 +1,4 @@
-"""The "bert" tokenizer: WordPiece. Words are cut off white space and punctuation, then into tokens.
+"""The "bert" tokenizer: WordPiece. Text is split at white space and punctuation, then into tokens.
 
 The file's tokens have `▁` where a word begins, so `##` is not needed for where it goes on.
 
@@ -26,7 +26,7 @@ ENDS, GROWS, STANDS_ALONE = range(3)
 
 
 class BertTokenizer(Tokenizer, name="bert"):
-    """[CLS] (as BOS) and [SEP] are put around a text whatever the flags say."""
+    """BERT's tokenizer. [CLS] (as BOS) and [SEP] surround every text, whatever the flags say."""
 
     defaults = Defaults(
         bos=101, unk=100, sep=102, pad=0, mask=103, add_bos=True, add_sep=True, clean_spaces=True
@@ -49,8 +49,8 @@ class BertTokenizer(Tokenizer, name="bert"):
             yield from self.longest_first(SPACE + word)
 
     def longest_first(self, word: bytes) -> list[int]:
-        """Return the longest token that fits, again and again; the whole word is unknown if none
-        does."""
+        """Return the longest matching tokens of a word; the whole word is unknown if one part has
+        none."""
         ids: list[int] = []
         at = 0
         while at < len(word):
@@ -109,9 +109,9 @@ def is_chinese(code: int) -> bool:
 
 
 def bare(code: int) -> int:
-    """Return the first code point of its decomposition: of a Korean syllable, only the consonant.
+    """Return the first code point of the decomposition: for a Korean syllable, only the consonant.
 
-    Python's tables agree with llama.cpp's, but for code points that are newer than those.
+    Python's tables agree with llama.cpp's, but for newer code points.
     """
     return ord(unicodedata.normalize("NFD", chr(code))[0]) if is_assigned(code) else code
 

@@ -1,4 +1,4 @@
-"""SentencePiece's precompiled character map: which characters stand for which others.
+"""SentencePiece's precompiled character map: replacements of character sequences.
 
 The blob is a 32-bit size, that many bytes of an XOR-compressed compact double array (a trie, one
 32-bit word per node), and the replacements, each ended by a NUL. It comes from an untrusted file:
@@ -34,7 +34,8 @@ class Charsmap:
         self.replacements = blob[4 + size :]
 
     def longest(self, text: bytes, at: int) -> tuple[bytes, int] | None:
-        """Return the replacement of the longest sequence at `at` that has one, and that length."""
+        """Return the replacement of the longest mapped sequence at `at`, and that sequence's
+        length."""
         if not self.nodes:
             return None
         node, size, found = base(self.node(0)), 0, 0

@@ -1,4 +1,4 @@
-"""The "gemma4" tokenizer: "gpt2" on plain UTF-8, with `▁` for spaces and lines for words.
+"""The "gemma4" tokenizer: "gpt2" on plain UTF-8, with `▁` for spaces and lines instead of words.
 
 A line is merged as a whole, and a run of newlines that is a token is that token. What is no token
 is spelled with the tokens `<0xNN>`, and a byte without one is lost. The file's pre-tokenizer is not

@@ -96,7 +96,7 @@ class Gpt2Tokenizer(Tokenizer, name="gpt2"):
         )
 
     def kept_whole(self) -> NDArray[np.bool_]:
-        """Return for each first byte whether a word that is a token is not split."""
+        """Return for each first byte whether a word that is a token stays whole."""
         kept = NEVER | self.pre.ignore_merges
         kept[ord("\n")] |= self.pre.kind == "GEMMA4"
         return kept
@@ -130,7 +130,7 @@ def defaults_of(pre: PreTokenizer, defaults: Defaults) -> Defaults:
 
 
 def readable(text: bytes) -> str:
-    """`text` as llama.cpp reads it; there can be surrogates in it."""
+    """Return `text` as llama.cpp decodes it; it may contain surrogates."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -144,10 +144,9 @@ def reread(undecoded: re.Match[str]) -> str:
 
 
 def bytes_of_character(code: int, text: bytes, token: int) -> bytes:
-    """Return the byte that a character of a token stands for, or llama.cpp's words for there being
-    none.
+    """Return the byte for a character of a token, or llama.cpp's error text if there is none.
 
-    Those hold the whole token once for each such character.
+    That text holds the whole token once for each such character.
     """
     if code > LAST:  # llama.cpp does not load the model
         raise InvalidModel(
@@ -171,7 +170,7 @@ def refuse_spaces(words: Sequence[str], kind: str) -> None:
 
 
 def read_merges(metadata: Metadata, *, required: bool = True) -> list[bytes]:
-    """`left right`, the best first; of two that are alike the first counts.
+    """Return merges `left right`, the best first; the first of equal ones counts.
 
     No symbol has a space in it, so a merge that is not two texts and one space never applies.
     """

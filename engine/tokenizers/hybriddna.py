@@ -1,4 +1,4 @@
-"""The "hybriddna" tokenizer: byte-pair merges, and DNA between `<dna>` and `</dna>` in sixes.
+"""The "hybriddna" tokenizer: byte-pair merges, and DNA between `<dna>` and `</dna>` in 6-mers.
 
 Source: llm_tokenizer_hybriddna_session, and what llama_vocab::impl::load does for it, in
 src/llama-vocab.cpp of llama-cpp-python 0.3.36.

@@ -61,9 +61,8 @@ class LlamaTokenizer(Tokenizer, name="llama"):
 
     @cached_property
     def merged(self) -> Callable[[bytes], tuple[int, ...]]:
-        """Return the merger with a cache of the last parts, as flags leave most of a text the
-        same.
-        """
+        """Return the merger with a cache of recent parts: changing flags leaves most of a text the
+        same."""
         merging = self.merging
 
         @lru_cache(KEPT)
@@ -85,7 +84,7 @@ class LlamaTokenizer(Tokenizer, name="llama"):
         )
 
     def order(self) -> NDArray[np.int32]:
-        """Return each token's rank; the lowest is merged first, which is the best score."""
+        """Return each token's rank; the lowest rank, the best score, is merged first."""
         scores = np.array(self.vocabulary.scores, np.float32)
         return np.unique(-scores, return_inverse=True)[1].astype(np.int32)
 

@@ -1,4 +1,4 @@
-"""Tokens that a text has at a place: a trie's answers, without the memory of one."""
+"""Finds the tokens that start at a place of a text, as a trie would, with less memory."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ class Matcher:
         self.sizes = {head: tuple(sorted(found)) for head, found in sizes.items()}
 
     def matches(self, text: bytes, at: int) -> Iterator[tuple[int, int]]:
-        """Length and id of each token that the text has at `at`, the shortest first."""
+        """Yield length and id of each token that starts at `at`, the shortest first."""
         left = len(text) - at
         for size in range(1, min(HEAD, left + 1)):
             token = self.tokens.get(text[at : at + size])

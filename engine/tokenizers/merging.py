@@ -1,4 +1,4 @@
-"""Pairs of neighbours merged, best first: compiled, and shared by "llama" and "gpt2".
+"""Merging of neighbouring pairs, best first: compiled, and shared by "llama" and "gpt2".
 
 A symbol is known by where it starts, for it ends where the next one starts.
 """
@@ -36,7 +36,7 @@ BEGINS, BEFORE, AFTER, RANK = range(4)
 
 
 class Merging(NamedTuple):
-    """All that decides how a text without special tokens becomes ids."""
+    """Everything that decides how a text without special tokens becomes ids."""
 
     pairs: Table  # what two symbols merge into, with the rank of that: the lowest is merged first
     by_split: bool  # whether it counts where the pair is cut
@@ -67,8 +67,8 @@ class Merging(NamedTuple):
 
 @kernel
 def spell(raw: U8, sizes: I64, letters: I32) -> Any:
-    """Return a text in the characters that stand for its bytes, and the edges of its words in
-    bytes.
+    """Return the text with its bytes spelled as characters, and the word boundaries in bytes. A
+    size beyond the end of the text is cut there.
 
     A size beyond the end of the text is one up to its end.
     """
@@ -93,11 +93,10 @@ def spell(raw: U8, sizes: I64, letters: I32) -> Any:
 
 @kernel
 def cut(text: U8, hashes: U64, powers: U64, joints: U8, start: int, end: int, symbols: I32) -> int:
-    """Return characters as symbols, up to two that are side by side in nothing that is merged; how
-    many.
+    """Store characters as symbols up to a pair that no merge contains; return their number.
 
-    The place where it stopped is there as one more symbol. Nothing merges across it, and what is
-    merged at once stays small, which is what takes time: memory that is not near.
+    The place where it stopped is there as one more symbol. Nothing merges across it, so each merge
+    works on little memory, which is faster.
     """
     count = 0
     while True:
@@ -148,7 +147,7 @@ def consider(
     tags: U8, rows: I64, blob: U8, powers: U64, by_split: bool, text: U8, hashes: U64, symbols: I32,
     count: int, left: Any, heap: I64, size: int,
 ) -> int:  # fmt: skip
-    """Put a symbol and the next one on the heap if they merge; how many pairs are there then."""
+    """Push a symbol and the next one onto the heap if they merge; return the heap's size."""
     right = symbols[left, AFTER]
     best = NONE
     if right < count:
@@ -164,7 +163,7 @@ def merge(
     tags: U8, rows: I64, blob: U8, powers: U64, by_split: bool, text: U8, hashes: U64, symbols: I32,
     count: int, heap: I64,
 ) -> None:  # fmt: skip
-    """The lowest rank first, and among equals the leftmost, until no pair has one.
+    """Merge the pair of lowest rank, the leftmost if equal, until no pair has a rank.
 
     A pair that has changed since it was put on the heap is told by its rank. If it has changed and
     the rank is the same, it is on the heap twice with one key, and either stands for both.
@@ -194,7 +193,7 @@ def write(
     ids: I32, n_ids: int, tags: U8, rows: I64, blob: U8, powers: U64, byte_ids: I32, text: U8,
     hashes: U64, symbols: I32, count: int,
 ) -> int:  # fmt: skip
-    """Return the ids of symbols, or those of their bytes; how many ids there are then."""
+    """Write the ids of symbols, or of their bytes; return the number of ids."""
     left = 0
     while left < count:
         start, end = symbols[left, BEGINS], symbols[symbols[left, AFTER], BEGINS]
@@ -218,7 +217,7 @@ def merge_words(
     joints: U8, by_split: bool, tags: U8, rows: I64, blob: U8, powers: U64, whole: Any,
     byte_ids: I32,
 ) -> Any:  # fmt: skip
-    """Return the ids of all words, and where those of each word begin and end."""
+    """Return the ids of all words, and the boundaries between words."""
     hashes = hash_prefixes(text)
     longest = 0  # not by numpy: its functions take ten times as long to compile as all of this
     for word in range(len(edges) - 1):

@@ -63,7 +63,7 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         return [], []
 
     def segment(self, text: bytes) -> Iterator[int]:
-        """A byte order mark at the start is dropped, here and after each special token."""
+        """Yield ids. A byte order mark at the start, and after each special token, is dropped."""
         codes = code_points(text)
         if codes[0] == BYTE_ORDER_MARK:
             del codes[0]
@@ -101,9 +101,9 @@ class Plamo2Tokenizer(Tokenizer, name="plamo2"):
         return ""
 
     def steps(self, state: str) -> tuple[TableStep, ...]:
-        """Return the steps that a state allows, the longest first, in bytes at the end.
+        """Return the steps of a state, the longest first, spelling in bytes last.
 
-        A token that gains as much as spelling in bytes ends the list: shorter ones are not seen.
+        A token that gains as much as spelling in bytes ends the list, so shorter ones are ignored.
         """
         if state not in self.known_steps:
             found: list[TableStep] = []
@@ -140,7 +140,7 @@ def decode_token(text: bytes, token: int) -> str:
 
 
 def gain_of(score: float) -> int:
-    """Rounded as C's round does; what does not fit 32 bits is no gain, as on x86."""
+    """Return the score rounded as by C's round; a value beyond 32 bits is no gain, as on x86."""
     if not isfinite(score):
         return NO_GAIN
     scaled = score * SCALE

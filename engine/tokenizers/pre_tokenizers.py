@@ -1,4 +1,4 @@
-"""The pre-tokenizers of byte-level BPE: how a text is cut into words, by tokenizer.ggml.pre.
+"""The pre-tokenizers of byte-level BPE: the split of a text into words, by tokenizer.ggml.pre.
 
 Source: llm_tokenizer_bpe and llama_vocab::impl::load in src/llama-vocab.cpp of llama-cpp-python
 0.3.36. An expression is written as there, unless llama.cpp does something else by hand (then it
@@ -23,8 +23,8 @@ def either(*parts: str) -> str:
 
 
 def cased_word(capitals: str, smalls: str, ending: str = "") -> str:
-    """Return a word that starts with capitals or ends with small letters, after one other
-    character."""
+    """Return an expression for a word that starts with capitals or ends with small letters, after
+    one other character."""
     before = r"[^\r\n\p{L}\p{N}]?"
     return either(
         f"{before}[{capitals}]*[{smalls}]+{ending}", f"{before}[{capitals}]+[{smalls}]*{ending}"
@@ -221,7 +221,7 @@ class PreTokenizer:
 
     @property
     def byte_level(self) -> bool:
-        """True if each byte of a word is written as a character of its own."""
+        """Return True if each byte of a word is written as one character."""
         return self.kind not in RAW_KINDS
 
     @property

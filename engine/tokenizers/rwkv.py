@@ -19,7 +19,7 @@ BACKSLASH = ord("\\")
 
 
 class RwkvTokenizer(Tokenizer, name="rwkv"):
-    """Tokenizer of RWKV; of two tokens that are the same unescaped, it finds the later one."""
+    """Tokenizer of RWKV; of two tokens with the same unescaped text, it finds the later one."""
 
     defaults = Defaults()
 
@@ -54,7 +54,8 @@ class RwkvTokenizer(Tokenizer, name="rwkv"):
 
 
 def unescape(text: bytes) -> bytes:
-    """Anything passes for a hexadecimal digit, and an escape that is cut off is dropped."""
+    """Unescape a token. Any character passes as a hexadecimal digit; an incomplete escape is
+    dropped."""
     found = bytearray()
     at = 0
     while at < len(text):

@@ -1,4 +1,4 @@
-r"""Cuts a text into words: by one expression, then each part by the next one, and so on.
+r"""Splits a text into words: by one expression, then each part by the next one, and so on.
 
 An expression that names categories such as \p{L} sees the text with every code point beyond ASCII
 replaced by a stand-in for its category, as llama.cpp does: \p{Lu} is any letter there, and nothing
@@ -54,7 +54,8 @@ Cut = Callable[[str], list[str]]  # the parts of a string, in order: joined they
 
 
 class Remembered(dict[str, list[T]]):
-    """Cache of a function's results for words: a text has few distinct ones, and they are short."""
+    """Cache of a function's results for words: a text has few distinct words, and they are
+    short."""
 
     LONGEST, MOST = 64, 1 << 18
 
@@ -62,7 +63,7 @@ class Remembered(dict[str, list[T]]):
         self.compute = compute
 
     def over(self, words: Iterable[str]) -> list[T]:
-        """Return the results for all the words, one after the other."""
+        """Return the results for all words, concatenated."""
         words = list(words)
         new = [word for word in dict.fromkeys(words) if word not in self]
         self.update(zip(new, self.compute(new) if new else (), strict=True))
@@ -85,7 +86,7 @@ class TextSplitter:
         )
 
     def words(self, text: str) -> list[str]:
-        """Return the words of a text; joined they give it again."""
+        """Return the words of a text; their concatenation is the text."""
         if text.isascii():  # it stands for itself
             words = [text]
             for _, parts in self.stages:
@@ -126,7 +127,7 @@ def collapse(text: str) -> str:
 
 @cache
 def cut_by(expression: str) -> Cut:
-    """Return the cut that llama.cpp makes with one of its expressions."""
+    """Return llama.cpp's split function for one of its expressions."""
     if expression in (AFMOE_DIGITS, TINY_AYA_DIGITS):
         return cut_numbers
     if expression == SUPERBPE_DIGITS:
@@ -161,7 +162,7 @@ DIGITS = re.compile("[0-9]+")
 
 
 def cut_numbers(collapsed: str) -> list[str]:
-    """Return numbers in threes from the right; what is before a number stays with its first
+    """Return numbers split in threes from the right; text before a number stays with its first
     group."""
     ends = [
         end
@@ -172,7 +173,8 @@ def cut_numbers(collapsed: str) -> list[str]:
 
 
 def cut_thousands(wide: str) -> list[str]:
-    """Cut runs of ASCII digits into threes from the right; the text around them stays attached."""
+    """Split runs of ASCII digits into threes from the right; the text around them stays
+    attached."""
     starts = [
         start
         for run in DIGITS.finditer(wide)

@@ -45,7 +45,8 @@ class T5Tokenizer(Tokenizer, name="t5"):
         return self.best(self.normalize(text))
 
     def normalize(self, text: bytes) -> bytes:
-        """Characters replaced, runs of spaces made one, a space put before: as the keys say.
+        """Normalise a text as the keys say: replace characters, collapse spaces, put a space in
+        front.
 
         With `remove_extra_whitespaces` a space goes before every word, `add_space_prefix` or not.
         """
@@ -77,9 +78,9 @@ class T5Tokenizer(Tokenizer, name="t5"):
         return (text[at : at + size], size) if size else (to_utf8(REPLACEMENT), 1)
 
     def best(self, text: bytes) -> list[int]:
-        """Return the ids of a normalised text; among equal sums, what was found first.
+        """Return the ids of a normalised text; the first of equal sums wins.
 
-        A character that is no token is unknown, and so is each one in a run of them at once.
+        A character without a token is unknown, and a run of them is one unknown token.
         """
         unk = NO_UNKNOWN if self.vocabulary.unk is None else self.vocabulary.unk
         sums = [0.0] + [-float_info.max] * len(text)
@@ -113,10 +114,10 @@ class T5Tokenizer(Tokenizer, name="t5"):
 
 
 class Beginnings:
-    """Texts that are not normalised: user-defined tokens.
+    """Prefix tree of user-defined tokens, which are not normalised.
 
-    llama.cpp follows them as far as they go and leaves that much as it is, even if it is less
-    than a token, and less than a character.
+    llama.cpp follows them as far as they go and leaves that much as it is, even if it is less than
+    a token or a character.
     """
 
     def __init__(self, texts: list[bytes]) -> None:
@@ -125,7 +126,7 @@ class Beginnings:
         self.longest = max(map(len, texts), default=0)
 
     def shared_length(self, text: bytes, at: int) -> int:
-        """Return the number of bytes from `at` that are the beginning of one of the texts."""
+        """Return how many bytes from `at` match the beginning of one of the texts."""
         if text[at] not in self.firsts:
             return 0
         part = text[at : at + self.longest]

@@ -1,4 +1,4 @@
-"""Texts with values, for compiled code: which of them is a slice of some text?
+"""Lookup of texts for compiled code: the value of a slice of some text.
 
 The prefixes of a text are hashed once; so any slice of it is looked up at the cost of comparing
 its bytes. Kernels are given arrays, not tuples of them: numba would count references at each call.
@@ -34,17 +34,18 @@ STAMP = source_stamp(__file__)
 
 
 def kernel(function: Function) -> Function:
-    """Compile at the first call; what is kept holds until the function's file or this changes."""
+    """Compile at the first call; the stored code is valid until this file or the function's
+    changes."""
     return cast(Function, compile_kernel(function, STAMP, nogil=True))
 
 
 def inline_part(function: Function) -> Function:
-    """Return a part of kernels: a call would cost more than what it does."""
+    """Return a function that is inlined into kernels: a call would cost more than its work."""
     return cast(Function, njit(inline="always")(function))
 
 
 class Table(NamedTuple):
-    """Texts, each with a value; found by their bytes and by where they are cut in two."""
+    """Texts, each with a value; found by their bytes and the place of the split."""
 
     tags: U8  # (a power of two,) some bits of the hash, or FREE: what is missing is told by these
     rows: I64  # (as many, 4)
@@ -54,7 +55,7 @@ class Table(NamedTuple):
 
 
 def table_of(texts: Iterable[bytes], values: Iterable[int]) -> Table:
-    """Build a table of texts in one part; the first of equal texts counts."""
+    """Build a table of unsplit texts; the first of equal texts counts."""
     numbers = np.fromiter(values, np.int32)
     blob, starts = join_texts(list(texts))
     return fill_table(blob, starts, np.zeros_like(numbers), numbers)
@@ -67,7 +68,7 @@ def table_of_merges(merges: Sequence[bytes]) -> Table:
 
 
 def join_texts(texts: Sequence[bytes]) -> tuple[U8, I64]:
-    """Return texts one after the other, where each begins, and where the last one ends."""
+    """Return the concatenated texts, and where each begins and the last one ends."""
     starts = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
     return np.frombuffer(b"".join(texts) or b"\0", np.uint8), starts
 
@@ -84,7 +85,7 @@ def fill_table(blob: U8, starts: I64, splits: I32, values: I32) -> Table:
 
 
 class Needles:
-    """Texts that are looked for in other texts, all at once."""
+    """Texts to search for in other texts, all at once."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         self.table = table_of(texts, range(len(texts)))
@@ -95,7 +96,7 @@ class Needles:
         self.edges = np.searchsorted([first for first, _ in pairs], np.arange(257))
 
     def present(self, text: bytes) -> list[int]:
-        """Return the numbers of those that are somewhere in `text`."""
+        """Return the indices of the needles that occur in `text`."""
         if not text or not self.count:
             return []
         raw, found = np.frombuffer(text, np.uint8), np.zeros(self.count, np.bool_)
@@ -128,7 +129,7 @@ def key_of(value: Any, split: int) -> Any:
 def slot_of(
     tags: U8, rows: I64, blob: U8, key: Any, text: U8, start: int, size: int, split: int
 ) -> Any:
-    """Return the slot of a text, or the free one where it belongs."""
+    """Return the slot of a text, or the free slot for it."""
     tag, mask = np.uint8(key) | TAKEN, len(tags) - 1
     at = np.int64(key >> HALF) & mask
     while tags[at] != FREE:
@@ -148,7 +149,7 @@ def value_of(
     tags: U8, rows: I64, blob: U8, powers: U64, text: U8, hashes: U64, start: int, end: int,
     split: int,
 ) -> Any:  # fmt: skip
-    """Return the value of the text that a slice is, or NONE."""
+    """Return the value of a slice of the text, or NONE."""
     size = end - start
     if size >= len(powers):
         return NONE
@@ -176,8 +177,7 @@ def fill(tags: U8, rows: I64, blob: U8, starts: I64, splits: I32, values: I32) -
 
 @kernel
 def halves(blob: U8, starts: I64) -> Any:
-    """Return the texts without the one space that each must have inside; else nothing is left of
-    it."""
+    """Return the texts without their one space; a text without exactly one becomes empty."""
     left, ends, at = np.empty_like(blob), np.zeros_like(starts), 0
     splits = np.zeros(len(starts) - 1, np.int32)
     for i in range(len(splits)):
@@ -215,7 +215,7 @@ def look_for(
 
 @inline_part
 def character_size(first: int) -> int:
-    """Return a character's bytes by its first byte; later ones are not looked at."""
+    """Return the size of a character by its first byte; later bytes are not checked."""
     if first < 0xC0:
         return 1
     return 2 + (first >= 0xE0) + (first >= 0xF0)

@@ -1,4 +1,4 @@
-"""The categories of all code points as llama.cpp has them: Unicode 15.1, whatever Python has.
+"""The categories of all code points in llama.cpp: Unicode 15.1, whatever version Python has.
 
 Source: unicode_ranges_flags and unicode_set_whitespace in src/unicode-data.cpp of llama-cpp-python
 0.3.36. Python's `unicodedata` and the package `regex` carry other versions of Unicode, and those

@@ -1,4 +1,4 @@
-"""UTF-8 as llama.cpp reads and writes it: what does not decode becomes U+FFFD, byte by byte.
+"""UTF-8 as llama.cpp reads and writes it: each invalid byte becomes U+FFFD.
 
 More is accepted than in Python: overlong forms, surrogates, and four bytes up to 0x1FFFFF.
 
@@ -31,9 +31,9 @@ def code_points(text: bytes) -> list[int]:
 
 
 def writable_code_points(text: bytes) -> list[int]:
-    """Return the code points of a text that will be written as UTF-8 again.
+    """Return the code points of a text that will be encoded as UTF-8 again.
 
-    EngineError if one is beyond U+10FFFF: llama.cpp ends the process.
+    Raises EngineError if one is beyond U+10FFFF, where llama.cpp aborts.
     """
     codes = code_points(text)
     if codes and max(codes) > LAST:
@@ -44,7 +44,8 @@ def writable_code_points(text: bytes) -> list[int]:
 
 
 def to_utf8(code: int) -> bytes:
-    """Return the bytes of a code point, in the same form for surrogates and up to 0x1FFFFF."""
+    """Return the bytes of a code point; surrogates and code points up to 0x1FFFFF are encoded
+    alike."""
     if code < 0x80:
         return bytes([code])
     size = 2 + (code >= 0x800) + (code >= 0x10000)

@@ -159,7 +159,7 @@ class VocabularyDraft:
     eog: set[int]
 
     def present(self, texts: str) -> list[int]:
-        """Return ids, lowest first, of those of the space-separated texts that are tokens."""
+        """Return ids, lowest first, of the space-separated texts that are tokens."""
         return sorted(self.ids[t] for t in texts.encode().split() if t in self.ids)
 
     def id_named(self, text: str) -> int:
@@ -208,7 +208,8 @@ def read_vocabulary(metadata: Metadata, defaults: Defaults) -> Vocabulary:
 
 
 def special_ids(draft: VocabularyDraft) -> list[int]:
-    """Longest text first, and the lower id among equals: there llama.cpp's sort has no rule."""
+    """Return special ids, longest text first; among equals the lower id, where llama.cpp has no
+    rule."""
     ids = [i for i, attr in enumerate(draft.attrs) if attr & Attr.SPECIAL]
     return sorted(ids, key=lambda i: -len(draft.texts[i]))
 
@@ -304,7 +305,8 @@ def read_suppressed(metadata: Metadata, n_vocab: int) -> list[int]:
 
 
 def read_roles(metadata: Metadata, defaults: Defaults, n_vocab: int) -> dict[str, int | None]:
-    """An id beyond the vocabulary leaves the default in place, as files write -1 for "none"."""
+    """Read the special ids. An id beyond the vocabulary keeps the default, as files write -1 for
+    "none"."""
     roles: dict[str, int | None] = {role: getattr(defaults, role, None) for role, _ in ROLE_KEYS}
     for role, key in ROLE_KEYS:
         default, key = roles[role], f"tokenizer.ggml.{key}"
@@ -336,7 +338,7 @@ def recognise_roles(draft: VocabularyDraft) -> None:
 
 
 def recognise_ends(draft: VocabularyDraft) -> None:
-    """Tokens that end a generation, by their text and by their role."""
+    """Mark the tokens that end a generation, by their text and by their role."""
     for i in draft.present(EOG_TEXTS):
         draft.eog.add(i)
         draft.attrs[i] |= Attr.CONTROL
@@ -364,7 +366,7 @@ def withdraw(draft: VocabularyDraft, text: bytes, attr: int) -> None:
 
 
 def set_stripping(draft: VocabularyDraft, metadata: Metadata, specials: list[int]) -> None:
-    """Tokens that swallow the white space beside them: GGUF has no key for it, so by model name."""
+    """Mark tokens that strip the white space beside them, by model name: GGUF has no key for it."""
     pre = read_string(metadata, "tokenizer.ggml.pre")
     arch = read_string(metadata, "general.architecture")
     name = read_string(metadata, "general.name").lower()

@@ -1,4 +1,4 @@
-"""The "whitespace" tokenizer: byte-pair merges on what white space leaves, which is dropped.
+"""The "whitespace" tokenizer: byte-pair merges on the words between white space, which is dropped.
 
 Source: llm_tokenizer_whitespace_session in src/llama-vocab.cpp of llama-cpp-python 0.3.36.
 """

@@ -1,1 +1,1 @@
-"""The ops again, compiled: it never judges, and is held against the formulas."""
+"""The ops in compiled form. They never judge, and tests compare them with the formulas."""

@@ -1,4 +1,4 @@
-"""Activations as `fast` multiplies them: converted by compiled loops, to the same bytes."""
+"""Activations as `fast` multiplies them: compiled conversion to the same bytes."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,19 +35,17 @@ class ActivationSteps:
 
     @cached_property
     def have_opposites(self) -> bool:
-        """Return True if no step is -128, as for nearly all activations. NaN and infinity become
-        -128. A processor that moves signs from one factor to the other turns -128 into -128
-        again."""
+        """Return True if no step is -128, as for nearly all activations."""
         return bool(self.x.min(initial=0) > -128)
 
     @cached_property
     def tiles(self) -> tuple[I16, F32]:
-        """x and dx as `panels` takes them."""
+        """Return x and dx in the layout of `panels`."""
         return tiled_pairs(self.x.astype(np.int16)), tile_tokens(self.dx)
 
     @cached_property
     def tiles_of_minima(self) -> tuple[I16, F32]:
-        """Return factors of the minima and their scales, as `panels` takes them."""
+        """Return factors of the minima and their scales, in the layout of `panels`."""
         if not self.lows.shape[1]:
             return tiled_pairs(self.sums.astype(np.int16)), tile_tokens(self.dx)
         ones = np.zeros((*self.lows.shape, 2), np.int16)
@@ -71,8 +69,8 @@ def tiled_pairs(x: I16) -> I16:
 
 @kernel
 def to_q8(x: F32, steps: I8, scales: F32, sums: I32, wide_sums: I32) -> None:
-    """Q8_0 and Q8_1 as x86 code has them; scales are not rounded to halves yet. wide_sums: of what
-    steps were before they were made to fit."""
+    """Convert to Q8_0 or Q8_1 as x86 code does; scales are not rounded to halves yet. wide_sums:
+    sums of the steps before clamping."""
     lanes = np.empty(8, np.float32)  # as a vector register of eight
     for t in range(x.shape[0]):
         for b in range(scales.shape[1]):

@@ -53,7 +53,8 @@ def power_of_two(n: Any) -> Any:
 
 @kernel
 def rms_norm(x: F32, weight: F32, eps: Any, out: F32, start: int, stop: int) -> None:
-    """Squares in float32, their sum in float64, as ggml has it, but in eight sums side by side."""
+    """Compute RMS norm: squares in float32, their sum in float64, as in ggml, but in eight partial
+    sums."""
     whole = x.shape[1] // 8 * 8
     for t in range(start, stop):
         sums = np.zeros(8)
@@ -166,7 +167,8 @@ def attend(
     q: F32, k: Kept, v: Kept, scale: Any, visible: NDArray[np.bool_], room: F32, out: F32,
     start: int, stop: int,
 ) -> None:  # fmt: skip
-    """The three of them in one call; room: (2, heads, tokens, cells), for what is between."""
+    """Compute scores, softmax and weighted values in one call; room: (2, heads, tokens, cells), for
+    intermediate results."""
     kq(q, k, room[0], start, stop)
     soft_max(room[0], scale, visible, room[1], start, stop)
     kqv(room[1], v, out, start, stop)

@@ -47,7 +47,8 @@ class Fast(Mirror):
         self.turned: tuple[bytes, RopeParams, F32, F32] | None = None
 
     def share(self, kernel: Callable[..., None], n: int, work: int, *args: Any) -> None:
-        """kernel(*args, start, stop) for 0 to n, by as many threads as `work` is worth."""
+        """Call kernel(*args, start, stop) on parts of 0 to n, with as many threads as `work`
+        justifies."""
         helpers = min(self.n_threads - 1, work // WORTH_A_THREAD)
         if helpers < 1:
             kernel(*args, 0, n)
@@ -86,8 +87,8 @@ class Fast(Mirror):
         return kind.name in BLOCKS and len(x) <= FEW and self.steps(x, kind).have_opposites
 
     def by_rows(self, x: F32, weights: Sequence[Weight]) -> list[F32]:
-        """Multiply by weights of one format in one call: sharing out a small product costs as much
-        as it."""
+        """Multiply by weights of one format in one call: starting threads costs as much as a small
+        product."""
         kind = weights[0].format
         found = self.steps(x, kind)
         n = sum([weight.shape[0] for weight in weights])
@@ -124,7 +125,7 @@ class Fast(Mirror):
         return out
 
     def turns(self, positions: I32, params: RopeParams) -> tuple[F32, F32]:
-        """Return cosines and sines; kept until others are wanted: all layers of a batch want the
+        """Return cosines and sines, cached for the last positions: all layers of a batch need the
         same."""
         at, last = positions.tobytes(), self.turned
         if last is None or last[0] != at or not last[1].turns_as(params):
@@ -186,7 +187,7 @@ def plain(x: NDArray[Any]) -> F32:
 
 
 def as_cached(x: NDArray[Any]) -> NDArray[Any]:
-    """Return keys or values as they lie in a cache: halves as their bits."""
+    """Return keys or values as the cache stores them: halves as their bits."""
     if x.dtype == np.float16:
         return as_compiled(x.view(HALF_BITS), HALF_BITS)
     return plain(x)
@@ -197,7 +198,7 @@ def visible_cells(visible: Bools) -> Bools:
 
 
 def as_compiled(x: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return x as the kind of array that the kernels are compiled for; a copy if it is another."""
+    """Return x as the kind of array that the kernels are compiled for; a copy if needed."""
     if x.dtype == kind and x.flags.carray:
         return x
     return np.require(x, kind, ["C", "A", "W"])
@@ -217,7 +218,8 @@ def of_steps(found: ActivationSteps, weight: Weight) -> Prepared:
 
 
 def of_floats(x: F32, weight: Weight) -> Prepared:
-    """Activations are rounded as the weight's `vec_dot_type` has them."""
+    """Prepare a product of float weights. Activations are rounded to the weight's
+    `vec_dot_type`."""
     rounded = plain(activation_format(weight.format).convert(x).values)
     unpack = address_of(weight.format.unpack, *floats.KINDS)
     return floats.products, (unpack, readable(weight.raw), weight.row_bytes, rounded)

@@ -91,9 +91,9 @@ def unpack_row(
     unpack: int, how: I64, table: F32, raw: Bytes, at: int, room: Bytes, steps: I16, scales: F32,
     lows: I16, low_scales: F32,
 ) -> None:  # fmt: skip
-    """The row that begins there: steps, and a scale for each run of them; the same of minima.
+    """Unpack the row at this place: steps and a scale for each run; the same for minima.
 
-    room: as many bytes as a row has.
+    room: a buffer for the bytes of one row.
     """
     size, weights, run, stored, d, count, one, low, several = how
     runs = weights // run

@@ -1,5 +1,4 @@
-"""Threads that stay, and share the work of a kernel. Each has a part of it, and takes piece after
-piece in a row: memory is read fastest in one go. Whoever is done takes pieces of the others' parts.
+"""Threads that stay alive, and share the work of a kernel.
 
 To wake a thread takes as long as a small product, so after a piece each looks out for the next job
 for a while, in compiled code and without Python's lock. Whoever asks never waits for a thread that
@@ -43,7 +42,8 @@ WRONG, FINE = -1, 0
 def work(
     box: Any, function: int, arguments: int, n: int, piece: int, parts: int, first: int
 ) -> None:
-    """Do a worker's own part first, then other parts. first: the number of its own part."""
+    """Do a worker's own part first, then other workers' parts. first: the number of its own
+    part."""
     for i in range(parts):
         part = (first + i) % parts
         stop = end_of(part, parts, n)
@@ -62,7 +62,7 @@ def end_of(part: int, parts: int, n: int) -> int:
 
 @kernel
 def serve(box: Any, number: int, seen: int, patience: int) -> int:
-    """Work until there was nothing to do for a while, and return the last job that it knows."""
+    """Run jobs until there is none for a while, and return the number of the last job."""
     waited = 0
     while waited < patience:
         ticket = get(box, TICKET)

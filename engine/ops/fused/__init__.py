@@ -1,1 +1,1 @@
-"""Fused and composite operations of engines' interfaces: what each computes, and how exactly."""
+"""Fused and composite operations of engines' interfaces: the result of each, and its bound."""

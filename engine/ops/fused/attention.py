@@ -11,7 +11,8 @@ REASON = "scores, a softmax and its sums in any order"
 
 
 def causal(tokens: int, cells: int, offset: int, window: int) -> F64:
-    """Token t has position offset + t and sees the cells up to its own, or the last `window`."""
+    """Return a mask: token t has position offset + t, and sees cells up to its own, or the last
+    `window`."""
     back = offset + np.arange(tokens)[:, None] - np.arange(cells)[None]
     seen = (back >= 0) & ((back < window) if window else True)
     return np.where(seen, 0.0, -np.inf)

@@ -47,7 +47,7 @@ OPERATIONS: dict[str, Operation] = {}
 
 
 def operation(name: str) -> Callable[[Operation], Operation]:
-    """Register what the operation of this name computes."""
+    """Register the function that computes the operation of this name."""
 
     def add(function: Operation) -> Operation:
         if name in OPERATIONS:

@@ -1,4 +1,5 @@
-"""Keys and values that are put into caches: one row of cells, heads first, or blocks of a pool."""
+"""Keys and values that are written into caches: one row of cells, heads first, or blocks of a
+pool."""
 
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ Write = Callable[[F64, F64], None]  # into a whole cache: the new rows (heads, t
 
 
 def put(cache: F64, new: Result, write: Write) -> Expected:
-    """Return all of the cache: what was there stays, and is exact."""
+    """Return the whole cache: unwritten cells stay as they were, and are exact."""
     assert isinstance(new, Expected)
     value, allowed = cache.copy(), np.zeros(cache.shape)
     write(value, new.value)

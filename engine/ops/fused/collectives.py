@@ -71,7 +71,7 @@ def send_recv(call: Call) -> dict[str, Result]:
 
 @operation("gather_to_rank")
 def gather_to_rank(call: Call) -> dict[str, Result]:
-    """Give one rank the parts of all; other ranks keep their buffers: (ranks, ranks * length)."""
+    """Gather all parts at one rank; other ranks keep their buffers: (ranks, ranks * length)."""
     x, out = call.inputs["x"], call.inputs["before"].copy()
     out[call.number("dst_rank")] = x.reshape(-1)
     return {"y": expect_copy(out)}
@@ -79,6 +79,6 @@ def gather_to_rank(call: Call) -> dict[str, Result]:
 
 @operation("scatter_from_rank")
 def scatter_from_rank(call: Call) -> dict[str, Result]:
-    """Rank r gets part r of what one rank has: x (ranks, ranks * length) -> (ranks, length)"""
+    """Scatter one rank's data, part r to rank r: x (ranks, ranks * length) -> (ranks, length)"""
     x = call.inputs["x"]
     return {"y": expect_copy(x[call.number("src_rank")].reshape(len(x), -1))}

@@ -31,7 +31,7 @@ def scaled_add(call: Call) -> dict[str, Result]:
 
 @operation("rsqrt_elem")
 def rsqrt_elem(call: Call) -> dict[str, Result]:
-    """1 / sqrt(x), or an instruction that is as good."""
+    """Compute 1 / sqrt(x); an equally exact instruction will do."""
     return {"y": (constant(1.0) / call.exact("x").sqrt()).expect("a root and a quotient")}
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: who is chosen, in which bucket, and how the results are added up."""
+"""Mixtures of experts: the choice of experts, their buckets, and the sum of their results."""
 
 import numpy as np
 
@@ -65,8 +65,8 @@ def weighted_sum_batched(call: Call) -> dict[str, Result]:
 
 @operation("weighted_sum_batched_offset")
 def weighted_sum_batched_offset(call: Call) -> dict[str, Result]:
-    """Return weights from an offset on, the result at an offset of `out`; the rest of `out`
-    stays."""
+    """Add weighted slots, with the weights read and the result written at an offset; the rest of
+    `out` stays."""
     slots, at, to = call["slots"], call.number("weights_offset"), call.number("out_offset")
     weights = call["weights"][at : at + slots.shape[0] * slots.shape[1]].reshape(slots.shape[:2])
     found = weigh_slots(slots, weights).expect(REASON)

@@ -43,7 +43,7 @@ def heads_first(x: Near) -> Near:
 
 
 def prepare_heads(call: Call, x: Near, weight: str, mode: int) -> Near:
-    """(tokens, heads, dim) -> (heads, tokens, dim), after what the mode asks for."""
+    """Prepare heads as the mode asks: (tokens, heads, dim) -> (heads, tokens, dim)."""
     if mode == NORM_AND_ROTATE:
         x = rms_normed(x, call.exact(weight), call.real("eps"))
     if mode in (NORM_AND_ROTATE, ROTATE):

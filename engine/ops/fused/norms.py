@@ -1,4 +1,4 @@
-"""Norms with their weights, and those that take the residual stream along."""
+"""Norms with their weights, and norms that also add the residual."""
 
 from lockstep.engine.ops import norms
 from lockstep.engine.ops.build import ANY_ENGINE

@@ -1,1 +1,1 @@
-"""ggml's ops as they stand in a graph: what each computes from its sources, and how exactly."""
+"""ggml's ops as nodes of a graph: the result of each, computed from its sources, and its bound."""

@@ -76,7 +76,7 @@ def call(
     cap: float,
     sinks: NDArray[Any] | None,
 ) -> Node:
-    """Return a node that nobody captured. q: (tokens, heads, dim), k, v: (cells, kv_heads, dim)."""
+    """Return a node for this attention. q: (tokens, heads, dim), k, v: (cells, kv_heads, dim)."""
     params = np.zeros(16, np.int32)
     params.view(np.float32)[:3] = scale, 0.0, cap
     mask = np.where(visible, 0.0, -np.inf).astype(np.float16)[:, None]
@@ -109,7 +109,7 @@ def as_node(
     flash: FlashMirror,
     build: Build,
 ) -> Near:
-    """Compute a node that nobody captured: (tokens, heads * dim of values)."""
+    """Compute attention as a node that was not captured: (tokens, heads * dim of values)."""
     unused = flash.n_kv(len(k)) - len(k)  # cells that ggml has behind those in use
     k, v = (np.concatenate([x, np.zeros((unused, *x.shape[1:]), x.dtype)]) for x in (k, v))
     node = call(q, k, v, scale, np.pad(visible, ((0, 0), (0, unused))), cap, sinks)
@@ -176,7 +176,8 @@ def single(x: F64) -> F64:
 
 
 def sequential(node: Node, form: Form, build: Build, *, split: bool) -> tuple[F64, F64]:
-    """Key by key; one token's cache of 512 cells and more may be cut in pieces that are merged."""
+    """Compute key by key; with one token, a cache of 512 or more cells may be cut in pieces and
+    merged."""
     ordered = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in scores(node, form, build))
     v = np.ascontiguousarray(node.wide(2)[0], np.float32)  # (kv_heads, cells, dim)
     tokens, cells = node.source(0).ne[1], v.shape[1]
@@ -190,7 +191,7 @@ def sequential(node: Node, form: Form, build: Build, *, split: bool) -> tuple[F6
 
 
 def scores(node: Node, form: Form, build: Build) -> tuple[F64, F64, NDArray[np.bool_]]:
-    """(heads, tokens, cells): each score, its radius, and where it is not hidden."""
+    """Return each score, its radius, and a mask of visible cells: (heads, tokens, cells)."""
     dot, off = dots(node, build)
     scale = form.scale
     if form.softcap:  # which ggml takes into the factor

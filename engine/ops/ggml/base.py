@@ -1,4 +1,4 @@
-"""The contract of what a node of a ggml graph should have computed.
+"""The contract of the expected result of a node in a ggml graph.
 
 A meaning takes a node and says, from the node's sources and parameters alone, what the result is in
 float64 and how far an honest float32 implementation may be from it, with the reason. Arrays have
@@ -23,7 +23,7 @@ EXACT = "a copy, or one correctly rounded operation: every bit is determined"
 
 
 def meaning(*ops: str) -> Callable[[Meaning], Meaning]:
-    """Register what ops of these names compute."""
+    """Register the function that computes the ops of these names."""
 
     def add(function: Meaning) -> Meaning:
         for op in ops:
@@ -60,8 +60,7 @@ def family_of(op: str) -> str:
 
 
 def single(value: F64, kind: str) -> NDArray[Any]:
-    """Round to float32 as its arithmetic does, before the value is stored; F64 nodes stay as they
-    are."""
+    """Round to float32 as ggml's arithmetic does before storing; F64 nodes stay as they are."""
     return value if kind == "F64" else value.astype(np.float32)
 
 
@@ -81,14 +80,14 @@ def rounding_of(kind: str) -> tuple[float, float]:
 
 
 def relative(value: F64, roundings: float, reason: str, *, size: F64 | None = None) -> Expected:
-    """Return a float32 result that is off by so many roundings of itself, or of `size`."""
+    """Return a float32 result with a bound of so many roundings of itself, or of `size`."""
     scale = np.abs(value) if size is None else size
     allowed = roundings * U * scale + U * np.abs(value) + SMALLEST
     return Expected(value, allowed, f"{reason}: {roundings:g} roundings and the one on its way out")
 
 
 def like(small: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Repeated to a shape whose sizes are multiples of its own, as ggml broadcasts."""
+    """Repeat an array up to a shape whose sizes are multiples of its own, as ggml broadcasts."""
     if small.shape == shape:
         return small
     # of no rows, as where no output is asked for, none is made once

@@ -1,4 +1,4 @@
-"""Ops that move values and change at most their type: every bit is determined.
+"""Ops that move values and change at most their type: every bit of the result is determined.
 
 Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
@@ -19,7 +19,7 @@ from lockstep.engine.quants.base import WeightFormat
 
 
 def plain(operand: Operand) -> NDArray[np.generic]:
-    """Return the values in their own type."""
+    """Return the operand's values in their own type."""
     if operand.value is None or operand.type not in PLAIN:
         raise Unsupported(f"a copy of {operand.type}")
     return operand.value
@@ -92,7 +92,7 @@ def get_rows(node: Node, build: Build) -> Expected:
 
 @meaning("SET_ROWS")
 def set_rows(node: Node, build: Build) -> Expected:
-    """Return all of the destination: what was there before, and the rows that were written."""
+    """Return the whole destination: the earlier contents with the written rows."""
     rows, ids = node.source(0), node.source(1).value
     assert ids is not None
     if node.type not in PLAIN:
@@ -106,7 +106,7 @@ def set_rows(node: Node, build: Build) -> Expected:
 
 
 def set_coded_rows(node: Node, ids: NDArray[np.generic], build: Build) -> Expected:
-    """Compared by what the codes stand for; what reads the rows later is given the codes."""
+    """Compare rows by their decoded values; ops that read the rows later get the codes."""
     rows, before = plain(node.source(0)).astype(np.float32), node.source(2)
     values, slack, raw = store_rows(rows, node.type, build)
     if before.value is None:

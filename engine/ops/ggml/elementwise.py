@@ -92,7 +92,7 @@ def from_library(node: Node, _: Build) -> Expected:
 
 @meaning("SCALE")
 def scale(node: Node, _: Build) -> Expected:
-    """x * scale + bias; without a bias one product."""
+    """Compute x * scale + bias; without a bias only a product."""
     factor, bias = (float(f) for f in node.floats()[:2])
     x = node.wide(0)
     if bias == 0.0:

@@ -46,7 +46,8 @@ def pre(node: Node, _: Build) -> Expected:
 
 @meaning("DSV4_HC_POST")
 def post(node: Node, _: Build) -> Expected:
-    """x * post + the residual streams mixed by `comb`, or each its own without one."""
+    """Return x * post + the residual streams mixed by `comb`; without `comb` each stream stays
+    unmixed."""
     x, residual = node.wide(0)[0, 0], exact(node.wide(1)[0])
     out = exact(x[:, None, :]) * exact(node.wide(2)[0, 0][..., None])
     if node.optional(3) is None:

@@ -1,4 +1,4 @@
-"""Sorting: any permutation that puts the values in order is right, because ties are free.
+"""Sorting: any permutation that sorts the values is right, because ties are free.
 
 Source: ggml-cpu/ops.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
@@ -15,8 +15,8 @@ DESCENDING = 1  # ggml_sort_order
 
 
 def in_order(x: F64, build: Build) -> NDArray[np.int64]:
-    """Return the indices of each row from the smallest value on; equal values as they are, or as
-    the build has them."""
+    """Return the indices of each row in ascending order; ties in the original order, or in the
+    build's."""
     if build.ties is None:
         return np.argsort(x, axis=-1, kind="stable")
     shuffled = np.argsort(build.ties(x.size).reshape(x.shape), axis=-1)

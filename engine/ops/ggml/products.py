@@ -26,7 +26,7 @@ AT_ONCE = 1 << 19  # numbers of a result: four megabytes of each of a few arrays
 
 
 def matrix(operand: Operand, i3: int, i2: int) -> Weight:
-    """Return a matrix of a stack as a weight: (rows, columns)."""
+    """Return one matrix of a stack as a weight: (rows, columns)."""
     assert operand.value is not None
     raw = np.ascontiguousarray(operand.value[i3, i2]).reshape(-1).view(np.uint8)
     shape = (operand.ne[1], operand.ne[0])
@@ -92,7 +92,7 @@ CHANCES = "kq_soft_max"  # what llama.cpp calls the weights of attention
 
 
 def factors_of(node: Node) -> tuple[str, str]:
-    """Return what a product's sources are, by their names in `Factors`."""
+    """Return the names in `Factors` of a product's two sources."""
     if node.source(0).producer < 0:
         return "weights", "inputs"
     if node.source(1).name.startswith(CHANCES):
@@ -101,13 +101,13 @@ def factors_of(node: Node) -> tuple[str, str]:
 
 
 def rounded_right(node: Node, build: Build) -> F32 | F64:
-    """Return a product's second factor, in what the build rounds it to."""
+    """Return a product's second factor, rounded to the build's format."""
     x = factor(node.source(1))
     return x if build.factors is None else build.factors.round(factors_of(node)[1], x, build.tip)
 
 
 def rounded_left(weight: Weight, name: str, build: Build) -> Weight:
-    """Return rows of a product's first factor, in what the build rounds them to."""
+    """Return rows of a product's first factor, rounded to the build's format."""
     if build.factors is None or not build.factors.rounds(name):
         return weight
     tip = None if name == "weights" else build.tip
@@ -120,7 +120,8 @@ def rounded_left(weight: Weight, name: str, build: Build) -> Weight:
 
 @meaning("MUL_MAT")
 def mul_mat(node: Node, build: Build) -> Expected:
-    """(.., rows, k) and (.., tokens, k) -> (.., tokens, rows); the first one repeats."""
+    """Multiply (.., rows, k) and (.., tokens, k) -> (.., tokens, rows); the first one
+    broadcasts."""
     a, b = node.source(0), rounded_right(node, build)
     left, right = factors_of(node)
     loss = 0.0 if build.factors is None else build.factors.loss_of(right)

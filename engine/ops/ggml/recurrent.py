@@ -26,7 +26,7 @@ REASON = "a running bound through the recursion: every operation rounded once, e
 
 
 def join_results(*parts: Near) -> Expected:
-    """Return results that ggml puts one behind the other in a single tensor: flat."""
+    """Return results that ggml puts one after the other in a single flat tensor."""
     flat = [np.broadcast_to(np.asarray(p.r), p.v.shape).reshape(-1) for p in parts]
     value = np.concatenate([p.v.reshape(-1) for p in parts])
     return Expected(value, np.concatenate(flat) + U * np.abs(value) + SMALLEST, REASON)
@@ -72,7 +72,7 @@ def ssm_conv(node: Node, _: Build) -> Expected:
 def scan_states(
     state: F64, x: F64, dt: F64, decay: F64, b: F64, c: F64
 ) -> tuple[list[Near], list[Near]]:
-    """state = state * exp(dt * A) + B * x * dt; y = state . C. The step dt is a softplus.
+    """Scan: state = state * exp(dt * A) + B * x * dt; y = state . C. The step dt is a softplus.
 
     state: (sequences, heads, dim, d_state); x: (sequences, tokens, heads, dim); dt: (sequences,
     tokens, heads); decay: A, (heads, 1, d_state or 1); b, c: (sequences, tokens, heads, d_state).
@@ -106,7 +106,8 @@ def ssm_scan(node: Node, _: Build) -> Expected:
 
 @meaning("GATED_DELTA_NET")
 def gated_delta_net(node: Node, _: Build) -> Expected:
-    """M = M * exp(g) + (v - M k) * beta (x) k; out = M q / sqrt(size); rows of M go with v."""
+    """Update M = M * exp(g) + (v - M k) * beta (x) k and return M q / sqrt(size); rows of M go with
+    v."""
     q, k, v, g, beta, state0 = (node.wide(i) for i in range(6))
     size, heads, tokens, seqs = node.source(2).ne
     head = np.arange(heads)

@@ -27,7 +27,7 @@ def log(x: float) -> float:
 
 
 def corrections(n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: float) -> list[float]:
-    """Return the pairs between which YaRN goes from one frequency to the other."""
+    """Return the pairs between which YaRN blends the two frequencies."""
 
     def dim(turns: float) -> float:
         where = log(n_ctx_orig / (turns * 2 * math.pi)) if n_ctx_orig > 0 else -math.inf
@@ -60,7 +60,8 @@ def bases(node: Node, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def angles(node: Node, pairs: int) -> NDArray[np.float32]:
-    """(tokens, pairs), as ggml's float32 recursion has them, before factors and scaling."""
+    """Return the angles as ggml's float32 recursion gives them, before factors and scaling:
+    (tokens, pairs)."""
     n_dims, base = int(node.params[1]), node.floats()[5]
     ids = node.source(1).value
     assert ids is not None
@@ -72,7 +73,8 @@ def angles(node: Node, pairs: int) -> NDArray[np.float32]:
 
 
 def angles_in_any_way(node: Node, pairs: int) -> tuple[F64, F64]:
-    """(tokens, pairs), and how far float32 may be: multiplied up from pair to pair, or a power."""
+    """Return the angles and their float32 error: (tokens, pairs). An engine may multiply from pair
+    to pair, or take a power."""
     n_dims, base = int(node.params[1]), float(node.floats()[5])
     ids = node.source(1).value
     assert ids is not None

@@ -19,7 +19,8 @@ PIECE = 1 << 15  # scores: a dozen arrays of float64 made of them stay in a proc
 
 
 def slopes(n_head: int, max_bias: float) -> F64:
-    """(heads, 1, 1); ones without a bias. Powers of float32 bases, as ggml takes them."""
+    """Return ALiBi slopes, (heads, 1, 1); ones without a bias. Powers of float32 bases, as in
+    ggml."""
     if max_bias <= 0:
         return np.ones((1, 1, 1))
     log2 = 1 << (n_head.bit_length() - 1)
@@ -29,7 +30,7 @@ def slopes(n_head: int, max_bias: float) -> F64:
 
 
 def power_of_two(exponent: float) -> float:
-    """Return the power as float32 holds it."""
+    """Return the power of two, rounded to float32."""
     return float(functions.power(2.0, exponent).astype(np.float32))
 
 
@@ -55,8 +56,8 @@ def scores(node: Node, build: Build) -> Number:
 
 
 def sizes_of_scores(node: Node) -> F64:
-    """Infinite where a hidden score is no number, or infinite: llama.cpp adds minus infinity to it,
-    and who leaves the cell out has a number."""
+    """Return sizes of scores; infinite where a hidden score is NaN or infinite. llama.cpp adds
+    minus infinity to such a score, and an engine that skips the cell gets a number."""
     x, mask = node.wide(0), node.optional(1)
     size = np.abs(x * float(node.floats()[0]))
     if mask is None:
@@ -67,8 +68,8 @@ def sizes_of_scores(node: Node) -> F64:
 
 @meaning("SOFT_MAX")
 def soft_max(node: Node, build: Build) -> Expected:
-    """Return some rows after the others: of a long context each array of all scores fills the
-    memory that the next one is made in."""
+    """Return the softmax, computed in blocks of rows: for a long context an array of all scores is
+    large."""
     shape = tuple(reversed(node.source(0).ne))
     value, allowed = np.empty(shape), np.empty(shape if build.bounds else 0)
     sinks = None if node.optional(2) is None else node.wide(2).reshape(1, -1, 1, 1)
@@ -89,7 +90,7 @@ def soft_max(node: Node, build: Build) -> Expected:
 
 
 def of_rows(node: Node, rows: slice) -> Node:
-    """Return the node with some rows of the scores, and of the mask, which has as many or more."""
+    """Return the node with only these rows of the scores and of the mask."""
     scores, mask, *others = (*node.sources, None)[: max(2, len(node.sources))]
     some = [
         s and replace(s, value=None if s.value is None else s.value[:, :, rows])

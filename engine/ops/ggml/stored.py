@@ -1,4 +1,4 @@
-"""Rows as a quantised cache holds them: ggml's conversions from float32, as values.
+"""Rows in a quantised cache: ggml's conversions from float32, as values.
 
 A product and a sum may be fused or not, which decides where a value half-way between two codes
 goes: both are right. Source: quantize_row_*_ref in ggml-quants.c of llama-cpp-python 0.3.36; some
@@ -27,8 +27,8 @@ STORED = (*ACTIVATIONS, *CENTRED, *FROM_MINIMUM)
 
 
 def store_rows(rows: F32, kind: str, build: Build) -> tuple[F64, F64, NDArray[np.uint8]]:
-    """(..., n) -> what its codes stand for, how far an honest build may be from that, and the bytes
-    of the codes: (..., bytes of a row)."""
+    """Return the decoded values, the error of an honest build, and the bytes of the codes: (...,
+    bytes of a row)."""
     if kind not in STORED:
         raise Unsupported(f"storing rows as {kind}")
     if kind in ACTIVATIONS:
@@ -75,7 +75,7 @@ def from_minimum(blocks: F32, most: int) -> tuple[F64, F64, dict[str, F64]]:
 
 
 def codes(values: F32, scale: F32, shift: float, most: int) -> tuple[F64, F64]:
-    """Return the code of each value, and the one after it where the two ways to round differ."""
+    """Return the code of each value, and the next one where two ways to round differ."""
     with np.errstate(divide="ignore"):
         inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0))
     apart = values * inverse + np.float32(shift)

@@ -1,4 +1,4 @@
-"""Sums over rows and the norms, without the weights that come after them.
+"""Sums over rows and the norms, without the weights that follow them.
 
 Source: ggml-cpu/ops.cpp and vec.cpp of llama.cpp in llama-cpp-python 0.3.36.
 """
@@ -48,7 +48,8 @@ def norm(node: Node, build: Build) -> Expected:
 
 @meaning("GROUP_NORM")
 def group_norm(node: Node, build: Build) -> Expected:
-    """Groups of channels (ne2), each with all their rows; the last group may be smaller."""
+    """Normalise groups of channels (ne2), each with all their rows; the last group may be
+    smaller."""
     x = node.wide(0)
     groups, eps = int(node.params[0]), float(node.floats()[1])
     each = -(-x.shape[1] // groups)

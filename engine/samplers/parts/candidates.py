@@ -14,7 +14,8 @@ Number = float | np.float32
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CandidateList:
-    """Tokens that may come next. p holds what the last softmax gave, and is stale behind others."""
+    """Tokens that may come next. p holds the result of the last softmax, and is stale after other
+    samplers."""
 
     ids: I32  # (candidates,)
     logits: F32  # (candidates,)
@@ -29,7 +30,7 @@ class CandidateList:
         return cls(ids=np.arange(n, dtype=np.int32), logits=np.array(logits, F), p=np.zeros(n, F))
 
     def take(self, order: Any, **changes: Any) -> "CandidateList":
-        """Return the candidates at these places, in this order."""
+        """Return the candidates at these indices, in this order."""
         kept = {name: getattr(self, name)[order] for name in ("ids", "logits", "p")}
         return replace(self, **{**kept, **changes})
 

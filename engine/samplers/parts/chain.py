@@ -23,7 +23,7 @@ class Chain:
         self.samplers = list(samplers)
 
     def apply(self, c: CandidateList) -> list[CandidateList]:
-        """Return the candidates behind each sampler."""
+        """Return the list of candidates after each sampler."""
         found = []
         with np.errstate(all="ignore"):
             for sampler in self.samplers:
@@ -32,11 +32,11 @@ class Chain:
         return found
 
     def draws(self) -> list[float | None]:
-        """Return what each sampler would draw next."""
+        """Return the next draw of each sampler; None if it draws nothing."""
         return [sampler.draw for sampler in self.samplers]
 
     def give(self, draws: Sequence[float]) -> None:
-        """Set what each sampler draws until the next call."""
+        """Set the next draw of each sampler."""
         for sampler, draw in zip(self.samplers, draws, strict=True):
             if isinstance(sampler, DrawingSampler):
                 sampler.source = GivenDraws(draw)

@@ -24,7 +24,7 @@ class Draws(Protocol):
 
 
 class MersenneTwister:
-    """A copy of std::mt19937 with libstdc++'s distributions; numpy's legacy seeding is the same."""
+    """A copy of std::mt19937 with libstdc++'s distributions. numpy's legacy seeding is the same."""
 
     def __init__(self, seed: int) -> None:
         self.bits = np.random.MT19937()
@@ -52,7 +52,7 @@ class MersenneTwister:
 
 
 class GivenDraws:
-    """Generator that returns one number until it is given another."""
+    """Generator that returns one number until a caller sets another."""
 
     def __init__(self, value: float = 0.5) -> None:
         self.value = value
@@ -68,7 +68,8 @@ class GivenDraws:
 
 
 def choose(p: NDArray[np.float32], draws: Draws) -> int:
-    """Return a place by std::discrete_distribution, which draws nothing for one candidate."""
+    """Return an index drawn as by std::discrete_distribution, which draws nothing for one
+    candidate."""
     if len(p) < 2:
         return 0
     wide = p.astype(np.float64)

@@ -1,4 +1,5 @@
-"""The C library's functions of single floats, which llama.cpp calls: the same bits on one machine.
+"""The C library's functions of single floats, as llama.cpp calls them: the same bits on one
+machine.
 
 Called from compiled loops, since a call from Python takes 300 times as long as the function.
 """
@@ -24,7 +25,7 @@ def library() -> ctypes.CDLL:
 
 @cache
 def unary(name: str) -> Function:
-    """Return a function of arrays, such as that of `expf`."""
+    """Return a function of arrays for a C function such as `expf`."""
     single = getattr(library(), name)
     single.restype, single.argtypes = ctypes.c_float, [ctypes.c_float]
 

@@ -1,4 +1,4 @@
-"""The order in which libstdc++ leaves equal elements, and llama.cpp's 128 buckets above it.
+"""The order in which libstdc++ leaves equal elements, and llama.cpp's 128 buckets on top of it.
 
 std::sort and std::partial_sort are introsort and a heap, both unstable and both the same on every
 machine with that library. A port to another standard library has another order, and is right too.
@@ -154,7 +154,7 @@ def bucket_numbers(logits: F32, overflows: bool) -> NDArray[np.int64]:
 
 
 def bucket_order(logits: F32, k: int, *, overflows: bool = True) -> Places:
-    """Return all places of the upper buckets, those of the lowest one needed sorted up to k."""
+    """Return all indices in the upper buckets; the lowest bucket needed is sorted up to k."""
     bucket = bucket_numbers(logits, overflows)
     counts = np.bincount(bucket, minlength=BUCKETS)
     enough = np.flatnonzero(np.cumsum(counts[::-1]) >= k)
@@ -170,7 +170,7 @@ def bucket_order(logits: F32, k: int, *, overflows: bool = True) -> Places:
 
 
 def top_order(logits: F32, k: int, *, overflows: bool = True) -> Places:
-    """Return the places of the k largest as llama.cpp has them, in its order."""
+    """Return the indices of the k largest, in llama.cpp's order."""
     if k > HEAP:
         return bucket_order(logits, k, overflows=overflows)[:k]
     order = np.arange(len(logits), dtype=np.int64)

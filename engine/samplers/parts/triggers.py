@@ -13,7 +13,7 @@ MAX_SECONDS = 2.0  # that a pattern may search
 
 @dataclass(kw_only=True)
 class TriggeredGrammar(Grammar):
-    """A grammar for what comes from the trigger on; tokens that trigger belong to it."""
+    """A grammar for the text from the trigger on; trigger tokens belong to that text."""
 
     trigger_tokens: Sequence[int]
     waits: bool = field(default=True, init=False, repr=False)
@@ -21,7 +21,7 @@ class TriggeredGrammar(Grammar):
 
     @property
     def patterns(self) -> Sequence[bytes]:
-        """Regular expressions, whose first group that holds anything begins the grammar's text."""
+        """Return regular expressions; the grammar's text begins at the first group that matches."""
         raise NotImplementedError
 
     @property
@@ -59,7 +59,8 @@ class TriggeredGrammar(Grammar):
         return None
 
     def replay(self, tokens: Sequence[int], words: Sequence[bytes], start: int) -> None:
-        """Read what was heard from a byte on; of a token that it lies in only the end."""
+        """Read the recorded tokens from a byte on; a token that contains this byte is read in
+        part."""
         end = 0
         for token, word in zip(tokens, words, strict=True):
             begin, end = end, end + len(word)
@@ -72,7 +73,7 @@ class TriggeredGrammar(Grammar):
 
 
 def search(pattern: bytes, text: bytes) -> "regex.Match[bytes] | None":
-    """Raise InvalidGrammar for what is no pattern, and for one that takes too long."""
+    """Search for the pattern. Raises InvalidGrammar if it is invalid or takes too long."""
     try:
         return regex.search(pattern, text, timeout=MAX_SECONDS)
     except regex.error as error:

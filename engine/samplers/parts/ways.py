@@ -1,4 +1,4 @@
-"""Choices that a definition leaves open, and those in which llama.cpp goes another way.
+"""Choices that a definition leaves open, and those where llama.cpp deviates from it.
 
 The definition: equals stay in their order, functions and sums are exact but for one rounding.
 llama.cpp: the order of libstdc++, libm's functions, sums in float32 one after the other, and what
@@ -153,7 +153,7 @@ class Ways:
 
 
 def running_max(values: F32) -> np.float32:
-    """Return the largest as std::max finds it: a NaN that comes first stays."""
+    """Return the largest as std::max finds it: a NaN in front stays."""
     if np.isnan(values[0]):
         return F(values[0])
     return F(np.fmax.reduce(values))
